@@ -1,0 +1,24 @@
+# Every target is one line: the work is in scripts/ and cargo. `make demo` and `make test` need nothing but this clone
+# and a Rust toolchain; they install the rest. ARGS goes to the program: make demo ARGS="--players 300 --for 20s"
+.PHONY: help setup demo test check bench fuzz
+
+help:  ## What the targets do
+	@grep -E '^[a-z]+: .*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 8
+
+setup: ## Install what building needs and is missing
+	@scripts/setup
+
+demo: setup  ## A gateway with a game server and simulated players, until Ctrl-C
+	@scripts/demo $(ARGS)
+
+test: setup  ## Everything: formatting, lints, documentation, licences, all tests
+	@scripts/test
+
+check: setup  ## The part of `make test` that reads the code without running it
+	@scripts/check
+
+bench: setup  ## The published scenario against a gateway of its own, with figures
+	@scripts/bench $(ARGS)
+
+fuzz: setup  ## Every fuzz target for SECONDS_EACH (default 60) seconds
+	@scripts/fuzz $(ARGS)
