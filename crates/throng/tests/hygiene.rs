@@ -1,0 +1,448 @@
+//! Rules about the repository itself: who may depend on whom, licences, words that do not belong here, links and names
+//! in the documents that must lead somewhere. Each failure says what to do.
+//!
+//! Rules about one crate's code are lints: `clippy.toml` in the cores, `[workspace.lints]` in the root manifest.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, PackageId};
+
+/// The dependency table. One row per crate: the crates of this workspace that it may use, in its code and, besides, in
+/// its tests. The reasons are in ARCHITECTURE.md, "Who may use whom".
+const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
+    // Cores: no sockets, no clock, no threads, no async, no unsafe.
+    ("throng-stdx", &[], &[]),
+    ("throng-wire", &["throng-stdx"], &[]),
+    ("throng-gateway", &["throng-stdx", "throng-wire"], &[]),
+    // Edges: the cores and the operating system, never each other.
+    ("throng-net", &["throng-stdx"], &[]),
+    ("throng-http", &["throng-stdx"], &[]),
+    // Composition.
+    (
+        "throng-server",
+        &["throng-gateway", "throng-http", "throng-net", "throng-stdx", "throng-wire"],
+        &["throng-client"],
+    ),
+    ("throng", &["throng-load", "throng-server", "throng-sim"], &["throng-client", "throng-wire"]),
+    // Tools. A generator shares no code with what it measures, codecs and transports aside.
+    ("throng-client", &["throng-stdx", "throng-wire"], &[]),
+    ("throng-load", &["throng-client", "throng-net", "throng-stdx", "throng-wire"], &[]),
+    ("throng-sim", &["throng-client", "throng-gateway", "throng-stdx", "throng-wire"], &[]),
+    (
+        "throng-hostile",
+        &["throng-gateway", "throng-net", "throng-stdx", "throng-wire"],
+        &["throng-client", "throng-server"],
+    ),
+];
+
+/// The outside crates that a core may name. Short on purpose: each is small, does no I/O, and has a reason.
+const CORE_TABLE: &[(&str, &[&str])] = &[
+    ("throng-stdx", &[]),
+    // Shared bytes; generated messages; Snappy; error types.
+    ("throng-wire", &["bytes", "prost", "snap", "thiserror"]),
+    // Schemas are compiled from .proto text (protox) and described by prost-reflect; state machines and channel settings
+    // are JSON (serde); tables keyed by what peers choose need a keyed hasher (hashbrown).
+    (
+        "throng-gateway",
+        &[
+            "bytes",
+            "hashbrown",
+            "prost",
+            "prost-reflect",
+            "prost-types",
+            "protox",
+            "serde",
+            "serde_json",
+            "slab",
+            "smallvec",
+            "snap",
+            "thiserror",
+        ],
+    ),
+];
+
+/// Nothing that a core pulls in, however far down, may be one of these.
+const NEVER_UNDER_A_CORE: &[&str] = &[
+    "async-std",
+    "axum",
+    "getrandom",
+    "hyper",
+    "mio",
+    "rand",
+    "reqwest",
+    "rustls",
+    "socket2",
+    "tokio",
+    "ureq",
+];
+
+/// Crates whose code may contain `unsafe`, and why.
+const UNSAFE_TABLE: &[(&str, &str)] = &[
+    ("net", "epoll, eventfd and batched reads have no safe interface in libc"),
+    ("load", "resource use of the measured process, and the bare writer that figures are compared with"),
+    ("server", "signals and resource limits"),
+];
+
+/// Words that do not belong in the repository, and what to write instead. Spelled in two parts so that this file passes.
+const BANNED: &[(&str, &str, &str)] = &[
+    ("/wor", "k/", "a path of one machine; use a path inside the repository"),
+    ("/roo", "t/", "a path of one machine; use a path inside the repository"),
+    ("/home", "/", "a path of one machine; use a path inside the repository"),
+    ("index.", "crates.io", "a registry host; Cargo.lock names the sources"),
+    ("static.", "crates.io", "a registry host; Cargo.lock names the sources"),
+    ("registry.", "npmjs.org", "a registry host; the lock file names the sources"),
+    ("to", "do!(", "finish it, or return an error that says what is missing"),
+    ("unimple", "mented!(", "finish it, or return an error that says what is missing"),
+    ("#[ig", "nore", "assert what happens today and say why, or delete the test"),
+    ("FIX", "ME", "fix it, or write down the consequence"),
+    ("XX", "X:", "fix it, or write down the consequence"),
+    ("db", "g!(", "use tracing, or nothing"),
+    ("Clau", "de", "the repository does not say how it was written"),
+    ("Chat", "GPT", "the repository does not say how it was written"),
+    ("language mo", "del", "the repository does not say how it was written"),
+];
+
+#[test]
+fn every_crate_depends_only_on_what_the_table_allows() {
+    let mut wrong = Vec::new();
+    for package in METADATA.workspace_packages() {
+        let name = package.name.as_str();
+        let Some((_, code, tests)) = WORKSPACE_TABLE.iter().find(|(row, ..)| *row == name) else {
+            wrong.push(format!("{name} has no row in WORKSPACE_TABLE; decide what it may use and add one"));
+            continue;
+        };
+        for dependency in package.dependencies.iter().filter(|d| d.name.starts_with("throng")) {
+            let target = dependency.name.as_str();
+            let for_tests = dependency.kind == DependencyKind::Development;
+            if !code.contains(&target) && !(for_tests && tests.contains(&target)) {
+                let place = if for_tests { "its tests" } else { "its code" };
+                wrong.push(format!(
+                    "{name} may not use {target} in {place} (ARCHITECTURE.md, Who may use whom)"
+                ));
+            }
+        }
+    }
+    expect_none(&wrong);
+}
+
+#[test]
+fn cores_name_few_outside_crates_and_pull_in_no_io() {
+    let mut wrong = Vec::new();
+    for (core, allowed) in CORE_TABLE {
+        let package = METADATA.workspace_packages().into_iter().find(|p| p.name.as_str() == *core);
+        let package = package.unwrap_or_else(|| panic!("{core} is not in the workspace"));
+        let code = package.dependencies.iter().filter(|d| d.kind != DependencyKind::Development);
+        for dependency in code.filter(|d| !d.name.starts_with("throng-")) {
+            if !allowed.contains(&dependency.name.as_str()) {
+                wrong.push(format!("{core} may not use {}: a core needs a reason for each", dependency.name));
+            }
+        }
+        for name in closure(&package.id) {
+            if NEVER_UNDER_A_CORE.contains(&name.as_str()) {
+                wrong.push(format!(
+                    "{core} pulls in {name}: cores have no I/O and no randomness of their own"
+                ));
+            }
+        }
+    }
+    expect_none(&wrong);
+}
+
+#[test]
+fn cores_forbid_unsafe_code_and_carry_the_lints() {
+    let bans =
+        ["std::time::Instant::now", "std::net::TcpStream", "std::thread::spawn", "std::collections::HashMap"];
+    for (core, _) in CORE_TABLE {
+        let folder = root().join("crates").join(core.trim_start_matches("throng-"));
+        let lib = read(&folder.join("src/lib.rs"));
+        assert!(lib.contains("#![forbid(unsafe_code)]"), "{core}: src/lib.rs must forbid unsafe code");
+        let lints = read(&folder.join("clippy.toml"));
+        for banned in bans {
+            assert!(lints.contains(banned), "{core}: clippy.toml must ban {banned}");
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_stays_where_it_has_a_reason() {
+    // In two parts, so that this file passes.
+    let [block, function] = [concat!("unsa", "fe {"), concat!("unsa", "fe fn")];
+    let mut wrong = Vec::new();
+    for (path, text) in rust_sources() {
+        let place = relative(&path);
+        let owner = place.strip_prefix("crates/").and_then(|rest| rest.split('/').next()).unwrap_or_default();
+        let mut code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let uses = code.any(|line| line.contains(block) || line.contains(function));
+        if uses && !UNSAFE_TABLE.iter().any(|(name, _)| *name == owner) {
+            wrong.push(format!("{place}: contains unsafe code, and its crate is not in UNSAFE_TABLE"));
+        }
+    }
+    expect_none(&wrong);
+}
+
+#[test]
+fn every_dependency_has_a_licence_we_accept() {
+    let deny = read(&root().join("deny.toml"));
+    let list = deny.split_once("allow = [").and_then(|(_, rest)| rest.split_once(']'));
+    let list = list.expect("deny.toml lists the licences").0;
+    let allowed = list.split(',').map(|item| item.trim().trim_matches('"')).filter(|item| !item.is_empty());
+    let allowed: BTreeSet<&str> = allowed.collect();
+    let mut wrong = Vec::new();
+    for package in &METADATA.packages {
+        if !package.license.as_deref().is_some_and(|expression| licence_is_allowed(expression, &allowed)) {
+            wrong.push(format!(
+                "{} {}: deny.toml has no {:?}",
+                package.name, package.version, package.license
+            ));
+        }
+    }
+    expect_none(&wrong);
+}
+
+#[test]
+fn licence_expressions_are_understood() {
+    let allowed = BTreeSet::from(["MIT", "Apache-2.0", "Apache-2.0 WITH LLVM-exception"]);
+    let check =
+        |expression, expected| assert_eq!(licence_is_allowed(expression, &allowed), expected, "{expression}");
+    check("MIT", true);
+    check("GPL-3.0", false);
+    check("GPL-3.0 OR MIT", true);
+    check("MIT/GPL-3.0", true);
+    check("MIT AND GPL-3.0", false);
+    check("(GPL-3.0 OR MIT) AND Apache-2.0", true);
+    check("(MIT OR Apache-2.0) AND GPL-3.0", false);
+    check("Apache-2.0 WITH LLVM-exception", true);
+    check("MIT WITH LLVM-exception", false);
+    check("", false);
+}
+
+#[test]
+fn no_word_that_does_not_belong() {
+    let mut wrong = Vec::new();
+    for (path, text) in texts() {
+        for (number, line) in text.lines().enumerate() {
+            for (start, end, advice) in BANNED {
+                let mut rest = line;
+                while let Some(at) = rest.find(start) {
+                    rest = &rest[at + start.len()..];
+                    if rest.starts_with(end) {
+                        let place = relative(&path);
+                        wrong.push(format!("{place}:{}: `{start}{end}`: {advice}", number + 1));
+                    }
+                }
+            }
+        }
+    }
+    expect_none(&wrong);
+}
+
+#[test]
+fn make_targets_are_one_line_each() {
+    let makefile = read(&root().join("Makefile"));
+    let recipes: Vec<&str> = makefile.split("\n\n").filter(|part| part.contains("\n\t")).collect();
+    assert!(recipes.len() >= 6, "the Makefile lost its targets");
+    for recipe in recipes {
+        let lines = recipe.lines().filter(|line| line.starts_with('\t')).count();
+        assert_eq!(lines, 1, "move the work to scripts/:\n{recipe}");
+    }
+}
+
+#[test]
+fn links_in_documents_lead_somewhere() {
+    let mut wrong = Vec::new();
+    for (path, text) in documents() {
+        for target in links(&text) {
+            if target.contains("://") || target.starts_with("mailto:") {
+                continue;
+            }
+            let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let file = if file.is_empty() { path.clone() } else { path.with_file_name("").join(file) };
+            if !file.exists() {
+                wrong.push(format!("{}: {target}: no such file", relative(&path)));
+            } else if !anchor.is_empty() && !headings(&read(&file)).contains(anchor) {
+                wrong.push(format!("{}: {target}: no such heading", relative(&path)));
+            }
+        }
+    }
+    expect_none(&wrong);
+}
+
+#[test]
+fn paths_in_documents_exist() {
+    let tops = ["crates/", "docs/", "fuzz/", "scripts/", "fixtures/", "examples/", "deploy/", "bench/"];
+    let mut wrong = Vec::new();
+    for (path, text) in documents() {
+        for code in code_spans(&text) {
+            let is_path = tops.iter().any(|top| code.starts_with(top))
+                && code.chars().all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c));
+            if is_path && !root().join(code).exists() {
+                wrong.push(format!("{}: `{code}` does not exist", relative(&path)));
+            }
+        }
+    }
+    expect_none(&wrong);
+}
+
+static METADATA: LazyLock<Metadata> = LazyLock::new(|| {
+    // Only this machine's platform: the others' crates need not be downloaded.
+    let rustc = Command::new("rustc").arg("-vV").output().expect("rustc runs");
+    let version = String::from_utf8(rustc.stdout).expect("rustc prints text");
+    let host = version.lines().find_map(|line| line.strip_prefix("host: ")).expect("rustc names its host");
+    MetadataCommand::new()
+        .manifest_path(root().join("Cargo.toml"))
+        .other_options(["--locked".into(), "--filter-platform".into(), host.into()])
+        .exec()
+        .expect("cargo metadata runs")
+});
+
+/// Everything that `package` needs to run, its tests and build scripts aside.
+fn closure(package: &PackageId) -> BTreeSet<String> {
+    let resolve = METADATA.resolve.as_ref().expect("metadata includes the resolved graph");
+    let nodes: BTreeMap<&PackageId, _> = resolve.nodes.iter().map(|node| (&node.id, node)).collect();
+    let mut names = BTreeSet::new();
+    let mut queue = VecDeque::from([package]);
+    while let Some(id) = queue.pop_front() {
+        for dependency in &nodes[id].deps {
+            let runs = dependency.dep_kinds.iter().any(|info| info.kind == DependencyKind::Normal);
+            if runs && names.insert(METADATA[&dependency.pkg].name.to_string()) {
+                queue.push_back(&dependency.pkg);
+            }
+        }
+    }
+    names
+}
+
+/// Evaluates an SPDX expression: `AND` binds closer than `OR`; a slash is the old spelling of `OR`.
+fn licence_is_allowed(expression: &str, allowed: &BTreeSet<&str>) -> bool {
+    let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
+    let mut words: VecDeque<&str> = spaced.split_whitespace().collect();
+    let result = any_of(&mut words, allowed);
+    return result && words.is_empty();
+
+    fn any_of(words: &mut VecDeque<&str>, allowed: &BTreeSet<&str>) -> bool {
+        let mut result = all_of(words, allowed);
+        while words.front() == Some(&"OR") {
+            words.pop_front();
+            result |= all_of(words, allowed);
+        }
+        result
+    }
+
+    fn all_of(words: &mut VecDeque<&str>, allowed: &BTreeSet<&str>) -> bool {
+        let mut result = one(words, allowed);
+        while words.front() == Some(&"AND") {
+            words.pop_front();
+            result &= one(words, allowed);
+        }
+        result
+    }
+
+    fn one(words: &mut VecDeque<&str>, allowed: &BTreeSet<&str>) -> bool {
+        match words.pop_front() {
+            Some("(") => {
+                let result = any_of(words, allowed);
+                words.pop_front() == Some(")") && result
+            }
+            Some(name) if words.front() == Some(&"WITH") => {
+                words.pop_front();
+                let exception = words.pop_front().unwrap_or_default();
+                allowed.contains(format!("{name} WITH {exception}").as_str())
+            }
+            Some(name) => allowed.contains(name),
+            None => false,
+        }
+    }
+}
+
+fn expect_none(wrong: &[String]) {
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+fn root() -> &'static Path {
+    static ROOT: LazyLock<PathBuf> = LazyLock::new(|| {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        here.ancestors().nth(2).expect("crates/throng lies two folders down").to_path_buf()
+    });
+    &ROOT
+}
+
+fn relative(path: &Path) -> String {
+    path.strip_prefix(root()).unwrap_or(path).display().to_string()
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Every text file that is part of the repository, lock files aside.
+fn texts() -> Vec<(PathBuf, String)> {
+    // What git ignores, and the fuzz corpora, which are bytes.
+    let skipped = [".git", "artifacts", "corpus", "replays", "throng-data"];
+    let mut found = Vec::new();
+    let mut folders = vec![root().to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder of the repository is readable") {
+            let path = entry.expect("a folder of the repository is readable").path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if path.is_dir() {
+                if !skipped.contains(&name) && !name.starts_with("target") {
+                    folders.push(path);
+                }
+            } else if name != "Cargo.lock" && name != ".git" {
+                // Files that are not text are skipped.
+                if let Ok(text) = std::fs::read_to_string(&path) {
+                    found.push((path, text));
+                }
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn with_extension(extension: &str) -> impl Iterator<Item = (PathBuf, String)> {
+    texts().into_iter().filter(move |(path, _)| path.extension().is_some_and(|found| found == extension))
+}
+
+fn documents() -> impl Iterator<Item = (PathBuf, String)> {
+    with_extension("md")
+}
+
+fn rust_sources() -> impl Iterator<Item = (PathBuf, String)> {
+    with_extension("rs")
+}
+
+/// The lines of a document outside fenced code.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut fenced = false;
+    text.lines().filter(move |line| {
+        let is_fence = line.trim_start().starts_with("```");
+        fenced ^= is_fence;
+        !fenced && !is_fence
+    })
+}
+
+/// What stands between backticks on one line.
+fn code_spans(text: &str) -> impl Iterator<Item = &str> {
+    prose(text).flat_map(|line| line.split('`').skip(1).step_by(2))
+}
+
+/// Targets of `[text](target)`.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    prose(text).flat_map(|line| line.split("](").skip(1)).filter_map(|rest| rest.split(')').next())
+}
+
+/// Anchors of a document's headings, as code hosts make them: lower case, spaces to hyphens, punctuation dropped.
+fn headings(text: &str) -> BTreeSet<String> {
+    let titles = prose(text).filter(|line| line.starts_with('#'));
+    titles
+        .map(|line| {
+            let title = line.trim_start_matches('#').trim().to_lowercase();
+            let kept = title.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+            kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+        })
+        .collect()
+}
