@@ -1,0 +1,42 @@
+//! The real clock. Everything else is told the time.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use throng_stdx::Instant;
+
+/// Monotonic time since the process (rather: this clock) was started, and the wall time of that moment.
+///
+/// Copies agree with each other, so one clock made at start-up serves every thread.
+///
+/// ```
+/// let clock = throng_net::Clock::start();
+/// let before = clock.now();
+/// assert!(clock.now() >= before);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    base: std::time::Instant,
+    unix_start_ns: u64,
+}
+
+impl Clock {
+    /// Starts a clock at [`Instant::ZERO`].
+    pub fn start() -> Self {
+        // A wall clock before 1970 is a broken machine; zero keeps every later sum meaningful.
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        Self {
+            base: std::time::Instant::now(),
+            unix_start_ns: u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Time since the start. Never goes back; costs one system clock read.
+    pub fn now(&self) -> Instant {
+        Instant::from_nanos(u64::try_from(self.base.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Wall time of the start in nanoseconds since 1970 (UTC); later jumps of the wall clock do not change it.
+    pub fn unix_start_ns(&self) -> u64 {
+        self.unix_start_ns
+    }
+}

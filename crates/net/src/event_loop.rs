@@ -1,0 +1,618 @@
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use slab::Slab;
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use throng_stdx::{Instant, TimerKey, TimerWheel};
+
+use crate::clock::Clock;
+use crate::config::{ConnectSpec, Limits, ListenerSpec, Transport};
+use crate::handler::{Accept, CloseCause, CloseMode, Flow, Handler, TimedOut, WriteOutcome};
+use crate::listener::{Listener, Permit, ReservedDescriptor};
+use crate::stats::LoopStats;
+use crate::stream::{Phase, Sink, Stream};
+use crate::sys::{self, Epoll, Events};
+
+/// Events taken per wait. More only makes the time between two waits, and so the reaction to timers, longer.
+const EVENTS_PER_POLL: usize = 512;
+/// Bytes read from one connection per poll, and the size of the buffer that all share. Large enough for the biggest
+/// frame of the gateway protocol in one read, small enough to stay in a processor's second-level cache.
+const READ_BYTES: usize = 64 * 1024;
+/// Connections accepted from one listener per poll; the rest stays queued, so that a flood of connections cannot
+/// starve those that are open.
+const ACCEPTS_PER_POLL: usize = 64;
+/// Rest of a listener after descriptors ran out or an accept failed for lack of memory.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// Time after which the kernel starts probing a silent TCP peer, as the reference's runtime does
+/// (Spec: gateway-protocol §2.7), and the time between its probes.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
+const WAKER_TOKEN: u64 = u64::MAX;
+const LISTENER_BIT: u64 = 1 << 63;
+
+/// Names a connection of one loop. Never reused, unlike its [index](ConnKey::index).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnKey {
+    index: u32,
+    generation: u32,
+}
+
+impl ConnKey {
+    /// A small number that no other open connection of the loop has: the place of the connection's state in a table.
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+
+    fn token(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    fn from_token(token: u64) -> Self {
+        Self { index: token as u32, generation: (token >> 32) as u32 }
+    }
+}
+
+/// Names a listener of one loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ListenerKey(u32);
+
+/// Interrupts a loop's wait from any thread.
+#[derive(Clone, Debug)]
+pub struct Waker(Arc<WakerState>);
+
+#[derive(Debug)]
+struct WakerState {
+    counter: File,
+    /// Set from the first wake until the loop noticed, so that a busy sender makes one system call per poll.
+    pending: AtomicBool,
+}
+
+impl Waker {
+    fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(WakerState { counter: sys::eventfd()?.into(), pending: AtomicBool::new(false) })))
+    }
+
+    /// Makes the loop call [`Handler::woken`] soon. What was written to shared memory before is visible there.
+    pub fn wake(&self) {
+        if !self.0.pending.swap(true, Ordering::AcqRel) {
+            // The only possible failure is a full counter, and then the loop has an unread event anyway.
+            drop((&self.0.counter).write(&1u64.to_ne_bytes()));
+        }
+    }
+
+    fn clear(&self) {
+        let mut count = [0; 8];
+        drop((&self.0.counter).read(&mut count));
+        // Before the handler looks at what was announced: a wake from here on makes a new event.
+        self.0.pending.swap(false, Ordering::AcqRel);
+    }
+}
+
+/// A connection between two loops: taken out of one, on its way into another.
+///
+/// Dropping it closes the connection.
+pub struct DetachedConn {
+    conn: Conn,
+}
+
+impl DetachedConn {
+    /// The peer's address.
+    pub fn peer(&self) -> SocketAddr {
+        self.conn.peer
+    }
+}
+
+impl std::fmt::Debug for DetachedConn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DetachedConn").field("peer", &self.conn.peer).finish_non_exhaustive()
+    }
+}
+
+enum Timer {
+    Conn(ConnKey),
+    Listener(ListenerKey),
+}
+
+struct Conn {
+    generation: u32,
+    peer: SocketAddr,
+    /// The listener it came from, with its place in that listener's counts; `None` for outgoing connections.
+    permit: Option<Permit>,
+    rules: Arc<Limits>,
+    /// When bytes arrived last.
+    heard: Instant,
+    timer: Option<TimerKey>,
+    /// It is in the loop's queue of connections with work.
+    queued: bool,
+    stream: Stream,
+}
+
+/// Sockets, and what happens on them. See the [crate documentation](crate) for how it is driven.
+///
+/// One thread uses a loop; only [`Waker`]s are for others.
+pub struct EventLoop {
+    epoll: Epoll,
+    events: Events,
+    waker: Waker,
+    reserve: ReservedDescriptor,
+    listeners: Slab<Listener>,
+    conns: Slab<Conn>,
+    generation: u32,
+    timers: TimerWheel<Timer>,
+    /// Connections with work that no event will announce: input beyond one round's share, failed writes.
+    backlog: VecDeque<ConnKey>,
+    scratch: Box<[u8]>,
+    /// Time of the current or last poll.
+    now: Instant,
+    stats: LoopStats,
+}
+
+impl EventLoop {
+    /// Makes a loop without sockets.
+    ///
+    /// # Errors
+    /// When the process is out of file descriptors; it takes three.
+    pub fn new() -> io::Result<Self> {
+        let epoll = Epoll::new()?;
+        let waker = Waker::new()?;
+        epoll.add(waker.0.counter.as_fd(), WAKER_TOKEN, sys::READABLE)?;
+        Ok(Self {
+            epoll,
+            events: Events::with_capacity(EVENTS_PER_POLL),
+            waker,
+            reserve: ReservedDescriptor::new()?,
+            listeners: Slab::new(),
+            conns: Slab::new(),
+            generation: 0,
+            timers: TimerWheel::new(),
+            backlog: VecDeque::new(),
+            scratch: vec![0; READ_BYTES].into(),
+            now: Instant::ZERO,
+            stats: LoopStats::default(),
+        })
+    }
+
+    /// A handle that interrupts [`EventLoop::poll`] from any thread.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// Opens a listener. Returns its key and the address it got.
+    ///
+    /// # Errors
+    /// The address is in use or not ours, or the specification asks for a combination that does not exist
+    /// ([`io::ErrorKind::InvalidInput`]).
+    pub fn listen(&mut self, spec: ListenerSpec) -> io::Result<(ListenerKey, SocketAddr)> {
+        only_tcp(spec.transport)?;
+        let (listener, addr) = Listener::bind(spec)?;
+        let entry = self.listeners.vacant_entry();
+        let key = ListenerKey(entry.key() as u32);
+        self.epoll.add(listener.fd(), LISTENER_BIT | u64::from(key.0), sys::READABLE)?;
+        entry.insert(listener);
+        Ok((key, addr))
+    }
+
+    /// Closes a listener; its connections stay. Unknown keys are ignored.
+    pub fn close_listener(&mut self, key: ListenerKey) {
+        if let Some(listener) = self.listeners.try_remove(key.0 as usize)
+            && !listener.resting
+        {
+            // Closing the descriptor right after takes it out of the set in any case.
+            drop(self.epoll.remove(listener.fd()));
+        }
+    }
+
+    /// Begins an outgoing connection. [`Handler::connected`] or [`Handler::closed`] will be called for it.
+    ///
+    /// # Errors
+    /// The attempt could not even be made: no descriptors, no such local address.
+    pub fn connect(&mut self, spec: ConnectSpec) -> io::Result<ConnKey> {
+        only_tcp(spec.transport)?;
+        let socket = Socket::new(Domain::for_address(spec.addr), Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_nonblocking(true)?;
+        socket.set_tcp_nodelay(true)?;
+        if let Some(addr) = spec.bind {
+            socket.set_reuse_address(true)?;
+            socket.bind(&addr.into())?;
+        }
+        match socket.connect(&spec.addr.into()) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            Err(error) => return Err(error),
+        }
+        let rules = Limits { flush_timeout: spec.flush_timeout, ..Limits::default() };
+        let stream = Stream::connecting(TcpStream::from(socket));
+        let key = self.insert(stream, spec.addr, None, Arc::new(rules))?;
+        self.set_timer(key, Some(self.now + spec.timeout));
+        Ok(key)
+    }
+
+    /// Waits until something happens, `deadline` comes (`None`: no deadline) or a [`Waker`] is used, then tells
+    /// `handler` about one batch of events. Returns the time of the batch.
+    ///
+    /// Reads the clock twice: before the wait to know its length, and after it for the batch.
+    ///
+    /// # Errors
+    /// Waiting itself failed, which a working system does not do.
+    pub fn poll(
+        &mut self,
+        clock: &Clock,
+        deadline: Option<Instant>,
+        handler: &mut impl Handler,
+    ) -> io::Result<Instant> {
+        self.now = clock.now();
+        let timeout = if self.backlog.is_empty() {
+            let next = [deadline, self.timers.next()].into_iter().flatten().min();
+            next.map(|at| at.since(self.now))
+        } else {
+            Some(Duration::ZERO)
+        };
+        self.epoll.wait(&mut self.events, timeout)?;
+        self.now = clock.now();
+        self.stats.polls += 1;
+        handler.polled(self.now);
+
+        // Connections queued from here on wait for the next poll, so a poll ends.
+        let backlog = self.backlog.len();
+        let mut index = 0;
+        while let Some((token, conditions)) = self.events.get(index) {
+            index += 1;
+            if token == WAKER_TOKEN {
+                self.waker.clear();
+                handler.woken();
+            } else if token & LISTENER_BIT != 0 {
+                self.accept(ListenerKey(token as u32), handler);
+            } else {
+                self.handle_event(ConnKey::from_token(token), conditions, handler);
+            }
+        }
+        for _ in 0..backlog {
+            let Some(key) = self.backlog.pop_front() else { break };
+            if let Some(conn) = self.conn_mut(key) {
+                conn.queued = false;
+                self.read(key, handler);
+            }
+        }
+        while let Some((_, timer)) = self.timers.pop_due(self.now) {
+            match timer {
+                Timer::Conn(key) => self.handle_timer(key, handler),
+                Timer::Listener(key) => self.wake_listener(key),
+            }
+        }
+        Ok(self.now)
+    }
+
+    /// Writes the bytes of `slices`, in order, as far as the connection takes them. Never waits.
+    ///
+    /// Unknown keys take nothing and count as blocked.
+    pub fn write(&mut self, key: ConnKey, slices: &[IoSlice<'_>]) -> WriteOutcome {
+        let nothing = WriteOutcome { taken: 0, blocked: true };
+        let Some(conn) = get_mut(&mut self.conns, key) else { return nothing };
+        if conn.stream.phase != Phase::Open {
+            conn.stream.wanted = conn.stream.phase == Phase::Connecting;
+            return nothing;
+        }
+        let taken = conn.stream.write(slices, &mut self.stats);
+        let blocked = conn.stream.is_blocked();
+        conn.stream.wanted = blocked;
+        self.requeue(key);
+        WriteOutcome { taken, blocked }
+    }
+
+    /// Closes a connection. The handler hears nothing more of it. Unknown keys are ignored.
+    pub fn close(&mut self, key: ConnKey, mode: CloseMode) {
+        let Some(conn) = self.conn_mut(key) else { return };
+        if mode == CloseMode::Now || conn.stream.phase != Phase::Open {
+            self.remove(key);
+            return;
+        }
+        conn.stream.finish();
+        let deadline = self.now + self.conns[key.index()].rules.flush_timeout;
+        self.set_timer(key, Some(deadline));
+        self.requeue(key);
+    }
+
+    /// Stops delivering a connection's input, as [`Flow::Pause`] does. Unknown keys are ignored.
+    pub fn pause_read(&mut self, key: ConnKey) {
+        if let Some(conn) = self.conn_mut(key)
+            && conn.stream.phase != Phase::Lingering
+        {
+            conn.stream.paused = true;
+        }
+    }
+
+    /// Continues to deliver a connection's input. Unknown keys are ignored.
+    pub fn resume_read(&mut self, key: ConnKey) {
+        if let Some(conn) = self.conn_mut(key) {
+            conn.stream.paused = false;
+            self.requeue(key);
+        }
+    }
+
+    /// Takes a ready connection out of this loop, to be [attached](EventLoop::attach) to another. Nothing that
+    /// arrived is lost. `None` when the key is unknown or the connection not ready.
+    pub fn detach(&mut self, key: ConnKey) -> Option<DetachedConn> {
+        let conn = self.conn_mut(key)?;
+        if conn.stream.phase != Phase::Open {
+            return None;
+        }
+        self.remove(key).map(|conn| DetachedConn { conn })
+    }
+
+    /// Takes over a connection from another loop and serves it, reading included.
+    ///
+    /// # Errors
+    /// The kernel could not register the socket; the connection is closed then.
+    pub fn attach(&mut self, detached: DetachedConn) -> io::Result<ConnKey> {
+        let mut conn = detached.conn;
+        conn.stream.paused = false;
+        let key = self.insert(conn.stream, conn.peer, conn.permit, conn.rules)?;
+        self.arm_open(key);
+        self.requeue(key);
+        Ok(key)
+    }
+
+    /// The peer's address; `None` for unknown keys.
+    pub fn peer(&self, key: ConnKey) -> Option<SocketAddr> {
+        let conn = self.conns.get(key.index())?;
+        (conn.generation == key.generation).then_some(conn.peer)
+    }
+
+    /// Connections of this loop, including those that are still shaking hands or saying goodbye.
+    pub fn conn_count(&self) -> usize {
+        self.conns.len()
+    }
+
+    /// Counts since the loop was made.
+    pub fn stats(&self) -> &LoopStats {
+        &self.stats
+    }
+
+    fn accept(&mut self, key: ListenerKey, handler: &mut impl Handler) {
+        for _ in 0..ACCEPTS_PER_POLL {
+            let Some(listener) = self.listeners.get_mut(key.0 as usize) else { return };
+            match listener.accept() {
+                Ok((fd, peer)) => {
+                    self.stats.accepted += 1;
+                    let Some(permit) = listener.admission.permit(peer.ip()) else {
+                        self.stats.refused_by_limits += 1;
+                        continue;
+                    };
+                    if !handler.admit(key, peer) {
+                        self.stats.refused_by_handler += 1;
+                        continue;
+                    }
+                    let rules = listener.rules.clone();
+                    self.admit(key, Stream::accepted(fd), peer, permit, rules, handler);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if sys::is_out_of_descriptors(&error) => {
+                    self.stats.accept_errors += 1;
+                    self.stats.shed += self.reserve.shed(listener, ACCEPTS_PER_POLL) as u64;
+                    return self.rest_listener(key);
+                }
+                Err(error) if sys::is_out_of_memory(&error) => {
+                    self.stats.accept_errors += 1;
+                    return self.rest_listener(key);
+                }
+                // The connection ended while it was queued (ECONNABORTED and its kin); the next may be fine.
+                Err(_) => self.stats.accept_errors += 1,
+            }
+        }
+    }
+
+    fn admit(
+        &mut self,
+        listener: ListenerKey,
+        stream: Stream,
+        peer: SocketAddr,
+        permit: Permit,
+        rules: Arc<Limits>,
+        handler: &mut impl Handler,
+    ) {
+        // Options fail only if the connection is gone already, which the first read will report.
+        drop(stream.set_no_delay());
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+        drop(SockRef::from(&stream.fd()).set_tcp_keepalive(&keepalive));
+        let Ok(key) = self.insert(stream, peer, Some(permit), rules) else {
+            self.stats.accept_errors += 1;
+            return;
+        };
+        match handler.accepted(listener, key, peer) {
+            Accept::Keep => self.arm_open(key),
+            Accept::HandOff => self.pause_read(key),
+            Accept::Refuse => {
+                self.stats.refused_by_handler += 1;
+                self.remove(key);
+            }
+        }
+    }
+
+    fn rest_listener(&mut self, key: ListenerKey) {
+        if let Some(listener) = self.listeners.get_mut(key.0 as usize)
+            && self.epoll.remove(listener.fd()).is_ok()
+        {
+            listener.resting = true;
+            self.timers.insert(self.now + ACCEPT_REST, Timer::Listener(key));
+        }
+    }
+
+    fn wake_listener(&mut self, key: ListenerKey) {
+        if let Some(listener) = self.listeners.get_mut(key.0 as usize)
+            && listener.resting
+        {
+            let token = LISTENER_BIT | u64::from(key.0);
+            if self.epoll.add(listener.fd(), token, sys::READABLE).is_ok() {
+                listener.resting = false;
+            } else {
+                self.timers.insert(self.now + ACCEPT_REST, Timer::Listener(key));
+            }
+        }
+    }
+
+    fn handle_event(&mut self, key: ConnKey, conditions: u32, handler: &mut impl Handler) {
+        // An event of a connection that an earlier event of the batch closed.
+        let Some(conn) = get_mut(&mut self.conns, key) else { return };
+        let ended = conditions & (sys::PEER_SHUT | sys::HUNG_UP | sys::FAILED) != 0;
+        if conn.stream.phase == Phase::Connecting {
+            if conditions & sys::WRITABLE == 0 && !ended {
+                return;
+            }
+            if let Err(error) = conn.stream.finish_connect() {
+                return self.end(key, CloseCause::ConnectFailed(error), handler);
+            }
+            self.arm_open(key);
+            handler.connected(key);
+        }
+        let Some(conn) = get_mut(&mut self.conns, key) else { return };
+        if conditions & sys::WRITABLE != 0 && conn.stream.note_writable() {
+            handler.writable(key);
+        }
+        if conditions & sys::READABLE != 0 || ended {
+            conn.stream.note_readable(ended);
+            if !conn.queued {
+                self.read(key, handler);
+            }
+        }
+    }
+
+    /// Gives a connection its share of reading.
+    fn read(&mut self, key: ConnKey, handler: &mut impl Handler) {
+        let Some(conn) = get_mut(&mut self.conns, key) else { return };
+        if !conn.stream.has_work() {
+            return;
+        }
+        conn.heard = self.now;
+        let mut sink = ToHandler { handler, key };
+        match conn.stream.read(&mut self.scratch, &mut self.stats, &mut sink) {
+            Ok(()) => self.requeue(key),
+            Err(cause) => self.end(key, cause, handler),
+        }
+    }
+
+    fn handle_timer(&mut self, key: ConnKey, handler: &mut impl Handler) {
+        let now = self.now;
+        let Some(conn) = self.conn_mut(key) else { return };
+        conn.timer = None;
+        match conn.stream.phase {
+            Phase::Connecting => self.end(key, CloseCause::TimedOut(TimedOut::Connect), handler),
+            Phase::Lingering => {
+                self.remove(key);
+            }
+            Phase::Open => {
+                let Some(idle) = conn.rules.idle_timeout else { return };
+                if now >= conn.heard + idle {
+                    self.end(key, CloseCause::TimedOut(TimedOut::Idle), handler);
+                } else {
+                    let next = conn.heard + idle;
+                    self.set_timer(key, Some(next));
+                }
+            }
+        }
+    }
+
+    /// Sets the timer of a connection that is ready.
+    fn arm_open(&mut self, key: ConnKey) {
+        let now = self.now;
+        if let Some(conn) = self.conn_mut(key) {
+            let next = conn.rules.idle_timeout.map(|idle| now + idle);
+            self.set_timer(key, next);
+        }
+    }
+
+    /// Ends a connection for a reason that the driver does not know yet.
+    fn end(&mut self, key: ConnKey, cause: CloseCause, handler: &mut impl Handler) {
+        if let Some(conn) = self.remove(key)
+            && conn.stream.phase != Phase::Lingering
+        {
+            handler.closed(key, cause);
+        }
+    }
+
+    fn insert(
+        &mut self,
+        stream: Stream,
+        peer: SocketAddr,
+        permit: Option<Permit>,
+        rules: Arc<Limits>,
+    ) -> io::Result<ConnKey> {
+        let entry = self.conns.vacant_entry();
+        // 31 bits: the top bit of a token marks listeners.
+        self.generation = (self.generation + 1) & (u32::MAX >> 1);
+        let key = ConnKey { index: entry.key() as u32, generation: self.generation };
+        let interest = sys::READABLE | sys::WRITABLE | sys::PEER_SHUT | sys::EDGE;
+        self.epoll.add(stream.fd(), key.token(), interest)?;
+        entry.insert(Conn {
+            generation: self.generation,
+            peer,
+            permit,
+            rules,
+            heard: self.now,
+            timer: None,
+            queued: false,
+            stream,
+        });
+        Ok(key)
+    }
+
+    fn remove(&mut self, key: ConnKey) -> Option<Conn> {
+        self.conn_mut(key)?;
+        let mut conn = self.conns.remove(key.index());
+        if let Some(timer) = conn.timer.take() {
+            self.timers.cancel(timer);
+        }
+        // A detached connection must not raise events here; for others closing would do.
+        drop(self.epoll.remove(conn.stream.fd()));
+        Some(conn)
+    }
+
+    fn requeue(&mut self, key: ConnKey) {
+        if let Some(conn) = get_mut(&mut self.conns, key)
+            && conn.stream.has_work()
+            && !conn.queued
+        {
+            conn.queued = true;
+            self.backlog.push_back(key);
+        }
+    }
+
+    fn set_timer(&mut self, key: ConnKey, at: Option<Instant>) {
+        let Some(conn) = get_mut(&mut self.conns, key) else { return };
+        if let Some(timer) = conn.timer.take() {
+            self.timers.cancel(timer);
+        }
+        conn.timer = at.map(|at| self.timers.insert(at, Timer::Conn(key)));
+    }
+
+    fn conn_mut(&mut self, key: ConnKey) -> Option<&mut Conn> {
+        get_mut(&mut self.conns, key)
+    }
+}
+
+/// The other transports arrive with the next changes.
+fn only_tcp(transport: Transport) -> io::Result<()> {
+    if transport == Transport::Tcp { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
+}
+
+/// Finds a connection while other parts of the loop stay usable.
+fn get_mut(conns: &mut Slab<Conn>, key: ConnKey) -> Option<&mut Conn> {
+    conns.get_mut(key.index()).filter(|conn| conn.generation == key.generation)
+}
+
+/// Passes a stream's bytes on.
+struct ToHandler<'a, H> {
+    handler: &'a mut H,
+    key: ConnKey,
+}
+
+impl<H: Handler> Sink for ToHandler<'_, H> {
+    fn data(&mut self, bytes: &[u8]) -> Flow {
+        self.handler.data(self.key, bytes)
+    }
+}

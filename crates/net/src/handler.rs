@@ -1,0 +1,133 @@
+//! What a loop tells its driver, and what the driver may ask of it.
+
+use std::io;
+use std::net::SocketAddr;
+
+use throng_stdx::Instant;
+
+use crate::event_loop::{ConnKey, ListenerKey};
+
+/// Receives what happens on a loop's sockets.
+///
+/// Calls come only from inside [`EventLoop::poll`](crate::EventLoop::poll). For every connection the order is
+/// `accepted` or `connected`, then any number of `data` and `writable`, then `closed` once; after `closed`, or after
+/// the driver closed or detached the connection itself, nothing more is heard of its key.
+pub trait Handler {
+    /// A wait ended; `now` is the time of all calls until the next one. Always the first call of a poll.
+    fn polled(&mut self, now: Instant) {
+        let _ = now;
+    }
+
+    /// A connection was taken off a listener's queue, before any handshake. `false` closes it at once, at the price
+    /// of one system call: the place for bans.
+    fn admit(&mut self, listener: ListenerKey, peer: SocketAddr) -> bool {
+        let _ = (listener, peer);
+        true
+    }
+
+    /// A connection is ready for use: all handshakes are complete.
+    fn accepted(&mut self, listener: ListenerKey, key: ConnKey, peer: SocketAddr) -> Accept;
+
+    /// An outgoing connection is ready for use: all handshakes are complete.
+    fn connected(&mut self, key: ConnKey) {
+        let _ = key;
+    }
+
+    /// Bytes arrived, in stream order and never empty.
+    fn data(&mut self, key: ConnKey, bytes: &[u8]) -> Flow;
+
+    /// There is room to write again after a write was [blocked](WriteOutcome::blocked).
+    fn writable(&mut self, key: ConnKey);
+
+    /// The connection ended for a reason that the driver did not ask for.
+    fn closed(&mut self, key: ConnKey, cause: CloseCause);
+
+    /// The loop's [`Waker`](crate::Waker) was used since the last call; several uses may make one call.
+    fn woken(&mut self);
+}
+
+/// What to do with a connection that is ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accept {
+    /// Serve it on this loop.
+    Keep,
+    /// Do not read from it here: the driver is about to [detach](crate::EventLoop::detach) it.
+    HandOff,
+    /// Close it.
+    Refuse,
+}
+
+/// Whether a connection's input goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// More is welcome.
+    Continue,
+    /// Nothing more until [`EventLoop::resume_read`](crate::EventLoop::resume_read). The kernel's window then slows
+    /// the peer down.
+    Pause,
+}
+
+/// How to close.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CloseMode {
+    /// Deliver what was written, say goodbye as the transport does, and give the peer until the listener's
+    /// [`flush_timeout`](crate::Limits::flush_timeout) to take it.
+    Flush,
+    /// Drop the connection and whatever has not left yet.
+    Now,
+}
+
+/// What became of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct WriteOutcome {
+    /// Bytes taken from the front of the slices; the caller keeps the rest.
+    pub taken: usize,
+    /// The connection takes no more for now. [`Handler::writable`] (or [`Handler::closed`]) will be called; writing
+    /// before that takes nothing.
+    pub blocked: bool,
+}
+
+/// Why a connection ended.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum CloseCause {
+    /// The peer ended its stream in an orderly way.
+    EndOfStream,
+    /// The connection was reset or failed otherwise.
+    Failed(io::Error),
+    /// An outgoing connection did not come about.
+    ConnectFailed(io::Error),
+    /// Something took too long.
+    TimedOut(TimedOut),
+}
+
+impl CloseCause {
+    /// A short fixed name, for counters and logs.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::EndOfStream => "end_of_stream",
+            Self::Failed(error) if error.kind() == io::ErrorKind::ConnectionReset => "reset",
+            Self::Failed(_) => "io_error",
+            Self::ConnectFailed(_) => "connect_failed",
+            Self::TimedOut(TimedOut::Connect) => "connect_timeout",
+            Self::TimedOut(TimedOut::Handshake) => "handshake_timeout",
+            Self::TimedOut(TimedOut::Idle) => "idle_timeout",
+            Self::TimedOut(TimedOut::Ping) => "ping_timeout",
+        }
+    }
+}
+
+/// What a connection waited for in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TimedOut {
+    /// The connection to be established.
+    Connect,
+    /// The TLS or WebSocket handshake.
+    Handshake,
+    /// Any byte, for the idle timeout.
+    Idle,
+    /// Any byte, after a ping.
+    Ping,
+}

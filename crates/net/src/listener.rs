@@ -1,0 +1,192 @@
+//! Listening sockets and the counts that bound their connections.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::config::{Limits, ListenerSpec};
+use crate::sys;
+
+/// A listening TCP socket.
+pub(crate) struct Listener {
+    socket: TcpListener,
+    pub(crate) admission: Arc<Admission>,
+    /// Shared with its connections.
+    pub(crate) rules: Arc<Limits>,
+    /// Not registered with epoll because descriptors ran out; a timer brings it back.
+    pub(crate) resting: bool,
+}
+
+impl Listener {
+    pub(crate) fn bind(spec: ListenerSpec) -> io::Result<(Self, SocketAddr)> {
+        let socket = Socket::new(Domain::for_address(spec.addr), Type::STREAM, Some(Protocol::TCP))?;
+        // A restarted server must not wait for the old connections' TIME_WAIT.
+        socket.set_reuse_address(true)?;
+        socket.set_nonblocking(true)?;
+        // Set before `listen`, so that the window scale announced in the handshake fits the buffer.
+        if let Some(bytes) = spec.limits.receive_buffer_bytes {
+            socket.set_recv_buffer_size(bytes)?;
+        }
+        if let Some(bytes) = spec.limits.send_buffer_bytes {
+            socket.set_send_buffer_size(bytes)?;
+        }
+        socket.bind(&spec.addr.into())?;
+        socket.listen(i32::try_from(spec.limits.backlog).unwrap_or(i32::MAX))?;
+        let socket: TcpListener = socket.into();
+        let addr = socket.local_addr()?;
+        let admission = Arc::new(Admission::new(&spec.limits));
+        let rules = Arc::new(spec.limits.clone());
+        Ok((Self { socket, admission, rules, resting: false }, addr))
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(crate) fn accept(&self) -> io::Result<(OwnedFd, SocketAddr)> {
+        sys::accept(self.socket.as_fd())
+    }
+}
+
+/// A descriptor kept in reserve, so that connections can still be taken off the queue and closed when there are no
+/// others left. Without it they would stay queued, and the listener would report them in every wait.
+pub(crate) struct ReservedDescriptor(Option<File>);
+
+impl ReservedDescriptor {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(Some(Self::open()?)))
+    }
+
+    fn open() -> io::Result<File> {
+        File::open("/dev/null")
+    }
+
+    /// Takes up to `count` connections off the queue and closes them. Returns how many.
+    pub(crate) fn shed(&mut self, listener: &Listener, count: usize) -> usize {
+        let mut shed = 0;
+        while shed < count {
+            if self.0.take().is_none() {
+                // Another thread got the descriptor last time; try for one again.
+                self.0 = Self::open().ok();
+                if self.0.take().is_none() {
+                    break;
+                }
+            }
+            let accepted = listener.accept();
+            let done = accepted.is_err();
+            drop(accepted);
+            self.0 = Self::open().ok();
+            if done {
+                break;
+            }
+            shed += 1;
+        }
+        shed
+    }
+}
+
+/// Counts a listener's open connections, on whichever thread they live.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    connections_max: usize,
+    per_ip_max: Option<usize>,
+    counts: Mutex<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    open: usize,
+    per_ip: HashMap<IpAddr, usize>,
+}
+
+impl Admission {
+    pub(crate) fn new(limits: &Limits) -> Self {
+        Self {
+            connections_max: limits.connections_max,
+            per_ip_max: limits.connections_per_ip_max,
+            counts: Mutex::default(),
+        }
+    }
+
+    /// Counts one more connection from `ip`, unless that would exceed a limit.
+    pub(crate) fn permit(self: &Arc<Self>, ip: IpAddr) -> Option<Permit> {
+        let ip = origin(ip);
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if counts.open >= self.connections_max {
+            return None;
+        }
+        if let Some(max) = self.per_ip_max {
+            let from_ip = counts.per_ip.entry(ip).or_default();
+            if *from_ip >= max {
+                return None;
+            }
+            *from_ip += 1;
+        }
+        counts.open += 1;
+        Some(Permit { admission: self.clone(), ip })
+    }
+}
+
+/// The count of one open connection; dropping it takes the count back.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    admission: Arc<Admission>,
+    ip: IpAddr,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut counts = self.admission.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.open -= 1;
+        if self.admission.per_ip_max.is_some()
+            && let Some(from_ip) = counts.per_ip.get_mut(&self.ip)
+        {
+            *from_ip -= 1;
+            if *from_ip == 0 {
+                counts.per_ip.remove(&self.ip);
+            }
+        }
+    }
+}
+
+/// The unit that limits per address count: an IPv4 address, or an IPv6 /64, which is what one customer gets.
+pub(crate) fn origin(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V4(v4) => IpAddr::V4(v4),
+        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permits_are_bounded_in_total_and_per_address_and_come_back() {
+        let limits = Limits { connections_max: 3, connections_per_ip_max: Some(2), ..Limits::default() };
+        let admission = Arc::new(Admission::new(&limits));
+        let (a, b) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        let first = admission.permit(a).unwrap();
+        let _second = admission.permit(a).unwrap();
+        assert!(admission.permit(a).is_none(), "third of one address");
+        let _third = admission.permit(b).unwrap();
+        assert!(admission.permit(b).is_none(), "fourth in total");
+        drop(first);
+        assert!(admission.permit(a).is_some());
+    }
+
+    #[test]
+    fn an_ipv6_customer_counts_as_one_origin() {
+        let a: IpAddr = "2001:db8:1:2::1".parse().unwrap();
+        let b: IpAddr = "2001:db8:1:2:ffff::9".parse().unwrap();
+        let c: IpAddr = "2001:db8:1:3::1".parse().unwrap();
+        assert_eq!(origin(a), origin(b));
+        assert_ne!(origin(a), origin(c));
+        assert_eq!(origin("::ffff:10.0.0.1".parse().unwrap()), IpAddr::from([10, 0, 0, 1]));
+    }
+}
