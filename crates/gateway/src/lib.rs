@@ -1,1 +1,60 @@
-//! (being written)
+//! The gateway core: connections, channels, data and fan-out as single-threaded state machines without I/O.
+//!
+//! A process runs n [`Shard`]s. Each owns some connections (it handles their bytes) and some channels (`id % n`); shards
+//! exchange [`Mail`]. Shard 0 also owns whatever there is only one of: the GLOBAL channel, connection and channel ids,
+//! bans, authentication, the list of channels. With one shard there is no mail at all.
+//!
+//! # Driving a shard
+//!
+//! Give one input, then take outputs until each says `None`, then the next input. `now` never goes back.
+//!
+//! | input | output |
+//! |---|---|
+//! | [`Shard::accept`] (shard 0) | [`Shard::poll_mail`]: hand each to its shard; one first-in-first-out queue per shard |
+//! | [`Shard::handle_bytes`], [`Shard::handle_closed`], [`Shard::handle_written`] | [`Shard::poll_effect`]: close sockets, ask the provider, append recordings |
+//! | [`Shard::handle_mail`], [`Shard::handle_verdict`] | [`Shard::poll_writable`]: connections with something to write |
+//! | [`Shard::handle_timeout`] when [`Shard::next_timeout`] is due | |
+//!
+//! Mail must be handed over in the order in which it was polled, one queue per receiving shard, so that whatever one
+//! shard tells two others cannot be overtaken by what those two tell each other. A socket is given to its shard after
+//! the mail of the `accept` that announced it.
+//!
+//! Writing: [`Shard::outbox`] gives the bytes, [`Shard::handle_written`] takes back how many the transport took (also
+//! when it took none, so that a stalled peer is noticed).
+//!
+//! # Invariants
+//!
+//! - Nothing a peer sends can make a shard panic, loop or grow without bound; a refused request is counted under one
+//!   [`Refusal`], a closed connection under one [`CloseReason`].
+//! - Every update of a channel's data reaches every subscriber with access exactly once and in order, or is contained in
+//!   a full state that it gets instead.
+//! - A peer that does not read never delays another.
+//! - Idle connections and idle channels have no timer and cost nothing.
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod effect;
+mod fsm;
+mod ids;
+mod mail;
+mod outbox;
+mod permission;
+mod reason;
+mod settings;
+mod shard;
+mod stats;
+
+pub mod data;
+
+pub use config::{Abuse, Config, Limits, OutboxBounds, Recovery};
+pub use effect::{Accepted, Closed, Effect, Redacted, SecurityEvent, SecurityEventKind, Verdict};
+pub use fsm::{STATES_MAX, StateMachine, StateMachineError};
+pub use ids::{AuthTicket, ChannelId, ConnId, ConnKind, ShardIndex, address_group};
+pub use mail::Mail;
+pub use outbox::{Framing, Outbox};
+pub use permission::{Authority, KindPermissions, Permissions, TypeRule};
+pub use reason::{AcceptRefusal, CloseReason, Refusal};
+pub use settings::{AccessLevel, ChannelSettings, ChannelType, SettingsError, TypeSettings};
+pub use shard::Shard;
+pub use stats::{KindStats, Stats};

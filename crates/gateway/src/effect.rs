@@ -1,0 +1,155 @@
+//! What goes in and out of a shard besides bytes: closures, questions to the authentication provider, recordings.
+
+use core::fmt;
+use std::net::IpAddr;
+
+use crate::ids::{AuthTicket, ConnId, ConnKind, ShardIndex};
+use crate::reason::CloseReason;
+
+/// The answer to an accepted connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "the socket belongs to the shard named here"]
+pub struct Accepted {
+    /// How drivers and shards name the connection from now on.
+    pub conn: ConnId,
+    /// The shard that handles its bytes.
+    pub shard: ShardIndex,
+}
+
+/// How the transport saw a connection end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Closed {
+    /// The peer closed it.
+    EndOfStream,
+    /// Reading or writing failed, or the transport's own protocol was violated.
+    Error,
+    /// The transport's own liveness check gave up.
+    Idle,
+}
+
+impl Closed {
+    pub(crate) const fn reason(self) -> CloseReason {
+        match self {
+            Self::EndOfStream => CloseReason::EndOfStream,
+            Self::Error => CloseReason::TransportError,
+            Self::Idle => CloseReason::IdleTimeout,
+        }
+    }
+}
+
+/// What an authentication provider says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// The player is who it says.
+    Success,
+    /// The player identifier is not acceptable.
+    InvalidPit,
+    /// The login token is not acceptable.
+    InvalidLt,
+    /// No verdict; the connection is closed. The text goes to the log.
+    Error(String),
+}
+
+/// A credential. Prints as stars.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Redacted(pub String);
+
+impl fmt::Debug for Redacted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// Something the driver has to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use = "an effect that is not carried out leaves a peer hanging"]
+pub enum Effect {
+    /// Close the socket and forget the connection. The shard has forgotten it already; call nothing more for it.
+    Close {
+        /// The connection, as the driver knows it.
+        conn: ConnId,
+        /// Why.
+        reason: CloseReason,
+        /// Bytes to write first, as far as the transport takes them soon. Empty when nothing is to be flushed.
+        flush: Vec<u8>,
+    },
+    /// Ask the provider and answer with [`Shard::handle_verdict`](crate::Shard::handle_verdict) on shard 0, in any order.
+    Authenticate {
+        /// Names the question.
+        ticket: AuthTicket,
+        /// Who asks.
+        conn: ConnId,
+        /// What it is.
+        kind: ConnKind,
+        /// Where it connects from.
+        addr: IpAddr,
+        /// Player identifier token.
+        pit: Redacted,
+        /// Login token.
+        lt: Redacted,
+    },
+    /// Append to the recording of that name. Long recordings come in several parts.
+    Recording {
+        /// Whose packets.
+        conn: ConnId,
+        /// File name without directory, the same for every part.
+        name: String,
+        /// A part of a `.cpr` file; parts are concatenated.
+        bytes: Vec<u8>,
+    },
+    /// Something for the security log.
+    SecurityLog(SecurityEvent),
+}
+
+/// An event for the security log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SecurityEvent {
+    /// The connection.
+    pub conn: Option<ConnId>,
+    /// Its address.
+    pub addr: Option<IpAddr>,
+    /// The player identifier, where one is known.
+    pub pit: Option<String>,
+    /// What happened.
+    pub what: SecurityEventKind,
+}
+
+/// What happened, for the security log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SecurityEventKind {
+    /// An authentication failed.
+    AuthFailed,
+    /// A player was banned.
+    PlayerBanned,
+    /// An address was banned.
+    AddressBanned,
+    /// A banned player or address came back.
+    BannedReturned,
+    /// A connection did not authenticate in time.
+    AuthTimedOut,
+    /// Somebody authenticated although neither a provider nor development mode is configured; it was refused.
+    NoProvider,
+    /// A resume token was wrong, used or expired.
+    BadResumeToken,
+}
+
+impl SecurityEventKind {
+    /// Stable name for logs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AuthFailed => "auth_failed",
+            Self::PlayerBanned => "player_banned",
+            Self::AddressBanned => "address_banned",
+            Self::BannedReturned => "banned_returned",
+            Self::AuthTimedOut => "auth_timed_out",
+            Self::NoProvider => "no_auth_provider",
+            Self::BadResumeToken => "bad_resume_token",
+        }
+    }
+}

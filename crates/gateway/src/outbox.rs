@@ -1,0 +1,434 @@
+//! What waits to be written to one peer: frames built in place around shared bytes.
+//!
+//! ```text
+//! own       | header | inline entries ... | header |          (one growing buffer)
+//! segments  | own ----------------------> | own -> | shared | shared | ...
+//! frame       closed, tag written           open: grows until drained or full
+//! ```
+//!
+//! Small messages are appended to `own`; fan-out entries are shared by reference, so a delivery to a thousand peers
+//! copies nothing. The header of a frame (WebSocket header and tag) is reserved when the frame opens and written when it
+//! closes, because only then the size is known. Everything queued between two writes of the transport leaves as one
+//! frame (spec §2.3), and nothing is held back (weakness A-12).
+
+use core::mem;
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::sync::{Arc, OnceLock};
+
+use throng_wire::Compressor;
+use throng_wire::frame::{self, Compression, PACKET_BYTES_SEND_MAX, TAG_BYTES};
+
+/// How a connection carries frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Framing {
+    /// A byte stream: frames follow each other (TCP, TLS, KCP).
+    Stream,
+    /// WebSocket: each frame is one binary message. Its header is part of the bytes, so drivers write plain bytes either
+    /// way.
+    WebSocket,
+}
+
+/// A complete `Packet.messages` entry shared by everyone who gets it.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    bytes: Box<[u8]>,
+    /// The entry alone as a Snappy block; made when the first compressing peer needs it. Empty when compression does not
+    /// pay.
+    snappy: OnceLock<Box<[u8]>>,
+}
+
+impl Entry {
+    pub(crate) fn new(bytes: Vec<u8>) -> Arc<Self> {
+        debug_assert!(bytes.len() <= PACKET_BYTES_SEND_MAX, "an entry must fit a packet");
+        Arc::new(Self { bytes: bytes.into_boxed_slice(), snappy: OnceLock::new() })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn snappy(&self) -> &[u8] {
+        self.snappy.get_or_init(|| compress(&self.bytes).unwrap_or_default().into_boxed_slice())
+    }
+}
+
+/// Bytes on their way to one peer. Owned by the shard; the driver drains it.
+#[derive(Debug)]
+pub struct Outbox {
+    /// Headers and inline entries of all frames, in order.
+    own: Vec<u8>,
+    segments: VecDeque<Segment>,
+    /// The frame that still takes entries; always the last one.
+    open: Option<OpenFrame>,
+    /// Bytes not yet taken by the transport, reserved headers included.
+    queued: usize,
+    framing: Framing,
+    compress: bool,
+    avoid_legacy_sizes: bool,
+    /// Frames closed since the shard last asked.
+    packets: u32,
+}
+
+#[derive(Debug)]
+enum Segment {
+    /// `own[start..end]`.
+    Own { start: u32, end: u32 },
+    /// Part of a shared entry, from `start` on.
+    Shared { entry: Arc<Entry>, start: u32, form: Form },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Plain,
+    Snappy,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct OpenFrame {
+    /// Where the reserved header begins in `own`.
+    header_at: usize,
+    /// Index in `segments` of the segment that begins with the header.
+    first_segment: usize,
+    /// Bytes of entries so far.
+    body: usize,
+}
+
+/// Most slices handed out by one `gather`; Linux takes 1024 per call, and 64 KiB of output rarely is more than this.
+const SLICES_MAX: usize = 256;
+/// Buffers above this are given back when a drained connection has become quiet. Keeps an idle connection, with the
+/// header and segment of one frame, well below 1 KiB without allocating for the next frame.
+const KEEP_BYTES: usize = 256;
+const KEEP_SEGMENTS: usize = 8;
+/// Consumed bytes at the front of `own` before it is compacted under a reader that never lets it drain.
+const COMPACT_BYTES: usize = 64 << 10;
+/// Below this, compressing a shared entry on its own costs more in tags than it saves.
+const SNAPPY_ALONE_BYTES: usize = 256;
+
+impl Outbox {
+    pub(crate) fn new(framing: Framing) -> Self {
+        Self {
+            own: Vec::new(),
+            segments: VecDeque::new(),
+            open: None,
+            queued: 0,
+            framing,
+            compress: false,
+            avoid_legacy_sizes: true,
+            packets: 0,
+        }
+    }
+
+    /// Whether nothing waits to be written.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// Bytes that wait to be written, headers included.
+    #[must_use]
+    pub fn queued_bytes(&self) -> usize {
+        self.queued
+    }
+
+    /// Appends slices of the waiting bytes to `iov`, in order, and closes the open frame.
+    ///
+    /// May stop after some hundred slices; the rest comes after [`Shard::handle_written`](crate::Shard::handle_written).
+    pub fn gather<'a>(&'a mut self, iov: &mut Vec<IoSlice<'a>>) {
+        self.close_frame();
+        let own = &self.own;
+        for segment in self.segments.iter().take(SLICES_MAX) {
+            iov.push(IoSlice::new(segment.bytes(own)));
+        }
+    }
+
+    /// Forgets the first `written` bytes of what [`Self::gather`] gave; the transport has them.
+    ///
+    /// Drivers call [`Shard::handle_written`](crate::Shard::handle_written) instead, which also resumes what waited for
+    /// room.
+    pub fn advance(&mut self, mut written: usize) {
+        debug_assert!(written <= self.queued, "more written than queued");
+        self.queued -= written.min(self.queued);
+        while written > 0 {
+            let Some(front) = self.segments.front_mut() else { break };
+            let len = front.len();
+            if written < len {
+                front.skip(written);
+                break;
+            }
+            written -= len;
+            self.segments.pop_front();
+            if let Some(open) = &mut self.open {
+                debug_assert!(open.first_segment > 0, "the open frame was written");
+                open.first_segment = open.first_segment.saturating_sub(1);
+            }
+        }
+        if self.segments.is_empty() {
+            self.release();
+        } else {
+            self.compact();
+        }
+    }
+
+    /// Queues transport control bytes (a WebSocket pong or close) at the next frame border.
+    pub fn push_control(&mut self, bytes: &[u8]) {
+        self.close_frame();
+        let start = self.own.len();
+        self.own.extend_from_slice(bytes);
+        self.segments.push_back(Segment::Own { start: start as u32, end: self.own.len() as u32 });
+        self.queued += bytes.len();
+    }
+
+    /// The peer has sent Snappy: compress from the next frame on.
+    pub(crate) fn set_compress(&mut self) {
+        self.compress = true;
+    }
+
+    /// Whether frame sizes that legacy peers misread are to be avoided (until the peer is known to be current).
+    pub(crate) fn set_avoid_legacy_sizes(&mut self, avoid: bool) {
+        self.avoid_legacy_sizes = avoid;
+    }
+
+    /// Frames closed since the last call.
+    pub(crate) fn take_packets(&mut self) -> u32 {
+        mem::take(&mut self.packets)
+    }
+
+    /// Heap bytes held by the buffers; shared entries do not count.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.own.capacity() + self.segments.capacity() * mem::size_of::<Segment>()
+    }
+
+    /// Appends an entry of `len` bytes that `write` produces.
+    ///
+    /// # Panics
+    /// In debug builds when `write` appends another number of bytes, or the entry fits no packet.
+    #[inline]
+    pub(crate) fn push_inline(&mut self, len: usize, write: impl FnOnce(&mut Vec<u8>)) {
+        debug_assert!(len <= PACKET_BYTES_SEND_MAX);
+        self.make_room(len);
+        let start = self.own.len();
+        write(&mut self.own);
+        debug_assert_eq!(self.own.len(), start + len, "an entry has another length than announced");
+        self.queued += len;
+        if let Some(open) = &mut self.open {
+            open.body += len;
+        }
+        let end = self.own.len() as u32;
+        match self.segments.back_mut() {
+            Some(Segment::Own { end: last, .. }) if *last as usize == start => *last = end,
+            _ => self.segments.push_back(Segment::Own { start: start as u32, end }),
+        }
+    }
+
+    /// Appends a shared entry without copying it.
+    #[inline]
+    pub(crate) fn push_shared(&mut self, entry: &Arc<Entry>) {
+        let len = entry.len();
+        if self.compress && len >= SNAPPY_ALONE_BYTES {
+            self.push_shared_compressed(entry);
+            return;
+        }
+        self.make_room(len);
+        self.queued += len;
+        if let Some(open) = &mut self.open {
+            open.body += len;
+        }
+        self.segments.push_back(Segment::Shared { entry: Arc::clone(entry), start: 0, form: Form::Plain });
+    }
+
+    /// A frame of its own, so that the block compressed for one peer serves all.
+    fn push_shared_compressed(&mut self, entry: &Arc<Entry>) {
+        let body = entry.snappy();
+        let ambiguous = self.avoid_legacy_sizes && frame::is_ambiguous_for_legacy(body.len());
+        let (form, len, compression) = if body.is_empty() || ambiguous {
+            (Form::Plain, entry.len(), Compression::None)
+        } else {
+            (Form::Snappy, body.len(), Compression::Snappy)
+        };
+        self.close_frame();
+        self.open_frame();
+        self.segments.push_back(Segment::Shared { entry: Arc::clone(entry), start: 0, form });
+        self.queued += len;
+        if let Some(open) = &mut self.open {
+            open.body = len;
+        }
+        self.finish_frame(compression);
+    }
+
+    #[inline]
+    fn make_room(&mut self, len: usize) {
+        match &self.open {
+            Some(open) if open.body + len <= PACKET_BYTES_SEND_MAX => return,
+            Some(_) => self.close_frame(),
+            None => {}
+        }
+        self.open_frame();
+    }
+
+    fn open_frame(&mut self) {
+        let header_at = self.own.len();
+        let reserved = self.header_reserve();
+        self.own.extend_from_slice(&[0; WS_HEADER_BYTES_MAX + TAG_BYTES][..reserved]);
+        self.open = Some(OpenFrame { header_at, first_segment: self.segments.len(), body: 0 });
+        self.segments.push_back(Segment::Own { start: header_at as u32, end: self.own.len() as u32 });
+        self.queued += reserved;
+    }
+
+    fn header_reserve(&self) -> usize {
+        match self.framing {
+            Framing::Stream => TAG_BYTES,
+            Framing::WebSocket => WS_HEADER_BYTES_MAX + TAG_BYTES,
+        }
+    }
+
+    /// Closes the open frame, compressing it if the peer takes that.
+    fn close_frame(&mut self) {
+        let Some(open) = self.open else { return };
+        if self.compress && self.compress_open(open) {
+            self.finish_frame(Compression::Snappy);
+            return;
+        }
+        if self.avoid_legacy_sizes && frame::is_ambiguous_for_legacy(open.body) {
+            self.push_padding(frame::legacy_padding(open.body));
+        }
+        self.finish_frame(Compression::None);
+    }
+
+    /// Appends a field that every reader skips. Spec §2.5 rule 4.
+    fn push_padding(&mut self, padding: &[u8]) {
+        let start = self.own.len() as u32;
+        self.own.extend_from_slice(padding);
+        self.segments.push_back(Segment::Own { start, end: self.own.len() as u32 });
+        self.queued += padding.len();
+        if let Some(open) = &mut self.open {
+            open.body += padding.len();
+        }
+    }
+
+    /// Replaces the open frame's body by its compressed form. False leaves the frame as it was: it does not pay, or the
+    /// compressed size is one that a legacy peer misreads.
+    fn compress_open(&mut self, open: OpenFrame) -> bool {
+        let header = self.header_reserve();
+        let mut plain = Vec::with_capacity(open.body);
+        for (position, segment) in self.segments.iter().skip(open.first_segment).enumerate() {
+            let bytes = segment.bytes(&self.own);
+            plain.extend_from_slice(if position == 0 { &bytes[header..] } else { bytes });
+        }
+        debug_assert_eq!(plain.len(), open.body);
+        let Some(packed) = compress(&plain) else { return false };
+        if self.avoid_legacy_sizes && frame::is_ambiguous_for_legacy(packed.len()) {
+            return false;
+        }
+        self.segments.truncate(open.first_segment);
+        self.own.truncate(open.header_at + header);
+        self.own.extend_from_slice(&packed);
+        self.segments.push_back(Segment::Own { start: open.header_at as u32, end: self.own.len() as u32 });
+        self.queued = self.queued - open.body + packed.len();
+        self.open = Some(OpenFrame { body: packed.len(), ..open });
+        true
+    }
+
+    /// Writes the header of the open frame; from here on it is bytes.
+    fn finish_frame(&mut self, compression: Compression) {
+        let Some(open) = self.open.take() else { return };
+        let tag = frame::tag(open.body, compression);
+        let reserved = self.header_reserve();
+        let tag_at = open.header_at + reserved - TAG_BYTES;
+        self.own[tag_at..tag_at + TAG_BYTES].copy_from_slice(&tag);
+        if self.framing == Framing::WebSocket {
+            let (header, len) = websocket_header(TAG_BYTES + open.body);
+            let start = tag_at - len;
+            self.own[start..tag_at].copy_from_slice(&header[..len]);
+            // The header is reserved at its longest and written right-aligned; what is in front of it is not sent.
+            if let Some(Segment::Own { start: first, .. }) = self.segments.get_mut(open.first_segment) {
+                *first = start as u32;
+            }
+            self.queued -= start - open.header_at;
+        }
+        self.packets += 1;
+    }
+
+    /// Everything is written: start over, keeping a little memory for the next frame.
+    fn release(&mut self) {
+        debug_assert!(self.open.is_none() && self.queued == 0);
+        let used = self.own.len();
+        self.own.clear();
+        if self.own.capacity() > KEEP_BYTES && used < self.own.capacity() / 4 {
+            self.own.shrink_to(KEEP_BYTES.max(used * 2));
+        }
+        if self.segments.capacity() > KEEP_SEGMENTS && used < COMPACT_BYTES {
+            self.segments.shrink_to(KEEP_SEGMENTS);
+        }
+    }
+
+    /// Drops the written front of `own` once it is large and at least half of it.
+    fn compact(&mut self) {
+        let first_own = self.segments.iter().find_map(|segment| match segment {
+            Segment::Own { start, .. } => Some(*start as usize),
+            Segment::Shared { .. } => None,
+        });
+        let written = first_own.unwrap_or(self.own.len());
+        if written < COMPACT_BYTES || written < self.own.len() / 2 {
+            return;
+        }
+        self.own.drain(..written);
+        for segment in &mut self.segments {
+            if let Segment::Own { start, end } = segment {
+                *start -= written as u32;
+                *end -= written as u32;
+            }
+        }
+        if let Some(open) = &mut self.open {
+            open.header_at -= written;
+        }
+    }
+}
+
+impl Segment {
+    fn bytes<'a>(&'a self, own: &'a [u8]) -> &'a [u8] {
+        match self {
+            Self::Own { start, end } => &own[*start as usize..*end as usize],
+            Self::Shared { entry, start, form: Form::Plain } => &entry.bytes[*start as usize..],
+            Self::Shared { entry, start, form: Form::Snappy } => &entry.snappy()[*start as usize..],
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Own { start, end } => (end - start) as usize,
+            Self::Shared { entry, start, form: Form::Plain } => entry.len() - *start as usize,
+            Self::Shared { entry, start, form: Form::Snappy } => entry.snappy().len() - *start as usize,
+        }
+    }
+
+    fn skip(&mut self, bytes: usize) {
+        match self {
+            Self::Own { start, .. } | Self::Shared { start, .. } => *start += bytes as u32,
+        }
+    }
+}
+
+/// A two-byte header and a 16-bit length cover every frame: 5 + 65,530 bytes at most.
+const WS_HEADER_BYTES_MAX: usize = 4;
+const _: () = assert!(TAG_BYTES + PACKET_BYTES_SEND_MAX <= u16::MAX as usize);
+
+/// Header of a final, unmasked binary message (RFC 6455 §5.2), as servers send it.
+fn websocket_header(payload: usize) -> ([u8; WS_HEADER_BYTES_MAX], usize) {
+    const FINAL_BINARY: u8 = 0x82;
+    if payload <= 125 {
+        ([FINAL_BINARY, payload as u8, 0, 0], 2)
+    } else {
+        let [high, low] = (payload as u16).to_be_bytes();
+        ([FINAL_BINARY, 126, high, low], 4)
+    }
+}
+
+/// A Snappy block of `plain`, or `None` when it would not be smaller.
+fn compress(plain: &[u8]) -> Option<Vec<u8>> {
+    Compressor::new().compress(plain).map(<[u8]>::to_vec)
+}

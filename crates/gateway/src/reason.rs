@@ -1,0 +1,188 @@
+//! The catalogue of reasons: why a connection was closed, why one was not accepted, why a request was refused.
+//!
+//! Every reason has a stable name (snake case) that metrics use as a label and logs as a field. The peer is told nothing
+//! beyond the closed connection, as the protocol has no negative answers, so these names are how an operator finds out.
+
+macro_rules! catalogue {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal, $what:literal;)+ }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum $name {
+            $(#[doc = $what] $(#[$doc])* $variant,)+
+        }
+
+        impl $name {
+            /// Every reason, in the order of [`Self::index`].
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+            /// How many reasons there are.
+            pub const COUNT: usize = Self::ALL.len();
+
+            /// Stable name: the metric label and log field.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $text,)+ }
+            }
+
+            /// One sentence for people.
+            #[must_use]
+            pub const fn describe(self) -> &'static str {
+                match self { $(Self::$variant => $what,)+ }
+            }
+
+            /// Position in tables with one entry per reason.
+            #[must_use]
+            pub const fn index(self) -> usize {
+                self as usize
+            }
+        }
+
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
+catalogue! {
+    /// Why a connection was closed.
+    CloseReason {
+        EndOfStream = "end_of_stream", "The peer closed the connection.";
+        TransportError = "transport_error", "Reading from or writing to the transport failed.";
+        BadMagic = "bad_magic", "A frame did not start with the tag bytes.";
+        ZeroSize = "zero_size", "A frame declared a size of zero.";
+        UnknownCompression = "unknown_compression", "A frame named a compression that does not exist.";
+        BadSnappy = "bad_snappy", "A compressed frame is not a valid Snappy block.";
+        DeclaredTooLarge = "declared_too_large", "A compressed frame declares more than a packet may hold.";
+        BadPacket = "bad_packet", "A frame does not hold a valid packet.";
+        LegacyTooLarge = "legacy_too_large", "A frame with a 24-bit size is larger than the configured cap.";
+        BadFrame = "bad_frame", "A frame is wrong in a way that has no name of its own.";
+        Disconnected = "disconnected", "A DISCONNECT message named the connection.";
+        AuthTimeout = "auth_timeout", "The connection did not authenticate in time.";
+        AuthWrongChannel = "auth_wrong_channel", "An AUTH message was sent to a channel other than GLOBAL.";
+        AuthProviderFailed = "auth_provider_failed", "The authentication provider gave no verdict.";
+        AuthFailures = "auth_failures", "Too many failed authentications from this player or address.";
+        BannedPlayer = "banned_player", "The player's identifier is banned.";
+        StateMachineRefusals = "state_machine_refusals", "The state machine refused too many messages.";
+        MessageRate = "message_rate", "More messages per second than allowed.";
+        ByteRate = "byte_rate", "More bytes per second than allowed.";
+        IdleTimeout = "idle_timeout", "Nothing was received for the idle timeout.";
+        SlowReader = "slow_reader", "More output waited for the peer than the hard bound allows.";
+        Stalled = "stalled", "Output waited and the transport took none of it for the stall timeout.";
+        Superseded = "superseded", "The player resumed its session on a newer connection.";
+        Shutdown = "shutdown", "The gateway is shutting down.";
+        Internal = "internal", "An invariant of the gateway broke; the connection was given up to protect the rest.";
+    }
+}
+
+impl CloseReason {
+    /// Whether the loss was an accident of the network or of framing, after which a connection may recover (spec §4.7).
+    ///
+    /// DISCONNECT, bans, limits that only a misbehaving peer reaches, and shutdown are not accidents.
+    #[must_use]
+    pub const fn is_unexpected(self) -> bool {
+        matches!(
+            self,
+            Self::EndOfStream
+                | Self::TransportError
+                | Self::BadMagic
+                | Self::ZeroSize
+                | Self::UnknownCompression
+                | Self::BadSnappy
+                | Self::DeclaredTooLarge
+                | Self::BadPacket
+                | Self::LegacyTooLarge
+                | Self::BadFrame
+                | Self::IdleTimeout
+                | Self::SlowReader
+                | Self::Stalled
+                | Self::Superseded
+        )
+    }
+}
+
+catalogue! {
+    /// Why a connection was not accepted.
+    AcceptRefusal {
+        BannedAddress = "banned_address", "The address is banned.";
+        ConnectionsMax = "connections_max", "The gateway has as many connections as it may.";
+        ConnectionsPerAddress = "connections_per_address", "The address has as many connections as it may.";
+        IdsExhausted = "ids_exhausted", "Every connection id of the configured width is in use.";
+        Draining = "draining", "The gateway is shutting down.";
+    }
+}
+
+catalogue! {
+    /// Why a request was refused. The sender is not told (spec §3.4); the request changes nothing.
+    Refusal {
+        StateMachine = "state_machine", "The connection's state machine does not allow the message type now.";
+        UnknownChannel = "unknown_channel", "The channel does not exist.";
+        UndefinedType = "undefined_type", "No such message type below 100.";
+        BadBody = "bad_body", "The message body does not decode.";
+        NotGlobal = "not_global", "The message type must be sent to GLOBAL.";
+        ChannelType = "channel_type", "The channel type cannot be created this way.";
+        Permission = "permission", "The permission profile does not let this kind of connection do that.";
+        Access = "access", "The channel's access level does not let the sender do that.";
+        AlreadyOwned = "already_owned", "GLOBAL has a live owner.";
+        UnknownConnection = "unknown_connection", "The named connection does not exist.";
+        NotSubscribed = "not_subscribed", "The connection is not subscribed to the channel.";
+        NoOwner = "no_owner", "The channel has no live owner to forward to.";
+        OwnerRecovering = "owner_recovering", "The channel's owner has not finished its recovery.";
+        WriteAccess = "write_access", "The sender may not update the channel's data.";
+        NoDataType = "no_data_type", "The data's type is unknown and the fallback for unknown types is off.";
+        WrongDataType = "wrong_data_type", "The update's type differs from the type of the channel's data.";
+        BadData = "bad_data", "The data does not decode as its type.";
+        DataTooLarge = "data_too_large", "The channel's data would grow over its limit.";
+        SpatialUnavailable = "spatial_unavailable", "Spatial and entity requests need a spatial controller.";
+        BroadcastValue = "broadcast_value", "The broadcast value reaches nobody in this channel.";
+        AuthPending = "auth_pending", "The connection already waits for a verdict.";
+        AlreadyAuthenticated = "already_authenticated", "The connection is authenticated.";
+        ChannelsMax = "channels_max", "No more channels may exist.";
+        ChannelsPerConnection = "channels_per_connection", "The connection has created as many channels as it may.";
+        SubscriptionsPerConnection = "subscriptions_per_connection", "The connection has as many subscriptions as it may.";
+        MetadataBytes = "metadata_bytes", "The metadata is longer than allowed.";
+        FieldMasks = "field_masks", "More or longer field masks than allowed.";
+        ListFilters = "list_filters", "More or longer list filters than allowed.";
+        Oversize = "oversize", "A message does not fit a packet and cannot be split.";
+        ClosingConnection = "closing_connection", "The message was for a connection that has just closed.";
+        RecordingFull = "recording_full", "The recording of the connection reached its limit and ends here.";
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_are_stable_snake_case_and_unique() {
+        let mut names = BTreeSet::new();
+        let all = CloseReason::ALL
+            .iter()
+            .map(|reason| ("close", reason.name(), reason.describe()))
+            .chain(AcceptRefusal::ALL.iter().map(|reason| ("accept", reason.name(), reason.describe())))
+            .chain(Refusal::ALL.iter().map(|reason| ("refusal", reason.name(), reason.describe())));
+        for (table, name, description) in all {
+            assert!(names.insert((table, name)), "{table} {name} twice");
+            assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{name}");
+            assert!(description.ends_with('.'), "{name} needs a sentence");
+        }
+    }
+
+    #[test]
+    fn indexes_match_positions() {
+        for (position, reason) in CloseReason::ALL.iter().enumerate() {
+            assert_eq!(reason.index(), position);
+        }
+        assert_eq!(Refusal::COUNT, Refusal::ALL.len());
+    }
+
+    #[test]
+    fn deliberate_closures_are_not_accidents() {
+        assert!(CloseReason::EndOfStream.is_unexpected());
+        assert!(!CloseReason::Disconnected.is_unexpected());
+        assert!(!CloseReason::BannedPlayer.is_unexpected());
+        assert!(!CloseReason::Shutdown.is_unexpected());
+    }
+}

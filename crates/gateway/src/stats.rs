@@ -1,0 +1,211 @@
+//! Counters that a shard keeps about itself, as plain numbers. The server publishes them.
+
+use std::collections::BTreeMap;
+
+use crate::ids::ConnKind;
+use crate::reason::{AcceptRefusal, CloseReason, Refusal};
+use crate::settings::ChannelType;
+
+/// Everything one shard counts. Counters only grow and start at zero; gauges say so.
+#[derive(Debug, Clone)]
+pub struct Stats {
+    kinds: [KindStats; 2],
+    closed: [[u64; CloseReason::COUNT]; 2],
+    accept_refused: [u64; AcceptRefusal::COUNT],
+    refused: [u64; Refusal::COUNT],
+    /// Gauge: channels on this shard by type.
+    pub channels: BTreeMap<ChannelType, u64>,
+    /// Gauge: subscriptions in the channels of this shard.
+    pub subscriptions: u64,
+    /// Data updates merged into channel data.
+    pub updates_merged: u64,
+    /// Times a channel's fan-out ran.
+    pub fan_out_ticks: u64,
+    /// Encodings of full states and deltas for fan-out; with sharing far fewer than `fan_out_messages`.
+    pub fan_out_encodes: u64,
+    /// Fan-out messages handed to subscribers' connections.
+    pub fan_out_messages: u64,
+    /// Bytes of those messages before framing.
+    pub fan_out_bytes: u64,
+    /// Late fan-out in nanoseconds, summed: executed time minus the nominal time of its tick.
+    pub fan_out_lateness_ns: u64,
+    /// Latest fan-out of all, in nanoseconds.
+    pub fan_out_lateness_ns_max: u64,
+    /// User-space messages forwarded, counted once per recipient.
+    pub forwarded: u64,
+    /// State updates that a slow reader did not get, replaced by a full state later.
+    pub state_dropped: u64,
+    /// Full states sent to slow readers that caught up.
+    pub resyncs: u64,
+    /// Updates folded together because a channel's backlog was over its bound.
+    pub updates_folded: u64,
+    /// Mail sent to other shards.
+    pub mail_sent: u64,
+    /// Servers that returned to their place.
+    pub servers_recovered: u64,
+    /// Clients that resumed their session.
+    pub clients_resumed: u64,
+    /// Lost connections whose time to return ran out.
+    pub recoveries_expired: u64,
+    /// Bans pronounced.
+    pub bans: u64,
+}
+
+/// Counters of one kind of connection.
+#[derive(Debug, Clone, Default)]
+pub struct KindStats {
+    /// Gauge: live connections whose bytes this shard handles.
+    pub connections: u64,
+    /// Connections that authenticated.
+    pub authenticated: u64,
+    /// Messages allowed by the state machine and handed to their channel.
+    pub messages_in: u64,
+    /// Messages put into output frames.
+    pub messages_out: u64,
+    /// Packets decoded.
+    pub packets_in: u64,
+    /// Packets written.
+    pub packets_out: u64,
+    /// Reads that ended inside a frame.
+    pub packets_fragmented: u64,
+    /// Bytes received, tags included.
+    pub bytes_in: u64,
+    /// Bytes taken by the transport, tags included.
+    pub bytes_out: u64,
+}
+
+impl Default for Stats {
+    fn default() -> Self {
+        Self {
+            kinds: Default::default(),
+            closed: [[0; CloseReason::COUNT]; 2],
+            accept_refused: [0; AcceptRefusal::COUNT],
+            refused: [0; Refusal::COUNT],
+            channels: BTreeMap::new(),
+            subscriptions: 0,
+            updates_merged: 0,
+            fan_out_ticks: 0,
+            fan_out_encodes: 0,
+            fan_out_messages: 0,
+            fan_out_bytes: 0,
+            fan_out_lateness_ns: 0,
+            fan_out_lateness_ns_max: 0,
+            forwarded: 0,
+            state_dropped: 0,
+            resyncs: 0,
+            updates_folded: 0,
+            mail_sent: 0,
+            servers_recovered: 0,
+            clients_resumed: 0,
+            recoveries_expired: 0,
+            bans: 0,
+        }
+    }
+}
+
+impl Stats {
+    /// Counters of a kind of connection.
+    #[must_use]
+    pub fn kind(&self, kind: ConnKind) -> &KindStats {
+        &self.kinds[kind.index()]
+    }
+
+    /// Connections of a kind closed for a reason.
+    #[must_use]
+    pub fn closed(&self, kind: ConnKind, reason: CloseReason) -> u64 {
+        self.closed[kind.index()][reason.index()]
+    }
+
+    /// Connections not accepted for a reason.
+    #[must_use]
+    pub fn accept_refused(&self, reason: AcceptRefusal) -> u64 {
+        self.accept_refused[reason.index()]
+    }
+
+    /// Requests refused for a reason.
+    #[must_use]
+    pub fn refused(&self, reason: Refusal) -> u64 {
+        self.refused[reason.index()]
+    }
+
+    /// Adds another shard's counters, for figures about the whole process.
+    pub fn add(&mut self, other: &Self) {
+        for (mine, theirs) in self.kinds.iter_mut().zip(&other.kinds) {
+            mine.connections += theirs.connections;
+            mine.authenticated += theirs.authenticated;
+            mine.messages_in += theirs.messages_in;
+            mine.messages_out += theirs.messages_out;
+            mine.packets_in += theirs.packets_in;
+            mine.packets_out += theirs.packets_out;
+            mine.packets_fragmented += theirs.packets_fragmented;
+            mine.bytes_in += theirs.bytes_in;
+            mine.bytes_out += theirs.bytes_out;
+        }
+        let sum = |mine: &mut [u64], theirs: &[u64]| mine.iter_mut().zip(theirs).for_each(|(a, b)| *a += b);
+        for (mine, theirs) in self.closed.iter_mut().zip(&other.closed) {
+            sum(mine, theirs);
+        }
+        sum(&mut self.accept_refused, &other.accept_refused);
+        sum(&mut self.refused, &other.refused);
+        for (&channel_type, count) in &other.channels {
+            *self.channels.entry(channel_type).or_default() += count;
+        }
+        self.subscriptions += other.subscriptions;
+        self.updates_merged += other.updates_merged;
+        self.fan_out_ticks += other.fan_out_ticks;
+        self.fan_out_encodes += other.fan_out_encodes;
+        self.fan_out_messages += other.fan_out_messages;
+        self.fan_out_bytes += other.fan_out_bytes;
+        self.fan_out_lateness_ns += other.fan_out_lateness_ns;
+        self.fan_out_lateness_ns_max = self.fan_out_lateness_ns_max.max(other.fan_out_lateness_ns_max);
+        self.forwarded += other.forwarded;
+        self.state_dropped += other.state_dropped;
+        self.resyncs += other.resyncs;
+        self.updates_folded += other.updates_folded;
+        self.mail_sent += other.mail_sent;
+        self.servers_recovered += other.servers_recovered;
+        self.clients_resumed += other.clients_resumed;
+        self.recoveries_expired += other.recoveries_expired;
+        self.bans += other.bans;
+    }
+
+    pub(crate) fn kind_mut(&mut self, kind: ConnKind) -> &mut KindStats {
+        &mut self.kinds[kind.index()]
+    }
+
+    pub(crate) fn count_closed(&mut self, kind: ConnKind, reason: CloseReason) {
+        self.closed[kind.index()][reason.index()] += 1;
+    }
+
+    pub(crate) fn count_accept_refused(&mut self, reason: AcceptRefusal) {
+        self.accept_refused[reason.index()] += 1;
+    }
+
+    pub(crate) fn count_refused(&mut self, reason: Refusal) {
+        self.refused[reason.index()] += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_add_up() {
+        let (mut one, mut two) = (Stats::default(), Stats::default());
+        one.kind_mut(ConnKind::Client).messages_in = 3;
+        one.count_refused(Refusal::Access);
+        one.channels.insert(ChannelType::GLOBAL, 1);
+        two.kind_mut(ConnKind::Client).messages_in = 4;
+        two.count_refused(Refusal::Access);
+        two.count_closed(ConnKind::Server, CloseReason::EndOfStream);
+        two.channels.insert(ChannelType::GLOBAL, 2);
+        two.fan_out_lateness_ns_max = 9;
+        one.add(&two);
+        assert_eq!(one.kind(ConnKind::Client).messages_in, 7);
+        assert_eq!(one.refused(Refusal::Access), 2);
+        assert_eq!(one.closed(ConnKind::Server, CloseReason::EndOfStream), 1);
+        assert_eq!(one.channels[&ChannelType::GLOBAL], 3);
+        assert_eq!(one.fan_out_lateness_ns_max, 9);
+    }
+}
