@@ -1,0 +1,582 @@
+//! The asynchronous driver: a task that owns a [`Session`] and its transport.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasher as _;
+use std::time::Duration;
+
+use throng_stdx::{Instant, Rng};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::event::{
+    AuthOutcome, ChannelEntry, ChannelId, ChannelType, CloseReason, ConnId, Event, RequestFailure, RequestId,
+};
+use crate::options::{CreateChannel, SubscribeOptions};
+use crate::session::{SendError, Session, SessionConfig};
+use crate::transport::{self, Endpoint, OpenError, Pipe};
+
+/// When and how often a lost connection is tried again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Backoff {
+    /// Pause before the first attempt.
+    pub first: Duration,
+    /// Longest pause; every failure doubles it up to here.
+    pub longest: Duration,
+    /// Attempts before giving up; `None` = for ever, 0 = do not reconnect.
+    pub attempts: Option<u32>,
+}
+
+impl Default for Backoff {
+    /// 100 ms, doubling to 10 s, for ever: a restarted gateway is back within a second, and a thousand
+    /// players together ask it a hundred times a second at most.
+    fn default() -> Self {
+        Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(10), attempts: None }
+    }
+}
+
+impl Backoff {
+    /// Do not reconnect.
+    #[must_use]
+    pub fn never() -> Self {
+        Backoff { attempts: Some(0), ..Backoff::default() }
+    }
+
+    /// Pause before attempt `attempt` (from 0): between half and the whole of the doubled pause, so that
+    /// peers that lost their gateway together do not return together.
+    fn pause(&self, attempt: u32, rng: &mut Rng) -> Duration {
+        let full = self.first.saturating_mul(1_u32 << attempt.min(20)).min(self.longest);
+        full.mul_f64(0.5 + rng.f64() / 2.0)
+    }
+}
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The transport did not come up.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The gateway does not admit this peer.
+    #[error("gateway refused the authentication: {0:?}")]
+    Refused(AuthOutcome),
+    /// The connection ended before the result.
+    #[error("connection ended during the authentication: {0}")]
+    Closed(CloseReason),
+}
+
+/// Why a request has no result.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// It was not sent.
+    #[error(transparent)]
+    Send(#[from] SendError),
+    /// No answer: the gateway refused, or is too slow.
+    #[error("no answer in time; the gateway does not answer requests that it refuses")]
+    Timeout,
+    /// The connection ended first.
+    #[error("connection ended before the answer")]
+    Closed,
+    /// The answer is of another kind than the request asks for.
+    #[error("the gateway answered with something else")]
+    Unexpected,
+}
+
+/// A channel that was created for this connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Created {
+    /// Its id.
+    pub channel: ChannelId,
+    /// Its owner: this connection.
+    pub owner: ConnId,
+}
+
+/// Handle of a running connection; clones share it. The connection ends when the last one is dropped, or
+/// with [`Client::close`].
+///
+/// ```no_run
+/// use throng_client::{ChannelType, Client, CreateChannel, Event, SessionConfig};
+///
+/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+/// let endpoint = "127.0.0.1:12108".parse()?;
+/// let (client, mut events) = Client::connect(endpoint, SessionConfig::client("alice", "")).await?;
+/// let room = client.create_channel(CreateChannel::new(ChannelType::SUBWORLD).metadata("lobby")).await?;
+/// client.send(room.channel, 100, "hello").await?;
+/// while let Some(event) = events.next().await {
+///     println!("{event:?}");
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Client {
+    commands: mpsc::Sender<Command>,
+    conn: ConnId,
+}
+
+/// What the connection has to say, in order; answers to requests of [`Client`] go to their caller
+/// instead.
+///
+/// When it is not read, the connection stops reading its transport after [`EVENTS_WAITING_MAX`] events:
+/// the gateway then conflates channel data for it and finally closes it.
+#[derive(Debug)]
+pub struct Events {
+    events: mpsc::Receiver<Event>,
+}
+
+/// Events that wait for [`Events::next`] before the transport is not read any more. A second of a busy
+/// channel (50 Hz) with some user messages fits in; a stuck application shows within seconds.
+pub const EVENTS_WAITING_MAX: usize = 1024;
+
+/// Commands of all handles that wait for the task; senders wait beyond it.
+const COMMANDS_WAITING_MAX: usize = 256;
+
+/// How long a transport may take to come up.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Work for the session, done in the task that owns it.
+type Operation = Box<dyn FnOnce(&mut Session, Instant) -> Result<Option<RequestId>, SendError> + Send>;
+type Answer = oneshot::Sender<Result<Option<Event>, RequestError>>;
+
+enum Command {
+    Run(Operation, Answer),
+    Close,
+}
+
+impl Client {
+    /// Connects, authenticates and starts the task; reconnects with [`Backoff::default`] when the
+    /// connection is lost later.
+    ///
+    /// # Errors
+    /// When the first connection does not come about; see [`ConnectError`].
+    pub async fn connect(
+        endpoint: Endpoint,
+        config: SessionConfig,
+    ) -> Result<(Client, Events), ConnectError> {
+        Client::connect_with(endpoint, config, Backoff::default()).await
+    }
+
+    /// The same with other rules for reconnecting.
+    ///
+    /// # Errors
+    /// When the first connection does not come about; see [`ConnectError`].
+    pub async fn connect_with(
+        endpoint: Endpoint,
+        config: SessionConfig,
+        backoff: Backoff,
+    ) -> Result<(Client, Events), ConnectError> {
+        let (commands, command_queue) = mpsc::channel(COMMANDS_WAITING_MAX);
+        let (event_queue, events) = mpsc::channel(EVENTS_WAITING_MAX);
+        let pipe = transport::open(&endpoint, OPEN_TIMEOUT).await?;
+        let (ready, admitted) = oneshot::channel();
+        let task = Task {
+            endpoint,
+            backoff,
+            session: Session::new(config),
+            commands: command_queue,
+            events: event_queue,
+            undelivered: VecDeque::new(),
+            answers: HashMap::new(),
+            ready: Some(ready),
+            epoch: tokio::time::Instant::now(),
+            listening: true,
+            was_open: false,
+            closing: false,
+        };
+        tokio::spawn(task.run(pipe));
+        match admitted.await {
+            Ok(Ok(conn)) => Ok((Client { commands, conn }, Events { events })),
+            Ok(Err(error)) => Err(error),
+            // The task ended without a word: its runtime is shutting down.
+            Err(_) => Err(ConnectError::Closed(CloseReason::Transport)),
+        }
+    }
+
+    /// The id that the first authentication gave. A reconnect without resumption gives another; see
+    /// [`Event::Authenticated`].
+    #[must_use]
+    pub fn conn(&self) -> ConnId {
+        self.conn
+    }
+
+    /// Creates a channel; the creator owns it and is subscribed to it.
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub async fn create_channel(&self, create: CreateChannel) -> Result<Created, RequestError> {
+        let answer = self.request(move |session, now| session.create_channel(now, &create)).await?;
+        match answer {
+            Event::ChannelCreated { channel, owner, .. } => Ok(Created { channel, owner }),
+            _ => Err(RequestError::Unexpected),
+        }
+    }
+
+    /// Removes a channel.
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub async fn remove_channel(&self, channel: ChannelId) -> Result<(), RequestError> {
+        self.request(move |session, now| session.remove_channel(now, channel)).await.map(drop)
+    }
+
+    /// Lists channels of a type whose metadata contains one of the filters.
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub async fn list_channels(
+        &self,
+        type_filter: Option<ChannelType>,
+        metadata_filters: Vec<String>,
+    ) -> Result<Vec<ChannelEntry>, RequestError> {
+        let answer = self
+            .request(move |session, now| session.list_channels(now, type_filter, &metadata_filters))
+            .await?;
+        match answer {
+            Event::ChannelList { channels, .. } => Ok(channels),
+            _ => Err(RequestError::Unexpected),
+        }
+    }
+
+    /// Subscribes this connection to a channel; returns the options in force.
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub async fn subscribe(
+        &self,
+        channel: ChannelId,
+        options: SubscribeOptions,
+    ) -> Result<SubscribeOptions, RequestError> {
+        self.subscribe_other(channel, None, options).await
+    }
+
+    /// Subscribes another connection to a channel (servers); returns the options in force.
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub async fn subscribe_other(
+        &self,
+        channel: ChannelId,
+        conn: Option<ConnId>,
+        options: SubscribeOptions,
+    ) -> Result<SubscribeOptions, RequestError> {
+        let answer =
+            self.request(move |session, now| session.subscribe(now, channel, conn, &options)).await?;
+        match answer {
+            Event::Subscribed { options, .. } => Ok(options),
+            _ => Err(RequestError::Unexpected),
+        }
+    }
+
+    /// Unsubscribes this connection, or the given one.
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub async fn unsubscribe(&self, channel: ChannelId, conn: Option<ConnId>) -> Result<(), RequestError> {
+        self.request(move |session, now| session.unsubscribe(now, channel, conn)).await.map(drop)
+    }
+
+    /// Sends an update of a channel's data.
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub async fn update(
+        &self,
+        channel: ChannelId,
+        type_name: impl Into<String>,
+        value: impl Into<bytes::Bytes>,
+    ) -> Result<(), RequestError> {
+        let (type_name, value) = (type_name.into(), value.into());
+        self.tell(move |session| session.update(channel, &type_name, &value)).await
+    }
+
+    /// Sends a user-space message to the owner of a channel.
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub async fn send(
+        &self,
+        channel: ChannelId,
+        msg_type: u32,
+        payload: impl Into<bytes::Bytes>,
+    ) -> Result<(), RequestError> {
+        let payload = payload.into();
+        self.tell(move |session| session.send(channel, msg_type, &payload)).await
+    }
+
+    /// Sends a user-space message as a server; see [`Session::forward`].
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub async fn forward(
+        &self,
+        channel: ChannelId,
+        broadcast: u32,
+        msg_type: u32,
+        client: ConnId,
+        payload: impl Into<bytes::Bytes>,
+    ) -> Result<(), RequestError> {
+        let payload = payload.into();
+        self.tell(move |session| session.forward(channel, broadcast, msg_type, client, &payload)).await
+    }
+
+    /// Does anything else with the session, without waiting for an answer.
+    ///
+    /// # Errors
+    /// What the operation returns.
+    pub async fn tell(
+        &self,
+        operation: impl FnOnce(&mut Session) -> Result<(), SendError> + Send + 'static,
+    ) -> Result<(), RequestError> {
+        self.run(Box::new(move |session, _| operation(session).map(|()| None))).await.map(drop)
+    }
+
+    /// Ends the connection for all handles.
+    pub async fn close(&self) {
+        // When the task is gone already there is nothing to close.
+        let _ = self.commands.send(Command::Close).await;
+    }
+
+    async fn request(
+        &self,
+        operation: impl FnOnce(&mut Session, Instant) -> Result<RequestId, SendError> + Send + 'static,
+    ) -> Result<Event, RequestError> {
+        let event = self.run(Box::new(move |session, now| operation(session, now).map(Some))).await?;
+        event.ok_or(RequestError::Unexpected)
+    }
+
+    async fn run(&self, operation: Operation) -> Result<Option<Event>, RequestError> {
+        let (answer, answered) = oneshot::channel();
+        self.commands.send(Command::Run(operation, answer)).await.map_err(|_| RequestError::Closed)?;
+        answered.await.map_err(|_| RequestError::Closed)?
+    }
+}
+
+impl Events {
+    /// The next event; `None` when the connection has ended for good.
+    pub async fn next(&mut self) -> Option<Event> {
+        self.events.recv().await
+    }
+
+    /// The next event if one is there.
+    pub fn try_next(&mut self) -> Option<Event> {
+        self.events.try_recv().ok()
+    }
+}
+
+/// State of the task behind a [`Client`].
+struct Task {
+    endpoint: Endpoint,
+    backoff: Backoff,
+    session: Session,
+    commands: mpsc::Receiver<Command>,
+    events: mpsc::Sender<Event>,
+    /// Events that found the queue full.
+    undelivered: VecDeque<Event>,
+    answers: HashMap<RequestId, Answer>,
+    /// Taken when the first authentication ends, either way.
+    ready: Option<oneshot::Sender<Result<ConnId, ConnectError>>>,
+    epoch: tokio::time::Instant,
+    /// False once `Events` is dropped: events are thrown away then.
+    listening: bool,
+    /// The current connection was admitted.
+    was_open: bool,
+    closing: bool,
+}
+
+impl Task {
+    async fn run(mut self, pipe: Pipe) {
+        // Any seed will do: it only keeps peers that lost their gateway together from returning together.
+        let mut rng = Rng::new(std::hash::RandomState::new().hash_one(0));
+        let mut pipe = Some(pipe);
+        let mut attempt = 0;
+        loop {
+            if let Some(pipe) = pipe.take() {
+                self.drive(pipe).await;
+                // Back soon after a session that worked, with growing pauses otherwise.
+                if std::mem::take(&mut self.was_open) {
+                    attempt = 0;
+                }
+            }
+            // A first connection that fails is reported by `connect`, not retried behind its back.
+            if self.closing || self.ready.is_some() || self.backoff.attempts.is_some_and(|max| attempt >= max)
+            {
+                return;
+            }
+            let pause = self.backoff.pause(attempt, &mut rng);
+            attempt += 1;
+            if !self.wait(pause).await {
+                return;
+            }
+            pipe = transport::open(&self.endpoint, OPEN_TIMEOUT).await.ok();
+        }
+    }
+
+    /// Runs one connection until it ends.
+    async fn drive(&mut self, mut pipe: Pipe) {
+        self.session.handle_connected(self.now());
+        let events = self.events.clone();
+        let mut frames: VecDeque<Vec<u8>> = VecDeque::new();
+        loop {
+            self.take_events();
+            // One frame ahead is enough: the rest gathers in the session and shares the next frame.
+            if frames.is_empty() {
+                let mut frame = Vec::new();
+                let now = self.now();
+                if self.session.poll_transmit(now, &mut frame).is_some() {
+                    frames.push_back(frame);
+                }
+            }
+            if self.session.is_closed() || self.closing {
+                break;
+            }
+            let timeout = self.session.next_timeout().map(|at| self.epoch + at.since(Instant::ZERO));
+            tokio::select! {
+                chunk = pipe.incoming.recv(), if self.undelivered.is_empty() => match chunk {
+                    Some(chunk) => {
+                        let now = self.now();
+                        self.session.handle_bytes(now, &chunk);
+                    }
+                    None => break,
+                },
+                permit = pipe.outgoing.reserve(), if !frames.is_empty() => match permit {
+                    Ok(permit) => {
+                        if let Some(frame) = frames.pop_front() {
+                            permit.send(frame);
+                        }
+                    }
+                    Err(_) => break,
+                },
+                permit = events.reserve(), if !self.undelivered.is_empty() => match permit {
+                    Ok(permit) => {
+                        if let Some(event) = self.undelivered.pop_front() {
+                            permit.send(event);
+                        }
+                    }
+                    Err(_) => self.stop_listening(),
+                },
+                command = self.commands.recv() => self.handle_command(command),
+                () = sleep_until(timeout) => {
+                    let now = self.now();
+                    self.session.handle_timeout(now);
+                }
+            }
+        }
+        let now = self.now();
+        // A close that was asked for lets the last messages out; a lost connection has nobody to read.
+        if self.closing {
+            let mut rest: Vec<u8> = frames.into_iter().flatten().collect();
+            while self.session.poll_transmit(now, &mut rest).is_some() {}
+            // Failing means that the transport ended at the same time.
+            let _ = pipe.outgoing.send(rest).await;
+        }
+        self.session.handle_closed(now);
+        self.take_events();
+    }
+
+    /// Answers commands during a pause. False when nobody is left to reconnect for.
+    async fn wait(&mut self, pause: Duration) -> bool {
+        let events = self.events.clone();
+        let end = tokio::time::Instant::now() + pause;
+        while !self.closing {
+            tokio::select! {
+                () = tokio::time::sleep_until(end) => return true,
+                permit = events.reserve(), if !self.undelivered.is_empty() => match permit {
+                    Ok(permit) => {
+                        if let Some(event) = self.undelivered.pop_front() {
+                            permit.send(event);
+                        }
+                    }
+                    Err(_) => self.stop_listening(),
+                },
+                command = self.commands.recv() => self.handle_command(command),
+            }
+        }
+        false
+    }
+
+    fn handle_command(&mut self, command: Option<Command>) {
+        match command {
+            Some(Command::Run(operation, answer)) => {
+                let now = self.now();
+                let reply = match operation(&mut self.session, now) {
+                    Ok(Some(request)) => {
+                        self.answers.insert(request, answer);
+                        return;
+                    }
+                    Ok(None) => Ok(None),
+                    Err(error) => Err(error.into()),
+                };
+                // A caller that stopped waiting does not need the answer.
+                let _ = answer.send(reply);
+            }
+            Some(Command::Close) => self.closing = true,
+            None => self.closing = true,
+        }
+    }
+
+    fn stop_listening(&mut self) {
+        self.listening = false;
+        self.undelivered.clear();
+    }
+
+    /// Routes what the session has to say.
+    fn take_events(&mut self) {
+        while let Some(event) = self.session.poll_event() {
+            self.report_admission(&event);
+            let Some(event) = self.answer(event) else { continue };
+            if !self.listening {
+                continue;
+            }
+            if self.undelivered.is_empty() {
+                match self.events.try_send(event) {
+                    Ok(()) => {}
+                    Err(mpsc::error::TrySendError::Full(event)) => self.undelivered.push_back(event),
+                    Err(mpsc::error::TrySendError::Closed(_)) => self.stop_listening(),
+                }
+            } else {
+                self.undelivered.push_back(event);
+            }
+        }
+    }
+
+    /// Tells `connect` how the first authentication ended.
+    fn report_admission(&mut self, event: &Event) {
+        let outcome = match event {
+            Event::Authenticated { conn, .. } => {
+                self.was_open = true;
+                Ok(*conn)
+            }
+            Event::AuthRefused { outcome } => Err(ConnectError::Refused(*outcome)),
+            Event::Closed { reason } => Err(ConnectError::Closed(reason.clone())),
+            _ => return,
+        };
+        if let Some(ready) = self.ready.take() {
+            self.closing |= outcome.is_err();
+            // A caller that gave up connecting is noticed as dropped handles.
+            let _ = ready.send(outcome);
+        }
+    }
+
+    /// Gives an event to the request that waits for it, or back.
+    fn answer(&mut self, event: Event) -> Option<Event> {
+        let Some(request) = event.request() else { return Some(event) };
+        let Some(answer) = self.answers.remove(&request) else { return Some(event) };
+        let reply = match event {
+            Event::RequestFailed { reason: RequestFailure::Timeout, .. } => Err(RequestError::Timeout),
+            Event::RequestFailed { reason: RequestFailure::Closed, .. } => Err(RequestError::Closed),
+            event => Ok(Some(event)),
+        };
+        // A caller that stopped waiting does not need the answer.
+        let _ = answer.send(reply);
+        None
+    }
+
+    fn now(&self) -> Instant {
+        Instant::ZERO + self.epoch.elapsed()
+    }
+}
+
+async fn sleep_until(deadline: Option<tokio::time::Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,359 @@
+//! Identifiers and events.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use throng_wire::channeldpb as pb;
+
+use crate::options::SubscribeOptions;
+
+/// Id of a connection; 0 stands for none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnId(pub u32);
+
+/// Id of a channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChannelId(pub u32);
+
+impl ChannelId {
+    /// The channel that exists from the start; requests about no channel in particular go to it.
+    pub const GLOBAL: ChannelId = ChannelId(0);
+}
+
+impl fmt::Display for ConnId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for ChannelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Type of a channel; any number may be used beside the named ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChannelType(pub u32);
+
+impl ChannelType {
+    /// The one channel with id 0.
+    pub const GLOBAL: ChannelType = ChannelType(1);
+    /// For two or a few.
+    pub const PRIVATE: ChannelType = ChannelType(2);
+    /// A world of its own: a room, a match.
+    pub const SUBWORLD: ChannelType = ChannelType(3);
+    /// A cell of the spatial grid.
+    pub const SPATIAL: ChannelType = ChannelType(4);
+    /// One entity.
+    pub const ENTITY: ChannelType = ChannelType(5);
+
+    /// Enum fields travel as `int32`; the bits stay.
+    pub(crate) fn to_wire(self) -> i32 {
+        self.0.cast_signed()
+    }
+
+    pub(crate) fn from_wire(value: i32) -> Self {
+        ChannelType(value.cast_unsigned())
+    }
+}
+
+/// Kind of a connection, decided by the listener that it came through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A player.
+    Client,
+    /// A game server.
+    Server,
+}
+
+impl Kind {
+    pub(crate) fn from_wire(value: i32) -> Self {
+        if value == pb::ConnectionType::Server as i32 { Kind::Server } else { Kind::Client }
+    }
+}
+
+/// A request that waits for its answer; the stub id on the wire. Unique among those waiting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u32);
+
+/// What the gateway said to an authentication.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AuthOutcome {
+    /// Admitted.
+    Successful,
+    /// The player identifier token was refused.
+    InvalidPit,
+    /// The login token was refused.
+    InvalidLoginToken,
+    /// A code that this version does not know.
+    Other(i32),
+}
+
+/// Why a request has no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestFailure {
+    /// The time is up. The protocol has no negative answers, so a refusal looks like this.
+    Timeout,
+    /// The connection ended before.
+    Closed,
+}
+
+/// Why the session gave up its connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CloseReason {
+    /// The transport ended.
+    Transport,
+    /// The gateway sent something that is no frame.
+    BadFrame(String),
+    /// No authentication result in time.
+    AuthTimeout,
+    /// The application takes no events.
+    EventsNotTaken {
+        /// The bound that was exceeded.
+        limit: usize,
+    },
+}
+
+impl fmt::Display for CloseReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CloseReason::Transport => f.write_str("transport ended"),
+            CloseReason::BadFrame(error) => write!(f, "gateway sent a bad frame: {error}"),
+            CloseReason::AuthTimeout => f.write_str("no authentication result in time"),
+            CloseReason::EventsNotTaken { limit } => write!(f, "more than {limit} events were not taken"),
+        }
+    }
+}
+
+/// A serialized message with the full name of its type.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Payload {
+    /// Full name, without prefix: `chatpb.ChatChannelData`.
+    pub type_name: String,
+    /// The message.
+    pub value: Bytes,
+}
+
+impl Payload {
+    /// A payload from its parts.
+    pub fn new(type_name: impl Into<String>, value: impl Into<Bytes>) -> Self {
+        Payload { type_name: type_name.into(), value: value.into() }
+    }
+
+    pub(crate) fn from_any(any: prost_types::Any) -> Self {
+        let type_name = any.type_url.rsplit('/').next().unwrap_or_default().to_owned();
+        Payload { type_name, value: any.value.into() }
+    }
+
+    pub(crate) fn to_any(&self) -> prost_types::Any {
+        prost_types::Any {
+            type_url: format!("type.googleapis.com/{}", self.type_name),
+            value: self.value.to_vec(),
+        }
+    }
+}
+
+/// A channel in a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChannelEntry {
+    /// Its id.
+    pub channel: ChannelId,
+    /// Its type.
+    pub channel_type: ChannelType,
+    /// What its creator wrote about it.
+    pub metadata: String,
+}
+
+/// A channel to which a recovered connection is subscribed again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecoveredChannel {
+    /// Its id.
+    pub channel: ChannelId,
+    /// Its type.
+    pub channel_type: ChannelType,
+    /// What its creator wrote about it.
+    pub metadata: String,
+    /// Its owner, if one is live.
+    pub owner: Option<ConnId>,
+    /// When the lost subscription was made, in nanoseconds since 1970.
+    pub subscribed_at_unix_ns: i64,
+    /// Options of the subscription.
+    pub options: SubscribeOptions,
+    /// The channel's data as it is now; updates follow.
+    pub data: Option<Payload>,
+    /// What an extension of the gateway adds.
+    pub extension: Option<Payload>,
+}
+
+/// What a session tells its application.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The gateway admitted this connection. When `recovering`, [`Event::Recovered`] follows and
+    /// whatever is sent meanwhile waits for it.
+    Authenticated {
+        /// The id of this connection; the old one when it was recovered or resumed.
+        conn: ConnId,
+        /// The gateway restores the subscriptions of a lost connection.
+        recovering: bool,
+    },
+    /// The gateway refused; [`Session::authenticate`](crate::Session::authenticate) tries again.
+    AuthRefused {
+        /// Why.
+        outcome: AuthOutcome,
+    },
+    /// The subscriptions of the lost connection are restored, oldest first. Events that arrived during
+    /// the recovery follow.
+    Recovered {
+        /// What was restored.
+        channels: Vec<RecoveredChannel>,
+    },
+    /// A channel was created: by this connection, or as a copy to the owner of GLOBAL.
+    ChannelCreated {
+        /// The request that this answers.
+        request: Option<RequestId>,
+        /// Its id.
+        channel: ChannelId,
+        /// Its type.
+        channel_type: ChannelType,
+        /// What its creator wrote about it.
+        metadata: String,
+        /// Its owner.
+        owner: ConnId,
+    },
+    /// A channel was removed.
+    ChannelRemoved {
+        /// The request that this answers.
+        request: Option<RequestId>,
+        /// Its id.
+        channel: ChannelId,
+    },
+    /// Channels that match a list request. A long list may come in several events, of which the first
+    /// names the request.
+    ChannelList {
+        /// The request that this answers.
+        request: Option<RequestId>,
+        /// In no particular order.
+        channels: Vec<ChannelEntry>,
+    },
+    /// A connection is subscribed to a channel (told to who asked, to who is subscribed, and to the
+    /// channel's owner), or the access of its subscription changed.
+    Subscribed {
+        /// The request that this answers.
+        request: Option<RequestId>,
+        /// The channel.
+        channel: ChannelId,
+        /// The subscribed connection.
+        conn: ConnId,
+        /// Its kind.
+        kind: Kind,
+        /// The options in force.
+        options: SubscribeOptions,
+        /// Type of the channel.
+        channel_type: ChannelType,
+    },
+    /// A connection is not subscribed any more.
+    Unsubscribed {
+        /// The request that this answers.
+        request: Option<RequestId>,
+        /// The channel.
+        channel: ChannelId,
+        /// The connection.
+        conn: ConnId,
+        /// Its kind.
+        kind: Kind,
+        /// Type of the channel.
+        channel_type: ChannelType,
+    },
+    /// Channel data: the first of a subscription is the full state, the next ones are to be merged into
+    /// it. After falling far behind, a full state may come again.
+    Update {
+        /// The channel.
+        channel: ChannelId,
+        /// Full name of the data type.
+        type_name: Arc<str>,
+        /// The serialized message.
+        value: Bytes,
+    },
+    /// A user-space message.
+    Message {
+        /// The channel that it was sent to.
+        channel: ChannelId,
+        /// Its number, from 100 on.
+        msg_type: u32,
+        /// The broadcast value of the sender.
+        broadcast: u32,
+        /// The stub id of the sender.
+        stub_id: u32,
+        /// For servers: the client that sent it. For clients: what the sending server wrote.
+        client: ConnId,
+        /// The body.
+        payload: Bytes,
+    },
+    /// To the owner of GLOBAL: somebody else's authentication.
+    PeerAuthenticated {
+        /// The connection.
+        conn: ConnId,
+        /// What it was told.
+        outcome: AuthOutcome,
+        /// It takes the place of a lost connection.
+        recovering: bool,
+    },
+    /// The connection that owns the channel was lost and may return.
+    OwnerLost {
+        /// The channel.
+        channel: ChannelId,
+    },
+    /// The owner of the channel is back.
+    OwnerRecovered {
+        /// The channel.
+        channel: ChannelId,
+    },
+    /// A request has no answer.
+    RequestFailed {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        reason: RequestFailure,
+    },
+    /// A message below 100 that has no event of its own.
+    Other {
+        /// The request that this answers.
+        request: Option<RequestId>,
+        /// Its channel.
+        channel: ChannelId,
+        /// Its number.
+        msg_type: u32,
+        /// Its broadcast value.
+        broadcast: u32,
+        /// Its stub id.
+        stub_id: u32,
+        /// Its body.
+        body: Bytes,
+    },
+    /// The connection is over; the driver closes the transport and may connect again.
+    Closed {
+        /// Why.
+        reason: CloseReason,
+    },
+}
+
+impl Event {
+    /// The request of this session that the event answers or fails.
+    #[must_use]
+    pub fn request(&self) -> Option<RequestId> {
+        match self {
+            Event::ChannelCreated { request, .. }
+            | Event::ChannelRemoved { request, .. }
+            | Event::ChannelList { request, .. }
+            | Event::Subscribed { request, .. }
+            | Event::Unsubscribed { request, .. }
+            | Event::Other { request, .. } => *request,
+            Event::RequestFailed { request, .. } => Some(*request),
+            _ => None,
+        }
+    }
+}
