@@ -16,7 +16,8 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     // Cores: no sockets, no clock, no threads, no async, no unsafe.
     ("throng-stdx", &[], &[]),
     ("throng-wire", &["throng-stdx"], &[]),
-    ("throng-gateway", &["throng-stdx", "throng-wire"], &[]),
+    ("throng-spatial", &["throng-stdx"], &[]),
+    ("throng-gateway", &["throng-spatial", "throng-stdx", "throng-wire"], &[]),
     // Edges: the cores and the operating system, never each other.
     ("throng-net", &["throng-stdx"], &[]),
     ("throng-http", &["throng-stdx"], &[]),
@@ -43,6 +44,7 @@ const CORE_TABLE: &[(&str, &[&str])] = &[
     ("throng-stdx", &[]),
     // Shared bytes; generated messages; Snappy; error types.
     ("throng-wire", &["bytes", "prost", "snap", "thiserror"]),
+    ("throng-spatial", &["thiserror"]),
     // Schemas are compiled from .proto text (protox) and described by prost-reflect; state machines and channel settings
     // are JSON (serde); tables keyed by what peers choose need a keyed hasher (hashbrown).
     (

@@ -1,0 +1,35 @@
+//! What a hostile peer may send.
+//!
+//! Each fuzz target is a function here: it takes any bytes, feeds them to a decoder as a peer or a file could, and
+//! asserts what must hold for every input. `fuzz/` gives the functions to libFuzzer; `tests/corpora.rs` replays what was
+//! found, with plain `cargo test` and without libFuzzer.
+//!
+//! The promise of all targets: no panic, no memory beyond the stated limits, no hang. What each asserts on top of that
+//! stands at its function.
+
+#![forbid(unsafe_code)]
+
+mod messages;
+mod wire;
+
+pub use messages::message;
+pub use wire::{body, cpr, frame, packet, snappy};
+
+/// One fuzz target.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Name of the binary in `fuzz/fuzz_targets` and of the folder in `fuzz/corpus`.
+    pub name: &'static str,
+    /// Takes one input. Panics if what the target asserts does not hold.
+    pub run: fn(&[u8]),
+}
+
+/// Every fuzz target.
+pub const TARGETS: &[Target] = &[
+    Target { name: "body", run: body },
+    Target { name: "cpr", run: cpr },
+    Target { name: "frame", run: frame },
+    Target { name: "message", run: message },
+    Target { name: "packet", run: packet },
+    Target { name: "snappy", run: snappy },
+];

@@ -1,0 +1,101 @@
+//! Replays the fuzz corpora, and small changes of them, through the bodies of the fuzz targets.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use throng_hostile::{TARGETS, Target};
+use throng_stdx::Rng;
+
+/// Changed inputs per target: a second or two of `cargo test`, not a substitute for `make fuzz`.
+const CHANGED_INPUTS: u64 = 4_000;
+
+#[test]
+fn every_target_replays_its_corpus() {
+    for target in TARGETS {
+        let inputs = corpus(target);
+        assert!(!inputs.is_empty(), "fuzz/corpus/{} has no seed", target.name);
+        for (path, bytes) in inputs {
+            run(target, &bytes, &path.display().to_string());
+        }
+    }
+}
+
+#[test]
+fn every_target_withstands_changed_inputs() {
+    for target in TARGETS {
+        let inputs: Vec<Vec<u8>> = corpus(target).into_iter().map(|(_, bytes)| bytes).collect();
+        for seed in 0..CHANGED_INPUTS {
+            let mut rng = Rng::new(seed);
+            let bytes = changed(&inputs, &mut rng);
+            run(target, &bytes, &format!("seed {seed}"));
+        }
+    }
+}
+
+#[test]
+fn every_target_has_a_binary_and_every_binary_a_target() {
+    let names: BTreeSet<String> = TARGETS.iter().map(|target| target.name.to_owned()).collect();
+    assert_eq!(names.len(), TARGETS.len(), "two targets have one name");
+    let binaries = list(&fuzz().join("fuzz_targets"));
+    let stems =
+        binaries.iter().filter_map(|path| path.file_stem()).map(|stem| stem.to_string_lossy().into_owned());
+    assert_eq!(stems.collect::<BTreeSet<_>>(), names);
+    let manifest = std::fs::read_to_string(fuzz().join("Cargo.toml")).expect("fuzz/Cargo.toml is readable");
+    for name in names {
+        assert!(manifest.contains(&format!("name = \"{name}\"")), "fuzz/Cargo.toml has no binary {name}");
+    }
+}
+
+/// Runs one input; a panic names it.
+fn run(target: &Target, bytes: &[u8], origin: &str) {
+    let result = std::panic::catch_unwind(|| (target.run)(bytes));
+    assert!(result.is_ok(), "target {} failed on {origin}: {bytes:02x?}", target.name);
+}
+
+/// One to four small changes of a corpus input.
+fn changed(inputs: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
+    let pick = |rng: &mut Rng| inputs[rng.below(inputs.len() as u64) as usize].clone();
+    let mut bytes = pick(rng);
+    for _ in 0..=rng.below(4) {
+        let at = rng.below(bytes.len() as u64 + 1) as usize;
+        match rng.below(6) {
+            0 if at < bytes.len() => bytes[at] = rng.next_u32() as u8,
+            1 if at < bytes.len() => bytes[at] ^= 1 << rng.below(8),
+            2 => bytes.truncate(at),
+            3 => bytes.insert(at, [0x00, 0x01, 0x7F, 0x80, 0xFF][rng.below(5) as usize]),
+            4 => {
+                let other = pick(rng);
+                bytes.splice(at..at, other);
+            }
+            _ => {
+                let end = (at + rng.below(8) as usize).min(bytes.len());
+                bytes.drain(at..end);
+            }
+        }
+        bytes.truncate(1 << 16);
+    }
+    bytes
+}
+
+fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {
+    let folder = fuzz().join("corpus").join(target.name);
+    let paths = if folder.exists() { list(&folder) } else { Vec::new() };
+    paths
+        .into_iter()
+        .map(|path| {
+            let bytes = std::fs::read(&path).expect("a corpus file is readable");
+            (path, bytes)
+        })
+        .collect()
+}
+
+fn list(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("a folder is readable").path()).collect();
+    paths.sort();
+    paths
+}
+
+fn fuzz() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz")
+}
