@@ -1,0 +1,171 @@
+//! The data of one channel.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::DataError;
+use super::check::Update;
+use super::mask::{FieldMask, MaskNode};
+use super::node::{Node, Rules, Target};
+use super::plan::{MergeOptions, Plan, TypeIndex};
+
+/// The data of one channel: everything merged so far.
+#[derive(Clone, Debug)]
+pub struct ChannelData {
+    plan: Arc<Plan>,
+    content: Content,
+}
+
+#[derive(Clone, Debug)]
+enum Content {
+    Tree(TypeIndex, Node),
+    Opaque(OpaqueData),
+}
+
+/// Updates of a type without a schema, oldest first.
+#[derive(Clone, Debug, Default)]
+struct OpaqueData {
+    updates: VecDeque<Bytes>,
+    bytes: usize,
+    dropped: u64,
+}
+
+impl ChannelData {
+    /// Empty data.
+    #[must_use]
+    pub fn new(plan: Arc<Plan>) -> Self {
+        let content = match plan.root {
+            Some(root) => Content::Tree(root, Node::default()),
+            None => Content::Opaque(OpaqueData::default()),
+        };
+        Self { plan, content }
+    }
+
+    /// Data that starts as the encoded message `bytes`: no profile and no options act on it.
+    ///
+    /// # Errors
+    /// When the bytes are not a valid encoding or exceed the bound.
+    pub fn from_bytes(plan: Arc<Plan>, bytes: &[u8]) -> Result<Self, DataError> {
+        let update = Update::check(&plan, Bytes::copy_from_slice(bytes))?;
+        let mut data = Self::new(plan);
+        data.apply(&update, None, Target::Load)?;
+        Ok(data)
+    }
+
+    /// Checks `update` and merges it. On an error nothing has changed.
+    ///
+    /// # Errors
+    /// When the bytes are not a valid encoding, or the data could outgrow its bound.
+    pub fn merge(&mut self, update: &[u8], options: Option<&MergeOptions>) -> Result<(), DataError> {
+        let update = Update::check(&self.plan, Bytes::copy_from_slice(update))?;
+        self.merge_checked(&update, options)
+    }
+
+    /// Merges an update that was checked against this data's plan. On an error nothing has changed.
+    ///
+    /// # Errors
+    /// [`DataError::TooLarge`] when the data could outgrow its bound.
+    pub fn merge_checked(
+        &mut self,
+        update: &Update,
+        options: Option<&MergeOptions>,
+    ) -> Result<(), DataError> {
+        self.apply(update, options, Target::State)
+    }
+
+    fn apply(
+        &mut self,
+        update: &Update,
+        options: Option<&MergeOptions>,
+        target: Target,
+    ) -> Result<(), DataError> {
+        match &mut self.content {
+            Content::Tree(root, node) => {
+                // An upper bound is enough while far below the limit; the exact size decides near it.
+                let limit = self.plan.limits.state_bytes_max;
+                let bytes = node.encoded_len(&self.plan.types, *root) + update.bytes().len();
+                if bytes > limit {
+                    return Err(DataError::TooLarge { bytes, limit });
+                }
+                let rules = Rules::new(self.plan.profile, target, options);
+                node.apply(&self.plan, *root, update.bytes(), update.notes, rules);
+                Ok(())
+            }
+            Content::Opaque(data) => data.push(update.bytes(), self.plan.limits.opaque_bytes_max),
+        }
+    }
+
+    /// Appends the encoded data, or what `mask` keeps of it. Fields come by number and map entries in the order in
+    /// which their keys first came, so equal histories give equal bytes.
+    pub fn encode(&self, mask: Option<&FieldMask>, out: &mut Vec<u8>) {
+        match &self.content {
+            Content::Tree(root, node) => {
+                let mask: Option<&MaskNode> = FieldMask::node(mask);
+                if mask.is_none() {
+                    out.reserve(node.encoded_len(&self.plan.types, *root));
+                }
+                node.encode(&self.plan.types, *root, mask, out);
+            }
+            Content::Opaque(data) => {
+                for update in &data.updates {
+                    out.extend_from_slice(update);
+                }
+            }
+        }
+    }
+
+    /// Size of the encoded data without a mask, in bytes.
+    #[must_use]
+    pub fn encoded_len(&self) -> usize {
+        match &self.content {
+            Content::Tree(root, node) => node.encoded_len(&self.plan.types, *root),
+            Content::Opaque(data) => data.bytes,
+        }
+    }
+
+    /// Memory held by the data, in bytes.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        match &self.content {
+            Content::Tree(_, node) => node.heap_bytes(),
+            Content::Opaque(data) => data.bytes + data.updates.capacity() * size_of::<Bytes>(),
+        }
+    }
+
+    /// The plan of the data's type.
+    #[must_use]
+    pub fn plan(&self) -> &Arc<Plan> {
+        &self.plan
+    }
+
+    /// Updates of a type without a schema that were dropped to stay within the bound.
+    #[must_use]
+    pub fn dropped_updates(&self) -> u64 {
+        match &self.content {
+            Content::Tree(..) => 0,
+            Content::Opaque(data) => data.dropped,
+        }
+    }
+}
+
+impl OpaqueData {
+    /// Keeps a copy of the update, and of those before it as many as the bound allows.
+    fn push(&mut self, update: &Bytes, limit: usize) -> Result<(), DataError> {
+        if update.len() > limit {
+            return Err(DataError::TooLarge { bytes: update.len(), limit });
+        }
+        if update.is_empty() {
+            return Ok(());
+        }
+        while self.bytes + update.len() > limit {
+            let Some(oldest) = self.updates.pop_front() else { break };
+            self.bytes -= oldest.len();
+            self.dropped += 1;
+        }
+        self.bytes += update.len();
+        self.updates.push_back(update.clone());
+        Ok(())
+    }
+}
