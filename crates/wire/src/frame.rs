@@ -355,6 +355,10 @@ impl FrameReader {
                     append(&mut pending, top_up, needed);
                     input = rest;
                     if pending.len() < needed {
+                        if needed == TAG_BYTES {
+                            // A tag that is still incomplete may be wrong already.
+                            self.front(scratch, &pending)?;
+                        }
                         self.pending = pending;
                         return Ok(());
                     }
