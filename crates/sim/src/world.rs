@@ -1,0 +1,749 @@
+//! The virtual process and network: production shards, mail between them, and a link to every peer.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::IoSlice;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use throng_gateway::data::Schemas;
+use throng_gateway::{
+    AuthTicket, CloseReason, Closed, Config, ConnId, ConnKind, Effect, Framing, Mail, Shard, ShardIndex,
+    Verdict,
+};
+use throng_stdx::{Instant, Rng};
+
+use crate::link::{Link, LinkProfile};
+
+/// A remote end: one connection of a client or a game server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId(pub usize);
+
+/// What happens to the peers, in order of virtual time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Note {
+    /// The connection is up; the peer may send.
+    Opened(PeerId),
+    /// The gateway did not take the connection.
+    Refused(PeerId),
+    /// Bytes arrived at the peer.
+    Bytes(PeerId, Vec<u8>),
+    /// The link takes bytes again.
+    Room(PeerId),
+    /// The connection has ended, as seen by the peer.
+    Closed(PeerId),
+    /// A time asked for with [`World::wake`].
+    Wake(u64),
+}
+
+/// How a peer leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leave {
+    /// Closes: what it sent arrives, then the end of the stream.
+    Close,
+    /// Its connection is reset: what is on the way is lost, both sides notice soon.
+    Reset,
+    /// It is gone, and the gateway notices only after the given time.
+    Vanish(Duration),
+}
+
+/// Behaviour of the virtual process and of links made from now on.
+#[derive(Debug, Clone)]
+pub struct Conditions {
+    /// Mail waits up to this long in a shard's inbox before it is handled.
+    pub mail_delay_max: Duration,
+    /// Verdicts of the authentication provider take up to this long.
+    pub verdict_delay_max: Duration,
+    /// Chance that the provider fails.
+    pub verdict_error: f64,
+}
+
+impl Default for Conditions {
+    fn default() -> Self {
+        Conditions {
+            mail_delay_max: Duration::from_micros(200),
+            verdict_delay_max: Duration::from_millis(20),
+            verdict_error: 0.0,
+        }
+    }
+}
+
+/// Shards, links and the order of everything that happens. The same seed gives the same run.
+#[derive(Debug)]
+pub struct World {
+    now: Instant,
+    rng: Rng,
+    /// How things are going now.
+    pub conditions: Conditions,
+    shards: Vec<ShardSlot>,
+    /// What happens when; ties are broken at random, then by number.
+    due: BTreeMap<(Instant, u32, u64), Due>,
+    next_number: u64,
+    peers: Vec<PeerEnd>,
+    /// Sockets that the gateway holds.
+    sockets: BTreeMap<ConnId, PeerId>,
+    notes: VecDeque<Note>,
+    closed: Vec<ClosedByGateway>,
+    /// Most bytes that ever waited in one outbox.
+    peak_outbox_bytes: usize,
+    /// Most items that ever waited in one inbox.
+    peak_inbox: usize,
+    steps: u64,
+}
+
+/// A connection that the gateway closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClosedByGateway {
+    /// When.
+    pub at: Instant,
+    /// Whose.
+    pub peer: PeerId,
+    /// Why.
+    pub reason: CloseReason,
+}
+
+#[derive(Debug)]
+struct ShardSlot {
+    shard: Shard,
+    inbox: VecDeque<Inbox>,
+    /// The thread does nothing before.
+    paused_until: Instant,
+    /// Earliest timer event in `World::due`.
+    timer_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+enum Inbox {
+    Mail(Mail),
+    /// A socket changes hands; from here on its bytes are this shard's.
+    Socket(PeerId),
+}
+
+#[derive(Debug)]
+struct PeerEnd {
+    kind: ConnKind,
+    framing: Framing,
+    addr: IpAddr,
+    up: Link,
+    down: Link,
+    state: PeerState,
+    conn: Option<(ConnId, ShardIndex)>,
+    /// The socket has arrived at its shard.
+    attached: bool,
+    up_scheduled: Option<Instant>,
+    down_scheduled: Option<Instant>,
+    /// The gateway sees the end of the stream after the last chunk.
+    up_end: Option<Closed>,
+    /// The peer sees the end after the last chunk.
+    down_ends: bool,
+    wants_room: bool,
+    websocket: WebSocketPayloads,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PeerState {
+    Over,
+    Connecting,
+    Open,
+}
+
+#[derive(Debug)]
+enum Due {
+    Accept(PeerId),
+    Up(PeerId),
+    Down(PeerId),
+    Write(PeerId),
+    Inbox(ShardIndex),
+    Timer(ShardIndex),
+    Verdict(AuthTicket, Verdict),
+    /// The gateway notices that a vanished connection is gone.
+    Lost(ConnId, Closed),
+    Wake(u64),
+}
+
+/// Unix time of `Instant::ZERO`: 14 November 2023, for no reason but to be a real time.
+pub const UNIX_START_NS: u64 = 1_700_000_000_000_000_000;
+
+impl World {
+    /// A process with `shard_count` shards and no connection.
+    #[must_use]
+    pub fn new(config: Config, schemas: Arc<Schemas>, shard_count: u16, seed: u64) -> World {
+        let mut rng = Rng::new(seed);
+        let config = Arc::new(config);
+        let shard = |index| ShardSlot {
+            shard: Shard::new(
+                Arc::clone(&config),
+                Arc::clone(&schemas),
+                ShardIndex(index),
+                shard_count,
+                rng.next_u64(),
+                UNIX_START_NS,
+            ),
+            inbox: VecDeque::new(),
+            paused_until: Instant::ZERO,
+            timer_at: None,
+        };
+        World {
+            now: Instant::ZERO,
+            shards: (0..shard_count).map(shard).collect(),
+            rng,
+            conditions: Conditions::default(),
+            due: BTreeMap::new(),
+            next_number: 0,
+            peers: Vec::new(),
+            sockets: BTreeMap::new(),
+            notes: VecDeque::new(),
+            closed: Vec::new(),
+            peak_outbox_bytes: 0,
+            peak_inbox: 0,
+            steps: 0,
+        }
+    }
+
+    /// Begins to connect; [`Note::Opened`] or [`Note::Refused`] follows. `framing` decides how the
+    /// gateway's bytes are wrapped; the peer gets plain frames either way. Every connection is a peer of
+    /// its own.
+    pub fn connect(
+        &mut self,
+        kind: ConnKind,
+        framing: Framing,
+        addr: IpAddr,
+        profile: LinkProfile,
+    ) -> PeerId {
+        let peer = PeerId(self.peers.len());
+        let delay = profile.delay;
+        self.peers.push(PeerEnd {
+            kind,
+            framing,
+            addr,
+            up: Link::new(profile.clone()),
+            down: Link::new(profile),
+            state: PeerState::Connecting,
+            conn: None,
+            attached: false,
+            up_scheduled: None,
+            down_scheduled: None,
+            up_end: None,
+            down_ends: false,
+            wants_room: false,
+            websocket: WebSocketPayloads::default(),
+        });
+        self.schedule(self.now + delay, Due::Accept(peer));
+        peer
+    }
+
+    /// Sends bytes of a peer; returns how many the link took. [`Note::Room`] follows when it took fewer.
+    pub fn send(&mut self, peer: PeerId, bytes: &[u8]) -> usize {
+        let end = &mut self.peers[peer.0];
+        if end.state != PeerState::Open || end.up_end.is_some() {
+            return bytes.len();
+        }
+        let taken = end.up.push(self.now, &mut self.rng, bytes);
+        end.wants_room = taken < bytes.len();
+        self.schedule_up(peer);
+        taken
+    }
+
+    /// Ends a peer's connection from its side. The peer notices at once.
+    pub fn leave(&mut self, peer: PeerId, how: Leave) {
+        let end = &mut self.peers[peer.0];
+        if end.state == PeerState::Over {
+            return;
+        }
+        end.state = PeerState::Over;
+        end.down.cut();
+        let conn = end.conn;
+        match how {
+            Leave::Close => {
+                end.up_end = Some(Closed::EndOfStream);
+                self.finish_up(peer);
+            }
+            Leave::Reset => {
+                end.up.cut();
+                end.up_end = Some(Closed::Error);
+                self.finish_up(peer);
+            }
+            Leave::Vanish(noticed_after) => {
+                end.up.cut();
+                // The gateway's bytes pile up in a link that nobody empties.
+                end.down.stall(self.now + noticed_after + Duration::from_secs(3600));
+                if let Some((conn, _)) = conn {
+                    self.schedule(self.now + noticed_after, Due::Lost(conn, Closed::Error));
+                }
+            }
+        }
+    }
+
+    /// Nothing arrives in the given directions before `until`.
+    pub fn stall(&mut self, peer: PeerId, up: bool, down: bool, until: Instant) {
+        let end = &mut self.peers[peer.0];
+        if up {
+            end.up.stall(until);
+        }
+        if down {
+            end.down.stall(until);
+        }
+    }
+
+    /// Ends all stalls and pauses.
+    pub fn heal(&mut self) {
+        for index in 0..self.peers.len() {
+            let end = &mut self.peers[index];
+            if end.state == PeerState::Open {
+                end.up.heal(self.now);
+                end.down.heal(self.now);
+                self.schedule_up(PeerId(index));
+                self.schedule_down(PeerId(index));
+            }
+        }
+        for index in 0..self.shards.len() {
+            self.shards[index].paused_until = self.now;
+            self.schedule_inbox(ShardIndex(index as u16));
+        }
+        self.conditions = Conditions::default();
+    }
+
+    /// What the links of a peer do from now on.
+    pub fn set_profile(&mut self, peer: PeerId, profile: LinkProfile) {
+        let end = &mut self.peers[peer.0];
+        end.up.profile = profile.clone();
+        end.down.profile = profile;
+    }
+
+    /// The thread of a shard does nothing before `until`.
+    pub fn pause_shard(&mut self, shard: ShardIndex, until: Instant) {
+        let slot = &mut self.shards[usize::from(shard.0)];
+        slot.paused_until = slot.paused_until.max(until);
+    }
+
+    /// Makes [`Note::Wake`] happen.
+    pub fn wake(&mut self, at: Instant, token: u64) {
+        self.schedule(at.max(self.now), Due::Wake(token));
+    }
+
+    /// Does the next thing unless it lies after `end`; returns what the peers notice. `None` when time
+    /// has come to `end`.
+    pub fn step(&mut self, end: Instant) -> Option<Note> {
+        loop {
+            if let Some(note) = self.notes.pop_front() {
+                return Some(note);
+            }
+            let (&(at, ..), _) = self.due.first_key_value()?;
+            if at > end {
+                self.now = end;
+                return None;
+            }
+            let (_, due) = self.due.pop_first()?;
+            self.now = self.now.max(at);
+            self.steps += 1;
+            self.happen(due);
+        }
+    }
+
+    /// Virtual time.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// The source of chance, for those who drive the world.
+    pub fn rng(&mut self) -> &mut Rng {
+        &mut self.rng
+    }
+
+    /// Number of shards.
+    #[must_use]
+    pub fn shard_count(&self) -> u16 {
+        self.shards.len() as u16
+    }
+
+    /// The shards, to look at.
+    pub fn shards(&self) -> impl Iterator<Item = &Shard> {
+        self.shards.iter().map(|slot| &slot.shard)
+    }
+
+    /// The shards, for shutting down and the like; outputs are drained by the next event.
+    pub fn begin_shutdown(&mut self) {
+        for index in 0..self.shards.len() {
+            let now = self.now;
+            self.shards[index].shard.begin_shutdown(now);
+            self.drain(ShardIndex(index as u16));
+        }
+    }
+
+    /// Connections that the gateway closed so far.
+    #[must_use]
+    pub fn closed_by_gateway(&self) -> &[ClosedByGateway] {
+        &self.closed
+    }
+
+    /// True while the peer's connection is up, as the peer sees it.
+    #[must_use]
+    pub fn is_open(&self, peer: PeerId) -> bool {
+        self.peers[peer.0].state == PeerState::Open
+    }
+
+    /// Sockets that the gateway holds.
+    #[must_use]
+    pub fn socket_count(&self) -> usize {
+        self.sockets.len()
+    }
+
+    /// Bytes that wait in the outbox of a peer's connection.
+    pub fn outbox_bytes(&mut self, peer: PeerId) -> usize {
+        let Some((conn, shard)) = self.peers[peer.0].conn else { return 0 };
+        self.shards[usize::from(shard.0)].shard.outbox(conn).map_or(0, |outbox| outbox.queued_bytes())
+    }
+
+    /// Most bytes that ever waited in one outbox.
+    #[must_use]
+    pub fn peak_outbox_bytes(&self) -> usize {
+        self.peak_outbox_bytes
+    }
+
+    /// Most items that ever waited in one inbox.
+    #[must_use]
+    pub fn peak_inbox(&self) -> usize {
+        self.peak_inbox
+    }
+
+    /// Events so far.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    fn schedule(&mut self, at: Instant, due: Due) {
+        let tie = self.rng.next_u32();
+        self.next_number += 1;
+        self.due.insert((at, tie, self.next_number), due);
+    }
+
+    fn happen(&mut self, due: Due) {
+        match due {
+            Due::Accept(peer) => self.accept(peer),
+            Due::Up(peer) => self.arrive_up(peer),
+            Due::Down(peer) => self.arrive_down(peer),
+            Due::Write(peer) => {
+                if let Some((conn, shard)) = self.peers[peer.0].conn
+                    && !self.postponed(shard, Due::Write(peer))
+                {
+                    self.write(shard, conn);
+                    self.drain(shard);
+                }
+            }
+            Due::Inbox(shard) => self.handle_inbox(shard),
+            Due::Timer(shard) => {
+                self.shards[usize::from(shard.0)].timer_at = None;
+                if !self.postponed(shard, Due::Timer(shard)) {
+                    let slot = &mut self.shards[usize::from(shard.0)];
+                    if slot.shard.next_timeout().is_some_and(|at| at <= self.now) {
+                        slot.shard.handle_timeout(self.now);
+                    }
+                    self.drain(shard);
+                }
+            }
+            Due::Verdict(ticket, verdict) => {
+                self.shards[0].shard.handle_verdict(self.now, ticket, verdict);
+                self.drain(ShardIndex(0));
+            }
+            Due::Lost(conn, cause) => self.lose(conn, cause),
+            Due::Wake(token) => self.notes.push_back(Note::Wake(token)),
+        }
+    }
+
+    /// Puts an event off while its shard's thread is paused.
+    fn postponed(&mut self, shard: ShardIndex, due: Due) -> bool {
+        let until = self.shards[usize::from(shard.0)].paused_until;
+        let paused = until > self.now;
+        if paused {
+            self.schedule(until, due);
+        }
+        paused
+    }
+
+    fn accept(&mut self, peer: PeerId) {
+        let end = &self.peers[peer.0];
+        if end.state != PeerState::Connecting {
+            return;
+        }
+        if self.postponed(ShardIndex(0), Due::Accept(peer)) {
+            return;
+        }
+        let end = &mut self.peers[peer.0];
+        match self.shards[0].shard.accept(self.now, end.kind, end.framing, end.addr) {
+            Err(_) => {
+                end.state = PeerState::Over;
+                self.notes.push_back(Note::Refused(peer));
+                self.drain(ShardIndex(0));
+            }
+            Ok(accepted) => {
+                end.state = PeerState::Open;
+                end.conn = Some((accepted.conn, accepted.shard));
+                let before = self.sockets.insert(accepted.conn, peer);
+                assert_eq!(before, None, "the id of a live connection was given again");
+                self.notes.push_back(Note::Opened(peer));
+                // The mail that announces the connection goes first.
+                self.drain(ShardIndex(0));
+                if accepted.shard == ShardIndex(0) {
+                    self.attach(peer);
+                } else {
+                    self.post(accepted.shard, Inbox::Socket(peer));
+                }
+            }
+        }
+    }
+
+    fn attach(&mut self, peer: PeerId) {
+        self.peers[peer.0].attached = true;
+        self.schedule_up(peer);
+        self.schedule(self.now, Due::Write(peer));
+    }
+
+    fn post(&mut self, shard: ShardIndex, item: Inbox) {
+        let slot = &mut self.shards[usize::from(shard.0)];
+        slot.inbox.push_back(item);
+        self.peak_inbox = self.peak_inbox.max(slot.inbox.len());
+        self.schedule_inbox(shard);
+    }
+
+    fn schedule_inbox(&mut self, shard: ShardIndex) {
+        let delay = self.rng.below(self.conditions.mail_delay_max.as_nanos() as u64 + 1);
+        self.schedule(self.now + Duration::from_nanos(delay), Due::Inbox(shard));
+    }
+
+    fn handle_inbox(&mut self, shard: ShardIndex) {
+        if self.postponed(shard, Due::Inbox(shard)) {
+            return;
+        }
+        let Some(item) = self.shards[usize::from(shard.0)].inbox.pop_front() else { return };
+        match item {
+            Inbox::Mail(mail) => self.shards[usize::from(shard.0)].shard.handle_mail(self.now, mail),
+            Inbox::Socket(peer) => {
+                if self.peers[peer.0].conn.is_some_and(|(conn, _)| self.sockets.contains_key(&conn)) {
+                    self.attach(peer);
+                }
+            }
+        }
+        self.drain(shard);
+    }
+
+    fn schedule_up(&mut self, peer: PeerId) {
+        let end = &mut self.peers[peer.0];
+        if !end.attached {
+            return;
+        }
+        let at = match end.up.next_arrival() {
+            Some(at) => at,
+            // The end of the stream takes as long as a chunk would.
+            None if end.up_end.is_some() => self.now + end.up.profile.delay,
+            None => return,
+        };
+        if end.up_scheduled.is_none_or(|scheduled| at < scheduled) {
+            end.up_scheduled = Some(at);
+            self.schedule(at, Due::Up(peer));
+        }
+    }
+
+    fn schedule_down(&mut self, peer: PeerId) {
+        let end = &mut self.peers[peer.0];
+        let at = match end.down.next_arrival() {
+            Some(at) => at,
+            None if end.down_ends => self.now + end.up.profile.delay,
+            None => return,
+        };
+        if end.down_scheduled.is_none_or(|scheduled| at < scheduled) {
+            end.down_scheduled = Some(at);
+            self.schedule(at, Due::Down(peer));
+        }
+    }
+
+    fn finish_up(&mut self, peer: PeerId) {
+        let end = &mut self.peers[peer.0];
+        end.up.heal(self.now);
+        end.up_scheduled = None;
+        self.schedule_up(peer);
+    }
+
+    fn arrive_up(&mut self, peer: PeerId) {
+        let end = &mut self.peers[peer.0];
+        let Some((conn, shard)) = end.conn else { return };
+        if end.up_scheduled.take().is_none() {
+            return;
+        }
+        if self.shards[usize::from(shard.0)].paused_until > self.now {
+            self.peers[peer.0].up_scheduled = Some(self.now);
+            self.postponed(shard, Due::Up(peer));
+            return;
+        }
+        let end = &mut self.peers[peer.0];
+        if let Some(chunk) = end.up.pop(self.now) {
+            if std::mem::take(&mut end.wants_room) {
+                self.notes.push_back(Note::Room(peer));
+            }
+            self.shards[usize::from(shard.0)].shard.handle_bytes(self.now, conn, &chunk);
+            self.drain(shard);
+        } else if let Some(cause) = end.up_end.filter(|_| end.up.next_arrival().is_none()) {
+            self.lose(conn, cause);
+            return;
+        }
+        self.schedule_up(peer);
+    }
+
+    fn arrive_down(&mut self, peer: PeerId) {
+        let end = &mut self.peers[peer.0];
+        if end.down_scheduled.take().is_none() {
+            return;
+        }
+        if let Some(chunk) = end.down.pop(self.now) {
+            if end.state == PeerState::Open {
+                let bytes = match end.framing {
+                    Framing::Stream => chunk,
+                    Framing::WebSocket => end.websocket.payload_of(&chunk),
+                };
+                if !bytes.is_empty() {
+                    self.notes.push_back(Note::Bytes(peer, bytes));
+                }
+            }
+            self.schedule(self.now, Due::Write(peer));
+        } else if end.down_ends && end.down.next_arrival().is_none() && end.state == PeerState::Open {
+            end.state = PeerState::Over;
+            self.notes.push_back(Note::Closed(peer));
+            return;
+        }
+        self.schedule_down(peer);
+    }
+
+    /// The transport tells the gateway that a connection has ended.
+    fn lose(&mut self, conn: ConnId, cause: Closed) {
+        let Some(&peer) = self.sockets.get(&conn) else { return };
+        let Some((_, shard)) = self.peers[peer.0].conn else { return };
+        if self.postponed(shard, Due::Lost(conn, cause)) {
+            return;
+        }
+        self.sockets.remove(&conn);
+        self.peers[peer.0].conn = None;
+        self.shards[usize::from(shard.0)].shard.handle_closed(self.now, conn, cause);
+        self.drain(shard);
+    }
+
+    /// Takes every output of a shard.
+    fn drain(&mut self, shard: ShardIndex) {
+        let index = usize::from(shard.0);
+        loop {
+            let mut idle = true;
+            while let Some((to, mail)) = self.shards[index].shard.poll_mail() {
+                self.post(to, Inbox::Mail(mail));
+                idle = false;
+            }
+            while let Some(effect) = self.shards[index].shard.poll_effect() {
+                self.carry_out(effect);
+                idle = false;
+            }
+            while let Some(conn) = self.shards[index].shard.poll_writable() {
+                self.write(shard, conn);
+                idle = false;
+            }
+            if idle {
+                break;
+            }
+        }
+        let slot = &mut self.shards[index];
+        if let Some(at) = slot.shard.next_timeout()
+            && slot.timer_at.is_none_or(|scheduled| at < scheduled)
+        {
+            let at = at.max(self.now);
+            slot.timer_at = Some(at);
+            self.schedule(at, Due::Timer(shard));
+        }
+    }
+
+    /// Offers a connection's output to its link.
+    fn write(&mut self, shard: ShardIndex, conn: ConnId) {
+        let Some(&peer) = self.sockets.get(&conn) else { return };
+        let end = &mut self.peers[peer.0];
+        if !end.attached {
+            return;
+        }
+        let shard = &mut self.shards[usize::from(shard.0)].shard;
+        while let Some(outbox) = shard.outbox(conn) {
+            if outbox.is_empty() {
+                break;
+            }
+            self.peak_outbox_bytes = self.peak_outbox_bytes.max(outbox.queued_bytes());
+            let mut slices: Vec<IoSlice<'_>> = Vec::new();
+            outbox.gather(&mut slices);
+            let mut bytes: Vec<u8> = Vec::new();
+            for slice in &slices {
+                bytes.extend_from_slice(slice);
+            }
+            assert!(!bytes.is_empty(), "an outbox that is not empty gave nothing");
+            let taken = end.down.push(self.now, &mut self.rng, &bytes);
+            shard.handle_written(self.now, conn, taken);
+            if taken < bytes.len() {
+                break;
+            }
+        }
+        self.schedule_down(peer);
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Close { conn, reason, flush } => {
+                let Some(peer) = self.sockets.remove(&conn) else { return };
+                self.closed.push(ClosedByGateway { at: self.now, peer, reason });
+                let end = &mut self.peers[peer.0];
+                end.conn = None;
+                end.down.push(self.now, &mut self.rng, &flush);
+                end.down_ends = true;
+                end.down_scheduled = None;
+                self.schedule_down(peer);
+            }
+            Effect::Authenticate { ticket, pit, lt, .. } => {
+                let delay = self.rng.below(self.conditions.verdict_delay_max.as_nanos() as u64 + 1);
+                let verdict = if self.rng.chance(self.conditions.verdict_error) {
+                    Verdict::Error("the provider is down".to_owned())
+                } else if lt.0 == "wrong" {
+                    Verdict::InvalidLt
+                } else if pit.0.is_empty() {
+                    Verdict::InvalidPit
+                } else {
+                    Verdict::Success
+                };
+                self.schedule(self.now + Duration::from_nanos(delay), Due::Verdict(ticket, verdict));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Takes the headers off a stream of unmasked WebSocket messages.
+#[derive(Debug, Default)]
+struct WebSocketPayloads {
+    header: Vec<u8>,
+    payload_left: usize,
+}
+
+impl WebSocketPayloads {
+    fn payload_of(&mut self, chunk: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        for &byte in chunk {
+            if self.payload_left > 0 {
+                self.payload_left -= 1;
+                out.push(byte);
+                continue;
+            }
+            self.header.push(byte);
+            let len = match *self.header.as_slice() {
+                [_, len @ 0..126] => usize::from(len),
+                [_, 126, a, b] => usize::from(u16::from_be_bytes([a, b])),
+                [_, 127, _, _, _, _, a, b, c, d] => u32::from_be_bytes([a, b, c, d]) as usize,
+                _ => continue,
+            };
+            assert_eq!(self.header[0], 0x82, "every message is one whole binary frame");
+            self.header.clear();
+            self.payload_left = len;
+        }
+        out
+    }
+}
