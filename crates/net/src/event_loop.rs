@@ -1,23 +1,25 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rustls::ClientConnection;
 use slab::Slab;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use throng_stdx::{Instant, TimerKey, TimerWheel};
 
 use crate::clock::Clock;
-use crate::config::{ConnectSpec, Limits, ListenerSpec, Transport};
+use crate::config::{ConnectSpec, ListenerSpec, Transport};
 use crate::handler::{Accept, CloseCause, CloseMode, Flow, Handler, TimedOut, WriteOutcome};
-use crate::listener::{Listener, Permit, ReservedDescriptor};
+use crate::listener::{Listener, Permit, ReservedDescriptor, Rules};
 use crate::stats::LoopStats;
-use crate::stream::{Phase, Sink, Stream};
+use crate::stream::{End, Phase, Shared, Sink, Stream};
 use crate::sys::{self, Epoll, Events};
+use crate::ws;
 
 /// Events taken per wait. More only makes the time between two waits, and so the reaction to timers, longer.
 const EVENTS_PER_POLL: usize = 512;
@@ -122,15 +124,56 @@ enum Timer {
 struct Conn {
     generation: u32,
     peer: SocketAddr,
-    /// The listener it came from, with its place in that listener's counts; `None` for outgoing connections.
+    /// Its place in the counts of the listener it came from; `None` for outgoing connections.
     permit: Option<Permit>,
-    rules: Arc<Limits>,
+    rules: Arc<Rules>,
+    /// The handler has been told of it, and so is to be told of its end. Until then the listener to report to.
+    unknown: Option<ListenerKey>,
     /// When bytes arrived last.
     heard: Instant,
     timer: Option<TimerKey>,
+    /// A ping was sent and nothing has come since.
+    pinged: bool,
     /// It is in the loop's queue of connections with work.
     queued: bool,
     stream: Stream,
+}
+
+/// What to do about a silent connection.
+enum Silence {
+    Fine,
+    Ping,
+    TooLong(TimedOut),
+}
+
+impl Conn {
+    /// The next moment at which silence matters: a ping is due, or patience ends.
+    fn next_silence(&self) -> Option<Instant> {
+        let idle = self.rules.limits.idle_timeout.map(|idle| self.heard + idle);
+        let rounds = if self.pinged { 2 } else { 1 };
+        let ping = self.rules.ping_interval.map(|interval| self.heard + interval * rounds);
+        [idle, ping].into_iter().flatten().min()
+    }
+
+    fn check_silence(&mut self, now: Instant) -> Silence {
+        let silence = now.since(self.heard);
+        if self.stream.paused {
+            // We are the ones who do not listen.
+            self.heard = now;
+            return Silence::Fine;
+        }
+        if self.rules.limits.idle_timeout.is_some_and(|idle| silence >= idle) {
+            return Silence::TooLong(TimedOut::Idle);
+        }
+        match self.rules.ping_interval {
+            Some(interval) if silence >= interval * 2 && self.pinged => Silence::TooLong(TimedOut::Ping),
+            Some(interval) if silence >= interval && !self.pinged => {
+                self.pinged = true;
+                Silence::Ping
+            }
+            _ => Silence::Fine,
+        }
+    }
 }
 
 /// Sockets, and what happens on them. See the [crate documentation](crate) for how it is driven.
@@ -148,6 +191,7 @@ pub struct EventLoop {
     /// Connections with work that no event will announce: input beyond one round's share, failed writes.
     backlog: VecDeque<ConnKey>,
     scratch: Box<[u8]>,
+    plain: Box<[u8]>,
     /// Time of the current or last poll.
     now: Instant,
     stats: LoopStats,
@@ -173,6 +217,7 @@ impl EventLoop {
             timers: TimerWheel::new(),
             backlog: VecDeque::new(),
             scratch: vec![0; READ_BYTES].into(),
+            plain: vec![0; READ_BYTES].into(),
             now: Instant::ZERO,
             stats: LoopStats::default(),
         })
@@ -189,7 +234,7 @@ impl EventLoop {
     /// The address is in use or not ours, or the specification asks for a combination that does not exist
     /// ([`io::ErrorKind::InvalidInput`]).
     pub fn listen(&mut self, spec: ListenerSpec) -> io::Result<(ListenerKey, SocketAddr)> {
-        only_tcp(spec.transport)?;
+        streams_only(spec.transport)?;
         let (listener, addr) = Listener::bind(spec)?;
         let entry = self.listeners.vacant_entry();
         let key = ListenerKey(entry.key() as u32);
@@ -211,9 +256,10 @@ impl EventLoop {
     /// Begins an outgoing connection. [`Handler::connected`] or [`Handler::closed`] will be called for it.
     ///
     /// # Errors
-    /// The attempt could not even be made: no descriptors, no such local address.
+    /// The attempt could not even be made: no descriptors, no such local address, a TLS configuration that does not
+    /// work.
     pub fn connect(&mut self, spec: ConnectSpec) -> io::Result<ConnKey> {
-        only_tcp(spec.transport)?;
+        streams_only(spec.transport)?;
         let socket = Socket::new(Domain::for_address(spec.addr), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
         socket.set_tcp_nodelay(true)?;
@@ -226,9 +272,15 @@ impl EventLoop {
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(error) => return Err(error),
         }
-        let rules = Limits { flush_timeout: spec.flush_timeout, ..Limits::default() };
-        let stream = Stream::connecting(TcpStream::from(socket));
-        let key = self.insert(stream, spec.addr, None, Arc::new(rules))?;
+        let tls = spec.tls.map(|tls| ClientConnection::new(tls.config, tls.server_name));
+        let tls = tls.transpose().map_err(io::Error::other)?.map(Into::into);
+        let ws = (spec.transport == Transport::WebSocket).then(|| {
+            let host = spec.host.unwrap_or_else(|| spec.addr.to_string());
+            let (request, response) = ws::request_head(&host, &spec.path, spec.origin.as_deref());
+            ws::Endpoint::client(request, response, spec.message_bytes_max)
+        });
+        let stream = Stream::connecting(socket.into(), tls, ws);
+        let key = self.insert(stream, spec.addr, None, Rules::outgoing(spec.flush_timeout), None)?;
         self.set_timer(key, Some(self.now + spec.timeout));
         Ok(key)
     }
@@ -306,16 +358,33 @@ impl EventLoop {
     }
 
     /// Closes a connection. The handler hears nothing more of it. Unknown keys are ignored.
+    ///
+    /// A WebSocket peer is told code 1000 by a flushing close; see [`EventLoop::close_with`].
     pub fn close(&mut self, key: ConnKey, mode: CloseMode) {
-        let Some(conn) = self.conn_mut(key) else { return };
-        if mode == CloseMode::Now || conn.stream.phase != Phase::Open {
-            self.remove(key);
-            return;
+        match mode {
+            CloseMode::Flush => self.close_with(key, 1000, ""),
+            CloseMode::Now => {
+                if self.conn_mut(key).is_some_and(|conn| conn.stream.phase != Phase::Lingering) {
+                    self.remove(key);
+                }
+            }
         }
-        conn.stream.finish();
-        let deadline = self.now + self.conns[key.index()].rules.flush_timeout;
-        self.set_timer(key, Some(deadline));
-        self.requeue(key);
+    }
+
+    /// Closes a connection as [`CloseMode::Flush`] does, and gives a WebSocket peer a code and a reason for people
+    /// (cut at 123 bytes). Other transports have no words for it.
+    pub fn close_with(&mut self, key: ConnKey, code: u16, reason: &str) {
+        let Some(conn) = get_mut(&mut self.conns, key) else { return };
+        match conn.stream.phase {
+            Phase::Open => {
+                conn.stream.finish(code, reason, &mut self.stats);
+                self.linger(key);
+            }
+            Phase::Lingering => {}
+            Phase::Connecting | Phase::Handshaking => {
+                self.remove(key);
+            }
+        }
     }
 
     /// Stops delivering a connection's input, as [`Flow::Pause`] does. Unknown keys are ignored.
@@ -352,7 +421,7 @@ impl EventLoop {
     pub fn attach(&mut self, detached: DetachedConn) -> io::Result<ConnKey> {
         let mut conn = detached.conn;
         conn.stream.paused = false;
-        let key = self.insert(conn.stream, conn.peer, conn.permit, conn.rules)?;
+        let key = self.insert(conn.stream, conn.peer, conn.permit, conn.rules, None)?;
         self.arm_open(key);
         self.requeue(key);
         Ok(key)
@@ -389,7 +458,13 @@ impl EventLoop {
                         continue;
                     }
                     let rules = listener.rules.clone();
-                    self.admit(key, Stream::accepted(fd), peer, permit, rules, handler);
+                    match listener.stream(fd) {
+                        Ok(stream) => self.admit(key, stream, peer, permit, rules, handler),
+                        Err(error) => {
+                            self.stats.handshakes_failed += 1;
+                            handler.handshake_failed(key, peer, CloseCause::Tls(error));
+                        }
+                    }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if sys::is_out_of_descriptors(&error) => {
@@ -413,24 +488,48 @@ impl EventLoop {
         stream: Stream,
         peer: SocketAddr,
         permit: Permit,
-        rules: Arc<Limits>,
+        rules: Arc<Rules>,
         handler: &mut impl Handler,
     ) {
         // Options fail only if the connection is gone already, which the first read will report.
         drop(stream.set_no_delay());
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
         drop(SockRef::from(&stream.fd()).set_tcp_keepalive(&keepalive));
-        let Ok(key) = self.insert(stream, peer, Some(permit), rules) else {
+        let deadline = self.now + rules.limits.handshake_timeout;
+        let Ok(key) = self.insert(stream, peer, Some(permit), rules, Some(listener)) else {
             self.stats.accept_errors += 1;
             return;
         };
-        match handler.accepted(listener, key, peer) {
-            Accept::Keep => self.arm_open(key),
-            Accept::HandOff => self.pause_read(key),
-            Accept::Refuse => {
-                self.stats.refused_by_handler += 1;
-                self.remove(key);
+        self.drive(key, handler, |stream, shared, sink| stream.start(shared, sink).map(|()| 0));
+        if self.conn_mut(key).is_some_and(|conn| conn.stream.phase == Phase::Handshaking) {
+            self.set_timer(key, Some(deadline));
+        }
+    }
+
+    /// Lets a stream do something that may reach the handler, and acts on what comes of it.
+    fn drive<H: Handler>(
+        &mut self,
+        key: ConnKey,
+        handler: &mut H,
+        act: impl FnOnce(&mut Stream, &mut Shared<'_>, &mut dyn Sink) -> Result<usize, End>,
+    ) {
+        let Some(conn) = get_mut(&mut self.conns, key) else { return };
+        let was_open = conn.stream.phase == Phase::Open;
+        let mut sink = ToHandler { handler, key, listener: &mut conn.unknown, peer: conn.peer };
+        let mut shared =
+            Shared { scratch: &mut self.scratch, plain: &mut self.plain, stats: &mut self.stats };
+        match act(&mut conn.stream, &mut shared, &mut sink) {
+            Ok(bytes) => {
+                if bytes > 0 {
+                    conn.heard = self.now;
+                    conn.pinged = false;
+                }
+                if !was_open && conn.stream.phase == Phase::Open {
+                    self.arm_open(key);
+                }
+                self.requeue(key);
             }
+            Err(end) => self.end(key, end, handler),
         }
     }
 
@@ -464,14 +563,10 @@ impl EventLoop {
             if conditions & sys::WRITABLE == 0 && !ended {
                 return;
             }
-            if let Err(error) = conn.stream.finish_connect() {
-                return self.end(key, CloseCause::ConnectFailed(error), handler);
-            }
-            self.arm_open(key);
-            handler.connected(key);
+            self.drive(key, handler, |stream, shared, sink| stream.start(shared, sink).map(|()| 0));
         }
         let Some(conn) = get_mut(&mut self.conns, key) else { return };
-        if conditions & sys::WRITABLE != 0 && conn.stream.note_writable() {
+        if conditions & sys::WRITABLE != 0 && conn.stream.note_writable(&mut self.stats) {
             handler.writable(key);
         }
         if conditions & sys::READABLE != 0 || ended {
@@ -479,60 +574,83 @@ impl EventLoop {
             if !conn.queued {
                 self.read(key, handler);
             }
+        } else {
+            // Sending may have failed.
+            self.requeue(key);
         }
     }
 
     /// Gives a connection its share of reading.
     fn read(&mut self, key: ConnKey, handler: &mut impl Handler) {
-        let Some(conn) = get_mut(&mut self.conns, key) else { return };
-        if !conn.stream.has_work() {
-            return;
-        }
-        conn.heard = self.now;
-        let mut sink = ToHandler { handler, key };
-        match conn.stream.read(&mut self.scratch, &mut self.stats, &mut sink) {
-            Ok(()) => self.requeue(key),
-            Err(cause) => self.end(key, cause, handler),
+        if self.conn_mut(key).is_some_and(|conn| conn.stream.has_work()) {
+            self.drive(key, handler, |stream, shared, sink| stream.read(shared, sink));
         }
     }
 
     fn handle_timer(&mut self, key: ConnKey, handler: &mut impl Handler) {
         let now = self.now;
-        let Some(conn) = self.conn_mut(key) else { return };
+        let Some(conn) = get_mut(&mut self.conns, key) else { return };
         conn.timer = None;
-        match conn.stream.phase {
-            Phase::Connecting => self.end(key, CloseCause::TimedOut(TimedOut::Connect), handler),
+        let timed_out = match conn.stream.phase {
+            Phase::Connecting => TimedOut::Connect,
+            Phase::Handshaking => TimedOut::Handshake,
             Phase::Lingering => {
                 self.remove(key);
+                return;
             }
-            Phase::Open => {
-                let Some(idle) = conn.rules.idle_timeout else { return };
-                if now >= conn.heard + idle {
-                    self.end(key, CloseCause::TimedOut(TimedOut::Idle), handler);
-                } else {
-                    let next = conn.heard + idle;
-                    self.set_timer(key, Some(next));
+            Phase::Open => match conn.check_silence(now) {
+                Silence::Fine => return self.arm_open(key),
+                Silence::Ping => {
+                    conn.stream.ping(&mut self.stats);
+                    self.requeue(key);
+                    return self.arm_open(key);
                 }
-            }
-        }
+                Silence::TooLong(timed_out) => timed_out,
+            },
+        };
+        let end = End { cause: Some(CloseCause::TimedOut(timed_out)), lingers: false };
+        self.end(key, end, handler);
     }
 
-    /// Sets the timer of a connection that is ready.
+    /// Sets the timer of a connection that is ready: to the next moment at which silence would matter.
     fn arm_open(&mut self, key: ConnKey) {
-        let now = self.now;
         if let Some(conn) = self.conn_mut(key) {
-            let next = conn.rules.idle_timeout.map(|idle| now + idle);
-            self.set_timer(key, next);
+            let at = conn.next_silence();
+            self.set_timer(key, at);
         }
     }
 
     /// Ends a connection for a reason that the driver does not know yet.
-    fn end(&mut self, key: ConnKey, cause: CloseCause, handler: &mut impl Handler) {
-        if let Some(conn) = self.remove(key)
-            && conn.stream.phase != Phase::Lingering
-        {
-            handler.closed(key, cause);
+    fn end(&mut self, key: ConnKey, end: End, handler: &mut impl Handler) {
+        let Some(conn) = get_mut(&mut self.conns, key) else { return };
+        let (unknown, peer) = (conn.unknown, conn.peer);
+        if conn.stream.phase == Phase::Lingering {
+            self.remove(key);
+            return;
         }
+        if end.lingers {
+            let (code, reason) = (1000, "");
+            conn.stream.finish(code, reason, &mut self.stats);
+            self.linger(key);
+        } else {
+            self.remove(key);
+        }
+        match (unknown, end.cause) {
+            (None, Some(cause)) => handler.closed(key, cause),
+            (Some(listener), Some(cause)) => {
+                self.stats.handshakes_failed += 1;
+                handler.handshake_failed(listener, peer, cause);
+            }
+            (_, None) => self.stats.refused_by_handler += 1,
+        }
+    }
+
+    /// Gives a connection that said goodbye its time.
+    fn linger(&mut self, key: ConnKey) {
+        let Some(conn) = self.conn_mut(key) else { return };
+        let flush_timeout = conn.rules.limits.flush_timeout;
+        self.set_timer(key, Some(self.now + flush_timeout));
+        self.requeue(key);
     }
 
     fn insert(
@@ -540,7 +658,8 @@ impl EventLoop {
         stream: Stream,
         peer: SocketAddr,
         permit: Option<Permit>,
-        rules: Arc<Limits>,
+        rules: Arc<Rules>,
+        unknown: Option<ListenerKey>,
     ) -> io::Result<ConnKey> {
         let entry = self.conns.vacant_entry();
         // 31 bits: the top bit of a token marks listeners.
@@ -553,7 +672,9 @@ impl EventLoop {
             peer,
             permit,
             rules,
+            unknown,
             heard: self.now,
+            pinged: false,
             timer: None,
             queued: false,
             stream,
@@ -595,9 +716,12 @@ impl EventLoop {
     }
 }
 
-/// The other transports arrive with the next changes.
-fn only_tcp(transport: Transport) -> io::Result<()> {
-    if transport == Transport::Tcp { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
+/// KCP arrives with a later change.
+fn streams_only(transport: Transport) -> io::Result<()> {
+    match transport {
+        Transport::Tcp | Transport::WebSocket => Ok(()),
+        Transport::Kcp(_) => Err(io::ErrorKind::Unsupported.into()),
+    }
 }
 
 /// Finds a connection while other parts of the loop stay usable.
@@ -605,13 +729,26 @@ fn get_mut(conns: &mut Slab<Conn>, key: ConnKey) -> Option<&mut Conn> {
     conns.get_mut(key.index()).filter(|conn| conn.generation == key.generation)
 }
 
-/// Passes a stream's bytes on.
+/// Passes on what a stream has to tell.
 struct ToHandler<'a, H> {
     handler: &'a mut H,
     key: ConnKey,
+    /// Taken once the handler knows of the connection.
+    listener: &'a mut Option<ListenerKey>,
+    peer: SocketAddr,
 }
 
 impl<H: Handler> Sink for ToHandler<'_, H> {
+    fn ready(&mut self) -> Accept {
+        match self.listener.take() {
+            Some(listener) => self.handler.accepted(listener, self.key, self.peer),
+            None => {
+                self.handler.connected(self.key);
+                Accept::Keep
+            }
+        }
+    }
+
     fn data(&mut self, bytes: &[u8]) -> Flow {
         self.handler.data(self.key, bytes)
     }

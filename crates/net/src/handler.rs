@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use throng_stdx::Instant;
 
 use crate::event_loop::{ConnKey, ListenerKey};
+use crate::ws;
 
 /// Receives what happens on a loop's sockets.
 ///
@@ -35,6 +36,11 @@ pub trait Handler {
 
     /// Bytes arrived, in stream order and never empty.
     fn data(&mut self, key: ConnKey, bytes: &[u8]) -> Flow;
+
+    /// An accepted connection ended before it was ready, so that `accepted` was never called for it.
+    fn handshake_failed(&mut self, listener: ListenerKey, peer: SocketAddr, cause: CloseCause) {
+        let _ = (listener, peer, cause);
+    }
 
     /// There is room to write again after a write was [blocked](WriteOutcome::blocked).
     fn writable(&mut self, key: ConnKey);
@@ -100,6 +106,19 @@ pub enum CloseCause {
     ConnectFailed(io::Error),
     /// Something took too long.
     TimedOut(TimedOut),
+    /// The TLS peer broke the protocol, or one end does not trust the other.
+    Tls(rustls::Error),
+    /// The WebSocket peer said goodbye, with a code if it gave one.
+    WsClosed {
+        /// Spec: RFC 6455 §7.4
+        code: Option<u16>,
+    },
+    /// The WebSocket peer broke the protocol; it was told.
+    WsProtocol(ws::ProtocolError),
+    /// A request for a WebSocket was refused; the peer was told.
+    WsRejected(ws::Rejection),
+    /// The server did not open a WebSocket for us.
+    WsRefused(ws::ResponseError),
 }
 
 impl CloseCause {
@@ -114,6 +133,14 @@ impl CloseCause {
             Self::TimedOut(TimedOut::Handshake) => "handshake_timeout",
             Self::TimedOut(TimedOut::Idle) => "idle_timeout",
             Self::TimedOut(TimedOut::Ping) => "ping_timeout",
+            Self::Tls(_) => "tls_error",
+            Self::WsClosed { .. } => "ws_closed",
+            Self::WsProtocol(ws::ProtocolError::Text) => "ws_text",
+            Self::WsProtocol(ws::ProtocolError::MessageTooLarge { .. }) => "ws_message_too_large",
+            Self::WsProtocol(_) => "ws_protocol",
+            Self::WsRejected(ws::Rejection { status: 403, .. }) => "ws_origin",
+            Self::WsRejected(_) => "ws_bad_request",
+            Self::WsRefused(_) => "ws_refused",
         }
     }
 }

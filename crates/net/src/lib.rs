@@ -58,10 +58,14 @@ mod stats;
 mod stream;
 mod sys;
 mod tls;
+pub mod ws;
 
 pub use clock::Clock;
 pub use config::{ConnectSpec, Limits, ListenerSpec, Transport, WsPolicy};
 pub use event_loop::{ConnKey, DetachedConn, EventLoop, ListenerKey, Waker};
 pub use handler::{Accept, CloseCause, CloseMode, Flow, Handler, TimedOut, WriteOutcome};
 pub use stats::LoopStats;
-pub use tls::{TlsAcceptor, TlsConnector};
+pub use tls::{
+    DevelopmentCertificate, TlsAcceptor, TlsConfigError, TlsConnector, development_certificate,
+    tls_client_config, tls_server_config,
+};

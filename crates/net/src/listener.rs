@@ -6,18 +6,24 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use rustls::ServerConnection;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::config::{Limits, ListenerSpec};
-use crate::sys;
+use crate::config::{Limits, ListenerSpec, Transport, WsPolicy};
+use crate::stream::Stream;
+use crate::tls::TlsAcceptor;
+use crate::{sys, ws};
 
 /// A listening TCP socket.
 pub(crate) struct Listener {
     socket: TcpListener,
     pub(crate) admission: Arc<Admission>,
     /// Shared with its connections.
-    pub(crate) rules: Arc<Limits>,
+    pub(crate) rules: Arc<Rules>,
+    websocket: bool,
+    tls: Option<TlsAcceptor>,
     /// Not registered with epoll because descriptors ran out; a timer brings it back.
     pub(crate) resting: bool,
 }
@@ -40,16 +46,43 @@ impl Listener {
         let socket: TcpListener = socket.into();
         let addr = socket.local_addr()?;
         let admission = Arc::new(Admission::new(&spec.limits));
-        let rules = Arc::new(spec.limits.clone());
-        Ok((Self { socket, admission, rules, resting: false }, addr))
+        let websocket = spec.transport == Transport::WebSocket;
+        let ping_interval = if websocket { spec.ws.ping_interval } else { None };
+        let rules = Arc::new(Rules { limits: spec.limits, ws: spec.ws, ping_interval });
+        Ok((Self { socket, admission, rules, websocket, tls: spec.tls, resting: false }, addr))
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
+    /// Wraps an accepted socket in the listener's layers.
+    pub(crate) fn stream(&self, fd: OwnedFd) -> Result<Stream, rustls::Error> {
+        let tls = match &self.tls {
+            Some(acceptor) => Some(ServerConnection::new(acceptor.current())?.into()),
+            None => None,
+        };
+        let ws = self.websocket.then(|| ws::Endpoint::server(self.rules.ws.clone()));
+        Ok(Stream::accepted(fd, tls, ws))
+    }
+
     pub(crate) fn accept(&self) -> io::Result<(OwnedFd, SocketAddr)> {
         sys::accept(self.socket.as_fd())
+    }
+}
+
+/// What a connection has to know of the listener it came from.
+pub(crate) struct Rules {
+    pub(crate) limits: Limits,
+    ws: Arc<WsPolicy>,
+    pub(crate) ping_interval: Option<Duration>,
+}
+
+impl Rules {
+    /// Rules for an outgoing connection.
+    pub(crate) fn outgoing(flush_timeout: Duration) -> Arc<Self> {
+        let limits = Limits { flush_timeout, ..Limits::default() };
+        Arc::new(Self { limits, ws: Arc::default(), ping_interval: None })
     }
 }
 

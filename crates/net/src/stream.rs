@@ -1,39 +1,80 @@
-//! One TCP connection.
+//! One TCP connection with the layers on it: TLS, WebSocket, or both, or none.
+//!
+//! ```text
+//!   socket ─▶ scratch ─▶ TLS ─▶ plain ─▶ WebSocket ─▶ handler      paused: what the handler has not taken
+//!                                                                   stays in `rest`, the kernel's window does the rest
+//!   socket ◀─ TLS ◀─ control frames between the driver's messages ◀─ driver
+//! ```
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustls::Connection as Tls;
 use socket2::SockRef;
 
-use crate::handler::{CloseCause, Flow};
+use crate::handler::{Accept, CloseCause, Flow};
 use crate::stats::LoopStats;
+use crate::ws;
 
 /// Slices given to one gathered write; the kernel refuses more (`IOV_MAX`).
 const SLICES_PER_WRITE: usize = 1024;
+/// Bytes that TLS may hold encrypted but unsent. One write of the largest gateway frame fits.
+const TLS_BUFFER_BYTES: usize = 128 * 1024;
 
 /// Where a stream is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// `connect` is under way.
     Connecting,
+    /// TLS or WebSocket are getting ready.
+    Handshaking,
     /// Bytes flow.
     Open,
-    /// The driver is done with it; what was written is on its way to the peer, what arrives is thrown away. Closing a
+    /// Its owner is done with it; what was written is on its way to the peer, what arrives is thrown away. Closing a
     /// socket with unread input would reset the connection and might destroy what was sent last.
     Lingering,
 }
 
-/// Takes the bytes of a stream.
+/// Takes what a stream has to tell.
 pub(crate) trait Sink {
+    /// All handshakes are complete.
+    fn ready(&mut self) -> Accept;
     fn data(&mut self, bytes: &[u8]) -> Flow;
+}
+
+/// Buffers and counters that all streams of a loop share.
+pub(crate) struct Shared<'a> {
+    /// What a read fills.
+    pub(crate) scratch: &'a mut [u8],
+    /// What decryption fills.
+    pub(crate) plain: &'a mut [u8],
+    pub(crate) stats: &'a mut LoopStats,
+}
+
+/// A stream's end.
+pub(crate) struct End {
+    /// What to tell; `None` when the driver itself refused the connection.
+    pub(crate) cause: Option<CloseCause>,
+    /// A farewell is to reach the peer: let it linger.
+    pub(crate) lingers: bool,
+}
+
+impl End {
+    fn cut(cause: CloseCause) -> Self {
+        Self { cause: Some(cause), lingers: false }
+    }
+
+    fn linger(cause: CloseCause) -> Self {
+        Self { cause: Some(cause), lingers: true }
+    }
 }
 
 pub(crate) struct Stream {
     socket: TcpStream,
     pub(crate) phase: Phase,
     /// The kernel may hold bytes that were not read yet.
-    pub(crate) readable: bool,
+    readable: bool,
     /// The peer ended the stream or it failed; reading will reveal it once the bytes before it are taken.
     ended: bool,
     pub(crate) paused: bool,
@@ -41,20 +82,30 @@ pub(crate) struct Stream {
     blocked: bool,
     /// The driver was told that the stream is blocked and waits for news.
     pub(crate) wanted: bool,
+    /// Our direction of the stream has ended.
+    shut: bool,
     /// A write failed. Bytes that arrived before are still delivered, then this is reported.
-    broken: Option<io::Error>,
+    broken: Option<Box<io::Error>>,
+    /// Decrypted input that was not delivered because of a pause; at most one read's worth.
+    rest: Vec<u8>,
+    tls: Option<Box<Tls>>,
+    ws: Option<Box<ws::Endpoint>>,
 }
 
 impl Stream {
-    pub(crate) fn accepted(fd: OwnedFd) -> Self {
-        Self::new(fd.into(), Phase::Open)
+    pub(crate) fn accepted(fd: OwnedFd, tls: Option<Tls>, ws: Option<ws::Endpoint>) -> Self {
+        Self::new(fd.into(), Phase::Handshaking, tls, ws)
     }
 
-    pub(crate) fn connecting(socket: TcpStream) -> Self {
-        Self::new(socket, Phase::Connecting)
+    pub(crate) fn connecting(socket: TcpStream, tls: Option<Tls>, ws: Option<ws::Endpoint>) -> Self {
+        Self::new(socket, Phase::Connecting, tls, ws)
     }
 
-    fn new(socket: TcpStream, phase: Phase) -> Self {
+    fn new(socket: TcpStream, phase: Phase, tls: Option<Tls>, ws: Option<ws::Endpoint>) -> Self {
+        let mut tls = tls.map(Box::new);
+        if let Some(tls) = &mut tls {
+            tls.set_buffer_limit(Some(TLS_BUFFER_BYTES));
+        }
         Self {
             socket,
             phase,
@@ -63,7 +114,11 @@ impl Stream {
             paused: false,
             blocked: false,
             wanted: false,
+            shut: false,
             broken: None,
+            rest: Vec::new(),
+            tls,
+            ws: ws.map(Box::new),
         }
     }
 
@@ -75,13 +130,42 @@ impl Stream {
         self.socket.set_nodelay(true)
     }
 
-    /// The outcome of a non-blocking `connect` that the kernel has reported on.
-    pub(crate) fn finish_connect(&mut self) -> io::Result<()> {
-        if let Some(error) = self.socket.take_error()? {
-            return Err(error);
+    /// Begins the handshakes of a stream that is connected, or reports it ready if there are none.
+    pub(crate) fn start(&mut self, shared: &mut Shared<'_>, sink: &mut dyn Sink) -> Result<(), End> {
+        if self.phase == Phase::Connecting {
+            if let Some(error) = self.socket.take_error().unwrap_or_else(Some) {
+                return Err(End::cut(CloseCause::ConnectFailed(error)));
+            }
+            self.phase = Phase::Handshaking;
         }
+        if self.tls.is_some() {
+            self.flush_tls(shared.stats);
+            return Ok(());
+        }
+        self.transport_ready(shared, sink)
+    }
+
+    /// TLS is ready, or there is none.
+    fn transport_ready(&mut self, shared: &mut Shared<'_>, sink: &mut dyn Sink) -> Result<(), End> {
+        if self.ws.is_some() {
+            // Sends a client's request.
+            self.flush_control(shared.stats);
+            return Ok(());
+        }
+        self.ready(sink)
+    }
+
+    fn ready(&mut self, sink: &mut dyn Sink) -> Result<(), End> {
         self.phase = Phase::Open;
-        Ok(())
+        match sink.ready() {
+            Accept::Keep => Ok(()),
+            Accept::HandOff => {
+                self.paused = true;
+                Ok(())
+            }
+            // A client that waits for an answer to its upgrade gets one.
+            Accept::Refuse => Err(End { cause: None, lingers: self.ws.is_some() }),
+        }
     }
 
     /// Notes that the kernel has bytes, or the end of the stream, for us.
@@ -90,62 +174,184 @@ impl Stream {
         self.ended |= ended;
     }
 
-    /// Notes that the kernel takes bytes again. Returns whether the driver wants to know.
-    pub(crate) fn note_writable(&mut self) -> bool {
+    /// Notes that the kernel takes bytes again, and sends what waits. Returns whether the driver wants to know.
+    pub(crate) fn note_writable(&mut self, stats: &mut LoopStats) -> bool {
         self.blocked = false;
-        std::mem::take(&mut self.wanted)
+        if self.phase == Phase::Lingering {
+            self.progress_farewell(stats);
+            return false;
+        }
+        self.flush_tls(stats);
+        if self.phase == Phase::Open || self.tls.as_ref().is_none_or(|tls| !tls.is_handshaking()) {
+            self.flush_control(stats);
+        }
+        self.phase == Phase::Open && !self.blocked && std::mem::take(&mut self.wanted)
     }
 
     /// There is something to do that no event will announce.
     pub(crate) fn has_work(&self) -> bool {
-        (self.readable && !self.paused) || self.broken.is_some()
+        (!self.paused && (self.readable || !self.rest.is_empty())) || self.broken.is_some()
     }
 
-    /// Reads once.
-    pub(crate) fn read(
-        &mut self,
-        scratch: &mut [u8],
-        stats: &mut LoopStats,
-        sink: &mut dyn Sink,
-    ) -> Result<(), CloseCause> {
+    /// Reads once and delivers what that gives. Returns how many bytes came from the peer.
+    pub(crate) fn read(&mut self, shared: &mut Shared<'_>, sink: &mut dyn Sink) -> Result<usize, End> {
         if self.paused {
             // Nothing more will be delivered before the driver resumes, so a failure is all there is to tell.
-            return self.broken.take().map_or(Ok(()), |error| Err(CloseCause::Failed(error)));
+            return self.take_failure().map_or(Ok(0), Err);
         }
-        stats.reads += 1;
-        match (&self.socket).read(scratch) {
-            Ok(0) => Err(CloseCause::EndOfStream),
+        if !self.rest.is_empty() {
+            let mut rest = std::mem::take(&mut self.rest);
+            self.deliver(&mut rest, shared.stats, sink)?;
+            return Ok(0);
+        }
+        shared.stats.reads += 1;
+        match (&self.socket).read(shared.scratch) {
+            Ok(0) => Err(End::cut(CloseCause::EndOfStream)),
             Ok(count) => {
-                stats.bytes_in += count as u64;
+                shared.stats.bytes_in += count as u64;
                 // A read that did not fill the buffer took everything, and what comes later raises an event.
-                self.readable = count == scratch.len() || self.ended;
-                if self.phase == Phase::Open && sink.data(&scratch[..count]) == Flow::Pause {
-                    self.paused = true;
-                }
-                Ok(())
+                self.readable = count == shared.scratch.len() || self.ended;
+                self.receive(count, shared, sink)?;
+                Ok(count)
             }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.readable = false;
                 self.ended = false;
-                self.broken.take().map_or(Ok(()), |error| Err(CloseCause::Failed(error)))
+                self.take_failure().map_or(Ok(0), Err)
             }
-            Err(error) => Err(CloseCause::Failed(error)),
+            Err(error) => Err(End::cut(CloseCause::Failed(error))),
         }
     }
 
-    /// Writes what the kernel takes. A failure shows in the next [`Stream::read`].
-    pub(crate) fn write(&mut self, mut slices: &[IoSlice<'_>], stats: &mut LoopStats) -> usize {
-        let mut taken = 0;
-        while !slices.is_empty() && !self.blocked {
-            let (chunk, rest) = slices.split_at(slices.len().min(SLICES_PER_WRITE));
-            let offered: usize = chunk.iter().map(|slice| slice.len()).sum();
-            if offered > 0 {
-                let count = self.send(chunk, stats);
-                taken += count;
-                self.blocked |= count < offered;
+    fn take_failure(&mut self) -> Option<End> {
+        self.broken.take().map(|error| End::cut(CloseCause::Failed(*error)))
+    }
+
+    /// Takes the first `count` bytes of the scratch buffer through the layers.
+    fn receive(&mut self, count: usize, shared: &mut Shared<'_>, sink: &mut dyn Sink) -> Result<(), End> {
+        let Shared { scratch, plain, stats } = shared;
+        if self.phase == Phase::Lingering {
+            return Ok(());
+        }
+        if self.tls.is_none() {
+            return self.deliver(&mut scratch[..count], stats, sink);
+        }
+        let mut input = &scratch[..count];
+        while !input.is_empty() {
+            let Some(tls) = &mut self.tls else { break };
+            let was_handshaking = tls.is_handshaking();
+            // Cannot fail: the buffer that it reports full is emptied below in every round.
+            let taken = tls.read_tls(&mut input).unwrap_or(0);
+            if let Err(error) = tls.process_new_packets() {
+                // Sends the alert that says what is wrong.
+                self.flush_tls(stats);
+                return Err(End::linger(CloseCause::Tls(error)));
             }
-            slices = rest;
+            let ready = was_handshaking && !tls.is_handshaking();
+            self.flush_tls(stats);
+            if ready {
+                let mut shared = Shared { scratch: &mut [], plain: &mut [], stats };
+                self.transport_ready(&mut shared, sink)?;
+            }
+            while let Some(tls) = &mut self.tls {
+                match tls.reader().read(plain) {
+                    Ok(0) => return Err(End::linger(CloseCause::EndOfStream)),
+                    Ok(count) => self.deliver(&mut plain[..count], stats, sink)?,
+                    // Only `WouldBlock` happens: the end of the socket's stream is never announced to TLS.
+                    Err(_) => break,
+                }
+            }
+            if taken == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes decrypted bytes through WebSocket to the sink. What a pause leaves is kept.
+    fn deliver(&mut self, bytes: &mut [u8], stats: &mut LoopStats, sink: &mut dyn Sink) -> Result<(), End> {
+        let mut used = 0;
+        while used < bytes.len() && !self.paused && self.rest.is_empty() {
+            let Some(ws) = &mut self.ws else {
+                self.paused = sink.data(&bytes[used..]) == Flow::Pause;
+                return Ok(());
+            };
+            let paused = &mut self.paused;
+            let outcome = ws.feed(&mut bytes[used..], &mut |data| {
+                let flow = sink.data(data);
+                *paused = flow == Flow::Pause;
+                flow
+            });
+            match outcome {
+                ws::Outcome::Used(count) => used += count,
+                ws::Outcome::Ready(count) => {
+                    used += count;
+                    let result = self.ready(sink);
+                    if let Some(ws) = &mut self.ws {
+                        if result.is_ok() {
+                            ws.accept();
+                        } else {
+                            ws.refuse();
+                        }
+                    }
+                    result?;
+                }
+                ws::Outcome::PeerClosed(code) => return Err(End::linger(CloseCause::WsClosed { code })),
+                ws::Outcome::Rejected(why) => return Err(End::linger(CloseCause::WsRejected(why))),
+                ws::Outcome::Refused(error) => return Err(End::cut(CloseCause::WsRefused(error))),
+                ws::Outcome::Broken(error) => return Err(End::linger(CloseCause::WsProtocol(error))),
+            }
+        }
+        self.rest.extend_from_slice(&bytes[used..]);
+        // Pongs, and the response to an upgrade.
+        self.flush_control(stats);
+        Ok(())
+    }
+
+    /// Writes what the connection takes. A failure shows in the next [`Stream::read`].
+    pub(crate) fn write(&mut self, slices: &[IoSlice<'_>], stats: &mut LoopStats) -> usize {
+        if self.ws.as_ref().is_some_and(|ws| ws.has_control()) {
+            return self.write_around_control(slices, stats);
+        }
+        let taken = self.send(slices, stats);
+        if let Some(ws) = &mut self.ws {
+            let mut left = taken;
+            for slice in slices {
+                let count = left.min(slice.len());
+                ws.note_sent(&slice[..count]);
+                left -= count;
+                if left == 0 {
+                    break;
+                }
+            }
+        }
+        taken
+    }
+
+    /// Writes up to the end of the message that is open, then what waits to be sent between messages, then the rest.
+    fn write_around_control(&mut self, slices: &[IoSlice<'_>], stats: &mut LoopStats) -> usize {
+        let mut taken = 0;
+        self.flush_control(stats);
+        let Some(ws) = &self.ws else { return 0 };
+        let mut open = ws.open_bytes(slices.iter().map(|slice| &**slice));
+        for slice in slices {
+            let mut rest: &[u8] = slice;
+            while !rest.is_empty() && !self.blocked {
+                let part = if open > 0 { &rest[..open.min(rest.len())] } else { rest };
+                let count = self.send(&[IoSlice::new(part)], stats);
+                taken += count;
+                rest = &rest[count..];
+                if let Some(ws) = &mut self.ws {
+                    ws.note_sent(&part[..count]);
+                }
+                if open > 0 {
+                    open -= count;
+                    if open == 0 {
+                        self.flush_control(stats);
+                    }
+                }
+            }
         }
         taken
     }
@@ -154,12 +360,125 @@ impl Stream {
         self.blocked
     }
 
-    fn send(&mut self, chunk: &[IoSlice<'_>], stats: &mut LoopStats) -> usize {
+    /// Sends a ping if the connection is a WebSocket.
+    pub(crate) fn ping(&mut self, stats: &mut LoopStats) {
+        if let Some(ws) = &mut self.ws {
+            ws.ping();
+            self.flush_control(stats);
+        }
+    }
+
+    /// Ends our direction of the stream after everything that was written, with the goodbye of each layer.
+    pub(crate) fn finish(&mut self, code: u16, reason: &str, stats: &mut LoopStats) {
+        if let Some(ws) = &mut self.ws {
+            ws.say_goodbye(code, reason);
+        }
+        self.phase = Phase::Lingering;
+        self.paused = false;
+        self.rest = Vec::new();
+        self.readable = true;
+        self.progress_farewell(stats);
+    }
+
+    fn progress_farewell(&mut self, stats: &mut LoopStats) {
+        self.flush_control(stats);
+        if self.blocked || self.shut {
+            return;
+        }
+        if let Some(tls) = &mut self.tls {
+            tls.send_close_notify();
+            self.flush_tls(stats);
+            if self.blocked {
+                return;
+            }
+        }
+        self.shut = true;
+        // Fails only if the connection is gone, which the next read finds out.
+        drop(self.socket.shutdown(Shutdown::Write));
+    }
+
+    /// Sends what WebSocket has to say by itself, as far as possible now.
+    fn flush_control(&mut self, stats: &mut LoopStats) {
+        while !self.blocked
+            && let Some(ws) = &mut self.ws
+        {
+            let control = ws.control();
+            if control.is_empty() {
+                return;
+            }
+            let control = control.to_vec();
+            let count = self.send(&[IoSlice::new(&control)], stats);
+            if let Some(ws) = &mut self.ws {
+                ws.control_sent(count);
+            }
+        }
+    }
+
+    /// Sends through TLS, if there is any.
+    fn send(&mut self, slices: &[IoSlice<'_>], stats: &mut LoopStats) -> usize {
+        if self.tls.is_none() {
+            return self.send_raw(slices, stats);
+        }
+        let mut taken = 0;
+        self.flush_tls(stats);
+        for slice in slices {
+            let mut rest: &[u8] = slice;
+            while !rest.is_empty() && !self.blocked {
+                let Some(tls) = &mut self.tls else { return taken };
+                // Takes nothing only when the buffer is full, and then flushing blocks or makes room.
+                let count = tls.writer().write(rest).unwrap_or(0);
+                taken += count;
+                rest = &rest[count..];
+                if count == 0 {
+                    self.flush_tls(stats);
+                }
+            }
+        }
+        self.flush_tls(stats);
+        taken
+    }
+
+    /// Sends the records that TLS has ready, as far as the kernel takes them.
+    fn flush_tls(&mut self, stats: &mut LoopStats) {
+        let Some(tls) = &mut self.tls else { return };
+        while !self.blocked && tls.wants_write() {
+            stats.writes += 1;
+            match tls.write_tls(&mut Gathered(&self.socket)) {
+                Ok(count) => stats.bytes_out += count as u64,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    self.blocked = true;
+                    if error.kind() != io::ErrorKind::WouldBlock {
+                        self.broken = Some(Box::new(error));
+                        self.readable = true;
+                    }
+                }
+            }
+        }
+    }
+
+    fn send_raw(&mut self, mut slices: &[IoSlice<'_>], stats: &mut LoopStats) -> usize {
+        let mut taken = 0;
+        while !slices.is_empty() && !self.blocked {
+            let (chunk, rest) = slices.split_at(slices.len().min(SLICES_PER_WRITE));
+            let offered: usize = chunk.iter().map(|slice| slice.len()).sum();
+            if offered > 0 {
+                let count = self.send_chunk(chunk, stats);
+                taken += count;
+                // What the kernel did not take waits for an event; a write that it took in part arms one as well.
+                self.blocked |= count < offered;
+            }
+            slices = rest;
+        }
+        taken
+    }
+
+    fn send_chunk(&mut self, chunk: &[IoSlice<'_>], stats: &mut LoopStats) -> usize {
         loop {
             stats.writes += 1;
             let result = match chunk {
                 [single] => (&self.socket).write(single),
-                several => SockRef::from(&self.socket).send_vectored_with_flags(several, libc::MSG_NOSIGNAL),
+                several => Gathered(&self.socket).write_vectored(several),
             };
             match result {
                 Ok(count) => {
@@ -169,20 +488,29 @@ impl Stream {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return 0,
                 Err(error) => {
-                    self.broken = Some(error);
+                    self.broken = Some(Box::new(error));
                     self.readable = true;
                     return 0;
                 }
             }
         }
     }
+}
 
-    /// Ends our direction of the stream.
-    pub(crate) fn finish(&mut self) {
-        self.phase = Phase::Lingering;
-        self.paused = false;
-        self.readable = true;
-        // Fails only if the connection is gone, which the next read finds out.
-        drop(self.socket.shutdown(std::net::Shutdown::Write));
+/// Writes to a socket without raising SIGPIPE, several slices at once.
+struct Gathered<'a>(&'a TcpStream);
+
+impl Write for Gathered<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (&mut &*self.0).write(bytes)
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let slices = &slices[..slices.len().min(SLICES_PER_WRITE)];
+        SockRef::from(self.0).send_vectored_with_flags(slices, libc::MSG_NOSIGNAL)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

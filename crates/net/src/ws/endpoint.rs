@@ -1,0 +1,223 @@
+use std::hash::{BuildHasher, RandomState};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use throng_stdx::Rng;
+
+use super::handshake::{Rejection, Request, RequestReader, ResponseError, ResponseReader};
+use super::{
+    Borders, Decoder, Event, OP_PING, OP_PONG, ProtocolError, Role, accept_response, write_close,
+    write_control,
+};
+use crate::config::WsPolicy;
+use crate::handler::Flow;
+
+/// One end of a WebSocket connection: the handshake, then messages in, and control frames out between the messages
+/// that the driver writes.
+pub(crate) struct Endpoint {
+    stage: Stage,
+    decoder: Decoder,
+    /// Where the driver's outgoing stream stands.
+    borders: Borders,
+    /// Bytes of our own on their way: handshakes and control frames. Once begun they go before anything else.
+    sending: Vec<u8>,
+    /// Payload of the pong owed. A newer ping replaces it (Spec: RFC 6455 §5.5.3), so pings cannot pile up.
+    pong: Option<Vec<u8>>,
+    ping: bool,
+    /// The close frame to send, after which nothing follows.
+    close: Option<(u16, String)>,
+    /// A close frame was sent or is to be sent.
+    said_goodbye: bool,
+    /// Makes masks; only clients have it.
+    masks: Option<Box<Rng>>,
+}
+
+enum Stage {
+    AwaitRequest(Box<RequestReader>, Arc<WsPolicy>),
+    /// A good request arrived; the driver has to agree.
+    Requested(Box<Request>),
+    AwaitResponse(Box<ResponseReader>),
+    Open,
+}
+
+/// What feeding bytes to an [`Endpoint`] led to.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// All is well; this many bytes were used (fewer than given only if the sink paused).
+    Used(usize),
+    /// The handshake is complete, after this many bytes. A server now calls `accept` or `refuse`.
+    Ready(usize),
+    /// The peer said goodbye; an answer is waiting to be sent.
+    PeerClosed(Option<u16>),
+    /// The peer's request was refused; the answer is waiting to be sent.
+    Rejected(Rejection),
+    /// The server did not open a WebSocket.
+    Refused(ResponseError),
+    /// The peer broke the rules; a close frame is waiting to be sent.
+    Broken(ProtocolError),
+}
+
+impl Endpoint {
+    pub(crate) fn server(policy: Arc<WsPolicy>) -> Self {
+        let decoder = Decoder::new(Role::Server, policy.message_bytes_max);
+        Self::new(Stage::AwaitRequest(Box::default(), policy), decoder, None)
+    }
+
+    /// `request` is sent as soon as the transport is ready.
+    pub(crate) fn client(request: Vec<u8>, response: ResponseReader, message_bytes_max: u64) -> Self {
+        let decoder = Decoder::new(Role::Client, message_bytes_max);
+        // The standard library's hash keys are random, which is all that masks need.
+        let rng = Rng::new(RandomState::new().hash_one(0));
+        let mut endpoint = Self::new(Stage::AwaitResponse(Box::new(response)), decoder, Some(Box::new(rng)));
+        endpoint.sending = request;
+        endpoint
+    }
+
+    fn new(stage: Stage, decoder: Decoder, masks: Option<Box<Rng>>) -> Self {
+        Self {
+            stage,
+            decoder,
+            borders: Borders::default(),
+            sending: Vec::new(),
+            pong: None,
+            ping: false,
+            close: None,
+            said_goodbye: false,
+            masks,
+        }
+    }
+
+    /// Takes bytes from the peer.
+    pub(crate) fn feed(&mut self, input: &mut [u8], sink: &mut dyn FnMut(&[u8]) -> Flow) -> Outcome {
+        match &mut self.stage {
+            Stage::Open => self.feed_open(input, sink),
+            // Nothing more is wanted before the driver has agreed.
+            Stage::Requested(_) => Outcome::Used(0),
+            Stage::AwaitRequest(reader, policy) => match reader.feed(input, policy) {
+                Ok(None) => Outcome::Used(input.len()),
+                Ok(Some((request, used))) => {
+                    self.stage = Stage::Requested(Box::new(request));
+                    Outcome::Ready(used)
+                }
+                Err(rejection) => {
+                    self.sending = rejection.response();
+                    Outcome::Rejected(rejection)
+                }
+            },
+            Stage::AwaitResponse(reader) => match reader.feed(input) {
+                Ok(None) => Outcome::Used(input.len()),
+                Ok(Some(used)) => {
+                    self.stage = Stage::Open;
+                    Outcome::Ready(used)
+                }
+                Err(error) => Outcome::Refused(error),
+            },
+        }
+    }
+
+    fn feed_open(&mut self, input: &mut [u8], sink: &mut dyn FnMut(&[u8]) -> Flow) -> Outcome {
+        let (pong, mut closed) = (&mut self.pong, None);
+        let result = self.decoder.feed(input, &mut |event| {
+            match event {
+                Event::Data(bytes) => {
+                    if sink(bytes) == Flow::Pause {
+                        return ControlFlow::Break(());
+                    }
+                }
+                Event::Ping(payload) => *pong = Some(payload.to_vec()),
+                Event::Close { code, .. } => closed = Some(code),
+                Event::MessageEnd | Event::Pong(_) => {}
+            }
+            ControlFlow::Continue(())
+        });
+        match (result, closed) {
+            (Err(error), _) => {
+                self.say_goodbye(error.close_code(), &error.to_string());
+                Outcome::Broken(error)
+            }
+            (Ok(_), Some(code)) => {
+                self.say_goodbye(code.unwrap_or(1000), "");
+                Outcome::PeerClosed(code)
+            }
+            (Ok(used), None) => Outcome::Used(used),
+        }
+    }
+
+    /// The driver takes the connection.
+    pub(crate) fn accept(&mut self) {
+        if let Stage::Requested(request) = &self.stage {
+            self.sending = accept_response(request);
+            self.stage = Stage::Open;
+        }
+    }
+
+    /// The driver does not take the connection.
+    pub(crate) fn refuse(&mut self) {
+        if let Stage::Requested(_) = &self.stage {
+            self.sending = Rejection::REFUSED.response();
+        }
+    }
+
+    /// Asks the peer for a sign of life.
+    pub(crate) fn ping(&mut self) {
+        self.ping = true;
+    }
+
+    /// Sends a close frame, unless there was one or the handshake is not complete.
+    pub(crate) fn say_goodbye(&mut self, code: u16, reason: &str) {
+        if matches!(self.stage, Stage::Open) && !self.said_goodbye {
+            self.said_goodbye = true;
+            self.close = Some((code, reason.into()));
+        }
+    }
+
+    /// Bytes of our own that are to be sent now: none while the driver's stream is inside a message.
+    pub(crate) fn control(&mut self) -> &[u8] {
+        if self.sending.is_empty() && self.has_control() && self.borders.at_border() {
+            let mut out = Vec::new();
+            if let Some(payload) = self.pong.take() {
+                let mask = self.mask();
+                write_control(&mut out, OP_PONG, &payload, mask);
+            }
+            if std::mem::take(&mut self.ping) {
+                let mask = self.mask();
+                write_control(&mut out, OP_PING, &[], mask);
+            }
+            if let Some((code, reason)) = self.close.take() {
+                let mask = self.mask();
+                write_close(&mut out, code, &reason, mask);
+            }
+            self.sending = out;
+        }
+        &self.sending
+    }
+
+    fn mask(&mut self) -> Option<[u8; 4]> {
+        self.masks.as_mut().map(|rng| rng.next_u32().to_ne_bytes())
+    }
+
+    /// `count` of the control bytes were sent.
+    pub(crate) fn control_sent(&mut self, count: usize) {
+        if count == self.sending.len() {
+            // Gives the memory back: most connections never send another.
+            self.sending = Vec::new();
+        } else {
+            self.sending.drain(..count);
+        }
+    }
+
+    /// Something of our own waits, even if it cannot be sent now.
+    pub(crate) fn has_control(&self) -> bool {
+        !self.sending.is_empty() || self.pong.is_some() || self.ping || self.close.is_some()
+    }
+
+    /// `bytes` of the driver's stream were sent.
+    pub(crate) fn note_sent(&mut self, bytes: &[u8]) {
+        self.borders.advance(bytes);
+    }
+
+    /// How many of the bytes in `slices` have to be sent before something of our own can be.
+    pub(crate) fn open_bytes<'a>(&self, slices: impl Iterator<Item = &'a [u8]>) -> usize {
+        self.borders.open_bytes(slices)
+    }
+}
