@@ -9,9 +9,13 @@
 
 #![forbid(unsafe_code)]
 
+mod data;
+mod files;
 mod messages;
 mod wire;
 
+pub use data::data;
+pub use files::{channel_settings, state_machine};
 pub use messages::message;
 pub use wire::{body, cpr, frame, packet, snappy};
 
@@ -27,9 +31,12 @@ pub struct Target {
 /// Every fuzz target.
 pub const TARGETS: &[Target] = &[
     Target { name: "body", run: body },
+    Target { name: "channel_settings", run: channel_settings },
     Target { name: "cpr", run: cpr },
+    Target { name: "data", run: data },
     Target { name: "frame", run: frame },
     Target { name: "message", run: message },
     Target { name: "packet", run: packet },
     Target { name: "snappy", run: snappy },
+    Target { name: "state_machine", run: state_machine },
 ];

@@ -52,6 +52,7 @@ const CORE_TABLE: &[(&str, &[&str])] = &[
         &[
             "bytes",
             "hashbrown",
+            "miette",
             "prost",
             "prost-reflect",
             "prost-types",
