@@ -1,6 +1,8 @@
 //! Tests of the module as a whole, through its public interface.
 
 mod fixtures;
+mod model;
+mod property;
 
 use std::sync::Arc;
 
@@ -43,4 +45,17 @@ fn encoded(data: &ChannelData, mask: Option<&FieldMask>) -> Vec<u8> {
         assert_eq!(out.len(), data.encoded_len());
     }
     out
+}
+
+/// Compares what messages say. The library tells a written zero from an absent one, and cannot print messages of
+/// recursive types; so both are rewritten and a difference is shown as bytes.
+#[track_caller]
+fn assert_same(got: &DynamicMessage, expected: &DynamicMessage, note: &dyn std::fmt::Debug) {
+    let (got, expected) = (model::canonical(got), model::canonical(expected));
+    if got != expected {
+        let hex = |message: &DynamicMessage| {
+            prost::Message::encode_to_vec(message).iter().map(|b| format!("{b:02x}")).collect::<String>()
+        };
+        panic!("got\n{}\nexpected\n{}\n{note:?}", hex(&got), hex(&expected));
+    }
 }
