@@ -10,9 +10,11 @@ use hashbrown::HashMap;
 
 use super::DataError;
 use super::cursor::{
-    FIELD_NUMBER_MAX, LEN, Record, Records, read_varint, skip_payload, write_prefixed, write_varint,
+    FIELD_NUMBER_MAX, LEN, Record, Records, VARINT, read_varint, skip_payload, write_prefixed, write_varint,
 };
-use super::plan::{Action, FieldPlan, Kind, MapValue, Plan, Scalar, TypeIndex, TypePlan, Types};
+use super::plan::{
+    Action, FieldPlan, Kind, MapStep, MapValue, Plan, Scalar, Step, TypeIndex, TypePlan, Types,
+};
 
 /// Deepest nesting of messages accepted; the default of most protobuf libraries.
 pub const DEPTH_MAX: u32 = 100;
@@ -77,33 +79,56 @@ pub fn validate(plan: &Plan, bytes: &[u8]) -> Result<(), DataError> {
 /// As [`validate`], and says what is special about the bytes.
 pub(crate) fn check(plan: &Plan, bytes: &[u8]) -> Result<Notes, DataError> {
     let mut notes = Notes::default();
-    match plan.root {
-        Some(root) => check_message(&plan.types, plan.types.get(root), bytes, 0, &mut notes)?,
-        None => check_opaque(bytes)?,
-    }
+    let outcome = match plan.root {
+        Some(root) => check_message(&plan.types, plan.types.get(root), bytes, 0, &mut notes),
+        None => check_opaque(bytes),
+    };
+    outcome.map_err(|fault| fault.describe(&plan.types))?;
     if plan.profile == super::Profile::Unreal && !notes.irregular {
         notes.irregular = has_repeated_keys(plan, bytes);
     }
     Ok(notes)
 }
 
+/// What the validator found, in a form that is cheap to return through many levels.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Malformed(usize),
+    Utf8 { index: TypeIndex, slot: usize },
+    TooDeep,
+}
+
+impl Fault {
+    fn describe(self, types: &Types) -> DataError {
+        match self {
+            Fault::Malformed(offset) => DataError::Malformed { offset },
+            Fault::Utf8 { index, slot } => {
+                let plan = types.get(index);
+                DataError::Utf8 { field: format!("{}.{}", plan.name, plan.fields[slot].name) }
+            }
+            Fault::TooDeep => DataError::TooDeep,
+        }
+    }
+}
+
 /// Checks the records of a message without a schema.
-fn check_opaque(bytes: &[u8]) -> Result<(), DataError> {
+fn check_opaque(bytes: &[u8]) -> Result<(), Fault> {
     let mut pos = 0;
     while pos < bytes.len() {
         let at = pos;
-        let tag = read_varint(bytes, &mut pos).ok_or(DataError::Malformed { offset: at })?;
+        let tag = read_varint(bytes, &mut pos).ok_or(Fault::Malformed(at))?;
         check_unknown(bytes, &mut pos, tag, at)?;
     }
     Ok(())
 }
 
-fn check_unknown(bytes: &[u8], pos: &mut usize, tag: u64, at: usize) -> Result<(), DataError> {
+#[inline(never)]
+fn check_unknown(bytes: &[u8], pos: &mut usize, tag: u64, at: usize) -> Result<(), Fault> {
     let number = tag >> 3;
     if number == 0 || number > FIELD_NUMBER_MAX {
-        return Err(DataError::Malformed { offset: at });
+        return Err(Fault::Malformed(at));
     }
-    skip_payload(bytes, pos, number, (tag & 7) as u8, DEPTH_MAX).ok_or(DataError::Malformed { offset: at })
+    skip_payload(bytes, pos, number, (tag & 7) as u8, DEPTH_MAX).ok_or(Fault::Malformed(at))
 }
 
 fn check_message(
@@ -112,48 +137,54 @@ fn check_message(
     bytes: &[u8],
     depth: u32,
     notes: &mut Notes,
-) -> Result<(), DataError> {
+) -> Result<(), Fault> {
     if depth > DEPTH_MAX {
-        return Err(DataError::TooDeep);
+        return Err(Fault::TooDeep);
     }
     let mut pos = 0;
     let mut seen = 0u64;
     while pos < bytes.len() {
         let at = pos;
-        let malformed = DataError::Malformed { offset: at };
-        let Some(tag) = read_varint(bytes, &mut pos) else { return Err(malformed) };
-        let wire = (tag & 7) as u8;
-        let Some(slot) = plan.slot(tag >> 3) else {
-            check_unknown(bytes, &mut pos, tag, at)?;
-            continue;
+        let first = bytes[pos];
+        // A field number below 16 makes a tag of one byte, and its step is found without a search.
+        let step = if first < 0x80 {
+            pos += 1;
+            let step = &plan.quick[usize::from(first >> 3) & 15];
+            if step.wire != first & 7 {
+                // An unknown field, one element of a list of numbers, or a wrong wire type: all are skipped alike.
+                check_unknown(bytes, &mut pos, u64::from(first), at)?;
+                continue;
+            }
+            step
+        } else {
+            let tag = read_varint(bytes, &mut pos).ok_or(Fault::Malformed(at))?;
+            match plan.slot(tag >> 3).map(|slot| &plan.steps[usize::from(slot)]) {
+                Some(step) if step.wire == (tag & 7) as u8 => step,
+                _ => {
+                    check_unknown(bytes, &mut pos, tag, at)?;
+                    continue;
+                }
+            }
         };
-        let step = &plan.steps[usize::from(slot)];
-        if step.wire != wire {
-            // One element of a list of numbers, or a wrong wire type: both are read like unknown fields.
-            check_unknown(bytes, &mut pos, tag, at)?;
-            continue;
-        }
         notes.irregular |= seen & step.seen != 0;
         seen |= step.seen;
         match step.action {
             Action::Fixed32 => pos += 4,
             Action::Fixed64 => pos += 8,
             Action::Varint => {
-                if read_varint(bytes, &mut pos).is_none() {
-                    return Err(malformed);
-                }
+                read_varint(bytes, &mut pos).ok_or(Fault::Malformed(at))?;
             }
             Action::Removed => {
-                let Some(value) = read_varint(bytes, &mut pos) else { return Err(malformed) };
+                let value = read_varint(bytes, &mut pos).ok_or(Fault::Malformed(at))?;
                 notes.removed |= value != 0;
             }
             _ => {
-                let Some(payload) = take_len(bytes, &mut pos) else { return Err(malformed) };
-                check_payload(types, plan, usize::from(slot), payload, depth, notes)?;
+                let payload = take_len(bytes, &mut pos).ok_or(Fault::Malformed(at))?;
+                check_payload(types, plan, step, payload, depth, notes)?;
             }
         }
         if pos > bytes.len() {
-            return Err(malformed);
+            return Err(Fault::Malformed(at));
         }
     }
     // Fields beyond the bit set share none of it; whether they repeat is found the slow way.
@@ -176,78 +207,97 @@ fn take_len<'a>(bytes: &'a [u8], pos: &mut usize) -> Option<&'a [u8]> {
 fn check_payload(
     types: &Types,
     plan: &TypePlan,
-    slot: usize,
+    step: &Step,
     payload: &[u8],
     depth: u32,
     notes: &mut Notes,
-) -> Result<(), DataError> {
-    let step = &plan.steps[slot];
+) -> Result<(), Fault> {
     match step.action {
         Action::Message => check_message(types, types.get(step.sub), payload, depth + 1, notes),
-        Action::Map => {
-            let Kind::Map { key, value } = plan.fields[slot].kind else { return Ok(()) };
-            check_entry(types, plan, slot, key, value, payload, depth + 1, notes)
-        }
-        Action::Utf8 => check_utf8(plan, slot, payload),
+        Action::Map => check_entry(types, plan, step, payload, depth + 1, notes),
+        Action::Utf8 => check_utf8(plan, step, payload),
         Action::PackedVarint => {
             let mut pos = 0;
             while pos < payload.len() {
-                read_varint(payload, &mut pos).ok_or(DataError::Malformed { offset: pos })?;
+                read_varint(payload, &mut pos).ok_or(Fault::Malformed(pos))?;
             }
             Ok(())
         }
-        Action::PackedFixed32 if !payload.len().is_multiple_of(4) => Err(DataError::Malformed { offset: 0 }),
-        Action::PackedFixed64 if !payload.len().is_multiple_of(8) => Err(DataError::Malformed { offset: 0 }),
+        Action::PackedFixed32 if !payload.len().is_multiple_of(4) => Err(Fault::Malformed(0)),
+        Action::PackedFixed64 if !payload.len().is_multiple_of(8) => Err(Fault::Malformed(0)),
         _ => Ok(()),
     }
 }
 
-fn check_utf8(plan: &TypePlan, slot: usize, text: &[u8]) -> Result<(), DataError> {
+fn check_utf8(plan: &TypePlan, step: &Step, text: &[u8]) -> Result<(), Fault> {
     if text.is_ascii() || std::str::from_utf8(text).is_ok() {
         return Ok(());
     }
-    Err(DataError::Utf8 { field: format!("{}.{}", plan.name, plan.fields[slot].name) })
+    Err(Fault::Utf8 { index: plan.index, slot: plan.slot(u64::from(step.number)).map_or(0, usize::from) })
 }
 
 /// Checks one map entry. Regular is exactly a key and then a value.
+#[inline]
 fn check_entry(
     types: &Types,
     plan: &TypePlan,
-    slot: usize,
-    key: Scalar,
-    value: MapValue,
+    step: &Step,
     bytes: &[u8],
     depth: u32,
     notes: &mut Notes,
-) -> Result<(), DataError> {
+) -> Result<(), Fault> {
+    // Nearly every entry: a number, then a message that fills the rest.
+    if let ([0x08, rest @ ..], MapStep { key: VARINT, message: true, .. }) = (bytes, step.map) {
+        let mut pos = 0;
+        if read_varint(rest, &mut pos).is_some()
+            && rest.get(pos) == Some(&(2 << 3 | LEN))
+            && let Some(payload) = {
+                pos += 1;
+                take_len(rest, &mut pos)
+            }
+            && pos == rest.len()
+        {
+            return check_message(types, types.get(step.sub), payload, depth + 1, notes);
+        }
+    }
+    check_any_entry(types, plan, step, bytes, depth, notes)
+}
+
+#[inline(never)]
+fn check_any_entry(
+    types: &Types,
+    plan: &TypePlan,
+    step: &Step,
+    bytes: &[u8],
+    depth: u32,
+    notes: &mut Notes,
+) -> Result<(), Fault> {
+    let MapStep { key, value, message, utf8_key, utf8_value } = step.map;
     let mut pos = 0;
     let mut index = 0;
     while pos < bytes.len() {
         let at = pos;
-        let malformed = DataError::Malformed { offset: at };
-        let Some(tag) = read_varint(bytes, &mut pos) else { return Err(malformed) };
+        let tag = read_varint(bytes, &mut pos).ok_or(Fault::Malformed(at))?;
         let wire = (tag & 7) as u8;
         let expected = index;
         index += 1;
-        if tag >> 3 == 1 && wire == key.wire() {
+        if tag >> 3 == 1 && wire == key {
             notes.irregular |= expected != 0;
             if wire == LEN {
-                let Some(text) = take_len(bytes, &mut pos) else { return Err(malformed) };
-                if key == Scalar::Utf8 {
-                    check_utf8(plan, slot, text)?;
+                let text = take_len(bytes, &mut pos).ok_or(Fault::Malformed(at))?;
+                if utf8_key {
+                    check_utf8(plan, step, text)?;
                 }
                 continue;
             }
-        } else if tag >> 3 == 2 && wire == value.wire() {
+        } else if tag >> 3 == 2 && wire == value {
             notes.irregular |= expected != 1;
             if wire == LEN {
-                let Some(payload) = take_len(bytes, &mut pos) else { return Err(malformed) };
-                match value {
-                    MapValue::Message(sub) => {
-                        check_message(types, types.get(sub), payload, depth + 1, notes)?;
-                    }
-                    MapValue::Scalar(Scalar::Utf8) => check_utf8(plan, slot, payload)?,
-                    MapValue::Scalar(_) => {}
+                let payload = take_len(bytes, &mut pos).ok_or(Fault::Malformed(at))?;
+                if message {
+                    check_message(types, types.get(step.sub), payload, depth + 1, notes)?;
+                } else if utf8_value {
+                    check_utf8(plan, step, payload)?;
                 }
                 continue;
             }
@@ -310,8 +360,8 @@ pub(crate) struct Entry<'a> {
     pub(crate) key: &'a [u8],
     /// Key record, tag included.
     pub(crate) key_raw: &'a [u8],
-    /// Payload of the value.
-    pub(crate) value: &'a [u8],
+    /// Value record, tag included.
+    pub(crate) value_raw: &'a [u8],
 }
 
 impl<'a> Entry<'a> {
@@ -319,13 +369,18 @@ impl<'a> Entry<'a> {
     #[inline]
     pub(crate) fn read(bytes: &'a [u8]) -> Self {
         let mut records = Records::new(bytes);
-        let key = records.next().unwrap_or(EMPTY);
-        let value = records.next().unwrap_or(EMPTY);
-        Self { key: key.payload, key_raw: key.raw, value: value.payload }
+        let (key, key_raw) = records.next().map_or((EMPTY, EMPTY), |record| (record.payload, record.raw));
+        Self { key, key_raw, value_raw: bytes.get(records.pos()..).unwrap_or(EMPTY) }
+    }
+
+    /// Payload of the value.
+    #[inline]
+    pub(crate) fn value(&self) -> &'a [u8] {
+        Records::new(self.value_raw).next().map_or(EMPTY, |record| record.payload)
     }
 }
 
-const EMPTY: Record<'static> = Record { number: 0, wire: 0, raw: &[], payload: &[] };
+const EMPTY: &[u8] = &[];
 
 /// Writes `bytes`, a valid message, in normal form: fields by number, singular fields once, zero values of
 /// implicit-presence scalars left out, each map key once, unknown fields last.

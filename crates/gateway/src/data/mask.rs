@@ -157,14 +157,14 @@ pub(crate) fn filter_entry(
         out.extend_from_slice(entry.key_raw);
         write_varint(out, u64::from(2 << 3 | LEN));
         write_prefixed(out, |out| {
-            let removed = plan.removed.filter(|_| plan.says_removed(entry.value));
+            let removed = plan.removed.filter(|_| plan.says_removed(entry.value()));
             if let Some(number) = removed
                 && plan.slot(u64::from(number)).is_some_and(|slot| MaskNode::pick(Some(mask), slot).is_none())
             {
                 write_varint(out, u64::from(number << 3));
                 out.push(1);
             }
-            filter_message(types, value, mask, entry.value, out);
+            filter_message(types, value, mask, entry.value(), out);
         });
     });
 }

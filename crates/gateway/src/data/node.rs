@@ -184,7 +184,7 @@ impl Node {
             let map = self.map_mut(slot, &mut hint);
             apply_entry(&plan.types, map, key, value, Class::Actor, &record, notes, rules, scratch);
             let parts = entry_parts(record.raw);
-            if notes.removed && says_removed(&plan.types, value, parts.value) {
+            if notes.removed && says_removed(&plan.types, value, parts.value()) {
                 for field in &mut self.fields {
                     let same_keys = matches!(type_plan.fields[usize::from(field.slot)].kind, Kind::Map { key: other, .. } if other == key);
                     if let (Value::Map(map), true) = (&mut field.value, same_keys)
@@ -211,7 +211,7 @@ impl Node {
                     if let (true, true, Kind::Map { value, .. }) =
                         (rules.sweeps, map.holds_removed, field_plan.kind)
                     {
-                        map.remove_if(|record| says_removed(&plan.types, value, entry_parts(record).value));
+                        map.remove_if(|record| says_removed(&plan.types, value, entry_parts(record).value()));
                         map.holds_removed = false;
                     }
                     if rules.target == Target::State {
@@ -425,7 +425,7 @@ impl Node {
             let Some(slot) = type_plan.classify(record.number, record.wire) else { continue };
             let Kind::Map { key, value } = type_plan.fields[usize::from(slot)].kind else { continue };
             let parts = entry_parts(record.raw);
-            if plan.class(slot) != Class::Plain && says_removed(&plan.types, value, parts.value) {
+            if plan.class(slot) != Class::Plain && says_removed(&plan.types, value, parts.value()) {
                 continue;
             }
             for field in &mut self.fields {
@@ -440,7 +440,7 @@ impl Node {
                     && map.holds_removed
                     && map
                         .get(Key::new(key, parts.key))
-                        .is_some_and(|old| says_removed(&plan.types, own_value, entry_parts(old).value))
+                        .is_some_and(|old| says_removed(&plan.types, own_value, entry_parts(old).value()))
                 {
                     return true;
                 }
@@ -497,7 +497,7 @@ fn apply_entry(
 ) {
     let parts = super::check::Entry::read(record.payload);
     let map_key = Key::new(key, parts.key);
-    if notes.removed && says_removed(types, value, parts.value) {
+    if notes.removed && says_removed(types, value, parts.value()) {
         let counts = !rules.unreal || class != Class::Plain;
         if rules.removes && counts {
             map.remove(map_key);
@@ -527,7 +527,7 @@ fn apply_entry(
                 out.extend_from_slice(parts.key_raw);
                 write_varint(out, u64::from(2 << 3 | LEN));
                 write_prefixed(out, |out| {
-                    merge_message(types, sub, entry_parts(old).value, parts.value, out)
+                    merge_message(types, sub, entry_parts(old).value(), parts.value(), out)
                 });
             });
             map.put(map_key, out);

@@ -124,8 +124,12 @@ impl Types {
 /// One message type.
 #[derive(Debug)]
 pub(crate) struct TypePlan {
+    /// Own index.
+    pub(crate) index: TypeIndex,
     /// Full name.
     pub(crate) name: Box<str>,
+    /// The steps of fields 1 to 15 by number, so that a tag of one byte needs no search. Others never match.
+    pub(crate) quick: Box<[Step; 16]>,
     /// What the validator needs of each field, by slot. Slots follow field numbers.
     pub(crate) steps: Box<[Step]>,
     /// The rest of each field, by slot.
@@ -213,9 +217,36 @@ pub(crate) struct Step {
     pub(crate) wire: u8,
     /// What to do.
     pub(crate) action: Action,
+    /// For maps, what entries hold.
+    pub(crate) map: MapStep,
+}
+
+/// The part of a map field that validation touches.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MapStep {
+    /// Wire type of keys.
+    pub(crate) key: u8,
+    /// Wire type of values.
+    pub(crate) value: u8,
+    /// Values are messages of type `sub`.
+    pub(crate) message: bool,
+    /// Keys are text with checked UTF-8.
+    pub(crate) utf8_key: bool,
+    /// Values are text with checked UTF-8.
+    pub(crate) utf8_value: bool,
 }
 
 impl Step {
+    /// A step that matches no record.
+    pub(crate) const NONE: Step = Step {
+        number: 0,
+        sub: TypeIndex(0),
+        seen: 0,
+        wire: u8::MAX,
+        action: Action::Bytes,
+        map: MapStep { key: 0, value: 0, message: false, utf8_key: false, utf8_value: false },
+    };
+
     /// The other wire type a list of numbers may come in: one element.
     #[inline]
     pub(crate) fn element_wire(&self) -> Option<u8> {

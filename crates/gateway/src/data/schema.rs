@@ -9,8 +9,8 @@ use prost_reflect::{DescriptorPool, FieldDescriptor, Kind as ProtoKind, MessageD
 use protox::file::{File, FileResolver, GoogleFileResolver};
 
 use super::plan::{
-    Action, Class, DataLimits, Element, FieldPlan, Kind, MapValue, Plan, Profile, Scalar, Step, TypeIndex,
-    TypePlan, Types,
+    Action, Class, DataLimits, Element, FieldPlan, Kind, MapStep, MapValue, Plan, Profile, Scalar, Step,
+    TypeIndex, TypePlan, Types,
 };
 
 /// Files every schema may import, under the names the reference ships them with.
@@ -395,7 +395,18 @@ fn compile_type(
             Kind::Numbers { scalar, packed: false } => scalar.wire(),
             _ => wire,
         };
-        steps.push(Step { number: field.number(), sub, seen: if singular { bit } else { 0 }, wire, action });
+        let map = match kind {
+            Kind::Map { key, value } => MapStep {
+                key: key.wire(),
+                value: value.wire(),
+                message: value.message().is_some(),
+                utf8_key: key == Scalar::Utf8,
+                utf8_value: value == MapValue::Scalar(Scalar::Utf8),
+            },
+            _ => MapStep::default(),
+        };
+        let seen = if singular { bit } else { 0 };
+        steps.push(Step { number: field.number(), sub, seen, wire, action, map });
         fields.push(FieldPlan {
             name: field.name().into(),
             tag: field.number() << 3 | u32::from(canonical),
@@ -413,7 +424,15 @@ fn compile_type(
             *entry = slot as u16 + 1;
         }
     }
+    let mut quick = Box::new([Step::NONE; 16]);
+    for step in &steps {
+        if let Some(entry) = quick.get_mut(step.number as usize) {
+            *entry = *step;
+        }
+    }
     Ok(TypePlan {
+        index: names.get(message.full_name()).copied().unwrap_or(TypeIndex(0)),
+        quick,
         name: message.full_name().into(),
         steps: steps.into(),
         fields: fields.into(),

@@ -1,7 +1,5 @@
 //! The simple model: decoded messages of the reflection library, merged field by field as the specification says.
 
-use std::collections::HashMap as StdMap;
-
 use prost_reflect::{
     DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor, ReflectMessage, Value,
 };
@@ -183,14 +181,14 @@ pub(super) fn random(
             continue;
         }
         let value = if let (true, Kind::Message(entry)) = (field.is_map(), field.kind()) {
-            let mut map: StdMap<MapKey, Value> = StdMap::new();
+            let mut entries: Vec<(MapKey, Value)> = Vec::new();
             for _ in 0..rng.below(4) {
                 let key = scalar(rng, &entry.map_entry_key_field().kind()).into_map_key().expect("a key");
                 let value =
                     single(rng, &entry.map_entry_value_field().kind(), density, depth.saturating_sub(1));
-                map.insert(key, value);
+                entries.push((key, value));
             }
-            Value::Map(map)
+            Value::Map(entries.into_iter().collect())
         } else if field.is_list() {
             Value::List(
                 (0..rng.below(5))

@@ -51,10 +51,7 @@ fn for_all(runs: u64, check: impl Fn(&World, &mut Rng)) {
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 check(&world, &mut Rng::new(seed));
             }));
-            if let Err(panic) = outcome {
-                println!("failed: {name} {profile:?} seed {seed}");
-                std::panic::resume_unwind(panic);
-            }
+            assert!(outcome.is_ok(), "{name} {profile:?} failed with seed {seed}");
         }
     }
 }
