@@ -1,0 +1,110 @@
+//! Reference pages that are made from the code, and tables in documents that name tests.
+//!
+//! `THRONG_UPDATE=1 cargo test -p throng --test reference` rewrites the pages.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use throng_gateway::{AcceptRefusal, CloseReason, Refusal};
+
+#[test]
+fn the_page_of_reasons_is_current() {
+    let mut page = String::from(
+        "# Reasons\n\n\
+         For operators who meet one of these names in a metric or a log. Peers are told nothing beyond a closed connection: \
+         the protocol\nhas no negative answers.\n",
+    );
+    let mut table = |title: &str, text: &str, rows: Vec<(&str, &str)>| {
+        let _ = write!(page, "\n## {title}\n\n{text}\n\n| Name | Meaning |\n|---|---|\n");
+        for (name, meaning) in rows {
+            let _ = writeln!(page, "| `{name}` | {meaning} |");
+        }
+    };
+    table(
+        "Why a connection was closed",
+        "Each closure is counted under exactly one.",
+        CloseReason::ALL.iter().map(|reason| (reason.name(), reason.describe())).collect(),
+    );
+    table(
+        "Why a connection was not accepted",
+        "Decided before anything is read from it.",
+        AcceptRefusal::ALL.iter().map(|reason| (reason.name(), reason.describe())).collect(),
+    );
+    table(
+        "Why a message was refused",
+        "A refused message changes nothing. The connection stays open unless it collects too many.",
+        Refusal::ALL.iter().map(|reason| (reason.name(), reason.describe())).collect(),
+    );
+    check_page("docs/reference/reasons.md", &page);
+}
+
+#[test]
+fn every_weakness_has_tests_and_every_named_test_exists() {
+    let document = read(&root().join("docs/weaknesses.md"));
+    let tests = test_names();
+    let rows: Vec<Vec<&str>> = document
+        .lines()
+        .filter(|line| line.starts_with("| ") && line.as_bytes().get(2).is_some_and(u8::is_ascii_digit))
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
+    let numbers: Vec<&str> = rows.iter().map(|row| row[0]).collect();
+    let expected: Vec<String> = (1..=27).map(|number| number.to_string()).collect();
+    assert_eq!(numbers, expected, "one row per weakness, in order");
+
+    let mut wrong = Vec::new();
+    for row in rows {
+        let [number, _, answer, named] = row[..] else { panic!("row {} has {} cells", row[0], row.len()) };
+        let named: Vec<&str> = named.split('`').skip(1).step_by(2).collect();
+        if named.is_empty() && !answer.contains("Not yet:") {
+            wrong.push(format!("weakness {number} names no test"));
+        }
+        let missing = named.iter().filter(|name| !tests.contains(**name));
+        wrong.extend(missing.map(|name| format!("weakness {number} names `{name}`, which is no test")));
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+/// Compares a page with its file, or rewrites the file when `THRONG_UPDATE` is set.
+fn check_page(path: &str, page: &str) {
+    let file = root().join(path);
+    if std::env::var_os("THRONG_UPDATE").is_some() {
+        std::fs::write(&file, page).unwrap_or_else(|error| panic!("{path}: {error}"));
+    }
+    let command = "THRONG_UPDATE=1 cargo test -p throng --test reference";
+    assert!(read(&file) == page, "{path} is stale; run: {command}");
+}
+
+/// Names of all functions marked as tests in the workspace.
+fn test_names() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let mut folders = vec![root().join("crates")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder of the repository is readable") {
+            let path = entry.expect("a folder of the repository is readable").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = read(&path);
+                let mut is_test = false;
+                for line in text.lines().map(str::trim) {
+                    let name = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ");
+                    if let (true, Some(name)) = (is_test, name) {
+                        names.extend(name.split('(').next().map(str::to_owned));
+                    }
+                    let is_attribute = line.starts_with("#[") || line.starts_with("//");
+                    is_test = line.starts_with("#[test]") || line.starts_with("#[tokio::test") || is_test && is_attribute;
+                }
+            }
+        }
+    }
+    names
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
