@@ -12,11 +12,13 @@
 mod data;
 mod files;
 mod messages;
+mod websocket;
 mod wire;
 
 pub use data::data;
 pub use files::{channel_settings, state_machine};
 pub use messages::message;
+pub use websocket::{handshake, websocket};
 pub use wire::{body, cpr, frame, packet, snappy};
 
 /// One fuzz target.
@@ -35,8 +37,10 @@ pub const TARGETS: &[Target] = &[
     Target { name: "cpr", run: cpr },
     Target { name: "data", run: data },
     Target { name: "frame", run: frame },
+    Target { name: "handshake", run: handshake },
     Target { name: "message", run: message },
     Target { name: "packet", run: packet },
     Target { name: "snappy", run: snappy },
     Target { name: "state_machine", run: state_machine },
+    Target { name: "websocket", run: websocket },
 ];
