@@ -116,8 +116,13 @@ impl Default for ReaderLimits {
 #[non_exhaustive]
 pub enum FrameError {
     /// The tag does not begin with 'C' 'H'.
-    #[error("frame begins with {0:#04x} {1:#04x} instead of 0x43 0x48")]
-    BadMagic(u8, u8),
+    #[error("byte {index} of a frame is {byte:#04x} instead of a tag's 0x43 0x48")]
+    BadMagic {
+        /// Which of the two bytes is wrong: 0 or 1.
+        index: u8,
+        /// What it is.
+        byte: u8,
+    },
     /// The tag announces an empty packet.
     #[error("frame of size 0")]
     ZeroSize,
@@ -170,7 +175,7 @@ impl FrameError {
     #[must_use]
     pub fn reason_index(&self) -> usize {
         match self {
-            FrameError::BadMagic(..) => 0,
+            FrameError::BadMagic { .. } => 0,
             FrameError::ZeroSize => 1,
             FrameError::UnknownCompression(_) => 2,
             FrameError::BadSnappy => 3,
@@ -402,11 +407,15 @@ impl FrameReader {
 
     /// Finds out what the front of `buf` is. Spec: gateway §2.1 and §2.5.
     fn front(&mut self, scratch: &mut Scratch, buf: &[u8]) -> Result<Front, FrameError> {
-        let wide_size = self.form == Form::Legacy && buf.get(1).is_some_and(|byte| *byte != MAGIC[1]);
         // Wrong bytes are refused as soon as they arrive, not when a tag is complete.
-        if buf.iter().zip(MAGIC).take(if wide_size { 1 } else { 2 }).any(|(byte, magic)| *byte != magic) {
-            return Err(FrameError::BadMagic(buf[0], buf.get(1).copied().unwrap_or_default()));
-        }
+        let wide_size = match *buf {
+            [byte, ..] if byte != MAGIC[0] => return Err(FrameError::BadMagic { index: 0, byte }),
+            [_, byte, ..] if byte != MAGIC[1] && self.form != Form::Legacy => {
+                return Err(FrameError::BadMagic { index: 1, byte });
+            }
+            [_, byte, ..] => byte != MAGIC[1],
+            _ => false,
+        };
         let Some(tag) = buf.first_chunk::<TAG_BYTES>() else {
             return Ok(Front::Partial { needed: TAG_BYTES });
         };
@@ -417,7 +426,8 @@ impl FrameReader {
             byte => return Err(FrameError::UnknownCompression(byte)),
         };
         let size = match self.form {
-            Form::Legacy if wide_size => {
+            // Only a legacy peer gets here with another second byte.
+            _ if wide_size => {
                 let size = u32::from_be_bytes([0, tag[1], tag[2], tag[3]]);
                 let limit = saturate(self.limits.legacy_packet_bytes_max);
                 if size > limit {
