@@ -166,24 +166,30 @@ pub fn write_data_update_entry_with(
     let any_len = any_len(type_url, value_len);
     // The Any is written even when it is empty: a message field is either there or not.
     let body_len = 1 + varint_len(any_len as u64) + any_len;
-    write_entry_with(out, &data_update_head(channel_id), body_len, |out| {
-        let mut prefix = Prefix::new();
+    let mut prefix = Prefix::new();
+    put_number_field(&mut prefix, 0x08, channel_id);
+    put_number_field(&mut prefix, 0x20, MessageType::ChannelDataUpdate as u32);
+    prefix.byte(0x2A);
+    prefix.varint(body_len as u64);
+    prefix.byte(0x0A);
+    prefix.varint(any_len as u64);
+    prefix.enclose(0x0A, any_len);
+    if !type_url.is_empty() {
         prefix.byte(0x0A);
-        prefix.varint(any_len as u64);
-        if !type_url.is_empty() {
-            prefix.byte(0x0A);
-            prefix.varint(type_url.len() as u64);
-        }
-        out.extend_from_slice(prefix.as_slice());
-        out.extend_from_slice(type_url.as_bytes());
-        if value_len != 0 {
-            let mut prefix = Prefix::new();
-            prefix.byte(0x12);
-            prefix.varint(value_len as u64);
-            out.extend_from_slice(prefix.as_slice());
-        }
-        write_value(out);
-    });
+        prefix.varint(type_url.len() as u64);
+    }
+    let mut value_prefix = Prefix::new();
+    if value_len != 0 {
+        value_prefix.byte(0x12);
+        value_prefix.varint(value_len as u64);
+    }
+    out.reserve(prefix.as_slice().len() + any_len);
+    out.extend_from_slice(prefix.as_slice());
+    out.extend_from_slice(type_url.as_bytes());
+    out.extend_from_slice(value_prefix.as_slice());
+    let start = out.len();
+    write_value(out);
+    assert_eq!(out.len() - start, value_len, "the value has the length announced");
 }
 
 /// Bytes that [`write_data_update_entry`] appends.

@@ -1,8 +1,8 @@
 //! The envelope: packets and their messages, read and written without intermediate objects.
 
 use crate::{
-    field::{WireError, WireType, read_field, take},
-    varint::{Prefix, read_varint, varint_len},
+    field::{WireError, WireType, fields, read_field},
+    varint::{Prefix, varint_at, varint_len},
 };
 
 /// One message of a packet; the body is borrowed from wherever it stands.
@@ -30,50 +30,45 @@ impl<'a> MessagePack<'a> {
     /// Bytes that are not protobuf.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<MessagePack<'a>, WireError> {
+        Self::parse_usual(bytes).map_or_else(|| Self::parse_any(bytes), Ok)
+    }
+
+    /// Reads what peers write: fields 1 to 5 with one-byte tags, in any order. `None` for everything else.
+    #[inline(always)]
+    fn parse_usual(bytes: &'a [u8]) -> Option<MessagePack<'a>> {
         let mut message = MessagePack::default();
-        let mut input = bytes;
-        while let [tag, rest @ ..] = input {
+        let mut at = 0;
+        while at < bytes.len() {
+            let tag = bytes[at];
+            at += 1;
             match tag {
-                0x08 => {
-                    input = rest;
-                    message.channel_id = read_varint(&mut input)? as u32;
-                }
-                0x10 => {
-                    input = rest;
-                    message.broadcast = read_varint(&mut input)? as u32;
-                }
-                0x18 => {
-                    input = rest;
-                    message.stub_id = read_varint(&mut input)? as u32;
-                }
-                0x20 => {
-                    input = rest;
-                    message.msg_type = read_varint(&mut input)? as u32;
-                }
-                0x2A => {
-                    input = rest;
-                    let len = read_varint(&mut input)?;
-                    message.body = take(&mut input, len)?;
-                }
-                _ => message.read_unusual(&mut input)?,
+                0x08 => message.channel_id = varint_at(bytes, &mut at)? as u32,
+                0x10 => message.broadcast = varint_at(bytes, &mut at)? as u32,
+                0x18 => message.stub_id = varint_at(bytes, &mut at)? as u32,
+                0x20 => message.msg_type = varint_at(bytes, &mut at)? as u32,
+                0x2A => message.body = slice_at(bytes, &mut at)?,
+                _ => return None,
+            }
+        }
+        Some(message)
+    }
+
+    /// Reads any message, and finds out what is wrong with it.
+    #[cold]
+    fn parse_any(bytes: &'a [u8]) -> Result<MessagePack<'a>, WireError> {
+        let mut message = MessagePack::default();
+        for field in fields(bytes) {
+            let field = field?;
+            match (field.number, field.wire_type) {
+                (1, WireType::Varint) => message.channel_id = field.scalar as u32,
+                (2, WireType::Varint) => message.broadcast = field.scalar as u32,
+                (3, WireType::Varint) => message.stub_id = field.scalar as u32,
+                (4, WireType::Varint) => message.msg_type = field.scalar as u32,
+                (5, WireType::Len) => message.body = field.value,
+                _ => {}
             }
         }
         Ok(message)
-    }
-
-    /// Reads a field that is unknown or has its tag spelled longer than necessary.
-    #[cold]
-    fn read_unusual(&mut self, input: &mut &'a [u8]) -> Result<(), WireError> {
-        let Some(field) = read_field(input)? else { return Ok(()) };
-        match (field.number, field.wire_type) {
-            (1, WireType::Varint) => self.channel_id = field.scalar as u32,
-            (2, WireType::Varint) => self.broadcast = field.scalar as u32,
-            (3, WireType::Varint) => self.stub_id = field.scalar as u32,
-            (4, WireType::Varint) => self.msg_type = field.scalar as u32,
-            (5, WireType::Len) => self.body = field.value,
-            _ => {}
-        }
-        Ok(())
     }
 
     /// Bytes of the fields in front of the body.
@@ -86,9 +81,6 @@ impl<'a> MessagePack<'a> {
     /// Puts the entry's tag and length, the numbers and the tag and length of the body into `prefix`.
     #[inline]
     fn put_prefix(&self, prefix: &mut Prefix, body_len: usize) {
-        let message_len = self.numbers_len() + len_field_len(body_len);
-        prefix.byte(0x0A);
-        prefix.varint(message_len as u64);
         for (tag, value) in
             [(0x08, self.channel_id), (0x10, self.broadcast), (0x18, self.stub_id), (0x20, self.msg_type)]
         {
@@ -101,11 +93,12 @@ impl<'a> MessagePack<'a> {
             prefix.byte(0x2A);
             prefix.varint(body_len as u64);
         }
+        prefix.enclose(0x0A, body_len);
     }
 
     /// Whether `bytes` is a message with only the fields 1 to 5 in their right wire types.
     fn is_strict(bytes: &[u8]) -> bool {
-        crate::field::fields(bytes).all(|field| {
+        fields(bytes).all(|field| {
             field.is_ok_and(|field| {
                 matches!((field.number, field.wire_type), (1..=4, WireType::Varint) | (5, WireType::Len))
             })
@@ -140,8 +133,8 @@ impl<'a> Packet<'a> {
     /// The first defect found.
     pub fn parse(bytes: &'a [u8]) -> Result<Packet<'a>, WireError> {
         let mut count = 0;
-        let mut input = bytes;
-        while let Some(entry) = next_entry(&mut input)? {
+        let mut at = 0;
+        while let Some(entry) = entry_at(bytes, &mut at)? {
             MessagePack::parse(entry)?;
             count += 1;
         }
@@ -151,7 +144,7 @@ impl<'a> Packet<'a> {
     /// The messages in order.
     #[must_use]
     pub fn messages(&self) -> Messages<'a> {
-        Messages { rest: self.bytes, count: self.count as usize }
+        Messages { bytes: self.bytes, at: 0, count: self.count as usize }
     }
 
     /// The packet as it stood in the frame, decompressed.
@@ -164,7 +157,7 @@ impl<'a> Packet<'a> {
     /// nothing unknown. Spec: gateway §2.5, rule 2.
     pub(crate) fn is_strict(bytes: &[u8]) -> bool {
         !bytes.is_empty()
-            && crate::field::fields(bytes).all(|entry| {
+            && fields(bytes).all(|entry| {
                 entry.is_ok_and(|entry| {
                     entry.number == 1
                         && entry.wire_type == WireType::Len
@@ -177,7 +170,10 @@ impl<'a> Packet<'a> {
 /// Iterates over the messages of a [`Packet`].
 #[derive(Debug, Clone)]
 pub struct Messages<'a> {
-    rest: &'a [u8],
+    bytes: &'a [u8],
+    /// Where the next entry begins.
+    at: usize,
+    /// Messages left.
     count: usize,
 }
 
@@ -187,7 +183,7 @@ impl<'a> Iterator for Messages<'a> {
     #[inline]
     fn next(&mut self) -> Option<MessagePack<'a>> {
         // `Packet::parse` has seen these bytes, so neither step fails.
-        let entry = next_entry(&mut self.rest).ok()??;
+        let entry = entry_at(self.bytes, &mut self.at).ok()??;
         self.count -= 1;
         MessagePack::parse(entry).ok()
     }
@@ -199,25 +195,43 @@ impl<'a> Iterator for Messages<'a> {
 
 impl ExactSizeIterator for Messages<'_> {}
 
-/// Takes the content of the next `messages` entry off a packet, skipping unknown fields; `None` at the end.
-#[inline]
-fn next_entry<'a>(input: &mut &'a [u8]) -> Result<Option<&'a [u8]>, WireError> {
-    if let [0x0A, rest @ ..] = *input {
-        *input = rest;
-        let len = read_varint(input)?;
-        return take(input, len).map(Some);
+/// Takes the content of the `messages` entry at `*at`, skipping unknown fields before it; `None` at the end.
+#[inline(always)] // As for `varint_at`.
+fn entry_at<'a>(bytes: &'a [u8], at: &mut usize) -> Result<Option<&'a [u8]>, WireError> {
+    let start = *at;
+    if start == bytes.len() {
+        return Ok(None);
     }
-    next_unusual_entry(input)
+    if bytes[start] == 0x0A {
+        let mut position = start + 1;
+        if let Some(entry) = slice_at(bytes, &mut position) {
+            *at = position;
+            return Ok(Some(entry));
+        }
+    }
+    let (entry, position) = unusual_entry_at(bytes, start)?;
+    *at = position;
+    Ok(entry)
 }
 
 #[cold]
-fn next_unusual_entry<'a>(input: &mut &'a [u8]) -> Result<Option<&'a [u8]>, WireError> {
-    while let Some(field) = read_field(input)? {
+fn unusual_entry_at(bytes: &[u8], start: usize) -> Result<(Option<&[u8]>, usize), WireError> {
+    let mut rest = &bytes[start..];
+    while let Some(field) = read_field(&mut rest)? {
         if (field.number, field.wire_type) == (1, WireType::Len) {
-            return Ok(Some(field.value));
+            return Ok((Some(field.value), bytes.len() - rest.len()));
         }
     }
-    Ok(None)
+    Ok((None, bytes.len()))
+}
+
+/// Takes the length at `*at` and that many bytes behind it.
+#[inline(always)] // As for `varint_at`.
+fn slice_at<'a>(bytes: &'a [u8], at: &mut usize) -> Option<&'a [u8]> {
+    let len = usize::try_from(varint_at(bytes, at)?).ok()?;
+    let slice = bytes.get(*at..)?.get(..len)?;
+    *at += len;
+    Some(slice)
 }
 
 /// Bytes of a length-delimited field with a number below 16; absent when empty.

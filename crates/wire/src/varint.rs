@@ -13,36 +13,52 @@ pub const VARINT_BYTES_MAX: usize = 10;
 /// [`WireError::Truncated`] if `input` ends inside it, [`WireError::VarintTooLong`] if it does not fit 64 bits.
 #[inline]
 pub fn read_varint(input: &mut &[u8]) -> Result<u64, WireError> {
-    // Nearly all numbers of the protocol take one byte (tags, types) or two (lengths): keep those inline.
-    match *input {
-        [a, rest @ ..] if *a < 0x80 => {
-            *input = rest;
-            Ok(u64::from(*a))
-        }
-        [a, b, rest @ ..] if *b < 0x80 => {
-            *input = rest;
-            Ok(u64::from(*a & 0x7F) | u64::from(*b) << 7)
-        }
-        _ => read_varint_long(input),
-    }
+    let mut at = 0;
+    let Some(value) = varint_at(input, &mut at) else { return Err(varint_defect(input)) };
+    *input = &input[at..];
+    Ok(value)
 }
 
+/// Reads the varint at `*at` and moves `*at` behind it; `None` if there is none, see [`varint_defect`].
+#[inline(always)] // Where `at` has an address, every step of the caller's loop goes through memory.
+pub(crate) fn varint_at(bytes: &[u8], at: &mut usize) -> Option<u64> {
+    // Nearly all numbers of the protocol take one byte (tags, types) or two (lengths): keep those inline.
+    let first = *bytes.get(*at)?;
+    if first < 0x80 {
+        *at += 1;
+        return Some(first.into());
+    }
+    let second = *bytes.get(*at + 1)?;
+    if second < 0x80 {
+        *at += 2;
+        return Some(u64::from(first & 0x7F) | u64::from(second) << 7);
+    }
+    let (value, len) = long_varint(&bytes[*at..])?;
+    *at += len;
+    Some(value)
+}
+
+/// The varint at the front and its length.
 #[inline(never)]
-fn read_varint_long(input: &mut &[u8]) -> Result<u64, WireError> {
-    let mut value = 0u64;
+fn long_varint(input: &[u8]) -> Option<(u64, usize)> {
+    let mut value = 0;
     for (index, byte) in input.iter().enumerate().take(VARINT_BYTES_MAX) {
         // Ten groups are 70 bits; the last group has room for one.
         if index == VARINT_BYTES_MAX - 1 && *byte > 1 {
-            return Err(WireError::VarintTooLong);
+            return None;
         }
         value |= u64::from(byte & 0x7F) << (7 * index);
         if *byte < 0x80 {
-            *input = &input[index + 1..];
-            return Ok(value);
+            return Some((value, index + 1));
         }
     }
-    // Ten bytes always end above: the tenth is at most 1.
-    Err(WireError::Truncated)
+    None
+}
+
+/// Why there is no varint at the front of `input`.
+#[cold]
+fn varint_defect(input: &[u8]) -> WireError {
+    if input.len() < VARINT_BYTES_MAX { WireError::Truncated } else { WireError::VarintTooLong }
 }
 
 /// Appends `value` in its shortest form.
@@ -67,25 +83,35 @@ pub const fn varint_len(value: u64) -> usize {
 }
 
 /// The few bytes in front of a body, put together on the stack so that they reach the output in one copy.
+///
+/// ```text
+/// |  gap  | numbers, tags and lengths |        |
+///      ^ start                        ^ end
+/// ```
+///
+/// A length that covers the bytes themselves is put in front of them last, into the gap, which saves a first round
+/// that only counts.
 pub(crate) struct Prefix {
     bytes: [u8; Self::BYTES_MAX],
-    len: usize,
+    start: usize,
+    end: usize,
 }
 
 impl Prefix {
-    /// The longest user is a data update: entry tag and length (1 + 5), two envelope numbers (2 * 6), body, Any
-    /// and type-url tags with lengths (3 * 6); a full varint may still follow while the others are short.
-    const BYTES_MAX: usize = 64;
+    /// Room for a one-byte tag and a length of 32 bits.
+    const GAP: usize = 6;
+    /// The longest user is an envelope: four numbers of 32 bits and a body's length, with a tag each.
+    const BYTES_MAX: usize = Self::GAP + 4 * 6 + 1 + VARINT_BYTES_MAX;
 
     #[inline]
     pub(crate) fn new() -> Prefix {
-        Prefix { bytes: [0; Self::BYTES_MAX], len: 0 }
+        Prefix { bytes: [0; Self::BYTES_MAX], start: Self::GAP, end: Self::GAP }
     }
 
     #[inline]
     pub(crate) fn byte(&mut self, byte: u8) {
-        self.bytes[self.len] = byte;
-        self.len += 1;
+        self.bytes[self.end] = byte;
+        self.end += 1;
     }
 
     #[inline]
@@ -97,9 +123,26 @@ impl Prefix {
         self.byte(value as u8);
     }
 
+    /// Puts a one-byte tag and the length of everything behind them in front: what is there already and
+    /// `more_bytes`.
+    #[inline]
+    pub(crate) fn enclose(&mut self, tag: u8, more_bytes: usize) {
+        let mut len = self.end - self.start + more_bytes;
+        self.start -= 1 + varint_len(len as u64);
+        let mut at = self.start;
+        self.bytes[at] = tag;
+        at += 1;
+        while len >= 0x80 {
+            self.bytes[at] = len as u8 | 0x80;
+            at += 1;
+            len >>= 7;
+        }
+        self.bytes[at] = len as u8;
+    }
+
     #[inline]
     pub(crate) fn as_slice(&self) -> &[u8] {
-        &self.bytes[..self.len]
+        &self.bytes[self.start..self.end]
     }
 }
 

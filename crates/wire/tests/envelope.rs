@@ -153,10 +153,10 @@ proptest! {
     /// No bytes whatever make a reader panic, and fields cover exactly what they were read from.
     #[test]
     fn any_bytes_are_read(bytes in vec(any::<u8>(), 0..200)) {
-        drop(MessagePack::parse(&bytes));
-        drop(Forward::parse(&bytes));
-        drop(DataUpdate::parse(&bytes));
-        drop(AnyRef::parse(&bytes));
+        let _ = MessagePack::parse(&bytes);
+        let _ = Forward::parse(&bytes);
+        let _ = DataUpdate::parse(&bytes);
+        let _ = AnyRef::parse(&bytes);
         if let Ok(packet) = Packet::parse(&bytes) {
             prop_assert_eq!(packet.messages().count(), packet.messages().len());
         }

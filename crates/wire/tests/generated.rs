@@ -1,9 +1,6 @@
 //! The checked-in Rust code of the protocol's messages is what the proto files say.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "the test reads the sources; the crate itself touches no files"
-)]
+#![allow(clippy::disallowed_methods, reason = "the core has no files; its tests read fixtures")]
 
 use std::{fs, path::Path};
 

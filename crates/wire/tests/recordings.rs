@@ -1,5 +1,7 @@
 //! Recorded sessions are read and written as the reference gateway does. Spec: gateway §4.8.
 
+#![allow(clippy::disallowed_methods, reason = "the core has no files; its tests read fixtures")]
+
 use std::{
     collections::BTreeMap,
     fs,

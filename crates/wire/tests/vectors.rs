@@ -1,6 +1,8 @@
 //! The observed frames of the reference gateway mean what they are said to mean, in both directions.
 //! Spec: gateway Appendix D.
 
+#![allow(clippy::disallowed_methods, reason = "the core has no files; its tests read fixtures")]
+
 use std::{collections::BTreeMap, fs, ops::ControlFlow, path::PathBuf};
 
 use prost::Message;
@@ -54,8 +56,11 @@ fn hex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// The messages of a stream, with owned bodies.
-fn read(stream: &[u8]) -> (FrameReader, Result<Vec<(MessagePack<'static>, Vec<u8>)>, FrameError>) {
+/// A message without its body, and the body.
+type OwnedMessage = (MessagePack<'static>, Vec<u8>);
+
+/// The messages of a stream.
+fn read(stream: &[u8]) -> (FrameReader, Result<Vec<OwnedMessage>, FrameError>) {
     let mut reader = FrameReader::default();
     let mut messages = Vec::new();
     let result = reader.feed(stream, &mut |packet| {
