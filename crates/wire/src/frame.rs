@@ -356,17 +356,13 @@ impl FrameReader {
                 Front::Partial { needed } => {
                     pending.drain(..start);
                     start = 0;
-                    let (top_up, rest) = input.split_at(input.len().min(needed - pending.len()));
-                    append(&mut pending, top_up, needed);
-                    input = rest;
-                    if pending.len() < needed {
-                        if needed == TAG_BYTES {
-                            // A tag that is still incomplete may be wrong already.
-                            self.front(scratch, &pending)?;
-                        }
+                    if input.is_empty() {
                         self.pending = pending;
                         return Ok(());
                     }
+                    let (top_up, rest) = input.split_at(input.len().min(needed - pending.len()));
+                    append(&mut pending, top_up, needed);
+                    input = rest;
                 }
                 Front::Frame { size, compression } => {
                     let end = start + TAG_BYTES + size;

@@ -1,6 +1,6 @@
 //! The checked-in Rust code of the protocol's messages is what the proto files say.
 
-#![allow(clippy::disallowed_methods, reason = "the core has no files; its tests read fixtures")]
+#![allow(clippy::disallowed_methods, reason = "the core has no files; this test reads its sources")]
 
 use std::{fs, path::Path};
 

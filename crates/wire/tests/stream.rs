@@ -257,6 +257,8 @@ fn wrong_bytes_are_refused_before_the_tag_is_complete() {
     let first = |bytes: &[u8]| read(&mut FrameReader::default(), [bytes]).1;
     assert_eq!(first(b"G"), Err(FrameError::BadMagic { index: 0, byte: b'G' }));
     assert_eq!(first(b"CO"), Err(FrameError::BadMagic { index: 1, byte: b'O' }));
+    let split = read(&mut FrameReader::default(), [&b"C"[..], b"O"]).1;
+    assert_eq!(split, Err(FrameError::BadMagic { index: 1, byte: b'O' }));
     assert_eq!(first(b"C"), Ok(()));
     assert_eq!(first(b"CH"), Ok(()));
 }

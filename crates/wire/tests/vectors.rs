@@ -147,6 +147,12 @@ fn every_frame_decodes_to_its_messages() {
     assert_eq!(legacy, 9);
 }
 
+/// As JSON, with the field names of the proto files.
+fn to_json(message: &DynamicMessage) -> Value {
+    let options = SerializeOptions::new().use_proto_field_name(true);
+    message.serialize_with_options(serde_json::value::Serializer, &options).expect("the body is JSON")
+}
+
 #[test]
 fn every_body_has_the_fields_described() {
     let pool = pool();
@@ -161,14 +167,12 @@ fn every_body_has_the_fields_described() {
             let decoded =
                 DynamicMessage::decode(descriptor.clone(), body.as_slice()).expect("the body decodes");
 
-            let options = SerializeOptions::new().use_proto_field_name(true);
-            let json = decoded
-                .serialize_with_options(serde_json::value::Serializer, &options)
-                .expect("the body is JSON");
+            let json = to_json(&decoded);
             assert!(same(&json, expected), "{name}\n{json:#}\n{expected:#}");
 
+            // Through text, too: the order of map entries within an Any is free, so compare text again.
             let from_json = DynamicMessage::deserialize(descriptor, expected).expect("the JSON is a body");
-            assert_eq!(from_json, decoded, "{name}");
+            assert!(same(&to_json(&from_json), expected), "{name}");
             bodies += 1;
         }
     }
