@@ -1,0 +1,305 @@
+//! The programs a bench starts: the server under test and the bare writer.
+
+use std::fmt::Write as _;
+use std::io::{self, BufRead as _, BufReader};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use crate::bare::{self, BarePlan};
+use crate::{arena, interrupt, probe};
+
+/// How long a server may take to become ready before the bench gives up.
+const START_PATIENCE: Duration = Duration::from_secs(20);
+/// How often a starting server is asked. It bounds the error of the measured start time.
+const ASK_INTERVAL: Duration = Duration::from_micros(500);
+/// How long an ending server may take.
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
+/// Characters of a failed server's log that are shown.
+const LOG_TAIL: usize = 2_000;
+
+/// Why a program did not start.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// Its files or process could not be made.
+    #[error("cannot start {program}: {source}")]
+    Io {
+        /// What was to be started.
+        program: String,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// It ended, or did not become ready in time.
+    #[error("{program} {what}; it said:\n{log}")]
+    NotReady {
+        /// What was started.
+        program: String,
+        /// What happened.
+        what: String,
+        /// The end of its output.
+        log: String,
+    },
+}
+
+/// A server of our own, stopped when dropped.
+#[derive(Debug)]
+pub struct OwnServer {
+    child: Child,
+    folder: Folder,
+    /// Listener for players.
+    pub clients: SocketAddr,
+    /// Listener for game servers.
+    pub servers: SocketAddr,
+    /// Health and metrics.
+    pub http: SocketAddr,
+    /// From the start of the process until it said that it is ready.
+    pub start: Duration,
+}
+
+/// How to start a server of our own.
+#[derive(Debug, Clone, Default)]
+pub struct ServerOptions {
+    /// The `throng` program.
+    pub program: PathBuf,
+    /// Threads, the server's own choice when not given.
+    pub shards: Option<u16>,
+    /// Transport of the players' listener, in the words of the configuration.
+    pub transport: Option<String>,
+    /// Further flags for `throng up`.
+    pub flags: Vec<String>,
+}
+
+impl OwnServer {
+    /// Starts `throng up` on free loopback ports with the demo schema and waits until it is ready.
+    ///
+    /// # Errors
+    /// When it cannot be started or does not become ready.
+    pub fn start(options: &ServerOptions) -> Result<Self, StartError> {
+        let program = options.program.display().to_string();
+        let failed = |source| StartError::Io { program: program.clone(), source };
+        let folder = Folder::new().map_err(failed)?;
+        let [clients, servers, http] = free_ports().map_err(failed)?;
+        std::fs::write(folder.path("demo.proto"), arena::SCHEMA).map_err(failed)?;
+        let config = config(options, &folder, clients, servers, http);
+        std::fs::write(folder.path("throng.toml"), config).map_err(failed)?;
+        let log = std::fs::File::create(folder.path("log")).map_err(failed)?;
+        let mut command = Command::new(&options.program);
+        command.arg("up").arg("--config").arg(folder.path("throng.toml")).args(&options.flags);
+        command.stdin(Stdio::null()).stdout(log.try_clone().map_err(failed)?).stderr(log);
+        let started = Instant::now();
+        let child = command.spawn().map_err(failed)?;
+        let mut server = Self { child, folder, clients, servers, http, start: Duration::ZERO };
+        server.wait_until_ready(&program, started)?;
+        Ok(server)
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn wait_until_ready(&mut self, program: &str, started: Instant) -> Result<(), StartError> {
+        let what = loop {
+            if probe::fetch(self.http, "/health/ready").is_ok() {
+                self.start = started.elapsed();
+                return Ok(());
+            }
+            match self.child.try_wait() {
+                Ok(Some(status)) => break format!("ended with {status}"),
+                Ok(None) if interrupt::requested() => break "was interrupted while starting".to_owned(),
+                Ok(None) if started.elapsed() > START_PATIENCE => {
+                    break format!("was not ready within {START_PATIENCE:?}");
+                }
+                Ok(None) => std::thread::sleep(ASK_INTERVAL),
+                Err(error) => break format!("cannot be waited for: {error}"),
+            }
+        };
+        Err(StartError::NotReady { program: program.to_owned(), what, log: tail(&self.folder.path("log")) })
+    }
+}
+
+impl Drop for OwnServer {
+    fn drop(&mut self) {
+        terminate(&mut self.child);
+    }
+}
+
+fn config(
+    options: &ServerOptions,
+    folder: &Folder,
+    clients: SocketAddr,
+    servers: SocketAddr,
+    http: SocketAddr,
+) -> String {
+    let quote = |path: PathBuf| toml_string(&path.display().to_string());
+    let mut text = String::new();
+    let mut line = |args: std::fmt::Arguments<'_>| {
+        // Writing to a String cannot fail.
+        let _ = text.write_fmt(args);
+        text.push('\n');
+    };
+    line(format_args!("[server]\ndata = {}", quote(folder.path("data"))));
+    if let Some(shards) = options.shards {
+        line(format_args!("shards = {shards}"));
+    }
+    line(format_args!("[gateway]\nschemas = [{}]", quote(folder.path("demo.proto"))));
+    line(format_args!("[gateway.servers]\naddr = \"{servers}\""));
+    line(format_args!("[gateway.clients]\naddr = \"{clients}\""));
+    if let Some(transport) = &options.transport {
+        line(format_args!("transport = {}", toml_string(transport)));
+    }
+    line(format_args!("[http]\naddr = \"{http}\""));
+    line(format_args!("[log]\nlevel = \"warn\""));
+    text
+}
+
+fn toml_string(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
+}
+
+/// The bare writer as a process of its own, so that its CPU time can be told from ours. Killed when dropped.
+#[derive(Debug)]
+pub struct BareWriter {
+    child: Child,
+    /// Where it accepts readers.
+    pub addr: SocketAddr,
+}
+
+impl BareWriter {
+    /// Starts the hidden mode of `program` (`throng bench bare-writer`).
+    ///
+    /// # Errors
+    /// When it cannot be started or does not say where it listens.
+    pub fn start(program: &Path, plan: BarePlan) -> Result<Self, StartError> {
+        let name = format!("{} bench bare-writer", program.display());
+        let failed = |source| StartError::Io { program: name.clone(), source };
+        let mut child = Command::new(program)
+            .args(["bench", "bare-writer"])
+            .args(["--sockets", &plan.sockets.to_string(), "--bytes", &plan.bytes.to_string()])
+            .args(["--per-second", &plan.per_second.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let mut line = String::new();
+        if let Some(stdout) = child.stdout.as_mut() {
+            BufReader::new(stdout).read_line(&mut line).map_err(failed)?;
+        }
+        match bare::parse_announcement(&line) {
+            Some(addr) => Ok(Self { child, addr }),
+            None => {
+                terminate(&mut child);
+                Err(StartError::NotReady {
+                    program: name,
+                    what: "did not say where it listens".to_owned(),
+                    log: line,
+                })
+            }
+        }
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for BareWriter {
+    fn drop(&mut self) {
+        terminate(&mut self.child);
+    }
+}
+
+/// Ends a child: asks, waits, and kills if that did not help.
+fn terminate(child: &mut Child) {
+    // SAFETY: the process is our child and has not been waited for, so its id cannot belong to anyone else.
+    unsafe { libc::kill(child.id().cast_signed(), libc::SIGTERM) };
+    let started = Instant::now();
+    while started.elapsed() < STOP_PATIENCE {
+        match child.try_wait() {
+            Ok(None) => std::thread::sleep(Duration::from_millis(5)),
+            _ => return,
+        }
+    }
+    // Errors mean that it has ended after all.
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+/// Three loopback addresses that were free a moment ago.
+fn free_ports() -> io::Result<[SocketAddr; 3]> {
+    let listeners = [
+        TcpListener::bind("127.0.0.1:0")?,
+        TcpListener::bind("127.0.0.1:0")?,
+        TcpListener::bind("127.0.0.1:0")?,
+    ];
+    let [a, b, c] = listeners.map(|listener| listener.local_addr());
+    Ok([a?, b?, c?])
+}
+
+fn tail(path: &Path) -> String {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let start = text.char_indices().rev().nth(LOG_TAIL).map_or(0, |(index, _)| index);
+    text[start..].to_owned()
+}
+
+/// A folder of our own under the system's temporary one, removed when dropped.
+#[derive(Debug)]
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> io::Result<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("throng-bench-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&path)?;
+        Ok(Self(path))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Nothing depends on its being gone.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn config_has_what_the_server_needs() {
+        let folder = Folder::new().expect("temporary folder");
+        let [clients, servers, http] = free_ports().expect("ports");
+        let options =
+            ServerOptions { shards: Some(2), transport: Some("ws".to_owned()), ..ServerOptions::default() };
+        let text = config(&options, &folder, clients, servers, http);
+        for part in
+            ["shards = 2", "demo.proto", "transport = \"ws\"", &clients.to_string(), &http.to_string()]
+        {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        assert_eq!(toml_string("a\"b\\c"), "\"a\\\"b\\\\c\"");
+    }
+
+    #[test]
+    fn a_program_that_ends_at_once_is_reported_with_its_words() {
+        let options = ServerOptions { program: "/bin/false".into(), ..ServerOptions::default() };
+        let error = OwnServer::start(&options).expect_err("false ends with 1").to_string();
+        assert!(error.contains("ended with exit status: 1"), "{error}");
+        let options = ServerOptions { program: "/nonexistent/throng".into(), ..ServerOptions::default() };
+        assert!(OwnServer::start(&options).expect_err("no program").to_string().contains("cannot start"));
+    }
+}

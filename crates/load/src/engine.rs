@@ -1,0 +1,701 @@
+//! One run: a game server and its players against one server, measured over one window of time.
+
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
+
+use serde::Serialize;
+use thiserror::Error;
+
+use crate::arena;
+use crate::clock::{self, nanoseconds};
+use crate::fleet::{self, Control, FleetPlan, Inputs, Subscribe, lock};
+use crate::interrupt;
+use crate::link::Transport;
+use crate::owner::{self, OwnerCounts, OwnerPlan};
+use crate::probe::{self, Memory, Probe};
+use crate::protocol::CHANNEL_TYPE_GLOBAL;
+use crate::stats::Counts;
+
+/// What is still on the way when the window closes may arrive this much later and count.
+const GRACE: Duration = Duration::from_millis(1_000);
+/// Connections opened per second, all threads together. A login storm is another test.
+const CONNECTS_PER_SECOND: u32 = 4_000;
+/// How often the run looks around while it waits.
+const GLANCE: Duration = Duration::from_millis(10);
+/// Players that read and check everything, per thread.
+const CHECKERS_PER_THREAD: usize = 1;
+
+/// A sender this late at its 99th percentile no longer offers the load that it claims to offer: a third of the 30 Hz
+/// period, so inputs of neighbouring periods would bunch up beyond it.
+const LATE_MS: f64 = 11.0;
+/// A generator thread that computes for more than this share of the time is about to be late.
+const THREAD_BUSY: f64 = 0.92;
+/// Above this share of all processors, server and generator take time from each other.
+const MACHINE_BUSY: f64 = 0.97;
+
+/// What to run, against what.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Listener for players.
+    pub clients: SocketAddr,
+    /// Listener for game servers.
+    pub servers: SocketAddr,
+    /// How players connect.
+    pub transport: Transport,
+    /// Simulated players.
+    pub players: usize,
+    /// Characters in the world; `None` for no world and no channel data. Players steer the first ones.
+    pub characters: Option<usize>,
+    /// Whether there is a game server. Without one, players connect, and only count what the other side sends.
+    pub owner: bool,
+    /// Without a game server of our own: log in and play on this channel, subscribed by whoever owns it. Without
+    /// this either, nobody logs in.
+    pub join: Option<u32>,
+    /// Whether players are subscribed to the channel.
+    pub subscribe: bool,
+    /// Players subscribe themselves instead of being subscribed by the game server.
+    pub self_subscribe: bool,
+    /// Fan-out interval that they ask for.
+    pub interval: Duration,
+    /// Packets per second and player to the owner; 0 for none.
+    pub inputs_per_second: f64,
+    /// Messages in each of these packets.
+    pub input_batch: usize,
+    /// Bytes of each message, 17 to 1,024.
+    pub input_bytes: usize,
+    /// Messages per second from the owner to each player; 0 for none.
+    pub notices_per_second: f64,
+    /// Channels that exist besides and do nothing.
+    pub idle_channels: usize,
+    /// Players that stop reading once subscribed.
+    pub stalled: usize,
+    /// Type of the channel: 1 is GLOBAL, others are created besides.
+    pub channel_type: u32,
+    /// Generator threads for players; 0 chooses.
+    pub threads: usize,
+    /// Time between everyone's being there and the measured window.
+    pub warmup: Duration,
+    /// Length of the measured window; `None` until interrupted.
+    pub duration: Option<Duration>,
+    /// How long connecting may take.
+    pub patience: Duration,
+    /// Time between samples.
+    pub sample_interval: Duration,
+    /// Seed of everything random.
+    pub seed: u64,
+}
+
+impl Plan {
+    /// The published scenario with this many players against these listeners.
+    #[must_use]
+    pub fn single(clients: SocketAddr, servers: SocketAddr, players: usize) -> Self {
+        Self {
+            clients,
+            servers,
+            transport: Transport::Tcp,
+            players,
+            characters: Some(players),
+            owner: true,
+            join: None,
+            subscribe: true,
+            self_subscribe: false,
+            interval: Duration::from_millis(20),
+            inputs_per_second: 30.0,
+            input_batch: 1,
+            input_bytes: fleet::INPUT_BYTES,
+            notices_per_second: 0.0,
+            idle_channels: 0,
+            stalled: 0,
+            channel_type: CHANNEL_TYPE_GLOBAL,
+            threads: 0,
+            warmup: Duration::from_secs(3),
+            duration: Some(Duration::from_secs(10)),
+            patience: Duration::from_secs(60),
+            sample_interval: Duration::from_secs(1),
+            seed: 1,
+        }
+    }
+
+    /// Generator threads that the run will use: one per two processors, so that the server has as many.
+    #[must_use]
+    pub fn thread_count(&self) -> usize {
+        let chosen = match self.threads {
+            0 => thread::available_parallelism().map_or(1, usize::from).div_ceil(2),
+            threads => threads,
+        };
+        chosen.clamp(1, self.players.max(1))
+    }
+
+    fn interval_ms(&self) -> u32 {
+        u32::try_from(self.interval.as_millis()).unwrap_or(u32::MAX)
+    }
+
+    fn fleet(&self) -> FleetPlan {
+        let threads = u32::try_from(self.thread_count()).unwrap_or(1);
+        FleetPlan {
+            server: self.clients,
+            transport: self.transport,
+            connects_per_second: (CONNECTS_PER_SECOND / threads).max(1),
+            login: self.owner || self.join.is_some(),
+            subscribe: match (self.subscribe, self.self_subscribe) {
+                (false, _) => None,
+                (true, false) => Some(Subscribe::ByOwner),
+                (true, true) => Some(Subscribe::BySelf { interval_ms: self.interval_ms() }),
+            },
+            inputs: (self.inputs_per_second > 0.0).then_some(Inputs {
+                per_second: self.inputs_per_second,
+                batch: self.input_batch,
+                bytes: self.input_bytes,
+            }),
+            checkers: if self.characters.is_some() && self.subscribe { CHECKERS_PER_THREAD } else { 0 },
+            stalled: self.stalled,
+            seed: self.seed,
+        }
+    }
+
+    fn owner(&self) -> OwnerPlan {
+        OwnerPlan {
+            server: self.servers,
+            channel_type: self.channel_type,
+            characters: self.characters,
+            subscribe_interval_ms: (self.subscribe && !self.self_subscribe).then_some(self.interval_ms()),
+            notices_per_second: (self.notices_per_second > 0.0).then_some(self.notices_per_second),
+            idle_channels: self.idle_channels,
+            seed: self.seed,
+        }
+    }
+}
+
+/// Why there is no result.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// The game server did not get its channel.
+    #[error("{0}")]
+    Owner(String),
+    /// Players did not get in.
+    #[error("only {ready} of {wanted} players were in after {waited:?}{}", first_error.as_ref().map(|error| format!("; first problem: {error}")).unwrap_or_default())]
+    NotReady {
+        /// Players that are in.
+        ready: u64,
+        /// Players asked for.
+        wanted: usize,
+        /// Time given.
+        waited: Duration,
+        /// The first thing that went wrong.
+        first_error: Option<String>,
+    },
+    /// Ctrl-C before there was anything to measure.
+    #[error("interrupted before the measurement began")]
+    Interrupted,
+    /// A generator thread failed.
+    #[error("generator: {0}")]
+    Generator(#[from] std::io::Error),
+}
+
+/// One look at everything, for charts and live lines. Rates are since the sample before.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Sample {
+    /// Seconds since the measured window began.
+    pub at_s: f64,
+    /// Players in.
+    pub connections: u64,
+    /// Channels that the game server knows of.
+    pub channels: u64,
+    /// Processors that the server used.
+    pub server_cores: Option<f64>,
+    /// Resident memory of the server.
+    pub server_resident_bytes: Option<u64>,
+    /// Mean duration of the channel ticks, as the server reports it.
+    pub tick_ms: Option<f64>,
+    /// Frames per second of the simulated game server.
+    pub frames_per_s: f64,
+    /// Messages that players and game server sent, per second.
+    pub messages_in_per_s: f64,
+    /// Messages that they received, per second.
+    pub messages_out_per_s: f64,
+    /// Bytes that they sent, per second.
+    pub bytes_in_per_s: f64,
+    /// Bytes that they received, per second.
+    pub bytes_out_per_s: f64,
+    /// Median state latency.
+    pub p50_ms: f64,
+    /// 99th percentile of the state latency.
+    pub p99_ms: f64,
+}
+
+/// What a run found.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Players asked for.
+    pub players: usize,
+    /// Length of the measured window.
+    pub window: Duration,
+    /// What the players saw.
+    pub counts: Counts,
+    /// What the game server saw.
+    pub owner: OwnerCounts,
+    /// Bytes received by players inside the window.
+    pub window_bytes_in: u64,
+    /// Frames received by players inside the window.
+    pub window_frames_in: u64,
+    /// CPU time that the server used inside the window.
+    pub server_cpu: Option<Duration>,
+    /// Memory of the server before the players came, and at the end of the window.
+    pub server_memory: Option<(Memory, Memory)>,
+    /// CPU time of the player threads inside the window.
+    pub fleet_cpu: Duration,
+    /// CPU time of the game server's thread inside the window.
+    pub owner_cpu: Duration,
+    /// Share of all processors of the machine that was in use inside the window, by anyone.
+    pub machine_busy: Option<f64>,
+    /// Player threads.
+    pub threads: usize,
+    /// Players that read everything: how many ended with exactly the game server's state, of how many.
+    pub checked: (usize, usize),
+    /// Looks around during the window.
+    pub samples: Vec<Sample>,
+}
+
+impl Outcome {
+    /// State updates that should have reached players: every update of the window, every subscriber.
+    #[must_use]
+    pub fn expected(&self) -> u64 {
+        self.owner.updates_due * (self.players as u64)
+    }
+
+    /// Share of the expected state updates that arrived as a fan-out of their own, 0 to 1.
+    #[must_use]
+    pub fn delivered_share(&self) -> f64 {
+        share(self.counts.delivered, self.expected())
+    }
+
+    /// Processors that the server used.
+    #[must_use]
+    pub fn server_cores(&self) -> Option<f64> {
+        self.server_cpu.map(|cpu| cpu.as_secs_f64() / self.window.as_secs_f64())
+    }
+
+    /// Whether the generator, not the server, was the limit; and how one can tell.
+    #[must_use]
+    pub fn saturation(&self) -> Option<String> {
+        let fleet = self.counts.lateness.quantile_ms(0.99);
+        let owner = self.owner.lateness.quantile_ms(0.99);
+        let window = self.window.as_secs_f64();
+        let fleet_busy = self.fleet_cpu.as_secs_f64() / window / self.threads as f64;
+        let owner_busy = self.owner_cpu.as_secs_f64() / window;
+        if owner > LATE_MS {
+            Some(format!("the simulated game server sent {owner:.1} ms late (p99)"))
+        } else if fleet > LATE_MS {
+            Some(format!("players sent {fleet:.1} ms late (p99)"))
+        } else if fleet_busy > THREAD_BUSY {
+            Some(format!("player threads were busy {:.0}% of the time", fleet_busy * 100.0))
+        } else if owner_busy > THREAD_BUSY {
+            Some(format!("the simulated game server was busy {:.0}% of the time", owner_busy * 100.0))
+        } else {
+            None
+        }
+    }
+
+    /// Whether the whole machine was in use, so that generator and server took time from each other.
+    #[must_use]
+    pub fn is_machine_full(&self) -> bool {
+        self.machine_busy.is_some_and(|busy| busy > MACHINE_BUSY)
+    }
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 1.0 } else { part as f64 / whole as f64 }
+}
+
+/// Runs `plan`, looking at the server through `probe`, and calls `on_sample` for every sample taken.
+///
+/// # Errors
+/// See [`RunError`]. A server that is merely slow is not an error but a result.
+pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Result<Outcome, RunError> {
+    let threads = plan.thread_count();
+    let control = Control::new();
+    let fleet_plan = plan.fleet();
+    let owner_plan = plan.owner();
+    let numbers: Vec<Vec<usize>> =
+        (0..threads).map(|thread| (thread..plan.players).step_by(threads).collect()).collect();
+    let counts: Vec<Mutex<Counts>> = (0..threads).map(|_| Mutex::default()).collect();
+    let owner_counts = Mutex::new(OwnerCounts::default());
+    thread::scope(|scope| {
+        // Whatever happens below, the threads must end, or the scope would wait for ever.
+        let stop = StopOnDrop(&control);
+        let owner = plan.owner.then(|| scope.spawn(|| owner::run(&owner_plan, &control, &owner_counts)));
+        let watch = Watch { plan, probe, control: &control, counts: &counts, owner: &owner_counts };
+        if plan.owner {
+            watch.wait_for_owner()?;
+        } else if let Some(channel) = plan.join {
+            control.set_channel(channel);
+        }
+        let memory_before = probe.memory();
+        let fleets: Vec<_> = numbers
+            .iter()
+            .zip(&counts)
+            .map(|(numbers, counts)| scope.spawn(|| fleet::run(&fleet_plan, numbers, &control, counts)))
+            .collect();
+        watch.wait_for_players()?;
+        let mut outcome = watch.measure(memory_before, on_sample)?;
+        drop(stop);
+        let state = owner.and_then(|owner| owner.join().ok()).unwrap_or_default();
+        for fleet in fleets {
+            let views = fleet.join().map_err(|_| std::io::Error::other("a generator thread panicked"))??;
+            outcome.checked.1 += views.len();
+            outcome.checked.0 += views.iter().filter(|view| **view == state).count();
+        }
+        outcome.counts = watch.counts();
+        outcome.owner = lock(&owner_counts).clone();
+        Ok(outcome)
+    })
+}
+
+struct StopOnDrop<'a>(&'a Control);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// The coordinating side of a run.
+struct Watch<'a> {
+    plan: &'a Plan,
+    probe: &'a Probe,
+    control: &'a Control,
+    counts: &'a [Mutex<Counts>],
+    owner: &'a Mutex<OwnerCounts>,
+}
+
+/// Totals at one instant, of which differences are taken.
+#[derive(Default, Clone)]
+struct Mark {
+    at_ns: u64,
+    cpu: Option<Duration>,
+    fleet_cpu: Duration,
+    owner_cpu: Duration,
+    machine: Option<(u64, u64)>,
+    frames_in: u64,
+    bytes_in: u64,
+    sent_messages: u64,
+    sent_bytes: u64,
+    received_messages: u64,
+    received_bytes: u64,
+    frames: u64,
+    ready: u64,
+    channels: u64,
+    tick: Option<(f64, f64)>,
+}
+
+impl Watch<'_> {
+    fn counts(&self) -> Counts {
+        let mut sum = Counts::default();
+        for counts in self.counts {
+            sum.add(&lock(counts));
+        }
+        sum
+    }
+
+    fn wait_for_owner(&self) -> Result<(), RunError> {
+        let until = clock::now_ns() + nanoseconds(self.plan.patience);
+        loop {
+            let owner = lock(self.owner);
+            if let Some(error) = &owner.error {
+                return Err(RunError::Owner(error.clone()));
+            }
+            if owner.ready {
+                return Ok(());
+            }
+            let channels = owner.channels;
+            drop(owner);
+            if interrupt::requested() {
+                return Err(RunError::Interrupted);
+            }
+            if clock::now_ns() > until {
+                return Err(RunError::Owner(format!(
+                    "the server did not answer the creation of the channel within {:?} ({channels} of {} further \
+                     channels made); is GLOBAL owned by another game server, or the data type unknown?",
+                    self.plan.patience, self.plan.idle_channels
+                )));
+            }
+            thread::sleep(GLANCE);
+        }
+    }
+
+    fn wait_for_players(&self) -> Result<(), RunError> {
+        let started = clock::now_ns();
+        loop {
+            let counts = self.counts();
+            if counts.ready >= self.plan.players as u64 {
+                return Ok(());
+            }
+            if interrupt::requested() {
+                return Err(RunError::Interrupted);
+            }
+            let waited = Duration::from_nanos(clock::now_ns() - started);
+            if waited > self.plan.patience || counts.ready + counts.lost >= self.plan.players as u64 {
+                return Err(RunError::NotReady {
+                    ready: counts.ready,
+                    wanted: self.plan.players,
+                    waited,
+                    first_error: counts.first_error,
+                });
+            }
+            thread::sleep(GLANCE);
+        }
+    }
+
+    fn measure(
+        &self,
+        memory_before: Option<Memory>,
+        on_sample: &mut dyn FnMut(&Sample),
+    ) -> Result<Outcome, RunError> {
+        let from = clock::now_ns() + nanoseconds(self.plan.warmup);
+        self.sleep_until(from);
+        if interrupt::requested() && self.plan.duration.is_some() {
+            return Err(RunError::Interrupted);
+        }
+        let from = clock::now_ns();
+        let planned_end = self.plan.duration.map_or(u64::MAX, |duration| from + nanoseconds(duration));
+        self.control.measure(from, planned_end);
+        let first = self.mark(from);
+        let mut last = first.clone();
+        let mut samples = Vec::new();
+        let mut next = from;
+        let end = loop {
+            next = (next + nanoseconds(self.plan.sample_interval)).min(planned_end);
+            self.sleep_until(next);
+            let now = clock::now_ns();
+            let mark = self.mark(now);
+            let sample = self.sample(&last, &mark, from);
+            on_sample(&sample);
+            samples.push(sample);
+            last = mark;
+            if now >= planned_end || interrupt::requested() || lock(self.owner).error.is_some() {
+                break now;
+            }
+        };
+        self.control.measure(from, planned_end.min(end));
+        let memory = memory_before.zip(self.probe.memory());
+        // Late arrivals count; leaving before they are in would call a slow server lossy.
+        thread::sleep(GRACE);
+        let machine_busy = first.machine.zip(last.machine).map(|((busy_0, all_0), (busy_1, all_1))| {
+            (busy_1 - busy_0) as f64 / all_1.saturating_sub(all_0).max(1) as f64
+        });
+        Ok(Outcome {
+            players: self.plan.players - self.plan.stalled,
+            window: Duration::from_nanos(last.at_ns - from),
+            counts: Counts::default(),
+            owner: OwnerCounts::default(),
+            window_bytes_in: last.bytes_in - first.bytes_in,
+            window_frames_in: last.frames_in - first.frames_in,
+            server_cpu: first.cpu.zip(last.cpu).map(|(first, last)| last.saturating_sub(first)),
+            server_memory: memory,
+            fleet_cpu: last.fleet_cpu - first.fleet_cpu,
+            owner_cpu: last.owner_cpu.saturating_sub(first.owner_cpu),
+            machine_busy,
+            threads: self.counts.len(),
+            checked: (0, 0),
+            samples,
+        })
+    }
+
+    /// Sleeps until `at_ns` or an interrupt.
+    fn sleep_until(&self, at_ns: u64) {
+        while clock::now_ns() < at_ns && !interrupt::requested() {
+            clock::sleep_until(at_ns.min(clock::now_ns() + 100_000_000));
+        }
+    }
+
+    fn mark(&self, at_ns: u64) -> Mark {
+        let cpu = self.probe.cpu();
+        let counts = self.counts();
+        let owner = lock(self.owner);
+        let mut mark = Mark {
+            at_ns,
+            cpu,
+            fleet_cpu: counts.cpu,
+            owner_cpu: owner.cpu,
+            machine: probe::machine_ticks(),
+            frames_in: counts.frames_in,
+            bytes_in: counts.bytes_in,
+            sent_messages: counts.messages_out + owner.messages_out,
+            sent_bytes: counts.bytes_out + owner.bytes_out,
+            received_messages: counts.messages_in + owner.messages_in,
+            received_bytes: counts.bytes_in + owner.bytes_in,
+            frames: owner.frames,
+            ready: counts.ready,
+            channels: owner.channels + 1,
+            tick: None,
+        };
+        drop(owner);
+        // Last, since a page takes its time.
+        mark.tick = self.probe.metrics().and_then(|metrics| {
+            let sum = metrics.sum(TICK_SECONDS_SUM)?;
+            Some((sum, metrics.sum(TICK_COUNT)?))
+        });
+        mark
+    }
+
+    fn sample(&self, last: &Mark, mark: &Mark, from_ns: u64) -> Sample {
+        let seconds = (mark.at_ns - last.at_ns) as f64 / 1e9;
+        let rate = |now: u64, before: u64| (now - before) as f64 / seconds;
+        let mut recent = crate::stats::Times::default();
+        for counts in self.counts {
+            let mut counts = lock(counts);
+            recent.add(&counts.recent);
+            counts.recent.clear();
+        }
+        Sample {
+            at_s: (mark.at_ns - from_ns) as f64 / 1e9,
+            connections: mark.ready,
+            channels: mark.channels,
+            server_cores: mark.cpu.zip(last.cpu).map(|(now, before)| (now - before).as_secs_f64() / seconds),
+            server_resident_bytes: self.probe.memory().map(|memory| memory.resident_bytes),
+            tick_ms: mark.tick.zip(last.tick).and_then(|(now, before)| {
+                let count = now.1 - before.1;
+                (count > 0.0).then(|| (now.0 - before.0) / count * 1e3)
+            }),
+            frames_per_s: rate(mark.frames, last.frames),
+            messages_in_per_s: rate(mark.sent_messages, last.sent_messages),
+            messages_out_per_s: rate(mark.received_messages, last.received_messages),
+            bytes_in_per_s: rate(mark.sent_bytes, last.sent_bytes),
+            bytes_out_per_s: rate(mark.received_bytes, last.received_bytes),
+            p50_ms: recent.quantile_ms(0.5),
+            p99_ms: recent.quantile_ms(0.99),
+        }
+    }
+}
+
+/// Names under which a server may export how long its channel ticks take.
+const TICK_SECONDS_SUM: &[&str] = &["throng_gateway_channel_tick_duration_seconds_sum"];
+const TICK_COUNT: &[&str] = &["throng_gateway_channel_tick_duration_seconds_count"];
+
+/// State updates that one frame of a world of this size takes.
+#[must_use]
+pub fn updates_per_frame(characters: usize) -> usize {
+    arena::part_count(characters)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::Fake;
+
+    fn tiny(fake: &Fake, players: usize) -> Plan {
+        Plan {
+            warmup: Duration::from_millis(100),
+            duration: Some(Duration::from_millis(500)),
+            sample_interval: Duration::from_millis(250),
+            threads: 2,
+            patience: Duration::from_secs(20),
+            ..Plan::single(fake.clients, fake.servers, players)
+        }
+    }
+
+    fn go(plan: &Plan) -> Outcome {
+        run(plan, &Probe::new(Some(std::process::id()), None).expect("own process"), &mut |_| {})
+            .expect("a result")
+    }
+
+    #[test]
+    fn everything_sent_is_accounted_for() {
+        let outcome = go(&tiny(&Fake::start(None), 20));
+        assert_eq!(outcome.counts.ready, 20);
+        assert!(
+            (14..=16).contains(&outcome.owner.frames_due),
+            "half a second has 15 frames: {}",
+            outcome.owner.frames_due
+        );
+        assert_eq!(outcome.owner.updates_due, outcome.owner.frames_due);
+        assert_eq!(outcome.counts.delivered, outcome.expected(), "the fake loses nothing");
+        assert_eq!(outcome.counts.state.count(), outcome.counts.delivered);
+        assert!(
+            outcome.counts.due >= 20 * 14,
+            "each player sends 30 inputs a second: {}",
+            outcome.counts.due
+        );
+        assert_eq!(outcome.owner.inputs, outcome.counts.due, "every input reaches the game server");
+        assert_eq!(outcome.checked, (2, 2), "one checking player per thread sees the game server's state");
+        assert_eq!(outcome.counts.malformed, 0);
+        assert!(outcome.server_cpu.is_some() && outcome.samples.len() == 2);
+    }
+
+    #[test]
+    fn losses_are_noticed() {
+        let outcome = go(&tiny(&Fake::start(Some(10)), 10));
+        assert!((outcome.delivered_share() - 0.9).abs() < 0.03, "{}", outcome.delivered_share());
+    }
+
+    #[test]
+    fn large_worlds_travel_in_parts() {
+        let fake = Fake::start(None);
+        let plan = Plan { characters: Some(1_500), inputs_per_second: 0.0, ..tiny(&fake, 3) };
+        let outcome = go(&plan);
+        assert_eq!(outcome.owner.updates_due, outcome.owner.frames_due * 2);
+        assert_eq!(outcome.counts.delivered, outcome.expected());
+        assert_eq!(outcome.checked, (2, 2));
+    }
+
+    #[test]
+    fn notices_reach_each_player() {
+        let fake = Fake::start(None);
+        let plan = Plan {
+            characters: None,
+            subscribe: false,
+            inputs_per_second: 0.0,
+            notices_per_second: 10.0,
+            ..tiny(&fake, 10)
+        };
+        let outcome = go(&plan);
+        assert!((40..=60).contains(&outcome.owner.notices_due), "{}", outcome.owner.notices_due);
+        assert_eq!(outcome.counts.notices, outcome.owner.notices_due);
+    }
+
+    #[test]
+    fn batches_count_message_by_message() {
+        let fake = Fake::start(None);
+        let plan =
+            Plan { characters: None, subscribe: false, input_batch: 10, input_bytes: 64, ..tiny(&fake, 4) };
+        let outcome = go(&plan);
+        assert!(outcome.counts.due >= 4 * 10 * 14);
+        assert_eq!(outcome.owner.inputs, outcome.counts.due);
+    }
+
+    #[test]
+    fn the_bare_writer_is_read_like_a_server() {
+        let (reader, mut writer) = std::io::pipe().expect("pipe");
+        let plan = crate::bare::BarePlan { sockets: 5, bytes: 3_000, per_second: 30.0 };
+        thread::spawn(move || crate::bare::serve(plan, &mut writer));
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(reader), &mut line).expect("announcement");
+        let addr = crate::bare::parse_announcement(&line).expect("address");
+        let plan = Plan {
+            owner: false,
+            characters: None,
+            subscribe: false,
+            inputs_per_second: 0.0,
+            warmup: Duration::from_millis(100),
+            duration: Some(Duration::from_millis(500)),
+            ..Plan::single(addr, addr, 5)
+        };
+        let outcome = go(&plan);
+        assert!((5 * 14..=5 * 16).contains(&outcome.counts.delivered), "{}", outcome.counts.delivered);
+        assert_eq!(outcome.saturation(), None);
+    }
+
+    #[test]
+    fn absent_servers_are_an_error_with_a_reason() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback");
+        let addr = listener.local_addr().expect("bound");
+        drop(listener);
+        let plan = Plan::single(addr, addr, 1);
+        let error = run(&plan, &Probe::new(None, None).expect("nothing to look at"), &mut |_| {})
+            .expect_err("refused");
+        assert!(error.to_string().contains("cannot reach the server"), "{error}");
+    }
+}

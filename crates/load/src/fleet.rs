@@ -1,0 +1,590 @@
+//! Many simulated players on one thread.
+//!
+//! A thread owns its players' sockets and one schedule. Sends are *open loop*: input number `c` of player `k` of `n` is
+//! due at `epoch + (c + k/n) * period`, whatever the server does, and everything is measured from that intended time. The
+//! players' sends are spread evenly over a period, so the schedule is a timing wheel of one slot per player and needs no
+//! queue: the next send is always the next slot.
+//!
+//! Sends due within [`BUNDLE`] of each other go out together. A wake-up per send would cost more than the send, and the
+//! bundling shows in the latency, since that counts from the intended time.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use throng_stdx::Rng;
+
+use crate::arena::{self, PARTS_MAX, View};
+use crate::clock::{self, nanoseconds};
+use crate::link::{Link, LinkError, Transport};
+use crate::poll::Poller;
+use crate::protocol::{self, Head, Scanner, Sink, kind};
+use crate::socket;
+
+/// Sends this close together share a wake-up.
+const BUNDLE: Duration = Duration::from_micros(500);
+/// Longest sleep, so that a stop is noticed.
+const SLEEP_MAX: Duration = Duration::from_millis(20);
+/// Connection attempts under way at once, below the usual accept backlog.
+const CONNECTING_MAX: usize = 200;
+/// Bytes per read. What matters of a frame is in its first few hundred bytes; the rest is discarded in the kernel.
+const READ_BYTES: usize = 2_048;
+/// Bytes per read for players that look at everything.
+const READ_ALL_BYTES: usize = 64 * 1024;
+/// Receive buffer of a player that is meant to stall, in bytes.
+const STALLED_BUFFER_BYTES: usize = 8 * 1024;
+/// Smallest input: time, sequence number, turn, jump.
+pub(crate) const INPUT_BYTES: usize = 17;
+/// Chance per second that a player turns, and that it jumps: the published scenario has both at 10%.
+const TURN_OR_JUMP_PER_SECOND: f64 = 0.1;
+
+/// What the players of a run do.
+#[derive(Debug, Clone)]
+pub(crate) struct FleetPlan {
+    pub(crate) server: SocketAddr,
+    pub(crate) transport: Transport,
+    /// Connections opened per second and thread.
+    pub(crate) connects_per_second: u32,
+    /// Log in. Without, a player is ready as soon as it is connected.
+    pub(crate) login: bool,
+    /// How the player comes to its subscription, if it wants one.
+    pub(crate) subscribe: Option<Subscribe>,
+    /// Inputs sent to the channel's owner.
+    pub(crate) inputs: Option<Inputs>,
+    /// How many players of each thread read and check everything.
+    pub(crate) checkers: usize,
+    /// How many players (the last ones of the first thread) stop reading once subscribed.
+    pub(crate) stalled: usize,
+    pub(crate) seed: u64,
+}
+
+/// Who asks for a player's subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Subscribe {
+    /// The simulated game server, when it hears of the player's login.
+    ByOwner,
+    /// The player, with this fan-out interval in milliseconds; needs a server that permits it.
+    BySelf { interval_ms: u32 },
+}
+
+/// Messages from a player to the owner.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Inputs {
+    /// Packets per second and player.
+    pub(crate) per_second: f64,
+    /// Messages in each packet.
+    pub(crate) batch: usize,
+    /// Bytes of each message, at least [`INPUT_BYTES`].
+    pub(crate) bytes: usize,
+}
+
+/// What all threads of a run share.
+#[derive(Debug)]
+pub(crate) struct Control {
+    stop: AtomicBool,
+    /// Messages intended to be sent in `[from, until)` are measured.
+    from_ns: AtomicU64,
+    until_ns: AtomicU64,
+    /// The channel that the owner made; `u32::MAX` until then.
+    channel: AtomicU32,
+}
+
+impl Control {
+    pub(crate) fn new() -> Self {
+        Self {
+            stop: AtomicBool::new(false),
+            from_ns: AtomicU64::new(u64::MAX),
+            until_ns: AtomicU64::new(u64::MAX),
+            channel: AtomicU32::new(u32::MAX),
+        }
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Sets the measured window; the end first, so that no thread sees a window without an end.
+    pub(crate) fn measure(&self, from_ns: u64, until_ns: u64) {
+        self.until_ns.store(until_ns, Ordering::Release);
+        self.from_ns.store(from_ns, Ordering::Release);
+    }
+
+    pub(crate) fn is_measured(&self, intended_ns: u64) -> bool {
+        intended_ns >= self.from_ns.load(Ordering::Acquire)
+            && intended_ns < self.until_ns.load(Ordering::Acquire)
+    }
+
+    /// Whether the measured window has passed.
+    pub(crate) fn is_over(&self, now_ns: u64) -> bool {
+        now_ns >= self.until_ns.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_channel(&self, channel: u32) {
+        self.channel.store(channel, Ordering::Release);
+    }
+
+    pub(crate) fn channel(&self) -> Option<u32> {
+        Some(self.channel.load(Ordering::Acquire)).filter(|&channel| channel != u32::MAX)
+    }
+}
+
+/// Locks, going on after a panic elsewhere: counters stay meaningful.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Connecting,
+    /// The transport's own handshake.
+    Opening,
+    LoggingIn,
+    Subscribing,
+    Ready,
+    Stalled,
+    Lost,
+}
+
+#[derive(Debug)]
+struct Player {
+    /// Number in the whole run, from 0.
+    number: usize,
+    link: Option<Link>,
+    state: State,
+    conn: u32,
+    sequence: u32,
+    /// Newest frame seen, per part of the world.
+    frames: [u32; PARTS_MAX],
+    /// Stamps of the update whose rest is still arriving.
+    arriving: Vec<u64>,
+    /// What the channel holds as far as this player saw, for the players that check.
+    view: Option<View>,
+}
+
+/// Runs the players numbered `numbers` until the run is stopped; returns the views of the checking players.
+pub(crate) fn run(
+    plan: &FleetPlan,
+    numbers: &[usize],
+    control: &Control,
+    shared: &Mutex<crate::stats::Counts>,
+) -> std::io::Result<Vec<View>> {
+    let mut fleet = Fleet::new(plan, numbers, control)?;
+    while !control.is_stopped() {
+        fleet.turn(shared)?;
+    }
+    Ok(fleet
+        .players
+        .into_iter()
+        .filter(|player| player.state == State::Ready)
+        .filter_map(|player| player.view)
+        .collect())
+}
+
+struct Fleet<'a> {
+    plan: &'a FleetPlan,
+    control: &'a Control,
+    poller: Poller,
+    players: Vec<Player>,
+    rng: Rng,
+    /// Players whose connection has been started.
+    started: usize,
+    connecting: usize,
+    next_connect_ns: u64,
+    /// Time of slot 0 of cycle 0, the next cycle, and the next slot in it.
+    epoch_ns: u64,
+    cycle: u64,
+    slot: usize,
+    scratch: Vec<u8>,
+    frame: Vec<u8>,
+    cpu_read_ns: u64,
+    logout: Totals,
+}
+
+/// What closed connections had counted.
+#[derive(Default)]
+struct Totals {
+    frames_in: u64,
+    bytes_in: u64,
+    bytes_out: u64,
+}
+
+impl<'a> Fleet<'a> {
+    fn new(plan: &'a FleetPlan, numbers: &[usize], control: &'a Control) -> std::io::Result<Self> {
+        let players = numbers
+            .iter()
+            .enumerate()
+            .map(|(index, &number)| Player {
+                number,
+                link: None,
+                state: State::Connecting,
+                conn: 0,
+                sequence: 0,
+                frames: [0; PARTS_MAX],
+                arriving: Vec::new(),
+                view: (index < plan.checkers).then(View::new),
+            })
+            .collect();
+        let now = clock::now_ns();
+        Ok(Self {
+            plan,
+            control,
+            poller: Poller::new()?,
+            players,
+            rng: Rng::new(plan.seed ^ numbers.first().copied().unwrap_or(0) as u64),
+            started: 0,
+            connecting: 0,
+            next_connect_ns: now,
+            epoch_ns: now,
+            cycle: 0,
+            slot: 0,
+            scratch: vec![0; READ_ALL_BYTES],
+            frame: Vec::new(),
+            cpu_read_ns: 0,
+            logout: Totals::default(),
+        })
+    }
+
+    /// Sends what is due, waits, and takes what has arrived.
+    fn turn(&mut self, shared: &Mutex<crate::stats::Counts>) -> std::io::Result<()> {
+        let now = clock::now_ns();
+        {
+            let mut counts = lock(shared);
+            self.start_connections(now, &mut counts);
+            self.send_due(now, &mut counts);
+            self.publish(now, &mut counts);
+        }
+        let timeout = self.next_due_ns().saturating_sub(clock::now_ns());
+        let timeout = Duration::from_nanos(timeout).clamp(Duration::ZERO, SLEEP_MAX);
+        // The list borrows the poller, so the tokens are copied; 256 at most.
+        let ready: Vec<_> = self.poller.wait(timeout)?.collect();
+        if ready.is_empty() {
+            return Ok(());
+        }
+        let mut counts = lock(shared);
+        for ready in ready {
+            self.handle(ready.token, ready.readable, ready.writable, &mut counts);
+        }
+        Ok(())
+    }
+
+    /// When the next send or connection attempt is due, rounded up to the bundling grid.
+    fn next_due_ns(&self) -> u64 {
+        let mut due = u64::MAX;
+        if self.started < self.players.len() && self.connecting < CONNECTING_MAX {
+            due = self.next_connect_ns;
+        }
+        if let Some(period) = self.period_ns() {
+            due = due.min(self.slot_due_ns(period));
+        }
+        due.saturating_add(nanoseconds(BUNDLE))
+    }
+
+    fn period_ns(&self) -> Option<u64> {
+        self.plan.inputs.map(|inputs| (1e9 / inputs.per_second) as u64)
+    }
+
+    fn slot_due_ns(&self, period: u64) -> u64 {
+        self.epoch_ns + self.cycle * period + period * self.slot as u64 / self.players.len().max(1) as u64
+    }
+
+    fn start_connections(&mut self, now: u64, counts: &mut crate::stats::Counts) {
+        let gap = 1_000_000_000 / u64::from(self.plan.connects_per_second.max(1));
+        while self.started < self.players.len()
+            && self.connecting < CONNECTING_MAX
+            && self.next_connect_ns <= now
+        {
+            let index = self.started;
+            self.started += 1;
+            self.connecting += 1;
+            // Attempts held back by the bound are not made up for in one burst.
+            self.next_connect_ns = (self.next_connect_ns + gap).max(now.saturating_sub(gap * 16));
+            if let Err(error) = self.connect(index) {
+                self.lose(index, &error, counts);
+            }
+        }
+    }
+
+    fn connect(&mut self, index: usize) -> Result<(), LinkError> {
+        let stalled = self.is_to_stall(index);
+        let player = &mut self.players[index];
+        let scanner = if player.view.is_some() { Scanner::thorough() } else { Scanner::lean() };
+        let source = socket::source_for(self.plan.server, player.number);
+        let buffer = stalled.then_some(STALLED_BUFFER_BYTES);
+        let link = Link::connect(self.plan.server, self.plan.transport, source, buffer, scanner)?;
+        self.poller.add(link.raw(), index, true, true)?;
+        player.link = Some(link);
+        Ok(())
+    }
+
+    fn is_to_stall(&self, index: usize) -> bool {
+        self.players[index].number < self.plan.stalled
+    }
+
+    fn send_due(&mut self, now: u64, counts: &mut crate::stats::Counts) {
+        let (Some(period), Some(inputs)) = (self.period_ns(), self.plan.inputs) else { return };
+        if self.players.is_empty() {
+            return;
+        }
+        let Some(channel) = self.control.channel() else {
+            // Nothing can be sent yet: the schedule starts when the owner is there.
+            self.epoch_ns = now;
+            return;
+        };
+        loop {
+            let due = self.slot_due_ns(period);
+            if due > now {
+                return;
+            }
+            self.send_input(self.slot, channel, inputs, due, counts);
+            self.slot += 1;
+            if self.slot == self.players.len() {
+                self.slot = 0;
+                self.cycle += 1;
+            }
+        }
+    }
+
+    fn send_input(
+        &mut self,
+        index: usize,
+        channel: u32,
+        inputs: Inputs,
+        due: u64,
+        counts: &mut crate::stats::Counts,
+    ) {
+        let player = &mut self.players[index];
+        let (State::Ready | State::Stalled, Some(link)) = (player.state, &mut player.link) else { return };
+        let head = Head { channel, kind: kind::INPUT, ..Head::default() };
+        let mut body = [0u8; 1_024];
+        let body = &mut body[..inputs.bytes.clamp(INPUT_BYTES, 1_024)];
+        let chance = TURN_OR_JUMP_PER_SECOND / inputs.per_second;
+        self.frame.clear();
+        protocol::put_frame(&mut self.frame, |packet| {
+            for _ in 0..inputs.batch {
+                player.sequence += 1;
+                let turn = if self.rng.chance(chance) {
+                    (self.rng.f64() - 0.5) as f32 * std::f32::consts::TAU
+                } else {
+                    0.0
+                };
+                body[..8].copy_from_slice(&due.to_le_bytes());
+                body[8..12].copy_from_slice(&player.sequence.to_le_bytes());
+                body[12..16].copy_from_slice(&turn.to_le_bytes());
+                body[16] = u8::from(self.rng.chance(chance));
+                protocol::put_entry(packet, head, body);
+            }
+        });
+        let armed = link.wants_write();
+        let measured = self.control.is_measured(due);
+        let batch = inputs.batch as u64;
+        if measured {
+            counts.due += batch;
+            counts.lateness.record_between(due, clock::now_ns());
+        }
+        match link.send(&self.frame) {
+            Ok(true) => counts.messages_out += batch,
+            Ok(false) if measured => counts.refused += batch,
+            Ok(false) => {}
+            Err(error) => return self.lose(index, &error, counts),
+        }
+        if link.wants_write() && !armed {
+            let result = self.poller.modify(link.raw(), index, player.state != State::Stalled, true);
+            if let Err(error) = result {
+                self.lose(index, &error.into(), counts);
+            }
+        }
+    }
+
+    fn handle(&mut self, index: usize, readable: bool, writable: bool, counts: &mut crate::stats::Counts) {
+        let result = self.progress(index, readable, writable, counts);
+        if let Err(error) = result {
+            self.lose(index, &error, counts);
+        }
+    }
+
+    fn progress(
+        &mut self,
+        index: usize,
+        readable: bool,
+        writable: bool,
+        counts: &mut crate::stats::Counts,
+    ) -> Result<(), LinkError> {
+        let player = &mut self.players[index];
+        let Some(mut link) = player.link.take() else { return Ok(()) };
+        let before = player.state;
+        let result = (|| {
+            if writable && player.state == State::Connecting {
+                link.connected(self.plan.server)?;
+                player.state = State::Opening;
+                self.connecting -= 1;
+            } else if writable {
+                link.flush()?;
+            }
+            if readable && player.state == State::Stalled {
+                // Nobody asked for readiness to read, so this is an end or an error.
+                return Err(LinkError::Closed);
+            }
+            if readable && player.state != State::Connecting {
+                let scratch = if player.view.is_some() { READ_ALL_BYTES } else { READ_BYTES };
+                let mut reader = Reader { plan: self.plan, control: self.control, player, counts };
+                link.receive(&mut self.scratch[..scratch], &mut reader)?;
+            }
+            if player.state == State::Opening && link.is_open() && !self.plan.login {
+                player.state = State::Ready;
+                counts.ready += 1;
+            } else if player.state == State::Opening && link.is_open() {
+                let mut frame = Vec::new();
+                protocol::auth(&mut frame, 1, &format!("player-{}", player.number), "throng-load");
+                link.send(&frame)?;
+                counts.messages_out += 1;
+                player.state = State::LoggingIn;
+            } else if before == State::LoggingIn
+                && player.state == State::Subscribing
+                && let (Some(Subscribe::BySelf { interval_ms }), Some(channel)) =
+                    (self.plan.subscribe, self.control.channel())
+            {
+                let mut frame = Vec::new();
+                protocol::subscribe(&mut frame, 2, channel, player.conn, interval_ms);
+                link.send(&frame)?;
+                counts.messages_out += 1;
+            }
+            Ok(())
+        })();
+        if player.state == State::Ready && player.number < self.plan.stalled {
+            player.state = State::Stalled;
+        }
+        let read = player.state != State::Stalled;
+        if result.is_ok() && (writable || link.wants_write() || !read) {
+            self.poller.modify(link.raw(), index, read, link.wants_write())?;
+        }
+        player.link = Some(link);
+        result
+    }
+
+    fn lose(&mut self, index: usize, error: &LinkError, counts: &mut crate::stats::Counts) {
+        let player = &mut self.players[index];
+        if let Some(link) = player.link.take() {
+            self.logout.frames_in += link.frames_in();
+            self.logout.bytes_in += link.bytes_in;
+            self.logout.bytes_out += link.bytes_out;
+        }
+        match player.state {
+            State::Lost => return,
+            State::Connecting => self.connecting -= 1,
+            State::Ready | State::Stalled => counts.ready -= 1,
+            _ => {}
+        }
+        player.state = State::Lost;
+        counts.lost += 1;
+        if counts.first_error.is_none() {
+            counts.first_error = Some(format!("player {}: {error}", player.number));
+        }
+    }
+
+    /// Brings totals up to date that are kept per connection or read from the system, ten times a second.
+    fn publish(&mut self, now: u64, counts: &mut crate::stats::Counts) {
+        if now - self.cpu_read_ns < 100_000_000 {
+            return;
+        }
+        self.cpu_read_ns = now;
+        counts.cpu = clock::thread_cpu();
+        let links = || self.players.iter().filter_map(|player| player.link.as_ref());
+        counts.frames_in = self.logout.frames_in + links().map(Link::frames_in).sum::<u64>();
+        counts.bytes_in = self.logout.bytes_in + links().map(|link| link.bytes_in).sum::<u64>();
+        counts.bytes_out = self.logout.bytes_out + links().map(|link| link.bytes_out).sum::<u64>();
+    }
+}
+
+/// Takes the messages of one player.
+struct Reader<'a> {
+    plan: &'a FleetPlan,
+    control: &'a Control,
+    player: &'a mut Player,
+    counts: &'a mut crate::stats::Counts,
+}
+
+impl Sink for Reader<'_> {
+    fn message(&mut self, head: Head, body: &[u8], whole: bool) {
+        self.counts.messages_in += 1;
+        match head.kind {
+            kind::CHANNEL_DATA_UPDATE => self.update(body, whole),
+            kind::AUTH if self.player.state == State::LoggingIn => {
+                let (conn, success) = protocol::auth_result(body);
+                if success {
+                    self.player.conn = conn;
+                    self.player.state = State::Subscribing;
+                    if self.plan.subscribe.is_none() {
+                        self.become_ready();
+                    }
+                } else if self.counts.first_error.is_none() {
+                    self.counts.first_error = Some(format!("player {}: login refused", self.player.number));
+                }
+            }
+            kind::SUB_TO_CHANNEL if self.player.state == State::Subscribing => self.become_ready(),
+            kind::NOTICE => self.notice(protocol::forwarded(body).1),
+            _ => {}
+        }
+    }
+
+    fn completed(&mut self) {
+        let now = clock::now_ns();
+        for sent in self.player.arriving.drain(..) {
+            record(self.counts, sent, now);
+        }
+    }
+}
+
+impl Reader<'_> {
+    fn become_ready(&mut self) {
+        self.player.state = State::Ready;
+        self.counts.ready += 1;
+    }
+
+    /// A state update. What it carries counts as delivered when all of it has arrived.
+    fn update(&mut self, body: &[u8], whole: bool) {
+        self.counts.updates_in += 1;
+        let value = protocol::update_value(body);
+        let mut now = 0;
+        for stamp in arena::stamps(value) {
+            let Some(newest) = self.player.frames.get_mut(stamp.part) else { continue };
+            // The full state that a subscription starts with repeats what was sent before it.
+            let is_new = stamp.frame > *newest;
+            *newest = stamp.frame.max(*newest);
+            if !is_new || !self.control.is_measured(stamp.sent_ns) {
+                continue;
+            }
+            if whole {
+                if now == 0 {
+                    now = clock::now_ns();
+                }
+                record(self.counts, stamp.sent_ns, now);
+            } else {
+                self.player.arriving.push(stamp.sent_ns);
+            }
+        }
+        if let Some(view) = &mut self.player.view
+            && !arena::merge(view, value)
+        {
+            self.counts.malformed += 1;
+        }
+    }
+
+    fn notice(&mut self, payload: &[u8]) {
+        let Some(sent) = payload.first_chunk().map(|raw| u64::from_le_bytes(*raw)) else { return };
+        if self.control.is_measured(sent) {
+            self.counts.notices += 1;
+            self.counts.notice.record_between(sent, clock::now_ns());
+        }
+    }
+}
+
+fn record(counts: &mut crate::stats::Counts, sent_ns: u64, now_ns: u64) {
+    counts.delivered += 1;
+    counts.state.record_between(sent_ns, now_ns);
+    counts.recent.record_between(sent_ns, now_ns);
+}

@@ -1,0 +1,189 @@
+//! Looks at a process from outside: CPU, memory, threads, and its metrics page.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::clock::CpuClock;
+
+/// How long a metrics page may take. Longer means that the server is busy with other things; the sample goes without.
+const METRICS_TIMEOUT: Duration = Duration::from_millis(500);
+const METRICS_BYTES_MAX: u64 = 4 << 20;
+
+/// Memory of a process, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// Resident, all kinds.
+    pub resident_bytes: u64,
+    /// Resident and private to the process: heap and stacks, without the program file.
+    pub anonymous_bytes: u64,
+    /// Largest resident size so far.
+    pub peak_bytes: u64,
+}
+
+/// A process under observation.
+#[derive(Debug, Clone)]
+pub struct Probe {
+    pid: Option<u32>,
+    clock: Option<CpuClock>,
+    metrics: Option<SocketAddr>,
+}
+
+impl Probe {
+    /// Observes process `pid` of this machine and the metrics page at `metrics`, each if given.
+    ///
+    /// # Errors
+    /// When the process does not exist.
+    pub fn new(pid: Option<u32>, metrics: Option<SocketAddr>) -> io::Result<Self> {
+        let clock = pid.map(CpuClock::of_process).transpose()?;
+        Ok(Self { pid, clock, metrics })
+    }
+
+    /// CPU time used so far; `None` when the process is not on this machine or has ended.
+    #[must_use]
+    pub fn cpu(&self) -> Option<Duration> {
+        self.clock.and_then(|clock| clock.used().ok())
+    }
+
+    /// Memory in use; `None` as for [`Self::cpu`].
+    #[must_use]
+    pub fn memory(&self) -> Option<Memory> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid?)).ok()?;
+        Some(parse_status(&status))
+    }
+
+    /// The metrics page, if there is one and it answers in time.
+    #[must_use]
+    pub fn metrics(&self) -> Option<Metrics> {
+        fetch(self.metrics?, "/metrics").ok().map(|page| Metrics::parse(&page))
+    }
+}
+
+fn parse_status(status: &str) -> Memory {
+    let bytes = |key: &str| {
+        let line = status.lines().find(|line| line.starts_with(key));
+        let kib =
+            line.and_then(|line| line.split_ascii_whitespace().nth(1)).and_then(|value| value.parse().ok());
+        kib.unwrap_or(0u64) * 1024
+    };
+    Memory {
+        resident_bytes: bytes("VmRSS:"),
+        anonymous_bytes: bytes("RssAnon:"),
+        peak_bytes: bytes("VmHWM:"),
+    }
+}
+
+/// GETs `path` and returns the body of a 200 answer.
+pub(crate) fn fetch(from: SocketAddr, path: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&from, METRICS_TIMEOUT)?;
+    stream.set_read_timeout(Some(METRICS_TIMEOUT))?;
+    stream
+        .write_all(format!("GET {path} HTTP/1.1\r\nHost: {from}\r\nConnection: close\r\n\r\n").as_bytes())?;
+    let mut answer = Vec::new();
+    stream.take(METRICS_BYTES_MAX).read_to_end(&mut answer)?;
+    let answer = String::from_utf8_lossy(&answer);
+    match answer.split_once("\r\n\r\n") {
+        Some((head, body)) if head.split(' ').nth(1) == Some("200") => Ok(body.to_owned()),
+        _ => Err(io::Error::other("no answer with status 200")),
+    }
+}
+
+/// The numbers of a metrics page in the Prometheus text format.
+#[derive(Debug, Clone, Default)]
+pub struct Metrics(Vec<(String, f64)>);
+
+impl Metrics {
+    fn parse(page: &str) -> Self {
+        let samples = page.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
+            let (name, value) = line.trim_end().rsplit_once(' ')?;
+            Some((name.trim().to_owned(), value.parse().ok()?))
+        });
+        Self(samples.collect())
+    }
+
+    /// Sum over all label sets of the first of these names that the page has.
+    #[must_use]
+    pub fn sum(&self, names: &[&str]) -> Option<f64> {
+        names.iter().find_map(|name| {
+            let of_name = |sample: &&(String, f64)| {
+                sample.0.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('{'))
+            };
+            let mut samples = self.0.iter().filter(of_name).peekable();
+            samples.peek()?;
+            Some(samples.map(|sample| sample.1).sum())
+        })
+    }
+}
+
+/// CPU time of the whole machine since its start: busy and all, in clock ticks.
+pub(crate) fn machine_ticks() -> Option<(u64, u64)> {
+    let stat = std::fs::read_to_string("/proc/stat").ok()?;
+    let first = stat.lines().next()?;
+    let ticks: Vec<u64> =
+        first.split_ascii_whitespace().skip(1).filter_map(|tick| tick.parse().ok()).take(8).collect();
+    let all = ticks.iter().sum::<u64>();
+    // Fields 4 and 5 are idle and waiting for a disk.
+    let idle = ticks.get(3)? + ticks.get(4)?;
+    Some((all - idle, all))
+}
+
+/// The machine a figure was measured on.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Machine {
+    /// Logical processors available to this process.
+    pub cpus: usize,
+    /// Processor model.
+    pub model: String,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// Operating system release.
+    pub kernel: String,
+    /// Load average of the last minute before the run: how busy the machine was with other things.
+    pub load_1m: f64,
+}
+
+impl Machine {
+    /// Describes this machine as it is now.
+    #[must_use]
+    pub fn observe() -> Self {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let cpuinfo = read("/proc/cpuinfo");
+        let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+        let meminfo = read("/proc/meminfo");
+        let memory =
+            meminfo.lines().next().and_then(|line| line.split_ascii_whitespace().nth(1)?.parse::<u64>().ok());
+        let loadavg = read("/proc/loadavg");
+        Self {
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            model: model.map(|(_, model)| model.trim().to_owned()).unwrap_or_default(),
+            memory_bytes: memory.unwrap_or(0) * 1024,
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            load_1m: loadavg.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_summed_by_name_over_labels() {
+        let page = "# HELP a_total help\na_total{kind=\"x\"} 2\na_total{kind=\"y y\"} 3.5\na_total_other 100\nb 1e3\n";
+        let metrics = Metrics::parse(page);
+        assert_eq!(metrics.sum(&["none", "a_total"]), Some(5.5));
+        assert_eq!(metrics.sum(&["b"]), Some(1_000.0));
+        assert_eq!(metrics.sum(&["a"]), None);
+    }
+
+    #[test]
+    fn own_process_has_memory_and_cpu() {
+        let probe = Probe::new(Some(std::process::id()), None).expect("own process");
+        let memory = probe.memory().expect("alive");
+        assert!(memory.resident_bytes >= memory.anonymous_bytes && memory.anonymous_bytes > 0);
+        assert!(probe.cpu().is_some());
+        assert!(Probe::new(Some(5_000_000), None).is_err(), "no such process");
+    }
+}

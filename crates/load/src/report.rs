@@ -1,0 +1,514 @@
+//! What a bench says: a table for people, JSON for programs, thresholds for exit codes.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::engine::{Outcome, Sample};
+use crate::probe::Machine;
+use crate::stats::TimesSummary;
+
+/// Names the version of the JSON form; `docs/bench-report.schema.json` describes it.
+pub const SCHEMA: &str = "throng.bench/1";
+
+/// Whether more or less of something is better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Better {
+    /// Players, messages per second.
+    Higher,
+    /// Times, CPU, memory.
+    Lower,
+}
+
+/// One measured figure beside the figures it is to be judged by.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// What was measured.
+    pub what: String,
+    /// Unit of all numbers of the row.
+    pub unit: &'static str,
+    /// What was published for the reference, or measured with it on a machine of two cores.
+    pub published: Option<f64>,
+    /// Where the published figure comes from.
+    pub source: &'static str,
+    /// Least acceptable figure.
+    pub floor: Option<f64>,
+    /// Figure to reach.
+    pub aim: Option<f64>,
+    /// What this run measured.
+    pub measured: f64,
+    /// Direction.
+    pub better: Better,
+    /// `measured / published`, when there is a published figure.
+    pub ratio: Option<f64>,
+    /// How the figure compares.
+    pub verdict: Verdict,
+}
+
+/// How a measured figure compares with its floor and aim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Reaches the aim.
+    Aim,
+    /// Reaches the floor.
+    Floor,
+    /// Misses the floor.
+    Missed,
+    /// There is nothing to compare with, or the load was not the one that the marks are for.
+    Unjudged,
+}
+
+impl Row {
+    /// A row without anything to compare with.
+    #[must_use]
+    pub fn new(what: impl Into<String>, unit: &'static str, better: Better, measured: f64) -> Self {
+        Self {
+            what: what.into(),
+            unit,
+            published: None,
+            source: "",
+            floor: None,
+            aim: None,
+            measured,
+            better,
+            ratio: None,
+            verdict: Verdict::Unjudged,
+        }
+    }
+
+    /// Adds the reference's figure and where it is from.
+    #[must_use]
+    pub fn published(mut self, figure: f64, source: &'static str) -> Self {
+        self.published = Some(figure);
+        self.source = source;
+        self.ratio = (figure != 0.0).then(|| self.measured / figure);
+        self
+    }
+
+    /// Adds the marks to reach and judges the figure by them.
+    #[must_use]
+    pub fn marks(mut self, floor: f64, aim: f64) -> Self {
+        self.floor = Some(floor);
+        self.aim = Some(aim);
+        let reaches = |mark: f64| match self.better {
+            Better::Higher => self.measured >= mark,
+            Better::Lower => self.measured <= mark,
+        };
+        self.verdict = match (reaches(aim), reaches(floor)) {
+            (true, _) => Verdict::Aim,
+            (_, true) => Verdict::Floor,
+            _ => Verdict::Missed,
+        };
+        self
+    }
+}
+
+/// A condition on the outcome.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Threshold {
+    /// The condition in words.
+    pub condition: String,
+    /// The value it is about.
+    pub measured: f64,
+    /// Whether it holds.
+    pub passed: bool,
+}
+
+/// One run of the engine, for the record.
+#[derive(Debug, Clone, Serialize)]
+pub struct Run {
+    /// What distinguishes this run from the others of the test.
+    pub name: String,
+    /// Players.
+    pub players: usize,
+    /// Length of the measured window in seconds.
+    pub window_s: f64,
+    /// State updates that should have arrived and those that did, each as a fan-out of its own.
+    pub expected: u64,
+    /// See `expected`.
+    pub delivered: u64,
+    /// `delivered / expected`.
+    pub delivered_share: f64,
+    /// Inputs that fell due, that the server refused to read, and that reached the game server.
+    pub inputs_due: u64,
+    /// See `inputs_due`.
+    pub inputs_refused: u64,
+    /// See `inputs_due`.
+    pub inputs_arrived: u64,
+    /// Messages to single players that fell due, and that arrived.
+    pub notices_due: u64,
+    /// See `notices_due`.
+    pub notices_arrived: u64,
+    /// Update sent by the game server (intended time) to update read by a player.
+    pub state: TimesSummary,
+    /// Input sent by a player (intended time) to input read by the game server.
+    pub input: TimesSummary,
+    /// Message sent by the game server (intended time) to message read by the player.
+    pub notice: TimesSummary,
+    /// Bytes that players received per second.
+    pub bytes_per_s: f64,
+    /// Frames that players received per second.
+    pub frames_per_s: f64,
+    /// Frames per second of the simulated game server.
+    pub server_frames_per_s: f64,
+    /// Processors that the server used.
+    pub server_cores: Option<f64>,
+    /// Memory of the server at the end, resident.
+    pub server_resident_bytes: Option<u64>,
+    /// Private memory that the server took for each connection of the run.
+    pub server_bytes_per_connection: Option<f64>,
+    /// Connections that were lost.
+    pub lost: u64,
+    /// Players that read everything and ended with exactly the game server's state, and how many there were.
+    pub checked_equal: usize,
+    /// See `checked_equal`.
+    pub checked: usize,
+    /// How the generator itself fared.
+    pub generator: Generator,
+    /// Looks around during the window.
+    pub samples: Vec<Sample>,
+}
+
+/// How the generator itself fared.
+#[derive(Debug, Clone, Serialize)]
+pub struct Generator {
+    /// Player threads.
+    pub threads: usize,
+    /// Processors that they used together.
+    pub player_cores: f64,
+    /// Processors that the game server's thread used.
+    pub owner_cores: f64,
+    /// Intended to actual send of players.
+    pub player_lateness: TimesSummary,
+    /// Intended to actual send of the game server.
+    pub owner_lateness: TimesSummary,
+    /// Share of all processors of the machine in use by anyone.
+    pub machine_busy: Option<f64>,
+    /// Why the generator was the limit, if it was.
+    pub saturated: Option<String>,
+}
+
+impl Run {
+    /// Summarises an outcome.
+    #[must_use]
+    pub fn new(name: impl Into<String>, outcome: &Outcome) -> Self {
+        let seconds = outcome.window.as_secs_f64();
+        let per_connection = outcome.server_memory.map(|(before, after)| {
+            let grown = after.anonymous_bytes.saturating_sub(before.anonymous_bytes);
+            grown as f64 / outcome.players.max(1) as f64
+        });
+        Self {
+            name: name.into(),
+            players: outcome.players,
+            window_s: seconds,
+            expected: outcome.expected(),
+            delivered: outcome.counts.delivered,
+            delivered_share: outcome.delivered_share(),
+            inputs_due: outcome.counts.due,
+            inputs_refused: outcome.counts.refused,
+            inputs_arrived: outcome.owner.inputs,
+            notices_due: outcome.owner.notices_due,
+            notices_arrived: outcome.counts.notices,
+            state: outcome.counts.state.summary(),
+            input: outcome.owner.input.summary(),
+            notice: outcome.counts.notice.summary(),
+            bytes_per_s: outcome.window_bytes_in as f64 / seconds,
+            frames_per_s: outcome.window_frames_in as f64 / seconds,
+            server_frames_per_s: outcome.owner.frames_due as f64 / seconds,
+            server_cores: outcome.server_cores(),
+            server_resident_bytes: outcome.server_memory.map(|(_, after)| after.resident_bytes),
+            server_bytes_per_connection: per_connection,
+            lost: outcome.counts.lost,
+            checked_equal: outcome.checked.0,
+            checked: outcome.checked.1,
+            generator: Generator {
+                threads: outcome.threads,
+                player_cores: outcome.fleet_cpu.as_secs_f64() / seconds,
+                owner_cores: outcome.owner_cpu.as_secs_f64() / seconds,
+                player_lateness: outcome.counts.lateness.summary(),
+                owner_lateness: outcome.owner.lateness.summary(),
+                machine_busy: outcome.machine_busy,
+                saturated: outcome.saturation(),
+            },
+            samples: outcome.samples.clone(),
+        }
+    }
+}
+
+/// Everything about one test.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// [`SCHEMA`].
+    pub schema: &'static str,
+    /// Name of the test, as in `throng bench NAME`.
+    pub test: String,
+    /// The command line that was run.
+    pub command: Vec<String>,
+    /// When, in seconds since 1970.
+    pub started_unix_s: u64,
+    /// On what.
+    pub machine: Machine,
+    /// With which settings.
+    pub settings: BTreeMap<String, Value>,
+    /// Whether the load was the one that the published figures and marks are for. Smaller tries are not judged.
+    pub canonical: bool,
+    /// Figures beside what they are judged by.
+    pub rows: Vec<Row>,
+    /// Conditions for success.
+    pub thresholds: Vec<Threshold>,
+    /// What a reader should know before believing a figure.
+    pub notes: Vec<String>,
+    /// The runs behind the figures.
+    pub runs: Vec<Run>,
+    /// Whether all thresholds hold.
+    pub passed: bool,
+}
+
+impl Report {
+    /// An empty report about `test`, begun now.
+    #[must_use]
+    pub fn new(test: &str) -> Self {
+        let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Self {
+            schema: SCHEMA,
+            test: test.to_owned(),
+            command: std::env::args().collect(),
+            started_unix_s: since_1970.map_or(0, |since| since.as_secs()),
+            machine: Machine::observe(),
+            settings: BTreeMap::new(),
+            canonical: true,
+            rows: Vec::new(),
+            thresholds: Vec::new(),
+            notes: Vec::new(),
+            runs: Vec::new(),
+            passed: true,
+        }
+    }
+
+    /// Records a setting.
+    pub fn setting(&mut self, name: &str, value: impl Into<Value>) {
+        self.settings.insert(name.to_owned(), value.into());
+    }
+
+    /// Adds a row. Its floor becomes a threshold when the load is canonical; otherwise it is not judged.
+    pub fn row(&mut self, mut row: Row) {
+        if !self.canonical {
+            row.verdict = Verdict::Unjudged;
+        } else if let Some(floor) = row.floor {
+            let sign = match row.better {
+                Better::Higher => ">=",
+                Better::Lower => "<=",
+            };
+            let condition = format!("{} {sign} {} {}", row.what, number(floor), row.unit);
+            self.threshold(condition, row.measured, row.verdict != Verdict::Missed);
+        }
+        self.rows.push(row);
+    }
+
+    /// Adds a condition and remembers whether it holds.
+    pub fn threshold(&mut self, condition: impl Into<String>, measured: f64, passed: bool) {
+        self.passed &= passed;
+        self.thresholds.push(Threshold { condition: condition.into(), measured, passed });
+    }
+
+    /// Adds a run, with notes about whatever makes its figures doubtful.
+    pub fn run(&mut self, run: Run) {
+        if let Some(why) = &run.generator.saturated {
+            self.note(format!("{}: the generator was the limit, not the server: {why}", run.name));
+        }
+        if run.lost > 0 {
+            self.note(format!("{}: {} connections were lost", run.name, run.lost));
+        }
+        if run.checked_equal < run.checked {
+            let wrong = run.checked - run.checked_equal;
+            self.note(format!(
+                "{}: {wrong} of {} checking players ended with another state than the game server's",
+                run.name, run.checked
+            ));
+        }
+        self.runs.push(run);
+    }
+
+    /// Adds a remark, once.
+    pub fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
+    /// Writes the table.
+    ///
+    /// # Errors
+    /// When `out` cannot be written to.
+    pub fn write_table(&self, out: &mut dyn io::Write) -> io::Result<()> {
+        let machine = &self.machine;
+        writeln!(
+            out,
+            "{}   ({} x {}, load {:.2} before)",
+            self.test, machine.cpus, machine.model, machine.load_1m
+        )?;
+        for run in &self.runs {
+            writeln!(out, "  {}", run_line(run))?;
+        }
+        if !self.rows.is_empty() {
+            writeln!(out)?;
+            let optional = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), number);
+            let header = ["", "published", "floor", "aim", "measured", "ratio", ""].map(str::to_owned);
+            let lines: Vec<[String; 7]> = std::iter::once(header)
+                .chain(self.rows.iter().map(|row| {
+                    [
+                        format!("{} [{}]", row.what, row.unit),
+                        optional(row.published),
+                        optional(row.floor),
+                        optional(row.aim),
+                        number(row.measured),
+                        row.ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{}x", number(ratio))),
+                        verdict(row.verdict).to_owned(),
+                    ]
+                }))
+                .collect();
+            write_aligned(out, &lines)?;
+        }
+        for note in &self.notes {
+            writeln!(out, "  note: {note}")?;
+        }
+        let failed = self.thresholds.iter().filter(|threshold| !threshold.passed);
+        for threshold in failed {
+            writeln!(out, "  \u{2717} {}: {}", threshold.condition, number(threshold.measured))?;
+        }
+        Ok(())
+    }
+}
+
+fn verdict(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Aim => "\u{2713} aim",
+        Verdict::Floor => "\u{2713} floor",
+        Verdict::Missed => "\u{2717} missed",
+        Verdict::Unjudged => "",
+    }
+}
+
+fn run_line(run: &Run) -> String {
+    let mut line = format!("{}: {} players, {:.1} s", run.name, run.players, run.window_s);
+    // Writing to a String cannot fail.
+    if run.expected > 0 {
+        let _ = write!(
+            line,
+            "; {:.2}% of {} fan-outs; state p50/p90/p99/max {:.1}/{:.1}/{:.1}/{:.1} ms",
+            run.delivered_share * 100.0,
+            run.expected,
+            run.state.p50_ms,
+            run.state.p90_ms,
+            run.state.p99_ms,
+            run.state.max_ms
+        );
+    }
+    if run.inputs_due > 0 {
+        let share = run.inputs_arrived as f64 / run.inputs_due as f64 * 100.0;
+        let _ = write!(line, "; {share:.2}% of {} inputs, p99 {:.1} ms", run.inputs_due, run.input.p99_ms);
+    }
+    if run.notices_due > 0 {
+        let share = run.notices_arrived as f64 / run.notices_due as f64 * 100.0;
+        let _ = write!(
+            line,
+            "; {share:.2}% of {} messages, p50/p99/max {:.1}/{:.1}/{:.1} ms",
+            run.notices_due, run.notice.p50_ms, run.notice.p99_ms, run.notice.max_ms
+        );
+    }
+    if let Some(cores) = run.server_cores {
+        let _ = write!(line, "; server {cores:.3} cores");
+    }
+    if let Some(bytes) = run.server_resident_bytes {
+        let _ = write!(line, ", {:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    }
+    let generator = &run.generator;
+    let _ = write!(
+        line,
+        "; generator {:.2}+{:.2} cores, late p99 {:.1} ms",
+        generator.player_cores,
+        generator.owner_cores,
+        generator.player_lateness.p99_ms.max(generator.owner_lateness.p99_ms)
+    );
+    line
+}
+
+fn write_aligned(out: &mut dyn io::Write, lines: &[[String; 7]]) -> io::Result<()> {
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..7).map(width).collect();
+    for line in lines {
+        write!(out, "  {:<width$}", line[0], width = widths[0])?;
+        for (cell, width) in line.iter().zip(&widths).skip(1).take(5) {
+            write!(out, "  {cell:>width$}")?;
+        }
+        writeln!(out, "  {}", line[6])?;
+    }
+    Ok(())
+}
+
+/// A number with as many digits as matter.
+fn number(value: f64) -> String {
+    let digits = match value.abs() {
+        100.0.. => 0,
+        10.0.. => 1,
+        1.0.. => 2,
+        0.1.. => 3,
+        _ => 4,
+    };
+    let text = format!("{value:.digits$}");
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floors_become_thresholds_only_for_the_canonical_load() {
+        let row =
+            || Row::new("latency", "ms", Better::Lower, 25.0).published(50.0, "somewhere").marks(20.0, 10.0);
+        let mut report = Report::new("a b");
+        report.row(row());
+        assert!(!report.passed);
+        assert_eq!(report.rows[0].verdict, Verdict::Missed);
+        assert_eq!(report.rows[0].ratio, Some(0.5));
+        let mut small = Report::new("a b");
+        small.canonical = false;
+        small.row(row());
+        assert!(small.passed && small.rows[0].verdict == Verdict::Unjudged);
+    }
+
+    #[test]
+    fn table_has_one_line_a_row() {
+        let mut report = Report::new("a b");
+        report.row(Row::new("players", "players", Better::Higher, 1_000.0).marks(600.0, 1_000.0));
+        report.note("slow day".to_owned());
+        let mut out = Vec::new();
+        report.write_table(&mut out).expect("memory");
+        let text = String::from_utf8(out).expect("text");
+        assert!(
+            text.contains("players [players]") && text.contains("aim") && text.contains("note: slow day"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let cases = [
+            (0.0, "0"),
+            (1_234.5, "1234"),
+            (12.34, "12.3"),
+            (1.5, "1.5"),
+            (0.25, "0.25"),
+            (0.01234, "0.0123"),
+        ];
+        for (value, text) in cases {
+            assert_eq!(number(value), text);
+        }
+    }
+}
