@@ -1,0 +1,362 @@
+//! `throng bench`: the tests of the load suite by name.
+
+use std::io::{self, IsTerminal as _, Write};
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use throng_load::bare::{self, BarePlan};
+use throng_load::engine::Sample;
+use throng_load::report::Report;
+use throng_load::suites::{self, Options, Progress, TESTS, Target, Test};
+use throng_load::{Transport, chart, duration, interrupt};
+
+/// A threshold was missed: the code that k6 made known.
+const EXIT_THRESHOLD: u8 = 99;
+const EXIT_ERROR: u8 = 2;
+/// Port of the listener for game servers when --addr names a host only by its players' listener.
+const SERVERS_PORT: u16 = 11_288;
+
+/// Flags of `throng bench`.
+#[derive(Debug, Args)]
+#[command(after_long_help = AFTER_HELP)]
+pub(crate) struct BenchArgs {
+    /// `list`, `all`, or a test: a suite and a test name. Nothing: 100 players on one channel, answered in two lines
+    #[arg(value_name = "SUITE TEST", num_args = 0..=2)]
+    name: Vec<String>,
+    /// Players (connections, channels, clients) to run with; several values make a sweep
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    players: Vec<usize>,
+    /// Length of each measured window [default: 10s]
+    #[arg(long, value_parser = duration::parse, value_name = "TIME")]
+    duration: Option<Duration>,
+    /// Time between everyone's being there and the window [default: 3s]
+    #[arg(long, value_parser = duration::parse, value_name = "TIME")]
+    warmup: Option<Duration>,
+    /// Small and short: shows that everything works, judges nothing
+    #[arg(long)]
+    quick: bool,
+    #[command(flatten)]
+    server: ServerArgs,
+    /// Print the report as JSON instead of a table
+    #[arg(long)]
+    json: bool,
+    /// Also write report.json, report.txt and chart.svg into this folder
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// For the hidden bare writer: connections to accept, bytes per write, writes per second
+    #[arg(long, hide = true, default_value_t = 0)]
+    sockets: usize,
+    #[arg(long, hide = true, default_value_t = 0)]
+    bytes: usize,
+    #[arg(long, hide = true, default_value_t = 30.0)]
+    per_second: f64,
+}
+
+/// Which server to load, and how; common to everything that makes load.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ServerArgs {
+    /// Players' listener of a running server to load; without it a server is started
+    #[arg(long, value_name = "HOST:PORT", help_heading = "Server")]
+    pub(crate) addr: Option<String>,
+    /// Game servers' listener of that server [default: port 11288 of the same host]
+    #[arg(long, value_name = "HOST:PORT", requires = "addr", help_heading = "Server")]
+    pub(crate) servers: Option<String>,
+    /// Process id of that server, when it runs here: for CPU and memory
+    #[arg(long, requires = "addr", help_heading = "Server")]
+    pub(crate) pid: Option<u32>,
+    /// Address of its metrics page
+    #[arg(long, value_name = "HOST:PORT", requires = "addr", help_heading = "Server")]
+    pub(crate) metrics: Option<String>,
+    /// Threads of the server that is started
+    #[arg(long, value_name = "N", conflicts_with = "addr", help_heading = "Server")]
+    pub(crate) shards: Option<u16>,
+    /// A further flag for the server that is started; can be repeated
+    #[arg(
+        long,
+        value_name = "FLAG",
+        allow_hyphen_values = true,
+        conflicts_with = "addr",
+        help_heading = "Server"
+    )]
+    pub(crate) server_flag: Vec<String>,
+    /// How players connect: tcp or ws
+    #[arg(long, default_value_t = Transport::Tcp, help_heading = "Load")]
+    pub(crate) transport: Transport,
+    /// Generator threads for players [default: one per two processors]
+    #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N", help_heading = "Load")]
+    pub(crate) threads: usize,
+    /// Seed of everything random
+    #[arg(long, default_value_t = 1, help_heading = "Load")]
+    pub(crate) seed: u64,
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  throng bench                                     100 players on one channel, two lines
+  throng bench channel single                      the published scenario up to 1,000 players
+  throng bench channel single --players 600 --duration 30s --out runs/600
+  throng bench gateway idle --json > idle.json
+  throng bench channel single --players 100 --addr 127.0.0.1:12108 --pid $(pidof channeld)
+  throng bench all --quick                         everything once, small
+
+Exit codes: 0 all thresholds hold, 99 a threshold is missed, 2 no result.";
+
+/// Runs what the flags ask for.
+pub(crate) fn run(args: BenchArgs) -> ExitCode {
+    match run_inner(args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(EXIT_THRESHOLD),
+        Err(error) => {
+            say(&format!("error: {error}"));
+            ExitCode::from(EXIT_ERROR)
+        }
+    }
+}
+
+type AnyError = Box<dyn std::error::Error>;
+
+fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
+    let words: Vec<&str> = args.name.iter().map(String::as_str).collect();
+    if words == ["bare-writer"] {
+        // Ends like any program when told to: whoever started it has read its CPU clock by then.
+        let plan = BarePlan { sockets: args.sockets, bytes: args.bytes, per_second: args.per_second };
+        bare::serve(plan, &mut io::stdout())?;
+        return Ok(true);
+    }
+    interrupt::catch();
+    match words.as_slice() {
+        ["list"] => {
+            let mut text = String::new();
+            for test in TESTS {
+                text.push_str(&format!("{:<20}  {}\n", test.name, test.summary));
+            }
+            text.push_str(&format!(
+                "{:<20}  {}\n",
+                "replay CASE.json", "recorded sessions, played by many connections"
+            ));
+            print(&text)?;
+            Ok(true)
+        }
+        ["all"] => {
+            let mut passed = true;
+            let mut reports = Vec::new();
+            for test in TESTS {
+                let report = measure(test, &args, test.name)?;
+                passed &= report.passed;
+                reports.push(report);
+            }
+            if args.json {
+                print(&format!("{}\n", serde_json::to_string_pretty(&reports)?))?;
+            }
+            Ok(passed)
+        }
+        [] => {
+            let args = BenchArgs {
+                players: if args.players.is_empty() { vec![100] } else { args.players.clone() },
+                ..args
+            };
+            let test = suites::find("channel single").ok_or("the canonical test is gone")?;
+            let options = options(&args)?;
+            let report = test.run(&options, &mut Live::new())?;
+            save(&args, &report, "")?;
+            print(&if args.json { json(&report)? } else { two_lines(&report) })?;
+            Ok(report.passed)
+        }
+        words => {
+            let name = words.join(" ");
+            let test = suites::find(&name).ok_or_else(|| unknown(&name))?;
+            Ok(measure(test, &args, "")?.passed)
+        }
+    }
+}
+
+fn unknown(name: &str) -> String {
+    let known: Vec<&str> = TESTS.iter().map(|test| test.name).collect();
+    let near =
+        known.iter().find(|known| known.split(' ').any(|word| name.split(' ').any(|given| given == word)));
+    let hint = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+    format!("there is no test `{name}`{hint} Known tests: {}", known.join(", "))
+}
+
+fn measure(test: &Test, args: &BenchArgs, folder: &str) -> Result<Report, AnyError> {
+    let report = test.run(&options(args)?, &mut Live::new())?;
+    save(args, &report, folder)?;
+    if !args.json {
+        let mut table = Vec::new();
+        report.write_table(&mut table)?;
+        table.push(b'\n');
+        print(&String::from_utf8_lossy(&table))?;
+    } else if folder.is_empty() {
+        print(&json(&report)?)?;
+    }
+    Ok(report)
+}
+
+fn options(args: &BenchArgs) -> Result<Options, AnyError> {
+    Ok(Options {
+        players: args.players.clone(),
+        duration: args.duration,
+        warmup: args.warmup,
+        quick: args.quick,
+        ..args.server.options()?
+    })
+}
+
+impl ServerArgs {
+    /// What these flags say about the server and the load.
+    pub(crate) fn options(&self) -> Result<Options, AnyError> {
+        let target = match &self.addr {
+            None => None,
+            Some(addr) => {
+                let clients = resolve(addr)?;
+                let servers = match &self.servers {
+                    Some(servers) => resolve(servers)?,
+                    None => SocketAddr::new(clients.ip(), SERVERS_PORT),
+                };
+                let metrics = self.metrics.as_deref().map(resolve).transpose()?;
+                Some(Target { clients, servers, pid: self.pid, metrics })
+            }
+        };
+        Ok(Options {
+            target,
+            program: std::env::current_exe()?,
+            shards: self.shards,
+            server_flags: self.server_flag.clone(),
+            transport: self.transport,
+            threads: self.threads,
+            seed: self.seed,
+            ..Options::default()
+        })
+    }
+}
+
+fn resolve(addr: &str) -> Result<SocketAddr, AnyError> {
+    let found = addr.to_socket_addrs().map_err(|error| format!("address `{addr}`: {error}"))?.next();
+    found.ok_or_else(|| format!("address `{addr}` has no IP address").into())
+}
+
+fn json(report: &Report) -> Result<String, AnyError> {
+    Ok(serde_json::to_string_pretty(report)? + "\n")
+}
+
+fn save(args: &BenchArgs, report: &Report, folder: &str) -> Result<(), AnyError> {
+    let Some(out) = &args.out else { return Ok(()) };
+    let folder = out.join(folder.replace(' ', "-"));
+    let write = |name: &str, content: &[u8]| -> Result<(), AnyError> {
+        let path: &Path = &folder.join(name);
+        std::fs::write(path, content)
+            .map_err(|error| format!("cannot write {}: {error}", path.display()).into())
+    };
+    std::fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+    write("report.json", json(report)?.as_bytes())?;
+    let mut table = Vec::new();
+    report.write_table(&mut table)?;
+    write("report.txt", &table)?;
+    if let Some(svg) = chart::svg(report)? {
+        write("chart.svg", svg.as_bytes())?;
+    }
+    Ok(())
+}
+
+fn two_lines(report: &Report) -> String {
+    let Some(run) = report.runs.first() else { return String::new() };
+    let mut text = format!(
+        "{} players: {:.2}% of fan-outs, state p50 {:.1} ms, p99 {:.1} ms, max {:.1} ms\n",
+        run.players,
+        run.delivered_share * 100.0,
+        run.state.p50_ms,
+        run.state.p99_ms,
+        run.state.max_ms
+    );
+    let cpu: Vec<String> = report
+        .rows
+        .iter()
+        .filter(|row| row.what.contains("CPU"))
+        .map(|row| format!("{}: {:.2} {}", row.what, row.measured, row.unit))
+        .collect();
+    text.push_str(&cpu.join("; "));
+    for note in &report.notes {
+        text.push_str(&format!("\nnote: {note}"));
+    }
+    text + "\n"
+}
+
+/// Shows progress on standard error: a line per run, and a line that lives when it is a terminal.
+pub(crate) struct Live {
+    terminal: bool,
+}
+
+impl Live {
+    pub(crate) fn new() -> Self {
+        Self { terminal: io::stderr().is_terminal() }
+    }
+
+    /// Ends the living line.
+    pub(crate) fn clear(&self) {
+        if self.terminal {
+            say_part("\r\x1b[K");
+        }
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+impl Progress for Live {
+    fn begin(&mut self, what: &str) {
+        self.clear();
+        if self.terminal {
+            say_part(what);
+        } else {
+            say(what);
+        }
+    }
+
+    fn sample(&mut self, sample: &Sample) {
+        if self.terminal {
+            say_part(&format!("\r\x1b[K{}", sample_line(sample)));
+        }
+    }
+}
+
+/// One sample in one line.
+pub(crate) fn sample_line(sample: &Sample) -> String {
+    let cores = sample.server_cores.map(|cores| format!("  server {cores:.2} cores")).unwrap_or_default();
+    let memory = sample.server_resident_bytes.map(|bytes| format!(" {:.0} MiB", bytes as f64 / 1_048_576.0));
+    format!(
+        "{:>4.0} s  {} players{cores}{}  in {:.0} msg/s  out {:.0} msg/s {:.1} MB/s  p50 {:.1} p99 {:.1} ms  world {:.0} fps",
+        sample.at_s,
+        sample.connections,
+        memory.unwrap_or_default(),
+        sample.messages_in_per_s,
+        sample.messages_out_per_s,
+        sample.bytes_out_per_s / 1e6,
+        sample.p50_ms,
+        sample.p99_ms,
+        sample.frames_per_s
+    )
+}
+
+/// Writes data to standard output; a closed pipe is the reader's way of having seen enough.
+pub(crate) fn print(text: &str) -> Result<(), AnyError> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Writes a line of talk to standard error, if anyone listens.
+pub(crate) fn say(text: &str) {
+    say_part(&format!("{text}\n"));
+}
+
+fn say_part(text: &str) {
+    // Nobody to talk to is no reason to fail.
+    let _ = io::stderr().write_all(text.as_bytes());
+}
