@@ -41,9 +41,10 @@ pub struct DataLimits {
 
 impl Default for DataLimits {
     fn default() -> Self {
-        // 64 MiB: a thousand times the largest packet. Beyond it a full state takes a newcomer minutes to receive.
+        // 16 MiB: 250 times the largest packet, many seconds of a newcomer's bandwidth. Updates at the bound are tried
+        // on a copy of the data, so the bound also limits what one update may cost.
         // 1 MiB of opaque bytes: sixteen full packets, what a late subscriber can take in at once.
-        Self { state_bytes_max: 64 << 20, opaque_bytes_max: 1 << 20 }
+        Self { state_bytes_max: 16 << 20, opaque_bytes_max: 1 << 20 }
     }
 }
 

@@ -83,14 +83,21 @@ impl ChannelData {
     ) -> Result<(), DataError> {
         match &mut self.content {
             Content::Tree(root, node) => {
-                // An upper bound is enough while far below the limit; the exact size decides near it.
+                let rules = Rules::new(self.plan.profile, target, options);
                 let limit = self.plan.limits.state_bytes_max;
-                let bytes = node.encoded_len(&self.plan.types, *root) + update.bytes().len();
+                let types = &self.plan.types;
+                if node.encoded_len(types, *root) + update.bytes().len() <= limit {
+                    node.apply(&self.plan, *root, update.bytes(), update.notes, rules);
+                    return Ok(());
+                }
+                // The update may replace more than it adds. Near the limit that is tried on a copy.
+                let mut copy = node.clone();
+                copy.apply(&self.plan, *root, update.bytes(), update.notes, rules);
+                let bytes = copy.encoded_len(types, *root);
                 if bytes > limit {
                     return Err(DataError::TooLarge { bytes, limit });
                 }
-                let rules = Rules::new(self.plan.profile, target, options);
-                node.apply(&self.plan, *root, update.bytes(), update.notes, rules);
+                *node = copy;
                 Ok(())
             }
             Content::Opaque(data) => data.push(update.bytes(), self.plan.limits.opaque_bytes_max),

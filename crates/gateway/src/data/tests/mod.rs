@@ -1,8 +1,11 @@
 //! Tests of the module as a whole, through its public interface.
 
+mod behaviour;
 mod fixtures;
 mod model;
 mod property;
+mod schema;
+mod unreal;
 
 use std::sync::Arc;
 
