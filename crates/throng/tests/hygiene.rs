@@ -43,7 +43,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
 const CORE_TABLE: &[(&str, &[&str])] = &[
     ("throng-stdx", &[]),
     // Shared bytes; generated messages; Snappy; error types.
-    ("throng-wire", &["bytes", "prost", "snap", "thiserror"]),
+    ("throng-wire", &["prost", "prost-types", "snap", "thiserror"]),
     ("throng-spatial", &["thiserror"]),
     // Schemas are compiled from .proto text (protox) and described by prost-reflect; state machines and channel settings
     // are JSON (serde); tables keyed by what peers choose need a keyed hasher (hashbrown).

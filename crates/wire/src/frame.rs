@@ -517,3 +517,52 @@ fn append(buffer: &mut Vec<u8>, bytes: &[u8], needed: usize) {
     }
     buffer.extend_from_slice(bytes);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn feed(reader: &mut FrameReader, input: &[u8]) {
+        reader.feed(input, &mut |_| ControlFlow::Continue(())).expect("no defect");
+    }
+
+    /// A tag costs its sender 5 bytes; it must not cost us what it announces.
+    #[test]
+    fn memory_follows_what_arrived_and_goes_when_the_frame_is_complete() {
+        let mut reader = FrameReader::default();
+        let mut packet = vec![0x0A, 0xF9, 0xFF, 0x03, 0x2A, 0xF5, 0xFF, 0x03];
+        packet.resize(4 + 65_529, 7);
+        let frame = [&tag(packet.len(), Compression::None)[..], &packet].concat();
+        assert_eq!(reader.pending.capacity(), 0);
+        for (index, byte) in frame.iter().enumerate() {
+            feed(&mut reader, &[*byte]);
+            let arrived = index + 1;
+            if arrived < frame.len() {
+                assert_eq!(reader.buffered_bytes(), arrived);
+                let bound = (2 * arrived).min(frame.len()).max(8);
+                assert!(reader.pending.capacity() <= bound, "{} of {arrived}", reader.pending.capacity());
+            }
+        }
+        assert_eq!((reader.packets(), reader.pending.capacity()), (1, 0));
+
+        // Frames that arrive whole are never copied, one that does not is copied as far as it got.
+        feed(&mut reader, &frame);
+        assert_eq!(reader.pending.capacity(), 0);
+        feed(&mut reader, &[&frame[..], &frame[..100]].concat());
+        assert_eq!((reader.packets(), reader.pending.capacity()), (3, 100));
+    }
+
+    #[test]
+    fn every_error_has_a_reason_of_its_own() {
+        let errors = [
+            FrameError::BadMagic { index: 0, byte: 0 },
+            FrameError::ZeroSize,
+            FrameError::UnknownCompression(2),
+            FrameError::BadSnappy,
+            FrameError::DeclaredTooLarge { declared: 1, limit: 0 },
+            FrameError::BadPacket(WireError::Truncated),
+            FrameError::LegacyTooLarge { size: 1, limit: 0 },
+        ];
+        assert_eq!(errors.map(|error| error.reason()), FrameError::REASONS);
+    }
+}
