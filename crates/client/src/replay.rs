@@ -17,8 +17,11 @@ use throng_wire::frame::{self, Compression, FrameReader};
 use throng_wire::{MessagePack, channeldpb as pb, write_entry};
 
 use crate::event::ConnId;
-use crate::session::{TagForm, Transmit, msg_type};
-use crate::transport::{self, Endpoint, OpenError};
+use crate::session::{Transmit, msg_type};
+use crate::transport::{self, OpenError};
+
+pub use crate::session::TagForm;
+pub use crate::transport::Endpoint;
 
 /// A recorded session.
 #[derive(Debug, Clone, PartialEq)]
@@ -539,6 +542,23 @@ impl Player {
         self.report.closed = closed;
         self.finished = true;
     }
+}
+
+/// [`play`] for callers without a runtime; blocks until it is done.
+///
+/// # Errors
+/// See [`play`].
+///
+/// # Panics
+/// Inside a tokio runtime, where blocking is not allowed.
+pub fn play_blocking(
+    endpoint: &Endpoint,
+    recording: Recording,
+    config: PlayerConfig,
+) -> Result<Report, OpenError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|source| OpenError::Io { endpoint: endpoint.to_string(), source })?;
+    runtime.block_on(play(endpoint, recording, config))
 }
 
 /// Plays a recording against a gateway and returns when it is done.

@@ -55,3 +55,5 @@ pub mod world;
 pub use link::{Transport, UnknownTransport};
 pub use owner::OwnerCounts;
 pub use socket::raise_descriptor_limit;
+/// Plays recorded sessions; `throng replay` is made of it.
+pub use throng_client::replay;

@@ -1,0 +1,145 @@
+//! `throng replay`: plays a recorded session against a gateway.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use throng_load::replay::{Endpoint, PlayerConfig, Recording, Report, TagForm, play_blocking};
+
+/// Plays a recorded session (.cpr) against a gateway and reports what was different.
+///
+/// Exit code 0 when everything was sent, answered and the connection lasted, 1 when not, 2 for wrong input.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  throng replay session.cpr --addr 127.0.0.1:12108
+  throng replay session.cpr --addr ws://127.0.0.1:12108 --speed 10
+  throng replay chat.cpr --grant-write          # recordings of gateways that checked no access
+  throng replay session.cpr --speed max --json")]
+pub(crate) struct ReplayArgs {
+    /// The recording.
+    file: PathBuf,
+    /// Where the gateway's clients connect: HOST:PORT, or with tcp:// or ws:// in front.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:12108")]
+    addr: Endpoint,
+    /// 1 = as recorded, 2 = twice as fast, `max` = as fast as the answers come.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_speed)]
+    speed: f64,
+    /// Add WRITE_ACCESS to subscriptions that ask for no access.
+    #[arg(long)]
+    grant_write: bool,
+    /// Send everything but the authentication to this channel.
+    #[arg(long, value_name = "ID")]
+    channel: Option<u32>,
+    /// Write the tag of the stock Go and JavaScript clients.
+    #[arg(long)]
+    legacy_tag: bool,
+    /// Longest wait for an answer, in milliseconds.
+    #[arg(long, value_name = "MS", default_value = "3000")]
+    answer_timeout: u64,
+    /// How long to listen after the last packet, in milliseconds.
+    #[arg(long, value_name = "MS", default_value = "500")]
+    settle: u64,
+    /// Print the report as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_speed(text: &str) -> Result<f64, String> {
+    let speed = if text == "max" { f64::INFINITY } else { text.parse().unwrap_or(f64::NAN) };
+    if speed > 0.0 { Ok(speed) } else { Err("write a number above 0, or `max`".to_owned()) }
+}
+
+/// Runs the command.
+#[allow(clippy::print_stdout, clippy::print_stderr, reason = "the report is what the command is for")]
+pub(crate) fn run(args: &ReplayArgs) -> ExitCode {
+    let recording = std::fs::read(&args.file)
+        .map_err(|error| error.to_string())
+        .and_then(|bytes| Recording::parse(&bytes).map_err(|error| error.to_string()));
+    let recording = match recording {
+        Ok(recording) => recording,
+        Err(error) => {
+            eprintln!("error: cannot play {}: {error}", args.file.display());
+            return ExitCode::from(2);
+        }
+    };
+    let config = PlayerConfig {
+        speed: args.speed,
+        grant_write: args.grant_write,
+        channel: args.channel,
+        tag_form: if args.legacy_tag { TagForm::Legacy } else { TagForm::Current },
+        answer_timeout: Duration::from_millis(args.answer_timeout),
+        settle: Duration::from_millis(args.settle),
+        ..PlayerConfig::default()
+    };
+    let report = match play_blocking(&args.addr, recording, config) {
+        Ok(report) => report,
+        Err(error) => {
+            eprintln!("error: {error}\n  is the gateway running? start one with: throng up");
+            return ExitCode::from(1);
+        }
+    };
+    if args.json {
+        println!("{}", to_json(&report));
+    } else {
+        print!("{report}");
+    }
+    ExitCode::from(u8::from(!report.is_clean()))
+}
+
+fn to_json(report: &Report) -> String {
+    let types: serde_json::Map<String, serde_json::Value> = report
+        .types
+        .iter()
+        .map(|(msg_type, counts)| {
+            let counts = serde_json::json!({
+                "recorded": counts.recorded,
+                "sent": counts.sent,
+                "answered": counts.answered,
+                "received": counts.received,
+            });
+            (msg_type.to_string(), counts)
+        })
+        .collect();
+    let refused: Vec<_> = report
+        .refused
+        .iter()
+        .map(|refused| serde_json::json!({ "packet": refused.packet, "msg_type": refused.msg_type }))
+        .collect();
+    let value = serde_json::json!({
+        "clean": report.is_clean(),
+        "packets_recorded": report.packets_recorded,
+        "packets_sent": report.packets_sent,
+        "recorded_ms": report.recorded.as_millis() as u64,
+        "played_ms": report.played.as_millis() as u64,
+        "lateness_us": {
+            "p50": report.drift.p50.as_micros() as u64,
+            "p99": report.drift.p99.as_micros() as u64,
+            "max": report.drift.max.as_micros() as u64,
+        },
+        "auth_result": report.auth_result,
+        "connection": report.conn.map(|conn| conn.0),
+        "types": types,
+        "refused": refused,
+        "closed": report.closed,
+    });
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = write!(text, "{value:#}");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_speed;
+
+    #[test]
+    fn speeds_are_numbers_above_0_or_max() {
+        assert_eq!(parse_speed("2.5"), Ok(2.5));
+        assert_eq!(parse_speed("max"), Ok(f64::INFINITY));
+        for wrong in ["0", "-1", "fast", "", "NaN"] {
+            assert!(parse_speed(wrong).is_err(), "{wrong}");
+        }
+    }
+}
