@@ -5,7 +5,7 @@ use throng_wire::cpr::summarize;
 use crate::{check, hex};
 
 /// Name; the file; packets, messages and nanoseconds, or the error.
-pub const ROWS: &[(&str, &str, &str)] = &[
+pub(crate) const ROWS: &[(&str, &str, &str)] = &[
     ("an empty file", "", "0 0 0"),
     ("a packet without anything", "0a00", "1 0 0"),
     ("a packet without offset", "0a06 1204 0a022015", "1 1 0"),

@@ -5,7 +5,7 @@ use throng_gateway::{ChannelSettings, StateMachine};
 use crate::check;
 
 /// Name; the file; `ok` with the warnings, or the error.
-pub const STATE_MACHINES: &[(&str, &str, &str)] = &[
+pub(crate) const STATE_MACHINES: &[(&str, &str, &str)] = &[
     ("smallest", r#"{"States": [{"Name": "A"}]}"#, "ok"),
     ("nothing", "", "line 1, column 0: EOF while parsing a value at line 1 column 0"),
     ("not JSON", "States: [A]", "line 1, column 1: expected value at line 1 column 1"),
@@ -144,7 +144,7 @@ pub const STATE_MACHINES: &[(&str, &str, &str)] = &[
 ];
 
 /// Name; the file; `ok` with the warnings, or the problems.
-pub const SETTINGS: &[(&str, &str, &str)] = &[
+pub(crate) const SETTINGS: &[(&str, &str, &str)] = &[
     ("smallest", "{}", "ok"),
     ("nothing", "", "line 1, column 0: EOF while parsing a value at line 1 column 0"),
     ("not JSON", "TickIntervalMs = 5", "line 1, column 1: expected value at line 1 column 1"),

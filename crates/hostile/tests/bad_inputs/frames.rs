@@ -9,7 +9,7 @@ use crate::{check, hex};
 /// Name; bytes; packets delivered, then the reason of the closure (`-` while open), then the form if decided.
 ///
 /// `0a022015` is the smallest packet with a message: RECOVERY_END.
-pub const ROWS: &[(&str, &str, &str)] = &[
+pub(crate) const ROWS: &[(&str, &str, &str)] = &[
     // What is right, to compare with.
     ("one frame", "43480004 00 0a022015", "1 - Current"),
     ("two frames in one read", "43480004 00 0a022015 43480004 00 0a022015", "2 - Current"),

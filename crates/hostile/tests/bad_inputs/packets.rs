@@ -5,7 +5,7 @@ use throng_wire::Packet;
 use crate::{check, hex};
 
 /// Name; the packet; the messages as `channel/broadcast/stub/type/body bytes`, or the error.
-pub const ROWS: &[(&str, &str, &str)] = &[
+pub(crate) const ROWS: &[(&str, &str, &str)] = &[
     ("empty packet", "", ""),
     ("empty message", "0a00", "0/0/0/0/0"),
     ("explicit zeros", "0a0a 0800 1000 1800 2000 2a00", "0/0/0/0/0"),

@@ -5,7 +5,7 @@ use throng_gateway::data::SchemasBuilder;
 use crate::check;
 
 /// Name; the `.proto` file; `ok`, or the error with its place.
-pub const ROWS: &[(&str, &str, &str)] = &[
+pub(crate) const ROWS: &[(&str, &str, &str)] = &[
     ("smallest", "syntax = \"proto3\"; message A {}", "ok"),
     ("an empty file", "", "ok"),
     (

@@ -9,7 +9,7 @@ use crate::{check, hex};
 
 /// Name; the request with `|` for line ends; the answer. The policy allows the origin `https://game.example` and the path
 /// `/play`.
-pub const HANDSHAKES: &[(&str, &str, &str)] = &[
+pub(crate) const HANDSHAKES: &[(&str, &str, &str)] = &[
     (
         "a program",
         "GET /play HTTP/1.1|Host: h|Upgrade: websocket|Connection: Upgrade|Sec-WebSocket-Version: 13|Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==||",
@@ -135,7 +135,7 @@ pub const HANDSHAKES: &[(&str, &str, &str)] = &[
 
 /// Name; the role of the receiver; the bytes; the events, or the error with its close code.
 /// Messages may have 64 bytes.
-pub const FRAMES: &[(&str, Role, &str, &str)] = &[
+pub(crate) const FRAMES: &[(&str, Role, &str, &str)] = &[
     ("binary", Role::Server, "8281 00000000 61", "data 1, end"),
     ("unmasked from a client", Role::Server, "8201 61", "1002 client frame is not masked"),
     ("masked from a server", Role::Client, "8281 00000000 61", "1002 server frame is masked"),
