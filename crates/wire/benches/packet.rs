@@ -8,7 +8,7 @@ use divan::{Bencher, black_box, counter::ItemsCount};
 use throng_wire::{
     Compressor, FrameReader, MessagePack, Packet,
     frame::{Compression, Form, Scratch, TAG_BYTES, tag},
-    write_data_update_entry, write_entry, write_frame,
+    write_data_update_entry, write_entry, write_forward_entry, write_frame,
 };
 
 const MESSAGES: usize = 8;
@@ -117,6 +117,21 @@ fn encode_packet(bencher: Bencher<'_, '_>) {
         bencher.counter(ItemsCount::new(MESSAGES)).bench_local(|| {
             out.clear();
             black_box(messages).iter().for_each(|message| write_entry(&mut out, message));
+            out.len()
+        });
+    });
+}
+
+/// What a gateway does with every message of a client.
+#[divan::bench]
+fn encode_forwards(bencher: Bencher<'_, '_>) {
+    let mut out = Vec::with_capacity(1024);
+    with_messages(|messages| {
+        bencher.counter(ItemsCount::new(MESSAGES)).bench_local(|| {
+            out.clear();
+            for message in black_box(messages) {
+                write_forward_entry(&mut out, message, 70_000, message.body);
+            }
             out.len()
         });
     });

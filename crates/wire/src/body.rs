@@ -5,7 +5,7 @@
 use crate::{
     channeldpb::MessageType,
     field::{WireError, WireType, fields},
-    packet::{MessagePack, entry_len_with, len_field_len, write_entry_with},
+    packet::{MessagePack, entry_len_with, len_field_len},
     varint::{Prefix, varint_len},
 };
 
@@ -63,8 +63,22 @@ impl<'a> Forward<'a> {
 
 /// Appends an entry whose body is a `ServerForwardMessage`; `head.body` is ignored.
 pub fn write_forward_entry(out: &mut Vec<u8>, head: &MessagePack<'_>, client_conn_id: u32, payload: &[u8]) {
-    let forward = Forward { client_conn_id, payload };
-    write_entry_with(out, head, forward.len(), |out| forward.write(out));
+    let body_len = number_field_len(client_conn_id) + len_field_len(payload.len());
+    let mut prefix = Prefix::new();
+    head.put_numbers(&mut prefix);
+    if body_len != 0 {
+        prefix.byte(0x2A);
+        prefix.varint(body_len as u64);
+    }
+    put_number_field(&mut prefix, 0x08, client_conn_id);
+    if !payload.is_empty() {
+        prefix.byte(0x12);
+        prefix.varint(payload.len() as u64);
+    }
+    prefix.enclose(0x0A, payload.len());
+    out.reserve(prefix.as_slice().len() + payload.len());
+    out.extend_from_slice(prefix.as_slice());
+    out.extend_from_slice(payload);
 }
 
 /// Bytes that [`write_forward_entry`] appends.

@@ -59,4 +59,4 @@ pub use packet::{
     write_message_entry,
 };
 pub use proto::{channeldpb, replaypb, unrealpb};
-pub use varint::{VARINT_BYTES_MAX, read_varint, varint_len, write_varint};
+pub use varint::{VARINT_BYTES_MAX, read_varint, read_varint_at, varint_len, write_varint};

@@ -2,7 +2,7 @@
 
 use crate::{
     field::{WireError, WireType, fields, read_field},
-    varint::{Prefix, varint_at, varint_len},
+    varint::{Prefix, read_varint_at, varint_len},
 };
 
 /// One message of a packet; the body is borrowed from wherever it stands.
@@ -42,10 +42,10 @@ impl<'a> MessagePack<'a> {
             let tag = bytes[at];
             at += 1;
             match tag {
-                0x08 => message.channel_id = varint_at(bytes, &mut at)? as u32,
-                0x10 => message.broadcast = varint_at(bytes, &mut at)? as u32,
-                0x18 => message.stub_id = varint_at(bytes, &mut at)? as u32,
-                0x20 => message.msg_type = varint_at(bytes, &mut at)? as u32,
+                0x08 => message.channel_id = read_varint_at(bytes, &mut at)? as u32,
+                0x10 => message.broadcast = read_varint_at(bytes, &mut at)? as u32,
+                0x18 => message.stub_id = read_varint_at(bytes, &mut at)? as u32,
+                0x20 => message.msg_type = read_varint_at(bytes, &mut at)? as u32,
                 0x2A => message.body = slice_at(bytes, &mut at)?,
                 _ => return None,
             }
@@ -78,9 +78,9 @@ impl<'a> MessagePack<'a> {
         len(self.channel_id) + len(self.broadcast) + len(self.stub_id) + len(self.msg_type)
     }
 
-    /// Puts the entry's tag and length, the numbers and the tag and length of the body into `prefix`.
+    /// Puts the fields in front of the body into `prefix`.
     #[inline]
-    fn put_prefix(&self, prefix: &mut Prefix, body_len: usize) {
+    pub(crate) fn put_numbers(&self, prefix: &mut Prefix) {
         for (tag, value) in
             [(0x08, self.channel_id), (0x10, self.broadcast), (0x18, self.stub_id), (0x20, self.msg_type)]
         {
@@ -89,6 +89,12 @@ impl<'a> MessagePack<'a> {
                 prefix.varint(value.into());
             }
         }
+    }
+
+    /// Puts the entry's tag and length, the numbers and the tag and length of the body into `prefix`.
+    #[inline]
+    fn put_prefix(&self, prefix: &mut Prefix, body_len: usize) {
+        self.put_numbers(prefix);
         if body_len != 0 {
             prefix.byte(0x2A);
             prefix.varint(body_len as u64);
@@ -196,7 +202,7 @@ impl<'a> Iterator for Messages<'a> {
 impl ExactSizeIterator for Messages<'_> {}
 
 /// Takes the content of the `messages` entry at `*at`, skipping unknown fields before it; `None` at the end.
-#[inline(always)] // As for `varint_at`.
+#[inline(always)] // As for `read_varint_at`.
 fn entry_at<'a>(bytes: &'a [u8], at: &mut usize) -> Result<Option<&'a [u8]>, WireError> {
     let start = *at;
     if start == bytes.len() {
@@ -226,9 +232,9 @@ fn unusual_entry_at(bytes: &[u8], start: usize) -> Result<(Option<&[u8]>, usize)
 }
 
 /// Takes the length at `*at` and that many bytes behind it.
-#[inline(always)] // As for `varint_at`.
+#[inline(always)] // As for `read_varint_at`.
 fn slice_at<'a>(bytes: &'a [u8], at: &mut usize) -> Option<&'a [u8]> {
-    let len = usize::try_from(varint_at(bytes, at)?).ok()?;
+    let len = usize::try_from(read_varint_at(bytes, at)?).ok()?;
     let slice = bytes.get(*at..)?.get(..len)?;
     *at += len;
     Some(slice)

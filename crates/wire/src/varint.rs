@@ -14,14 +14,16 @@ pub const VARINT_BYTES_MAX: usize = 10;
 #[inline]
 pub fn read_varint(input: &mut &[u8]) -> Result<u64, WireError> {
     let mut at = 0;
-    let Some(value) = varint_at(input, &mut at) else { return Err(varint_defect(input)) };
+    let Some(value) = read_varint_at(input, &mut at) else { return Err(varint_defect(input)) };
     *input = &input[at..];
     Ok(value)
 }
 
-/// Reads the varint at `*at` and moves `*at` behind it; `None` if there is none, see [`varint_defect`].
+/// Reads the varint at `*at` and moves `*at` behind it; `None`, moving nothing, where [`read_varint`] has an error.
+///
+/// For loops over many numbers: a position in a local variable stays in a register.
 #[inline(always)] // Where `at` has an address, every step of the caller's loop goes through memory.
-pub(crate) fn varint_at(bytes: &[u8], at: &mut usize) -> Option<u64> {
+pub fn read_varint_at(bytes: &[u8], at: &mut usize) -> Option<u64> {
     // Nearly all numbers of the protocol take one byte (tags, types) or two (lengths): keep those inline.
     let first = *bytes.get(*at)?;
     if first < 0x80 {
@@ -100,8 +102,9 @@ pub(crate) struct Prefix {
 impl Prefix {
     /// Room for a one-byte tag and a length of 32 bits.
     const GAP: usize = 6;
-    /// The longest user is an envelope: four numbers of 32 bits and a body's length, with a tag each.
-    const BYTES_MAX: usize = Self::GAP + 4 * 6 + 1 + VARINT_BYTES_MAX;
+    /// The longest user is a forwarded message: four numbers of 32 bits and the body's length, then the client and the
+    /// payload's length, with a tag each.
+    const BYTES_MAX: usize = Self::GAP + 4 * 6 + 6 + 6 + 1 + VARINT_BYTES_MAX;
 
     #[inline]
     pub(crate) fn new() -> Prefix {
