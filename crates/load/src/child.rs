@@ -72,6 +72,8 @@ pub struct ServerOptions {
     pub transport: Option<String>,
     /// Further flags for `throng up`.
     pub flags: Vec<String>,
+    /// Listen where a server listens by default, if all of that is free; on free ports otherwise.
+    pub default_ports: bool,
 }
 
 impl OwnServer {
@@ -83,7 +85,11 @@ impl OwnServer {
         let program = options.program.display().to_string();
         let failed = |source| StartError::Io { program: program.clone(), source };
         let folder = Folder::new().map_err(failed)?;
-        let [clients, servers, http] = free_ports().map_err(failed)?;
+        let defaults = if options.default_ports { listen(DEFAULT_PORTS).ok() } else { None };
+        let [clients, servers, http] = match defaults {
+            Some(addrs) => addrs,
+            None => listen([0; 3]).map_err(failed)?,
+        };
         std::fs::write(folder.path("demo.proto"), arena::SCHEMA).map_err(failed)?;
         let config = config(options, &folder, clients, servers, http);
         std::fs::write(folder.path("throng.toml"), config).map_err(failed)?;
@@ -233,15 +239,15 @@ fn terminate(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// Three loopback addresses that were free a moment ago.
-fn free_ports() -> io::Result<[SocketAddr; 3]> {
-    let listeners = [
-        TcpListener::bind("127.0.0.1:0")?,
-        TcpListener::bind("127.0.0.1:0")?,
-        TcpListener::bind("127.0.0.1:0")?,
-    ];
-    let [a, b, c] = listeners.map(|listener| listener.local_addr());
-    Ok([a?, b?, c?])
+/// Ports of players, game servers and HTTP when nothing else is configured.
+pub(crate) const DEFAULT_PORTS: [u16; 3] = [12_108, 11_288, 11_280];
+
+/// Loopback addresses with these ports (0 for any) that were free a moment ago.
+fn listen(ports: [u16; 3]) -> io::Result<[SocketAddr; 3]> {
+    let [a, b, c] = ports.map(|port| TcpListener::bind(("127.0.0.1", port)));
+    // All three are held until here, so that free ones are different ones.
+    let (a, b, c) = (a?, b?, c?);
+    Ok([a.local_addr()?, b.local_addr()?, c.local_addr()?])
 }
 
 fn tail(path: &Path) -> String {
@@ -282,7 +288,7 @@ mod tests {
     #[test]
     fn config_has_what_the_server_needs() {
         let folder = Folder::new().expect("temporary folder");
-        let [clients, servers, http] = free_ports().expect("ports");
+        let [clients, servers, http] = listen([0; 3]).expect("ports");
         let options =
             ServerOptions { shards: Some(2), transport: Some("ws".to_owned()), ..ServerOptions::default() };
         let text = config(&options, &folder, clients, servers, http);

@@ -81,6 +81,8 @@ pub struct Plan {
     pub duration: Option<Duration>,
     /// How long connecting may take.
     pub patience: Duration,
+    /// How long the game server's login and the creation of its channels may take.
+    pub owner_patience: Duration,
     /// Time between samples.
     pub sample_interval: Duration,
     /// Seed of everything random.
@@ -113,6 +115,7 @@ impl Plan {
             warmup: Duration::from_secs(3),
             duration: Some(Duration::from_secs(10)),
             patience: Duration::from_secs(60),
+            owner_patience: Duration::from_secs(30),
             sample_interval: Duration::from_secs(1),
             seed: 1,
         }
@@ -172,9 +175,22 @@ impl Plan {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// The game server did not get its channel.
+    /// The game server's connection failed.
     #[error("{0}")]
     Owner(String),
+    /// The game server did not get its channel.
+    #[error(
+        "the server did not answer the creation of the channel within {waited:?} ({created} of {wanted} further \
+         channels made); is GLOBAL owned by another game server, or the data type unknown?"
+    )]
+    NoChannel {
+        /// Time given.
+        waited: Duration,
+        /// Idle channels made so far.
+        created: u64,
+        /// Idle channels wanted.
+        wanted: usize,
+    },
     /// Players did not get in.
     #[error("only {ready} of {wanted} players were in after {waited:?}{}", first_error.as_ref().map(|error| format!("; first problem: {error}")).unwrap_or_default())]
     NotReady {
@@ -208,7 +224,8 @@ pub struct Sample {
     pub server_cores: Option<f64>,
     /// Resident memory of the server.
     pub server_resident_bytes: Option<u64>,
-    /// Mean duration of the channel ticks, as the server reports it.
+    /// Duration of the server's ticks in milliseconds: the mean of its rounds of work, or the latest tick of the
+    /// reference, whichever its metrics page has.
     pub tick_ms: Option<f64>,
     /// Frames per second of the simulated game server.
     pub frames_per_s: f64,
@@ -388,7 +405,9 @@ struct Mark {
     frames: u64,
     ready: u64,
     channels: u64,
-    tick: Option<(f64, f64)>,
+    /// Seconds and number of rounds.
+    rounds: Option<(f64, f64)>,
+    tick_ms: Option<f64>,
 }
 
 impl Watch<'_> {
@@ -401,7 +420,7 @@ impl Watch<'_> {
     }
 
     fn wait_for_owner(&self) -> Result<(), RunError> {
-        let until = clock::now_ns() + nanoseconds(self.plan.patience);
+        let until = clock::now_ns() + nanoseconds(self.plan.owner_patience);
         loop {
             let owner = lock(self.owner);
             if let Some(error) = &owner.error {
@@ -410,17 +429,14 @@ impl Watch<'_> {
             if owner.ready {
                 return Ok(());
             }
-            let channels = owner.channels;
+            let created = owner.channels;
             drop(owner);
             if interrupt::requested() {
                 return Err(RunError::Interrupted);
             }
             if clock::now_ns() > until {
-                return Err(RunError::Owner(format!(
-                    "the server did not answer the creation of the channel within {:?} ({channels} of {} further \
-                     channels made); is GLOBAL owned by another game server, or the data type unknown?",
-                    self.plan.patience, self.plan.idle_channels
-                )));
+                let (waited, wanted) = (self.plan.owner_patience, self.plan.idle_channels);
+                return Err(RunError::NoChannel { waited, created, wanted });
             }
             thread::sleep(GLANCE);
         }
@@ -530,20 +546,21 @@ impl Watch<'_> {
             frames: owner.frames,
             ready: counts.ready,
             channels: owner.channels + 1,
-            tick: None,
+            rounds: None,
+            tick_ms: None,
         };
         drop(owner);
         // Last, since a page takes its time.
-        mark.tick = self.probe.metrics().and_then(|metrics| {
-            let sum = metrics.sum(TICK_SECONDS_SUM)?;
-            Some((sum, metrics.sum(TICK_COUNT)?))
-        });
+        if let Some(metrics) = self.probe.metrics() {
+            mark.rounds = metrics.sum(ROUND_SECONDS_SUM).zip(metrics.sum(ROUND_COUNT));
+            mark.tick_ms = metrics.sum(TICK_MS);
+        }
         mark
     }
 
     fn sample(&self, last: &Mark, mark: &Mark, from_ns: u64) -> Sample {
         let seconds = (mark.at_ns - last.at_ns) as f64 / 1e9;
-        let rate = |now: u64, before: u64| (now - before) as f64 / seconds;
+        let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
         let mut recent = crate::stats::Times::default();
         for counts in self.counts {
             let mut counts = lock(counts);
@@ -556,7 +573,8 @@ impl Watch<'_> {
             channels: mark.channels,
             server_cores: mark.cpu.zip(last.cpu).map(|(now, before)| (now - before).as_secs_f64() / seconds),
             server_resident_bytes: self.probe.memory().map(|memory| memory.resident_bytes),
-            tick_ms: mark.tick.zip(last.tick).and_then(|(now, before)| {
+            tick_ms: mark.tick_ms.or_else(|| {
+                let (now, before) = mark.rounds.zip(last.rounds)?;
                 let count = now.1 - before.1;
                 (count > 0.0).then(|| (now.0 - before.0) / count * 1e3)
             }),
@@ -571,9 +589,11 @@ impl Watch<'_> {
     }
 }
 
-/// Names under which a server may export how long its channel ticks take.
-const TICK_SECONDS_SUM: &[&str] = &["throng_gateway_channel_tick_duration_seconds_sum"];
-const TICK_COUNT: &[&str] = &["throng_gateway_channel_tick_duration_seconds_count"];
+/// Sum and number of the rounds that a server's threads made of their work, in seconds.
+const ROUND_SECONDS_SUM: &[&str] = &["throng_shard_round_seconds_sum"];
+const ROUND_COUNT: &[&str] = &["throng_shard_round_seconds_count"];
+/// The reference's gauge: milliseconds of the latest tick.
+const TICK_MS: &[&str] = &["channel_tick_duration"];
 
 /// State updates that one frame of a world of this size takes.
 #[must_use]

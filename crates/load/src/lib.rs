@@ -45,6 +45,7 @@ mod owner;
 mod poll;
 pub mod probe;
 mod protocol;
+pub mod replay;
 pub mod report;
 mod socket;
 pub mod stats;

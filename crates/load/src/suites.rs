@@ -12,10 +12,10 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::bare::BarePlan;
-use crate::child::{BareWriter, OwnServer, ServerOptions, StartError};
+use crate::child::{BareWriter, DEFAULT_PORTS, OwnServer, ServerOptions, StartError};
 use crate::engine::{self, Outcome, Plan, RunError, Sample};
 use crate::link::Transport;
-use crate::probe::Probe;
+use crate::probe::{self, Probe};
 use crate::protocol::CHANNEL_TYPE_SUBWORLD;
 use crate::report::{Better, Report, Row, Run};
 use crate::socket;
@@ -95,6 +95,8 @@ pub struct Options {
     pub shards: Option<u16>,
     /// Further flags for our own server.
     pub server_flags: Vec<String>,
+    /// Our own server listens on the default ports when they are free.
+    pub default_ports: bool,
     /// Numbers of players, connections or channels to try; the canonical ones when empty.
     pub players: Vec<usize>,
     /// Length of each measured window.
@@ -211,6 +213,7 @@ impl Context<'_> {
                     shards: options.shards,
                     transport: (options.transport != Transport::Tcp).then(|| options.transport.to_string()),
                     flags: options.server_flags.clone(),
+                    default_ports: options.default_ports,
                 })?;
                 let (clients, servers) = (own.clients, own.servers);
                 let target = Target { clients, servers, pid: Some(own.pid()), metrics: Some(own.http) };
@@ -580,6 +583,17 @@ fn gateway_start(context: &Context<'_>) -> Result<Report, BenchError> {
     Ok(report)
 }
 
+/// How long a running server may take to answer the claim of GLOBAL before it counts as refused.
+const CLAIM_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A server that runs on this machine with the default ports and says that it is ready, if there is one.
+#[must_use]
+pub fn local_server() -> Option<Target> {
+    let [clients, servers, http] = DEFAULT_PORTS.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+    probe::fetch(http, "/health/ready").ok()?;
+    Some(Target { clients, servers, pid: None, metrics: Some(http) })
+}
+
 /// Free-form players, for `throng swarm` and `throng demo`.
 #[derive(Debug, Clone, Default)]
 pub struct Swarm {
@@ -616,9 +630,18 @@ impl Swarm {
             owner: self.join.is_none(),
             join: self.join,
             sample_interval: Duration::from_secs(1),
+            owner_patience: if server.own.is_some() { Duration::from_secs(20) } else { CLAIM_PATIENCE },
             ..context.plan(&server, self.players)
         };
-        let outcome = context.run("players come in", &plan, &server)?;
+        let name = "players come in";
+        let outcome = match context.run(name, &plan, &server) {
+            // The protocol has no refusals: silence is the answer to a claim of GLOBAL when it has an owner.
+            Err(BenchError::Run { source: RunError::NoChannel { .. }, .. }) if server.own.is_none() => {
+                report.note("GLOBAL has a game server already: the players joined its world".to_owned());
+                context.run(name, &Plan { owner: false, join: Some(0), ..plan }, &server)?
+            }
+            other => other?,
+        };
         report.run(Run::new("swarm", &outcome));
         Ok(report)
     }

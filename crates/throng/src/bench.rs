@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use throng_load::bare::{self, BarePlan};
 use throng_load::engine::Sample;
+use throng_load::replay::Case;
 use throng_load::report::Report;
 use throng_load::suites::{self, Options, Progress, TESTS, Target, Test};
 use throng_load::{Transport, chart, duration, interrupt};
@@ -19,7 +20,7 @@ const EXIT_ERROR: u8 = 2;
 /// Port of the listener for game servers when --addr names a host only by its players' listener.
 const SERVERS_PORT: u16 = 11_288;
 
-/// Flags of `throng bench`.
+/// Measure a gateway: published scenarios by name, beside the published figures
 #[derive(Debug, Args)]
 #[command(after_long_help = AFTER_HELP)]
 pub(crate) struct BenchArgs {
@@ -140,6 +141,16 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             print(&text)?;
             Ok(true)
         }
+        ["replay", case] => {
+            let mut case = Case::load(Path::new(case))?;
+            if let Some(addr) = &args.server.addr {
+                case.channeld_addr.clone_from(addr);
+            }
+            let report = case.play(args.server.seed)?;
+            save(&args, &report, "")?;
+            show(&args, &report)?;
+            Ok(report.passed)
+        }
         ["all"] => {
             let mut passed = true;
             let mut reports = Vec::new();
@@ -184,15 +195,21 @@ fn unknown(name: &str) -> String {
 fn measure(test: &Test, args: &BenchArgs, folder: &str) -> Result<Report, AnyError> {
     let report = test.run(&options(args)?, &mut Live::new())?;
     save(args, &report, folder)?;
-    if !args.json {
-        let mut table = Vec::new();
-        report.write_table(&mut table)?;
-        table.push(b'\n');
-        print(&String::from_utf8_lossy(&table))?;
-    } else if folder.is_empty() {
-        print(&json(&report)?)?;
+    // With --json all tests together are one document.
+    if !args.json || folder.is_empty() {
+        show(args, &report)?;
     }
     Ok(report)
+}
+
+fn show(args: &BenchArgs, report: &Report) -> Result<(), AnyError> {
+    if args.json {
+        return print(&json(report)?);
+    }
+    let mut table = Vec::new();
+    report.write_table(&mut table)?;
+    table.push(b'\n');
+    print(&String::from_utf8_lossy(&table))
 }
 
 fn options(args: &BenchArgs) -> Result<Options, AnyError> {
@@ -206,6 +223,11 @@ fn options(args: &BenchArgs) -> Result<Options, AnyError> {
 }
 
 impl ServerArgs {
+    /// Whether the flags leave open which server it is: none is named, and none is described that would be started.
+    pub(crate) fn may_find_one(&self) -> bool {
+        self.addr.is_none() && self.shards.is_none() && self.server_flag.is_empty()
+    }
+
     /// What these flags say about the server and the load.
     pub(crate) fn options(&self) -> Result<Options, AnyError> {
         let target = match &self.addr {

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use clap::Args;
 use throng_load::report::{Report, Run};
-use throng_load::suites::{Swarm, Target};
+use throng_load::suites::{self, Swarm, Target};
 use throng_load::{duration, interrupt};
 
 use crate::bench::{Live, ServerArgs, print, say};
 
-/// Flags of `throng swarm`.
+/// Let simulated players play, and watch how the server does
 #[derive(Debug, Args)]
 #[command(after_long_help = SWARM_AFTER_HELP)]
 pub(crate) struct SwarmArgs {
@@ -34,12 +34,15 @@ pub(crate) struct SwarmArgs {
 }
 
 const SWARM_AFTER_HELP: &str = "\
-Examples:
-  throng swarm --players 500                          500 players on a server started for them
-  throng swarm --players 200 --addr 127.0.0.1:12108   on a running server that has no game server yet
-  throng swarm --join --addr 127.0.0.1:12108          into the world of `throng demo`";
+Without --addr the players go to the server that runs on this machine with the default ports; if there is none, one
+is started for them. A world that is already being played is joined, otherwise the swarm brings a game server.
 
-/// Flags of `throng demo`.
+Examples:
+  throng swarm --players 500                          here
+  throng swarm --players 200 --addr 192.0.2.7:12108   on another machine
+  throng swarm --players 50 --shards 4 --for 20s      on a server of its own with four threads";
+
+/// Start a gateway with hundreds of simulated players, and say what to open and try
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// Simulated players
@@ -55,10 +58,16 @@ pub(crate) struct DemoArgs {
 
 /// Runs `throng swarm`.
 pub(crate) fn run(args: SwarmArgs) -> ExitCode {
-    let options = match args.server.options() {
+    let mut options = match args.server.options() {
         Ok(options) => options,
         Err(error) => return fail(&error.to_string()),
     };
+    if options.target.is_none() && args.server.may_find_one() {
+        options.target = suites::local_server();
+        let found =
+            if options.target.is_some() { "using the server that runs here" } else { "starting a server" };
+        say(found);
+    }
     let join = args.join.then_some(args.channel);
     let swarm = Swarm { options, players: args.players, duration: args.duration, join };
     play(&swarm, args.json, &mut |target| say(&format!("players connect to {}", target.clients)))
@@ -79,6 +88,7 @@ pub(crate) fn demo(args: DemoArgs) -> ExitCode {
 fn introduction(players: usize, target: &Target) -> String {
     let Target { clients, servers, metrics, .. } = target;
     let http = metrics.map(|http| http.to_string()).unwrap_or_default();
+    let addr = if clients.port() == 12_108 { String::new() } else { format!(" --join --addr {clients}") };
     format!(
         "Throng demo: {players} simulated players walk, turn and jump on one channel.
 
@@ -86,7 +96,7 @@ fn introduction(players: usize, target: &Target) -> String {
   game servers   {servers}   (a simulated one owns the GLOBAL channel)
   open           http://{http}/metrics
                  http://{http}/health/ready
-  try            throng swarm --join --players 100 --addr {clients}
+  try            throng swarm --players 100{addr}
                  curl -s http://{http}/metrics | grep throng_
 
 Ctrl-C ends it with a summary."
