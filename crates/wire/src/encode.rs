@@ -44,13 +44,13 @@ impl Compressor {
 /// Appends one frame that holds `packet` (a sequence of entries) to `out`.
 ///
 /// With a `compressor` the packet is compressed where that makes it smaller. `reader_form` is the form of the peer
-/// that will read the frame: a legacy reader gets no frame it would misread (compression is dropped or the packet
-/// padded, if need be).
+/// that will read the frame: unless it is known to be current it gets no frame that a legacy reader would misread
+/// (compression is dropped or the packet padded, if need be).
 ///
 /// # Panics
 /// If `packet` is empty or larger than [`PACKET_BYTES_MAX`].
 pub fn write_frame(out: &mut Vec<u8>, packet: &[u8], compressor: Option<&mut Compressor>, reader_form: Form) {
-    let misread = |size| reader_form == Form::Legacy && is_ambiguous_for_legacy(size);
+    let misread = |size| reader_form != Form::Current && is_ambiguous_for_legacy(size);
     if let Some(block) = compressor.and_then(|compressor| compressor.compress(packet))
         && !misread(block.len())
     {

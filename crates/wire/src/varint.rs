@@ -173,6 +173,8 @@ mod tests {
             let mut input = bytes;
             assert_eq!(read_varint(&mut input), Err(expected), "{bytes:02x?}");
             assert_eq!(input, bytes, "an error consumes nothing");
+            let mut at = 0;
+            assert_eq!((read_varint_at(bytes, &mut at), at), (None, 0), "{bytes:02x?}");
         };
         check(&[], WireError::Truncated);
         check(&[0x80], WireError::Truncated);
