@@ -11,12 +11,14 @@
 
 mod data;
 mod files;
+mod kcp;
 mod messages;
 mod websocket;
 mod wire;
 
 pub use data::data;
 pub use files::{channel_settings, state_machine};
+pub use kcp::{kcp, kcp_link};
 pub use messages::message;
 pub use websocket::{handshake, websocket};
 pub use wire::{body, cpr, frame, packet, snappy};
@@ -38,6 +40,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "data", run: data },
     Target { name: "frame", run: frame },
     Target { name: "handshake", run: handshake },
+    Target { name: "kcp", run: kcp },
+    Target { name: "kcp_link", run: kcp_link },
     Target { name: "message", run: message },
     Target { name: "packet", run: packet },
     Target { name: "snappy", run: snappy },
