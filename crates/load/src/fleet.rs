@@ -202,15 +202,6 @@ struct Fleet<'a> {
     scratch: Vec<u8>,
     frame: Vec<u8>,
     cpu_read_ns: u64,
-    logout: Totals,
-}
-
-/// What closed connections had counted.
-#[derive(Default)]
-struct Totals {
-    frames_in: u64,
-    bytes_in: u64,
-    bytes_out: u64,
 }
 
 impl<'a> Fleet<'a> {
@@ -245,7 +236,6 @@ impl<'a> Fleet<'a> {
             scratch: vec![0; READ_ALL_BYTES],
             frame: Vec::new(),
             cpu_read_ns: 0,
-            logout: Totals::default(),
         })
     }
 
@@ -392,6 +382,7 @@ impl<'a> Fleet<'a> {
             Ok(false) => {}
             Err(error) => return self.lose(index, &error, counts),
         }
+        tally(link, counts);
         if link.wants_write() && !armed {
             let result = self.poller.modify(link.raw(), index, player.state != State::Stalled, true);
             if let Err(error) = result {
@@ -462,17 +453,14 @@ impl<'a> Fleet<'a> {
         if result.is_ok() && (writable || link.wants_write() || !read) {
             self.poller.modify(link.raw(), index, read, link.wants_write())?;
         }
+        tally(&mut link, counts);
         player.link = Some(link);
         result
     }
 
     fn lose(&mut self, index: usize, error: &LinkError, counts: &mut crate::stats::Counts) {
         let player = &mut self.players[index];
-        if let Some(link) = player.link.take() {
-            self.logout.frames_in += link.frames_in();
-            self.logout.bytes_in += link.bytes_in;
-            self.logout.bytes_out += link.bytes_out;
-        }
+        player.link = None;
         match player.state {
             State::Lost => return,
             State::Connecting => self.connecting -= 1,
@@ -486,18 +474,21 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// Brings totals up to date that are kept per connection or read from the system, ten times a second.
+    /// Reads the thread's CPU clock, ten times a second: it costs a system call.
     fn publish(&mut self, now: u64, counts: &mut crate::stats::Counts) {
         if now - self.cpu_read_ns < 100_000_000 {
             return;
         }
         self.cpu_read_ns = now;
         counts.cpu = clock::thread_cpu();
-        let links = || self.players.iter().filter_map(|player| player.link.as_ref());
-        counts.frames_in = self.logout.frames_in + links().map(Link::frames_in).sum::<u64>();
-        counts.bytes_in = self.logout.bytes_in + links().map(|link| link.bytes_in).sum::<u64>();
-        counts.bytes_out = self.logout.bytes_out + links().map(|link| link.bytes_out).sum::<u64>();
     }
+}
+
+/// Moves what a connection has counted to the thread's counts.
+fn tally(link: &mut Link, counts: &mut crate::stats::Counts) {
+    counts.frames_in += link.take_frames_in();
+    counts.bytes_in += std::mem::take(&mut link.bytes_in);
+    counts.bytes_out += std::mem::take(&mut link.bytes_out);
 }
 
 /// Takes the messages of one player.

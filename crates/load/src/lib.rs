@@ -31,6 +31,7 @@
 
 pub mod arena;
 pub mod bare;
+pub mod case;
 pub mod chart;
 pub mod child;
 pub mod clock;
@@ -45,7 +46,6 @@ mod owner;
 mod poll;
 pub mod probe;
 mod protocol;
-pub mod replay;
 pub mod report;
 mod socket;
 pub mod stats;

@@ -101,8 +101,9 @@ impl Link {
         self.stream.raw()
     }
 
-    pub(crate) fn frames_in(&self) -> u64 {
-        self.scanner.frames
+    /// Frames received since last asked.
+    pub(crate) fn take_frames_in(&mut self) -> u64 {
+        std::mem::take(&mut self.scanner.frames)
     }
 
     /// Whether the socket refused bytes, so that its next readiness to write matters.

@@ -646,3 +646,140 @@ impl Swarm {
         Ok(report)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chart;
+    use crate::fake::Fake;
+    use serde_json::Value;
+
+    /// Runs a test small against a fake of its own.
+    fn try_out(name: &str, change: impl FnOnce(&mut Options)) -> Report {
+        let fake = Fake::start(None);
+        let pid = Some(std::process::id());
+        let target = Target { clients: fake.clients, servers: fake.servers, pid, metrics: None };
+        let mut options = Options {
+            target: Some(target),
+            quick: true,
+            duration: Some(Duration::from_millis(400)),
+            warmup: Some(Duration::from_millis(50)),
+            ..Options::default()
+        };
+        change(&mut options);
+        find(name).expect("a known test").run(&options, &mut Silent).expect("a report")
+    }
+
+    fn row<'a>(report: &'a Report, what: &str) -> &'a Row {
+        let found = report.rows.iter().find(|row| row.what.contains(what));
+        found.unwrap_or_else(|| panic!("no row `{what}` in {:?}", report.rows))
+    }
+
+    #[test]
+    fn channel_single_reports_latency_cpu_and_memory() {
+        let report = try_out("channel single", |_| {});
+        assert!(report.passed, "{:?}", report.thresholds);
+        assert!(!report.canonical, "twenty players are no canonical load");
+        assert!(row(&report, "state latency p99").measured > 0.0);
+        assert!(row(&report, "CPU per second and player").measured > 0.0);
+        assert!(row(&report, "memory per connection").ratio.is_some());
+        assert_eq!(report.runs[0].checked, report.runs[0].checked_equal);
+        assert!(check_schema(&serde_json::to_value(&report).expect("serialises")).is_empty());
+        let svg = chart::svg(&report).expect("drawable").expect("a picture");
+        assert!(svg.starts_with("<svg") && svg.contains("state latency"));
+    }
+
+    #[test]
+    fn channel_single_sweeps_sizes() {
+        let report = try_out("channel single", |options| options.players = vec![5, 10]);
+        assert_eq!(report.runs.iter().map(|run| run.players).collect::<Vec<_>>(), [5, 10]);
+        assert_eq!(row(&report, "players held").measured, 10.0);
+        let svg = chart::svg(&report).expect("drawable").expect("a picture");
+        assert!(svg.contains("players"));
+    }
+
+    #[test]
+    fn channel_fan_out_only_sends_no_inputs() {
+        let report = try_out("channel fanout-only", |_| {});
+        assert_eq!(report.runs[0].inputs_due, 0);
+        assert!(report.passed && row(&report, "server CPU").measured > 0.0);
+    }
+
+    #[test]
+    fn gateway_tests_run_small() {
+        let idle = try_out("gateway idle", |options| options.players = vec![20]);
+        assert!(row(&idle, "server CPU").measured >= 0.0 && idle.runs[0].frames_per_s < 5.0);
+        let trickle = try_out("gateway trickle", |options| options.players = vec![20]);
+        assert!(trickle.passed && trickle.runs[0].notices_arrived > 0, "{:?}", trickle.thresholds);
+        let channels = try_out("gateway channels", |options| options.players = vec![50]);
+        assert!(row(&channels, "server CPU").measured >= 0.0);
+    }
+
+    #[test]
+    fn gateway_forward_counts_what_arrives() {
+        let report = try_out("gateway forward", |options| options.players = vec![10]);
+        let measured = row(&report, "forwarded").measured;
+        assert!(measured > 1_000.0, "{measured}");
+        assert_eq!(report.runs[0].inputs_arrived, report.runs[0].inputs_due);
+    }
+
+    #[test]
+    fn gateway_start_needs_a_server_of_its_own() {
+        let target = "127.0.0.1:1".parse().expect("address");
+        let target = Some(Target { clients: target, servers: target, pid: None, metrics: None });
+        let options = Options { target, ..Options::default() };
+        let error = find("gateway start").expect("known").run(&options, &mut Silent).expect_err("refused");
+        assert!(error.to_string().contains("--addr"));
+    }
+
+    /// What in `value` is not as the published schema says.
+    fn check_schema(value: &Value) -> Vec<String> {
+        let schema: Value =
+            serde_json::from_str(include_str!("../../../docs/bench-report.schema.json")).expect("JSON");
+        let mut wrong = Vec::new();
+        check(&schema, &schema, value, "report", &mut wrong);
+        wrong
+    }
+
+    /// The part of JSON Schema that ours uses.
+    fn check(root: &Value, schema: &Value, value: &Value, path: &str, wrong: &mut Vec<String>) {
+        if schema["$ref"] == "#/$defs/times" {
+            return check(root, &root["$defs"]["times"], value, path, wrong);
+        }
+        let name = match value {
+            Value::Null => "null",
+            Value::Bool(_) => "boolean",
+            Value::Number(number) if number.is_f64() => "number",
+            Value::Number(_) => "integer",
+            Value::String(_) => "string",
+            Value::Array(_) => "array",
+            Value::Object(_) => "object",
+        };
+        let is = |expected: &Value| expected == name || (expected == "number" && name == "integer");
+        let right = match &schema["type"] {
+            Value::Array(types) => types.iter().any(is),
+            Value::Null => schema["enum"].as_array().is_some_and(|choices| choices.contains(value)),
+            one => is(one),
+        };
+        if !right {
+            wrong.push(format!("{path} is {value}, which {schema} does not allow"));
+        }
+        for key in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+            if value.get(key).is_none() {
+                wrong.push(format!("{path}.{key} is missing"));
+            }
+        }
+        for (key, field) in value.as_object().into_iter().flatten() {
+            match schema["properties"].get(key) {
+                Some(schema) => check(root, schema, field, &format!("{path}.{key}"), wrong),
+                None if schema["additionalProperties"] == false => {
+                    wrong.push(format!("{path}.{key} is not described"))
+                }
+                None => {}
+            }
+        }
+        for item in value.as_array().into_iter().flatten() {
+            check(root, &schema["items"], item, &format!("{path}[]"), wrong);
+        }
+    }
+}
