@@ -1,0 +1,278 @@
+//! Routes, and the loop that serves them.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Query, Request, State};
+use axum::http::{HeaderName, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use serde::{Deserialize, Serialize};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+use crate::access::{Access, Decision};
+use crate::exposition::{Family, Format, render};
+use crate::profile::{ProfileError, cpu_profile};
+
+/// Entries of a list when the request names no limit.
+const PAGE_DEFAULT: usize = 100;
+/// Most entries of one answer: about a megabyte of JSON.
+const PAGE_MAX: usize = 5_000;
+/// Time to send a complete request head; also ends idle kept-alive connections.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest profile. The connection's own limit is a little longer.
+const PROFILE_MAX: Duration = Duration::from_secs(300);
+/// Longest life of a connection, which bounds what a stalled reader can hold.
+const CONNECTION_MAX: Duration = Duration::from_secs(330);
+/// Bytes of a request head.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+
+/// What the listener shows. Called on the HTTP thread; answers should take well under a millisecond.
+pub trait Monitor: Send + Sync + 'static {
+    /// Whether the process works and takes players.
+    fn health(&self) -> Health;
+    /// All metrics with their present values.
+    fn metrics(&self) -> Vec<Family>;
+    /// One monitoring report as JSON.
+    fn report(&self, report: Report, page: Page) -> serde_json::Value;
+}
+
+/// The answer of the health routes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Health {
+    /// `false` only when the process should be restarted.
+    pub live: bool,
+    /// Whether players should be sent here.
+    pub ready: bool,
+    /// What readiness is made of.
+    pub parts: Vec<Part>,
+}
+
+/// One part of the process in a health answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Part {
+    /// Name, as in `shard 0` or `listener clients`.
+    pub name: String,
+    /// Whether the part does its work.
+    pub ok: bool,
+    /// What it is doing.
+    pub detail: String,
+}
+
+/// The monitoring reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// The process as a whole.
+    Server,
+    /// Live connections.
+    Connections,
+    /// Channels.
+    Channels,
+    /// Every bound and how much of it is in use.
+    Limits,
+}
+
+/// The part of a list that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// Entries to skip.
+    pub offset: usize,
+    /// Most entries to return, at most 5,000.
+    pub limit: usize,
+}
+
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// Who may read what.
+    pub access: Arc<Access>,
+    /// Connections at a time; more are closed at once.
+    pub connections_max: usize,
+}
+
+#[derive(Clone)]
+struct App {
+    monitor: Arc<dyn Monitor>,
+    access: Arc<Access>,
+    listener: SocketAddr,
+}
+
+/// Serves `monitor` on `listener` until `shutdown` completes. Open requests are dropped then.
+///
+/// # Errors
+/// When the listener itself fails; errors of single connections are counted as noise and ignored.
+pub async fn serve(
+    listener: TcpListener,
+    monitor: Arc<dyn Monitor>,
+    options: ServeOptions,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let app = App { monitor, access: options.access, listener: listener.local_addr()? };
+    let router = router(app);
+    let slots = Arc::new(Semaphore::new(options.connections_max));
+    let mut tasks = tokio::task::JoinSet::new();
+    tokio::pin!(shutdown);
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = &mut shutdown => return Ok(()),
+            Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors, most likely: others may give theirs back soon.
+                tracing::warn!(%error, "the admin listener cannot accept");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else { continue };
+        let service = TowerToHyperService::new(router.clone());
+        tasks.spawn(async move {
+            let connection = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_TIMEOUT)
+                .max_buf_size(HEAD_BYTES_MAX)
+                .serve_connection(TokioIo::new(stream), service);
+            let _ = tokio::time::timeout(CONNECTION_MAX, connection).await;
+            drop(slot);
+        });
+    }
+}
+
+fn router(app: App) -> Router {
+    let guarded = Router::new()
+        .route("/metrics", get(metrics))
+        .route("/api/v1/server", get(|app, page| report(app, page, Report::Server)))
+        .route("/api/v1/connections", get(|app, page| report(app, page, Report::Connections)))
+        .route("/api/v1/channels", get(|app, page| report(app, page, Report::Channels)))
+        .route("/api/v1/limits", get(|app, page| report(app, page, Report::Limits)))
+        .route("/debug/pprof/profile", get(profile))
+        .route_layer(middleware::from_fn_with_state(app.clone(), guard));
+    Router::new()
+        .route("/", get(index))
+        .route("/health/live", get(live))
+        .route("/health/ready", get(ready))
+        .route("/healthz", get(ready))
+        .merge(guarded)
+        .fallback(unknown)
+        .with_state(app)
+}
+
+async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
+    let decision = {
+        let text = |name: HeaderName| request.headers().get(name).and_then(|value| value.to_str().ok());
+        let path = request.uri().path();
+        app.access.check(path, app.listener, text(header::HOST), text(header::AUTHORIZATION))
+    };
+    match decision {
+        Decision::Allow => {
+            let mut response = next.run(request).await;
+            let headers = response.headers_mut();
+            headers.insert(header::CACHE_CONTROL, axum::http::HeaderValue::from_static("no-store"));
+            headers.insert(header::X_CONTENT_TYPE_OPTIONS, axum::http::HeaderValue::from_static("nosniff"));
+            response
+        }
+        Decision::Unauthorized => {
+            let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
+            let body =
+                problem("a token is needed: Authorization: Bearer TOKEN (http.tokens_file lists them)");
+            (StatusCode::UNAUTHORIZED, challenge, body).into_response()
+        }
+        Decision::Forbidden => {
+            let body = problem(
+                "without http.tokens_file this is served on loopback only, as localhost or 127.0.0.1",
+            );
+            (StatusCode::FORBIDDEN, body).into_response()
+        }
+    }
+}
+
+async fn index() -> impl IntoResponse {
+    "throng\n\n/health/live\n/health/ready\n/metrics\n/api/v1/server\n/api/v1/connections\n/api/v1/channels\n\
+     /api/v1/limits\n/debug/pprof/profile?seconds=10\n"
+}
+
+async fn unknown() -> impl IntoResponse {
+    (StatusCode::NOT_FOUND, problem("no such page; / lists them"))
+}
+
+async fn live(State(app): State<App>) -> Response {
+    let health = app.monitor.health();
+    let status = if health.live { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, axum::Json(serde_json::json!({ "live": health.live }))).into_response()
+}
+
+async fn ready(State(app): State<App>) -> Response {
+    let health = app.monitor.health();
+    let status = if health.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, axum::Json(health)).into_response()
+}
+
+async fn metrics(State(app): State<App>, request: Request) -> Response {
+    let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    let format = Format::for_accept(accept);
+    ([(header::CONTENT_TYPE, format.content_type())], render(&app.monitor.metrics(), format)).into_response()
+}
+
+#[derive(Deserialize)]
+struct PageQuery {
+    offset: Option<usize>,
+    limit: Option<usize>,
+}
+
+type BadQuery = axum::extract::rejection::QueryRejection;
+
+async fn report(
+    State(app): State<App>,
+    query: Result<Query<PageQuery>, BadQuery>,
+    report: Report,
+) -> Response {
+    let Ok(Query(query)) = query else {
+        return (StatusCode::BAD_REQUEST, problem("limit and offset are whole numbers")).into_response();
+    };
+    let limit = query.limit.unwrap_or(PAGE_DEFAULT).min(PAGE_MAX);
+    let page = Page { offset: query.offset.unwrap_or(0), limit };
+    axum::Json(app.monitor.report(report, page)).into_response()
+}
+
+#[derive(Deserialize)]
+struct ProfileQuery {
+    seconds: Option<u64>,
+}
+
+async fn profile(query: Result<Query<ProfileQuery>, BadQuery>) -> Response {
+    let seconds = match query {
+        Ok(Query(query)) => query.seconds.unwrap_or(30),
+        Err(_) => 0,
+    };
+    if seconds == 0 || seconds > PROFILE_MAX.as_secs() {
+        return (StatusCode::BAD_REQUEST, problem("seconds is a whole number from 1 to 300")).into_response();
+    }
+    match cpu_profile(Duration::from_secs(seconds)).await {
+        Ok(bytes) => {
+            let headers = [
+                (header::CONTENT_TYPE, "application/octet-stream"),
+                (header::CONTENT_DISPOSITION, "attachment; filename=\"profile.pb\""),
+            ];
+            (headers, bytes).into_response()
+        }
+        Err(ProfileError::Busy) => {
+            (StatusCode::CONFLICT, problem("another profile is being taken")).into_response()
+        }
+        Err(ProfileError::Failed(why)) => (StatusCode::INTERNAL_SERVER_ERROR, problem(&why)).into_response(),
+    }
+}
+
+fn problem(what: &str) -> axum::Json<serde_json::Value> {
+    axum::Json(serde_json::json!({ "error": what }))
+}

@@ -1,0 +1,139 @@
+//! The routes over a real socket.
+
+use std::borrow::Cow;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use throng_http::{
+    Access, Family, FamilyKind, Health, Monitor, Page, Part, Report, Sample, SampleValue, ServeOptions, serve,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+struct Fixed {
+    ready: bool,
+}
+
+impl Monitor for Fixed {
+    fn health(&self) -> Health {
+        let part = Part { name: "shard 0".into(), ok: self.ready, detail: "serving".into() };
+        Health { live: true, ready: self.ready, parts: vec![part] }
+    }
+
+    fn metrics(&self) -> Vec<Family> {
+        let labels = vec![("kind", Cow::Borrowed("client"))];
+        let samples = vec![Sample { labels, value: SampleValue::Number(3.0) }];
+        vec![Family { name: "throng_x", help: "Counts x.", kind: FamilyKind::Counter, samples }]
+    }
+
+    fn report(&self, report: Report, page: Page) -> serde_json::Value {
+        serde_json::json!({ "report": format!("{report:?}"), "offset": page.offset, "limit": page.limit })
+    }
+}
+
+async fn start(ready: bool, tokens: &[&str]) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let access = Arc::new(Access::new(tokens.iter().map(|token| (*token).to_owned()).collect(), false));
+    let options = ServeOptions { access, connections_max: 8 };
+    tokio::spawn(serve(listener, Arc::new(Fixed { ready }), options, std::future::pending()));
+    addr
+}
+
+async fn request(addr: SocketAddr, path: &str, headers: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(addr).await.unwrap();
+    let head = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).await.unwrap();
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let status = text.split(' ').nth(1).unwrap_or_default().parse().unwrap_or(0);
+    (status, text)
+}
+
+#[tokio::test]
+async fn every_route_answers() {
+    let addr = start(true, &[]).await;
+    let table = [
+        ("/", 200, "/health/live"),
+        ("/health/live", 200, r#"{"live":true}"#),
+        ("/health/ready", 200, r#""name":"shard 0""#),
+        ("/healthz", 200, r#""ready":true"#),
+        ("/metrics", 200, "throng_x_total{kind=\"client\"} 3"),
+        ("/api/v1/server", 200, r#""report":"Server""#),
+        ("/api/v1/connections?limit=7&offset=2", 200, r#""limit":7,"offset":2"#),
+        ("/api/v1/channels?limit=999999", 200, r#""limit":5000"#),
+        ("/api/v1/limits", 200, r#""report":"Limits""#),
+        ("/api/v1/channels?limit=x", 400, "whole numbers"),
+        ("/debug/pprof/profile?seconds=0", 400, "from 1 to 300"),
+        ("/debug/pprof/profile?seconds=301", 400, "from 1 to 300"),
+        ("/nothing", 404, "no such page"),
+        ("/metrics/../api", 404, "no such page"),
+    ];
+    for (path, status, part) in table {
+        let (actual, text) = request(addr, path, "").await;
+        assert_eq!(actual, status, "{path}: {text}");
+        assert!(text.contains(part), "{path}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn not_ready_is_503_and_says_why() {
+    let addr = start(false, &[]).await;
+    assert_eq!(request(addr, "/health/ready", "").await.0, 503);
+    assert_eq!(request(addr, "/health/live", "").await.0, 200);
+}
+
+#[tokio::test]
+async fn tokens_guard_everything_but_health() {
+    let addr = start(true, &["secret"]).await;
+    for path in [
+        "/metrics",
+        "/api/v1/server",
+        "/api/v1/connections",
+        "/debug/pprof/profile?seconds=1",
+        "/api/v1/limits",
+    ] {
+        let (status, text) = request(addr, path, "").await;
+        assert_eq!(status, 401, "{path}");
+        assert!(!text.contains("secret"), "{text}");
+        assert_eq!(request(addr, path, "Authorization: Bearer wrong\r\n").await.0, 401, "{path}");
+    }
+    assert_eq!(request(addr, "/metrics", "Authorization: Bearer secret\r\n").await.0, 200);
+    assert_eq!(request(addr, "/healthz", "").await.0, 200);
+}
+
+#[tokio::test]
+async fn a_foreign_host_name_is_refused_on_loopback() {
+    let addr = start(true, &[]).await;
+    let mut stream = TcpStream::connect(addr).await.unwrap();
+    let head = "GET /api/v1/server HTTP/1.1\r\nHost: rebound.example\r\nConnection: close\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    assert!(text.starts_with("HTTP/1.1 403"), "{text}");
+}
+
+#[tokio::test]
+async fn the_profile_is_a_protobuf() {
+    let addr = start(true, &[]).await;
+    let (status, text) = request(addr, "/debug/pprof/profile?seconds=1", "").await;
+    assert_eq!(status, 200, "{text}");
+    assert!(text.contains("application/octet-stream"), "{text}");
+}
+
+#[tokio::test]
+async fn oversized_and_broken_heads_are_refused() {
+    let addr = start(true, &[]).await;
+    for head in
+        [format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "a".repeat(100_000)), "\0\x01 garbage\r\n\r\n".into()]
+    {
+        let mut stream = TcpStream::connect(addr).await.unwrap();
+        // The server may answer and close before everything is written.
+        let _ = stream.write_all(head.as_bytes()).await;
+        let mut bytes = Vec::new();
+        let _ = stream.read_to_end(&mut bytes).await;
+        assert!(!bytes.starts_with(b"HTTP/1.1 200"));
+    }
+    assert_eq!(request(addr, "/health/live", "").await.0, 200);
+}
