@@ -1,1 +1,45 @@
-//! (being written)
+//! A Throng process: configuration, shards, wiring, supervision, shutdown.
+//!
+//! [`config::Loader`] puts the layers of a configuration together, [`start`] turns it into a [`Running`] process with
+//! every listener open, [`Signals`] waits for the end and shuts down in order. Tests and load tools start
+//! processes inside their own on free ports:
+//!
+//! ```
+//! use throng_server::{Service, config::Loader, start};
+//!
+//! let mut loader = Loader::new();
+//! for key in ["gateway.servers.addr", "gateway.clients.addr", "http.addr"] {
+//!     loader = loader.flag("test", key, "127.0.0.1:0");
+//! }
+//! let running = start(loader.load()?)?;
+//! assert!(running.address(Service::Clients).is_some());
+//! assert!(running.shutdown(), "nothing was cut off");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Threads
+//! One per shard (`worker.rs`): its event loop, its part of the core and its mailbox, nothing shared. One side
+//! runtime for what may wait: authentication, the admin listener. Writers for logs and recordings.
+
+pub mod auth;
+pub mod config;
+mod gateway_config;
+mod listen;
+pub mod log;
+mod mailbox;
+mod metrics;
+mod monitor;
+pub mod presets;
+mod process;
+mod recorder;
+mod report;
+mod schemas;
+mod signals;
+mod start;
+#[cfg(test)]
+mod testing;
+mod tls;
+mod worker;
+
+pub use signals::{End, Signals};
+pub use start::{Address, Running, Service, StartError, start};

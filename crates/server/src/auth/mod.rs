@@ -1,0 +1,187 @@
+//! Who may log in: providers behind one trait, asked from the side runtime so that no shard ever waits for one.
+//!
+//! | `gateway.auth.kind` | provider |
+//! |---|---|
+//! | `none` | everyone gets in, answered on the spot |
+//! | `refuse` | none; the core refuses players itself |
+//! | `tokens` | [`Tokens`]: pairs from a file |
+//! | `jwt` | [`Jwt`]: signed tokens, keys from a file or a JWKS address |
+//! | `http` | [`Callout`]: a web service decides |
+
+mod callout;
+mod fetch;
+mod jwt;
+mod tokens;
+
+use std::fmt;
+use std::future::Future;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use throng_gateway::{AuthTicket, ConnKind, Redacted, Verdict};
+
+pub use callout::Callout;
+pub(crate) use fetch::check_url;
+pub use jwt::Jwt;
+pub use tokens::Tokens;
+
+use crate::config::Auth;
+use crate::mailbox::{Mailbox, Post};
+
+/// Bytes of a player identifier or a token beyond which no provider is asked. Signed tokens with many claims reach a
+/// few KiB; the protocol would allow 64.
+pub const CREDENTIAL_BYTES_MAX: usize = 16 * 1024;
+
+/// A login to be judged. Prints without its credentials.
+#[derive(Clone, Debug)]
+pub struct Login {
+    /// The connection that wants to log in.
+    pub conn: u32,
+    /// Game server or player.
+    pub kind: ConnKind,
+    /// Where it comes from.
+    pub addr: IpAddr,
+    /// Player identifier token (PIT).
+    pub player: Redacted,
+    /// Login token (LT).
+    pub token: Redacted,
+}
+
+/// A verdict on its way.
+pub type VerdictFuture<'a> = Pin<Box<dyn Future<Output = Verdict> + Send + 'a>>;
+
+/// Decides who may log in.
+pub trait Authenticator: Send + Sync + fmt::Debug + 'static {
+    /// Judges one login. Failures of the provider itself are [`Verdict::Error`], which closes the connection.
+    fn judge<'a>(&'a self, login: &'a Login) -> VerdictFuture<'a>;
+
+    /// Reads its files again.
+    ///
+    /// # Errors
+    /// What is wrong with them; the old content stays in use.
+    fn reload(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Whether verdicts can be given, and a remark; for the readiness report.
+    fn health(&self) -> (bool, String) {
+        (true, "ready".to_owned())
+    }
+}
+
+/// Makes the provider that the settings ask for; `None` when nobody has to be asked.
+///
+/// # Errors
+/// What is wrong with the files that the settings name.
+pub fn provider(
+    auth: &Auth,
+    runtime: &tokio::runtime::Handle,
+) -> Result<Option<Arc<dyn Authenticator>>, String> {
+    Ok(match auth.kind.as_str() {
+        "tokens" => Some(Arc::new(Tokens::open(&auth.tokens_file)?)),
+        "jwt" => Some(Jwt::start(auth, runtime)?),
+        "http" => Some(Arc::new(Callout::new(auth)?)),
+        _ => None,
+    })
+}
+
+/// Hands logins to the provider and its verdicts back to shard 0.
+pub(crate) struct Logins {
+    provider: Option<Arc<dyn Authenticator>>,
+    runtime: tokio::runtime::Handle,
+    mailboxes: OnceLock<Arc<[Mailbox]>>,
+    pending: Arc<AtomicUsize>,
+    pending_max: usize,
+}
+
+impl Logins {
+    pub(crate) fn new(
+        provider: Option<Arc<dyn Authenticator>>,
+        runtime: tokio::runtime::Handle,
+        pending_max: usize,
+    ) -> Logins {
+        Logins { provider, runtime, mailboxes: OnceLock::new(), pending: Arc::default(), pending_max }
+    }
+
+    /// Says where verdicts go; before the first login.
+    pub(crate) fn connect(&self, mailboxes: Arc<[Mailbox]>) {
+        let first = self.mailboxes.set(mailboxes).is_ok();
+        debug_assert!(first, "connected once");
+    }
+
+    pub(crate) fn provider(&self) -> Option<&Arc<dyn Authenticator>> {
+        self.provider.as_ref()
+    }
+
+    /// Logins without a verdict yet.
+    pub(crate) fn pending(&self) -> usize {
+        self.pending.load(Ordering::Relaxed)
+    }
+
+    /// Asks for a verdict. Returns it when it is known on the spot; else it comes as a [`Post::Verdict`].
+    pub(crate) fn ask(&self, ticket: AuthTicket, login: Login) -> Option<Verdict> {
+        let Some(provider) = &self.provider else { return Some(Verdict::Success) };
+        if login.player.0.len() > CREDENTIAL_BYTES_MAX || login.token.0.len() > CREDENTIAL_BYTES_MAX {
+            return Some(Verdict::InvalidLt);
+        }
+        if self.pending.fetch_add(1, Ordering::Relaxed) >= self.pending_max {
+            self.pending.fetch_sub(1, Ordering::Relaxed);
+            return Some(Verdict::Error("too many logins wait for a verdict".to_owned()));
+        }
+        let Some(mailboxes) = self.mailboxes.get().map(Arc::clone) else {
+            return Some(Verdict::Error("the gateway is starting".to_owned()));
+        };
+        let (provider, pending) = (Arc::clone(provider), Pending(Arc::clone(&self.pending)));
+        self.runtime.spawn(async move {
+            // A provider that panics must not leave the peer waiting for ever.
+            let judged = tokio::spawn(async move { provider.judge(&login).await });
+            let verdict =
+                judged.await.unwrap_or_else(|error| Verdict::Error(format!("the provider failed: {error}")));
+            drop(pending);
+            mailboxes[0].post(Post::Verdict { ticket, verdict });
+        });
+        None
+    }
+}
+
+/// Counts a login as pending until it is dropped.
+struct Pending(Arc<AtomicUsize>);
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Compares in a time that depends on the length of `given` only.
+fn same_secret(expected: &str, given: &str) -> bool {
+    let (expected, given) = (expected.as_bytes(), given.as_bytes());
+    let mut difference = u8::from(expected.len() != given.len());
+    for (index, byte) in given.iter().enumerate() {
+        difference |= byte ^ expected.get(index).copied().unwrap_or(!byte);
+    }
+    std::hint::black_box(difference) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) fn login(player: &str, token: &str) -> Login {
+        Login {
+            conn: 7,
+            kind: ConnKind::Client,
+            addr: "192.0.2.1".parse().unwrap(),
+            player: Redacted(player.to_owned()),
+            token: Redacted(token.to_owned()),
+        }
+    }
+
+    #[test]
+    fn a_login_prints_without_its_credentials() {
+        let text = format!("{:?}", login("planted-player", "planted-secret"));
+        assert!(!text.contains("planted"), "{text}");
+    }
+}

@@ -1,0 +1,114 @@
+//! Logins from a file of fixed pairs.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use throng_gateway::Verdict;
+
+use super::{Authenticator, Login, VerdictFuture, same_secret};
+
+/// Checks a login against `PLAYER TOKEN` lines; `*` as player fits everyone. `#` begins a comment.
+pub struct Tokens {
+    path: PathBuf,
+    players: RwLock<Arc<HashMap<String, Vec<String>>>>,
+}
+
+impl Tokens {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or a line is not a pair.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Tokens, String> {
+        let path = path.into();
+        let players = RwLock::new(Arc::new(read(&path)?));
+        Ok(Tokens { path, players })
+    }
+
+    fn verdict(&self, login: &Login) -> Verdict {
+        let players = Arc::clone(&self.players.read().unwrap_or_else(PoisonError::into_inner));
+        let player = login.player.0.as_str();
+        let known = [player, "*"].into_iter().filter_map(|name| players.get(name));
+        let mut any = false;
+        for token in known.flatten() {
+            any = true;
+            if same_secret(token, &login.token.0) {
+                return Verdict::Success;
+            }
+        }
+        if any { Verdict::InvalidLt } else { Verdict::InvalidPit }
+    }
+}
+
+impl Authenticator for Tokens {
+    fn judge<'a>(&'a self, login: &'a Login) -> VerdictFuture<'a> {
+        Box::pin(std::future::ready(self.verdict(login)))
+    }
+
+    fn reload(&self) -> Result<(), String> {
+        let players = Arc::new(read(&self.path)?);
+        *self.players.write().unwrap_or_else(PoisonError::into_inner) = players;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tokens({})", self.path.display())
+    }
+}
+
+fn read(path: &PathBuf) -> Result<HashMap<String, Vec<String>>, String> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read `{shown}`: {error}"))?;
+    let mut players: HashMap<String, Vec<String>> = HashMap::new();
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let mut words = line.split_whitespace();
+        // The line itself is not shown: it holds a secret.
+        let (Some(player), Some(token), None) = (words.next(), words.next(), words.next()) else {
+            return Err(format!("{shown}:{}: expected PLAYER TOKEN", index + 1));
+        };
+        players.entry(player.to_owned()).or_default().push(token.to_owned());
+    }
+    Ok(players)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::auth::tests::login;
+
+    #[test]
+    fn pairs_wildcards_and_reload() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "# players\nanna a-secret\nanna other\n\n* open-house\n").unwrap();
+        let tokens = Tokens::open(file.path()).unwrap();
+        let table = [
+            ("anna", "a-secret", Verdict::Success),
+            ("anna", "other", Verdict::Success),
+            ("anna", "open-house", Verdict::Success),
+            ("ben", "open-house", Verdict::Success),
+            ("ben", "a-secret", Verdict::InvalidLt),
+            ("anna", "a-secre", Verdict::InvalidLt),
+            ("anna", "a-secrets", Verdict::InvalidLt),
+            ("anna", "", Verdict::InvalidLt),
+            ("*", "open-house", Verdict::Success),
+        ];
+        for (player, token, expected) in table {
+            assert_eq!(tokens.verdict(&login(player, token)), expected, "{player} {token}");
+        }
+        std::fs::write(file.path(), "anna new\n").unwrap();
+        tokens.reload().unwrap();
+        assert_eq!(tokens.verdict(&login("anna", "new")), Verdict::Success);
+        assert_eq!(tokens.verdict(&login("ben", "open-house")), Verdict::InvalidPit);
+        std::fs::write(file.path(), "one two three\n").unwrap();
+        let problem = tokens.reload().unwrap_err();
+        assert!(problem.contains(":1: expected") && !problem.contains("two"), "{problem}");
+        assert_eq!(tokens.verdict(&login("anna", "new")), Verdict::Success, "the old content stays");
+    }
+}

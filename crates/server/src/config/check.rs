@@ -1,0 +1,272 @@
+//! Checks that need more than one key, and those that need a look at the disk.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use super::Config;
+use super::keys::Listener;
+use super::problem::{Origin, Problem, ProblemKind};
+use super::value::{nearest, resolve_addr};
+use crate::listen::{self, ListenerPlan};
+
+/// Signature algorithms that tokens may use. Two families: with shared secrets (HS) and with key pairs.
+pub(crate) const JWT_ALGORITHMS: &[&str] = &[
+    "HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384",
+    "EdDSA",
+];
+const PROFILES: &[&str] = &["reflect", "removable", "unreal"];
+
+/// Every problem of `config` beyond single values.
+pub(super) fn check(config: &Config) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let settings = &config.settings;
+    check_listener(config, "gateway.servers", &settings.servers, &mut problems);
+    check_listener(config, "gateway.clients", &settings.clients, &mut problems);
+    check_http(config, &mut problems);
+    check_auth(config, &mut problems);
+    check_gateway(config, &mut problems);
+    if let Err(why) = settings.log.level.parse::<tracing_subscriber::EnvFilter>() {
+        problems.push(
+            at(config, ProblemKind::BadValue, "log.level", format!("bad value for `log.level`: {why}")).note(
+                "allowed: error, warn, info, debug, trace, off, or parts as in info,throng_gateway=debug",
+            ),
+        );
+    }
+    problems
+}
+
+fn at(config: &Config, kind: ProblemKind, key: &str, message: impl Into<String>) -> Problem {
+    Problem::new(kind, config.origin(key).clone(), message)
+}
+
+fn check_listener(config: &Config, section: &str, listener: &Listener, problems: &mut Vec<Problem>) {
+    let path = |name: &str| format!("{section}.{name}");
+    let plans = match listen::plan(listener) {
+        Ok(plans) => plans,
+        Err((name, why)) => {
+            let key = path(name);
+            let message = format!("bad value for `{key}`: {why}");
+            return problems.push(at(config, ProblemKind::BadValue, &key, message));
+        }
+    };
+    for plan in &plans {
+        check_reach(config, section, plan, problems);
+    }
+    let (cert, key) = (&listener.tls_cert, &listener.tls_key);
+    if cert.is_empty() != key.is_empty() {
+        let (given, missing) = if key.is_empty() { ("tls_cert", "tls_key") } else { ("tls_key", "tls_cert") };
+        let message = format!("`{}` is set without `{}`", path(given), path(missing));
+        problems.push(at(config, ProblemKind::Conflict, &path(given), message).note("TLS needs both"));
+    }
+    for name in ["tls_cert", "tls_key"] {
+        check_file(config, &path(name), problems);
+    }
+    for origin in listener.origins.iter().filter(|origin| *origin != "*" && !origin.contains("://")) {
+        let message = format!("bad value for `{}`: found \"{origin}\"", path("origins"));
+        problems.push(
+            at(config, ProblemKind::BadValue, &path("origins"), message).note(
+                "allowed: origins as browsers send them (\"https://play.example.com\"), or \"*\" for any",
+            ),
+        );
+    }
+    if let Err(why) = crate::gateway_config::state_machine(&listener.state_machine) {
+        let key = path("state_machine");
+        problems.push(at(config, ProblemKind::BadReference, &key, format!("`{key}`: {why}")));
+    }
+}
+
+/// Refuses what would let strangers in by accident.
+fn check_reach(config: &Config, section: &str, plan: &ListenerPlan, problems: &mut Vec<Problem>) {
+    if plan.addr.ip().is_loopback() {
+        return;
+    }
+    let settings = &config.settings;
+    let key = format!("{section}.{}", plan.key);
+    let shown = plan.addr;
+    if plan.tls && settings_cert_is_missing(config, section) {
+        let message = format!("{shown} is reachable from other machines and has no certificate");
+        problems.push(
+            at(config, ProblemKind::UnsafeBind, &key, message)
+                .note(format!("set `{section}.tls_cert` and `{section}.tls_key`, or listen on 127.0.0.1")),
+        );
+    }
+    if settings.gateway.unsafe_binds {
+        return;
+    }
+    let open_to_all = if settings.gateway.dev {
+        Some("development mode lets everyone in (`gateway.dev`)")
+    } else if section == "gateway.servers" && settings.auth.servers_bypass {
+        Some("game servers log in without a check (`gateway.auth.servers_bypass`)")
+    } else if settings.auth.kind == "none" {
+        Some("nobody is checked (`gateway.auth.kind` is \"none\")")
+    } else {
+        None
+    };
+    if let Some(why) = open_to_all {
+        let message = format!("{shown} is reachable from other machines and {why}");
+        let way_out = match section {
+            "gateway.servers" => {
+                "set `gateway.auth.servers_bypass = false` and an authentication in `gateway.auth.kind`"
+            }
+            _ => "set an authentication in `gateway.auth.kind`",
+        };
+        problems.push(
+            at(config, ProblemKind::UnsafeBind, &key, message)
+                .note(format!("{way_out}; or listen on 127.0.0.1"))
+                .note("or, inside a network that only you can reach, set `gateway.unsafe_binds = true`"),
+        );
+    }
+}
+
+fn settings_cert_is_missing(config: &Config, section: &str) -> bool {
+    let settings = &config.settings;
+    let listener = if section == "gateway.servers" { &settings.servers } else { &settings.clients };
+    listener.tls_cert.is_empty()
+}
+
+fn check_http(config: &Config, problems: &mut Vec<Problem>) {
+    let http = &config.settings.http;
+    check_file(config, "http.tokens_file", problems);
+    if http.addr.is_empty() {
+        return;
+    }
+    match resolve_addr(&http.addr) {
+        Err(why) => {
+            let message = format!("bad value for `http.addr`: {why}");
+            problems.push(at(config, ProblemKind::BadValue, "http.addr", message));
+        }
+        Ok(addr) if !addr.ip().is_loopback() && http.tokens_file.is_empty() => {
+            // `metrics.open` is the reference's shape: metrics for everyone, nothing else served.
+            if !config.settings.metrics.open {
+                problems.push(unsafe_http(config, addr));
+            }
+        }
+        Ok(_) => {}
+    }
+}
+
+fn unsafe_http(config: &Config, addr: SocketAddr) -> Problem {
+    at(
+        config,
+        ProblemKind::UnsafeBind,
+        "http.addr",
+        format!("{addr} is reachable from other machines and `http.tokens_file` is not set"),
+    )
+    .note("put a token into a file and name it in `http.tokens_file`, or listen on 127.0.0.1")
+    .note("or set `metrics.open = true`: only health and metrics are then served there")
+}
+
+fn check_auth(config: &Config, problems: &mut Vec<Problem>) {
+    let auth = &config.settings.auth;
+    for name in ["tokens_file", "jwt_keys_file", "http_authorization_file", "https_ca_file"] {
+        check_file(config, &format!("gateway.auth.{name}"), problems);
+    }
+    for algorithm in &auth.jwt_algorithms {
+        if !JWT_ALGORITHMS.contains(&algorithm.as_str()) {
+            let message = format!("bad value for `gateway.auth.jwt_algorithms`: found \"{algorithm}\"");
+            let mut problem = at(config, ProblemKind::BadValue, "gateway.auth.jwt_algorithms", message);
+            if let Some(near) = nearest(algorithm, JWT_ALGORITHMS.iter().copied()) {
+                problem = problem.note(format!("did you mean \"{near}\"?"));
+            }
+            problems.push(problem.note(format!("allowed: {}", JWT_ALGORITHMS.join(", "))));
+        }
+    }
+    for (name, url) in [("jwt_jwks_url", &auth.jwt_jwks_url), ("http_url", &auth.http_url)] {
+        if let Err(why) = crate::auth::check_url(url) {
+            let key = format!("gateway.auth.{name}");
+            problems.push(at(config, ProblemKind::BadValue, &key, format!("bad value for `{key}`: {why}")));
+        }
+    }
+    match auth.kind.as_str() {
+        "tokens" if auth.tokens_file.is_empty() => problems.push(missing(config, "tokens", "tokens_file")),
+        "http" if auth.http_url.is_empty() => problems.push(missing(config, "http", "http_url")),
+        "jwt" => check_jwt(config, problems),
+        _ => {}
+    }
+}
+
+fn check_jwt(config: &Config, problems: &mut Vec<Problem>) {
+    let auth = &config.settings.auth;
+    if auth.jwt_keys_file.is_empty() && auth.jwt_jwks_url.is_empty() {
+        problems.push(missing(config, "jwt", "jwt_keys_file` or `gateway.auth.jwt_jwks_url"));
+    }
+    let shared = auth.jwt_algorithms.iter().filter(|name| name.starts_with("HS")).count();
+    if auth.jwt_algorithms.is_empty() || (shared > 0 && shared < auth.jwt_algorithms.len()) {
+        // Accepting both families for one key is the classic confusion: a public key used as a shared secret.
+        let message = "`gateway.auth.jwt_algorithms` must be all of one family";
+        problems.push(
+            at(config, ProblemKind::Conflict, "gateway.auth.jwt_algorithms", message)
+                .note("either shared secrets (HS256, HS384, HS512) or key pairs (all others)"),
+        );
+    } else if auth.jwt_keys_file.is_empty() && shared > 0 {
+        let message =
+            "shared secrets (HS...) come from `gateway.auth.jwt_keys_file`, not from a JWKS address";
+        problems.push(at(config, ProblemKind::Conflict, "gateway.auth.jwt_algorithms", message));
+    }
+}
+
+fn missing(config: &Config, kind: &str, name: &str) -> Problem {
+    let message = format!("`gateway.auth.kind` is \"{kind}\", which needs `gateway.auth.{name}`");
+    at(config, ProblemKind::Conflict, "gateway.auth.kind", message)
+}
+
+fn check_gateway(config: &Config, problems: &mut Vec<Problem>) {
+    let gateway = &config.settings.gateway;
+    if gateway.spatial_channel_id_first >= gateway.entity_channel_id_first {
+        let key = "gateway.spatial_channel_id_first";
+        let message = format!(
+            "`{key}` ({}) must be below `gateway.entity_channel_id_first` ({})",
+            gateway.spatial_channel_id_first, gateway.entity_channel_id_first
+        );
+        problems.push(at(config, ProblemKind::Conflict, key, message));
+    }
+    for (name, profile) in &gateway.profiles {
+        if !PROFILES.contains(&profile.as_str()) {
+            let message = format!("bad value for `gateway.profiles`: `{name}` is \"{profile}\"");
+            problems.push(
+                at(config, ProblemKind::BadValue, "gateway.profiles", message)
+                    .note(format!("allowed: {}", PROFILES.join(", "))),
+            );
+        }
+    }
+    if let Err(why) = crate::gateway_config::channel_settings(&gateway.channels) {
+        let message = format!("`gateway.channels`: {why}");
+        problems.push(at(config, ProblemKind::BadReference, "gateway.channels", message));
+    }
+    for file in &gateway.schemas {
+        check_exists(config, "gateway.schemas", file, problems);
+    }
+    for folder in &gateway.schema_includes {
+        check_exists(config, "gateway.schema_includes", folder, problems);
+    }
+    let limits = &config.settings.limits;
+    let hard_bounds = [
+        ("outbox_hard_bytes", limits.outbox_hard_bytes),
+        ("outbox_server_hard_bytes", limits.outbox_server_hard_bytes),
+    ];
+    for (name, hard) in hard_bounds.into_iter().filter(|(_, hard)| limits.outbox_soft_bytes >= *hard) {
+        let key = "gateway.limits.outbox_soft_bytes";
+        let soft = limits.outbox_soft_bytes;
+        let message = format!("`{key}` ({soft}) must be below `gateway.limits.{name}` ({hard})");
+        problems.push(at(config, ProblemKind::Conflict, key, message));
+    }
+}
+
+fn check_file(config: &Config, key: &str, problems: &mut Vec<Problem>) {
+    if let Some(super::Value::Text(path)) = config.value(key)
+        && !path.is_empty()
+    {
+        check_exists(config, key, path, problems);
+    }
+}
+
+fn check_exists(config: &Config, key: &str, path: &str, problems: &mut Vec<Problem>) {
+    if let Err(error) = Path::new(path).metadata() {
+        let message = format!("`{key}` names `{path}`, which cannot be read: {error}");
+        let mut problem = at(config, ProblemKind::BadReference, key, message);
+        if matches!(config.origin(key), Origin::File { .. }) && Path::new(path).is_relative() {
+            problem = problem.note("relative paths count from the working directory, not from the file");
+        }
+        problems.push(problem);
+    }
+}

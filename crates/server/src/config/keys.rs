@@ -1,0 +1,559 @@
+//! The one definition of every configuration key: its documentation, unit, allowed values, default and whether a
+//! reload applies it.
+//!
+//! The parser, the flags, the environment names, the typed [`Settings`], `config default`, the JSON Schema and
+//! `docs/reference/config.md` all come from the tables in this file.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use super::value::{Kind, Value};
+
+/// What is known about one key.
+#[derive(Clone, Debug)]
+pub struct Key {
+    /// Dotted name, as in `gateway.clients.addr`.
+    pub path: String,
+    /// What the value may be.
+    pub kind: Kind,
+    /// Used when nothing else sets the key.
+    pub default: Value,
+    /// Unit of a number, empty for none.
+    pub unit: &'static str,
+    /// `true` when SIGHUP applies a new value without a restart.
+    pub reload: bool,
+    /// What the key does, in plain sentences.
+    pub doc: String,
+}
+
+/// A group of keys that share a table of the file.
+#[derive(Clone, Debug)]
+pub struct Section {
+    /// Dotted name of the table.
+    pub path: &'static str,
+    /// What the section is about, one sentence.
+    pub doc: &'static str,
+    /// Heading in help texts.
+    pub heading: &'static str,
+}
+
+impl Key {
+    /// The environment variable that sets this key.
+    #[must_use]
+    pub fn env(&self) -> String {
+        format!("THRONG_{}", self.path.replace('.', "_").to_ascii_uppercase())
+    }
+
+    /// The first sentence of the documentation.
+    #[must_use]
+    pub fn summary(&self) -> &str {
+        self.doc.split_inclusive(". ").next().unwrap_or(&self.doc).trim()
+    }
+}
+
+/// Effective values by key path; holds every key.
+pub(crate) type Values = BTreeMap<String, Value>;
+
+/// A field type that a [`Value`] turns into.
+pub(crate) trait FromValue: Sized {
+    /// Total: a value of the wrong kind, which the loader never lets through, gives the type's empty value.
+    fn from_value(value: &Value) -> Self;
+}
+
+impl FromValue for bool {
+    fn from_value(value: &Value) -> bool {
+        matches!(value, Value::Bool(true))
+    }
+}
+
+macro_rules! from_int {
+    ($($int:ty),*) => {$(
+        impl FromValue for $int {
+            fn from_value(value: &Value) -> $int {
+                let Value::Int(number) = value else { return 0 };
+                <$int>::try_from(*number).unwrap_or(<$int>::MAX)
+            }
+        }
+    )*};
+}
+from_int!(u8, u16, u32, u64, usize);
+
+impl FromValue for String {
+    fn from_value(value: &Value) -> String {
+        if let Value::Text(text) = value { text.clone() } else { String::new() }
+    }
+}
+
+impl FromValue for Vec<String> {
+    fn from_value(value: &Value) -> Vec<String> {
+        if let Value::List(items) = value { items.clone() } else { Vec::new() }
+    }
+}
+
+impl FromValue for BTreeMap<String, String> {
+    fn from_value(value: &Value) -> BTreeMap<String, String> {
+        if let Value::Map(map) = value { map.clone() } else { BTreeMap::new() }
+    }
+}
+
+/// Turns the literals of the tables below into default values.
+trait IntoDefault {
+    fn into_default(self) -> Value;
+}
+impl IntoDefault for bool {
+    fn into_default(self) -> Value {
+        Value::Bool(self)
+    }
+}
+impl IntoDefault for i64 {
+    fn into_default(self) -> Value {
+        Value::Int(self)
+    }
+}
+impl IntoDefault for &str {
+    fn into_default(self) -> Value {
+        Value::Text(self.to_owned())
+    }
+}
+impl<const N: usize> IntoDefault for [&str; N] {
+    fn into_default(self) -> Value {
+        Value::List(self.iter().map(|item| (*item).to_owned()).collect())
+    }
+}
+impl IntoDefault for () {
+    fn into_default(self) -> Value {
+        Value::Map(BTreeMap::new())
+    }
+}
+
+macro_rules! section {
+    ($(#[doc = $section_doc:literal])+ $name:ident {
+        $($(#[doc = $doc:literal])+ $field:ident: $type:ty = $default:expr, $kind:expr $(, $unit:literal)? $(; $live:ident)?;)*
+    }) => {
+        $(#[doc = $section_doc])+
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct $name {
+            $($(#[doc = $doc])+ pub $field: $type,)*
+        }
+
+        impl $name {
+            fn keys(section: &str) -> Vec<Key> {
+                vec![$(Key {
+                    path: format!("{section}.{}", stringify!($field)),
+                    kind: $kind,
+                    default: IntoDefault::into_default($default),
+                    unit: section!(@unit $($unit)?),
+                    reload: section!(@live $($live)?),
+                    doc: concat!($($doc),+).trim().to_owned(),
+                }),*]
+            }
+
+            fn read(values: &Values, section: &str) -> Self {
+                Self {$(
+                    $field: FromValue::from_value(&values[&format!("{section}.{}", stringify!($field))]),
+                )*}
+            }
+        }
+    };
+    (@unit) => { "" };
+    (@unit $unit:literal) => { $unit };
+    (@live) => { false };
+    (@live reload) => { true };
+}
+
+const fn int(min: i64, max: i64) -> Kind {
+    Kind::Int { min, max }
+}
+/// One day.
+const DAY_MS: i64 = 86_400_000;
+const GIB: i64 = 1 << 30;
+
+section! {
+    /// The process: its threads, its folder, its end.
+    Server {
+        /// Threads that own connections and channels. 0 takes one per available core, at most 8.
+        shards: u16 = 0, int(0, 64), "threads";
+        /// Folder for everything the process keeps: development certificates, recordings. It is made when first needed.
+        data: String = "throng-data", Kind::Path;
+        /// Longest time a stop may take, counted from the first signal. What is not flushed by then is cut off.
+        shutdown_timeout_ms: u64 = 8_000, int(100, 10_000), "ms"; reload;
+        /// Messages waiting between two shards before their senders stop reading sockets.
+        mailbox_len_max: usize = 65_536, int(64, 16_777_216), "messages";
+        /// A shard that makes no progress for this long is reported as not ready.
+        watchdog_ms: u64 = 5_000, int(100, 600_000), "ms"; reload;
+    }
+}
+
+section! {
+    /// One listener kind: where it listens and how its connections behave.
+    Listener {
+        /// Address of the listener. Port 0 takes a free one; empty opens no listener.
+        addr: String = "", Kind::Addr;
+        /// Protocol below the frames. `ws` is WebSocket, `kcp` is reliable UDP.
+        transport: String = "tcp", Kind::Choice(&["tcp", "ws", "kcp"]);
+        /// More listeners of this kind, each `transport://host:port` with `tcp`, `tls`, `ws`, `wss` or `kcp`.
+        extra: Vec<String> = [], Kind::List;
+        /// Encrypts with TLS (WSS for WebSocket). Without a certificate a self-signed one is made in the data folder,
+        /// for loopback addresses only.
+        tls: bool = false, Kind::Bool;
+        /// Certificate chain for TLS, PEM.
+        tls_cert: String = "", Kind::Path; reload;
+        /// Private key for TLS, PEM.
+        tls_key: String = "", Kind::Path; reload;
+        /// Web pages that may open WebSockets: values of the `Origin` header, compared as a whole. Empty or `*` allows any,
+        /// since logins need a token and not a cookie. Programs that send no `Origin` always pass.
+        origins: Vec<String> = [], Kind::List;
+        /// Timing of KCP. `channeld` has the reference's slow defaults, `game` trades bandwidth for latency.
+        kcp_profile: String = "channeld", Kind::Choice(&["channeld", "game"]);
+        /// What connections may send in which state: a file in the reference's JSON form or the name of a built-in one
+        /// (`server_authoratative`, `client_authoratative`, `client_non_authoratative`).
+        state_machine: String = "", Kind::Text; reload;
+        /// Closes connections that sent nothing for this long; 0 = never. Peers of the reference send no keep-alives.
+        idle_timeout_ms: u64 = 0, int(0, DAY_MS), "ms";
+        /// Time between WebSocket pings of idle connections; one that is not answered before the next closes the
+        /// connection; 0 = no pings.
+        ping_interval_ms: u64 = 20_000, int(0, DAY_MS), "ms";
+    }
+}
+
+section! {
+    /// The gateway: connections, channels, data and fan-out.
+    Gateway {
+        /// Development mode. Connection ids count up from 1, everyone may log in and logs say more; loopback only.
+        dev: bool = false, Kind::Bool;
+        /// Allows listeners beyond loopback that let anyone in (no authentication, or development mode).
+        unsafe_binds: bool = false, Kind::Bool;
+        /// Channel settings: a file in the reference's JSON form or a built-in preset (`hifi`, `lofi`, `tps`, `ue`).
+        channels: String = "hifi", Kind::Text; reload;
+        /// Files that describe channel data: `.proto` sources or compiled descriptor sets.
+        schemas: Vec<String> = [], Kind::List;
+        /// Folders searched for the imports of `.proto` files, besides the folder of the file itself.
+        schema_includes: Vec<String> = [], Kind::List;
+        /// How the data of a message type merges, by full name: `reflect` (the reference's default), `removable`
+        /// (honours `removed` map entries), `unreal`.
+        profiles: BTreeMap<String, String> = (), Kind::Map;
+        /// Channel data of types that no schema describes. `allow` keeps it as bounded opaque bytes, `refuse` drops the update.
+        unknown_types: String = "allow", Kind::Choice(&["allow", "refuse"]);
+        /// What peers may do. `safe` lets clients act on what they own only, `channeld` lets everyone do what the
+        /// reference lets them do.
+        permissions: String = "safe", Kind::Choice(&["safe", "channeld"]); reload;
+        /// Compression that the login answer offers to peers.
+        compression: String = "none", Kind::Choice(&["none", "snappy"]);
+        /// Width of connection ids. Games on the Unreal plugin need 13.
+        connection_id_bits: u8 = 31, int(1, 32), "bits";
+        /// First id of spatial channels; ordinary channels use the ids below.
+        spatial_channel_id_first: u32 = 65_536, int(2, 4_294_967_295);
+        /// First id of entity channels.
+        entity_channel_id_first: u32 = 524_288, int(3, 4_294_967_295);
+    }
+}
+
+section! {
+    /// Who may log in.
+    Auth {
+        /// How logins are checked. `none` lets everyone in (loopback only), `refuse` nobody, `tokens` reads a file,
+        /// `jwt` verifies signed tokens, `http` asks a web service.
+        kind: String = "none", Kind::Choice(&["none", "refuse", "tokens", "jwt", "http"]);
+        /// Game servers log in without a check; refused on listeners beyond loopback unless `gateway.unsafe_binds` is set.
+        servers_bypass: bool = true, Kind::Bool; reload;
+        /// For `tokens`: a file with one `PLAYER TOKEN` pair a line; `*` as player fits every player. `#` starts a comment.
+        tokens_file: String = "", Kind::Path; reload;
+        /// For `jwt`: the signature algorithms that are accepted, and no others.
+        jwt_algorithms: Vec<String> = ["RS256", "ES256", "EdDSA"], Kind::List;
+        /// For `jwt`: a file with the keys: a JWKS (JSON), a public key (PEM), or a shared secret of at least 32 bytes
+        /// (HS256, HS384 or HS512).
+        jwt_keys_file: String = "", Kind::Path; reload;
+        /// For `jwt`: address of a JWKS, http or https. It is cached and refreshed.
+        jwt_jwks_url: String = "", Kind::Text;
+        /// For `jwt`: time between refreshes of the JWKS. A key id that is not known also causes one, at most every 10 s.
+        jwt_jwks_refresh_s: u64 = 300, int(10, 86_400), "s";
+        /// For `jwt`: how long keys stay in use when the JWKS cannot be fetched.
+        jwt_jwks_stale_s: u64 = 86_400, int(0, 604_800), "s";
+        /// For `jwt`: required audience (`aud`); empty = not checked.
+        jwt_audience: String = "", Kind::Text;
+        /// For `jwt`: required issuer (`iss`); empty = not checked.
+        jwt_issuer: String = "", Kind::Text;
+        /// For `jwt`: claim that must equal the player identifier of the login; empty = not checked.
+        jwt_player_claim: String = "sub", Kind::Text;
+        /// For `jwt`: tolerated difference of clocks for `exp` and `nbf`.
+        jwt_leeway_s: u64 = 30, int(0, 600), "s";
+        /// For `http`: address that gets a POST with `{"connection", "kind", "address", "player", "token"}` and answers
+        /// 200 with `{"result": "ok" | "invalid_player" | "invalid_token"}`; http or https.
+        http_url: String = "", Kind::Text;
+        /// For `http` and for the JWKS: longest time for an answer.
+        http_timeout_ms: u64 = 3_000, int(50, 60_000), "ms";
+        /// For `http`: a file with the value of the `Authorization` header of the callout.
+        http_authorization_file: String = "", Kind::Path; reload;
+        /// For https: file with the certificates to trust, PEM; empty = those of the system.
+        https_ca_file: String = "", Kind::Path;
+        /// Logins waiting for a verdict; more are answered with an error.
+        pending_max: usize = 4_096, int(1, 1_048_576), "logins";
+    }
+}
+
+section! {
+    /// Bounds on what one peer can cost.
+    Limits {
+        /// Time from connecting to a successful login; 0 = no limit.
+        auth_timeout_ms: u64 = 5_000, int(0, DAY_MS), "ms"; reload;
+        /// Failed logins before a ban of the player (wrong token) or the address (unknown player); 0 = never.
+        failed_auth_max: u32 = 5, int(0, 1_000_000), "logins"; reload;
+        /// Messages refused by the state machine before the connection is closed and its player banned; 0 = never.
+        refused_messages_max: u32 = 10, int(0, 1_000_000_000), "messages"; reload;
+        /// How long the failures that lead to a ban are remembered after the latest one.
+        failure_memory_s: u64 = 600, int(1, 31_536_000), "s"; reload;
+        /// How long bans last.
+        ban_s: u64 = 900, int(1, 31_536_000), "s"; reload;
+        /// Connections of both kinds that may be open at a time.
+        connections_max: usize = 65_536, int(1, 4_294_967_295), "connections"; reload;
+        /// Client connections from one address (one IPv4 address or one IPv6 /64).
+        clients_per_address_max: usize = 65_536, int(1, 4_294_967_295), "connections"; reload;
+        /// Channels that may exist at a time.
+        channels_max: usize = 65_536, int(1, 4_294_967_295), "channels"; reload;
+        /// Channels that one client has created and that still exist.
+        channels_per_client_max: usize = 64, int(0, 4_294_967_295), "channels"; reload;
+        /// Subscriptions of one client, per shard.
+        subscriptions_per_client_max: usize = 8_192, int(1, 4_294_967_295), "channels"; reload;
+        /// Bytes of a channel's metadata.
+        metadata_bytes_max: usize = 4_096, int(0, 65_000), "bytes"; reload;
+        /// Bytes of one channel's data.
+        channel_data_bytes_max: usize = 16_777_216, int(1_024, GIB), "bytes"; reload;
+        /// Bytes of updates that a channel keeps for subscribers that have not had them; beyond it they are folded together.
+        channel_backlog_bytes_max: usize = 1_048_576, int(4_096, GIB), "bytes"; reload;
+        /// Bytes of a channel's data when no schema describes its type (`gateway.unknown_types`).
+        unknown_data_bytes_max: usize = 65_536, int(1_024, 16_777_216), "bytes"; reload;
+        /// Bytes of a frame in the legacy form, which can announce up to 16 MiB.
+        legacy_frame_bytes_max: usize = 65_535, int(1_024, 16_777_215), "bytes"; reload;
+        /// Messages that one client may send per second, with a burst of twice that; 0 = no limit.
+        client_messages_per_s_max: u32 = 5_000, int(0, 100_000_000), "messages/s"; reload;
+        /// Bytes that one client may send per second, with a burst of twice that; 0 = no limit.
+        client_bytes_per_s_max: u32 = 4_194_304, int(0, 4_294_967_295), "bytes/s"; reload;
+        /// Bytes waiting for a slow reader before its channel updates are conflated.
+        outbox_soft_bytes: usize = 65_536, int(4_096, GIB), "bytes"; reload;
+        /// Bytes waiting for a slow client before it is disconnected.
+        outbox_hard_bytes: usize = 4_194_304, int(65_536, GIB), "bytes"; reload;
+        /// Bytes waiting for a slow game server before it is disconnected.
+        outbox_server_hard_bytes: usize = 67_108_864, int(65_536, GIB), "bytes"; reload;
+        /// A reader that takes no byte for this long while some wait is disconnected.
+        stall_timeout_ms: u64 = 30_000, int(100, DAY_MS), "ms"; reload;
+    }
+}
+
+section! {
+    /// Connections that come back after a loss.
+    Recovery {
+        /// Keeps subscriptions and ownership of lost game servers until they return.
+        servers: bool = false, Kind::Bool;
+        /// How long a lost game server may take to return; 0 = for ever.
+        servers_timeout_ms: u64 = 0, int(0, DAY_MS), "ms";
+        /// Gives a resume token to clients that ask for one, so that they can return after a loss.
+        clients: bool = true, Kind::Bool;
+        /// How long a lost client may take to return.
+        clients_timeout_ms: u64 = 30_000, int(100, DAY_MS), "ms";
+        /// Lost connections kept at a time; at the bound the client lost first gives way.
+        lost_max: usize = 10_000, int(0, 4_294_967_295), "connections";
+    }
+}
+
+section! {
+    /// Recordings of what clients send, for `throng replay`.
+    Recordings {
+        /// Records every client connection.
+        enabled: bool = false, Kind::Bool;
+        /// Folder of the `.cpr` files; empty = `recordings` in the data folder.
+        dir: String = "", Kind::Path;
+        /// Bytes kept of one connection; the rest of it is not recorded.
+        bytes_max: usize = 268_435_456, int(1_024, GIB), "bytes";
+    }
+}
+
+section! {
+    /// The listener for health, metrics, monitoring and profiles.
+    Http {
+        /// Address of the listener; empty opens none.
+        addr: String = "127.0.0.1:11280", Kind::Addr;
+        /// File with one access token a line for everything but health; required beyond loopback.
+        tokens_file: String = "", Kind::Path; reload;
+        /// Whether a busy address stops the start; otherwise the process runs without this listener.
+        required: bool = true, Kind::Bool;
+        /// Connections that may be open at a time.
+        connections_max: usize = 64, int(1, 65_536), "connections";
+    }
+}
+
+section! {
+    /// The metrics page.
+    Metrics {
+        /// `channeld` adds the reference's metric names, so that its Grafana dashboard works.
+        compat: String = "none", Kind::Choice(&["none", "channeld"]); reload;
+        /// Serves `/metrics` to everyone and without a token, as the reference does.
+        open: bool = false, Kind::Bool;
+    }
+}
+
+section! {
+    /// Logs.
+    Log {
+        /// `auto` is text on a terminal and JSON otherwise.
+        format: String = "auto", Kind::Choice(&["auto", "text", "json"]);
+        /// Least level that is written, `error` to `trace`; parts can differ: `info,throng_gateway=debug`.
+        level: String = "info", Kind::Text; reload;
+        /// Also writes the log to this file; `{time}` becomes the start time.
+        file: String = "", Kind::Path;
+        /// File for security events (bans, failed logins, refused binds); empty puts them into the log.
+        security_file: String = "", Kind::Path;
+        /// Lines of the same kind written per second; more are counted and summed up in one line.
+        repeats_per_s: u32 = 10, int(1, 1_000_000), "lines/s"; reload;
+    }
+}
+
+/// The whole configuration, typed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// `[server]`
+    pub server: Server,
+    /// `[gateway]`
+    pub gateway: Gateway,
+    /// `[gateway.servers]`
+    pub servers: Listener,
+    /// `[gateway.clients]`
+    pub clients: Listener,
+    /// `[gateway.auth]`
+    pub auth: Auth,
+    /// `[gateway.limits]`
+    pub limits: Limits,
+    /// `[gateway.recovery]`
+    pub recovery: Recovery,
+    /// `[gateway.recordings]`
+    pub recordings: Recordings,
+    /// `[http]`
+    pub http: Http,
+    /// `[metrics]`
+    pub metrics: Metrics,
+    /// `[log]`
+    pub log: Log,
+}
+
+impl Settings {
+    /// Reads the typed form out of checked values, which hold every key.
+    pub(crate) fn read(values: &Values) -> Settings {
+        Settings {
+            server: Server::read(values, "server"),
+            gateway: Gateway::read(values, "gateway"),
+            servers: Listener::read(values, "gateway.servers"),
+            clients: Listener::read(values, "gateway.clients"),
+            auth: Auth::read(values, "gateway.auth"),
+            limits: Limits::read(values, "gateway.limits"),
+            recovery: Recovery::read(values, "gateway.recovery"),
+            recordings: Recordings::read(values, "gateway.recordings"),
+            http: Http::read(values, "http"),
+            metrics: Metrics::read(values, "metrics"),
+            log: Log::read(values, "log"),
+        }
+    }
+}
+
+/// The sections of the file in the order in which they are documented.
+pub const SECTIONS: &[Section] = &[
+    Section { path: "server", doc: "The process: its threads, its folder, its end.", heading: "Server" },
+    Section { path: "gateway", doc: "The gateway: channels, data, permissions.", heading: "Gateway" },
+    Section {
+        path: "gateway.servers",
+        doc: "The listener for game servers.",
+        heading: "Network (game servers)",
+    },
+    Section { path: "gateway.clients", doc: "The listener for players.", heading: "Network (players)" },
+    Section { path: "gateway.auth", doc: "Who may log in.", heading: "Authentication" },
+    Section { path: "gateway.limits", doc: "Bounds on what one peer can cost.", heading: "Limits" },
+    Section {
+        path: "gateway.recovery",
+        doc: "Connections that come back after a loss.",
+        heading: "Recovery",
+    },
+    Section { path: "gateway.recordings", doc: "Recordings of what clients send.", heading: "Recordings" },
+    Section { path: "http", doc: "Health, metrics, monitoring and profiles.", heading: "Admin HTTP" },
+    Section { path: "metrics", doc: "The metrics page.", heading: "Metrics" },
+    Section { path: "log", doc: "Logs.", heading: "Logging" },
+];
+
+/// All keys, in the order in which they are documented.
+pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
+    let mut keys = Vec::new();
+    keys.extend(Server::keys("server"));
+    keys.extend(Gateway::keys("gateway"));
+    keys.extend(listener_keys("gateway.servers", "127.0.0.1:11288", "server_authoratative"));
+    keys.extend(listener_keys("gateway.clients", "127.0.0.1:12108", "client_non_authoratative"));
+    keys.extend(Auth::keys("gateway.auth"));
+    keys.extend(Limits::keys("gateway.limits"));
+    keys.extend(Recovery::keys("gateway.recovery"));
+    keys.extend(Recordings::keys("gateway.recordings"));
+    keys.extend(Http::keys("http"));
+    keys.extend(Metrics::keys("metrics"));
+    keys.extend(Log::keys("log"));
+    keys
+});
+
+/// The key with this dotted name.
+#[must_use]
+pub fn key(path: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.path == path)
+}
+
+fn listener_keys(section: &str, addr: &str, state_machine: &str) -> Vec<Key> {
+    let mut keys = Listener::keys(section);
+    for key in &mut keys {
+        if key.path.ends_with(".addr") {
+            key.default = addr.into_default();
+        } else if key.path.ends_with(".state_machine") {
+            key.default = state_machine.into_default();
+        }
+    }
+    keys
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_is_documented_and_its_default_is_allowed() {
+        for key in KEYS.iter() {
+            assert!(key.doc.ends_with('.'), "{}: {}", key.path, key.doc);
+            assert!(!key.doc.contains("  "), "{}: {}", key.path, key.doc);
+            let text = match &key.default {
+                Value::Text(text) => text.clone(),
+                Value::List(items) => items.join(","),
+                Value::Map(_) => String::new(),
+                other => other.to_toml(),
+            };
+            assert_eq!(key.kind.from_text(&text).as_ref(), Ok(&key.default), "{}", key.path);
+            let numeric = matches!(key.kind, Kind::Int { .. });
+            for (suffix, unit) in [("_ms", "ms"), ("_s", "s"), ("_bytes", "bytes"), ("_bytes_max", "bytes")] {
+                assert!(
+                    !numeric
+                        || !key.path.ends_with(suffix)
+                        || key.path.ends_with("_per_s")
+                        || key.unit == unit,
+                    "{}",
+                    key.path
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_unique_in_every_form() {
+        let mut names: Vec<String> = KEYS.iter().map(Key::env).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), KEYS.len(), "two keys share an environment name");
+    }
+
+    #[test]
+    fn every_key_lies_in_a_documented_section() {
+        for key in KEYS.iter() {
+            let (section, _) = key.path.rsplit_once('.').unwrap();
+            assert!(SECTIONS.iter().any(|known| known.path == section), "{}", key.path);
+        }
+    }
+}

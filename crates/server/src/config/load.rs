@@ -1,0 +1,329 @@
+//! Puts the layers of a configuration together: defaults, file, environment, flags.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::keys::{KEYS, Key, SECTIONS, Settings, Values, key};
+use super::problem::{Origin, Problem, ProblemKind, Problems};
+use super::value::{Value, nearest};
+use super::{Config, check};
+
+/// Variables that start like ours without setting a key.
+const RESERVED_ENV: &[&str] = &["THRONG_CONFIG", "THRONG_SEED", "THRONG_UPDATE", "THRONG_LOG"];
+
+/// Collects the layers; [`Loader::load`] resolves them.
+///
+/// ```
+/// use throng_server::config::Loader;
+/// let config = Loader::new().flag("--gateway.clients.addr", "gateway.clients.addr", "127.0.0.1:0").load().unwrap();
+/// assert_eq!(config.settings.clients.addr, "127.0.0.1:0");
+/// assert_eq!(config.origin("gateway.clients.addr").to_string(), "flag --gateway.clients.addr");
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Loader {
+    command: Vec<(&'static str, &'static str, Value)>,
+    file: Option<PathBuf>,
+    text: Option<(String, String)>,
+    env: Vec<(String, String)>,
+    flags: Vec<(String, String, String)>,
+}
+
+impl Loader {
+    /// Defaults only; nothing is read from the process' surroundings unless asked for.
+    #[must_use]
+    pub fn new() -> Loader {
+        Loader::default()
+    }
+
+    /// Replaces a built-in default for a subcommand. `path` must be a known key.
+    #[must_use]
+    pub fn command_default(mut self, command: &'static str, path: &'static str, value: Value) -> Loader {
+        debug_assert!(key(path).is_some(), "{path} is not a key");
+        self.command.push((command, path, value));
+        self
+    }
+
+    /// Reads a TOML file.
+    #[must_use]
+    pub fn file(mut self, path: impl Into<PathBuf>) -> Loader {
+        self.file = Some(path.into());
+        self
+    }
+
+    /// Takes `text` as the content of a file called `name`.
+    #[must_use]
+    pub fn text(mut self, name: impl Into<String>, text: impl Into<String>) -> Loader {
+        self.text = Some((name.into(), text.into()));
+        self
+    }
+
+    /// Takes the variables that begin with `THRONG_`.
+    #[must_use]
+    pub fn env(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Loader {
+        self.env.extend(variables.into_iter().filter(|(name, _)| name.starts_with("THRONG_")));
+        self
+    }
+
+    /// Sets the key `path`; `shown` is the flag as the user wrote it.
+    #[must_use]
+    pub fn flag(
+        mut self,
+        shown: impl Into<String>,
+        path: impl Into<String>,
+        value: impl Into<String>,
+    ) -> Loader {
+        self.flags.push((shown.into(), path.into(), value.into()));
+        self
+    }
+
+    /// Puts the layers together and checks the result.
+    ///
+    /// # Errors
+    /// Every problem found, not only the first.
+    pub fn load(self) -> Result<Config, Problems> {
+        let mut layers = Layers::default();
+        let mut files = Vec::new();
+        for (command, path, value) in &self.command {
+            layers.set(path, value.clone(), Origin::Command(command));
+        }
+        if let Some((name, text)) = &self.text {
+            files.push((name.clone(), text.clone()));
+        }
+        if let Some(path) = &self.file {
+            match std::fs::read_to_string(path) {
+                Ok(text) => files.push((path.display().to_string(), text)),
+                Err(error) => layers.problems.push(unreadable(path, &error)),
+            }
+        }
+        for (name, text) in &files {
+            layers.apply_file(name, text);
+        }
+        for (name, text) in &self.env {
+            layers.apply_env(name, text);
+        }
+        for (shown, path, text) in &self.flags {
+            layers.apply_text(path, text, Origin::Flag(shown.clone()));
+        }
+        let Layers { values, origins, mut problems, warnings } = layers;
+        let settings = Settings::read(&values);
+        let config = Config { settings, values, origins, warnings, file: self.file.clone(), loader: self };
+        problems.extend(check::check(&config).into_iter().map(|problem| with_line(problem, &files)));
+        problems.sort_by_key(|problem| match &problem.origin {
+            Origin::File { path, line, column } => (path.clone(), *line, *column),
+            _ => (String::new(), 0, 0),
+        });
+        if problems.is_empty() { Ok(config) } else { Err(Problems(problems)) }
+    }
+}
+
+struct Layers {
+    values: Values,
+    origins: BTreeMap<String, Origin>,
+    problems: Vec<Problem>,
+    warnings: Vec<String>,
+}
+
+impl Default for Layers {
+    fn default() -> Layers {
+        Layers {
+            values: KEYS.iter().map(|key| (key.path.clone(), key.default.clone())).collect(),
+            origins: BTreeMap::new(),
+            problems: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+}
+
+impl Layers {
+    fn set(&mut self, path: &str, value: Value, origin: Origin) {
+        self.values.insert(path.to_owned(), value);
+        self.origins.insert(path.to_owned(), origin);
+    }
+
+    fn apply_text(&mut self, path: &str, text: &str, origin: Origin) {
+        let Some(key) = key(path) else {
+            let problem = Problem::new(ProblemKind::UnknownKey, origin, format!("unknown key `{path}`"));
+            self.problems.push(with_suggestion(problem, path, KEYS.iter().map(|key| key.path.as_str())));
+            return;
+        };
+        match key.kind.from_text(text) {
+            Ok(value) => self.set(path, value, origin),
+            Err(found) => self.problems.push(bad_value(key, &found, origin)),
+        }
+    }
+
+    fn apply_env(&mut self, name: &str, text: &str) {
+        if let Some(key) = KEYS.iter().find(|key| key.env() == name) {
+            return self.apply_text(&key.path, text, Origin::Env(name.to_owned()));
+        }
+        if RESERVED_ENV.contains(&name) {
+            return;
+        }
+        // Only a warning: a cluster that has a service called "throng" sets THRONG_PORT and the like by itself.
+        let names: Vec<String> = KEYS.iter().map(Key::env).collect();
+        let hint = nearest(name, names.iter().map(String::as_str));
+        let hint = hint.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+        self.warnings.push(format!("environment variable {name} sets no key{hint}"));
+    }
+
+    fn apply_file(&mut self, name: &str, text: &str) {
+        let source = Source { name, text };
+        let (table, errors) = DeTable::parse_recoverable(text);
+        for error in &errors {
+            let span = error.span().unwrap_or(0..0);
+            self.problems.push(source.problem(ProblemKind::Syntax, span, error.message().to_owned()));
+        }
+        if errors.is_empty() {
+            self.apply_table(&source, "", table.get_ref());
+        }
+    }
+
+    fn apply_table(&mut self, source: &Source<'_>, prefix: &str, table: &DeTable<'_>) {
+        for (name, value) in table {
+            let path = if prefix.is_empty() {
+                name.get_ref().to_string()
+            } else {
+                format!("{prefix}.{}", name.get_ref())
+            };
+            if let Some(key) = key(&path) {
+                match key.kind.from_toml(value.get_ref()) {
+                    Ok(checked) => self.set(&path, checked, source.origin(name.span().start)),
+                    Err(found) => {
+                        let at = source.problem(ProblemKind::BadValue, value.span(), String::new());
+                        let problem = bad_value(key, &found, at.origin.clone());
+                        self.problems.push(Problem {
+                            source_line: at.source_line,
+                            width: at.width,
+                            ..problem
+                        });
+                    }
+                }
+            } else if is_section(&path) {
+                self.apply_section(source, &path, value);
+            } else {
+                self.problems.push(unknown_key(source, prefix, &path, name));
+            }
+        }
+    }
+
+    fn apply_section(&mut self, source: &Source<'_>, path: &str, value: &Spanned<DeValue<'_>>) {
+        if let DeValue::Table(inner) = value.get_ref() {
+            return self.apply_table(source, path, inner);
+        }
+        let message = format!("`{path}` is a section, not a value");
+        let problem = source.problem(ProblemKind::BadValue, value.span(), message);
+        self.problems
+            .push(problem.note(format!("write [{path}] on a line of its own and its keys below it")));
+    }
+}
+
+/// Whether `path` is a documented section or leads to one.
+fn is_section(path: &str) -> bool {
+    SECTIONS.iter().any(|section| {
+        section.path == path || section.path.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'))
+    })
+}
+
+fn unknown_key(
+    source: &Source<'_>,
+    prefix: &str,
+    path: &str,
+    name: &Spanned<toml::de::DeString<'_>>,
+) -> Problem {
+    let what = if prefix.is_empty() { "key or section" } else { "key" };
+    let problem = source.problem(ProblemKind::UnknownKey, name.span(), format!("unknown {what} `{path}`"));
+    let dot = if prefix.is_empty() { String::new() } else { format!("{prefix}.") };
+    let mut here: Vec<&str> = KEYS
+        .iter()
+        .map(|key| key.path.as_str())
+        .chain(SECTIONS.iter().map(|section| section.path))
+        .filter_map(|known| known.strip_prefix(&dot))
+        .map(|rest| rest.split('.').next().unwrap_or(rest))
+        .collect();
+    here.sort_unstable();
+    here.dedup();
+    let word = name.get_ref().as_ref();
+    // The right word in the wrong section is as common a slip as a typing error.
+    let elsewhere: Vec<&str> = KEYS
+        .iter()
+        .map(|key| key.path.as_str())
+        .filter(|known| known.rsplit('.').next() == Some(word))
+        .collect();
+    let problem = match nearest(word, here.iter().copied()) {
+        Some(near) => problem.note(format!("did you mean `{near}`?")),
+        None if elsewhere.is_empty() => problem,
+        None => problem.note(format!("the key exists as {}", quoted(&elsewhere))),
+    };
+    let place = if prefix.is_empty() { "at the top".to_owned() } else { format!("in [{prefix}]") };
+    problem.note(format!("allowed {place}: {}", here.join(", ")))
+}
+
+fn with_suggestion<'a>(problem: Problem, word: &str, candidates: impl Iterator<Item = &'a str>) -> Problem {
+    match nearest(word, candidates) {
+        Some(near) => problem.note(format!("did you mean `{near}`?")),
+        None => problem.note("`throng config default` lists every key"),
+    }
+}
+
+fn bad_value(key: &Key, found: &str, origin: Origin) -> Problem {
+    let unit = if key.unit.is_empty() { String::new() } else { format!(" ({})", key.unit) };
+    Problem::new(ProblemKind::BadValue, origin, format!("bad value for `{}`: {found}", key.path))
+        .note(format!("allowed: {}{unit}; default {}", key.kind.allowed(), key.default.to_toml()))
+}
+
+/// Shows the line of a problem that was found after reading.
+fn with_line(problem: Problem, files: &[(String, String)]) -> Problem {
+    let Origin::File { path, line, column } = &problem.origin else { return problem };
+    let Some((_, text)) = files.iter().find(|(name, _)| name == path) else { return problem };
+    let Some(source) = text.lines().nth(line - 1).map(|line| line.trim_end().to_owned()) else {
+        return problem;
+    };
+    let key = |c: &char| c.is_alphanumeric() || "_-\"'".contains(*c);
+    let width = source.chars().skip(column - 1).take_while(key).count();
+    Problem { source_line: Some(source), width, ..problem }
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> Problem {
+    let origin = Origin::File { path: path.display().to_string(), line: 1, column: 1 };
+    Problem::new(ProblemKind::Unreadable, origin, format!("cannot read the configuration: {error}"))
+        .note("`throng config default > throng.toml` writes one to start from")
+}
+
+fn quoted(words: &[&str]) -> String {
+    words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// A file under its name, to turn byte offsets into lines and columns.
+struct Source<'a> {
+    name: &'a str,
+    text: &'a str,
+}
+
+impl Source<'_> {
+    fn origin(&self, offset: usize) -> Origin {
+        let (line, column) = self.position(offset);
+        Origin::File { path: self.name.to_owned(), line, column }
+    }
+
+    fn position(&self, offset: usize) -> (usize, usize) {
+        let mut end = offset.min(self.text.len());
+        while !self.text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let before = &self.text[..end];
+        let line = before.matches('\n').count() + 1;
+        let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        (line, before[start..].chars().count() + 1)
+    }
+
+    fn problem(&self, kind: ProblemKind, span: std::ops::Range<usize>, message: String) -> Problem {
+        let (line, column) = self.position(span.start);
+        let source_line = self.text.lines().nth(line - 1).map(|text| text.trim_end().to_owned());
+        let rest = source_line.as_deref().map_or(0, |text| text.chars().count().saturating_sub(column - 1));
+        let width = span.len().clamp(1, rest.max(1));
+        Problem { source_line, width, ..Problem::new(kind, self.origin(span.start), message) }
+    }
+}

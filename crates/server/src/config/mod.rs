@@ -1,0 +1,90 @@
+//! The configuration: one definition of every key, layered values with their origin, and the texts made from it.
+//!
+//! Layers in rising weight: built-in default, default of the subcommand, file, environment, flag. Start at
+//! [`Loader`]; the typed result is [`Settings`]. The definition itself is in `keys.rs`.
+
+mod check;
+mod keys;
+mod load;
+mod problem;
+mod reference;
+mod value;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+pub use keys::{
+    Auth, Gateway, Http, KEYS, Key, Limits, Listener, Log, Metrics, Recordings, Recovery, SECTIONS, Section,
+    Server, Settings, key,
+};
+pub use load::Loader;
+pub use problem::{Origin, Problem, ProblemKind, Problems};
+pub use reference::{default_toml, markdown, schema};
+
+pub use value::{Kind, Value, nearest, resolve_addr, split_addr};
+
+/// A checked configuration that knows where each value came from.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The typed values.
+    pub settings: Settings,
+    /// Remarks that do not stop a start.
+    pub warnings: Vec<String>,
+    values: keys::Values,
+    origins: BTreeMap<String, Origin>,
+    file: Option<PathBuf>,
+    loader: Loader,
+}
+
+/// What a reload found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Keys whose new value applies at once.
+    pub applied: Vec<String>,
+    /// Keys whose new value waits for a restart.
+    pub need_restart: Vec<String>,
+}
+
+impl Config {
+    /// Where the value of a key came from.
+    #[must_use]
+    pub fn origin(&self, path: &str) -> &Origin {
+        self.origins.get(path).unwrap_or(&Origin::Default)
+    }
+
+    /// The value of a key.
+    #[must_use]
+    pub fn value(&self, path: &str) -> Option<&Value> {
+        self.values.get(path)
+    }
+
+    /// The file that was read, if any.
+    #[must_use]
+    pub fn file(&self) -> Option<&PathBuf> {
+        self.file.as_ref()
+    }
+
+    /// All keys with value and origin, in documentation order.
+    pub fn entries(&self) -> impl Iterator<Item = (&'static Key, &Value, &Origin)> {
+        KEYS.iter().map(|key| (key, &self.values[&key.path], self.origin(&key.path)))
+    }
+
+    /// Reads the same layers again, as SIGHUP asks for.
+    ///
+    /// # Errors
+    /// Every problem; the running configuration then stays as it is.
+    pub fn reload(&self) -> Result<Config, Problems> {
+        self.loader.clone().load()
+    }
+
+    /// What differs between `self` and `next`, and what of it can be applied to a running process.
+    #[must_use]
+    pub fn changes(&self, next: &Config) -> Changes {
+        let mut changes = Changes::default();
+        for key in KEYS.iter().filter(|key| self.values[&key.path] != next.values[&key.path]) {
+            let list = if key.reload { &mut changes.applied } else { &mut changes.need_restart };
+            list.push(key.path.clone());
+        }
+        changes
+    }
+}

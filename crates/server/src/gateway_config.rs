@@ -1,0 +1,136 @@
+//! Turns settings into the configuration of the gateway core, reading the files that they name.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use throng_gateway as core;
+use throng_gateway::{ChannelSettings, Permissions, StateMachine};
+
+use crate::config::Settings;
+use crate::presets;
+
+/// The state machine that a key names.
+///
+/// # Errors
+/// A phrase that names the file and what is wrong with it.
+pub(crate) fn state_machine(name: &str) -> Result<StateMachine, String> {
+    let preset = presets::state_machine(name)?;
+    StateMachine::parse(&preset.text).map_err(|error| format!("{}: {error}", preset.name))
+}
+
+/// The channel settings that a key names.
+///
+/// # Errors
+/// As [`state_machine`].
+pub(crate) fn channel_settings(name: &str) -> Result<ChannelSettings, String> {
+    let preset = presets::channel_settings(name)?;
+    ChannelSettings::parse(&preset.text)
+        .map_err(|error| format!("{}: {}", preset.name, error.problems.join("; ")))
+}
+
+/// The core's configuration, and remarks about the files that it was read from.
+///
+/// # Errors
+/// A phrase when a file is wrong, which `config check` has reported before unless it has changed since.
+pub(crate) fn build(settings: &Settings, secret: [u8; 32]) -> Result<(core::Config, Vec<String>), String> {
+    let servers = state_machine(&settings.servers.state_machine)?;
+    let clients = state_machine(&settings.clients.state_machine)?;
+    let channels = channel_settings(&settings.gateway.channels)?;
+    let mut remarks = Vec::new();
+    for (name, warnings) in [
+        (&settings.servers.state_machine, servers.warnings()),
+        (&settings.clients.state_machine, clients.warnings()),
+        (&settings.gateway.channels, channels.warnings()),
+    ] {
+        remarks.extend(warnings.iter().map(|warning| format!("{name}: {warning}")));
+    }
+    let (gateway, limits, auth) = (&settings.gateway, &settings.limits, &settings.auth);
+    let channeld = gateway.permissions == "channeld";
+    let base = if channeld { core::Limits::generous() } else { core::Limits::default() };
+    let config = core::Config {
+        development: gateway.dev,
+        // "none" is a provider too: one that says yes. Without any, the core refuses clients.
+        auth_provider: auth.kind != "refuse",
+        servers_bypass_auth: auth.servers_bypass,
+        offer_snappy: gateway.compression == "snappy",
+        ignore_unknown_compression: channeld,
+        legacy_packet_bytes_max: limits.legacy_frame_bytes_max,
+        conn_id_bits: gateway.connection_id_bits,
+        server_state_machine: Arc::new(servers),
+        client_state_machine: Arc::new(clients),
+        channel_settings: channels,
+        spatial_channel_start: gateway.spatial_channel_id_first,
+        entity_channel_start: gateway.entity_channel_id_first,
+        recovery: core::Recovery {
+            servers: settings.recovery.servers,
+            server_timeout: millis(settings.recovery.servers_timeout_ms),
+            client_window: match settings.recovery.clients {
+                true => Duration::from_millis(settings.recovery.clients_timeout_ms),
+                false => Duration::ZERO,
+            },
+            lost_max: settings.recovery.lost_max,
+            ..core::Recovery::default()
+        },
+        abuse: core::Abuse {
+            auth_timeout: millis(limits.auth_timeout_ms),
+            auth_failures_max: limits.failed_auth_max,
+            refusals_max: limits.refused_messages_max,
+            failure_memory: Duration::from_secs(limits.failure_memory_s),
+            ban_duration: Duration::from_secs(limits.ban_s),
+            ..core::Abuse::default()
+        },
+        permissions: if channeld { Permissions::permissive() } else { Permissions::safe() },
+        limits: core::Limits {
+            connections: limits.connections_max,
+            client_connections_per_address: limits.clients_per_address_max,
+            channels: limits.channels_max,
+            channels_per_client: limits.channels_per_client_max,
+            subscriptions_per_client: limits.subscriptions_per_client_max,
+            metadata_bytes: limits.metadata_bytes_max,
+            channel_data_bytes: limits.channel_data_bytes_max,
+            channel_backlog_bytes: limits.channel_backlog_bytes_max,
+            client_messages_per_second: limits.client_messages_per_s_max,
+            client_bytes_per_second: limits.client_bytes_per_s_max,
+            // The edge closes silent connections, whatever they speak.
+            idle_timeout: [None, None],
+            recording_bytes: settings.recordings.bytes_max,
+            ..base
+        },
+        outbox: core::OutboxBounds {
+            soft_bytes: limits.outbox_soft_bytes,
+            low_water_bytes: limits.outbox_soft_bytes / 4,
+            hard_bytes: [limits.outbox_server_hard_bytes, limits.outbox_hard_bytes],
+            stall_timeout: Duration::from_millis(limits.stall_timeout_ms),
+        },
+        recording: settings.recordings.enabled,
+        unknown_data_bytes_max: (gateway.unknown_types == "allow").then_some(limits.unknown_data_bytes_max),
+        unreal_objects: channeld || gateway.channels == "ue",
+        secret,
+    };
+    Ok((config, remarks))
+}
+
+/// 0 means "no limit" in the settings.
+pub(crate) fn millis(ms: u64) -> Option<Duration> {
+    (ms > 0).then(|| Duration::from_millis(ms))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Loader;
+
+    #[test]
+    fn defaults_of_the_settings_are_the_defaults_of_the_core() {
+        let settings = Loader::new().load().unwrap().settings;
+        let (config, remarks) = build(&settings, [0; 32]).unwrap();
+        let expected = core::Config { auth_provider: true, ..core::Config::default() };
+        // Only the channel settings differ: the built-in file also names the data type of entities.
+        let strip = |config: &core::Config| {
+            let stripped = core::Config { channel_settings: ChannelSettings::default(), ..config.clone() };
+            format!("{stripped:#?}")
+        };
+        assert_eq!(strip(&config), strip(&expected));
+        assert!(remarks.is_empty(), "{remarks:?}");
+    }
+}

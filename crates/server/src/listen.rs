@@ -1,0 +1,93 @@
+//! Which sockets to open for a listener section.
+
+use std::net::SocketAddr;
+
+use crate::config::{Listener, resolve_addr};
+
+/// The protocol of a listener below the frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    /// Plain or TLS byte stream.
+    Tcp,
+    /// WebSocket, plain or TLS.
+    WebSocket,
+    /// KCP over UDP.
+    Kcp,
+}
+
+/// One socket to listen on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ListenerPlan {
+    /// The key that asked for it: `addr` or `extra`.
+    pub(crate) key: &'static str,
+    /// Where to bind.
+    pub(crate) addr: SocketAddr,
+    /// What is spoken there.
+    pub(crate) transport: Transport,
+    /// Whether the stream is encrypted.
+    pub(crate) tls: bool,
+}
+
+impl ListenerPlan {
+    /// The URL scheme people know for it.
+    #[must_use]
+    pub(crate) fn scheme(&self) -> &'static str {
+        match (self.transport, self.tls) {
+            (Transport::Tcp, false) => "tcp",
+            (Transport::Tcp, true) => "tls",
+            (Transport::WebSocket, false) => "ws",
+            (Transport::WebSocket, true) => "wss",
+            (Transport::Kcp, _) => "kcp",
+        }
+    }
+}
+
+/// The sockets that a section asks for.
+///
+/// # Errors
+/// The key at fault and a phrase with the reason.
+pub(crate) fn plan(listener: &Listener) -> Result<Vec<ListenerPlan>, (&'static str, String)> {
+    let mut plans = Vec::new();
+    if !listener.addr.is_empty() {
+        let transport = match listener.transport.as_str() {
+            "ws" => Transport::WebSocket,
+            "kcp" => Transport::Kcp,
+            _ => Transport::Tcp,
+        };
+        if transport == Transport::Kcp && listener.tls {
+            return Err(("tls", "KCP cannot be encrypted; use tcp or ws".to_owned()));
+        }
+        let addr = resolve_addr(&listener.addr).map_err(|why| ("addr", why))?;
+        plans.push(ListenerPlan { key: "addr", addr, transport, tls: listener.tls });
+    }
+    for url in &listener.extra {
+        plans.push(parse_url(url).map_err(|why| ("extra", format!("`{url}`: {why}")))?);
+    }
+    Ok(plans)
+}
+
+fn parse_url(url: &str) -> Result<ListenerPlan, String> {
+    let (scheme, addr) = url.split_once("://").ok_or("expected transport://host:port")?;
+    let (transport, tls) = match scheme {
+        "tcp" => (Transport::Tcp, false),
+        "tls" => (Transport::Tcp, true),
+        "ws" => (Transport::WebSocket, false),
+        "wss" => (Transport::WebSocket, true),
+        "kcp" => (Transport::Kcp, false),
+        other => return Err(format!("`{other}` is none of tcp, tls, ws, wss, kcp")),
+    };
+    Ok(ListenerPlan { key: "extra", addr: resolve_addr(addr)?, transport, tls })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_name_transport_and_encryption() {
+        let plan = parse_url("wss://127.0.0.1:443").unwrap();
+        assert_eq!((plan.transport, plan.tls, plan.scheme()), (Transport::WebSocket, true, "wss"));
+        assert!(parse_url("quic://127.0.0.1:1").unwrap_err().contains("quic"));
+        assert!(parse_url("127.0.0.1:1").is_err());
+    }
+}

@@ -1,0 +1,133 @@
+//! The queue in front of a shard: mail from other shards, sockets, verdicts, orders.
+//!
+//! Senders never wait. A mailbox over its bound makes its senders stop reading sockets, which slows the peers that
+//! cause the traffic; they continue when the owner has emptied it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use throng_gateway::{AuthTicket, ConnId, ConnKind, Mail, Verdict};
+use throng_net::{DetachedConn, Waker};
+
+use crate::report::ShardReport;
+
+/// Something for a shard to do.
+pub(crate) enum Post {
+    /// From another shard of the core.
+    Mail(Mail),
+    /// A connection that shard 0 accepted for this shard.
+    Socket { conn: ConnId, kind: ConnKind, socket: Box<DetachedConn> },
+    /// The connection was announced, but its socket did not survive the move.
+    SocketLost { conn: ConnId },
+    /// The answer of an authentication provider.
+    Verdict { ticket: AuthTicket, verdict: Verdict },
+    /// Tell about yourself.
+    Report { lists: bool, reply: SyncSender<ShardReport> },
+    /// Use this configuration from now on.
+    Reconfigure(Arc<throng_gateway::Config>),
+    /// Say goodbye to everyone and end.
+    Shutdown,
+}
+
+/// The queue of one shard.
+pub(crate) struct Mailbox {
+    queue: Mutex<VecDeque<Post>>,
+    waker: Waker,
+    len_max: usize,
+    len: AtomicUsize,
+    /// Somebody waits for this mailbox to be emptied.
+    congested: AtomicBool,
+}
+
+impl Mailbox {
+    pub(crate) fn new(waker: Waker, len_max: usize) -> Mailbox {
+        Mailbox {
+            queue: Mutex::default(),
+            waker,
+            len_max,
+            len: AtomicUsize::new(0),
+            congested: AtomicBool::new(false),
+        }
+    }
+
+    /// Adds one post and wakes the owner.
+    pub(crate) fn post(&self, post: Post) {
+        self.post_all(&mut VecDeque::from([post]));
+    }
+
+    /// Adds posts in order and wakes the owner once. Leaves `posts` empty.
+    pub(crate) fn post_all(&self, posts: &mut VecDeque<Post>) {
+        if posts.is_empty() {
+            return;
+        }
+        let was_empty = {
+            let mut queue = self.lock();
+            let was_empty = queue.is_empty();
+            queue.append(posts);
+            self.len.store(queue.len(), Ordering::Relaxed);
+            was_empty
+        };
+        // The owner takes everything at once, so one wake-up a batch is enough.
+        if was_empty {
+            self.waker.wake();
+        }
+    }
+
+    /// Takes everything. Returns whether senders wait to hear that there is room again.
+    pub(crate) fn take(&self, into: &mut VecDeque<Post>) -> bool {
+        debug_assert!(into.is_empty());
+        std::mem::swap(&mut *self.lock(), into);
+        self.len.store(0, Ordering::Relaxed);
+        self.congested.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether the queue is over its bound. The caller is then woken when the owner has emptied it.
+    pub(crate) fn is_congested(&self) -> bool {
+        if self.len() <= self.len_max {
+            return false;
+        }
+        self.congested.store(true, Ordering::Release);
+        // The owner may have emptied it in between and missed the mark.
+        self.len() > self.len_max
+    }
+
+    /// Posts waiting.
+    pub(crate) fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Interrupts the owner's wait.
+    pub(crate) fn wake(&self) {
+        self.waker.wake();
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Post>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use throng_net::EventLoop;
+
+    #[test]
+    fn a_full_mailbox_says_so_until_it_is_emptied() {
+        let event_loop = EventLoop::new().unwrap();
+        let mailbox = Mailbox::new(event_loop.waker(), 2);
+        for _ in 0..2 {
+            mailbox.post(Post::Shutdown);
+        }
+        assert!(!mailbox.is_congested());
+        mailbox.post(Post::Shutdown);
+        assert!(mailbox.is_congested());
+        let mut taken = VecDeque::new();
+        assert!(mailbox.take(&mut taken), "the sender wants to know");
+        assert_eq!(taken.len(), 3);
+        taken.clear();
+        assert!(!mailbox.is_congested());
+        assert!(!mailbox.take(&mut taken));
+    }
+}

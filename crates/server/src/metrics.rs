@@ -1,0 +1,524 @@
+//! Every metric: name, help, labels, and where its number comes from.
+//!
+//! `docs/reference/metrics.md` is generated from these tables; a test keeps it fresh.
+
+use std::borrow::Cow;
+
+use throng_gateway::{AcceptRefusal, ChannelType, CloseReason, ConnKind, KindStats, Refusal, Stats};
+use throng_http::{Family, FamilyKind, Sample, SampleValue};
+
+use crate::process::ProcessFigures;
+use crate::report::{ROUND_BOUNDS, ShardReport};
+
+/// What the metrics are made of at one moment.
+pub(crate) struct Figures<'a> {
+    pub(crate) reports: &'a [ShardReport],
+    pub(crate) process: ProcessFigures,
+    pub(crate) started_unix_s: f64,
+    pub(crate) ready: bool,
+    pub(crate) logins_pending: usize,
+}
+
+const KINDS: [ConnKind; 2] = [ConnKind::Server, ConnKind::Client];
+
+/// The sum of all shards' counters.
+pub(crate) fn total(reports: &[ShardReport]) -> Stats {
+    let mut total = Stats::default();
+    for report in reports {
+        total.add(&report.stats);
+    }
+    total
+}
+
+pub(crate) fn kind_name(kind: ConnKind) -> &'static str {
+    match kind {
+        ConnKind::Server => "server",
+        ConnKind::Client => "client",
+    }
+}
+
+pub(crate) fn type_name(channel_type: ChannelType) -> Cow<'static, str> {
+    match channel_type.name() {
+        Some(name) => Cow::Borrowed(name),
+        None => Cow::Owned(channel_type.0.to_string()),
+    }
+}
+
+/// All metrics under their own names.
+pub(crate) fn families(figures: &Figures<'_>) -> Vec<Family> {
+    let total = total(figures.reports);
+    let mut families = gateway_families(&total);
+    families.extend(shard_families(figures.reports));
+    families.extend(process_families(figures));
+    families
+}
+
+/// The metrics of the reference under its names, for its dashboard.
+pub(crate) fn reference_families(figures: &Figures<'_>) -> Vec<Family> {
+    let total = total(figures.reports);
+    let per_kind = |name, help, figure: fn(&KindStats) -> u64| {
+        let sample = |kind| labelled("connType", upper(kind), figure(total.kind(kind)) as f64);
+        family(name, help, FamilyKind::BareCounter, KINDS.map(sample).to_vec())
+    };
+    let closed = |kind| {
+        let bad = [
+            CloseReason::BadMagic,
+            CloseReason::ZeroSize,
+            CloseReason::UnknownCompression,
+            CloseReason::BadSnappy,
+            CloseReason::DeclaredTooLarge,
+            CloseReason::BadPacket,
+            CloseReason::LegacyTooLarge,
+            CloseReason::BadFrame,
+        ];
+        let count: u64 = bad.iter().map(|reason| total.closed(kind, *reason)).sum();
+        labelled("connType", upper(kind), count as f64)
+    };
+    let by_type = |figure: &dyn Fn(u64) -> f64| -> Vec<Sample> {
+        let samples = total.channels.iter();
+        samples.map(|(kind, count)| labelled("type", type_name(*kind), figure(*count))).collect()
+    };
+    let latest_ms =
+        figures.reports.iter().map(|report| report.rounds.latest_ns).max().unwrap_or(0) as f64 / 1e6;
+    let connections = |kind| labelled("type", upper(kind), total.kind(kind).connections as f64);
+    let zero = |_: &KindStats| 0;
+    let resident = figures.process.resident_bytes as f64;
+    vec![
+        per_kind("messages_in", "Messages handed to a channel.", |kind| kind.messages_in),
+        per_kind("messages_out", "Messages put into packets.", |kind| kind.messages_out),
+        per_kind("packets_in", "Packets decoded.", |kind| kind.packets_in),
+        per_kind("packets_out", "Packets written.", |kind| kind.packets_out),
+        per_kind("packets_drop", "Always 0, as in the reference.", zero),
+        per_kind("packets_frag", "Reads that ended inside a packet.", |kind| kind.packets_fragmented),
+        per_kind("packets_comb", "Packets read.", |kind| kind.packets_in),
+        per_kind("bytes_in", "Bytes received, tags included.", |kind| kind.bytes_in),
+        per_kind("bytes_out", "Bytes sent, tags included.", |kind| kind.bytes_out),
+        family("connection_num", "Live connections.", FamilyKind::Gauge, KINDS.map(connections).to_vec()),
+        family("channel_num", "Channels.", FamilyKind::Gauge, by_type(&|count| count as f64)),
+        family(
+            "channel_tick_duration",
+            "Milliseconds of the latest round of the busiest shard; shards, not channels, have rounds.",
+            FamilyKind::Gauge,
+            by_type(&|_| latest_ms),
+        ),
+        family(
+            "connection_closed",
+            "Connections closed for bad frames.",
+            FamilyKind::BareCounter,
+            KINDS.map(closed).to_vec(),
+        ),
+        family(
+            "logs",
+            "Always 0, as in the reference.",
+            FamilyKind::BareCounter,
+            vec![labelled("level", "info", 0.0)],
+        ),
+        gauge(
+            "go_goroutines",
+            "Threads of the process, where the reference has goroutines.",
+            figures.process.threads as f64,
+        ),
+        gauge("go_memstats_alloc_bytes", "Resident memory, where the reference has its heap.", resident),
+        gauge("go_memstats_heap_alloc_bytes", "Resident memory, where the reference has its heap.", resident),
+        gauge("go_memstats_heap_inuse_bytes", "Resident memory, where the reference has its heap.", resident),
+        gauge(
+            "go_memstats_sys_bytes",
+            "Virtual memory, where the reference has its heap.",
+            figures.process.virtual_bytes as f64,
+        ),
+    ]
+}
+
+fn gateway_families(total: &Stats) -> Vec<Family> {
+    use FamilyKind::{Counter, Gauge};
+    let per_kind = |name, help, kind_of_metric, figure: fn(&KindStats) -> u64| {
+        let sample = |kind| labelled("kind", kind_name(kind), figure(total.kind(kind)) as f64);
+        family(name, help, kind_of_metric, KINDS.map(sample).to_vec())
+    };
+    let count = |name, help, number: u64| family(name, help, Counter, vec![plain(number as f64)]);
+    let closed = KINDS
+        .into_iter()
+        .flat_map(|kind| CloseReason::ALL.iter().map(move |reason| (kind, *reason)))
+        .map(|(kind, reason)| {
+            let labels = vec![("kind", kind_name(kind).into()), ("reason", reason.name().into())];
+            Sample { labels, value: SampleValue::Number(total.closed(kind, reason) as f64) }
+        })
+        .collect();
+    let refused = Refusal::ALL
+        .iter()
+        .map(|reason| labelled("reason", reason.name(), total.refused(*reason) as f64))
+        .collect();
+    let not_accepted = AcceptRefusal::ALL
+        .iter()
+        .map(|reason| labelled("reason", reason.name(), total.accept_refused(*reason) as f64))
+        .collect();
+    let channels = total
+        .channels
+        .iter()
+        .map(|(kind, count)| labelled("type", type_name(*kind), *count as f64))
+        .collect();
+    vec![
+        per_kind("throng_gateway_connections", "Live connections.", Gauge, |kind| kind.connections),
+        per_kind("throng_gateway_authenticated", "Successful logins.", Counter, |kind| kind.authenticated),
+        family(
+            "throng_gateway_connections_closed",
+            "Connections closed, by reason; `docs/reference` explains the reasons.",
+            Counter,
+            closed,
+        ),
+        family(
+            "throng_gateway_accept_refused",
+            "Connections refused at once, by reason.",
+            Counter,
+            not_accepted,
+        ),
+        family(
+            "throng_gateway_requests_refused",
+            "Requests that changed nothing, by reason; the protocol does not tell the sender.",
+            Counter,
+            refused,
+        ),
+        per_kind("throng_gateway_messages_in", "Messages handed to a channel.", Counter, |kind| {
+            kind.messages_in
+        }),
+        per_kind("throng_gateway_messages_out", "Messages put into output frames.", Counter, |kind| {
+            kind.messages_out
+        }),
+        per_kind("throng_gateway_packets_in", "Packets decoded.", Counter, |kind| kind.packets_in),
+        per_kind("throng_gateway_packets_out", "Packets written.", Counter, |kind| kind.packets_out),
+        per_kind("throng_gateway_packets_fragmented", "Reads that ended inside a frame.", Counter, |kind| {
+            kind.packets_fragmented
+        }),
+        per_kind("throng_gateway_in_bytes", "Bytes received, tags included.", Counter, |kind| kind.bytes_in),
+        per_kind(
+            "throng_gateway_out_bytes",
+            "Bytes taken by the transport, tags included.",
+            Counter,
+            |kind| kind.bytes_out,
+        ),
+        family("throng_gateway_channels", "Channels, by type.", Gauge, channels),
+        family(
+            "throng_gateway_subscriptions",
+            "Subscriptions in all channels.",
+            Gauge,
+            vec![plain(total.subscriptions as f64)],
+        ),
+        count(
+            "throng_gateway_updates_merged",
+            "Data updates merged into channel data.",
+            total.updates_merged,
+        ),
+        count(
+            "throng_gateway_updates_folded",
+            "Updates folded together because a channel's backlog was over its bound.",
+            total.updates_folded,
+        ),
+        count("throng_gateway_fan_out_ticks", "Times a channel's fan-out ran.", total.fan_out_ticks),
+        count(
+            "throng_gateway_fan_out_encodes",
+            "Encodings for fan-out; sharing keeps them far below the messages.",
+            total.fan_out_encodes,
+        ),
+        count(
+            "throng_gateway_fan_out_messages",
+            "Fan-out messages handed to subscribers' connections.",
+            total.fan_out_messages,
+        ),
+        count(
+            "throng_gateway_fan_out_bytes",
+            "Bytes of fan-out messages before framing.",
+            total.fan_out_bytes,
+        ),
+        family(
+            "throng_gateway_fan_out_lateness_seconds",
+            "Summed time by which fan-outs ran after their tick; divide by the ticks for the mean.",
+            Counter,
+            vec![plain(total.fan_out_lateness_ns as f64 / 1e9)],
+        ),
+        family(
+            "throng_gateway_fan_out_lateness_max_seconds",
+            "Latest fan-out since the start.",
+            Gauge,
+            vec![plain(total.fan_out_lateness_ns_max as f64 / 1e9)],
+        ),
+        count(
+            "throng_gateway_forwarded",
+            "User-space messages forwarded, once per recipient.",
+            total.forwarded,
+        ),
+        count(
+            "throng_gateway_state_dropped",
+            "State updates that slow readers did not get, replaced by a full state later.",
+            total.state_dropped,
+        ),
+        count("throng_gateway_resyncs", "Full states sent to slow readers that caught up.", total.resyncs),
+        count(
+            "throng_gateway_servers_recovered",
+            "Game servers that returned to their place.",
+            total.servers_recovered,
+        ),
+        count("throng_gateway_clients_resumed", "Clients that resumed their session.", total.clients_resumed),
+        count(
+            "throng_gateway_recoveries_expired",
+            "Lost connections whose time to return ran out.",
+            total.recoveries_expired,
+        ),
+        count("throng_gateway_bans", "Bans pronounced.", total.bans),
+        count("throng_gateway_mail", "Messages between shards.", total.mail_sent),
+    ]
+}
+
+fn shard_families(reports: &[ShardReport]) -> Vec<Family> {
+    use FamilyKind::{Counter, Gauge, Histogram};
+    let each = |name, help, kind, figure: fn(&ShardReport) -> f64| {
+        let sample = |(index, report)| labelled("shard", Cow::Owned(index_text(index)), figure(report));
+        family(name, help, kind, reports.iter().enumerate().map(sample).collect())
+    };
+    let rounds = reports
+        .iter()
+        .enumerate()
+        .map(|(index, report)| Sample {
+            labels: vec![("shard", Cow::Owned(index_text(index)))],
+            value: SampleValue::Histogram {
+                bounds: Cow::Borrowed(&ROUND_BOUNDS),
+                counts: report.rounds.counts.to_vec(),
+                sum: report.rounds.sum_ns as f64 / 1e9,
+            },
+        })
+        .collect();
+    vec![
+        family(
+            "throng_shard_round_seconds",
+            "Time from an event to the last write of the round that it began.",
+            Histogram,
+            rounds,
+        ),
+        each("throng_shard_mailbox", "Posts waiting for the shard.", Gauge, |report| {
+            report.mailbox_len as f64
+        }),
+        each(
+            "throng_shard_congestions",
+            "Reads paused because another shard's mailbox was full.",
+            Counter,
+            |report| report.congestions as f64,
+        ),
+        each(
+            "throng_shard_panics",
+            "Panics contained; each closed at most the connection that caused it.",
+            Counter,
+            |report| report.panics as f64,
+        ),
+        each(
+            "throng_shard_recording_parts_dropped",
+            "Parts of recordings lost because the disk was too slow; the same figure on every shard.",
+            Counter,
+            |report| report.recordings_dropped as f64,
+        ),
+        each("throng_net_accepted", "Connections taken off listeners' queues.", Counter, |report| {
+            report.loop_stats.accepted as f64
+        }),
+        each(
+            "throng_net_handshakes_failed",
+            "TLS and WebSocket handshakes that failed or took too long.",
+            Counter,
+            |report| report.loop_stats.handshakes_failed as f64,
+        ),
+        each(
+            "throng_net_shed",
+            "Connections closed at once because descriptors ran out.",
+            Counter,
+            |report| report.loop_stats.shed as f64,
+        ),
+        each(
+            "throng_net_refused",
+            "Connections closed at once because a listener's limit was reached.",
+            Counter,
+            |report| report.loop_stats.refused_by_limits as f64,
+        ),
+        each("throng_net_polls", "Waits for events.", Counter, |report| report.loop_stats.polls as f64),
+        each("throng_net_reads", "Read calls.", Counter, |report| report.loop_stats.reads as f64),
+        each("throng_net_writes", "Write calls.", Counter, |report| report.loop_stats.writes as f64),
+        each("throng_net_in_bytes", "Bytes read from sockets.", Counter, |report| {
+            report.loop_stats.bytes_in as f64
+        }),
+        each("throng_net_out_bytes", "Bytes written to sockets.", Counter, |report| {
+            report.loop_stats.bytes_out as f64
+        }),
+    ]
+}
+
+fn process_families(figures: &Figures<'_>) -> Vec<Family> {
+    let process = &figures.process;
+    vec![
+        gauge("throng_ready", "1 when players should be sent here.", f64::from(u8::from(figures.ready))),
+        gauge("throng_auth_pending", "Logins that wait for a verdict.", figures.logins_pending as f64),
+        family(
+            "throng_build_info",
+            "Always 1; the version is the label.",
+            FamilyKind::Gauge,
+            vec![labelled("version", env!("CARGO_PKG_VERSION"), 1.0)],
+        ),
+        family(
+            "process_cpu_seconds",
+            "CPU time of the process, user and system.",
+            FamilyKind::Counter,
+            vec![plain(process.cpu_seconds)],
+        ),
+        gauge("process_resident_memory_bytes", "Memory in use.", process.resident_bytes as f64),
+        gauge("process_virtual_memory_bytes", "Address space in use.", process.virtual_bytes as f64),
+        gauge("process_open_fds", "Open file descriptors.", process.open_fds as f64),
+        gauge("process_max_fds", "Most file descriptors the process may open.", process.max_fds as f64),
+        gauge("process_threads", "Threads of the process.", process.threads as f64),
+        gauge("process_start_time_seconds", "Start of the process, Unix time.", figures.started_unix_s),
+    ]
+}
+
+fn family(name: &'static str, help: &'static str, kind: FamilyKind, samples: Vec<Sample>) -> Family {
+    Family { name, help, kind, samples }
+}
+
+fn gauge(name: &'static str, help: &'static str, number: f64) -> Family {
+    family(name, help, FamilyKind::Gauge, vec![plain(number)])
+}
+
+fn plain(number: f64) -> Sample {
+    Sample { labels: Vec::new(), value: SampleValue::Number(number) }
+}
+
+fn labelled(name: &'static str, value: impl Into<Cow<'static, str>>, number: f64) -> Sample {
+    Sample { labels: vec![(name, value.into())], value: SampleValue::Number(number) }
+}
+
+fn upper(kind: ConnKind) -> &'static str {
+    match kind {
+        ConnKind::Server => "SERVER",
+        ConnKind::Client => "CLIENT",
+    }
+}
+
+fn index_text(index: usize) -> String {
+    index.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use super::*;
+    use crate::report::RoundTimes;
+
+    fn example() -> Vec<ShardReport> {
+        let mut stats = Stats::default();
+        stats.channels.insert(ChannelType::GLOBAL, 1);
+        vec![ShardReport {
+            stats,
+            loop_stats: throng_net::LoopStats::default(),
+            rounds: RoundTimes::default(),
+            panics: 0,
+            congestions: 0,
+            mailbox_len: 0,
+            recordings_dropped: 0,
+            connections: Vec::new(),
+            channels: Vec::new(),
+        }]
+    }
+
+    fn all() -> (Vec<Family>, Vec<Family>) {
+        let reports = example();
+        let figures = Figures {
+            reports: &reports,
+            process: ProcessFigures::default(),
+            started_unix_s: 0.0,
+            ready: true,
+            logins_pending: 0,
+        };
+        (families(&figures), reference_families(&figures))
+    }
+
+    fn markdown() -> String {
+        let (own, reference) = all();
+        let mut out = String::from(
+            "# Metrics\n\nFor operators. `/metrics` on the admin listener (`http.addr`) serves Prometheus text, or OpenMetrics when the\n\
+             scraper asks for it. Counters carry the suffix `_total` as both formats want it.\n\n\
+             This page is generated from `crates/server/src/metrics.rs`; a test keeps it fresh.\n\n",
+        );
+        table(&mut out, &own);
+        out.push_str(
+            "\n## Names of the reference\n\nWith `metrics.compat = \"channeld\"` (the default of `throng channeld`) the page also has the reference's\n\
+             names, so that its Grafana dashboard shows Throng unchanged. Counters have no suffix there.\n\n",
+        );
+        table(&mut out, &reference);
+        out
+    }
+
+    fn table(out: &mut String, families: &[Family]) {
+        out.push_str("| name | kind | labels | meaning |\n|---|---|---|---|\n");
+        for family in families {
+            let suffix = if family.kind == FamilyKind::Counter { "_total" } else { "" };
+            let labels: Vec<&str> = family
+                .samples
+                .first()
+                .map(|sample| sample.labels.iter().map(|(name, _)| *name).collect())
+                .unwrap();
+            let _ = writeln!(
+                out,
+                "| `{}{suffix}` | {} | {} | {} |",
+                family.name,
+                family.kind.name(),
+                labels.join(", "),
+                family.help
+            );
+        }
+    }
+
+    #[test]
+    fn the_reference_page_is_fresh() {
+        crate::testing::check_generated("docs/reference/metrics.md", &markdown());
+    }
+
+    #[test]
+    fn names_are_unique_have_help_and_follow_the_conventions() {
+        let (own, reference) = all();
+        let mut names: Vec<&str> = own.iter().chain(&reference).map(|family| family.name).collect();
+        names.sort_unstable();
+        let count = names.len();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        for family in own.iter().chain(&reference) {
+            assert!(family.help.ends_with('.'), "{}", family.name);
+            assert!(!family.name.ends_with("_total"), "{}", family.name);
+        }
+        for family in &own {
+            let name = family.name;
+            assert!(name.starts_with("throng_") || name.starts_with("process_"), "{name}");
+            assert!(!name.ends_with("_ms") && !name.ends_with("_ns"), "{name}: seconds are the unit");
+        }
+    }
+
+    #[test]
+    fn every_name_of_the_reference_is_there() {
+        let (_, reference) = all();
+        // Spec: gateway-protocol §11.2
+        let expected = [
+            ("messages_in", "connType"),
+            ("messages_out", "connType"),
+            ("packets_in", "connType"),
+            ("packets_out", "connType"),
+            ("packets_drop", "connType"),
+            ("packets_frag", "connType"),
+            ("packets_comb", "connType"),
+            ("bytes_in", "connType"),
+            ("bytes_out", "connType"),
+            ("connection_num", "type"),
+            ("channel_num", "type"),
+            ("channel_tick_duration", "type"),
+            ("connection_closed", "connType"),
+            ("logs", "level"),
+        ];
+        for (name, label) in expected {
+            let family =
+                reference.iter().find(|family| family.name == name).unwrap_or_else(|| panic!("{name}"));
+            assert_eq!(family.samples[0].labels[0].0, label, "{name}");
+        }
+    }
+}

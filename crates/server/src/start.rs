@@ -1,0 +1,577 @@
+//! Puts a process together from a configuration, watches over it, and takes it apart again.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use throng_gateway::data::Schemas;
+use throng_gateway::{ConnKind, Framing, Shard, ShardIndex};
+use throng_http::{Access, ServeOptions};
+use throng_net::{Clock, EventLoop, ListenerKey, ListenerSpec, TlsAcceptor, WsPolicy, kcp};
+use tokio::sync::Notify;
+
+use crate::auth::{self, Logins};
+use crate::config::{Changes, Config, Listener, Problems, Settings};
+use crate::listen::{self, ListenerPlan, Transport};
+use crate::mailbox::{Mailbox, Post};
+use crate::monitor::Watch;
+use crate::recorder::Recorder;
+use crate::worker::{Heartbeat, ListenerRole, Worker, WorkerParts};
+use crate::{gateway_config, process, schemas, tls};
+
+/// Shards that "one per core" stops at. Beyond, mail between shards outweighs what another one adds.
+const AUTOMATIC_SHARDS_MAX: usize = 8;
+/// Part of the shutdown time that is left for the log, recordings and the admin listener.
+const SHUTDOWN_RESERVE: Duration = Duration::from_millis(500);
+/// Stack of a shard thread. Merging recursive messages goes 64 levels deep at most.
+const STACK_BYTES: usize = 4 << 20;
+
+/// Where a running process listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// What for.
+    pub service: Service,
+    /// The scheme people write in front: `tcp`, `tls`, `ws`, `wss`, `kcp`, `http`.
+    pub scheme: &'static str,
+    /// The address as bound.
+    pub addr: SocketAddr,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.scheme, self.addr)
+    }
+}
+
+/// What a listener serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Service {
+    /// Game servers.
+    Servers,
+    /// Players.
+    Clients,
+    /// Health, metrics, monitoring.
+    Admin,
+}
+
+/// Why a process did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// An address cannot be listened on.
+    #[error("cannot listen on {addr} (`{key}`): {source}{hint}")]
+    Bind {
+        /// The key that names the address.
+        key: String,
+        /// The address.
+        addr: SocketAddr,
+        /// What the system says.
+        source: std::io::Error,
+        /// A way out, empty when none is known.
+        hint: String,
+    },
+    /// A file named in the configuration cannot be used.
+    #[error("{0}")]
+    File(String),
+    /// The system refuses threads, descriptors or randomness.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system says.
+        source: std::io::Error,
+    },
+}
+
+/// A running process. Dropping it stops everything at once, without goodbyes; see [`Running::shutdown`].
+pub struct Running {
+    config: Mutex<Config>,
+    addresses: Vec<Address>,
+    mailboxes: Arc<[Mailbox]>,
+    workers: Vec<JoinHandle<()>>,
+    recorder: Option<JoinHandle<()>>,
+    runtime: Option<tokio::runtime::Runtime>,
+    watch: Arc<Watch>,
+    logins: Arc<Logins>,
+    access: Arc<Access>,
+    acceptors: Vec<(Section, TlsAcceptor)>,
+    secret: [u8; 32],
+    http_end: Arc<Notify>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Section {
+    Servers,
+    Clients,
+}
+
+impl Section {
+    fn of(self, settings: &Settings) -> &Listener {
+        match self {
+            Section::Servers => &settings.servers,
+            Section::Clients => &settings.clients,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Section::Servers => "gateway.servers",
+            Section::Clients => "gateway.clients",
+        }
+    }
+
+    fn kind(self) -> ConnKind {
+        match self {
+            Section::Servers => ConnKind::Server,
+            Section::Clients => ConnKind::Client,
+        }
+    }
+}
+
+/// Starts everything that the configuration asks for. Every listener is open when this returns.
+///
+/// ```no_run
+/// let config = throng_server::config::Loader::new().load()?;
+/// let running = throng_server::start(config)?;
+/// for address in running.addresses() {
+///     println!("{address}");
+/// }
+/// running.shutdown();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// See [`StartError`]; nothing stays behind then.
+pub fn start(config: Config) -> Result<Running, StartError> {
+    let clock = Clock::start();
+    let settings = &config.settings;
+    let system = |what| move |source| StartError::System { what, source };
+    process::raise_descriptor_limit();
+
+    let mut secret = [0; 32];
+    fill_random(&mut secret).map_err(system("cannot get random bytes"))?;
+    let (core, remarks) = gateway_config::build(settings, secret).map_err(StartError::File)?;
+    for remark in config.warnings.iter().chain(&remarks) {
+        tracing::warn!("{remark}");
+    }
+    let schemas = Arc::new(schemas::load(settings).map_err(StartError::File)?);
+
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("side")
+        .enable_all()
+        .build()
+        .map_err(system("cannot start the side runtime"))?;
+    let provider = auth::provider(&settings.auth, runtime.handle()).map_err(StartError::File)?;
+    let logins = Arc::new(Logins::new(provider, runtime.handle().clone(), settings.auth.pending_max));
+    let (recorder, recorder_thread) = start_recorder(settings)?;
+
+    let count = shard_count(settings.server.shards);
+    let mut loops = Vec::new();
+    for _ in 0..count {
+        loops.push(EventLoop::new().map_err(system("cannot make an event loop"))?);
+    }
+    let mut addresses = Vec::new();
+    let mut acceptors = Vec::new();
+    let mut roles = HashMap::new();
+    for section in [Section::Servers, Section::Clients] {
+        let acceptor = &mut acceptors;
+        open_listeners(settings, section, &mut loops[0], &mut addresses, acceptor, &mut roles)?;
+    }
+    let admin = bind_admin(settings, runtime.handle())?;
+    if let Some((_, addr)) = &admin {
+        addresses.push(Address { service: Service::Admin, scheme: "http", addr: *addr });
+    }
+
+    let mailboxes: Arc<[Mailbox]> =
+        loops.iter().map(|each| Mailbox::new(each.waker(), settings.server.mailbox_len_max)).collect();
+    logins.connect(Arc::clone(&mailboxes));
+    let heartbeats: Vec<Arc<Heartbeat>> = loops.iter().map(|_| Arc::default()).collect();
+    let watch =
+        Arc::new(Watch::new(&config, clock, Arc::clone(&mailboxes), heartbeats.clone(), Arc::clone(&logins)));
+    let running = Running {
+        mailboxes: Arc::clone(&mailboxes),
+        workers: start_workers(WorkerPlan {
+            settings,
+            clock,
+            loops,
+            roles,
+            core: Arc::new(core),
+            schemas,
+            mailboxes,
+            heartbeats,
+            logins: Arc::clone(&logins),
+            recorder,
+            seed: u64::from_le_bytes(std::array::from_fn(|index| secret[index])),
+        })?,
+        recorder: recorder_thread,
+        access: Arc::new(Access::new(read_tokens(&settings.http.tokens_file)?, settings.metrics.open)),
+        http_end: Arc::default(),
+        addresses,
+        runtime: Some(runtime),
+        watch,
+        logins,
+        acceptors,
+        secret,
+        config: Mutex::new(config),
+    };
+    running.serve_admin(admin);
+    running.watch.set_ready(true);
+    Ok(running)
+}
+
+impl Running {
+    /// Every open listener.
+    #[must_use]
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// The first address of a service.
+    #[must_use]
+    pub fn address(&self, service: Service) -> Option<SocketAddr> {
+        self.addresses.iter().find(|address| address.service == service).map(|address| address.addr)
+    }
+
+    /// Shard threads.
+    #[must_use]
+    pub fn shards(&self) -> usize {
+        self.mailboxes.len()
+    }
+
+    /// A handle of the side runtime, for tasks that belong to this process.
+    #[must_use]
+    pub fn runtime(&self) -> Option<&tokio::runtime::Handle> {
+        self.runtime.as_ref().map(tokio::runtime::Runtime::handle)
+    }
+
+    /// The metrics page, as `/metrics` shows it.
+    #[must_use]
+    pub fn metrics(&self) -> String {
+        use throng_http::Monitor as _;
+        throng_http::render(&self.watch.metrics(), throng_http::Format::Prometheus)
+    }
+
+    /// Reads the configuration again and applies what can be applied.
+    ///
+    /// # Errors
+    /// Every problem of the new configuration; nothing was changed then.
+    pub fn reload(&self) -> Result<Changes, Problems> {
+        let mut config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = config.reload()?;
+        let changes = config.changes(&next);
+        let settings = &next.settings;
+        let complain = |what: &str, result: Result<(), String>| {
+            if let Err(why) = result {
+                tracing::error!(%why, "{what} could not be reloaded; the old one stays in use");
+            }
+        };
+        match gateway_config::build(settings, self.secret) {
+            Ok((core, _)) => {
+                let core = Arc::new(core);
+                for mailbox in self.mailboxes.iter() {
+                    mailbox.post(Post::Reconfigure(Arc::clone(&core)));
+                }
+            }
+            Err(why) => complain("the gateway's configuration", Err(why)),
+        }
+        // Files may have new content under an old name, so they are read in any case.
+        for (section, acceptor) in &self.acceptors {
+            let data = PathBuf::from(&settings.server.data);
+            complain("a certificate", tls::reload(acceptor, section.of(settings), &data));
+        }
+        if let Some(provider) = self.logins.provider() {
+            complain("the authentication provider", provider.reload());
+        }
+        match read_tokens(&settings.http.tokens_file) {
+            Ok(tokens) => self.access.set_tokens(tokens),
+            Err(error) => complain("the admin tokens", Err(error.to_string())),
+        }
+        self.watch.reconfigure(settings);
+        *config = next;
+        Ok(changes)
+    }
+
+    /// The settings in use.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner).settings.clone()
+    }
+
+    /// Stops in order: not ready any more, no new connections, everyone told, output flushed, threads ended. Takes at
+    /// most `server.shutdown_timeout_ms`. Returns whether everything was flushed in time.
+    pub fn shutdown(mut self) -> bool {
+        let timeout = Duration::from_millis(self.settings().server.shutdown_timeout_ms);
+        let until = Instant::now() + timeout;
+        self.watch.set_ready(false);
+        for mailbox in self.mailboxes.iter() {
+            mailbox.post(Post::Shutdown);
+        }
+        let complete = join_all(std::mem::take(&mut self.workers), until);
+        // The last shard thread held the last recorder handle.
+        let complete = join_all(self.recorder.take().into_iter().collect(), until) && complete;
+        self.http_end.notify_waiters();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(until.saturating_duration_since(Instant::now()).min(SHUTDOWN_RESERVE));
+        }
+        complete
+    }
+
+    fn serve_admin(&self, admin: Option<(tokio::net::TcpListener, SocketAddr)>) {
+        let (Some((listener, _)), Some(runtime)) = (admin, &self.runtime) else { return };
+        let options = ServeOptions {
+            access: Arc::clone(&self.access),
+            connections_max: self.settings().http.connections_max,
+        };
+        let end = Arc::clone(&self.http_end);
+        let monitor: Arc<dyn throng_http::Monitor> = Arc::clone(&self.watch) as Arc<dyn throng_http::Monitor>;
+        runtime.spawn(async move {
+            let served =
+                throng_http::serve(listener, monitor, options, async move { end.notified().await }).await;
+            if let Err(error) = served {
+                tracing::error!(%error, "the admin listener failed");
+            }
+        });
+    }
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running").field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.workers.is_empty() {
+            return;
+        }
+        for mailbox in self.mailboxes.iter() {
+            mailbox.post(Post::Shutdown);
+        }
+        join_all(std::mem::take(&mut self.workers), Instant::now() + SHUTDOWN_RESERVE);
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+struct WorkerPlan<'a> {
+    settings: &'a Settings,
+    clock: Clock,
+    loops: Vec<EventLoop>,
+    roles: HashMap<ListenerKey, ListenerRole>,
+    core: Arc<throng_gateway::Config>,
+    schemas: Arc<Schemas>,
+    mailboxes: Arc<[Mailbox]>,
+    heartbeats: Vec<Arc<Heartbeat>>,
+    logins: Arc<Logins>,
+    recorder: Recorder,
+    seed: u64,
+}
+
+fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError> {
+    let count = plan.loops.len() as u16;
+    let mut roles = Some(plan.roles);
+    let timeout =
+        Duration::from_millis(plan.settings.server.shutdown_timeout_ms).saturating_sub(SHUTDOWN_RESERVE);
+    let mut threads = Vec::new();
+    for (index, (event_loop, heartbeat)) in plan.loops.into_iter().zip(plan.heartbeats).enumerate() {
+        let shard = Shard::new(
+            Arc::clone(&plan.core),
+            Arc::clone(&plan.schemas),
+            ShardIndex(index as u16),
+            count,
+            plan.seed.wrapping_add(index as u64),
+            plan.clock.unix_start_ns(),
+        );
+        let worker = Worker::new(WorkerParts {
+            index: index as u16,
+            clock: plan.clock,
+            event_loop,
+            shard,
+            // Listeners are open on the first loop only.
+            listeners: roles.take().unwrap_or_default(),
+            mailboxes: Arc::clone(&plan.mailboxes),
+            logins: Arc::clone(&plan.logins),
+            recorder: plan.recorder.clone(),
+            heartbeat,
+            shutdown_timeout: timeout,
+        });
+        let thread = std::thread::Builder::new()
+            .name(format!("shard {index}"))
+            .stack_size(STACK_BYTES)
+            .spawn(move || worker.run())
+            .map_err(|source| StartError::System { what: "cannot start a shard thread", source })?;
+        threads.push(thread);
+    }
+    Ok(threads)
+}
+
+fn open_listeners(
+    settings: &Settings,
+    section: Section,
+    event_loop: &mut EventLoop,
+    addresses: &mut Vec<Address>,
+    acceptors: &mut Vec<(Section, TlsAcceptor)>,
+    roles: &mut HashMap<ListenerKey, ListenerRole>,
+) -> Result<(), StartError> {
+    let listener = section.of(settings);
+    let plans = listen::plan(listener).map_err(|(key, why)| StartError::File(format!("`{key}`: {why}")))?;
+    let tls = match plans.iter().any(|plan| plan.tls) {
+        true => {
+            let data = PathBuf::from(&settings.server.data);
+            let acceptor = tls::acceptor(listener, &data).map_err(StartError::File)?;
+            acceptors.push((section, acceptor.clone()));
+            Some(acceptor)
+        }
+        false => None,
+    };
+    for plan in plans {
+        let spec = listener_spec(settings, listener, &plan, tls.as_ref());
+        let (key, addr) = event_loop
+            .listen(spec)
+            .map_err(|source| bind_error(format!("{}.{}", section.name(), plan.key), plan.addr, source))?;
+        let framing = match plan.transport {
+            Transport::WebSocket => Framing::WebSocket,
+            Transport::Tcp | Transport::Kcp => Framing::Stream,
+        };
+        roles.insert(key, ListenerRole { kind: section.kind(), framing });
+        let service = if section == Section::Servers { Service::Servers } else { Service::Clients };
+        addresses.push(Address { service, scheme: plan.scheme(), addr });
+    }
+    Ok(())
+}
+
+fn listener_spec(
+    settings: &Settings,
+    listener: &Listener,
+    plan: &ListenerPlan,
+    tls: Option<&TlsAcceptor>,
+) -> ListenerSpec {
+    let profile = match listener.kcp_profile.as_str() {
+        "game" => kcp::Profile::GAME,
+        _ => kcp::Profile::REFERENCE,
+    };
+    let transport = match plan.transport {
+        Transport::Tcp => throng_net::Transport::Tcp,
+        Transport::WebSocket => throng_net::Transport::WebSocket,
+        Transport::Kcp => throng_net::Transport::Kcp(profile),
+    };
+    let mut spec = ListenerSpec::new(plan.addr, transport);
+    spec.tls = tls.filter(|_| plan.tls).cloned();
+    let any_origin = listener.origins.iter().any(|origin| origin == "*");
+    spec.ws = Arc::new(WsPolicy {
+        origins: if any_origin { Vec::new() } else { listener.origins.clone() },
+        ping_interval: gateway_config::millis(listener.ping_interval_ms),
+        ..WsPolicy::default()
+    });
+    // The core counts connections and says why it refuses one; the edge only keeps a flood from getting that far.
+    spec.limits.connections_max = settings.limits.connections_max.saturating_add(1_024);
+    spec.limits.idle_timeout = gateway_config::millis(listener.idle_timeout_ms);
+    spec
+}
+
+fn start_recorder(settings: &Settings) -> Result<(Recorder, Option<JoinHandle<()>>), StartError> {
+    if !settings.recordings.enabled {
+        return Ok((Recorder::none(), None));
+    }
+    let dir = match settings.recordings.dir.as_str() {
+        "" => PathBuf::from(&settings.server.data).join("recordings"),
+        dir => PathBuf::from(dir),
+    };
+    let shown = dir.display().to_string();
+    let (recorder, thread) = Recorder::start(dir)
+        .map_err(|error| StartError::File(format!("recordings cannot be written to `{shown}`: {error}")))?;
+    Ok((recorder, Some(thread)))
+}
+
+fn bind_admin(
+    settings: &Settings,
+    runtime: &tokio::runtime::Handle,
+) -> Result<Option<(tokio::net::TcpListener, SocketAddr)>, StartError> {
+    if settings.http.addr.is_empty() {
+        return Ok(None);
+    }
+    let addr = crate::config::resolve_addr(&settings.http.addr).map_err(StartError::File)?;
+    let bound = runtime.block_on(tokio::net::TcpListener::bind(addr));
+    match bound.and_then(|listener| listener.local_addr().map(|addr| (listener, addr))) {
+        Ok(admin) => Ok(Some(admin)),
+        Err(error) if !settings.http.required => {
+            tracing::warn!(%addr, %error, "no admin listener: its address cannot be used");
+            Ok(None)
+        }
+        Err(source) => Err(bind_error("http.addr".to_owned(), addr, source)),
+    }
+}
+
+fn bind_error(key: String, addr: SocketAddr, source: std::io::Error) -> StartError {
+    let hint = match source.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            let flag = key.replace(".extra", ".addr");
+            format!("; is another gateway running? `--{flag} {}:0` takes a free port", addr.ip())
+        }
+        std::io::ErrorKind::PermissionDenied => "; ports below 1024 need a privilege".to_owned(),
+        std::io::ErrorKind::AddrNotAvailable => "; this machine does not have that address".to_owned(),
+        _ => String::new(),
+    };
+    StartError::Bind { key, addr, source, hint }
+}
+
+/// One token a line, `#` begins a comment.
+fn read_tokens(path: &str) -> Result<Vec<String>, StartError> {
+    if path.is_empty() {
+        return Ok(Vec::new());
+    }
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| StartError::File(format!("`http.tokens_file`: cannot read `{path}`: {error}")))?;
+    let tokens: Vec<String> = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(str::to_owned)
+        .collect();
+    if tokens.is_empty() {
+        return Err(StartError::File(format!("`http.tokens_file`: `{path}` holds no token")));
+    }
+    Ok(tokens)
+}
+
+fn shard_count(configured: u16) -> usize {
+    match configured {
+        0 => std::thread::available_parallelism().map_or(1, usize::from).min(AUTOMATIC_SHARDS_MAX),
+        count => usize::from(count),
+    }
+}
+
+fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
+    use std::io::Read as _;
+    std::fs::File::open("/dev/urandom")?.read_exact(bytes)
+}
+
+/// Waits for threads until a deadline; those that are not done stay behind. Returns whether all were.
+fn join_all(threads: Vec<JoinHandle<()>>, until: Instant) -> bool {
+    let done = Arc::new((Mutex::new(0), std::sync::Condvar::new()));
+    let wanted = threads.len();
+    for thread in threads {
+        let done = Arc::clone(&done);
+        // JoinHandle has no timeout of its own.
+        let spawned = std::thread::Builder::new().name("join".to_owned()).spawn(move || {
+            let _ = thread.join();
+            *done.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+            done.1.notify_all();
+        });
+        drop(spawned);
+    }
+    let left = until.saturating_duration_since(Instant::now());
+    let count = done.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let (count, _) = done
+        .1
+        .wait_timeout_while(count, left, |count| *count < wanted)
+        .unwrap_or_else(PoisonError::into_inner);
+    *count == wanted
+}

@@ -1,0 +1,537 @@
+//! One shard thread: an event loop, a shard of the core, and the mailbox between it and the rest of the process.
+//!
+//! A round is: wait; take in what happened on the sockets; take in the mailbox; run what is due; write to every
+//! connection that gained output, once; carry out closures; post the mail. Everything within a round has one time.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use throng_gateway::{
+    AuthTicket, CloseReason, Closed, ConnId, ConnKind, Effect, Framing, SecurityEvent, Shard, ShardIndex,
+    Verdict,
+};
+use throng_net::{
+    Accept, Clock, CloseCause, CloseMode, ConnKey, EventLoop, Flow, Handler, ListenerKey, TimedOut,
+};
+use throng_stdx::Instant;
+
+use crate::auth::{Login, Logins};
+use crate::mailbox::{Mailbox, Post};
+use crate::recorder::Recorder;
+use crate::report::{ConnReport, RoundTimes, ShardReport};
+
+/// After a panic while running timers: pause before the next try, so that one that repeats does not eat the core.
+const PANIC_PAUSE: Duration = Duration::from_millis(10);
+/// Rounds of writing within one round of the loop. Writing makes room, room makes conflated channels resume, which
+/// is more to write; two passes settle that, and what is left over has its turn in the next round.
+const WRITE_PASSES: usize = 2;
+
+/// What a listener's connections are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ListenerRole {
+    pub(crate) kind: ConnKind,
+    pub(crate) framing: Framing,
+}
+
+/// What a worker needs besides its loop.
+pub(crate) struct WorkerParts {
+    pub(crate) index: u16,
+    pub(crate) clock: Clock,
+    pub(crate) event_loop: EventLoop,
+    pub(crate) shard: Shard,
+    pub(crate) listeners: HashMap<ListenerKey, ListenerRole>,
+    /// All mailboxes by shard, the own one included.
+    pub(crate) mailboxes: Arc<[Mailbox]>,
+    pub(crate) logins: Arc<Logins>,
+    pub(crate) recorder: Recorder,
+    pub(crate) heartbeat: Arc<Heartbeat>,
+    /// Time to say goodbye to everyone.
+    pub(crate) shutdown_timeout: Duration,
+}
+
+/// Whether a worker is in a round, and since when; read by the health check.
+#[derive(Debug, Default)]
+pub(crate) struct Heartbeat {
+    /// Nanoseconds since the start of the clock plus one; 0 while waiting.
+    round_began_ns: AtomicU64,
+}
+
+impl Heartbeat {
+    /// How long the present round has taken; `None` while the worker waits for events.
+    pub(crate) fn busy_for(&self, now: Instant) -> Option<Duration> {
+        let began = self.round_began_ns.load(Ordering::Relaxed).checked_sub(1)?;
+        Some(now.since(Instant::from_nanos(began)))
+    }
+
+    fn begin(&self, now: Instant) {
+        self.round_began_ns.store(now.as_nanos() + 1, Ordering::Relaxed);
+    }
+
+    fn end(&self) {
+        self.round_began_ns.store(0, Ordering::Relaxed);
+    }
+}
+
+/// A shard thread, ready to run.
+pub(crate) struct Worker {
+    event_loop: EventLoop,
+    driver: Driver,
+    shutdown_timeout: Duration,
+}
+
+/// The half of a worker that the event loop calls back into.
+struct Driver {
+    index: u16,
+    clock: Clock,
+    now: Instant,
+    shard: Shard,
+    listeners: HashMap<ListenerKey, ListenerRole>,
+    conns: HashMap<ConnId, Conn>,
+    by_key: HashMap<ConnKey, ConnId>,
+    /// Closed by the core before their socket arrived.
+    closed_early: HashSet<ConnId>,
+    mailboxes: Arc<[Mailbox]>,
+    /// Posts of this round, by destination.
+    outgoing: Vec<VecDeque<Post>>,
+    /// Accepted for other shards, still to be taken out of the loop.
+    hand_offs: Vec<(ConnKey, ConnId, ShardIndex, ConnKind)>,
+    dirty: Vec<ConnId>,
+    closing: Vec<(ConnId, CloseReason, Vec<u8>)>,
+    verdicts: Vec<(AuthTicket, Verdict)>,
+    /// Paused because another shard's mailbox is full.
+    paused: Vec<ConnKey>,
+    woken: bool,
+    logins: Arc<Logins>,
+    recorder: Recorder,
+    heartbeat: Arc<Heartbeat>,
+    rounds: RoundTimes,
+    panics: u64,
+    congestions: u64,
+    /// No timers before this, after a panic in them.
+    timers_from: Instant,
+    stopping: Option<Instant>,
+}
+
+struct Conn {
+    key: ConnKey,
+    kind: ConnKind,
+    since: Instant,
+    bytes_in: u64,
+    bytes_out: u64,
+    /// Waits for the loop to say that there is room.
+    blocked: bool,
+    dirty: bool,
+}
+
+impl Worker {
+    pub(crate) fn new(parts: WorkerParts) -> Worker {
+        let count = parts.mailboxes.len();
+        let driver = Driver {
+            index: parts.index,
+            clock: parts.clock,
+            now: parts.clock.now(),
+            shard: parts.shard,
+            listeners: parts.listeners,
+            conns: HashMap::new(),
+            by_key: HashMap::new(),
+            closed_early: HashSet::new(),
+            mailboxes: parts.mailboxes,
+            outgoing: (0..count).map(|_| VecDeque::new()).collect(),
+            hand_offs: Vec::new(),
+            dirty: Vec::new(),
+            closing: Vec::new(),
+            verdicts: Vec::new(),
+            paused: Vec::new(),
+            woken: false,
+            logins: parts.logins,
+            recorder: parts.recorder,
+            heartbeat: parts.heartbeat,
+            rounds: RoundTimes::default(),
+            panics: 0,
+            congestions: 0,
+            timers_from: Instant::ZERO,
+            stopping: None,
+        };
+        Worker { event_loop: parts.event_loop, driver, shutdown_timeout: parts.shutdown_timeout }
+    }
+
+    /// Runs until the shutdown is complete.
+    pub(crate) fn run(mut self) {
+        let mut posts = VecDeque::new();
+        loop {
+            let (clock, deadline) = (self.driver.clock, self.driver.deadline());
+            if let Err(error) = self.event_loop.poll(&clock, deadline, &mut self.driver) {
+                // The loop cannot wait any more: without it this shard is dead, and the process with it.
+                tracing::error!(shard = self.driver.index, %error, "the event loop failed; stopping the process");
+                std::process::abort();
+            }
+            self.round(&mut posts);
+            let now = self.driver.clock.now();
+            self.driver.rounds.record(now.since(self.driver.now).as_nanos() as u64);
+            self.driver.heartbeat.end();
+            if let Some(until) = self.driver.stopping
+                && (self.event_loop.conn_count() == 0 || now >= until)
+            {
+                return;
+            }
+        }
+    }
+
+    fn round(&mut self, posts: &mut VecDeque<Post>) {
+        self.hand_off();
+        if std::mem::take(&mut self.driver.woken) {
+            self.take_posts(posts);
+        }
+        self.driver.run_due();
+        self.driver.answer_logins();
+        for _ in 0..WRITE_PASSES {
+            self.write_dirty();
+        }
+        self.carry_out_closures();
+        self.resume_paused();
+        self.driver.post_mail();
+    }
+
+    /// Moves sockets to the shards that own their connections, behind the mail that announced them.
+    fn hand_off(&mut self) {
+        for (key, conn, shard, kind) in std::mem::take(&mut self.driver.hand_offs) {
+            let post = match self.event_loop.detach(key) {
+                Some(socket) => Post::Socket { conn, kind, socket: Box::new(socket) },
+                None => {
+                    self.event_loop.close(key, CloseMode::Now);
+                    Post::SocketLost { conn }
+                }
+            };
+            self.driver.outgoing[usize::from(shard.0)].push_back(post);
+        }
+    }
+
+    fn take_posts(&mut self, posts: &mut VecDeque<Post>) {
+        let mine = usize::from(self.driver.index);
+        if self.driver.mailboxes[mine].take(posts) {
+            self.driver.mailboxes.iter().for_each(Mailbox::wake);
+        }
+        for post in posts.drain(..) {
+            match post {
+                Post::Mail(mail) => {
+                    self.driver.guard(|driver| driver.shard.handle_mail(driver.now, mail));
+                }
+                Post::Socket { conn, kind, socket } => self.attach(conn, kind, *socket),
+                Post::SocketLost { conn } => self.driver.lose(conn, Closed::Error),
+                Post::Verdict { ticket, verdict } => self.driver.verdicts.push((ticket, verdict)),
+                Post::Report { lists, reply } => {
+                    // The asker may have given up waiting.
+                    let _ = reply.try_send(self.driver.report(&self.event_loop, lists));
+                }
+                Post::Reconfigure(_config) => {}
+                Post::Shutdown => self.begin_shutdown(),
+            }
+        }
+    }
+
+    fn attach(&mut self, conn: ConnId, kind: ConnKind, socket: throng_net::DetachedConn) {
+        match self.event_loop.attach(socket) {
+            Ok(key) if self.driver.closed_early.remove(&conn) => self.event_loop.close(key, CloseMode::Now),
+            Ok(key) => {
+                self.driver.adopt(conn, kind, key);
+                self.driver.mark_dirty(conn);
+            }
+            Err(error) => {
+                tracing::debug!(conn = conn.0, %error, "a socket could not be moved to its shard");
+                self.driver.lose(conn, Closed::Error);
+            }
+        }
+    }
+
+    fn begin_shutdown(&mut self) {
+        for key in std::mem::take(&mut self.driver.listeners).into_keys() {
+            self.event_loop.close_listener(key);
+        }
+        self.driver.stopping = Some(self.driver.now + self.shutdown_timeout);
+        self.driver.guard(|driver| driver.shard.begin_shutdown(driver.now));
+    }
+
+    fn write_dirty(&mut self) {
+        for conn in std::mem::take(&mut self.driver.dirty) {
+            self.write(conn);
+        }
+    }
+
+    /// Gives a connection's output to the transport, as much as it takes.
+    fn write(&mut self, conn: ConnId) {
+        let driver = &mut self.driver;
+        let Some(entry) = driver.conns.get_mut(&conn) else { return };
+        entry.dirty = false;
+        if entry.blocked {
+            return;
+        }
+        let Some(outbox) = driver.shard.outbox(conn) else { return };
+        if outbox.is_empty() {
+            return;
+        }
+        let mut slices: Vec<IoSlice<'_>> = Vec::new();
+        outbox.gather(&mut slices);
+        let outcome = self.event_loop.write(entry.key, &slices);
+        drop(slices);
+        entry.blocked = outcome.blocked;
+        entry.bytes_out += outcome.taken as u64;
+        driver.guard_conn(conn, |driver| driver.shard.handle_written(driver.now, conn, outcome.taken));
+    }
+
+    fn carry_out_closures(&mut self) {
+        for (conn, reason, flush) in std::mem::take(&mut self.driver.closing) {
+            let Some(entry) = self.driver.forget(conn) else {
+                // Accepted for this shard, but the socket is still on its way.
+                self.driver.closed_early.insert(conn);
+                continue;
+            };
+            tracing::debug!(conn = conn.0, kind = ?entry.kind, reason = reason.name(), "connection closed");
+            let mut mode = if flush.is_empty() { CloseMode::Now } else { CloseMode::Flush };
+            if reason == CloseReason::Shutdown {
+                mode = CloseMode::Flush;
+            }
+            if !flush.is_empty() {
+                // What the transport does not take now is lost: the peer was too slow for its own goodbye.
+                let _ = self.event_loop.write(entry.key, &[IoSlice::new(&flush)]);
+            }
+            self.event_loop.close(entry.key, mode);
+        }
+    }
+
+    fn resume_paused(&mut self) {
+        if self.driver.paused.is_empty() || self.driver.is_congested() {
+            return;
+        }
+        for key in std::mem::take(&mut self.driver.paused) {
+            self.event_loop.resume_read(key);
+        }
+    }
+}
+
+impl Driver {
+    /// When the next round must begin if nothing happens.
+    fn deadline(&self) -> Option<Instant> {
+        let timers = self.shard.next_timeout().map(|at| at.max(self.timers_from));
+        let writes = (!self.dirty.is_empty()).then_some(Instant::ZERO);
+        [timers, writes, self.stopping].into_iter().flatten().min()
+    }
+
+    fn run_due(&mut self) {
+        let due = self.shard.next_timeout().is_some_and(|at| at <= self.now);
+        if due
+            && self.now >= self.timers_from
+            && !self.guard(|driver| driver.shard.handle_timeout(driver.now))
+        {
+            self.timers_from = self.now + PANIC_PAUSE;
+        }
+    }
+
+    fn answer_logins(&mut self) {
+        // An answer can cause the next question, hence the loop; each turn answers what is there.
+        while let Some((ticket, verdict)) = self.verdicts.pop() {
+            self.guard(|driver| driver.shard.handle_verdict(driver.now, ticket, verdict));
+        }
+    }
+
+    fn adopt(&mut self, conn: ConnId, kind: ConnKind, key: ConnKey) {
+        let entry =
+            Conn { key, kind, since: self.now, bytes_in: 0, bytes_out: 0, blocked: false, dirty: false };
+        self.conns.insert(conn, entry);
+        self.by_key.insert(key, conn);
+    }
+
+    fn forget(&mut self, conn: ConnId) -> Option<Conn> {
+        let entry = self.conns.remove(&conn)?;
+        self.by_key.remove(&entry.key);
+        Some(entry)
+    }
+
+    /// The transport lost a connection.
+    fn lose(&mut self, conn: ConnId, cause: Closed) {
+        self.forget(conn);
+        self.guard(|driver| driver.shard.handle_closed(driver.now, conn, cause));
+    }
+
+    fn mark_dirty(&mut self, conn: ConnId) {
+        if let Some(entry) = self.conns.get_mut(&conn)
+            && !entry.dirty
+        {
+            entry.dirty = true;
+            self.dirty.push(conn);
+        }
+    }
+
+    /// Gives the core one input and takes its outputs. A panic is counted and contained; `false` tells of one.
+    fn guard(&mut self, input: impl FnOnce(&mut Driver)) -> bool {
+        let calm = catch_unwind(AssertUnwindSafe(|| input(self))).is_ok();
+        if !calm {
+            self.panics += 1;
+        }
+        // Outputs can break on the state that a panic left behind.
+        if catch_unwind(AssertUnwindSafe(|| self.drain())).is_err() {
+            self.panics += 1;
+            return false;
+        }
+        calm
+    }
+
+    /// As [`Driver::guard`], for an input that comes from one connection: a panic ends that connection.
+    fn guard_conn(&mut self, conn: ConnId, input: impl FnOnce(&mut Driver)) {
+        if self.guard(input) {
+            return;
+        }
+        tracing::error!(conn = conn.0, "the core panicked on a connection's input; closing the connection");
+        self.guard(|driver| driver.shard.handle_closed(driver.now, conn, Closed::Error));
+        self.closing.push((conn, CloseReason::Internal, Vec::new()));
+    }
+
+    /// Takes every output of the core.
+    fn drain(&mut self) {
+        while let Some((shard, mail)) = self.shard.poll_mail() {
+            self.outgoing[usize::from(shard.0)].push_back(Post::Mail(mail));
+        }
+        while let Some(effect) = self.shard.poll_effect() {
+            self.carry_out(effect);
+        }
+        while let Some(conn) = self.shard.poll_writable() {
+            self.mark_dirty(conn);
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Close { conn, reason, flush } => self.closing.push((conn, reason, flush)),
+            Effect::Authenticate { ticket, conn, kind, addr, pit, lt } => {
+                let login = Login { conn: conn.0, kind, addr, player: pit, token: lt };
+                if let Some(verdict) = self.logins.ask(ticket, login) {
+                    self.verdicts.push((ticket, verdict));
+                }
+            }
+            Effect::Recording { conn: _, name, bytes } => self.recorder.append(name, bytes),
+            Effect::SecurityLog(event) => log_security(&event),
+            // The catalogue of effects may grow; one that nobody carries out must not go unnoticed.
+            other => tracing::error!(?other, "an effect of the core is not carried out"),
+        }
+    }
+
+    fn post_mail(&mut self) {
+        for (mailbox, posts) in self.mailboxes.iter().zip(&mut self.outgoing) {
+            mailbox.post_all(posts);
+        }
+    }
+
+    fn is_congested(&self) -> bool {
+        let mine = usize::from(self.index);
+        self.mailboxes.iter().enumerate().any(|(index, mailbox)| index != mine && mailbox.is_congested())
+    }
+
+    fn report(&self, event_loop: &EventLoop, lists: bool) -> ShardReport {
+        let mut connections = Vec::new();
+        let mut channels = Vec::new();
+        if lists {
+            connections.extend(self.conns.iter().map(|(id, conn)| ConnReport {
+                id: *id,
+                kind: conn.kind,
+                shard: self.index,
+                addr: event_loop.peer(conn.key).map(|addr| addr.to_string()).unwrap_or_default(),
+                open_ms: self.now.since(conn.since).as_millis() as u64,
+                bytes_in: conn.bytes_in,
+                bytes_out: conn.bytes_out,
+                queued_bytes: 0,
+            }));
+            channels.extend(crate::report::channels(&self.shard, self.index));
+        }
+        ShardReport {
+            stats: self.shard.stats().clone(),
+            loop_stats: *event_loop.stats(),
+            rounds: self.rounds.clone(),
+            panics: self.panics,
+            congestions: self.congestions,
+            mailbox_len: self.mailboxes[usize::from(self.index)].len(),
+            recordings_dropped: self.recorder.dropped(),
+            connections,
+            channels,
+        }
+    }
+}
+
+impl Handler for Driver {
+    fn polled(&mut self, now: Instant) {
+        self.now = now;
+        self.heartbeat.begin(now);
+    }
+
+    fn accepted(&mut self, listener: ListenerKey, key: ConnKey, peer: SocketAddr) -> Accept {
+        let Some(role) = self.listeners.get(&listener).copied() else { return Accept::Refuse };
+        let mut accepted = None;
+        self.guard(|driver| {
+            accepted = Some(driver.shard.accept(driver.now, role.kind, role.framing, peer.ip()));
+        });
+        match accepted {
+            Some(Ok(accepted)) if accepted.shard.0 == self.index => {
+                self.adopt(accepted.conn, role.kind, key);
+                self.mark_dirty(accepted.conn);
+                Accept::Keep
+            }
+            Some(Ok(accepted)) => {
+                self.hand_offs.push((key, accepted.conn, accepted.shard, role.kind));
+                Accept::HandOff
+            }
+            Some(Err(refusal)) => {
+                tracing::debug!(%peer, reason = refusal.name(), "connection refused");
+                Accept::Refuse
+            }
+            None => Accept::Refuse,
+        }
+    }
+
+    fn data(&mut self, key: ConnKey, bytes: &[u8]) -> Flow {
+        let Some(&conn) = self.by_key.get(&key) else { return Flow::Continue };
+        if let Some(entry) = self.conns.get_mut(&conn) {
+            entry.bytes_in += bytes.len() as u64;
+        }
+        self.guard_conn(conn, |driver| driver.shard.handle_bytes(driver.now, conn, bytes));
+        if self.is_congested() {
+            self.congestions += 1;
+            self.paused.push(key);
+            return Flow::Pause;
+        }
+        Flow::Continue
+    }
+
+    fn writable(&mut self, key: ConnKey) {
+        let Some(&conn) = self.by_key.get(&key) else { return };
+        if let Some(entry) = self.conns.get_mut(&conn) {
+            entry.blocked = false;
+        }
+        self.mark_dirty(conn);
+    }
+
+    fn closed(&mut self, key: ConnKey, cause: CloseCause) {
+        let Some(&conn) = self.by_key.get(&key) else { return };
+        tracing::debug!(conn = conn.0, cause = cause.name(), "connection lost");
+        let closed = match cause {
+            CloseCause::EndOfStream => Closed::EndOfStream,
+            CloseCause::TimedOut(TimedOut::Idle | TimedOut::Ping) => Closed::Idle,
+            _ => Closed::Error,
+        };
+        self.lose(conn, closed);
+    }
+
+    fn woken(&mut self) {
+        self.woken = true;
+    }
+}
+
+fn log_security(event: &SecurityEvent) {
+    let conn = event.conn.map(|conn| conn.0);
+    let addr = event.addr.map(|addr| addr.to_string());
+    // A player identifier is no secret, but it is chosen by the peer: it goes out quoted and cut.
+    let player: Option<String> = event.pit.as_ref().map(|pit| pit.chars().take(64).collect());
+    tracing::warn!(target: "security", conn, addr, player, event = event.what.name(), "security event");
+}
