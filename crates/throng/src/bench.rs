@@ -63,19 +63,32 @@ pub(crate) struct ServerArgs {
     #[arg(long, value_name = "HOST:PORT", help_heading = "Server")]
     pub(crate) addr: Option<String>,
     /// Game servers' listener of that server [default: port 11288 of the same host]
-    #[arg(long, value_name = "HOST:PORT", requires = "addr", help_heading = "Server")]
+    #[arg(
+        hide_short_help = true,
+        long,
+        value_name = "HOST:PORT",
+        requires = "addr",
+        help_heading = "Server"
+    )]
     pub(crate) servers: Option<String>,
     /// Process id of that server, when it runs here: for CPU and memory
-    #[arg(long, requires = "addr", help_heading = "Server")]
+    #[arg(hide_short_help = true, long, requires = "addr", help_heading = "Server")]
     pub(crate) pid: Option<u32>,
     /// Address of its metrics page
-    #[arg(long, value_name = "HOST:PORT", requires = "addr", help_heading = "Server")]
+    #[arg(
+        hide_short_help = true,
+        long,
+        value_name = "HOST:PORT",
+        requires = "addr",
+        help_heading = "Server"
+    )]
     pub(crate) metrics: Option<String>,
     /// Threads of the server that is started
     #[arg(long, value_name = "N", conflicts_with = "addr", help_heading = "Server")]
     pub(crate) shards: Option<u16>,
     /// A further flag for the server that is started; can be repeated
     #[arg(
+        hide_short_help = true,
         long,
         value_name = "FLAG",
         allow_hyphen_values = true,
@@ -84,13 +97,20 @@ pub(crate) struct ServerArgs {
     )]
     pub(crate) server_flag: Vec<String>,
     /// How players connect: tcp or ws
-    #[arg(long, default_value_t = Transport::Tcp, help_heading = "Load")]
+    #[arg(hide_short_help = true, long, default_value_t = Transport::Tcp, help_heading = "Load")]
     pub(crate) transport: Transport,
     /// Generator threads for players [default: one per two processors]
-    #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N", help_heading = "Load")]
+    #[arg(
+        hide_short_help = true,
+        long,
+        default_value_t = 0,
+        hide_default_value = true,
+        value_name = "N",
+        help_heading = "Load"
+    )]
     pub(crate) threads: usize,
     /// Seed of everything random
-    #[arg(long, default_value_t = 1, help_heading = "Load")]
+    #[arg(hide_short_help = true, long, default_value_t = 1, help_heading = "Load")]
     pub(crate) seed: u64,
 }
 

@@ -33,13 +33,13 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "ID")]
     channel: Option<u32>,
     /// Write the tag of the stock Go and JavaScript clients.
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     legacy_tag: bool,
     /// Longest wait for an answer, in milliseconds.
     #[arg(long, value_name = "MS", default_value = "3000")]
     answer_timeout: u64,
     /// How long to listen after the last packet, in milliseconds.
-    #[arg(long, value_name = "MS", default_value = "500")]
+    #[arg(long, value_name = "MS", default_value = "500", hide_short_help = true)]
     settle: u64,
     /// Print the report as JSON.
     #[arg(long)]

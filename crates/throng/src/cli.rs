@@ -1,0 +1,208 @@
+//! The command line: subcommands, flags and their help.
+
+use std::time::Duration;
+
+use clap::{Arg, ArgAction, Args, Command};
+
+use crate::bench::BenchArgs;
+use crate::keys::with_keys;
+use crate::replay::ReplayArgs;
+use crate::swarm::{DemoArgs, SwarmArgs};
+
+const EXAMPLES: &str = "\
+Examples:
+  throng demo                      a gateway, and players in a small world
+  throng swarm --players 100       let 100 simulated players join
+  throng channeld -dev             start as channeld would";
+
+const MORE_EXAMPLES: &str = "\
+Examples:
+  throng                                   start a gateway on this machine
+  throng demo                              the same, with players in a small world
+  throng swarm --players 100               let 100 simulated players join it
+  throng channeld -dev -cfsm=config/client_authoratative_fsm.json
+  throng bench channel single              the published scenario
+  throng config default > throng.toml      write a configuration to start from
+  throng explain THR-0106                  what an error code means
+
+Without a command the flags of `throng up` apply; `throng up --help` lists them.";
+
+const UP_EXAMPLES: &str = "\
+Examples:
+  throng up                                everything on loopback, nothing to configure
+  throng up --schema game.proto            channel data of your own game
+  throng up -c throng.toml --server.shards 4
+  THRONG_LOG_FORMAT=json throng up --for 60s
+
+Every key of the configuration is a flag; `throng up --help` lists them.";
+
+const CONFIG_EXAMPLES: &str = "\
+Examples:
+  throng config check -c throng.toml       every problem at once; exit 2 if there is one
+  throng config show --origin              the values in effect and where each came from
+  throng config default > throng.toml      all keys with their documentation
+  throng config schema > throng.schema.json";
+
+/// The whole command line.
+pub(crate) fn command() -> Command {
+    // Without a subcommand the flags of `up` apply, but they would drown the list of subcommands in the help.
+    let hidden =
+        |command: Command| command.mut_args(|arg| if is_builtin(&arg) { arg } else { arg.hide(true) });
+    hidden(up_flags(Command::new("throng")))
+        .about("Multiplayer backend in one binary. Without a command: up.")
+        .version(env!("CARGO_PKG_VERSION"))
+        .override_usage("throng [COMMAND] [OPTIONS]")
+        .args_conflicts_with_subcommands(true)
+        .disable_help_subcommand(true)
+        .after_help(EXAMPLES)
+        .after_long_help(MORE_EXAMPLES)
+        .subcommand(
+            up_flags(Command::new("up"))
+                .about("Start the gateway and say where it listens")
+                .after_help(UP_EXAMPLES),
+        )
+        .subcommand(
+            DemoArgs::augment_args(Command::new("demo"))
+                .about("Start a gateway and let simulated players walk, turn and jump on it"),
+        )
+        .subcommand(
+            Command::new("channeld")
+                .about("Start with the flags, defaults and ports of channeld")
+                .disable_help_flag(true),
+        )
+        .subcommand(
+            BenchArgs::augment_args(Command::new("bench")).about("Measure: published scenarios by name"),
+        )
+        .subcommand(
+            SwarmArgs::augment_args(Command::new("swarm")).about("Let simulated players join a server"),
+        )
+        .subcommand(
+            ReplayArgs::augment_args(Command::new("replay"))
+                .about("Play recorded sessions and report what differs"),
+        )
+        .subcommand(config_command())
+        .subcommand(
+            Command::new("health")
+                .about("Ask a running process whether it is ready; exit 0 if so, else 1")
+                .arg(
+                    Arg::new("http")
+                        .long("http")
+                        .value_name("ADDR")
+                        .help("Its admin address")
+                        .default_value("127.0.0.1:11280"),
+                )
+                .arg(
+                    Arg::new("live")
+                        .long("live")
+                        .action(ArgAction::SetTrue)
+                        .help("Ask whether it works at all"),
+                )
+                .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the answer")),
+        )
+        .subcommand(Command::new("explain").about("Explain an error code").arg(
+            Arg::new("code").value_name("CODE").help("As printed, THR-0103; without one, all are listed"),
+        ))
+        .subcommand(
+            Command::new("version")
+                .about("Print the version")
+                .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("As JSON")),
+        )
+}
+
+/// The flags of `throng up`, shared with what starts a gateway by the way.
+pub(crate) fn up_flags(command: Command) -> Command {
+    let common = |arg: Arg| arg.help_heading("Common");
+    let command = command
+        .arg(common(
+            Arg::new("only")
+                .long("only")
+                .value_name("SERVICES")
+                .value_delimiter(',')
+                .value_parser(["gateway"])
+                .help("Start these services only"),
+        ))
+        .arg(common(
+            Arg::new("data").long("data").value_name("DIR").help("Folder for what is kept (server.data)"),
+        ))
+        .arg(common(Arg::new("http").long("http").value_name("ADDR").help("Admin address (http.addr)")))
+        .arg(common(
+            Arg::new("schema")
+                .long("schema")
+                .value_name("FILE")
+                .action(ArgAction::Append)
+                .help("Describe channel data: .proto or descriptor set; repeatable"),
+        ))
+        .arg(common(
+            Arg::new("dev")
+                .long("dev")
+                .action(ArgAction::SetTrue)
+                .help("Development mode: everyone may log in, loopback only (gateway.dev)"),
+        ))
+        .arg(common(
+            Arg::new("for")
+                .long("for")
+                .value_name("TIME")
+                .value_parser(parse_duration)
+                .help("Stop by itself after this time: 500ms, 20s, 5m"),
+        ));
+    with_keys(command)
+}
+
+fn config_command() -> Command {
+    let origin =
+        Arg::new("origin").long("origin").action(ArgAction::SetTrue).help("With the source of every value");
+    let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("As JSON");
+    Command::new("config")
+        .about("Check, show or print the configuration")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .disable_help_subcommand(true)
+        .after_help(CONFIG_EXAMPLES)
+        .subcommand(with_keys(Command::new("check").about("Report every problem; exit 2 if there is one")))
+        .subcommand(with_keys(Command::new("show").about("Print the values in effect").arg(origin).arg(json)))
+        .subcommand(Command::new("default").about("Print a commented file with every key"))
+        .subcommand(Command::new("schema").about("Print a JSON Schema for editors"))
+}
+
+/// Reads `500ms`, `20s`, `5m`, `2h`; a bare number is seconds.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number: f64 = digits.parse().map_err(|_| "expected a time such as 500ms, 20s or 5m".to_owned())?;
+    let factor = match &text[digits.len()..] {
+        "ms" => 0.001,
+        "s" | "" => 1.0,
+        "m" => 60.0,
+        "h" => 3_600.0,
+        unit => return Err(format!("`{unit}` is none of ms, s, m, h")),
+    };
+    let seconds = number * factor;
+    if !(0.0..=1e9).contains(&seconds) {
+        return Err("expected a time between 0 and 30 years".to_owned());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+fn is_builtin(arg: &Arg) -> bool {
+    matches!(arg.get_id().as_str(), "help" | "version")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn times_are_read() {
+        assert_eq!(parse_duration("20s"), Ok(Duration::from_secs(20)));
+        assert_eq!(parse_duration("1.5m"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_duration("3"), Ok(Duration::from_secs(3)));
+        for bad in ["", "s", "-1s", "5x", "1e400s", "NaNs"] {
+            assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! `throng config check|show|default|schema`.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use clap::ArgMatches;
+use throng_server::config::{self, Config, Loader, Origin, SECTIONS};
+
+use crate::keys;
+use crate::output::{complain, print};
+
+pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
+    match matches.subcommand() {
+        Some(("check", matches)) => with_config(matches, |config| {
+            for warning in &config.warnings {
+                complain(&format!("warning: {warning}"));
+            }
+            print("the configuration is good\n");
+        }),
+        Some(("show", matches)) => with_config(matches, |config| {
+            let origin = matches.get_flag("origin");
+            print(&if matches.get_flag("json") {
+                show_json(config, origin)
+            } else {
+                show_toml(config, origin)
+            });
+        }),
+        Some(("default", _)) => {
+            print(&config::default_toml());
+            ExitCode::SUCCESS
+        }
+        Some(("schema", _)) => {
+            print(&format!("{:#}\n", config::schema()));
+            ExitCode::SUCCESS
+        }
+        _ => unreachable!("clap requires one of the subcommands above"),
+    }
+}
+
+fn with_config(matches: &ArgMatches, show: impl FnOnce(&Config)) -> ExitCode {
+    match keys::load(matches, Loader::new()) {
+        Ok(config) => {
+            show(&config);
+            ExitCode::SUCCESS
+        }
+        Err(problems) => {
+            complain(&problems.to_string());
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// A file that would give the same configuration.
+fn show_toml(config: &Config, with_origin: bool) -> String {
+    let mut out = String::new();
+    for section in SECTIONS {
+        if !out.is_empty() {
+            out.push('\n');
+        }
+        let _ = writeln!(out, "[{}]", section.path);
+        for (key, value, origin) in config.entries() {
+            let Some((parent, name)) = key.path.rsplit_once('.') else { continue };
+            if parent != section.path {
+                continue;
+            }
+            let line = format!("{name} = {}", value.to_toml());
+            if with_origin {
+                let _ = writeln!(out, "{line:<48} # {origin}");
+            } else {
+                let _ = writeln!(out, "{line}");
+            }
+        }
+    }
+    out
+}
+
+fn show_json(config: &Config, with_origin: bool) -> String {
+    let entry = |value: &config::Value, origin: &Origin| match with_origin {
+        true => serde_json::json!({ "value": value.to_json(), "origin": origin.to_string() }),
+        false => value.to_json(),
+    };
+    let all: serde_json::Map<String, serde_json::Value> =
+        config.entries().map(|(key, value, origin)| (key.path.clone(), entry(value, origin))).collect();
+    format!("{:#}\n", serde_json::Value::Object(all))
+}

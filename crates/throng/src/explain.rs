@@ -1,0 +1,85 @@
+//! `throng explain CODE`: what an error code means and what to do, offline.
+
+use std::process::ExitCode;
+
+use clap::ArgMatches;
+
+use crate::output::{complain, print};
+
+/// Code, title, explanation.
+const CODES: &[(&str, &str, &str)] = &[
+    (
+        "THR-0101",
+        "the configuration file cannot be read",
+        "The file given with --config (or THRONG_CONFIG) does not exist or may not be read. Without a file the\n\
+         defaults apply; `throng config default > throng.toml` writes one to start from.",
+    ),
+    (
+        "THR-0102",
+        "the configuration file is not TOML",
+        "The place shown is where the reader got lost; the mistake is there or shortly before: a quote that is not\n\
+         closed, a missing `=`, a key that stands twice.",
+    ),
+    (
+        "THR-0103",
+        "unknown key",
+        "There is no key or section of that name where it stands. The message names the nearest known one and all that\n\
+         are allowed in that place. `throng config default` prints every key with its documentation.",
+    ),
+    (
+        "THR-0104",
+        "bad value",
+        "The value has the wrong type or lies outside its range; both are in the message, with the default.",
+    ),
+    (
+        "THR-0105",
+        "values that do not go together",
+        "Each value alone is fine, but one needs another that is missing or contradicts it, for example an\n\
+         authentication by tokens without a file of tokens.",
+    ),
+    (
+        "THR-0106",
+        "an address that lets strangers in",
+        "The listener would be reachable from other machines while logins are not checked (or the admin address has no\n\
+         token). Ways out: listen on 127.0.0.1; set up an authentication in [gateway.auth]; or, inside a network that only\n\
+         you can reach, set gateway.unsafe_binds = true.",
+    ),
+    (
+        "THR-0107",
+        "a file named in the configuration cannot be used",
+        "A schema, state machine, channel settings, certificate or token file is missing or wrong. Relative paths count\n\
+         from the working directory of the process.",
+    ),
+];
+
+pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
+    let Some(code) = matches.get_one::<String>("code") else {
+        let list: String = CODES.iter().map(|(code, title, _)| format!("{code}  {title}\n")).collect();
+        print(&list);
+        return ExitCode::SUCCESS;
+    };
+    let wanted = code.trim_start_matches("error[").trim_end_matches(']').to_ascii_uppercase();
+    match CODES.iter().find(|(known, _, _)| *known == wanted) {
+        Some((code, title, text)) => {
+            print(&format!("{code}: {title}\n\n{text}\n"));
+            ExitCode::SUCCESS
+        }
+        None => {
+            complain(&format!("error: there is no code `{code}`; `throng explain` lists them"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use throng_server::config::ProblemKind;
+
+    #[test]
+    fn every_code_of_a_problem_is_explained() {
+        use ProblemKind::*;
+        for kind in [Unreadable, Syntax, UnknownKey, BadValue, Conflict, UnsafeBind, BadReference] {
+            assert!(super::CODES.iter().any(|(code, _, _)| *code == kind.code()), "{kind:?}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! `throng up`: start, say where, run until stopped.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::ArgMatches;
+use throng_server::config::{Config, Loader};
+use throng_server::{Address, End, Running, Service, Signals};
+
+use crate::keys;
+use crate::output::{complain, print};
+
+/// Exit code for wrong input and failed starts.
+const WRONG: u8 = 2;
+
+pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
+    match config(matches) {
+        Ok(config) => {
+            serve(config, matches.get_one::<Duration>("for").copied(), "throng swarm --players 100")
+        }
+        Err(code) => code,
+    }
+}
+
+/// The configuration that the flags of `up` ask for; problems are printed.
+pub(crate) fn config(matches: &ArgMatches) -> Result<Config, ExitCode> {
+    let mut loader = Loader::new();
+    let text = |name: &str| matches.get_one::<String>(name);
+    if matches.get_flag("dev") {
+        loader = loader.flag("--dev", "gateway.dev", "true");
+    }
+    for (flag, key) in [("data", "server.data"), ("http", "http.addr")] {
+        if let Some(value) = text(flag) {
+            loader = loader.flag(format!("--{flag}"), key, value.as_str());
+        }
+    }
+    if let Some(files) = matches.get_many::<String>("schema") {
+        let files: Vec<&str> = files.map(String::as_str).collect();
+        loader = loader.flag("--schema", "gateway.schemas", files.join(","));
+    }
+    keys::load(matches, loader).map_err(|problems| {
+        complain(&problems.to_string());
+        ExitCode::from(WRONG)
+    })
+}
+
+/// Starts `config`, prints where it listens and runs until it is stopped.
+pub(crate) fn serve(config: Config, run_for: Option<Duration>, try_next: &str) -> ExitCode {
+    let began = Instant::now();
+    let log = match throng_server::log::start(&config.settings.log) {
+        Ok(log) => log,
+        Err(why) => return failed(&why),
+    };
+    let data = config.settings.server.data.clone();
+    let running = match throng_server::start(config) {
+        Ok(running) => running,
+        Err(error) => {
+            log.flush();
+            return failed(&error.to_string());
+        }
+    };
+    let signals = match Signals::install(&running) {
+        Ok(signals) => signals,
+        Err(error) => return failed(&format!("cannot receive signals: {error}")),
+    };
+    print(&ready_block(&running, began.elapsed(), &data, try_next));
+    match signals.run_until_stopped(running, run_for, Some(&log)) {
+        End::Clean => ExitCode::SUCCESS,
+        End::Forced => ExitCode::FAILURE,
+    }
+}
+
+fn failed(why: &str) -> ExitCode {
+    complain(&format!("error: {why}"));
+    ExitCode::from(WRONG)
+}
+
+/// One aligned block with every address, for people.
+pub(crate) fn ready_block(running: &Running, took: Duration, data: &str, try_next: &str) -> String {
+    let line = |what: &str, value: &str| format!("  {what:<14} {value}\n");
+    let of = |service: Service| -> String {
+        let all = running.addresses().iter().filter(|address| address.service == service);
+        all.map(Address::to_string).collect::<Vec<_>>().join("   ")
+    };
+    let mut out = format!(
+        "throng {} is ready after {:.0} ms, {} shard{}\n\n",
+        env!("CARGO_PKG_VERSION"),
+        took.as_secs_f64() * 1e3,
+        running.shards(),
+        if running.shards() == 1 { "" } else { "s" },
+    );
+    let listeners = [
+        ("game servers", of(Service::Servers)),
+        ("players", of(Service::Clients)),
+        ("admin", of(Service::Admin)),
+    ];
+    for (what, addresses) in listeners.iter().filter(|(_, addresses)| !addresses.is_empty()) {
+        out.push_str(&line(what, addresses));
+    }
+    out.push_str(&line("data", data));
+    out.push('\n');
+    if let Some(address) = running.addresses().iter().find(|address| address.service == Service::Admin) {
+        out.push_str(&line("look", &format!("curl {address}/api/v1/server")));
+    }
+    if !try_next.is_empty() {
+        out.push_str(&line("try", try_next));
+    }
+    out.push_str(&line("stop", "Ctrl-C (again to force)"));
+    out
+}

@@ -1,0 +1,285 @@
+//! The binary from outside: help, configuration commands, errors, start and stop.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+/// A command in an empty folder, without the surroundings of whoever runs the tests.
+fn throng(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_throng"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("THRONG_") {
+            command.env_remove(name);
+        }
+    }
+    command.args(arguments).current_dir(folder).stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    throng(folder.path(), arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+const FREE_PORTS: [&str; 6] = [
+    "--gateway.servers.addr=127.0.0.1:0",
+    "--gateway.clients.addr=127.0.0.1:0",
+    "--http",
+    "127.0.0.1:0",
+    "--data",
+    "d",
+];
+
+#[test]
+fn help_fits_a_small_terminal_and_stays_as_it_is() {
+    for command in [
+        "",
+        "up",
+        "demo",
+        "bench",
+        "swarm",
+        "replay",
+        "config",
+        "config check",
+        "config show",
+        "health",
+        "explain",
+        "version",
+    ] {
+        let mut arguments: Vec<&str> = command.split_whitespace().collect();
+        arguments.push("-h");
+        let output = run(&arguments);
+        assert!(output.status.success(), "{command}");
+        let help = text(&output.stdout);
+        let name = if command.is_empty() { "top".to_owned() } else { command.replace(' ', "_") };
+        insta::assert_snapshot!(format!("help_{name}"), help);
+        assert!(help.lines().count() <= 24, "`throng {command} -h` has {} lines", help.lines().count());
+    }
+    insta::assert_snapshot!("help_channeld", text(&run(&["channeld", "-help"]).stdout));
+}
+
+#[test]
+fn long_help_lists_every_key_in_its_group() {
+    let help = text(&run(&["up", "--help"]).stdout);
+    for key in throng_server::config::KEYS.iter() {
+        assert!(help.contains(&format!("--{}", key.path)), "{}", key.path);
+    }
+    for heading in ["Common:", "Network (players):", "Limits:", "Logging:", "Authentication:"] {
+        assert!(help.contains(heading), "{heading}");
+    }
+}
+
+#[test]
+fn configuration_errors_show_all_places_at_once_and_exit_2() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = "[server]\nshrads = 2\n\n[gateway.clients]\naddr = \":12108\"\ntransport = \"tpc\"\n";
+    std::fs::write(folder.path().join("throng.toml"), file).unwrap();
+    for arguments in [&["config", "check"][..], &["up"], &["--server.shards", "2"], &["config", "show"]] {
+        let output = throng(folder.path(), arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+        insta::assert_snapshot!("config_errors", text(&output.stderr));
+    }
+}
+
+#[test]
+fn flag_errors_suggest_the_nearest_flag() {
+    let output = run(&["up", "--gatway.dev"]);
+    assert_eq!(output.status.code(), Some(2));
+    insta::assert_snapshot!("unknown_flag", text(&output.stderr));
+    let output = run(&["channeld", "-shs", "x"]);
+    assert_eq!(output.status.code(), Some(2));
+    insta::assert_snapshot!("unknown_channeld_flag", text(&output.stderr));
+    let output = run(&["up", "--server.shards=many"]);
+    assert_eq!(output.status.code(), Some(2));
+    insta::assert_snapshot!("bad_flag_value", text(&output.stderr));
+}
+
+#[test]
+fn shown_values_carry_their_origin_and_load_again() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("my.toml"), "[server]\ndata = \"here\"\n").unwrap();
+    let arguments =
+        ["config", "show", "--origin", "-c", "my.toml", "--server.watchdog_ms", "700", "--gateway.dev"];
+    let output = throng(folder.path(), &arguments).env("THRONG_SERVER_SHARDS", "3").output().unwrap();
+    let shown = text(&output.stdout);
+    for (value, origin) in [
+        ("shards = 3", "environment variable THRONG_SERVER_SHARDS"),
+        ("data = \"here\"", "my.toml:2:1"),
+        ("watchdog_ms = 700", "flag --server.watchdog_ms"),
+        ("dev = true", "flag --gateway.dev"),
+        ("mailbox_len_max = 65536", "default"),
+    ] {
+        let line =
+            shown.lines().find(|line| line.starts_with(value)).unwrap_or_else(|| panic!("{value}: {shown}"));
+        assert!(line.ends_with(&format!("# {origin}")), "{line}");
+    }
+    std::fs::write(folder.path().join("again.toml"), &shown).unwrap();
+    let again = throng(folder.path(), &["config", "show", "-c", "again.toml"]).output().unwrap();
+    let bare: String =
+        shown.lines().map(|line| line.split(" #").next().unwrap().trim_end().to_owned() + "\n").collect();
+    assert_eq!(text(&again.stdout), bare);
+}
+
+#[test]
+fn default_file_and_schema_are_usable() {
+    let folder = tempfile::tempdir().unwrap();
+    let default = run(&["config", "default"]);
+    std::fs::write(folder.path().join("throng.toml"), &default.stdout).unwrap();
+    let check = throng(folder.path(), &["config", "check"]).output().unwrap();
+    assert!(check.status.success(), "{}", text(&check.stderr));
+    let schema: serde_json::Value = serde_json::from_slice(&run(&["config", "schema"]).stdout).unwrap();
+    assert_eq!(schema["properties"]["server"]["properties"]["shards"]["maximum"], 64);
+}
+
+#[test]
+fn codes_are_explained_and_the_version_is_json() {
+    assert!(text(&run(&["explain", "thr-0106"]).stdout).contains("gateway.unsafe_binds"));
+    assert_eq!(run(&["explain", "THR-9999"]).status.code(), Some(2));
+    let version: serde_json::Value = serde_json::from_slice(&run(&["version", "--json"]).stdout).unwrap();
+    assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+    assert!(text(&run(&["--version"]).stdout).starts_with("throng "));
+}
+
+/// A running `throng`, killed when the test ends early.
+struct Process {
+    child: Child,
+    admin: String,
+    block: String,
+}
+
+impl Process {
+    fn start(folder: &Path, command: &[&str]) -> Process {
+        let mut child =
+            throng(folder, command).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut block = String::new();
+        let mut admin = String::new();
+        for line in lines.by_ref() {
+            let line = line.unwrap();
+            if let Some((_, address)) =
+                line.split_once("http://").filter(|_| line.trim_start().starts_with("admin"))
+            {
+                admin = address.trim().to_owned();
+            }
+            block.push_str(&line);
+            block.push('\n');
+            if line.trim_start().starts_with("stop") {
+                return Process { child, admin, block };
+            }
+        }
+        let mut complaint = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
+        child.wait().unwrap();
+        panic!("not ready: {block}{complaint}");
+    }
+
+    fn signal(&self, name: &str) {
+        let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    fn health(&self) -> Option<i32> {
+        let folder = tempfile::tempdir().unwrap();
+        throng(folder.path(), &["health", "--http", &self.admin]).status().unwrap().code()
+    }
+
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut complaint = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
+        (self.child.wait().unwrap().code(), complaint)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn up_says_where_it_listens_answers_and_stops_on_a_signal() {
+    for (signal, command) in [("TERM", vec!["up"]), ("INT", vec![])] {
+        let folder = tempfile::tempdir().unwrap();
+        let process = Process::start(folder.path(), &[command, FREE_PORTS.to_vec()].concat());
+        for word in ["game servers", "tcp://127.0.0.1:", "players", "admin", "data", "try", "stop"] {
+            assert!(process.block.contains(word), "{}", process.block);
+        }
+        assert_eq!(process.health(), Some(0));
+        process.signal(signal);
+        let (code, log) = process.end();
+        assert_eq!(code, Some(0), "{log}");
+        assert!(log.contains(&format!("SIG{signal}")), "{log}");
+    }
+}
+
+#[test]
+fn up_ends_by_itself_and_a_dead_process_is_not_healthy() {
+    let folder = tempfile::tempdir().unwrap();
+    let process = Process::start(folder.path(), &[vec!["up", "--for", "50ms"], FREE_PORTS.to_vec()].concat());
+    let admin = process.admin.clone();
+    assert_eq!(process.end().0, Some(0));
+    assert_eq!(run(&["health", "--http", &admin]).status.code(), Some(1));
+}
+
+#[test]
+fn hangup_reloads_and_says_what_waits_for_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("throng.toml");
+    std::fs::write(&file, "[gateway.limits]\nban_s = 5\n").unwrap();
+    let process = Process::start(folder.path(), &[vec!["up"], FREE_PORTS.to_vec()].concat());
+    std::fs::write(&file, "[gateway.limits]\nban_s = 6\n[server]\nshards = 3\n").unwrap();
+    process.signal("HUP");
+    let mut log = String::new();
+    let mut process = process;
+    let stderr = BufReader::new(process.child.stderr.take().unwrap());
+    for line in stderr.lines() {
+        log.push_str(&line.unwrap());
+        if log.contains("configuration reloaded") {
+            break;
+        }
+    }
+    process.signal("TERM");
+    let code = process.child.wait().unwrap().code();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("gateway.limits.ban_s") && log.contains("server.shards"), "{log}");
+}
+
+#[test]
+fn a_busy_address_is_an_error_with_a_way_out() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let flag = format!("--gateway.clients.addr={}", taken.local_addr().unwrap());
+    let output = run(&["up", FREE_PORTS[0], &flag, "--http", "127.0.0.1:0"]);
+    assert_eq!(output.status.code(), Some(2));
+    let complaint = text(&output.stderr);
+    assert!(
+        complaint.contains("gateway.clients.addr") && complaint.contains("takes a free port"),
+        "{complaint}"
+    );
+}
+
+#[test]
+fn channeld_starts_in_an_empty_folder_with_the_reference_s_flags() {
+    let folder = tempfile::tempdir().unwrap();
+    let process = Process::start(
+        folder.path(),
+        &[
+            "channeld",
+            "-dev",
+            "-sa",
+            "127.0.0.1:0",
+            "-ca=127.0.0.1:0",
+            "-mcb=13",
+            "--http.addr",
+            "127.0.0.1:0",
+        ],
+    );
+    assert_eq!(process.health(), Some(0));
+    process.signal("TERM");
+    assert_eq!(process.end().0, Some(0));
+}
