@@ -328,11 +328,11 @@ impl World {
             if let Some(note) = self.notes.pop_front() {
                 return Some(note);
             }
-            let (&(at, ..), _) = self.due.first_key_value()?;
-            if at > end {
+            let next = self.due.first_key_value().map(|(&(at, ..), _)| at).filter(|&at| at <= end);
+            let Some(at) = next else {
                 self.now = end;
                 return None;
-            }
+            };
             let (_, due) = self.due.pop_first()?;
             self.now = self.now.max(at);
             self.steps += 1;

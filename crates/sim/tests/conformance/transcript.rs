@@ -1,0 +1,491 @@
+//! The observed conversations of `fixtures/gateway/transcripts.json`, and how to hold a gateway against
+//! them.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use prost_reflect::prost::Message as _;
+use prost_reflect::{DescriptorPool, DynamicMessage, SerializeOptions};
+use serde_json::Value;
+use throng_gateway::ConnKind;
+use throng_gateway::data::{Schemas, SchemasBuilder};
+use throng_wire::frame::{Compression, FrameReader};
+use throng_wire::{FrameWriter, MessagePack};
+
+/// One conversation.
+pub(crate) struct Scenario {
+    pub(crate) name: String,
+    pub(crate) channel_settings: String,
+    pub(crate) client_state_machine: String,
+    pub(crate) server_state_machine: String,
+    pub(crate) recover_timeout_ms: Option<u64>,
+    /// True when it needs a spatial grid.
+    pub(crate) spatial: bool,
+    data_types: Vec<String>,
+    steps: Vec<Step>,
+}
+
+struct Step {
+    connect: Vec<(String, ConnKind)>,
+    from: Option<String>,
+    send: Vec<Message>,
+    raw: Option<Vec<u8>>,
+    close: Option<String>,
+    wait_ms: Option<u64>,
+    expect: BTreeMap<String, Vec<Message>>,
+    closed_by_peer: Vec<String>,
+    note: String,
+}
+
+/// A message as the fixture writes it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Message {
+    pub(crate) channel: u32,
+    pub(crate) broadcast: u32,
+    pub(crate) stub: u32,
+    pub(crate) msg_type: u32,
+    pub(crate) body: Vec<u8>,
+    /// The body where the fixture gives it only as JSON, because a part differs from run to run.
+    pub(crate) json: Option<Value>,
+}
+
+/// A gateway and connections to it, by name.
+pub(crate) trait Stage {
+    fn connect(&mut self, name: &str, kind: ConnKind);
+    fn send(&mut self, name: &str, bytes: &[u8]);
+    fn close(&mut self, name: &str);
+    /// Lets time pass. May return early when `enough` says so and nothing has happened for a while.
+    fn wait(&mut self, ms: u64, enough: &dyn Fn(&Self) -> bool)
+    where
+        Self: Sized;
+    /// What a connection received and is not taken yet.
+    fn received(&self, name: &str) -> &[Message];
+    fn take_received(&mut self, name: &str) -> Vec<Message>;
+    /// True when the gateway closed the connection.
+    fn is_closed(&self, name: &str) -> bool;
+}
+
+pub(crate) fn fixture(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(path)
+}
+
+pub(crate) fn read(path: &str) -> String {
+    let path = fixture(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// All conversations that need no spatial grid.
+pub(crate) fn scenarios() -> Vec<Scenario> {
+    let file: Value = serde_json::from_str(&read("gateway/transcripts.json")).expect("the fixture is JSON");
+    let scenarios = file["scenarios"].as_array().expect("scenarios");
+    scenarios.iter().map(Scenario::parse).filter(|scenario| !scenario.spatial).collect()
+}
+
+impl Scenario {
+    fn parse(value: &Value) -> Scenario {
+        let settings = &value["settings"];
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let texts = |value: &Value| value.as_array().into_iter().flatten().map(text).collect();
+        Scenario {
+            name: text(&value["name"]),
+            channel_settings: text(&settings["channelSettings"]),
+            client_state_machine: text(&settings["clientStateMachine"]),
+            server_state_machine: text(&settings["serverStateMachine"]),
+            recover_timeout_ms: (settings["serverRecoverable"] == true)
+                .then(|| settings["recoverTimeoutMs"].as_u64().unwrap_or(0)),
+            spatial: !settings["spatialController"].is_null(),
+            data_types: texts(&value["dataTypes"]),
+            steps: value["steps"].as_array().into_iter().flatten().map(Step::parse).collect(),
+        }
+    }
+
+    /// The types that the reference had linked in for this conversation.
+    pub(crate) fn schemas(&self) -> Schemas {
+        let mut builder = SchemasBuilder::new();
+        for (package, file) in [("chatpb.", "chat.proto"), ("tpspb.", "tps.proto")] {
+            if self.data_types.iter().any(|t| t.starts_with(package)) {
+                builder = builder.add_proto(file, &read(&format!("proto/{file}")));
+            }
+        }
+        builder.build().expect("the fixtures compile")
+    }
+
+    /// Plays the conversation and returns what was different.
+    pub(crate) fn play(&self, stage: &mut impl Stage, deviations: &[Deviation]) -> Vec<String> {
+        let pool = self.schemas().pool().clone();
+        let mut run = Run { scenario: self, pool, ids: BTreeMap::from([(0, 0)]), differences: Vec::new() };
+        // Steps without a pause belong together: what they cause is listed at the next one.
+        let mut causes = Vec::new();
+        for (index, step) in self.steps.iter().enumerate() {
+            let deviation = deviations.iter().find(|d| d.scenario == self.name && d.step == index);
+            causes.extend(run.act(stage, step));
+            let Some(wait_ms) = step.wait_ms else {
+                // What was sent first arrives first, as it did at the reference.
+                stage.wait(3, &|_| false);
+                continue;
+            };
+            let mut expect = step.expect.clone();
+            let mut closed = step.closed_by_peer.clone();
+            if let Some(deviation) = deviation {
+                (deviation.change)(&mut expect, &mut closed);
+            }
+            stage.wait(wait_ms, &|stage| {
+                expect.iter().all(|(name, list)| stage.received(name).len() >= list.len())
+                    && closed.iter().all(|name| stage.is_closed(name))
+            });
+            run.compare(stage, index, &expect, &closed, Order::of(&std::mem::take(&mut causes)));
+        }
+        run.differences
+    }
+}
+
+/// A step where this gateway does something else than the reference, on purpose.
+pub(crate) struct Deviation {
+    pub(crate) scenario: &'static str,
+    pub(crate) step: usize,
+    /// What is different and why; printed by `cargo test -- --nocapture`.
+    pub(crate) why: &'static str,
+    /// Turns the reference's behaviour into ours: messages by connection, connections closed.
+    pub(crate) change: fn(&mut BTreeMap<String, Vec<Message>>, &mut Vec<String>),
+}
+
+impl Step {
+    fn parse(value: &Value) -> Step {
+        let messages = |value: &Value| -> Vec<Message> {
+            value.as_array().into_iter().flatten().map(Message::parse).collect()
+        };
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let kind = |value: &Value| match value.as_str() {
+            Some("server") => ConnKind::Server,
+            Some("client") => ConnKind::Client,
+            other => panic!("{other:?} is no kind of connection"),
+        };
+        Step {
+            connect: value["connect"]
+                .as_object()
+                .into_iter()
+                .flatten()
+                .map(|(name, k)| (name.clone(), kind(k)))
+                .collect(),
+            from: text(&value["from"]),
+            send: messages(&value["send"]),
+            raw: value["sendRawHex"].as_str().map(unhex),
+            close: text(&value["close"]),
+            wait_ms: value["waitMs"].as_u64(),
+            expect: value["expect"]
+                .as_object()
+                .into_iter()
+                .flatten()
+                .map(|(name, list)| (name.clone(), messages(list)))
+                .collect(),
+            closed_by_peer: value["closedByPeer"].as_array().into_iter().flatten().filter_map(text).collect(),
+            note: text(&value["note"]).unwrap_or_default(),
+        }
+    }
+}
+
+impl Message {
+    fn parse(value: &Value) -> Message {
+        let number = |key: &str| value[key].as_u64().unwrap_or(0) as u32;
+        Message {
+            channel: number("channelId"),
+            broadcast: number("broadcast"),
+            stub: number("stubId"),
+            msg_type: number("msgType"),
+            body: unhex(value["bodyHex"].as_str().unwrap_or_default()),
+            json: value["bodyHex"].is_null().then(|| value["body"].clone()).filter(|body| !body.is_null()),
+        }
+    }
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len() / 2)
+        .map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).expect("hex digits"))
+        .collect()
+}
+
+struct Run<'a> {
+    scenario: &'a Scenario,
+    pool: DescriptorPool,
+    /// Channel ids of the reference to channel ids here, by first appearance.
+    ids: BTreeMap<u32, u32>,
+    differences: Vec<String>,
+}
+
+impl Run<'_> {
+    /// Does what a step does; returns who thereby causes messages.
+    fn act(&mut self, stage: &mut impl Stage, step: &Step) -> Option<Cause> {
+        for (name, kind) in &step.connect {
+            stage.connect(name, *kind);
+        }
+        let mut cause = None;
+        if let Some(from) = &step.from
+            && !stage.is_closed(from)
+        {
+            cause = Some(Cause::Sent(from.clone()));
+            let mut bytes = step.raw.clone().unwrap_or_default();
+            if !step.send.is_empty() {
+                self.frame_of(step, &mut bytes);
+            }
+            if step.note.contains("one byte at a time") {
+                for byte in &bytes {
+                    stage.send(from, &[*byte]);
+                    stage.wait(2, &|_| false);
+                }
+            } else {
+                stage.send(from, &bytes);
+            }
+        }
+        if let Some(name) = &step.close {
+            stage.close(name);
+            cause = Some(Cause::Closed);
+        }
+        cause
+    }
+
+    fn frame_of(&self, step: &Step, out: &mut Vec<u8>) {
+        let mut writer = FrameWriter::new();
+        if step.note.contains("compression byte 1") {
+            // Small packets do not get smaller, so the block is made here.
+            let mut packet = Vec::new();
+            for message in &step.send {
+                throng_wire::write_entry(&mut packet, &self.translated(message).pack());
+            }
+            let block = snappy_literal(&packet);
+            out.extend_from_slice(&throng_wire::frame::tag(block.len(), Compression::Snappy));
+            out.extend_from_slice(&block);
+            return;
+        }
+        for message in &step.send {
+            writer.push(&self.translated(message).pack(), out).expect("fixture messages are small");
+        }
+        writer.flush(out);
+        if step.note.contains("compression byte 7") {
+            out[4] = 7;
+        }
+    }
+
+    /// A message to send, with the channel ids of this gateway.
+    fn translated(&self, message: &Message) -> Message {
+        let channel = self.ids.get(&message.channel).copied().unwrap_or(message.channel);
+        let mut body = message.body.clone();
+        if message.msg_type == 4
+            && let Ok(mut remove) = throng_wire::channeldpb::RemoveChannelMessage::decode(body.as_slice())
+        {
+            remove.channel_id = self.ids.get(&remove.channel_id).copied().unwrap_or(remove.channel_id);
+            body = remove.encode_to_vec();
+        }
+        Message { channel, body, ..message.clone() }
+    }
+
+    fn compare(
+        &mut self,
+        stage: &mut impl Stage,
+        index: usize,
+        expect: &BTreeMap<String, Vec<Message>>,
+        closed: &[String],
+        order: Order,
+    ) {
+        let mut names: Vec<String> = expect.keys().cloned().collect();
+        let connected =
+            self.scenario.steps[..=index].iter().flat_map(|s| &s.connect).map(|(name, _)| name.clone());
+        names.extend(connected);
+        names.sort();
+        names.dedup();
+        let scenario = &self.scenario.name;
+        for name in names {
+            let got = stage.take_received(&name);
+            let wanted = expect.get(&name).cloned().unwrap_or_default();
+            // New channels are announced by their creation; it comes before anything about them.
+            for (wanted, got) in wanted.iter().zip(&got) {
+                if let (Some(theirs), Some(ours)) = (wanted.created_channel(), got.created_channel()) {
+                    self.ids.insert(theirs, ours);
+                }
+            }
+            let wanted: Vec<String> = wanted.iter().map(|m| self.print(m, true)).collect();
+            let got: Vec<String> = got.iter().map(|m| self.print(m, false)).collect();
+            if !order.same(&wanted, &got) {
+                self.differences.push(format!(
+                    "{scenario} step {index}, {name} received\n  {}\nbut the reference sends\n  {}",
+                    got.join("\n  "),
+                    wanted.join("\n  ")
+                ));
+            }
+            if closed.contains(&name) && !stage.is_closed(&name) {
+                self.differences.push(format!("{scenario} step {index}: {name} should have been closed"));
+            }
+        }
+    }
+
+    /// A message in a form that is equal iff the decoded content is, with this gateway's channel ids.
+    fn print(&self, message: &Message, theirs: bool) -> String {
+        let own = |id: u32| if theirs { self.ids.get(&id).copied().unwrap_or(id) } else { id };
+        let mut body = self.decode(message);
+        if theirs {
+            self.translate_ids(&mut body);
+        }
+        if let Some(fields) = body.as_object_mut() {
+            // Absolute time of a subscription.
+            fields.remove("subTime");
+        }
+        if message.msg_type == 5
+            && let Some(channels) = body.get_mut("channels").and_then(Value::as_array_mut)
+        {
+            channels.sort_by_key(ToString::to_string);
+        }
+        let Message { channel, broadcast, stub, msg_type, .. } = message;
+        format!("ch{} bc{broadcast} stub{stub} type{msg_type} {body}", own(*channel))
+    }
+
+    fn decode(&self, message: &Message) -> Value {
+        if let Some(json) = &message.json {
+            return json.clone();
+        }
+        let name = match message.msg_type {
+            1 => "AuthResultMessage",
+            3 | 10 => "CreateChannelResultMessage",
+            0 | 4 => "RemoveChannelMessage",
+            5 => "ListChannelResultMessage",
+            6 => "SubscribedToChannelResultMessage",
+            7 => "UnsubscribedFromChannelResultMessage",
+            8 => "ChannelDataUpdateMessage",
+            20 => "ChannelDataRecoveryMessage",
+            21 => "EndRecoveryMesssage",
+            22 => "ChannelOwnerLostMessage",
+            23 => "ChannelOwnerRecoveredMessage",
+            100.. => "ServerForwardMessage",
+            other => panic!("the gateway sent a message of type {other}"),
+        };
+        let descriptor =
+            self.pool.get_message_by_name(&format!("channeldpb.{name}")).expect("a built-in type");
+        let decoded = DynamicMessage::decode(descriptor, message.body.as_slice()).expect("a good body");
+        let options = SerializeOptions::new().use_proto_field_name(true);
+        decoded
+            .serialize_with_options(serde_json::value::Serializer, &options)
+            .unwrap_or_else(|error| panic!("type {}: {error}", message.msg_type))
+    }
+
+    fn translate_ids(&self, value: &mut Value) {
+        match value {
+            Value::Object(fields) => {
+                for (key, value) in fields {
+                    match value.as_u64() {
+                        Some(id) if key == "channelId" => {
+                            *value = self.ids.get(&(id as u32)).copied().unwrap_or(id as u32).into();
+                        }
+                        _ => self.translate_ids(value),
+                    }
+                }
+            }
+            Value::Array(items) => items.iter_mut().for_each(|item| self.translate_ids(item)),
+            _ => {}
+        }
+    }
+}
+
+impl Message {
+    fn pack(&self) -> MessagePack<'_> {
+        MessagePack {
+            channel_id: self.channel,
+            broadcast: self.broadcast,
+            stub_id: self.stub,
+            msg_type: self.msg_type,
+            body: &self.body,
+        }
+    }
+
+    fn created_channel(&self) -> Option<u32> {
+        if !matches!(self.msg_type, 3 | 10) {
+            return None;
+        }
+        let body = throng_wire::channeldpb::CreateChannelResultMessage::decode(self.body.as_slice()).ok()?;
+        Some(body.channel_id)
+    }
+}
+
+/// What makes the gateway send something.
+#[derive(PartialEq)]
+enum Cause {
+    /// Messages of a connection.
+    Sent(String),
+    /// The end of a connection.
+    Closed,
+}
+
+/// How far the order of the messages that one connection received counts.
+#[derive(Clone, Copy)]
+enum Order {
+    /// All of it: one thing was done.
+    Whole,
+    /// Within each channel: messages to different channels have no mutual order (spec §1), nor have the notices about
+    /// a lost connection.
+    ByChannel,
+    /// Not at all: several connections did something at once.
+    None,
+}
+
+impl Order {
+    fn of(causes: &[Cause]) -> Order {
+        match causes {
+            [] | [Cause::Sent(_)] => Order::Whole,
+            [first, rest @ ..] if rest.iter().all(|cause| cause == first) => Order::ByChannel,
+            _ => Order::None,
+        }
+    }
+
+    fn same(self, wanted: &[String], got: &[String]) -> bool {
+        let by_channel = |messages: &[String]| {
+            let mut channels: BTreeMap<String, Vec<String>> = BTreeMap::new();
+            for message in messages {
+                let channel = message.split(' ').next().unwrap_or_default().to_owned();
+                channels.entry(channel).or_default().push(message.clone());
+            }
+            channels
+        };
+        let sorted = |messages: &[String]| {
+            let mut messages = messages.to_vec();
+            messages.sort();
+            messages
+        };
+        match self {
+            Order::Whole => wanted == got,
+            Order::ByChannel => by_channel(wanted) == by_channel(got),
+            Order::None => sorted(wanted) == sorted(got),
+        }
+    }
+}
+
+/// A Snappy block that holds `bytes` as one literal.
+fn snappy_literal(bytes: &[u8]) -> Vec<u8> {
+    assert!((1..=60).contains(&bytes.len()), "one short literal");
+    let mut block = vec![bytes.len() as u8, (bytes.len() as u8 - 1) << 2];
+    block.extend_from_slice(bytes);
+    block
+}
+
+/// Cuts what a connection received into messages.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    reader: FrameReader,
+    pub(crate) messages: Vec<Message>,
+}
+
+impl Inbox {
+    pub(crate) fn feed(&mut self, bytes: &[u8]) {
+        let messages = &mut self.messages;
+        self.reader
+            .feed(bytes, &mut |packet| {
+                messages.extend(packet.messages().map(|m| Message {
+                    channel: m.channel_id,
+                    broadcast: m.broadcast,
+                    stub: m.stub_id,
+                    msg_type: m.msg_type,
+                    body: m.body.to_vec(),
+                    json: None,
+                }));
+                ControlFlow::Continue(())
+            })
+            .expect("the gateway sends good frames");
+    }
+}
