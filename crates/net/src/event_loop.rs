@@ -753,3 +753,15 @@ impl<H: Handler> Sink for ToHandler<'_, H> {
         self.handler.data(self.key, bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_connection_is_small() {
+        // A WebSocket adds its box, TLS what the library needs.
+        assert!(size_of::<Conn>() <= 256, "{} bytes", size_of::<Conn>());
+        assert!(size_of::<ws::Endpoint>() <= 256, "{} bytes", size_of::<ws::Endpoint>());
+    }
+}
