@@ -100,7 +100,7 @@ pub struct WsPolicy {
     /// The only URL path that is served (query strings are ignored); `None` serves every path.
     pub path: Option<String>,
     /// Interval of the pings sent to a silent peer; a peer from which nothing arrived for one more interval is
-    /// closed. `None` sends no pings.
+    /// closed. `None` sends no pings. The default of 30 s stays below the 60 s after which proxies commonly give up.
     pub ping_interval: Option<Duration>,
     /// Largest message accepted, in bytes, summed over its fragments.
     pub message_bytes_max: u64,
@@ -111,7 +111,7 @@ impl Default for WsPolicy {
         Self {
             origins: Vec::new(),
             path: None,
-            ping_interval: Some(Duration::from_secs(20)),
+            ping_interval: Some(Duration::from_secs(30)),
             message_bytes_max: 1 << 20,
         }
     }
