@@ -1,5 +1,7 @@
 //! A real browser as the WebSocket peer. Skipped where no Chromium is installed (`scripts/setup` installs it).
 
+#![allow(clippy::print_stderr)] // says why it is skipped
+
 mod common;
 
 use std::net::SocketAddr;
