@@ -51,8 +51,6 @@ pub struct Config {
     pub outbox: OutboxBounds,
     /// Record what clients send.
     pub recording: bool,
-    /// Data of types without a schema is kept as concatenated updates up to this many bytes; `None` refuses it.
-    pub unknown_data_bytes_max: Option<usize>,
     /// Remember the objects of SPAWN and DESTROY in GLOBAL and SUBWORLD channels for their owner's recovery (Unreal).
     pub unreal_objects: bool,
     /// Key material for connection ids, resume tokens and hash keys. Fill it from the operating system's generator; all
@@ -118,8 +116,6 @@ pub struct Limits {
     pub list_filters: usize,
     /// Channels in the answer to one LIST request; further ones are left out.
     pub list_results: usize,
-    /// Bytes of one channel's data in memory.
-    pub channel_data_bytes: usize,
     /// Bytes of updates kept for subscribers that have not had them; beyond it they are folded together.
     pub channel_backlog_bytes: usize,
     /// Messages a client may send, per second, with a burst of twice that; 0 is no limit.
@@ -166,7 +162,6 @@ impl Default for Config {
             limits: Limits::default(),
             outbox: OutboxBounds::default(),
             recording: false,
-            unknown_data_bytes_max: Some(64 * 1024),
             unreal_objects: false,
             secret: [0; 32],
         }
@@ -246,7 +241,6 @@ impl Default for Limits {
             filter_bytes: 256,
             list_filters: 32,
             list_results: 16_384,
-            channel_data_bytes: 16 << 20,
             channel_backlog_bytes: 1 << 20,
             client_messages_per_second: 5_000,
             client_bytes_per_second: 4 << 20,
@@ -271,7 +265,6 @@ impl Limits {
             filter_bytes: 4_096,
             list_filters: 4_096,
             list_results: 1 << 20,
-            channel_data_bytes: 64 << 20,
             client_messages_per_second: 0,
             client_bytes_per_second: 0,
             ..Self::default()

@@ -33,17 +33,29 @@
 
 #![forbid(unsafe_code)]
 
+mod auth;
+mod ban;
+mod channel;
 mod config;
+mod connection;
 mod effect;
+mod fanout;
 mod fsm;
 mod ids;
 mod mail;
 mod outbox;
 mod permission;
 mod reason;
+mod record;
+mod recovery;
+mod registry;
+mod requests;
 mod settings;
 mod shard;
 mod stats;
+mod switchboard;
+mod user_space;
+mod view;
 
 pub mod data;
 
@@ -58,3 +70,4 @@ pub use reason::{AcceptRefusal, CloseReason, Refusal};
 pub use settings::{AccessLevel, ChannelSettings, ChannelType, SettingsError, TypeSettings};
 pub use shard::Shard;
 pub use stats::{KindStats, Stats};
+pub use view::{ChannelView, ConnectionView};

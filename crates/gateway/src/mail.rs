@@ -1,9 +1,230 @@
 //! What shards tell each other.
+//!
+//! | from | to | letters |
+//! |---|---|---|
+//! | a connection's shard | a channel's home | [`Letter::Messages`], [`Letter::Resume`] |
+//! | a channel's home | connections' shards | [`Letter::Append`], [`Letter::Deliver`], [`Letter::NotSubscribed`] |
+//! | shard 0 | all | [`Letter::Opened`], [`Letter::Authenticated`], [`Letter::Recovered`], [`Letter::Restore`], [`Letter::Settled`], [`Letter::Expired`], [`Letter::GlobalOwner`] |
+//! | a connection's shard | all | [`Letter::Closed`] |
+//! | shard 0 | a channel's home | [`Letter::CreateChannel`] |
+//! | any | a channel's home | [`Letter::RemoveChannel`] |
+//! | a channel's home | shard 0 | [`Letter::ChannelRemoved`], [`Letter::Restored`] |
+//! | any | a connection's shard | [`Letter::CloseConn`] |
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use throng_wire::channeldpb::ChannelSubscriptionOptions;
+
+use crate::data::MergeOptions;
+use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
+use crate::outbox::{Entry, Framing};
+use crate::reason::CloseReason;
+use crate::settings::ChannelType;
 
 /// A message from one shard to another. Drivers carry it and never look inside.
 #[derive(Debug)]
 #[must_use = "lost mail leaves shards with different views"]
 pub struct Mail(pub(crate) Letter);
 
+/// One logical data message: one entry, or several when it had to be split.
+pub(crate) type Payload = SmallVec<[Arc<Entry>; 1]>;
+
+/// The envelope of a message without its body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) channel: ChannelId,
+    pub(crate) broadcast: u32,
+    pub(crate) stub: u32,
+    pub(crate) msg_type: u32,
+}
+
 #[derive(Debug)]
-pub(crate) enum Letter {}
+pub(crate) enum Letter {
+    /// A connection was accepted; `shard` handles its bytes.
+    Opened {
+        conn: ConnId,
+        kind: ConnKind,
+        shard: ShardIndex,
+        framing: Framing,
+        addr: IpAddr,
+    },
+    /// A connection authenticated; after an accidental loss its place is kept if `recoverable`.
+    Authenticated {
+        conn: ConnId,
+        recoverable: bool,
+    },
+    /// A connection is gone. `keep` its places for its return.
+    Closed {
+        conn: ConnId,
+        kind: ConnKind,
+        keep: bool,
+        reason: CloseReason,
+    },
+    /// GLOBAL has this live owner.
+    GlobalOwner(Option<ConnId>),
+    /// `fresh` is the lost connection `old` and goes by that name from now on.
+    Recovered {
+        fresh: ConnId,
+        old: ConnId,
+    },
+    /// It has had its AUTH result: give it back its places.
+    Restore {
+        conn: ConnId,
+    },
+    /// The recovery of a connection has ended.
+    Settled {
+        conn: ConnId,
+    },
+    /// A lost connection will not return: its places are free.
+    Expired {
+        conn: ConnId,
+        kind: ConnKind,
+    },
+    /// Close a connection.
+    CloseConn {
+        conn: ConnId,
+        reason: CloseReason,
+    },
+    /// Messages of connections to channels of the receiving shard.
+    Messages(MessageBatch),
+    /// Entries for single connections.
+    Append(EntryBatch),
+    /// The same entries for many connections.
+    Deliver {
+        payload: Payload,
+        state: Option<State>,
+        conns: Vec<ConnId>,
+    },
+    /// A connection has room again for a channel whose updates it missed.
+    Resume {
+        channel: ChannelId,
+        conn: ConnId,
+    },
+    /// The answer to [`Letter::Resume`] when the connection has no subscription.
+    NotSubscribed {
+        channel: ChannelId,
+        conn: ConnId,
+    },
+    CreateChannel(Box<NewChannel>),
+    /// Remove a channel if the sender may; `head` is the request's.
+    RemoveChannel {
+        channel: ChannelId,
+        sender: ConnId,
+        head: Head,
+    },
+    ChannelRemoved {
+        channel: ChannelId,
+    },
+    /// This shard has restored every place of a returned connection.
+    Restored {
+        conn: ConnId,
+    },
+}
+
+/// What makes an entry a state update.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct State {
+    pub(crate) channel: ChannelId,
+    /// A full state: the receiver has not missed anything any more.
+    pub(crate) full: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct NewChannel {
+    pub(crate) id: ChannelId,
+    pub(crate) channel_type: ChannelType,
+    pub(crate) metadata: String,
+    pub(crate) owner: ConnId,
+    pub(crate) options: Option<ChannelSubscriptionOptions>,
+    /// Full type name and checked bytes.
+    pub(crate) data: Option<(String, Vec<u8>)>,
+    pub(crate) merge_options: Option<MergeOptions>,
+    /// Of the request, echoed in its responses.
+    pub(crate) broadcast: u32,
+}
+
+/// Messages to channels of one shard, in the order in which they came.
+#[derive(Debug, Default)]
+pub(crate) struct MessageBatch {
+    heads: Vec<(ConnId, Head, u32)>,
+    bodies: Vec<u8>,
+}
+
+impl MessageBatch {
+    pub(crate) fn push(&mut self, sender: ConnId, head: Head, body: &[u8]) {
+        self.heads.push((sender, head, body.len() as u32));
+        self.bodies.extend_from_slice(body);
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bodies.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ConnId, Head, &[u8])> {
+        let mut rest = &self.bodies[..];
+        self.heads.iter().map(move |&(sender, head, len)| {
+            let (body, tail) = rest.split_at(len as usize);
+            rest = tail;
+            (sender, head, body)
+        })
+    }
+}
+
+/// Entries for connections of one shard, each for one connection.
+#[derive(Debug, Default)]
+pub(crate) struct EntryBatch {
+    entries: Vec<(ConnId, u32)>,
+    bytes: Vec<u8>,
+}
+
+impl EntryBatch {
+    pub(crate) fn push(&mut self, to: ConnId, write: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.bytes.len();
+        write(&mut self.bytes);
+        self.entries.push((to, (self.bytes.len() - start) as u32));
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (ConnId, &[u8])> {
+        let mut rest = &self.bytes[..];
+        self.entries.iter().map(move |&(to, len)| {
+            let (entry, tail) = rest.split_at(len as usize);
+            rest = tail;
+            (to, entry)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_give_back_what_they_took_in_order() {
+        let head = |msg_type| Head { channel: ChannelId(3), broadcast: 0, stub: 1, msg_type };
+        let mut messages = MessageBatch::default();
+        messages.push(ConnId(1), head(100), b"one");
+        messages.push(ConnId(2), head(101), b"");
+        messages.push(ConnId(1), head(102), b"three");
+        let got: Vec<_> =
+            messages.iter().map(|(sender, head, body)| (sender.0, head.msg_type, body.to_vec())).collect();
+        assert_eq!(got, [(1, 100, b"one".to_vec()), (2, 101, vec![]), (1, 102, b"three".to_vec())]);
+
+        let mut entries = EntryBatch::default();
+        entries.push(ConnId(7), |out| out.extend_from_slice(b"ab"));
+        entries.push(ConnId(8), |_| {});
+        let got: Vec<_> = entries.iter().map(|(to, bytes)| (to.0, bytes.to_vec())).collect();
+        assert_eq!(got, [(7, b"ab".to_vec()), (8, vec![])]);
+    }
+
+    #[test]
+    fn mail_can_cross_threads() {
+        fn is_send<T: Send>() {}
+        is_send::<Mail>();
+    }
+}

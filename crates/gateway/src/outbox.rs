@@ -48,10 +48,6 @@ impl Entry {
         self.bytes.len()
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
     fn snappy(&self) -> &[u8] {
         self.snappy.get_or_init(|| compress(&self.bytes).unwrap_or_default().into_boxed_slice())
     }
@@ -181,6 +177,16 @@ impl Outbox {
         self.own.extend_from_slice(bytes);
         self.segments.push_back(Segment::Own { start: start as u32, end: self.own.len() as u32 });
         self.queued += bytes.len();
+    }
+
+    /// Moves everything that waits into `out`.
+    pub(crate) fn drain_into(&mut self, out: &mut Vec<u8>) {
+        self.close_frame();
+        for segment in self.segments.drain(..) {
+            out.extend_from_slice(segment.bytes(&self.own));
+        }
+        self.queued = 0;
+        self.own = Vec::new();
     }
 
     /// The peer has sent Snappy: compress from the next frame on.

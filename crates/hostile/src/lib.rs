@@ -11,15 +11,19 @@
 
 mod data;
 mod files;
+mod gateway;
 mod kcp;
 mod messages;
+mod process;
 mod websocket;
 mod wire;
 
 pub use data::data;
 pub use files::{channel_settings, state_machine};
+pub use gateway::gateway;
 pub use kcp::{kcp, kcp_link};
 pub use messages::message;
+pub use process::{Message, Process};
 pub use websocket::{handshake, websocket};
 pub use wire::{body, cpr, frame, packet, snappy};
 
@@ -39,6 +43,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "cpr", run: cpr },
     Target { name: "data", run: data },
     Target { name: "frame", run: frame },
+    Target { name: "gateway", run: gateway },
     Target { name: "handshake", run: handshake },
     Target { name: "kcp", run: kcp },
     Target { name: "kcp_link", run: kcp_link },

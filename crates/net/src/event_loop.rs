@@ -16,6 +16,7 @@ use crate::clock::Clock;
 use crate::config::{ConnectSpec, ListenerSpec, Transport};
 use crate::handler::{Accept, CloseCause, CloseMode, Flow, Handler, TimedOut, WriteOutcome};
 use crate::listener::{Listener, Permit, ReservedDescriptor, Rules};
+use crate::sessions::{Cx, Session, Sessions};
 use crate::stats::LoopStats;
 use crate::stream::{End, Phase, Shared, Sink, Stream};
 use crate::sys::{self, Epoll, Events};
@@ -43,6 +44,7 @@ const LISTENER_BIT: u64 = 1 << 63;
 /// Names a connection of one loop. Never reused, unlike its [index](ConnKey::index).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnKey {
+    /// Streams have even numbers, sessions odd ones.
     index: u32,
     generation: u32,
 }
@@ -51,6 +53,32 @@ impl ConnKey {
     /// A small number that no other open connection of the loop has: the place of the connection's state in a table.
     pub fn index(self) -> usize {
         self.index as usize
+    }
+
+    fn stream(slot: usize, generation: u32) -> Self {
+        Self { index: (slot as u32) << 1, generation }
+    }
+
+    pub(crate) fn session(slot: usize, generation: u32) -> Self {
+        Self { index: (slot as u32) << 1 | 1, generation }
+    }
+
+    fn is_session(self) -> bool {
+        self.index & 1 == 1
+    }
+
+    /// Place in the table of its kind.
+    pub(crate) fn slot(self) -> usize {
+        (self.index >> 1) as usize
+    }
+
+    pub(crate) fn generation(self) -> u32 {
+        self.generation
+    }
+
+    /// 31 bits: the top bit of a token marks listeners.
+    pub(crate) fn next_generation(last: u32) -> u32 {
+        (last + 1) & (u32::MAX >> 1)
     }
 
     fn token(self) -> u64 {
@@ -65,6 +93,26 @@ impl ConnKey {
 /// Names a listener of one loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerKey(u32);
+
+impl ListenerKey {
+    /// TCP listeners have even numbers, UDP ports odd ones.
+    fn new(slot: usize, is_port: bool) -> Self {
+        Self((slot as u32) << 1 | u32::from(is_port))
+    }
+
+    fn is_port(self) -> bool {
+        self.0 & 1 == 1
+    }
+
+    /// Place in the table of its kind.
+    pub(crate) fn slot(self) -> usize {
+        (self.0 >> 1) as usize
+    }
+
+    fn token(self) -> u64 {
+        LISTENER_BIT | u64::from(self.0)
+    }
+}
 
 /// Interrupts a loop's wait from any thread.
 #[derive(Clone, Debug)]
@@ -101,24 +149,30 @@ impl Waker {
 /// A connection between two loops: taken out of one, on its way into another.
 ///
 /// Dropping it closes the connection.
-pub struct DetachedConn {
-    conn: Conn,
+pub struct DetachedConn(Detached);
+
+enum Detached {
+    Stream(Box<Conn>),
+    Session(Box<Session>),
 }
 
 impl DetachedConn {
     /// The peer's address.
     pub fn peer(&self) -> SocketAddr {
-        self.conn.peer
+        match &self.0 {
+            Detached::Stream(conn) => conn.peer,
+            Detached::Session(session) => session.peer,
+        }
     }
 }
 
 impl std::fmt::Debug for DetachedConn {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DetachedConn").field("peer", &self.conn.peer).finish_non_exhaustive()
+        f.debug_struct("DetachedConn").field("peer", &self.peer()).finish_non_exhaustive()
     }
 }
 
-enum Timer {
+pub(crate) enum Timer {
     Conn(ConnKey),
     Listener(ListenerKey),
 }
@@ -188,6 +242,7 @@ pub struct EventLoop {
     reserve: ReservedDescriptor,
     listeners: Slab<Listener>,
     conns: Slab<Conn>,
+    sessions: Sessions,
     generation: u32,
     timers: TimerWheel<Timer>,
     /// Connections with work that no event will announce: input beyond one round's share, failed writes.
@@ -207,6 +262,7 @@ impl EventLoop {
     pub fn new() -> io::Result<Self> {
         let epoll = Epoll::new()?;
         let waker = Waker::new()?;
+        let sessions = Sessions::new(waker.clone());
         epoll.add(waker.0.counter.as_fd(), WAKER_TOKEN, sys::READABLE)?;
         Ok(Self {
             epoll,
@@ -215,6 +271,7 @@ impl EventLoop {
             reserve: ReservedDescriptor::new()?,
             listeners: Slab::new(),
             conns: Slab::new(),
+            sessions,
             generation: 0,
             timers: TimerWheel::new(),
             backlog: VecDeque::new(),
@@ -236,18 +293,26 @@ impl EventLoop {
     /// The address is in use or not ours, or the specification asks for a combination that does not exist
     /// ([`io::ErrorKind::InvalidInput`]).
     pub fn listen(&mut self, spec: ListenerSpec) -> io::Result<(ListenerKey, SocketAddr)> {
-        streams_only(spec.transport)?;
+        if let Transport::Kcp(profile) = spec.transport {
+            let (slot, addr) = self.sessions.listen(spec, profile)?;
+            let key = ListenerKey::new(slot, true);
+            self.epoll.add(self.sessions.port_fd(slot), key.token(), sys::READABLE)?;
+            return Ok((key, addr));
+        }
         let (listener, addr) = Listener::bind(spec)?;
         let entry = self.listeners.vacant_entry();
-        let key = ListenerKey(entry.key() as u32);
-        self.epoll.add(listener.fd(), LISTENER_BIT | u64::from(key.0), sys::READABLE)?;
+        let key = ListenerKey::new(entry.key(), false);
+        self.epoll.add(listener.fd(), key.token(), sys::READABLE)?;
         entry.insert(listener);
         Ok((key, addr))
     }
 
     /// Closes a listener; its connections stay. Unknown keys are ignored.
     pub fn close_listener(&mut self, key: ListenerKey) {
-        if let Some(listener) = self.listeners.try_remove(key.0 as usize)
+        if key.is_port() {
+            return self.sessions.close_port(key.slot());
+        }
+        if let Some(listener) = self.listeners.try_remove(key.slot())
             && !listener.resting
         {
             // Closing the descriptor right after takes it out of the set in any case.
@@ -261,7 +326,11 @@ impl EventLoop {
     /// The attempt could not even be made: no descriptors, no such local address, a TLS configuration that does not
     /// work.
     pub fn connect(&mut self, spec: ConnectSpec) -> io::Result<ConnKey> {
-        streams_only(spec.transport)?;
+        if let Transport::Kcp(profile) = spec.transport {
+            let (sessions, mut cx) = self.sessions();
+            let key = sessions.connect(&spec, profile, &mut cx)?;
+            return self.watch_session(key);
+        }
         let socket = Socket::new(Domain::for_address(spec.addr), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
         socket.set_tcp_nodelay(true)?;
@@ -301,7 +370,9 @@ impl EventLoop {
         handler: &mut impl Handler,
     ) -> io::Result<Instant> {
         self.now = clock.now();
-        let timeout = if self.backlog.is_empty() {
+        let (sessions, mut cx) = self.sessions();
+        sessions.flush(&mut cx);
+        let timeout = if self.backlog.is_empty() && !self.sessions.has_work() {
             let next = [deadline, self.timers.next()].into_iter().flatten().min();
             next.map(|at| at.since(self.now))
         } else {
@@ -319,11 +390,25 @@ impl EventLoop {
             index += 1;
             if token == WAKER_TOKEN {
                 self.waker.clear();
+                let (sessions, mut cx) = self.sessions();
+                sessions.read_inbox(&mut cx, handler);
                 handler.woken();
             } else if token & LISTENER_BIT != 0 {
-                self.accept(ListenerKey(token as u32), handler);
+                let key = ListenerKey(token as u32);
+                if key.is_port() {
+                    let (sessions, mut cx, scratch) = self.sessions_and_scratch();
+                    sessions.read_port(key, scratch, &mut cx, handler);
+                } else {
+                    self.accept(key, handler);
+                }
             } else {
-                self.handle_event(ConnKey::from_token(token), conditions, handler);
+                let key = ConnKey::from_token(token);
+                if key.is_session() {
+                    let (sessions, mut cx, scratch) = self.sessions_and_scratch();
+                    sessions.read_own(key, scratch, &mut cx, handler);
+                } else {
+                    self.handle_event(key, conditions, handler);
+                }
             }
         }
         for _ in 0..backlog {
@@ -335,10 +420,16 @@ impl EventLoop {
         }
         while let Some((_, timer)) = self.timers.pop_due(self.now) {
             match timer {
+                Timer::Conn(key) if key.is_session() => {
+                    let (sessions, mut cx) = self.sessions();
+                    sessions.handle_timer(key, &mut cx, handler);
+                }
                 Timer::Conn(key) => self.handle_timer(key, handler),
                 Timer::Listener(key) => self.wake_listener(key),
             }
         }
+        let (sessions, mut cx) = self.sessions();
+        sessions.tell(&mut cx, handler);
         Ok(self.now)
     }
 
@@ -346,6 +437,10 @@ impl EventLoop {
     ///
     /// Unknown keys take nothing and count as blocked.
     pub fn write(&mut self, key: ConnKey, slices: &[IoSlice<'_>]) -> WriteOutcome {
+        if key.is_session() {
+            let (taken, blocked) = self.sessions.write(key, slices);
+            return WriteOutcome { taken, blocked };
+        }
         let nothing = WriteOutcome { taken: 0, blocked: true };
         let Some(conn) = get_mut(&mut self.conns, key) else { return nothing };
         if conn.stream.phase != Phase::Open {
@@ -365,6 +460,10 @@ impl EventLoop {
     pub fn close(&mut self, key: ConnKey, mode: CloseMode) {
         match mode {
             CloseMode::Flush => self.close_with(key, 1000, ""),
+            CloseMode::Now if key.is_session() => {
+                let (sessions, mut cx) = self.sessions();
+                sessions.close(key, &mut cx);
+            }
             CloseMode::Now => {
                 if self.conn_mut(key).is_some_and(|conn| conn.stream.phase != Phase::Lingering) {
                     self.remove(key);
@@ -376,6 +475,9 @@ impl EventLoop {
     /// Closes a connection as [`CloseMode::Flush`] does, and gives a WebSocket peer a code and a reason for people
     /// (cut at 123 bytes). Other transports have no words for it.
     pub fn close_with(&mut self, key: ConnKey, code: u16, reason: &str) {
+        if key.is_session() {
+            return self.sessions.finish(key, self.now);
+        }
         let Some(conn) = get_mut(&mut self.conns, key) else { return };
         match conn.stream.phase {
             Phase::Open => {
@@ -391,6 +493,9 @@ impl EventLoop {
 
     /// Stops delivering a connection's input, as [`Flow::Pause`] does. Unknown keys are ignored.
     pub fn pause_read(&mut self, key: ConnKey) {
+        if key.is_session() {
+            return self.sessions.pause(key);
+        }
         if let Some(conn) = self.conn_mut(key)
             && conn.stream.phase != Phase::Lingering
         {
@@ -400,6 +505,9 @@ impl EventLoop {
 
     /// Continues to deliver a connection's input. Unknown keys are ignored.
     pub fn resume_read(&mut self, key: ConnKey) {
+        if key.is_session() {
+            return self.sessions.resume(key);
+        }
         if let Some(conn) = self.conn_mut(key) {
             conn.stream.paused = false;
             self.requeue(key);
@@ -409,11 +517,19 @@ impl EventLoop {
     /// Takes a ready connection out of this loop, to be [attached](EventLoop::attach) to another. Nothing that
     /// arrived is lost. `None` when the key is unknown or the connection not ready.
     pub fn detach(&mut self, key: ConnKey) -> Option<DetachedConn> {
+        if key.is_session() {
+            let (sessions, mut cx) = self.sessions();
+            let session = sessions.detach(key, &mut cx)?;
+            if let Some(fd) = session.own_fd() {
+                drop(self.epoll.remove(fd));
+            }
+            return Some(DetachedConn(Detached::Session(Box::new(session))));
+        }
         let conn = self.conn_mut(key)?;
         if conn.stream.phase != Phase::Open {
             return None;
         }
-        self.remove(key).map(|conn| DetachedConn { conn })
+        self.remove(key).map(|conn| DetachedConn(Detached::Stream(Box::new(conn))))
     }
 
     /// Takes over a connection from another loop and serves it, reading included.
@@ -421,7 +537,14 @@ impl EventLoop {
     /// # Errors
     /// The kernel could not register the socket; the connection is closed then.
     pub fn attach(&mut self, detached: DetachedConn) -> io::Result<ConnKey> {
-        let mut conn = detached.conn;
+        let mut conn = match detached.0 {
+            Detached::Stream(conn) => *conn,
+            Detached::Session(session) => {
+                let (sessions, mut cx) = self.sessions();
+                let key = sessions.attach(*session, &mut cx);
+                return self.watch_session(key);
+            }
+        };
         conn.stream.paused = false;
         let key = self.insert(conn.stream, conn.peer, conn.permit, conn.rules, None)?;
         self.arm_open(key);
@@ -431,13 +554,16 @@ impl EventLoop {
 
     /// The peer's address; `None` for unknown keys.
     pub fn peer(&self, key: ConnKey) -> Option<SocketAddr> {
-        let conn = self.conns.get(key.index())?;
+        if key.is_session() {
+            return self.sessions.get(key).map(|session| session.peer);
+        }
+        let conn = self.conns.get(key.slot())?;
         (conn.generation == key.generation).then_some(conn.peer)
     }
 
     /// Connections of this loop, including those that are still shaking hands or saying goodbye.
     pub fn conn_count(&self) -> usize {
-        self.conns.len()
+        self.conns.len() + self.sessions.len()
     }
 
     /// Counts since the loop was made.
@@ -445,9 +571,35 @@ impl EventLoop {
         &self.stats
     }
 
+    fn sessions(&mut self) -> (&mut Sessions, Cx<'_>) {
+        let (sessions, cx, _) = self.sessions_and_scratch();
+        (sessions, cx)
+    }
+
+    fn sessions_and_scratch(&mut self) -> (&mut Sessions, Cx<'_>, &mut [u8]) {
+        let cx = Cx {
+            now: self.now,
+            timers: &mut self.timers,
+            stats: &mut self.stats,
+            generation: &mut self.generation,
+        };
+        (&mut self.sessions, cx, &mut self.scratch)
+    }
+
+    /// Registers the socket of a session that has its own.
+    fn watch_session(&mut self, key: ConnKey) -> io::Result<ConnKey> {
+        if let Some(fd) = self.sessions.get(key).and_then(Session::own_fd)
+            && let Err(error) = self.epoll.add(fd, key.token(), sys::READABLE)
+        {
+            self.close(key, CloseMode::Now);
+            return Err(error);
+        }
+        Ok(key)
+    }
+
     fn accept(&mut self, key: ListenerKey, handler: &mut impl Handler) {
         for _ in 0..ACCEPTS_PER_POLL {
-            let Some(listener) = self.listeners.get_mut(key.0 as usize) else { return };
+            let Some(listener) = self.listeners.get_mut(key.slot()) else { return };
             match listener.accept() {
                 Ok((fd, peer)) => {
                     self.stats.accepted += 1;
@@ -536,7 +688,7 @@ impl EventLoop {
     }
 
     fn rest_listener(&mut self, key: ListenerKey) {
-        if let Some(listener) = self.listeners.get_mut(key.0 as usize)
+        if let Some(listener) = self.listeners.get_mut(key.slot())
             && self.epoll.remove(listener.fd()).is_ok()
         {
             listener.resting = true;
@@ -545,11 +697,10 @@ impl EventLoop {
     }
 
     fn wake_listener(&mut self, key: ListenerKey) {
-        if let Some(listener) = self.listeners.get_mut(key.0 as usize)
+        if let Some(listener) = self.listeners.get_mut(key.slot())
             && listener.resting
         {
-            let token = LISTENER_BIT | u64::from(key.0);
-            if self.epoll.add(listener.fd(), token, sys::READABLE).is_ok() {
+            if self.epoll.add(listener.fd(), key.token(), sys::READABLE).is_ok() {
                 listener.resting = false;
             } else {
                 self.timers.insert(self.now + ACCEPT_REST, Timer::Listener(key));
@@ -664,9 +815,8 @@ impl EventLoop {
         unknown: Option<ListenerKey>,
     ) -> io::Result<ConnKey> {
         let entry = self.conns.vacant_entry();
-        // 31 bits: the top bit of a token marks listeners.
-        self.generation = (self.generation + 1) & (u32::MAX >> 1);
-        let key = ConnKey { index: entry.key() as u32, generation: self.generation };
+        self.generation = ConnKey::next_generation(self.generation);
+        let key = ConnKey::stream(entry.key(), self.generation);
         let interest = sys::READABLE | sys::WRITABLE | sys::PEER_SHUT | sys::EDGE;
         self.epoll.add(stream.fd(), key.token(), interest)?;
         entry.insert(Conn {
@@ -686,7 +836,7 @@ impl EventLoop {
 
     fn remove(&mut self, key: ConnKey) -> Option<Conn> {
         self.conn_mut(key)?;
-        let mut conn = self.conns.remove(key.index());
+        let mut conn = self.conns.remove(key.slot());
         if let Some(timer) = conn.timer.take() {
             self.timers.cancel(timer);
         }
@@ -718,17 +868,9 @@ impl EventLoop {
     }
 }
 
-/// KCP arrives with a later change.
-fn streams_only(transport: Transport) -> io::Result<()> {
-    match transport {
-        Transport::Tcp | Transport::WebSocket => Ok(()),
-        Transport::Kcp(_) => Err(io::ErrorKind::Unsupported.into()),
-    }
-}
-
 /// Finds a connection while other parts of the loop stay usable.
 fn get_mut(conns: &mut Slab<Conn>, key: ConnKey) -> Option<&mut Conn> {
-    conns.get_mut(key.index()).filter(|conn| conn.generation == key.generation)
+    conns.get_mut(key.slot()).filter(|conn| conn.generation == key.generation)
 }
 
 /// Passes on what a stream has to tell.

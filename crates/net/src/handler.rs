@@ -119,6 +119,10 @@ pub enum CloseCause {
     WsRejected(ws::Rejection),
     /// The server did not open a WebSocket for us.
     WsRefused(ws::ResponseError),
+    /// The KCP peer does not acknowledge what is sent to it.
+    DeadLink,
+    /// The KCP peer began a new session from the same address.
+    Replaced,
 }
 
 impl CloseCause {
@@ -141,6 +145,8 @@ impl CloseCause {
             Self::WsRejected(ws::Rejection { status: 403, .. }) => "ws_origin",
             Self::WsRejected(_) => "ws_bad_request",
             Self::WsRefused(_) => "ws_refused",
+            Self::DeadLink => "kcp_dead_link",
+            Self::Replaced => "kcp_replaced",
         }
     }
 }

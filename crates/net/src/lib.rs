@@ -54,6 +54,7 @@ mod event_loop;
 mod handler;
 pub mod kcp;
 mod listener;
+mod sessions;
 mod stats;
 mod stream;
 mod sys;

@@ -46,9 +46,8 @@ impl Listener {
         let socket: TcpListener = socket.into();
         let addr = socket.local_addr()?;
         let admission = Arc::new(Admission::new(&spec.limits));
+        let rules = Rules::of(&spec);
         let websocket = spec.transport == Transport::WebSocket;
-        let ping_interval = if websocket { spec.ws.ping_interval } else { None };
-        let rules = Arc::new(Rules { limits: spec.limits, ws: spec.ws, ping_interval });
         Ok((Self { socket, admission, rules, websocket, tls: spec.tls, resting: false }, addr))
     }
 
@@ -79,6 +78,15 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
+    /// Rules for the connections of a listener.
+    pub(crate) fn of(spec: &ListenerSpec) -> Arc<Self> {
+        let ping_interval = match spec.transport {
+            Transport::WebSocket => spec.ws.ping_interval,
+            _ => None,
+        };
+        Arc::new(Self { limits: spec.limits.clone(), ws: spec.ws.clone(), ping_interval })
+    }
+
     /// Rules for an outgoing connection.
     pub(crate) fn outgoing(flush_timeout: Duration) -> Arc<Self> {
         let limits = Limits { flush_timeout, ..Limits::default() };

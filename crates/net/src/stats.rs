@@ -19,6 +19,12 @@ pub struct LoopStats {
     pub reads: u64,
     /// Write calls.
     pub writes: u64,
+    /// UDP datagrams received.
+    pub datagrams_in: u64,
+    /// UDP datagrams sent.
+    pub datagrams_out: u64,
+    /// Datagrams that were not KCP, or of no session.
+    pub bad_datagrams: u64,
     /// Bytes read from sockets.
     pub bytes_in: u64,
     /// Bytes written to sockets.

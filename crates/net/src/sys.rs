@@ -4,7 +4,9 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::net::SocketAddr;
+use std::mem;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -174,4 +176,116 @@ pub(crate) fn is_out_of_descriptors(error: &io::Error) -> bool {
 /// The kernel has no memory for the operation at the moment.
 pub(crate) fn is_out_of_memory(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM))
+}
+
+/// Room for one received datagram; longer ones are dropped. KCP peers send 1400 bytes at most.
+pub(crate) const DATAGRAM_BYTES: usize = 2048;
+/// Datagrams taken or given per system call.
+pub(crate) const DATAGRAM_BATCH: usize = 32;
+
+/// A received datagram: who sent it, and where it lies in the buffer.
+pub(crate) type Arrived = (SocketAddr, Range<usize>);
+
+/// Receives up to a batch of datagrams into `buf`, which needs `DATAGRAM_BATCH * DATAGRAM_BYTES` bytes. Appends those
+/// that fit to `arrived`. Returns how many the kernel gave, the others included.
+pub(crate) fn receive_datagrams(
+    socket: BorrowedFd<'_>,
+    buf: &mut [u8],
+    arrived: &mut Vec<Arrived>,
+) -> io::Result<usize> {
+    assert!(buf.len() >= DATAGRAM_BATCH * DATAGRAM_BYTES, "the buffer holds a batch");
+    // SAFETY: all-zero is a valid value of these plain C structs; null pointers in them mean "nothing".
+    let mut names: [libc::sockaddr_storage; DATAGRAM_BATCH] = unsafe { mem::zeroed() };
+    // SAFETY: as above.
+    let mut iovs: [libc::iovec; DATAGRAM_BATCH] = unsafe { mem::zeroed() };
+    // SAFETY: as above.
+    let mut messages: [libc::mmsghdr; DATAGRAM_BATCH] = unsafe { mem::zeroed() };
+    for (index, part) in buf.chunks_exact_mut(DATAGRAM_BYTES).take(DATAGRAM_BATCH).enumerate() {
+        iovs[index] = libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: DATAGRAM_BYTES };
+        let header = &mut messages[index].msg_hdr;
+        header.msg_name = (&raw mut names[index]).cast();
+        header.msg_namelen = mem::size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+        header.msg_iov = &raw mut iovs[index];
+        header.msg_iovlen = 1;
+    }
+    // SAFETY: every header points to its own name and iovec, and that to its own part of `buf`; all of them are as
+    // long as stated and outlive the call. A null timeout means none.
+    let count = check(unsafe {
+        libc::recvmmsg(
+            socket.as_raw_fd(),
+            messages.as_mut_ptr(),
+            DATAGRAM_BATCH as libc::c_uint,
+            libc::MSG_DONTWAIT,
+            std::ptr::null_mut(),
+        )
+    })?;
+    let count = usize::try_from(count).unwrap_or(0);
+    for (index, (message, name)) in messages.iter().zip(&names).take(count).enumerate() {
+        let len = message.msg_len as usize;
+        let truncated = message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+        if let Some(from) = socket_addr(name)
+            && !truncated
+        {
+            let start = index * DATAGRAM_BYTES;
+            arrived.push((from, start..start + len));
+        }
+    }
+    Ok(count)
+}
+
+/// Sends up to a batch of datagrams, each to its address or, without one, to the socket's peer. Returns how many the
+/// kernel took.
+pub(crate) fn send_datagrams(
+    socket: BorrowedFd<'_>,
+    datagrams: &[(Option<SocketAddr>, &[u8])],
+) -> io::Result<usize> {
+    let datagrams = &datagrams[..datagrams.len().min(DATAGRAM_BATCH)];
+    let names: [Option<SockAddr>; DATAGRAM_BATCH] =
+        std::array::from_fn(|index| datagrams.get(index).and_then(|(to, _)| to.map(SockAddr::from)));
+    // SAFETY: all-zero is a valid value of these plain C structs; null pointers in them mean "nothing".
+    let mut iovs: [libc::iovec; DATAGRAM_BATCH] = unsafe { mem::zeroed() };
+    // SAFETY: as above.
+    let mut messages: [libc::mmsghdr; DATAGRAM_BATCH] = unsafe { mem::zeroed() };
+    for (index, (_, bytes)) in datagrams.iter().enumerate() {
+        iovs[index] = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let header = &mut messages[index].msg_hdr;
+        if let Some(name) = &names[index] {
+            header.msg_name = name.as_ptr().cast_mut().cast();
+            header.msg_namelen = name.len();
+        }
+        header.msg_iov = &raw mut iovs[index];
+        header.msg_iovlen = 1;
+    }
+    // SAFETY: every header points to its own name (or none) and iovec, and that to its own bytes; all of them are as
+    // long as stated and outlive the call, which only reads them although the C types are not const.
+    let count = check(unsafe {
+        libc::sendmmsg(
+            socket.as_raw_fd(),
+            messages.as_mut_ptr(),
+            datagrams.len() as libc::c_uint,
+            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+        )
+    })?;
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
+/// The IP address in `storage`, if it holds one.
+fn socket_addr(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    match i32::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the kernel wrote an IPv4 address, as the family says; the storage is larger than the type and
+            // aligned for every kind of address.
+            let v4 = unsafe { &*std::ptr::from_ref(storage).cast::<libc::sockaddr_in>() };
+            let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+            Some(SocketAddr::from((ip, u16::from_be(v4.sin_port))))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above, for IPv6.
+            let v6 = unsafe { &*std::ptr::from_ref(storage).cast::<libc::sockaddr_in6>() };
+            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            let port = u16::from_be(v6.sin6_port);
+            Some(SocketAddrV6::new(ip, port, v6.sin6_flowinfo, v6.sin6_scope_id).into())
+        }
+        _ => None,
+    }
 }

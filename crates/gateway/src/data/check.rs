@@ -10,7 +10,8 @@ use hashbrown::HashMap;
 
 use super::DataError;
 use super::cursor::{
-    FIELD_NUMBER_MAX, LEN, Record, Records, VARINT, read_varint, skip_payload, write_prefixed, write_varint,
+    FIELD_NUMBER_MAX, LEN, Record, Records, VARINT, read_key_varint, read_varint, skip_payload,
+    write_prefixed, write_varint,
 };
 use super::plan::{
     Action, FieldPlan, Kind, MapStep, MapValue, Plan, Scalar, Step, TypeIndex, TypePlan, Types,
@@ -249,7 +250,7 @@ fn check_entry(
     // Nearly every entry: a number, then a message that fills the rest.
     if let ([0x08, rest @ ..], MapStep { key: VARINT, message: true, .. }) = (bytes, step.map) {
         let mut pos = 0;
-        if read_varint(rest, &mut pos).is_some()
+        if read_key_varint(rest, &mut pos).is_some()
             && rest.get(pos) == Some(&(2 << 3 | LEN))
             && let Some(payload) = {
                 pos += 1;
@@ -281,6 +282,8 @@ fn check_any_entry(
         let wire = (tag & 7) as u8;
         let expected = index;
         index += 1;
+        // The key is found behind its tag without looking at the tag, which may be written longer than it need be.
+        notes.irregular |= bytes[at] >= 0x80;
         if tag >> 3 == 1 && wire == key {
             notes.irregular |= expected != 0;
             if wire == LEN {

@@ -23,6 +23,9 @@ pub(crate) const FIXED32: u8 = 5;
 pub(crate) const FIELD_NUMBER_MAX: u64 = (1 << 29) - 1;
 
 /// Reads a varint at `*pos` and moves past it; `None` when it is cut short or longer than ten bytes.
+///
+/// Made for tags and lengths, nearly all of one byte: a second inlined case costs the walks over records more than it
+/// saves.
 #[inline]
 pub(crate) fn read_varint(bytes: &[u8], pos: &mut usize) -> Option<u64> {
     let first = *bytes.get(*pos)?;
@@ -33,6 +36,19 @@ pub(crate) fn read_varint(bytes: &[u8], pos: &mut usize) -> Option<u64> {
     read_varint_slow(bytes, pos)
 }
 
+/// As [`read_varint`], made for keys of maps, mostly of two bytes.
+#[inline]
+pub(crate) fn read_key_varint(bytes: &[u8], pos: &mut usize) -> Option<u64> {
+    match bytes.get(*pos..)? {
+        [a, b, ..] if *a >= 0x80 && *b < 0x80 => {
+            *pos += 2;
+            Some(u64::from(*a & 0x7f) | u64::from(*b) << 7)
+        }
+        _ => read_varint(bytes, pos),
+    }
+}
+
+#[inline(never)]
 fn read_varint_slow(bytes: &[u8], pos: &mut usize) -> Option<u64> {
     let mut value = 0u64;
     for (i, &byte) in bytes.get(*pos..)?.iter().take(10).enumerate() {
@@ -148,12 +164,18 @@ impl<'a> Iterator for Records<'a> {
         let tag = read_varint(self.bytes, &mut pos)?;
         let (number, wire) = ((tag >> 3) as u32, (tag & 7) as u8);
         let mut from = pos;
-        if wire == LEN {
-            let len = read_varint(self.bytes, &mut pos)? as usize;
-            from = pos;
-            pos = pos.checked_add(len)?;
-        } else {
-            skip_payload(self.bytes, &mut pos, u64::from(number), wire, 100)?;
+        match wire {
+            LEN => {
+                let len = read_varint(self.bytes, &mut pos)? as usize;
+                from = pos;
+                pos = pos.checked_add(len)?;
+            }
+            FIXED32 => pos += 4,
+            FIXED64 => pos += 8,
+            VARINT => {
+                read_varint(self.bytes, &mut pos)?;
+            }
+            _ => skip_payload(self.bytes, &mut pos, u64::from(number), wire, 100)?,
         }
         let (raw, payload) = (self.bytes.get(start..pos)?, self.bytes.get(from..pos)?);
         self.pos = pos;

@@ -61,6 +61,18 @@ impl<'a> Key<'a> {
             Key { bits: scalar.key_bits(payload), text: None }
         }
     }
+
+    /// Reads the key at the start of a regular entry, tag and length of the entry left out.
+    #[inline]
+    pub(crate) fn of_entry(scalar: Scalar, entry: &'a [u8]) -> Self {
+        let payload = entry.get(1..).unwrap_or(&[]);
+        match scalar {
+            Scalar::Utf8 | Scalar::Bytes => Key { bits: 0, text: Some(EntryParts::read(entry).key) },
+            Scalar::Fixed32 => Key { bits: scalar.key_bits(payload.get(..4).unwrap_or(&[])), text: None },
+            Scalar::Fixed64 => Key { bits: scalar.key_bits(payload.get(..8).unwrap_or(&[])), text: None },
+            _ => Key { bits: scalar.key_bits(payload), text: None },
+        }
+    }
 }
 
 impl MapField {

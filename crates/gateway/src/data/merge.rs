@@ -10,6 +10,101 @@ use super::plan::{Kind, Scalar, TypeIndex, TypePlan, Types};
 /// Writes the merge of `update` into `old`, both regular encodings of type `index`: scalars overwrite, messages merge,
 /// lists append, map entries are replaced by key.
 pub(crate) fn merge_message(types: &Types, index: TypeIndex, old: &[u8], update: &[u8], out: &mut Vec<u8>) {
+    let start = out.len();
+    if merge_in_step(types, index, old, update, out).is_none() {
+        out.truncate(start);
+        merge_any_order(types, index, old, update, out);
+    }
+}
+
+/// Merges messages whose fields come by number, as most writers write them, walking both at once.
+///
+/// `None` when that is not enough: other orders, fields in a oneof, map entries or unknown fields on both sides. `out`
+/// then holds a part of the result.
+fn merge_in_step(
+    types: &Types,
+    index: TypeIndex,
+    old: &[u8],
+    update: &[u8],
+    out: &mut Vec<u8>,
+) -> Option<()> {
+    let plan = types.get(index);
+    let (mut olds, mut news) = (Records::new(old), Records::new(update));
+    let (mut at_old, mut at_new) = (olds.next(), news.next());
+    loop {
+        let Some(new) = at_new else {
+            let Some(mut record) = at_old else { return Some(()) };
+            // The rest of the old message stays as it is, if none of it belongs before what is written.
+            out.extend_from_slice(&old[olds.pos() - record.raw.len()..]);
+            for next in olds {
+                if next.number < record.number {
+                    return None;
+                }
+                record = next;
+            }
+            return Some(());
+        };
+        if let Some(record) = at_old
+            && record.number < new.number
+        {
+            out.extend_from_slice(record.raw);
+            at_old = olds.next();
+            if at_old.is_some_and(|next| next.number < record.number) {
+                return None;
+            }
+            continue;
+        }
+        let field = &plan.fields[usize::from(plan.classify(new.number, new.wire)?)];
+        if field.oneof.is_some() {
+            return None;
+        }
+        let both = at_old.filter(|record| record.number == new.number);
+        match (field.kind, both) {
+            (Kind::Scalar(scalar), _) if field.implicit && scalar.is_zero(new.payload) => {
+                if let Some(record) = both {
+                    out.extend_from_slice(record.raw);
+                }
+            }
+            (Kind::Message(sub), Some(record)) => {
+                if record.wire != new.wire {
+                    return None;
+                }
+                write_varint(out, u64::from(field.tag));
+                write_prefixed(out, |out| merge_message(types, sub, record.payload, new.payload, out));
+            }
+            (Kind::Scalar(_), Some(record)) => {
+                if record.wire != new.wire {
+                    return None;
+                }
+                out.extend_from_slice(new.raw);
+            }
+            (Kind::Records(_) | Kind::Numbers { .. }, Some(record)) => {
+                // Old elements come first; the new one waits.
+                out.extend_from_slice(record.raw);
+                at_old = olds.next();
+                if at_old.is_some_and(|next| next.number < record.number) {
+                    return None;
+                }
+                continue;
+            }
+            (Kind::Map { .. }, Some(_)) => return None,
+            (_, None) => out.extend_from_slice(new.raw),
+        }
+        if let Some(record) = both {
+            at_old = olds.next();
+            if at_old.is_some_and(|next| next.number <= record.number) {
+                return None;
+            }
+        }
+        at_new = news.next();
+        if at_new.is_some_and(|next| next.number < new.number) {
+            return None;
+        }
+    }
+}
+
+/// Merges messages in any order of fields, with a table of the update's records.
+fn merge_any_order(types: &Types, index: TypeIndex, old: &[u8], update: &[u8], out: &mut Vec<u8>) {
     let plan = types.get(index);
     // Where the update mentions each field, as an index into its records.
     let mut records: SmallVec<[(Record<'_>, Option<u16>); 24]> = SmallVec::new();

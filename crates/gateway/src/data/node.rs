@@ -154,8 +154,7 @@ impl Node {
             let field = &type_plan.fields[usize::from(slot)];
             match field.kind {
                 Kind::Map { key, .. } => {
-                    let parts = entry_parts(record.raw);
-                    self.map_mut(slot, &mut hint).put(Key::new(key, parts.key), record.raw);
+                    self.map_mut(slot, &mut hint).put(Key::of_entry(key, record.payload), record.raw);
                 }
                 Kind::Records(_) | Kind::Numbers { .. } => push(self.list_mut(slot), field, &record),
                 Kind::Message(_) | Kind::Scalar(_) => self.put_single(types, type_plan, slot, &record),
@@ -484,6 +483,7 @@ impl Node {
     }
 }
 
+#[inline]
 fn apply_entry(
     types: &Types,
     map: &mut MapField,
@@ -495,8 +495,12 @@ fn apply_entry(
     rules: Rules,
     scratch: &mut Scratch,
 ) {
+    let map_key = Key::of_entry(key, record.payload);
+    if !rules.unreal && !notes.removed {
+        map.put(map_key, record.raw);
+        return;
+    }
     let parts = super::check::Entry::read(record.payload);
-    let map_key = Key::new(key, parts.key);
     if notes.removed && says_removed(types, value, parts.value()) {
         let counts = !rules.unreal || class != Class::Plain;
         if rules.removes && counts {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::cursor::{FIXED32, FIXED64, LEN, VARINT, read_varint};
+use super::cursor::{FIXED32, FIXED64, LEN, VARINT, read_key_varint, read_varint};
 
 /// How updates of a type are merged into its channel data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -392,9 +392,9 @@ impl Scalar {
     #[inline]
     pub(crate) fn key_bits(self, payload: &[u8]) -> u64 {
         match self {
-            Scalar::Varint32 => read_varint(payload, &mut 0).unwrap_or(0) & 0xffff_ffff,
-            Scalar::Varint64 => read_varint(payload, &mut 0).unwrap_or(0),
-            Scalar::Bool => u64::from(read_varint(payload, &mut 0).unwrap_or(0) != 0),
+            Scalar::Varint32 => read_key_varint(payload, &mut 0).unwrap_or(0) & 0xffff_ffff,
+            Scalar::Varint64 => read_key_varint(payload, &mut 0).unwrap_or(0),
+            Scalar::Bool => u64::from(read_key_varint(payload, &mut 0).unwrap_or(0) != 0),
             Scalar::Fixed32 | Scalar::Fixed64 => {
                 payload.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte))
             }

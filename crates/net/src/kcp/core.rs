@@ -308,6 +308,11 @@ impl Kcp {
         Some(received)
     }
 
+    /// [`Kcp::poll_received`] has something.
+    pub fn has_received(&self) -> bool {
+        !self.receive_queue.is_empty()
+    }
+
     /// Earliest time at which [`Kcp::handle_timeout`] has work.
     pub fn next_timeout(&self) -> Option<Instant> {
         let resend = if self.send_buf.is_empty() { None } else { self.resend_at };

@@ -1,0 +1,219 @@
+//! Authentication, bans and everything else that shard 0 decides about connections. Spec §4.3 and §4.5.
+
+use std::sync::Arc;
+
+use prost::Message;
+use throng_wire::channeldpb::auth_result_message::AuthResult;
+use throng_wire::channeldpb::{AuthMessage, AuthResultMessage, CompressionType};
+
+use crate::ban::Subject;
+use crate::effect::{Effect, Redacted, SecurityEvent, SecurityEventKind, Verdict};
+use crate::ids::{AuthTicket, ChannelId, ConnId, ConnKind};
+use crate::mail::{Head, Letter};
+use crate::reason::{CloseReason, Refusal};
+use crate::registry::PendingAuth;
+use crate::requests::Sender;
+use crate::shard::Shard;
+
+impl Shard {
+    /// AUTH. On shard 0 when it was sent to GLOBAL.
+    pub(crate) fn on_auth(&mut self, sender: Sender, head: Head, body: &[u8]) -> Result<(), Refusal> {
+        if head.channel != ChannelId::GLOBAL {
+            self.board.close(sender.conn, CloseReason::AuthWrongChannel);
+            return Ok(());
+        }
+        let request = AuthMessage::decode(body).map_err(|_| Refusal::BadBody)?;
+        let config = Arc::clone(&self.board.config);
+        let now = self.board.now;
+        let Some(global) = &mut self.global else { return Err(Refusal::NotGlobal) };
+        let entry = global.entries.get_mut(&sender.conn).ok_or(Refusal::ClosingConnection)?;
+        if entry.authenticated {
+            return Err(Refusal::AlreadyAuthenticated);
+        }
+        if entry.pending {
+            return Err(Refusal::AuthPending);
+        }
+        let addr = entry.addr;
+        let pit = request.player_identifier_token;
+        let banned = sender.kind == ConnKind::Client && global.bans.is_banned(now, &Subject::player(&pit));
+        if banned {
+            self.security(sender.conn, &pit, SecurityEventKind::BannedReturned);
+            self.board.close(sender.conn, CloseReason::BannedPlayer);
+            return Ok(());
+        }
+        let resumable = sender.kind == ConnKind::Client && !config.recovery.client_window.is_zero();
+        let token = request.resume_token.filter(|_| resumable);
+        let pending =
+            PendingAuth { conn: sender.conn, head, pit: pit.as_str().into(), wants_token: token.is_some() };
+        if let Some(token) = token.filter(|token| !token.is_empty()) {
+            if self.resume(&token, &pending) {
+                return Ok(());
+            }
+            // A token that is of no use any more leads to an ordinary login.
+            self.security(sender.conn, &pit, SecurityEventKind::BadResumeToken);
+        }
+
+        if sender.kind == ConnKind::Server && config.servers_bypass_auth {
+            self.authenticated(pending);
+        } else if config.auth_provider {
+            let Some(global) = &mut self.global else { return Err(Refusal::NotGlobal) };
+            global.next_ticket += 1;
+            let ticket = global.next_ticket;
+            if let Some(entry) = global.entries.get_mut(&sender.conn) {
+                entry.pending = true;
+            }
+            global.tickets.insert(ticket, pending);
+            self.board.effect(Effect::Authenticate {
+                ticket: AuthTicket(ticket),
+                conn: sender.conn,
+                kind: sender.kind,
+                addr,
+                pit: Redacted(pit),
+                lt: Redacted(request.login_token),
+            });
+        } else if config.development {
+            self.authenticated(pending);
+        } else {
+            // Without a provider nobody can be told from an impostor. The reference aborts here.
+            self.security(sender.conn, &pit, SecurityEventKind::NoProvider);
+            self.authentication_failed(pending, AuthResult::InvalidLt);
+        }
+        Ok(())
+    }
+
+    /// The provider answered.
+    pub(crate) fn on_verdict(&mut self, ticket: AuthTicket, verdict: Verdict) {
+        let Some(global) = &mut self.global else { return };
+        let Some(pending) = global.tickets.remove(&ticket.0) else { return };
+        // The connection may have closed since; its id may even have come back under another connection, but that one
+        // does not wait for a verdict.
+        match global.entries.get_mut(&pending.conn) {
+            Some(entry) if entry.pending => entry.pending = false,
+            _ => return,
+        }
+        match verdict {
+            Verdict::Success => self.authenticated(pending),
+            Verdict::InvalidPit => self.authentication_failed(pending, AuthResult::InvalidPit),
+            Verdict::InvalidLt => self.authentication_failed(pending, AuthResult::InvalidLt),
+            Verdict::Error(_) => self.board.close(pending.conn, CloseReason::AuthProviderFailed),
+        }
+    }
+
+    fn authenticated(&mut self, pending: PendingAuth) {
+        let PendingAuth { conn, head, ref pit, wants_token } = pending;
+        let Some(global) = &mut self.global else { return };
+        let Some(entry) = global.entries.get_mut(&conn) else { return };
+        entry.authenticated = true;
+        entry.pit = pit.clone();
+        let (kind, addr) = (entry.kind, entry.addr);
+        global.bans.succeed(&Subject::player(pit));
+        global.bans.succeed(&Subject::address(addr));
+        self.board.stats.kind_mut(kind).authenticated += 1;
+
+        let returning = match kind {
+            ConnKind::Server => self.returning_server(pit),
+            ConnKind::Client => None,
+        };
+        if let Some(old) = returning {
+            self.recover(conn, old, head, false);
+            return;
+        }
+        let recoverable = match kind {
+            ConnKind::Server => self.board.config.recovery.servers && !pit.is_empty(),
+            ConnKind::Client => wants_token,
+        };
+        self.admit(conn, recoverable);
+        let resume_token = if wants_token { self.token_for(conn) } else { Vec::new() };
+        let result = AuthResultMessage { resume_token, ..self.auth_result(AuthResult::Successful, conn) };
+        self.send_auth_result(conn, head, result);
+    }
+
+    /// Tells all shards that a connection is authenticated; its state machine moves on.
+    pub(crate) fn admit(&mut self, conn: ConnId, recoverable: bool) {
+        self.board.post_others(|| Letter::Authenticated { conn, recoverable });
+        self.on_authenticated(conn, recoverable);
+    }
+
+    pub(crate) fn token_for(&mut self, conn: ConnId) -> Vec<u8> {
+        self.global.as_mut().map(|global| global.issue_token(conn)).unwrap_or_default()
+    }
+
+    fn authentication_failed(&mut self, pending: PendingAuth, result: AuthResult) {
+        let PendingAuth { conn, head, pit, .. } = pending;
+        let max = self.board.config.abuse.auth_failures_max;
+        let now = self.board.now;
+        let Some(global) = &mut self.global else { return };
+        let Some(entry) = global.entries.get(&conn) else { return };
+        let (subject, event) = match result {
+            AuthResult::InvalidPit => (Subject::address(entry.addr), SecurityEventKind::AddressBanned),
+            _ => (Subject::player(&pit), SecurityEventKind::PlayerBanned),
+        };
+        // Everybody without an identifier shares the empty one; banning that would ban them all.
+        let counts = entry.kind == ConnKind::Client && subject != Subject::player("");
+        let banned = counts && global.bans.fail(now, subject, max);
+        self.security(conn, &pit, SecurityEventKind::AuthFailed);
+        let body = self.auth_result(result, conn);
+        self.send_auth_result(conn, head, body);
+        if banned {
+            self.board.stats.bans += 1;
+            self.security(conn, &pit, event);
+            self.board.close(conn, CloseReason::AuthFailures);
+        }
+    }
+
+    pub(crate) fn auth_result(&self, result: AuthResult, conn: ConnId) -> AuthResultMessage {
+        let compression = if self.board.config.offer_snappy {
+            CompressionType::Snappy
+        } else {
+            CompressionType::NoCompression
+        };
+        AuthResultMessage {
+            result: result as i32,
+            conn_id: conn.0,
+            compression_type: compression as i32,
+            should_recover: false,
+            resume_token: Vec::new(),
+        }
+    }
+
+    /// The result to who asked, and a copy to the owner of GLOBAL, who never learns resume tokens.
+    pub(crate) fn send_auth_result(&mut self, to: ConnId, head: Head, result: AuthResultMessage) {
+        self.board.send(to, head, &result);
+        if let Some(owner) = self.board.global_owner.filter(|owner| *owner != to) {
+            let copy = AuthResultMessage { resume_token: Vec::new(), ..result };
+            self.board.send(owner, head.copy(), &copy);
+        }
+    }
+
+    /// Shard 0: a connection was closed for `reason`; punishes what deserves it.
+    pub(crate) fn punish(&mut self, conn: ConnId, kind: ConnKind, reason: CloseReason) {
+        let config = Arc::clone(&self.board.config);
+        let now = self.board.now;
+        let Some(global) = &mut self.global else { return };
+        let Some(entry) = global.entries.get(&conn) else { return };
+        let (addr, pit) = (entry.addr, entry.pit.clone());
+        let event = match reason {
+            CloseReason::AuthTimeout => {
+                let counts = config.abuse.auth_timeout_counts;
+                let banned =
+                    counts && global.bans.fail(now, Subject::address(addr), config.abuse.auth_failures_max);
+                if banned { SecurityEventKind::AddressBanned } else { SecurityEventKind::AuthTimedOut }
+            }
+            CloseReason::StateMachineRefusals if kind == ConnKind::Client && !pit.is_empty() => {
+                global.bans.ban(now, Subject::player(&pit));
+                SecurityEventKind::PlayerBanned
+            }
+            _ => return,
+        };
+        if event != SecurityEventKind::AuthTimedOut {
+            self.board.stats.bans += 1;
+        }
+        self.security(conn, &pit, event);
+    }
+
+    pub(crate) fn security(&mut self, conn: ConnId, pit: &str, what: SecurityEventKind) {
+        let addr = self.global.as_ref().and_then(|global| global.entries.get(&conn)).map(|entry| entry.addr);
+        let pit = (!pit.is_empty()).then(|| pit.to_owned());
+        self.board.security(SecurityEvent { conn: Some(conn), addr, pit, what });
+    }
+}

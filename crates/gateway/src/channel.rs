@@ -1,0 +1,370 @@
+//! A channel: its owner, its subscribers and what they asked for, its data. Spec §5 and §7.1.
+//!
+//! What is sent to whom when something happens lives in `requests` and `recovery`; when data updates leave lives in
+//! `fanout`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use slab::Slab;
+use throng_stdx::Instant;
+use throng_wire::channeldpb::{ChannelDataAccess, ChannelDataMergeOptions, ChannelSubscriptionOptions};
+use throng_wire::unrealpb::UnrealObjectRef;
+
+use crate::data::{ChannelData, MergeOptions, Plan, Update};
+use crate::fanout::{FanOut, Place};
+use crate::ids::{ChannelId, ConnId, ConnKind, IdHasher, IdMap};
+use crate::mail::{Head, Payload};
+use crate::outbox::Entry;
+use crate::reason::Refusal;
+use crate::settings::{ChannelType, TypeSettings};
+use crate::switchboard::{Address, Switchboard};
+
+#[derive(Debug)]
+pub(crate) struct Channel {
+    pub(crate) id: ChannelId,
+    pub(crate) channel_type: ChannelType,
+    pub(crate) metadata: String,
+    /// The live owner. A lost or closed owner is no owner.
+    pub(crate) owner: Option<ConnId>,
+    pub(crate) settings: Arc<TypeSettings>,
+    /// Channel time zero; ticks lie at whole multiples of the tick interval after it.
+    pub(crate) created: Instant,
+    pub(crate) subs: Slab<Subscription>,
+    by_conn: IdMap<ConnId, u32>,
+    /// Places of lost connections that may return.
+    pub(crate) lost: Vec<LostPlace>,
+    pub(crate) data: Option<DataState>,
+    /// As the creator gave them, for the channel's lifetime.
+    pub(crate) merge_options: Option<MergeOptions>,
+    pub(crate) fan: FanOut,
+    /// Objects spawned and not destroyed (Unreal): id to reference. Told to an owner that recovers.
+    pub(crate) objects: BTreeMap<u32, UnrealObjectRef>,
+}
+
+/// The channel's data and how it is named.
+#[derive(Debug)]
+pub(crate) struct DataState {
+    pub(crate) content: ChannelData,
+    pub(crate) type_url: Box<str>,
+}
+
+/// One connection's subscription.
+#[derive(Debug)]
+pub(crate) struct Subscription {
+    pub(crate) address: Address,
+    pub(crate) kind: ConnKind,
+    pub(crate) options: Options,
+    pub(crate) since: Instant,
+    /// It has had a full state, or wants none.
+    pub(crate) had_first: bool,
+    /// Channel time in nanoseconds from which its windows count.
+    pub(crate) anchor: i64,
+    pub(crate) place: Place,
+}
+
+/// The place of a connection that was lost and may return.
+#[derive(Debug)]
+pub(crate) struct LostPlace {
+    pub(crate) conn: ConnId,
+    pub(crate) kind: ConnKind,
+    pub(crate) was_owner: bool,
+    /// `None` when it owned the channel without being subscribed.
+    pub(crate) subscription: Option<(Options, Instant)>,
+}
+
+/// Effective subscription options. Spec §3.3.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Options {
+    /// The protocol's `ChannelDataAccess`; an open enumeration, so unknown numbers are kept and can only read.
+    pub(crate) access: i32,
+    pub(crate) masks: Vec<String>,
+    pub(crate) interval_ms: u32,
+    pub(crate) delay_ms: i32,
+    pub(crate) skip_self: bool,
+    pub(crate) skip_first: bool,
+}
+
+impl Options {
+    /// The channel's defaults, overridden by what was asked for.
+    pub(crate) fn new(settings: &TypeSettings, request: Option<&ChannelSubscriptionOptions>) -> Self {
+        let mut options = Self {
+            access: ChannelDataAccess::ReadAccess as i32,
+            masks: Vec::new(),
+            interval_ms: u32::try_from(settings.fan_out_interval.as_millis()).unwrap_or(u32::MAX),
+            delay_ms: settings.fan_out_delay_ms,
+            skip_self: true,
+            skip_first: false,
+        };
+        if let Some(request) = request {
+            options.merge(request);
+        }
+        options
+    }
+
+    /// Present fields overwrite, masks are added. Spec §5.8.
+    pub(crate) fn merge(&mut self, request: &ChannelSubscriptionOptions) {
+        let ChannelSubscriptionOptions {
+            data_access,
+            data_field_masks,
+            fan_out_interval_ms,
+            fan_out_delay_ms,
+            skip_self_update_fan_out,
+            skip_first_fan_out,
+        } = request;
+        self.access = data_access.unwrap_or(self.access);
+        self.masks.extend_from_slice(data_field_masks);
+        self.interval_ms = fan_out_interval_ms.unwrap_or(self.interval_ms);
+        self.delay_ms = fan_out_delay_ms.unwrap_or(self.delay_ms);
+        self.skip_self = skip_self_update_fan_out.unwrap_or(self.skip_self);
+        self.skip_first = skip_first_fan_out.unwrap_or(self.skip_first);
+    }
+
+    pub(crate) fn to_wire(&self) -> ChannelSubscriptionOptions {
+        ChannelSubscriptionOptions {
+            data_access: Some(self.access),
+            data_field_masks: self.masks.clone(),
+            fan_out_interval_ms: Some(self.interval_ms),
+            fan_out_delay_ms: Some(self.delay_ms),
+            skip_self_update_fan_out: Some(self.skip_self),
+            skip_first_fan_out: Some(self.skip_first),
+        }
+    }
+
+    pub(crate) fn can_read(&self) -> bool {
+        self.access != ChannelDataAccess::NoAccess as i32
+    }
+
+    pub(crate) fn can_write(&self) -> bool {
+        self.access == ChannelDataAccess::WriteAccess as i32
+    }
+}
+
+/// What a (re)subscription did.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Subscribed {
+    New,
+    AccessChanged,
+    /// Options changed in ways nobody is told about.
+    Silently,
+}
+
+impl Channel {
+    pub(crate) fn new(
+        id: ChannelId,
+        channel_type: ChannelType,
+        settings: Arc<TypeSettings>,
+        now: Instant,
+        hasher: IdHasher,
+    ) -> Self {
+        Self {
+            id,
+            channel_type,
+            metadata: String::new(),
+            owner: None,
+            settings,
+            created: now,
+            subs: Slab::new(),
+            by_conn: IdMap::with_hasher(hasher),
+            lost: Vec::new(),
+            data: None,
+            merge_options: None,
+            fan: FanOut::default(),
+            objects: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn subscription(&self, conn: ConnId) -> Option<&Subscription> {
+        self.by_conn.get(&conn).map(|&key| &self.subs[key as usize])
+    }
+
+    pub(crate) fn key(&self, conn: ConnId) -> Option<u32> {
+        self.by_conn.get(&conn).copied()
+    }
+
+    /// Subscribes a live connection, or changes its subscription.
+    pub(crate) fn subscribe(
+        &mut self,
+        board: &mut Switchboard,
+        address: Address,
+        kind: ConnKind,
+        request: Option<&ChannelSubscriptionOptions>,
+    ) -> Subscribed {
+        if let Some(key) = self.key(address.conn) {
+            return self.resubscribe(board, key, request);
+        }
+        let options = Options::new(&self.settings, request);
+        self.insert(board, address, kind, options, board.now);
+        Subscribed::New
+    }
+
+    /// Adds a subscription that does not exist yet.
+    pub(crate) fn insert(
+        &mut self,
+        board: &mut Switchboard,
+        address: Address,
+        kind: ConnKind,
+        options: Options,
+        since: Instant,
+    ) {
+        let had_first = options.skip_first;
+        let anchor = self.time(board.now).saturating_add(i64::from(options.delay_ms) * 1_000_000);
+        let place = Place::Nowhere;
+        let key =
+            self.subs.insert(Subscription { address, kind, options, since, had_first, anchor, place }) as u32;
+        self.by_conn.insert(address.conn, key);
+        board.add_place(address.conn, self.id);
+        board.stats.subscriptions += 1;
+        self.start_fan_out(board, key);
+    }
+
+    fn resubscribe(
+        &mut self,
+        board: &mut Switchboard,
+        key: u32,
+        request: Option<&ChannelSubscriptionOptions>,
+    ) -> Subscribed {
+        let sub = &mut self.subs[key as usize];
+        let before = sub.options.clone();
+        if let Some(request) = request {
+            sub.options.merge(request);
+        }
+        let access_changed = before.access != sub.options.access;
+        if before != sub.options {
+            self.options_changed(board, key, &before);
+        }
+        if access_changed { Subscribed::AccessChanged } else { Subscribed::Silently }
+    }
+
+    /// Ends a subscription; false when there is none. The owner that unsubscribes is the owner no more.
+    pub(crate) fn unsubscribe(&mut self, board: &mut Switchboard, conn: ConnId) -> bool {
+        let Some(key) = self.by_conn.remove(&conn) else { return false };
+        self.leave(key);
+        self.subs.remove(key as usize);
+        board.stats.subscriptions -= 1;
+        if self.owner != Some(conn) {
+            board.remove_place(conn, self.id);
+        }
+        self.arm(board);
+        true
+    }
+
+    /// Sets the owner and keeps the index of who has to do with the channel.
+    pub(crate) fn set_owner(&mut self, board: &mut Switchboard, owner: Option<ConnId>) {
+        if let Some(old) = self.owner
+            && self.by_conn.get(&old).is_none()
+        {
+            board.remove_place(old, self.id);
+        }
+        self.owner = owner;
+        if let Some(new) = owner {
+            board.add_place(new, self.id);
+        }
+    }
+
+    /// Sends one message to every subscriber that `wanted` picks.
+    pub(crate) fn broadcast(
+        &self,
+        board: &mut Switchboard,
+        head: Head,
+        body: &impl prost::Message,
+        wanted: impl Fn(&Subscription) -> bool,
+    ) {
+        let mut bytes = Vec::new();
+        throng_wire::write_message_entry(&mut bytes, &head.pack(&[]), body);
+        self.broadcast_entry(board, bytes, wanted);
+    }
+
+    /// Gives one entry to every subscriber that `wanted` picks.
+    pub(crate) fn broadcast_entry(
+        &self,
+        board: &mut Switchboard,
+        entry: Vec<u8>,
+        wanted: impl Fn(&Subscription) -> bool,
+    ) {
+        if entry.len() > throng_wire::frame::PACKET_BYTES_SEND_MAX {
+            board.refuse(Refusal::Oversize);
+            return;
+        }
+        let payload = Payload::from_buf([Entry::new(entry)]);
+        let to = self.subs.iter().filter(|(_, sub)| wanted(sub)).map(|(_, sub)| sub.address);
+        board.deliver(&payload, None, to);
+    }
+
+    /// Replaces the data. Subscribers that had a state get the new one in full.
+    pub(crate) fn set_data(&mut self, board: &mut Switchboard, content: ChannelData) {
+        let type_url = type_url(content.plan());
+        if self.data.replace(DataState { content, type_url }).is_some() {
+            self.data_replaced(board);
+        } else {
+            self.data_begun(board);
+        }
+    }
+
+    /// Merges an update that counts as sent by `sender` and queues it for the subscribers.
+    ///
+    /// The first update of a channel without data becomes its data.
+    pub(crate) fn update(
+        &mut self,
+        board: &mut Switchboard,
+        plan: &Arc<Plan>,
+        sender: ConnId,
+        update: Update,
+    ) -> Result<(), Refusal> {
+        if self.data.is_none() {
+            let content = ChannelData::new(Arc::clone(plan));
+            self.data = Some(DataState { content, type_url: type_url(plan) });
+            self.data_begun(board);
+        }
+        let Some(data) = &mut self.data else { return Err(Refusal::NoDataType) };
+        let merged = data.content.merge_checked(&update, self.merge_options.as_ref());
+        merged.map_err(|_| Refusal::DataTooLarge)?;
+        board.stats.updates_merged += 1;
+        self.push_update(board, sender, update);
+        Ok(())
+    }
+
+    /// Nanoseconds since the channel was created.
+    pub(crate) fn time(&self, now: Instant) -> i64 {
+        i64::try_from(now.since(self.created).as_nanos()).unwrap_or(i64::MAX)
+    }
+}
+
+pub(crate) fn type_url(plan: &Plan) -> Box<str> {
+    format!("type.googleapis.com/{}", plan.name()).into()
+}
+
+/// The merge options of a creation request.
+pub(crate) fn merge_options(wire: &ChannelDataMergeOptions) -> MergeOptions {
+    MergeOptions {
+        replace_list: wire.should_replace_list,
+        list_size_limit: wire.list_size_limit,
+        truncate_top: wire.truncate_top,
+        check_removable: wire.should_check_removable_map_field,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_merge_present_fields_and_add_masks() {
+        let settings = TypeSettings::fallback();
+        let mut options = Options::new(&settings, None);
+        assert_eq!((options.access, options.interval_ms, options.skip_self), (1, 20, true));
+        let request = ChannelSubscriptionOptions {
+            data_access: Some(2),
+            data_field_masks: vec!["a".into()],
+            fan_out_interval_ms: Some(0),
+            ..Default::default()
+        };
+        options.merge(&request);
+        options
+            .merge(&ChannelSubscriptionOptions { data_field_masks: vec!["a".into()], ..Default::default() });
+        assert!(options.can_write());
+        assert_eq!((options.interval_ms, options.masks.len(), options.delay_ms), (0, 2, 0));
+        let wire = options.to_wire();
+        assert_eq!((wire.fan_out_delay_ms, wire.skip_first_fan_out), (Some(0), Some(false)));
+    }
+}

@@ -1,0 +1,161 @@
+//! One connection as the shard that handles its bytes sees it.
+
+use std::net::IpAddr;
+
+use throng_stdx::{Instant, TimerKey};
+use throng_wire::FrameReader;
+
+use crate::config::{Config, Limits};
+use crate::fsm::StateIndex;
+use crate::ids::{ChannelId, ConnId, ConnKind};
+use crate::outbox::Outbox;
+use crate::reason::CloseReason;
+use crate::record::Recorder;
+
+/// A live connection. About 450 bytes and no heap while idle.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    /// How the driver names it; fixed at accept.
+    pub(crate) handle: ConnId,
+    /// How peers name it: the same, unless it took over the id of a lost connection.
+    pub(crate) id: ConnId,
+    pub(crate) kind: ConnKind,
+    pub(crate) addr: IpAddr,
+    /// State within the state machine of its kind.
+    pub(crate) state: StateIndex,
+    pub(crate) authenticated: bool,
+    /// Its places are kept when it is lost by accident.
+    pub(crate) recoverable: bool,
+    /// On the list of connections with output; stays until the outbox is drained.
+    pub(crate) writable: bool,
+    /// Why it will be closed when the current input is done.
+    pub(crate) doomed: Option<CloseReason>,
+    /// Messages that the state machine refused.
+    pub(crate) refusals: u32,
+    pub(crate) budget: Budget,
+    pub(crate) accepted: Instant,
+    pub(crate) received: Instant,
+    /// When the outbox last became non-empty or the transport last took something.
+    pub(crate) progressed: Instant,
+    /// The one timer of the connection, for whatever deadline comes first.
+    pub(crate) timer: Option<(Instant, TimerKey)>,
+    /// Channels whose state updates were dropped and that have not been made good.
+    pub(crate) lagging: Vec<Lag>,
+    pub(crate) reader: FrameReader,
+    pub(crate) outbox: Outbox,
+    pub(crate) recorder: Option<Box<Recorder>>,
+}
+
+/// A channel of which a slow reader misses updates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lag {
+    pub(crate) channel: ChannelId,
+    /// The channel was asked for a full state.
+    pub(crate) asked: bool,
+}
+
+impl Connection {
+    /// The earliest time at which something about this connection may be overdue, and what.
+    pub(crate) fn deadline(&self, config: &Config) -> Option<(Instant, CloseReason)> {
+        let auth = (!self.authenticated)
+            .then_some(config.abuse.auth_timeout)
+            .flatten()
+            .map(|timeout| (self.accepted + timeout, CloseReason::AuthTimeout));
+        let idle = config.limits.idle_timeout[self.kind.index()]
+            .map(|timeout| (self.received + timeout, CloseReason::IdleTimeout));
+        let stall = (!self.outbox.is_empty())
+            .then_some((self.progressed + config.outbox.stall_timeout, CloseReason::Stalled));
+        [auth, idle, stall].into_iter().flatten().min_by_key(|(at, _)| *at)
+    }
+}
+
+/// What a client may still send: two buckets that refill with time and hold two seconds' worth.
+///
+/// Refilled once per read and charged per message, so the clock is not consulted on the message path.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Budget {
+    messages: u32,
+    bytes: u32,
+    refilled: Instant,
+}
+
+const BURST_SECONDS: u64 = 2;
+
+impl Budget {
+    pub(crate) fn new(now: Instant, limits: &Limits) -> Self {
+        let full = |per_second: u32| per_second.saturating_mul(BURST_SECONDS as u32);
+        Self {
+            messages: full(limits.client_messages_per_second),
+            bytes: full(limits.client_bytes_per_second),
+            refilled: now,
+        }
+    }
+
+    /// Charges a read of `bytes`.
+    pub(crate) fn charge_read(
+        &mut self,
+        now: Instant,
+        bytes: usize,
+        limits: &Limits,
+    ) -> Result<(), CloseReason> {
+        // The clock advances only by what was credited, so slow drips are not rounded away.
+        let elapsed_ms = now.since(self.refilled).as_millis() as u64;
+        if elapsed_ms > 0 {
+            self.refilled = now;
+            let refill = |have: u32, per_second: u32| {
+                let credit = u64::from(per_second) * elapsed_ms / 1000;
+                let full = u64::from(per_second) * BURST_SECONDS;
+                (u64::from(have) + credit).min(full) as u32
+            };
+            self.messages = refill(self.messages, limits.client_messages_per_second);
+            self.bytes = refill(self.bytes, limits.client_bytes_per_second);
+        }
+        if limits.client_bytes_per_second > 0 {
+            let left = u64::from(self.bytes).checked_sub(bytes as u64).ok_or(CloseReason::ByteRate)?;
+            self.bytes = left as u32;
+        }
+        Ok(())
+    }
+
+    /// Charges a message.
+    #[inline]
+    pub(crate) fn charge_message(&mut self, limits: &Limits) -> Result<(), CloseReason> {
+        if limits.client_messages_per_second > 0 {
+            self.messages = self.messages.checked_sub(1).ok_or(CloseReason::MessageRate)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets_hold_a_burst_and_refill() {
+        let limits =
+            Limits { client_messages_per_second: 10, client_bytes_per_second: 1000, ..Limits::default() };
+        let mut budget = Budget::new(Instant::ZERO, &limits);
+        assert!((0..20).all(|_| budget.charge_message(&limits).is_ok()));
+        assert_eq!(budget.charge_message(&limits), Err(CloseReason::MessageRate));
+        assert!(budget.charge_read(Instant::from_millis(500), 900, &limits).is_ok());
+        assert!((0..5).all(|_| budget.charge_message(&limits).is_ok()));
+        assert_eq!(budget.charge_message(&limits), Err(CloseReason::MessageRate));
+        assert_eq!(budget.charge_read(Instant::from_millis(500), 1200, &limits), Err(CloseReason::ByteRate));
+    }
+
+    #[test]
+    fn a_limit_of_zero_is_none() {
+        let limits =
+            Limits { client_messages_per_second: 0, client_bytes_per_second: 0, ..Limits::default() };
+        let mut budget = Budget::new(Instant::ZERO, &limits);
+        assert!((0..1000).all(|_| budget.charge_message(&limits).is_ok()));
+        assert!(budget.charge_read(Instant::ZERO, 1 << 30, &limits).is_ok());
+    }
+
+    // "Idle connection struct < 1 KiB heap in total."
+    #[test]
+    fn an_idle_connection_is_small() {
+        assert!(size_of::<Connection>() <= 640, "{} bytes", size_of::<Connection>());
+    }
+}

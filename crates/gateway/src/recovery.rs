@@ -1,0 +1,424 @@
+//! Lost connections and their return. Spec §4.7.
+//!
+//! ```text
+//! lost      places are kept under the old id on every shard, the id stays taken; shard 0 starts a timer
+//! returned  AUTH with the same player identifier (servers) or a resume token (clients):
+//!           1. every shard renames the fresh connection to the old id
+//!           2. AUTH result with the old id
+//!           3. every shard gives back the places: RECOVERY_CHANNEL_DATA per channel
+//! settled   at least a second later, when every shard has done so: RECOVERY_END, then OWNER_RECOVERED where it owns
+//! expired   the places are free, as if the connection had closed only now
+//! ```
+//!
+//! Clients that resume keep their subscriptions through a short loss without the owner being told, so that a game does
+//! not take the player out of the world for a network hand-over; it is told when the time is up.
+
+use std::sync::Arc;
+
+use prost::Message;
+use smallvec::SmallVec;
+use throng_wire::channeldpb::auth_result_message::AuthResult;
+use throng_wire::channeldpb::{
+    AuthResultMessage, ChannelDataRecoveryMessage, ChannelOwnerLostMessage, ChannelOwnerRecoveredMessage,
+    EndRecoveryMesssage, MessageType,
+};
+use throng_wire::frame::PACKET_BYTES_SEND_MAX;
+use throng_wire::unrealpb::ChannelRecoveryData;
+
+use crate::channel::{Channel, LostPlace};
+use crate::data::split;
+use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
+use crate::mail::{Head, Letter};
+use crate::reason::Refusal;
+use crate::registry::{Lost, PendingAuth, Settling};
+use crate::settings::ChannelType;
+use crate::shard::Shard;
+use crate::switchboard::{Switchboard, Timer};
+
+/// The broadcast value that owner-lost and owner-recovered messages carry: all but the owner.
+const ALL_BUT_OWNER: u32 = 8;
+
+impl Shard {
+    // ---- Loss -------------------------------------------------------------------------------------------------------
+
+    /// A connection is gone: every channel of this shard that has to do with it reacts. Spec §4.6.
+    pub(crate) fn leave_channels(&mut self, conn: ConnId, kind: ConnKind, keep: bool) {
+        let places = self.board.places.get(&conn).cloned().unwrap_or_default();
+        for id in places {
+            self.leave_channel(id, conn, kind, keep);
+        }
+    }
+
+    fn leave_channel(&mut self, id: ChannelId, conn: ConnId, kind: ConnKind, keep: bool) {
+        let board = &mut self.board;
+        let Some(channel) = self.channels.get_mut(&id) else { return };
+        let subscription = channel.subscription(conn).map(|sub| (sub.options.clone(), sub.since));
+        let was_owner = channel.owner == Some(conn);
+        let was_subscribed = channel.unsubscribe(board, conn);
+        if was_owner {
+            channel.set_owner(board, None);
+        }
+        if keep {
+            channel.lost.push(LostPlace { conn, kind, was_owner, subscription });
+            board.add_place(conn, id);
+            if was_owner && channel.settings.send_owner_lost_and_recovered {
+                let head =
+                    Head { broadcast: ALL_BUT_OWNER, ..Head::new(id, MessageType::ChannelOwnerLost as u32) };
+                channel.broadcast(board, head, &ChannelOwnerLostMessage {}, |_| true);
+            }
+            if !was_owner && was_subscribed && kind == ConnKind::Server {
+                channel.notify_unsub(board, conn, kind);
+            }
+            return;
+        }
+        if was_owner {
+            if channel.settings.remove_after_owner_removed {
+                self.remove_ownerless(id);
+            }
+        } else if was_subscribed {
+            channel.notify_unsub(board, conn, kind);
+        }
+    }
+
+    fn remove_ownerless(&mut self, id: ChannelId) {
+        if id != ChannelId::GLOBAL {
+            self.remove_channel(id, Head::new(ChannelId::GLOBAL, MessageType::RemoveChannel as u32));
+        }
+    }
+
+    /// Shard 0: keeps the place of a lost connection for its return.
+    pub(crate) fn keep_lost(&mut self, conn: ConnId, lost: Lost) {
+        let recovery = self.board.config.recovery.clone();
+        let now = self.board.now;
+        let Some(global) = &mut self.global else { return };
+        let mut evicted = None;
+        if global.lost.len() >= recovery.lost_max {
+            evicted = loop {
+                match global.lost_clients.pop_front() {
+                    Some(oldest) if global.lost.contains_key(&oldest) => break Some(oldest),
+                    Some(_) => {}
+                    None => break Some(conn),
+                }
+            };
+        }
+        let kind = lost.kind;
+        let timeout = match kind {
+            ConnKind::Server => recovery.server_timeout,
+            ConnKind::Client => Some(recovery.client_window),
+        };
+        let expiry = timeout.map(|timeout| self.board.timers.insert(now + timeout, Timer::Expire(conn)));
+        match kind {
+            ConnKind::Server => global.lost_servers.entry(lost.pit.clone()).or_default().push_back(conn),
+            ConnKind::Client => global.lost_clients.push_back(conn),
+        }
+        global.lost.insert(conn, Lost { expiry, ..lost });
+        if let Some(evicted) = evicted {
+            self.expire_lost(evicted);
+        }
+    }
+
+    /// Shard 0: a lost connection will not return.
+    pub(crate) fn expire_lost(&mut self, conn: ConnId) {
+        let Some(lost) = self.take_lost(conn) else { return };
+        if let (Some(global), Some(token)) = (&mut self.global, lost.token) {
+            global.tokens.remove(&token);
+        }
+        self.board.stats.recoveries_expired += 1;
+        self.board.post_others(|| Letter::Expired { conn, kind: lost.kind });
+        self.on_expired(conn, lost.kind);
+        // Every shard hears of the expiry before it can hear of a new connection under the id.
+        if let Some(global) = &mut self.global {
+            global.ids.release(conn);
+        }
+    }
+
+    /// Takes a lost connection out of all books.
+    fn take_lost(&mut self, conn: ConnId) -> Option<Lost> {
+        let global = self.global.as_mut()?;
+        let lost = global.lost.remove(&conn)?;
+        if let Some(key) = lost.expiry {
+            self.board.timers.cancel(key);
+        }
+        match lost.kind {
+            ConnKind::Server => {
+                if let Some(queue) = global.lost_servers.get_mut(&lost.pit) {
+                    queue.retain(|other| *other != conn);
+                    if queue.is_empty() {
+                        global.lost_servers.remove(&lost.pit);
+                    }
+                }
+            }
+            // Found by skipping; compacted when most of it is stale.
+            ConnKind::Client => {
+                if global.lost_clients.len() > 64 + 2 * global.lost.len() {
+                    let lost = &global.lost;
+                    global.lost_clients.retain(|other| lost.contains_key(other));
+                }
+            }
+        }
+        Some(lost)
+    }
+
+    /// A lost connection will not return: frees its places here.
+    pub(crate) fn on_expired(&mut self, conn: ConnId, kind: ConnKind) {
+        let places = self.board.places.remove(&conn).unwrap_or_default();
+        for id in places {
+            let Some(channel) = self.channels.get_mut(&id) else { continue };
+            let Some(at) = channel.lost.iter().position(|place| place.conn == conn) else { continue };
+            // Only this place; the reference drops those of everybody who is lost.
+            let place = channel.lost.remove(at);
+            if place.was_owner {
+                if channel.owner.is_none() && channel.settings.remove_after_owner_removed {
+                    self.remove_ownerless(id);
+                }
+            } else if kind == ConnKind::Client && place.subscription.is_some() {
+                channel.notify_unsub(&mut self.board, conn, kind);
+            }
+        }
+    }
+
+    // ---- Return -----------------------------------------------------------------------------------------------------
+
+    /// The lost server whose place a server with this identifier takes: the one that has been lost longest (A-15).
+    pub(crate) fn returning_server(&self, pit: &str) -> Option<ConnId> {
+        self.global.as_ref()?.lost_servers.get(pit)?.front().copied()
+    }
+
+    /// A client shows a resume token. False when it is good for nothing.
+    pub(crate) fn resume(&mut self, token: &[u8], pending: &PendingAuth) -> bool {
+        let Some(global) = &mut self.global else { return false };
+        let Some(old) = global.redeem_token(token) else { return false };
+        if let Some(lost) = global.lost.get_mut(&old) {
+            lost.token = None;
+            self.resume_as(old, pending);
+            return true;
+        }
+        // The network has not noticed yet that the older connection is dead: close it and take over then.
+        let Some(entry) = global.entries.get_mut(&old) else { return false };
+        entry.token = None;
+        if let Some(waiting) = global.entries.get_mut(&pending.conn) {
+            waiting.pending = true;
+        }
+        global.superseding.insert(old, pending.clone());
+        self.board.close(old, crate::CloseReason::Superseded);
+        true
+    }
+
+    pub(crate) fn resume_as(&mut self, old: ConnId, pending: &PendingAuth) {
+        let Some(global) = &mut self.global else { return };
+        let pit = global.lost.get(&old).map(|lost| lost.pit.clone()).unwrap_or_default();
+        let Some(entry) = global.entries.get_mut(&pending.conn) else { return };
+        entry.pending = false;
+        entry.authenticated = true;
+        entry.pit = pit;
+        self.board.stats.kind_mut(ConnKind::Client).authenticated += 1;
+        self.recover(pending.conn, old, pending.head, true);
+    }
+
+    /// Shard 0: the authenticated connection `fresh` takes the place of `old`.
+    pub(crate) fn recover(&mut self, fresh: ConnId, old: ConnId, head: Head, with_token: bool) {
+        let Some(lost) = self.take_lost(old) else { return };
+        let Some(global) = &mut self.global else { return };
+        let Some(mut entry) = global.entries.remove(&fresh) else { return };
+        let shard = entry.shard;
+        entry.accepted_as = Some(fresh);
+        entry.channels += lost.channels;
+        global.entries.insert(old, entry);
+        for listed in global.directory.values_mut() {
+            if listed.creator == Some(fresh) {
+                listed.creator = Some(old);
+            }
+        }
+        match lost.kind {
+            ConnKind::Server => self.board.stats.servers_recovered += 1,
+            ConnKind::Client => self.board.stats.clients_resumed += 1,
+        }
+        self.admit(fresh, true);
+        self.board.post_others(|| Letter::Recovered { fresh, old });
+        self.on_recovered(fresh, old);
+
+        let resume_token = if with_token { self.token_for(old) } else { Vec::new() };
+        let result = AuthResultMessage {
+            should_recover: true,
+            resume_token,
+            ..self.auth_result(AuthResult::Successful, old)
+        };
+        self.send_auth_result(old, head, result);
+
+        let count = self.board.count;
+        let timer =
+            self.board.timers.insert(self.board.now + self.board.config.recovery.settle, Timer::Settle(old));
+        if let Some(global) = &mut self.global {
+            global.settling.insert(old, Settling { outstanding: count, rested: false, timer: Some(timer) });
+        }
+        // The shard that handles its bytes got the result above before it hears this, and so does every other shard
+        // before anything that it sends there.
+        self.board.post(shard, Letter::Restore { conn: old });
+        for other in (0..count).map(ShardIndex).filter(|other| *other != shard) {
+            self.board.post(other, Letter::Restore { conn: old });
+        }
+    }
+
+    /// `fresh` goes by the name of `old` from now on.
+    pub(crate) fn on_recovered(&mut self, fresh: ConnId, old: ConnId) {
+        let Some(peer) = self.board.peers.remove(&fresh) else { return };
+        // Nothing that happened to the fresh id carries over.
+        self.leave_channels(fresh, peer.kind, false);
+        let peer = crate::switchboard::Peer { recovering: true, ..peer };
+        self.board.peers.insert(old, peer);
+        if peer.shard == self.board.index
+            && let Some(conn) = self.board.conns.get_mut(peer.slot as usize)
+        {
+            conn.id = old;
+        }
+    }
+
+    /// Gives a returned connection its places in the channels of this shard.
+    pub(crate) fn on_restore(&mut self, conn: ConnId) {
+        let places: SmallVec<[ChannelId; 4]> = self.board.places.get(&conn).cloned().unwrap_or_default();
+        for id in places {
+            let board = &mut self.board;
+            let Some(channel) = self.channels.get_mut(&id) else { continue };
+            let Some(at) = channel.lost.iter().position(|place| place.conn == conn) else { continue };
+            let place = channel.lost.remove(at);
+            let owns = place.was_owner && channel.owner.is_none();
+            if owns {
+                channel.set_owner(board, Some(conn));
+            }
+            channel.restore(board, place);
+            if owns && id == ChannelId::GLOBAL {
+                self.announce_global_owner(Some(conn));
+            }
+        }
+        self.board.post(ShardIndex::FIRST, Letter::Restored { conn });
+    }
+
+    /// Shard 0: a shard has restored everything.
+    pub(crate) fn on_restored(&mut self, conn: ConnId) {
+        let Some(settling) = self.global.as_mut().and_then(|global| global.settling.get_mut(&conn)) else {
+            return;
+        };
+        settling.outstanding -= 1;
+        if settling.outstanding == 0 && settling.rested {
+            self.end_recovery(conn);
+        }
+    }
+
+    /// Shard 0: the shortest time of a recovery has passed.
+    pub(crate) fn on_settle_timer(&mut self, conn: ConnId) {
+        let Some(settling) = self.global.as_mut().and_then(|global| global.settling.get_mut(&conn)) else {
+            return;
+        };
+        settling.timer = None;
+        settling.rested = true;
+        if settling.outstanding == 0 {
+            self.end_recovery(conn);
+        }
+    }
+
+    fn end_recovery(&mut self, conn: ConnId) {
+        if let Some(global) = &mut self.global {
+            global.settling.remove(&conn);
+        }
+        let head = Head::new(ChannelId::GLOBAL, MessageType::RecoveryEnd as u32);
+        self.board.send(conn, head, &EndRecoveryMesssage {});
+        self.board.post_others(|| Letter::Settled { conn });
+        self.on_settled(conn);
+    }
+
+    /// The recovery of a connection has ended: channels it owns say so. Only those (the reference says it in all).
+    pub(crate) fn on_settled(&mut self, conn: ConnId) {
+        if let Some(peer) = self.board.peers.get_mut(&conn) {
+            peer.recovering = false;
+        }
+        let places = self.board.places.get(&conn).cloned().unwrap_or_default();
+        for id in places {
+            let Some(channel) = self.channels.get(&id) else { continue };
+            if channel.owner == Some(conn) && channel.settings.send_owner_lost_and_recovered {
+                let head = Head {
+                    broadcast: ALL_BUT_OWNER,
+                    ..Head::new(id, MessageType::ChannelOwnerRecovered as u32)
+                };
+                let not_owner = |sub: &crate::channel::Subscription| sub.address.conn != conn;
+                channel.broadcast(&mut self.board, head, &ChannelOwnerRecoveredMessage {}, not_owner);
+            }
+        }
+    }
+}
+
+impl Channel {
+    /// Tells the owner that somebody else is no longer subscribed.
+    fn notify_unsub(&self, board: &mut Switchboard, conn: ConnId, kind: ConnKind) {
+        if let Some(owner) = self.owner.filter(|owner| *owner != conn) {
+            let head = Head::new(self.id, MessageType::UnsubFromChannel as u32);
+            board.send(owner, head, &self.unsub_result(conn, kind));
+        }
+    }
+
+    /// Subscribes a returned connection as it was and sends it the channel as it is.
+    fn restore(&mut self, board: &mut Switchboard, place: LostPlace) {
+        let Some((mut options, since)) = place.subscription else { return };
+        let Some(address) = board.address(place.conn) else { return };
+        options.skip_first = true;
+        let wire_options = options.to_wire();
+        // Since that is how the state below and the first delta fit together.
+        self.insert(board, address, place.kind, options, since);
+
+        let data = self
+            .data
+            .as_ref()
+            .filter(|_| self.subscription(place.conn).is_some_and(|sub| sub.options.can_read()));
+        let (type_url, plan, value) = match data {
+            Some(data) => {
+                let mut value = Vec::new();
+                data.content.encode(None, &mut value);
+                (data.type_url.to_string(), Some(Arc::clone(data.content.plan())), value)
+            }
+            None => (String::new(), None, Vec::new()),
+        };
+        let keeps_objects = board.config.unreal_objects
+            && matches!(self.channel_type, ChannelType::GLOBAL | ChannelType::SUBWORLD);
+        let recovery_data = keeps_objects.then(|| {
+            any(
+                "type.googleapis.com/unrealpb.ChannelRecoveryData",
+                ChannelRecoveryData { obj_refs: self.objects.clone() }.encode_to_vec(),
+            )
+        });
+        let unix_ns = board.unix_start_ns.saturating_add(since.as_nanos());
+        let message = |part: Option<Vec<u8>>| ChannelDataRecoveryMessage {
+            channel_id: self.id.0,
+            channel_type: self.channel_type.0.cast_signed(),
+            metadata: self.metadata.clone(),
+            owner_conn_id: self.owner.map_or(0, |owner| owner.0),
+            sub_time: i64::try_from(unix_ns).unwrap_or(i64::MAX),
+            sub_options: Some(wire_options.clone()),
+            channel_data: part.map(|value| any(&type_url, value)),
+            recovery_data: recovery_data.clone(),
+        };
+        let head = Head::new(self.id, MessageType::RecoveryChannelData as u32);
+        let Some(plan) = plan else {
+            // The reference tries for ever; the peer can do without data.
+            board.send(place.conn, head, &message(None));
+            return;
+        };
+        // Data over the size of a packet comes in several messages of this type, each complete in itself (A-13); all
+        // but the data is the same, and the parts merge to the whole.
+        let room = PACKET_BYTES_SEND_MAX.saturating_sub(message(Some(Vec::new())).encoded_len() + 64);
+        let mut parts = Vec::new();
+        match split(&plan, &value, room.max(1024), &mut parts) {
+            Ok(()) => {
+                for part in parts {
+                    board.send(place.conn, head, &message(Some(part.to_vec())));
+                }
+            }
+            Err(_) => {
+                board.refuse(Refusal::Oversize);
+                board.send(place.conn, head, &message(None));
+            }
+        }
+    }
+}
+
+fn any(type_url: &str, value: Vec<u8>) -> prost_types::Any {
+    prost_types::Any { type_url: type_url.to_owned(), value }
+}

@@ -1,0 +1,247 @@
+//! What there is only one of, on shard 0: connection and channel ids, the list of channels, bans, tickets, resume tokens.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+
+use throng_stdx::TimerKey;
+
+use crate::ban::Bans;
+use crate::config::Config;
+use crate::ids::{
+    ChannelId, ChannelIds, ConnId, ConnIds, ConnKind, IdHasher, IdMap, Secret, ShardIndex, address_group,
+};
+use crate::mail::Head;
+use crate::settings::ChannelType;
+
+#[derive(Debug)]
+pub(crate) struct Registry {
+    pub(crate) ids: ConnIds,
+    pub(crate) channel_ids: ChannelIds,
+    /// Live connections by the id that peers use.
+    pub(crate) entries: IdMap<ConnId, Registered>,
+    /// Live client connections per address group.
+    clients_by_address: BTreeMap<IpAddr, usize>,
+    /// Live connections per shard.
+    pub(crate) load: Vec<usize>,
+    /// Every channel, for LIST.
+    pub(crate) directory: BTreeMap<ChannelId, Listed>,
+    pub(crate) bans: Bans,
+    pub(crate) tickets: BTreeMap<u64, PendingAuth>,
+    pub(crate) next_ticket: u64,
+    /// Lost connections that may return.
+    pub(crate) lost: BTreeMap<ConnId, Lost>,
+    /// Lost servers per player identifier, longest lost first.
+    pub(crate) lost_servers: BTreeMap<Box<str>, VecDeque<ConnId>>,
+    /// Lost clients, longest lost first; ids that have returned since are skipped.
+    pub(crate) lost_clients: VecDeque<ConnId>,
+    /// Resume tokens by their first half: to whom they belong and the second half.
+    pub(crate) tokens: BTreeMap<u64, (ConnId, [u8; 16])>,
+    /// Resumptions that wait for the older connection to be closed, by its id.
+    pub(crate) superseding: BTreeMap<ConnId, PendingAuth>,
+    /// Returned connections whose recovery has not ended.
+    pub(crate) settling: BTreeMap<ConnId, Settling>,
+    pub(crate) secret: Secret,
+    pub(crate) token_counter: u64,
+}
+
+/// A live connection.
+#[derive(Debug)]
+pub(crate) struct Registered {
+    pub(crate) kind: ConnKind,
+    pub(crate) addr: IpAddr,
+    pub(crate) shard: ShardIndex,
+    /// The id it was accepted under, when it goes by a recovered one now; both stay taken until it is gone.
+    pub(crate) accepted_as: Option<ConnId>,
+    pub(crate) authenticated: bool,
+    pub(crate) pit: Box<str>,
+    /// It waits for a verdict.
+    pub(crate) pending: bool,
+    /// Channels it created that still exist.
+    pub(crate) channels: usize,
+    /// First half of its resume token.
+    pub(crate) token: Option<u64>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Listed {
+    pub(crate) channel_type: ChannelType,
+    pub(crate) metadata: String,
+    pub(crate) creator: Option<ConnId>,
+}
+
+/// An AUTH request on its way to a result.
+#[derive(Debug, Clone)]
+pub(crate) struct PendingAuth {
+    pub(crate) conn: ConnId,
+    pub(crate) head: Head,
+    pub(crate) pit: Box<str>,
+    /// The peer asked for a resume token.
+    pub(crate) wants_token: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Lost {
+    pub(crate) kind: ConnKind,
+    pub(crate) pit: Box<str>,
+    pub(crate) channels: usize,
+    pub(crate) token: Option<u64>,
+    pub(crate) expiry: Option<TimerKey>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Settling {
+    /// Shards that have not restored its places yet.
+    pub(crate) outstanding: u16,
+    /// The shortest time has passed.
+    pub(crate) rested: bool,
+    pub(crate) timer: Option<TimerKey>,
+}
+
+impl Registry {
+    pub(crate) fn new(config: &Config, secret: Secret, count: u16) -> Self {
+        let global = Listed { channel_type: ChannelType::GLOBAL, metadata: String::new(), creator: None };
+        Self {
+            ids: ConnIds::new(config.conn_id_bits, config.development, secret.clone()),
+            channel_ids: ChannelIds::new(config.spatial_channel_start),
+            entries: IdMap::with_hasher(IdHasher::new(&secret)),
+            clients_by_address: BTreeMap::new(),
+            load: vec![0; usize::from(count)],
+            directory: BTreeMap::from([(ChannelId::GLOBAL, global)]),
+            bans: Bans::new(&config.abuse),
+            tickets: BTreeMap::new(),
+            next_ticket: 0,
+            lost: BTreeMap::new(),
+            lost_servers: BTreeMap::new(),
+            lost_clients: VecDeque::new(),
+            tokens: BTreeMap::new(),
+            superseding: BTreeMap::new(),
+            settling: BTreeMap::new(),
+            secret,
+            token_counter: 0,
+        }
+    }
+
+    /// Live clients from the same place.
+    pub(crate) fn clients_at(&self, addr: IpAddr) -> usize {
+        self.clients_by_address.get(&address_group(addr)).copied().unwrap_or(0)
+    }
+
+    /// The shard with the fewest connections.
+    pub(crate) fn least_loaded(&self) -> ShardIndex {
+        let (index, _) = self.load.iter().enumerate().min_by_key(|(_, load)| **load).unwrap_or((0, &0));
+        ShardIndex(index as u16)
+    }
+
+    pub(crate) fn register(&mut self, conn: ConnId, kind: ConnKind, addr: IpAddr, shard: ShardIndex) {
+        self.load[usize::from(shard.0)] += 1;
+        if kind == ConnKind::Client {
+            *self.clients_by_address.entry(address_group(addr)).or_default() += 1;
+        }
+        let entry = Registered {
+            kind,
+            addr,
+            shard,
+            accepted_as: None,
+            authenticated: false,
+            pit: Box::default(),
+            pending: false,
+            channels: 0,
+            token: None,
+        };
+        self.entries.insert(conn, entry);
+    }
+
+    /// Forgets a connection that is gone; its id stays taken.
+    pub(crate) fn unregister(&mut self, conn: ConnId) -> Option<Registered> {
+        let entry = self.entries.remove(&conn)?;
+        self.load[usize::from(entry.shard.0)] -= 1;
+        if entry.kind == ConnKind::Client {
+            let group = address_group(entry.addr);
+            if let Some(count) = self.clients_by_address.get_mut(&group) {
+                *count -= 1;
+                if *count == 0 {
+                    self.clients_by_address.remove(&group);
+                }
+            }
+        }
+        Some(entry)
+    }
+
+    /// A fresh resume token for a connection; its former one is void.
+    pub(crate) fn issue_token(&mut self, conn: ConnId) -> Vec<u8> {
+        if let Some(old) = self.entries.get_mut(&conn).and_then(|entry| entry.token.take()) {
+            self.tokens.remove(&old);
+        }
+        self.token_counter += 1;
+        let part = |label: &[u8]| self.secret.nth(label, self.token_counter);
+        let first = part(b"resume-name");
+        let mut second = [0; 16];
+        second[..8].copy_from_slice(&part(b"resume-proof-low").to_le_bytes());
+        second[8..].copy_from_slice(&part(b"resume-proof-high").to_le_bytes());
+        self.tokens.insert(first, (conn, second));
+        if let Some(entry) = self.entries.get_mut(&conn) {
+            entry.token = Some(first);
+        }
+        [&first.to_le_bytes()[..], &second].concat()
+    }
+
+    /// Whose token this is. It is void from now on.
+    pub(crate) fn redeem_token(&mut self, token: &[u8]) -> Option<ConnId> {
+        let (first, proof) = token.split_first_chunk::<8>()?;
+        let first = u64::from_le_bytes(*first);
+        let (conn, expected) = self.tokens.get(&first)?;
+        // All bytes are looked at whatever they are, so that time tells nothing about them.
+        let same = proof.len() == expected.len()
+            && proof.iter().zip(expected).fold(0, |differences, (a, b)| differences | (a ^ b)) == 0;
+        if !same {
+            return None;
+        }
+        let conn = *conn;
+        self.tokens.remove(&first);
+        Some(conn)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registry() -> Registry {
+        Registry::new(&Config::default(), Secret::new(1, &[0; 32]), 2)
+    }
+
+    #[test]
+    fn tokens_work_once_and_only_whole() {
+        let mut registry = registry();
+        let addr = "10.0.0.1".parse().expect("an address");
+        registry.register(ConnId(5), ConnKind::Client, addr, ShardIndex(0));
+        let first = registry.issue_token(ConnId(5));
+        assert_eq!(first.len(), 24);
+        for cut in 0..first.len() {
+            assert_eq!(registry.redeem_token(&first[..cut]), None);
+            let mut wrong = first.clone();
+            wrong[cut] ^= 1;
+            assert_eq!(registry.redeem_token(&wrong), None);
+        }
+        let second = registry.issue_token(ConnId(5));
+        assert_eq!(registry.redeem_token(&first), None, "replaced");
+        assert_eq!(registry.redeem_token(&second), Some(ConnId(5)));
+        assert_eq!(registry.redeem_token(&second), None, "used");
+        assert!(registry.tokens.is_empty());
+    }
+
+    #[test]
+    fn connections_spread_over_shards_and_are_counted_by_address() {
+        let mut registry = registry();
+        let addr = "10.0.0.1".parse().expect("an address");
+        for id in 1..=4 {
+            let shard = registry.least_loaded();
+            registry.register(ConnId(id), ConnKind::Client, addr, shard);
+        }
+        assert_eq!(registry.load, [2, 2]);
+        assert_eq!(registry.clients_at(addr), 4);
+        assert!(registry.unregister(ConnId(1)).is_some());
+        assert!(registry.unregister(ConnId(1)).is_none());
+        assert_eq!((registry.clients_at(addr), registry.least_loaded()), (3, ShardIndex(0)));
+    }
+}

@@ -1,0 +1,463 @@
+//! How everything in a shard reaches connections: the table of all live connections, the outboxes of this shard's own,
+//! and the mail to other shards.
+
+use core::mem;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use slab::Slab;
+use smallvec::SmallVec;
+use throng_stdx::{Instant, TimerWheel};
+use throng_wire::frame::PACKET_BYTES_SEND_MAX;
+use throng_wire::{
+    MessagePack, entry_len_with, forward_entry_len, write_entry, write_forward_entry, write_message_entry,
+};
+
+use crate::config::Config;
+use crate::connection::{Connection, Lag};
+use crate::effect::{Effect, SecurityEvent};
+use crate::ids::{ChannelId, ConnId, ConnKind, IdHasher, IdMap, ShardIndex};
+use crate::mail::{EntryBatch, Head, Letter, MessageBatch, Payload, State};
+use crate::reason::{CloseReason, Refusal};
+use crate::stats::Stats;
+
+/// A live connection as every shard knows it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer {
+    pub(crate) kind: ConnKind,
+    /// Which shard handles its bytes.
+    pub(crate) shard: ShardIndex,
+    /// Where in that shard's slab; only that shard uses it.
+    pub(crate) slot: u32,
+    /// It has returned and RECOVERY_END has not been sent.
+    pub(crate) recovering: bool,
+}
+
+/// Where to find a recipient without a look-up; kept by channels for their subscribers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Address {
+    pub(crate) conn: ConnId,
+    pub(crate) shard: ShardIndex,
+    pub(crate) slot: u32,
+}
+
+/// What a timer of the shard is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Timer {
+    /// Fan-out of a channel.
+    Channel(ChannelId),
+    /// The deadline of a connection, by the driver's name.
+    Connection(ConnId),
+    /// The recovery of a connection may end (shard 0).
+    Settle(ConnId),
+    /// A lost connection has not returned (shard 0).
+    Expire(ConnId),
+}
+
+#[derive(Debug)]
+pub(crate) struct Switchboard {
+    pub(crate) config: Arc<Config>,
+    pub(crate) index: ShardIndex,
+    pub(crate) count: u16,
+    /// The time of the input being handled.
+    pub(crate) now: Instant,
+    pub(crate) unix_start_ns: u64,
+    pub(crate) stats: Stats,
+    pub(crate) hasher: IdHasher,
+    pub(crate) timers: TimerWheel<Timer>,
+    pub(crate) global_owner: Option<ConnId>,
+    /// Every live connection of the process.
+    pub(crate) peers: IdMap<ConnId, Peer>,
+    /// This shard's connections by the driver's name.
+    pub(crate) handles: IdMap<ConnId, u32>,
+    pub(crate) conns: Slab<Connection>,
+    /// Channels of this shard in which a connection, live or lost, is subscribed or owner.
+    pub(crate) places: IdMap<ConnId, SmallVec<[ChannelId; 4]>>,
+    /// Letters from this shard to itself, handled after the current input.
+    pub(crate) inbox: VecDeque<Letter>,
+    /// Connections to close after the current input, by the driver's name.
+    doomed: Vec<ConnId>,
+    writable: VecDeque<ConnId>,
+    effects: VecDeque<Effect>,
+    /// Letters on their way, in the order in which they must be polled.
+    mail: VecDeque<(ShardIndex, Letter)>,
+    /// Letters polled so far: `mail[i]` has the number `polled + i`.
+    polled: u64,
+    /// Number of the newest letter per destination, for batching.
+    newest: Vec<Option<u64>>,
+    /// Recipients per shard of the delivery being prepared; empty between uses.
+    recipients: Vec<Vec<ConnId>>,
+}
+
+/// A batch letter takes further entries up to this size: large enough to make the cost per letter vanish, small enough
+/// that the receiver starts early.
+const BATCH_BYTES: usize = 64 << 10;
+
+impl Switchboard {
+    pub(crate) fn new(
+        config: Arc<Config>,
+        index: ShardIndex,
+        count: u16,
+        hasher: IdHasher,
+        unix_start_ns: u64,
+    ) -> Self {
+        let shards = usize::from(count);
+        Self {
+            config,
+            index,
+            count,
+            now: Instant::ZERO,
+            unix_start_ns,
+            stats: Stats::default(),
+            hasher,
+            timers: TimerWheel::new(),
+            global_owner: None,
+            peers: IdMap::with_hasher(hasher),
+            handles: IdMap::with_hasher(hasher),
+            conns: Slab::new(),
+            places: IdMap::with_hasher(hasher),
+            inbox: VecDeque::new(),
+            doomed: Vec::new(),
+            writable: VecDeque::new(),
+            effects: VecDeque::new(),
+            mail: VecDeque::new(),
+            polled: 0,
+            newest: vec![None; shards],
+            recipients: vec![Vec::new(); shards],
+        }
+    }
+
+    // ---- Sending to connections -------------------------------------------------------------------------------------
+
+    /// Sends a message to a connection. False when there is no such connection or the message fits no packet.
+    pub(crate) fn send(&mut self, to: ConnId, head: Head, body: &impl prost::Message) -> bool {
+        let pack = head.pack(&[]);
+        let len = entry_len_with(&pack, body.encoded_len());
+        self.push(to, len, |out| write_message_entry(out, &pack, body))
+    }
+
+    /// Sends a message on unchanged.
+    pub(crate) fn relay(&mut self, to: ConnId, head: Head, body: &[u8]) -> bool {
+        let pack = head.pack(body);
+        self.push(to, entry_len_with(&pack, body.len()), |out| write_entry(out, &pack))
+    }
+
+    /// Sends what a client sent, wrapped as `ServerForwardMessage`.
+    pub(crate) fn forward(&mut self, to: ConnId, head: Head, client: ConnId, payload: &[u8]) -> bool {
+        let pack = head.pack(&[]);
+        let len = forward_entry_len(&pack, client.0, payload.len());
+        self.push(to, len, |out| write_forward_entry(out, &pack, client.0, payload))
+    }
+
+    #[inline]
+    fn push(&mut self, to: ConnId, len: usize, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+        if len > PACKET_BYTES_SEND_MAX {
+            self.refuse(Refusal::Oversize);
+            return false;
+        }
+        let Some(&peer) = self.peers.get(&to) else {
+            self.refuse(Refusal::UnknownConnection);
+            return false;
+        };
+        if peer.shard == self.index {
+            self.push_local(peer.slot, to, len, write);
+        } else {
+            self.append(peer.shard, to, write);
+        }
+        true
+    }
+
+    fn push_local(&mut self, slot: u32, id: ConnId, len: usize, write: impl FnOnce(&mut Vec<u8>)) {
+        let Some(conn) = self.conns.get_mut(slot as usize).filter(|conn| conn.id == id) else { return };
+        if conn.outbox.is_empty() {
+            conn.progressed = self.now;
+        }
+        conn.outbox.push_inline(len, write);
+        let over = conn.outbox.queued_bytes() > self.config.outbox.hard_bytes[conn.kind.index()];
+        self.stats.kind_mut(conn.kind).messages_out += 1;
+        Self::mark_writable(&mut self.writable, conn);
+        if over {
+            self.doom_slot(slot, CloseReason::SlowReader);
+        }
+    }
+
+    /// An entry that came by mail for one of this shard's connections.
+    pub(crate) fn push_entry(&mut self, to: ConnId, entry: &[u8]) {
+        if let Some(&peer) = self.peers.get(&to).filter(|peer| peer.shard == self.index) {
+            self.push_local(peer.slot, to, entry.len(), |out| out.extend_from_slice(entry));
+        }
+    }
+
+    /// Gives one payload to several connections.
+    pub(crate) fn deliver(
+        &mut self,
+        payload: &Payload,
+        state: Option<State>,
+        to: impl IntoIterator<Item = Address>,
+    ) {
+        if payload.is_empty() {
+            return;
+        }
+        let mut lists = mem::take(&mut self.recipients);
+        for address in to {
+            if address.shard == self.index {
+                self.deliver_local(address.slot, address.conn, payload, state);
+            } else if let Some(list) = lists.get_mut(usize::from(address.shard.0)) {
+                list.push(address.conn);
+            }
+        }
+        for (shard, list) in lists.iter_mut().enumerate().filter(|(_, list)| !list.is_empty()) {
+            let conns = mem::take(list);
+            self.post(ShardIndex(shard as u16), Letter::Deliver { payload: payload.clone(), state, conns });
+        }
+        self.recipients = lists;
+    }
+
+    /// A payload that came by mail.
+    pub(crate) fn deliver_mail(&mut self, payload: &Payload, state: Option<State>, conns: &[ConnId]) {
+        for &to in conns {
+            if let Some(&peer) = self.peers.get(&to).filter(|peer| peer.shard == self.index) {
+                self.deliver_local(peer.slot, to, payload, state);
+            }
+        }
+    }
+
+    /// The whole payload or nothing: a state of many entries is of no use in part.
+    #[inline]
+    fn deliver_local(&mut self, slot: u32, id: ConnId, payload: &Payload, state: Option<State>) {
+        let Some(conn) = self.conns.get_mut(slot as usize).filter(|conn| conn.id == id) else { return };
+        let queued = conn.outbox.queued_bytes();
+        if let Some(state) = state {
+            let lag = if conn.lagging.is_empty() {
+                None
+            } else {
+                conn.lagging.iter().position(|lag| lag.channel == state.channel)
+            };
+            if queued > self.config.outbox.soft_bytes {
+                // Superseded state is dropped; a full state follows when there is room.
+                self.stats.state_dropped += 1;
+                match lag {
+                    Some(at) => conn.lagging[at].asked &= !state.full,
+                    None => conn.lagging.push(Lag { channel: state.channel, asked: false }),
+                }
+                self.arm_connection(slot);
+                return;
+            }
+            match lag {
+                Some(at) if state.full => {
+                    conn.lagging.swap_remove(at);
+                }
+                Some(_) => {
+                    self.stats.state_dropped += 1;
+                    return;
+                }
+                None => {}
+            }
+            self.stats.fan_out_messages += payload.len() as u64;
+            self.stats.fan_out_bytes += payload.iter().map(|entry| entry.len() as u64).sum::<u64>();
+        } else if queued > self.config.outbox.hard_bytes[conn.kind.index()] {
+            self.doom_slot(slot, CloseReason::SlowReader);
+            return;
+        }
+        if queued == 0 {
+            conn.progressed = self.now;
+        }
+        for entry in payload {
+            conn.outbox.push_shared(entry);
+        }
+        self.stats.kind_mut(conn.kind).messages_out += payload.len() as u64;
+        Self::mark_writable(&mut self.writable, conn);
+    }
+
+    #[inline]
+    fn mark_writable(writable: &mut VecDeque<ConnId>, conn: &mut Connection) {
+        if !conn.writable {
+            conn.writable = true;
+            writable.push_back(conn.handle);
+        }
+    }
+
+    // ---- Mail -------------------------------------------------------------------------------------------------------
+
+    /// Sends a letter; one to this shard is handled after the current input.
+    pub(crate) fn post(&mut self, to: ShardIndex, letter: Letter) {
+        if to == self.index {
+            self.inbox.push_back(letter);
+            return;
+        }
+        self.stats.mail_sent += 1;
+        if let Some(newest) = self.newest.get_mut(usize::from(to.0)) {
+            *newest = Some(self.polled + self.mail.len() as u64);
+        }
+        self.mail.push_back((to, letter));
+    }
+
+    /// Sends a letter to every other shard; to shard 0 last, so that whatever it does next comes after the letter
+    /// everywhere.
+    pub(crate) fn post_others(&mut self, letter: impl Fn() -> Letter) {
+        for shard in (0..self.count)
+            .rev()
+            .map(ShardIndex)
+            .filter(|shard| *shard != self.index)
+            .collect::<SmallVec<[_; 8]>>()
+        {
+            self.post(shard, letter());
+        }
+    }
+
+    /// Sends a message on to the home of its channel.
+    pub(crate) fn post_message(&mut self, home: ShardIndex, sender: ConnId, head: Head, body: &[u8]) {
+        if let Some(Letter::Messages(batch)) = self.newest_letter(home)
+            && batch.bytes() < BATCH_BYTES
+        {
+            batch.push(sender, head, body);
+            return;
+        }
+        let mut batch = MessageBatch::default();
+        batch.push(sender, head, body);
+        self.post(home, Letter::Messages(batch));
+    }
+
+    fn append(&mut self, shard: ShardIndex, to: ConnId, write: impl FnOnce(&mut Vec<u8>)) {
+        if let Some(Letter::Append(batch)) = self.newest_letter(shard)
+            && batch.bytes() < BATCH_BYTES
+        {
+            batch.push(to, write);
+            return;
+        }
+        let mut batch = EntryBatch::default();
+        batch.push(to, write);
+        self.post(shard, Letter::Append(batch));
+    }
+
+    /// The newest letter to a shard that is still here. Adding to it keeps the order per shard.
+    fn newest_letter(&mut self, to: ShardIndex) -> Option<&mut Letter> {
+        let number = (*self.newest.get(usize::from(to.0))?)?;
+        let position = number.checked_sub(self.polled)?;
+        self.mail.get_mut(position as usize).map(|(_, letter)| letter)
+    }
+
+    // ---- Timers, closing, effects -----------------------------------------------------------------------------------
+
+    /// Makes sure the connection's timer fires at its earliest deadline.
+    pub(crate) fn arm_connection(&mut self, slot: u32) {
+        let Some(conn) = self.conns.get_mut(slot as usize) else { return };
+        let Some((at, _)) = conn.deadline(&self.config) else { return };
+        match conn.timer {
+            Some((armed, _)) if armed <= at => return,
+            Some((_, key)) => {
+                self.timers.cancel(key);
+            }
+            None => {}
+        }
+        conn.timer = Some((at, self.timers.insert(at, Timer::Connection(conn.handle))));
+    }
+
+    /// Has a connection of any shard closed.
+    pub(crate) fn close(&mut self, conn: ConnId, reason: CloseReason) {
+        let Some(&peer) = self.peers.get(&conn) else { return };
+        if peer.shard == self.index {
+            if self.conns.get(peer.slot as usize).is_some_and(|local| local.id == conn) {
+                self.doom_slot(peer.slot, reason);
+            }
+        } else {
+            self.post(peer.shard, Letter::CloseConn { conn, reason });
+        }
+    }
+
+    /// Marks a connection of this shard for closing after the current input; the first reason stands.
+    pub(crate) fn doom_slot(&mut self, slot: u32, reason: CloseReason) {
+        let Some(conn) = self.conns.get_mut(slot as usize) else { return };
+        if conn.doomed.is_none() {
+            conn.doomed = Some(reason);
+            self.doomed.push(conn.handle);
+        }
+    }
+
+    pub(crate) fn next_doomed(&mut self) -> Option<ConnId> {
+        self.doomed.pop()
+    }
+
+    pub(crate) fn effect(&mut self, effect: Effect) {
+        self.effects.push_back(effect);
+    }
+
+    pub(crate) fn security(&mut self, event: SecurityEvent) {
+        self.effects.push_back(Effect::SecurityLog(event));
+    }
+
+    pub(crate) fn refuse(&mut self, reason: Refusal) {
+        self.stats.count_refused(reason);
+    }
+
+    pub(crate) fn unix_now_ns(&self) -> u64 {
+        self.unix_start_ns.saturating_add(self.now.as_nanos())
+    }
+
+    // ---- Places -----------------------------------------------------------------------------------------------------
+
+    /// Notes that a connection has to do with a channel of this shard.
+    pub(crate) fn add_place(&mut self, conn: ConnId, channel: ChannelId) {
+        let places = self.places.entry(conn).or_default();
+        if !places.contains(&channel) {
+            places.push(channel);
+        }
+    }
+
+    pub(crate) fn remove_place(&mut self, conn: ConnId, channel: ChannelId) {
+        if let Some(places) = self.places.get_mut(&conn) {
+            places.retain(|place| *place != channel);
+            if places.is_empty() {
+                self.places.remove(&conn);
+            }
+        }
+    }
+
+    pub(crate) fn address(&self, conn: ConnId) -> Option<Address> {
+        self.peers.get(&conn).map(|peer| Address { conn, shard: peer.shard, slot: peer.slot })
+    }
+
+    // ---- Outputs ----------------------------------------------------------------------------------------------------
+
+    pub(crate) fn poll_mail(&mut self) -> Option<(ShardIndex, Letter)> {
+        let next = self.mail.pop_front()?;
+        self.polled += 1;
+        Some(next)
+    }
+
+    pub(crate) fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    pub(crate) fn poll_writable(&mut self) -> Option<ConnId> {
+        while let Some(handle) = self.writable.pop_front() {
+            // A connection may be closed, or drained by its driver, between becoming writable and being polled.
+            let slot = self.handles.get(&handle).copied();
+            if slot.and_then(|slot| self.conns.get(slot as usize)).is_some_and(|conn| conn.writable) {
+                return Some(handle);
+            }
+        }
+        None
+    }
+}
+
+impl Head {
+    pub(crate) fn new(channel: ChannelId, msg_type: u32) -> Self {
+        Self { channel, broadcast: 0, stub: 0, msg_type }
+    }
+
+    /// The same for somebody who did not ask: without the stub.
+    pub(crate) fn copy(self) -> Self {
+        Self { stub: 0, ..self }
+    }
+
+    pub(crate) fn pack(self, body: &[u8]) -> MessagePack<'_> {
+        MessagePack {
+            channel_id: self.channel.0,
+            broadcast: self.broadcast,
+            stub_id: self.stub,
+            msg_type: self.msg_type,
+            body,
+        }
+    }
+}

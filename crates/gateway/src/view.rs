@@ -1,0 +1,112 @@
+//! What monitoring shows of connections and channels, as plain values.
+
+use std::net::IpAddr;
+
+use throng_stdx::Instant;
+
+use crate::channel::Channel;
+use crate::connection::Connection;
+use crate::ids::{ChannelId, ConnId, ConnKind};
+use crate::settings::ChannelType;
+
+/// A connection at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConnectionView {
+    /// How peers name it.
+    pub id: ConnId,
+    /// How the driver names it; differs for one that took over a lost connection's id.
+    pub handle: ConnId,
+    /// Server or client.
+    pub kind: ConnKind,
+    /// The peer's address.
+    pub addr: IpAddr,
+    /// State of its state machine.
+    pub state: String,
+    /// It has authenticated.
+    pub authenticated: bool,
+    /// When it was accepted.
+    pub accepted: Instant,
+    /// When it last sent something.
+    pub received: Instant,
+    /// Packets received.
+    pub packets_in: u64,
+    /// Bytes received.
+    pub bytes_in: u64,
+    /// Bytes that wait to be written.
+    pub queued_bytes: usize,
+    /// Channels whose updates it misses because it reads slowly.
+    pub lagging: usize,
+    /// Messages that its state machine refused.
+    pub refusals: u32,
+    /// Heap bytes of its buffers.
+    pub heap_bytes: usize,
+}
+
+impl ConnectionView {
+    pub(crate) fn new(conn: &Connection, state: String) -> Self {
+        Self {
+            id: conn.id,
+            handle: conn.handle,
+            kind: conn.kind,
+            addr: conn.addr,
+            state,
+            authenticated: conn.authenticated,
+            accepted: conn.accepted,
+            received: conn.received,
+            packets_in: conn.reader.packets(),
+            bytes_in: conn.reader.bytes(),
+            queued_bytes: conn.outbox.queued_bytes(),
+            lagging: conn.lagging.len(),
+            refusals: conn.refusals,
+            heap_bytes: conn.outbox.heap_bytes() + conn.reader.buffered_bytes(),
+        }
+    }
+}
+
+/// A channel at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ChannelView {
+    /// Its id.
+    pub id: ChannelId,
+    /// Its type.
+    pub channel_type: ChannelType,
+    /// What its creator wrote about it.
+    pub metadata: String,
+    /// Its live owner.
+    pub owner: Option<ConnId>,
+    /// Subscriptions.
+    pub subscriptions: usize,
+    /// Lost connections whose place is kept.
+    pub lost: usize,
+    /// Full name of the data's type.
+    pub data_type: Option<String>,
+    /// Size of the encoded data.
+    pub data_bytes: usize,
+    /// Memory held by the data.
+    pub data_heap_bytes: usize,
+    /// Updates that some subscriber has not had, and their bytes.
+    pub backlog: (usize, usize),
+    /// Groups of subscribers that share fan-out.
+    pub cohorts: usize,
+}
+
+impl ChannelView {
+    pub(crate) fn new(channel: &Channel) -> Self {
+        let data = channel.data.as_ref().map(|data| &data.content);
+        Self {
+            id: channel.id,
+            channel_type: channel.channel_type,
+            metadata: channel.metadata.clone(),
+            owner: channel.owner,
+            subscriptions: channel.subs.len(),
+            lost: channel.lost.len(),
+            data_type: data.map(|data| data.plan().name().to_owned()),
+            data_bytes: data.map_or(0, |data| data.encoded_len()),
+            data_heap_bytes: data.map_or(0, |data| data.heap_bytes()),
+            backlog: channel.fan.backlog(),
+            cohorts: channel.fan.cohort_count(),
+        }
+    }
+}
