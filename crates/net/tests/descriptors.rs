@@ -1,5 +1,7 @@
 //! A listener whose process has run out of file descriptors.
 
+#![allow(clippy::print_stdout)] // the child tells its address
+
 mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};
