@@ -158,7 +158,7 @@ fn config(
     line(format_args!("[gateway.servers]\naddr = \"{servers}\""));
     line(format_args!("[gateway.clients]\naddr = \"{clients}\""));
     if let Some(transport) = &options.transport {
-        line(format_args!("transport = {}", toml_string(transport)));
+        line(format_args!("transport = {}\nkcp_profile = \"game\"", toml_string(transport)));
     }
     line(format_args!("[http]\naddr = \"{http}\""));
     line(format_args!("[log]\nlevel = \"warn\""));

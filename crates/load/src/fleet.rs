@@ -26,6 +26,8 @@ use crate::socket;
 const BUNDLE: Duration = Duration::from_micros(500);
 /// Longest sleep, so that a stop is noticed.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
+/// KCP acknowledges and repeats on a grid of this width.
+const KCP_TICK: Duration = Duration::from_millis(10);
 /// Connection attempts under way at once, below the usual accept backlog.
 const CONNECTING_MAX: usize = 200;
 /// Bytes per read. What matters of a frame is in its first few hundred bytes; the rest is discarded in the kernel.
@@ -202,6 +204,7 @@ struct Fleet<'a> {
     scratch: Vec<u8>,
     frame: Vec<u8>,
     cpu_read_ns: u64,
+    kcp_tick_ns: u64,
 }
 
 impl<'a> Fleet<'a> {
@@ -236,6 +239,7 @@ impl<'a> Fleet<'a> {
             scratch: vec![0; READ_ALL_BYTES],
             frame: Vec::new(),
             cpu_read_ns: 0,
+            kcp_tick_ns: now,
         })
     }
 
@@ -246,6 +250,7 @@ impl<'a> Fleet<'a> {
             let mut counts = lock(shared);
             self.start_connections(now, &mut counts);
             self.send_due(now, &mut counts);
+            self.tick_kcp(now, &mut counts);
             self.publish(now, &mut counts);
         }
         let timeout = self.next_due_ns().saturating_sub(clock::now_ns());
@@ -271,6 +276,9 @@ impl<'a> Fleet<'a> {
         if let Some(period) = self.period_ns() {
             due = due.min(self.slot_due_ns(period));
         }
+        if self.plan.transport == Transport::Kcp {
+            due = due.min(self.kcp_tick_ns);
+        }
         due.saturating_add(nanoseconds(BUNDLE))
     }
 
@@ -294,6 +302,19 @@ impl<'a> Fleet<'a> {
             // Attempts held back by the bound are not made up for in one burst.
             self.next_connect_ns = (self.next_connect_ns + gap).max(now.saturating_sub(gap * 16));
             if let Err(error) = self.connect(index) {
+                self.lose(index, &error, counts);
+            }
+        }
+    }
+
+    fn tick_kcp(&mut self, now: u64, counts: &mut crate::stats::Counts) {
+        if self.plan.transport != Transport::Kcp || now < self.kcp_tick_ns {
+            return;
+        }
+        self.kcp_tick_ns = now + nanoseconds(KCP_TICK);
+        for index in 0..self.players.len() {
+            let Some(link) = &mut self.players[index].link else { continue };
+            if let Err(error) = link.tick() {
                 self.lose(index, &error, counts);
             }
         }

@@ -5,7 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
 use thiserror::Error;
+use throng_net::kcp::{Kcp, MSS, Profile, Side};
+use throng_stdx::Instant;
 
+use crate::clock;
 use crate::protocol::{ScanError, Scanner, Sink};
 use crate::socket::{Stream, Taken};
 use crate::websocket;
@@ -18,6 +21,8 @@ pub enum Transport {
     Tcp,
     /// WebSocket over plain TCP, one binary message per frame.
     WebSocket,
+    /// KCP over UDP, with the settings for games.
+    Kcp,
 }
 
 impl std::str::FromStr for Transport {
@@ -27,6 +32,7 @@ impl std::str::FromStr for Transport {
         match text {
             "tcp" => Ok(Self::Tcp),
             "ws" | "websocket" => Ok(Self::WebSocket),
+            "kcp" => Ok(Self::Kcp),
             _ => Err(UnknownTransport(text.to_owned())),
         }
     }
@@ -37,19 +43,35 @@ impl std::fmt::Display for Transport {
         f.write_str(match self {
             Self::Tcp => "tcp",
             Self::WebSocket => "ws",
+            Self::Kcp => "kcp",
         })
     }
 }
 
-/// A transport name that is none of `tcp`, `ws`.
+/// A transport name that is none of `tcp`, `ws`, `kcp`.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("unknown transport `{0}`; use tcp or ws")]
+#[error("unknown transport `{0}`; use tcp, ws or kcp")]
 pub struct UnknownTransport(String);
 
 /// Bytes kept for a server that does not read; beyond, inputs are refused and counted.
 const UNSENT_BYTES_MAX: usize = 1 << 20;
 /// Reads per readiness. Bounded so that one busy connection does not delay the sends of the others.
 const READS_PER_TURN: usize = 8;
+
+/// Datagrams taken per readiness, for the same reason.
+const DATAGRAMS_PER_TURN: usize = 64;
+
+/// The KCP end of a connection.
+#[derive(Debug)]
+struct KcpSide {
+    kcp: Kcp,
+    /// The datagram being sent.
+    datagram: Vec<u8>,
+}
+
+fn now() -> Instant {
+    Instant::from_nanos(clock::now_ns())
+}
 
 /// Why a connection ended.
 #[derive(Debug, Error)]
@@ -72,6 +94,8 @@ pub(crate) struct Link {
     stream: Stream,
     /// State of the WebSocket layer, if that is the transport.
     websocket: Option<Box<websocket::ClientSide>>,
+    /// State of the KCP layer, if that is the transport; the stream is a UDP socket then.
+    kcp: Option<Box<KcpSide>>,
     scanner: Scanner,
     /// Bytes that the socket did not take yet.
     unsent: Vec<u8>,
@@ -87,14 +111,56 @@ impl Link {
         receive_buffer: Option<usize>,
         scanner: Scanner,
     ) -> Result<Self, LinkError> {
-        let stream = Stream::connect(to, from, receive_buffer).map_err(LinkError::Connect)?;
-        let websocket = match transport {
-            Transport::Tcp => None,
-            Transport::WebSocket => {
-                Some(Box::new(websocket::ClientSide::new(u64::from(stream.raw().cast_unsigned()))))
-            }
+        let stream = match transport {
+            Transport::Kcp => Stream::connect_datagram(to, from),
+            _ => Stream::connect(to, from, receive_buffer),
         };
-        Ok(Self { stream, websocket, scanner, unsent: Vec::new(), bytes_in: 0, bytes_out: 0 })
+        let stream = stream.map_err(LinkError::Connect)?;
+        let descriptor = stream.raw().cast_unsigned();
+        let websocket = (transport == Transport::WebSocket)
+            .then(|| Box::new(websocket::ClientSide::new(u64::from(descriptor))));
+        let kcp = (transport == Transport::Kcp).then(|| {
+            // The session number only has to differ from that of an earlier session of the same local port.
+            let conv = (clock::now_ns() as u32) ^ descriptor.rotate_left(16);
+            let kcp = Kcp::new(conv, Profile::GAME, Side::Connects, conv, now());
+            Box::new(KcpSide { kcp, datagram: Vec::new() })
+        });
+        Ok(Self { stream, websocket, kcp, scanner, unsent: Vec::new(), bytes_in: 0, bytes_out: 0 })
+    }
+
+    /// Does what the transport has to do by itself now and then; to be called every 10 ms for KCP.
+    pub(crate) fn tick(&mut self) -> Result<(), LinkError> {
+        let Some(side) = &mut self.kcp else { return Ok(()) };
+        side.kcp.handle_timeout(now());
+        if side.kcp.is_dead() {
+            return Err(LinkError::Closed);
+        }
+        self.transmit()
+    }
+
+    /// Sends the datagrams that KCP has ready; a full socket loses them, which KCP is made for.
+    fn transmit(&mut self) -> Result<(), LinkError> {
+        let Some(side) = &mut self.kcp else { return Ok(()) };
+        let now = now();
+        while side.kcp.poll_transmit(now, &mut side.datagram) {
+            self.bytes_out += self.stream.write(&side.datagram)? as u64;
+        }
+        Ok(())
+    }
+
+    /// Takes the datagrams that have arrived, and acknowledges them.
+    fn receive_datagrams(&mut self, scratch: &mut [u8], sink: &mut dyn Sink) -> Result<(), LinkError> {
+        for _ in 0..DATAGRAMS_PER_TURN {
+            let Taken::Bytes(count) = self.stream.read(scratch)? else { break };
+            self.bytes_in += count as u64;
+            let Some(side) = &mut self.kcp else { break };
+            // What does not belong to the session is noise.
+            let _ = side.kcp.handle_datagram(now(), &scratch[..count]);
+            while let Some(received) = side.kcp.poll_received() {
+                self.scanner.feed(&received.bytes, sink)?;
+            }
+        }
+        self.transmit()
     }
 
     pub(crate) fn raw(&self) -> RawFd {
@@ -133,6 +199,14 @@ impl Link {
         if self.unsent.len() > UNSENT_BYTES_MAX {
             return Ok(false);
         }
+        if let Some(side) = &mut self.kcp {
+            if side.kcp.unsent_segments() > UNSENT_BYTES_MAX / MSS {
+                return Ok(false);
+            }
+            side.kcp.send(frames);
+            self.transmit()?;
+            return Ok(true);
+        }
         match &mut self.websocket {
             None => self.write(frames)?,
             Some(websocket) => {
@@ -155,6 +229,9 @@ impl Link {
 
     /// Takes what has arrived, at most a few reads' worth.
     pub(crate) fn receive(&mut self, scratch: &mut [u8], sink: &mut dyn Sink) -> Result<(), LinkError> {
+        if self.kcp.is_some() {
+            return self.receive_datagrams(scratch, sink);
+        }
         for _ in 0..READS_PER_TURN {
             let skip = self.skip_bytes();
             let taken = if skip > 0 { self.stream.discard(skip)? } else { self.stream.read(scratch)? };

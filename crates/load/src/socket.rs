@@ -49,6 +49,17 @@ impl Stream {
         Ok(Self(socket))
     }
 
+    /// A UDP socket that talks to `to` only.
+    pub(crate) fn connect_datagram(to: SocketAddr, from: Option<IpAddr>) -> io::Result<Self> {
+        let socket =
+            Socket::new(Domain::for_address(to), Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP))?;
+        if let Some(from) = from {
+            socket.bind(&SocketAddr::new(from, 0).into())?;
+        }
+        socket.connect(&to.into())?;
+        Ok(Self(socket))
+    }
+
     /// Wraps an accepted connection.
     pub(crate) fn accepted(socket: Socket) -> io::Result<Self> {
         socket.set_nonblocking(true)?;

@@ -96,7 +96,7 @@ pub(crate) struct ServerArgs {
         help_heading = "Server"
     )]
     pub(crate) server_flag: Vec<String>,
-    /// How players connect: tcp or ws
+    /// How players connect: tcp, ws or kcp
     #[arg(hide_short_help = true, long, default_value_t = Transport::Tcp, help_heading = "Load")]
     pub(crate) transport: Transport,
     /// Generator threads for players [default: one per two processors]
