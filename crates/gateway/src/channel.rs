@@ -311,14 +311,14 @@ impl Channel {
         sender: ConnId,
         update: Update,
     ) -> Result<(), Refusal> {
-        if self.data.is_none() {
-            let content = ChannelData::new(Arc::clone(plan));
-            self.data = Some(DataState { content, type_url: type_url(plan) });
-            self.data_begun(board);
+        match &mut self.data {
+            Some(data) => data.content.merge_checked(&update, self.merge_options.as_ref()),
+            None => ChannelData::from_update(Arc::clone(plan), &update).map(|content| {
+                self.data = Some(DataState { content, type_url: type_url(plan) });
+                self.data_begun(board);
+            }),
         }
-        let Some(data) = &mut self.data else { return Err(Refusal::NoDataType) };
-        let merged = data.content.merge_checked(&update, self.merge_options.as_ref());
-        merged.map_err(|_| Refusal::DataTooLarge)?;
+        .map_err(|_| Refusal::DataTooLarge)?;
         board.stats.updates_merged += 1;
         self.push_update(board, sender, update);
         Ok(())

@@ -65,7 +65,7 @@ impl Shard {
                 let name = any.type_url.rsplit('/').next().unwrap_or_default().to_owned();
                 let plan = self.schemas.plan_or_opaque(&name).ok_or(Refusal::NoDataType)?;
                 crate::data::validate(&plan, &any.value).map_err(|_| Refusal::BadData)?;
-                if any.value.len() > plan.limits().state_bytes_max {
+                if any.value.len() > plan.bytes_max() {
                     return Err(Refusal::DataTooLarge);
                 }
                 Some((name, any.value))

@@ -101,6 +101,12 @@ impl Plan {
         self.limits
     }
 
+    /// Most bytes that data of this type may take in encoded form.
+    #[must_use]
+    pub fn bytes_max(&self) -> usize {
+        if self.is_opaque() { self.limits.opaque_bytes_max } else { self.limits.state_bytes_max }
+    }
+
     /// The Unreal class of the root's field `slot`.
     pub(crate) fn class(&self, slot: u16) -> Class {
         self.classes.get(usize::from(slot)).copied().unwrap_or(Class::Plain)

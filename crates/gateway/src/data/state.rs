@@ -49,8 +49,17 @@ impl ChannelData {
     /// When the bytes are not a valid encoding or exceed the bound.
     pub fn from_bytes(plan: Arc<Plan>, bytes: &[u8]) -> Result<Self, DataError> {
         let update = Update::check(&plan, Bytes::copy_from_slice(bytes))?;
+        Self::from_update(plan, &update)
+    }
+
+    /// Data that starts as an update that was checked against `plan`: how the first update of a channel without data
+    /// becomes its data.
+    ///
+    /// # Errors
+    /// [`DataError::TooLarge`] when it exceeds the bound.
+    pub fn from_update(plan: Arc<Plan>, update: &Update) -> Result<Self, DataError> {
         let mut data = Self::new(plan);
-        data.apply(&update, None, Target::Load)?;
+        data.apply(update, None, Target::Load)?;
         Ok(data)
     }
 
