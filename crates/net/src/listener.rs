@@ -154,6 +154,11 @@ impl Admission {
         }
     }
 
+    /// No place is left, whatever the address.
+    pub(crate) fn is_full(&self) -> bool {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner).open >= self.connections_max
+    }
+
     /// Counts one more connection from `ip`, unless that would exceed a limit.
     pub(crate) fn permit(self: &Arc<Self>, ip: IpAddr) -> Option<Permit> {
         let ip = origin(ip);

@@ -34,6 +34,8 @@ const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 /// Sessions per listener, and per address, whose peers have not proven that they own their address.
 const UNPROVEN_MAX: usize = 8192;
 const UNPROVEN_PER_IP_MAX: usize = 512;
+/// Time in which an honest peer proves itself; only sessions older than this make room for new ones.
+const ROUND_TRIP: Duration = Duration::from_millis(250);
 /// Ended sessions remembered, and for how long: late datagrams must not bring them back to life.
 const GRAVES_MAX: usize = 4096;
 const GRAVE_TIME: Duration = Duration::from_secs(30);
@@ -85,6 +87,8 @@ struct Port {
     admission: Arc<Admission>,
     unproven: Arc<Admission>,
     rules: Arc<Rules>,
+    /// Sessions by age, as far back as the oldest whose peer has not proven its address.
+    newcomers: VecDeque<ConnKey>,
     /// Sessions that ended, newest last.
     graves: VecDeque<(Instant, SocketAddr, u32)>,
     /// No new sessions; the socket stays for those there are.
@@ -267,6 +271,7 @@ impl Sessions {
             admission: Arc::new(Admission::new(limits)),
             unproven: Arc::new(Admission::new(&unproven)),
             rules: Rules::of(&spec),
+            newcomers: VecDeque::new(),
             graves: VecDeque::new(),
             closing: false,
         });
@@ -569,6 +574,7 @@ impl Sessions {
         handler: &mut dyn Handler,
     ) {
         cx.stats.accepted += 1;
+        self.make_room(port, cx, handler);
         let Some(p) = self.ports.get_mut(port.slot()) else { return };
         let permits = p.admission.permit(peer.ip()).zip(p.unproven.permit(peer.ip()));
         let Some((permit, unproven)) = permits else {
@@ -603,6 +609,7 @@ impl Sessions {
         let key = self.insert(session, cx);
         if let Some(p) = self.ports.get_mut(port.slot()) {
             p.routes.insert(peer, Route { conv, place: Place::Here(key) });
+            p.newcomers.push_back(key);
         }
         match handler.accepted(port, key, peer) {
             Accept::Keep => {}
@@ -614,6 +621,26 @@ impl Sessions {
             }
         }
         self.feed(key, datagram, cx, handler);
+    }
+
+    /// Ends the oldest session whose peer has not proven its address if there is no room for another: a flood with
+    /// forged addresses must not keep honest peers out, which prove themselves in one round trip.
+    fn make_room(&mut self, port: ListenerKey, cx: &mut Cx<'_>, handler: &mut dyn Handler) {
+        loop {
+            let Some(p) = self.ports.get(port.slot()) else { return };
+            let Some(&oldest) = p.newcomers.front() else { return };
+            let waits_since = self.get(oldest).filter(|it| !it.kcp.is_proven()).map(|it| it.born);
+            if let Some(born) = waits_since {
+                let is_full = p.admission.is_full() || p.unproven.is_full();
+                if is_full && born + ROUND_TRIP <= cx.now {
+                    self.end(oldest, CloseCause::TimedOut(TimedOut::Handshake), cx, handler);
+                }
+                return;
+            }
+            if let Some(p) = self.ports.get_mut(port.slot()) {
+                p.newcomers.pop_front();
+            }
+        }
     }
 
     /// Gives a session a datagram.

@@ -332,6 +332,32 @@ fn limits_hold_and_come_back() {
 }
 
 #[test]
+fn peers_that_do_not_prove_themselves_make_room_for_others() {
+    let mut node = Node::new();
+    let limits = Limits { connections_max: 2, ..Limits::default() };
+    let addr = node.listen_with(ListenerSpec { limits, ..ListenerSpec::new(loopback(), GAME) });
+    let raws: Vec<UdpSocket> = (0..3)
+        .map(|_| {
+            let raw = UdpSocket::bind(loopback()).unwrap();
+            raw.connect(addr).unwrap();
+            raw
+        })
+        .collect();
+    for raw in &raws[..2] {
+        raw.send(&push(1, 0, b"x")).unwrap();
+    }
+    node.until("two are accepted", |node| node.seen.accepted.len() == 2);
+    let oldest = node.seen.accepted[0].1;
+    node.until("a third gets in", |node| {
+        raws[2].send(&push(1, 0, b"x")).unwrap();
+        node.seen.accepted.len() == 3
+    });
+    assert_eq!(node.seen.closed[&oldest].name(), "handshake_timeout");
+    assert!(node.net.stats().refused_by_limits > 0, "not at once");
+    assert_eq!(node.net.conn_count(), 2);
+}
+
+#[test]
 fn tls_is_refused_where_it_does_not_exist() {
     let made = development_certificate(&["localhost".into()], Duration::from_secs(1_700_000_000)).unwrap();
     let config = tls_server_config(made.cert_pem.as_bytes(), made.key_pem.as_bytes()).unwrap();

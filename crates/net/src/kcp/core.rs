@@ -61,7 +61,7 @@ pub struct KcpStats {
     pub held_back: u64,
 }
 
-/// One end of a session. See the [module documentation](self).
+/// One end of a session. See the [module documentation](crate::kcp).
 #[derive(Clone, Debug)]
 pub struct Kcp {
     conv: u32,
