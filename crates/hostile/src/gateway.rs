@@ -135,7 +135,6 @@ static CONFIGS: LazyLock<Vec<Arc<Config>>> = LazyLock::new(|| {
     tight.recovery.lost_max = 3;
     tight.limits.channels = 8;
     tight.limits.subscriptions_per_client = 3;
-    tight.limits.channel_data_bytes = 300;
     tight.limits.channel_backlog_bytes = 200;
     tight.limits.client_messages_per_second = 50;
     tight.outbox.soft_bytes = 300;
