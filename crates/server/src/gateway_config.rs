@@ -87,7 +87,6 @@ pub(crate) fn build(settings: &Settings, secret: [u8; 32]) -> Result<(core::Conf
             channels_per_client: limits.channels_per_client_max,
             subscriptions_per_client: limits.subscriptions_per_client_max,
             metadata_bytes: limits.metadata_bytes_max,
-            channel_data_bytes: limits.channel_data_bytes_max,
             channel_backlog_bytes: limits.channel_backlog_bytes_max,
             client_messages_per_second: limits.client_messages_per_s_max,
             client_bytes_per_second: limits.client_bytes_per_s_max,
@@ -103,7 +102,6 @@ pub(crate) fn build(settings: &Settings, secret: [u8; 32]) -> Result<(core::Conf
             stall_timeout: Duration::from_millis(limits.stall_timeout_ms),
         },
         recording: settings.recordings.enabled,
-        unknown_data_bytes_max: (gateway.unknown_types == "allow").then_some(limits.unknown_data_bytes_max),
         unreal_objects: channeld || gateway.channels == "ue",
         secret,
     };
