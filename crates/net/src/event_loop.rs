@@ -161,7 +161,7 @@ impl DetachedConn {
     pub fn peer(&self) -> SocketAddr {
         match &self.0 {
             Detached::Stream(conn) => conn.peer,
-            Detached::Session(session) => session.peer,
+            Detached::Session(session) => session.peer(),
         }
     }
 }
@@ -555,7 +555,7 @@ impl EventLoop {
     /// The peer's address; `None` for unknown keys.
     pub fn peer(&self, key: ConnKey) -> Option<SocketAddr> {
         if key.is_session() {
-            return self.sessions.get(key).map(|session| session.peer);
+            return self.sessions.get(key).map(Session::peer);
         }
         let conn = self.conns.get(key.slot())?;
         (conn.generation == key.generation).then_some(conn.peer)

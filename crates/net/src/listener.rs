@@ -34,6 +34,7 @@ impl Listener {
         // A restarted server must not wait for the old connections' TIME_WAIT.
         socket.set_reuse_address(true)?;
         socket.set_nonblocking(true)?;
+        allow_both_families(&socket, spec.addr)?;
         // Set before `listen`, so that the window scale announced in the handshake fits the buffer.
         if let Some(bytes) = spec.limits.receive_buffer_bytes {
             socket.set_recv_buffer_size(bytes)?;
@@ -66,7 +67,8 @@ impl Listener {
     }
 
     pub(crate) fn accept(&self) -> io::Result<(OwnedFd, SocketAddr)> {
-        sys::accept(self.socket.as_fd())
+        let (fd, peer) = sys::accept(self.socket.as_fd())?;
+        Ok((fd, canonical(peer)))
     }
 }
 
@@ -198,6 +200,16 @@ impl Drop for Permit {
             }
         }
     }
+}
+
+/// Lets `[::]` serve IPv4 as well, whatever the system's default is.
+pub(crate) fn allow_both_families(socket: &Socket, addr: SocketAddr) -> io::Result<()> {
+    if addr.is_ipv6() && addr.ip().is_unspecified() { socket.set_only_v6(false) } else { Ok(()) }
+}
+
+/// An IPv4 peer of such a socket has an IPv6 address; bans and logs mean the IPv4 one.
+pub(crate) fn canonical(peer: SocketAddr) -> SocketAddr {
+    SocketAddr::new(peer.ip().to_canonical(), peer.port())
 }
 
 /// The unit that limits per address count: an IPv4 address, or an IPv6 /64, which is what one customer gets.

@@ -23,7 +23,7 @@ use crate::config::{ConnectSpec, Limits, ListenerSpec};
 use crate::event_loop::{ConnKey, ListenerKey, Timer, Waker};
 use crate::handler::{Accept, CloseCause, Flow, Handler, TimedOut};
 use crate::kcp::{Kcp, MSS, Profile, Segments, Side};
-use crate::listener::{Admission, Permit, Rules};
+use crate::listener::{Admission, Permit, Rules, allow_both_families, canonical};
 use crate::stats::LoopStats;
 use crate::sys;
 
@@ -133,7 +133,8 @@ impl Drop for Address {
 
 pub(crate) struct Session {
     generation: u32,
-    pub(crate) peer: SocketAddr,
+    /// As the socket knows it, see [`canonical`].
+    peer: SocketAddr,
     kcp: Kcp,
     profile: Profile,
     socket: Arc<UdpSocket>,
@@ -172,6 +173,10 @@ impl Session {
         let unproven = (!self.kcp.is_proven()).then(|| self.born + self.rules.limits.handshake_timeout);
         let silence = (self.heard + self.idle_timeout()).min(self.probe_at());
         [self.kcp.next_timeout(), unproven, self.finish_by].into_iter().flatten().fold(silence, Instant::min)
+    }
+
+    pub(crate) fn peer(&self) -> SocketAddr {
+        canonical(self.peer)
     }
 
     /// Its socket, if no other session shares it.
@@ -253,6 +258,7 @@ impl Sessions {
         }
         let socket = Socket::new(Domain::for_address(spec.addr), Type::DGRAM, Some(Protocol::UDP))?;
         socket.set_nonblocking(true)?;
+        allow_both_families(&socket, spec.addr)?;
         let limits = &spec.limits;
         socket.set_recv_buffer_size(limits.receive_buffer_bytes.unwrap_or(SOCKET_BUFFER_BYTES))?;
         socket.set_send_buffer_size(limits.send_buffer_bytes.unwrap_or(SOCKET_BUFFER_BYTES))?;
@@ -581,7 +587,7 @@ impl Sessions {
             cx.stats.refused_by_limits += 1;
             return;
         };
-        if !handler.admit(port, peer) {
+        if !handler.admit(port, canonical(peer)) {
             cx.stats.refused_by_handler += 1;
             return;
         }
@@ -611,7 +617,7 @@ impl Sessions {
             p.routes.insert(peer, Route { conv, place: Place::Here(key) });
             p.newcomers.push_back(key);
         }
-        match handler.accepted(port, key, peer) {
+        match handler.accepted(port, key, canonical(peer)) {
             Accept::Keep => {}
             Accept::HandOff => self.pause(key),
             Accept::Refuse => {

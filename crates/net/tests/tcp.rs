@@ -290,6 +290,24 @@ fn a_deadline_is_met_closely_and_never_early() {
 }
 
 #[test]
+fn a_listener_on_all_addresses_serves_both_families() {
+    let mut node = Node::new();
+    for transport in [Transport::Tcp, Transport::Kcp(kcp::Profile::GAME)] {
+        let spec = ListenerSpec::new("[::]:0".parse().unwrap(), transport);
+        let Ok((_, addr)) = node.net.listen(spec) else { return }; // A machine without IPv6.
+        let mut client = Node::new();
+        let v4 = (std::net::Ipv4Addr::LOCALHOST, addr.port()).into();
+        let key = client.net.connect(ConnectSpec::new(v4, transport)).unwrap();
+        client.until("it is connected", |node| node.seen.connected == [key]);
+        client.write_all(key, b"hello");
+        let before = node.seen.accepted.len();
+        until_both(&mut node, &mut client, "accepted", |n, _| n.seen.accepted.len() > before);
+        let peer = node.net.peer(node.seen.accepted[before].1).unwrap();
+        assert!(peer.is_ipv4(), "{peer} is how bans and logs would see it");
+    }
+}
+
+#[test]
 fn one_busy_connection_does_not_starve_another() {
     let mut node = Node::new();
     let addr = node.listen(Transport::Tcp);
