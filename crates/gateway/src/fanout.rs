@@ -559,13 +559,14 @@ impl Channel {
         let mut payload = Payload::new();
         let plan = data.content.plan();
         let name = EntryName { channel: self.id, type_url: &data.type_url };
-        for value in merged(plan, self.merge_options.as_ref(), mask.as_deref(), updates) {
+        let values = merged(plan, self.merge_options.as_ref(), mask.as_deref(), updates);
+        board.stats.fan_out_encodes += u64::from(!values.is_empty());
+        for value in values {
             // An update of which a mask leaves nothing is not sent (the reference sends an empty message).
             if mask.is_none() || !value.is_empty() {
                 append_entries(board, plan, name, &value, &mut payload);
             }
         }
-        board.stats.fan_out_encodes += 1;
         if shareable {
             made.ranges.push((start, mask.clone(), payload.clone()));
         }

@@ -1,0 +1,209 @@
+//! Peers that do not read. Weakness A-2: in the reference one of them freezes every channel it subscribes to.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Id, Received, Send, World};
+use throng_gateway::{CloseReason, Config, ConnKind, OutboxBounds, StateMachine};
+use throng_wire::channeldpb::{
+    ChannelDataUpdateMessage, ChannelSubscriptionOptions, CreateChannelMessage, CreateChannelResultMessage,
+    MessageType, ServerForwardMessage, SubscribedToChannelMessage, UnsubscribedFromChannelMessage,
+};
+
+const TYPE_URL: &str = "type.googleapis.com/testpb.TestFieldMaskMessage";
+
+fn config() -> Config {
+    Config {
+        development: true,
+        client_state_machine: StateMachine::client_managing_channels().into(),
+        outbox: OutboxBounds {
+            soft_bytes: 4_000,
+            low_water_bytes: 500,
+            hard_bytes: [100_000, 50_000],
+            stall_timeout: Duration::from_secs(30),
+        },
+        ..Config::reference()
+    }
+}
+
+/// Field `name` (1) holds a text: a state of which the latest counts.
+fn state(text: &str) -> Vec<u8> {
+    [&[0x0A, text.len() as u8], text.as_bytes()].concat()
+}
+
+fn update(channel: u32, text: &str) -> Send {
+    let data = Some(prost_types::Any { type_url: TYPE_URL.into(), value: state(text) });
+    let body = ChannelDataUpdateMessage { data, context_conn_id: 0 };
+    Send::new(MessageType::ChannelDataUpdate, &body).to(channel)
+}
+
+fn texts(messages: &[Received]) -> Vec<String> {
+    let updates = messages.iter().filter(|message| message.msg_type == 8);
+    updates
+        .map(|message| {
+            let value = message.decode::<ChannelDataUpdateMessage>().data.expect("data").value;
+            String::from_utf8(value[2..].to_vec()).expect("text")
+        })
+        .collect()
+}
+
+fn channel(world: &mut World, owner: Id) -> u32 {
+    let data = Some(prost_types::Any { type_url: TYPE_URL.into(), value: state("start") });
+    let request = CreateChannelMessage { channel_type: 3, data, ..Default::default() };
+    world.send(owner, [Send::new(MessageType::CreateChannel, &request)]);
+    let channel = world.take(owner)[0].decode::<CreateChannelResultMessage>().channel_id;
+    world.run_ms(50);
+    world.take(owner);
+    channel
+}
+
+fn subscribe(world: &mut World, client: Id, channel: u32) {
+    let options = ChannelSubscriptionOptions { fan_out_interval_ms: Some(20), ..Default::default() };
+    let request = SubscribedToChannelMessage { conn_id: 0, sub_options: Some(options) };
+    world.send(client, [Send::new(MessageType::SubToChannel, &request).to(channel)]);
+    world.run_ms(50);
+}
+
+#[test]
+fn a2_a_stalled_reader_is_conflated_and_nobody_else_notices() {
+    for shards in [1, 2, 4] {
+        let mut world = World::sharded(config(), shards);
+        let owner = world.join(ConnKind::Server, "s");
+        let channel = channel(&mut world, owner);
+        let (slow, healthy) = (world.join(ConnKind::Client, "slow"), world.join(ConnKind::Client, "fine"));
+        subscribe(&mut world, slow, channel);
+        subscribe(&mut world, healthy, channel);
+        world.take(slow);
+        world.take(healthy);
+        world.set_reading(slow, false);
+        let filler = "x".repeat(100);
+        for step in 0..500 {
+            world.send(owner, [update(channel, &format!("{step} {filler}"))]);
+            world.run_ms(20);
+            assert_eq!(texts(&world.take(healthy)), [format!("{step} {filler}")], "step {step}");
+            assert!(world.queued(slow) <= 4_000 + 300, "{} bytes queued", world.queued(slow));
+        }
+        assert!(world.stats().state_dropped > 400);
+        world.set_reading(slow, true);
+        world.run_ms(50);
+        let got = texts(&world.take(slow));
+        assert!(got.len() < 50, "{} messages", got.len());
+        assert_eq!(got.last(), Some(&format!("499 {filler}")), "the latest state, in full");
+        assert_eq!(world.stats().resyncs, 1);
+        // From here on it is a subscriber like any other.
+        for step in 0..5 {
+            world.send(owner, [update(channel, &format!("{step}"))]);
+            world.run_ms(20);
+            assert_eq!(texts(&world.take(slow)), [format!("{step}")]);
+        }
+        assert_eq!(world.closed(slow), None);
+    }
+}
+
+#[test]
+fn a2_messages_that_are_not_state_are_never_dropped_but_end_the_connection() {
+    for shards in [1, 2] {
+        let mut world = World::sharded(config(), shards);
+        let owner = world.join(ConnKind::Server, "s");
+        let channel = channel(&mut world, owner);
+        let (slow, healthy) = (world.join(ConnKind::Client, "slow"), world.join(ConnKind::Client, "fine"));
+        subscribe(&mut world, slow, channel);
+        subscribe(&mut world, healthy, channel);
+        world.take(owner);
+        world.set_reading(slow, false);
+        let body = prost::Message::encode_to_vec(&ServerForwardMessage {
+            client_conn_id: world.conn(slow),
+            payload: vec![7; 10_000],
+        });
+        for count in 1..=5 {
+            world.send(owner, [Send::user(100, &body).to(channel).broadcast(1)]);
+            assert_eq!(world.closed(slow).is_some(), count == 5, "after {count}");
+        }
+        assert_eq!(world.closed(slow), Some(CloseReason::SlowReader));
+        assert_eq!(world.take_types(owner), [7], "the owner is told that it is gone");
+        world.send(owner, [Send::user(100, &body).to(channel).broadcast(2)]);
+        assert_eq!(world.take_types(healthy), [6, 8, 100]);
+    }
+}
+
+#[test]
+fn a2_a_reader_that_takes_nothing_is_closed_after_the_stall_timeout() {
+    let mut world = World::new(config());
+    let owner = world.join(ConnKind::Server, "s");
+    let channel = channel(&mut world, owner);
+    let (stuck, dripping) = (world.join(ConnKind::Client, "stuck"), world.join(ConnKind::Client, "drip"));
+    subscribe(&mut world, stuck, channel);
+    subscribe(&mut world, dripping, channel);
+    world.set_reading(stuck, false);
+    world.set_reading(dripping, false);
+    for step in 0..40 {
+        world.send(owner, [update(channel, &format!("{step}"))]);
+        world.run_ms(1_000);
+        world.write(dripping, 1);
+        // The driver has tried to write and failed.
+        world.write(stuck, 0);
+        if step == 0 {
+            let (conn, now) = (world.conn(stuck), world.now);
+            world.shards[0].handle_written(now, throng_gateway::ConnId(conn), 0);
+        }
+    }
+    assert_eq!(world.closed(stuck), Some(CloseReason::Stalled));
+    assert_eq!(world.closed(dripping), None);
+}
+
+#[test]
+fn a_reader_that_catches_up_after_it_unsubscribed_and_came_back_gets_a_state() {
+    for shards in [1, 2] {
+        let mut world = World::sharded(config(), shards);
+        let owner = world.join(ConnKind::Server, "s");
+        let channel = channel(&mut world, owner);
+        let slow = world.join(ConnKind::Client, "slow");
+        subscribe(&mut world, slow, channel);
+        world.set_reading(slow, false);
+        for step in 0..100 {
+            world.send(owner, [update(channel, &format!("{step} {}", "x".repeat(90)))]);
+            world.run_ms(20);
+        }
+        let unsub = UnsubscribedFromChannelMessage { conn_id: world.conn(slow) };
+        world.send(slow, [Send::new(MessageType::UnsubFromChannel, &unsub).to(channel)]);
+        world.set_reading(slow, true);
+        world.take(slow);
+        subscribe(&mut world, slow, channel);
+        let got = texts(&world.take(slow));
+        assert_eq!(got.len(), 1, "{got:?}");
+        assert!(got[0].starts_with("99 "));
+        world.send(owner, [update(channel, "after")]);
+        world.run_ms(20);
+        assert_eq!(texts(&world.take(slow)), ["after"]);
+    }
+}
+
+#[test]
+fn a_full_state_larger_than_the_bounds_still_gets_through() {
+    let mut world = World::new(config());
+    let owner = world.join(ConnKind::Server, "s");
+    let url = "type.googleapis.com/testpb.TestMergeMessage";
+    let value: Vec<u8> = (0..2_000).flat_map(|_| [&[0x0A, 100][..], &[b'z'; 100]].concat()).collect();
+    let send = |world: &mut World, value: &[u8]| {
+        let data = Some(prost_types::Any { type_url: url.into(), value: value.to_vec() });
+        let body = ChannelDataUpdateMessage { data, context_conn_id: 0 };
+        world.send(owner, [Send::new(MessageType::ChannelDataUpdate, &body).to(1)]);
+    };
+    let request = CreateChannelMessage { channel_type: 3, ..Default::default() };
+    world.send(owner, [Send::new(MessageType::CreateChannel, &request)]);
+    for part in value.chunks(102 * 200) {
+        send(&mut world, part);
+    }
+    let client = world.join(ConnKind::Client, "c");
+    world.set_reading(client, false);
+    subscribe(&mut world, client, 1);
+    assert!(world.queued(client) > 200_000);
+    assert_eq!(world.closed(client), None);
+    world.set_reading(client, true);
+    world.run_ms(100);
+    let parts = world.take(client).into_iter().filter(|message| message.msg_type == 8);
+    let whole: Vec<u8> =
+        parts.flat_map(|part| part.decode::<ChannelDataUpdateMessage>().data.expect("data").value).collect();
+    assert_eq!(whole, value, "once, whole, in order");
+}
