@@ -184,6 +184,11 @@ impl StateMachine {
         Self::stock(&[(3, 8), (15, 65_535)])
     }
 
+    /// How many states there are; states are numbered below it.
+    pub(crate) fn state_count(&self) -> usize {
+        self.states.len()
+    }
+
     /// What was skipped while loading, one sentence each.
     #[must_use]
     pub fn warnings(&self) -> &[String] {

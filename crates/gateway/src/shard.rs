@@ -214,6 +214,27 @@ impl Shard {
 
     // ---- Views ------------------------------------------------------------------------------------------------------
 
+    /// Uses the limits, abuse rules, permissions, outbox bounds, channel settings and state machines of `config` from
+    /// now on; the rest of it is fixed at the start. Channels keep the settings that they were created with. A state
+    /// machine with fewer states than the one in use is not taken over, because connections may be in those states.
+    pub fn reconfigure(&mut self, config: &Config) {
+        let mut next = Config::clone(&self.board.config);
+        next.limits = config.limits.clone();
+        next.abuse = config.abuse.clone();
+        next.permissions = config.permissions.clone();
+        next.outbox = config.outbox.clone();
+        next.channel_settings = config.channel_settings.clone();
+        for (mine, theirs) in [
+            (&mut next.server_state_machine, &config.server_state_machine),
+            (&mut next.client_state_machine, &config.client_state_machine),
+        ] {
+            if theirs.state_count() >= mine.state_count() {
+                *mine = Arc::clone(theirs);
+            }
+        }
+        self.board.config = Arc::new(next);
+    }
+
     /// The shard's counters.
     #[must_use]
     pub fn stats(&self) -> &Stats {

@@ -116,24 +116,30 @@ impl Watch {
 
     fn connections_report(&self, page: Page) -> Value {
         let mut all: Vec<_> = self.reports(true).into_iter().flat_map(|report| report.connections).collect();
-        all.sort_unstable_by_key(|conn| conn.id.0);
+        all.sort_unstable_by_key(|conn| conn.view.id.0);
         paged("connections", &all, page, |conn| {
+            let view = &conn.view;
             json!({
-                "id": conn.id.0, "kind": metrics::kind_name(conn.kind), "shard": conn.shard, "address": conn.addr,
-                "open_ms": conn.open_ms, "bytes_in": conn.bytes_in, "bytes_out": conn.bytes_out,
-                "queued_bytes": conn.queued_bytes,
+                "id": view.id.0, "kind": metrics::kind_name(view.kind), "shard": conn.shard,
+                "address": view.addr, "state": view.state, "authenticated": view.authenticated,
+                "open_ms": conn.open.as_millis() as u64, "packets_in": view.packets_in, "bytes_in": view.bytes_in,
+                "bytes_out": conn.bytes_out, "queued_bytes": view.queued_bytes, "lagging_channels": view.lagging,
+                "refused_messages": view.refusals, "buffer_bytes": view.heap_bytes,
             })
         })
     }
 
     fn channels_report(&self, page: Page) -> Value {
         let mut all: Vec<_> = self.reports(true).into_iter().flat_map(|report| report.channels).collect();
-        all.sort_unstable_by_key(|channel| channel.id);
+        all.sort_unstable_by_key(|channel| channel.view.id.0);
         paged("channels", &all, page, |channel| {
+            let view = &channel.view;
             json!({
-                "id": channel.id, "type": metrics::type_name(channel.channel_type), "shard": channel.shard,
-                "owner": channel.owner.map(|owner| owner.0), "subscriptions": channel.subscriptions,
-                "data_type": channel.data_type, "data_bytes": channel.data_bytes, "metadata": channel.metadata,
+                "id": view.id.0, "type": metrics::type_name(view.channel_type), "shard": channel.shard,
+                "metadata": view.metadata, "owner": view.owner.map(|owner| owner.0),
+                "subscriptions": view.subscriptions, "lost": view.lost, "data_type": view.data_type,
+                "data_bytes": view.data_bytes, "data_memory_bytes": view.data_heap_bytes,
+                "backlog_updates": view.backlog.0, "backlog_bytes": view.backlog.1, "cohorts": view.cohorts,
             })
         })
     }

@@ -1,6 +1,8 @@
 //! What a shard tells about itself, for metrics and monitoring.
 
-use throng_gateway::{ChannelType, ConnId, ConnKind, Stats};
+use std::time::Duration;
+
+use throng_gateway::{ChannelView, ConnectionView, Stats};
 use throng_net::LoopStats;
 
 /// Upper bounds of the round histogram in seconds: 50 us to 1.6 s, factor 2. Below the first nothing matters at a
@@ -31,27 +33,17 @@ impl RoundTimes {
 /// A connection in a list.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnReport {
-    pub(crate) id: ConnId,
-    pub(crate) kind: ConnKind,
     pub(crate) shard: u16,
-    pub(crate) addr: String,
-    pub(crate) open_ms: u64,
-    pub(crate) bytes_in: u64,
+    pub(crate) open: Duration,
     pub(crate) bytes_out: u64,
-    pub(crate) queued_bytes: usize,
+    pub(crate) view: ConnectionView,
 }
 
 /// A channel in a list.
 #[derive(Clone, Debug)]
 pub(crate) struct ChannelReport {
-    pub(crate) id: u32,
-    pub(crate) channel_type: ChannelType,
     pub(crate) shard: u16,
-    pub(crate) owner: Option<ConnId>,
-    pub(crate) subscriptions: usize,
-    pub(crate) data_type: Option<String>,
-    pub(crate) data_bytes: usize,
-    pub(crate) metadata: String,
+    pub(crate) view: ChannelView,
 }
 
 /// Everything a shard knows about itself at one moment.
@@ -66,10 +58,4 @@ pub(crate) struct ShardReport {
     pub(crate) recordings_dropped: u64,
     pub(crate) connections: Vec<ConnReport>,
     pub(crate) channels: Vec<ChannelReport>,
-}
-
-/// The channels of a shard, for a list.
-pub(crate) fn channels(shard: &throng_gateway::Shard, index: u16) -> Vec<ChannelReport> {
-    let _ = (shard, index);
-    Vec::new()
 }

@@ -16,14 +16,14 @@ use throng_gateway::{
     Verdict,
 };
 use throng_net::{
-    Accept, Clock, CloseCause, CloseMode, ConnKey, EventLoop, Flow, Handler, ListenerKey, TimedOut,
+    Accept, Clock, CloseCause, CloseMode, ConnKey, EventLoop, Flow, Handler, ListenerKey, LoopStats, TimedOut,
 };
 use throng_stdx::Instant;
 
 use crate::auth::{Login, Logins};
 use crate::mailbox::{Mailbox, Post};
 use crate::recorder::Recorder;
-use crate::report::{ConnReport, RoundTimes, ShardReport};
+use crate::report::{ChannelReport, ConnReport, RoundTimes, ShardReport};
 
 /// After a panic while running timers: pause before the next try, so that one that repeats does not eat the core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
@@ -120,8 +120,6 @@ struct Driver {
 struct Conn {
     key: ConnKey,
     kind: ConnKind,
-    since: Instant,
-    bytes_in: u64,
     bytes_out: u64,
     /// Waits for the loop to say that there is room.
     blocked: bool,
@@ -226,9 +224,9 @@ impl Worker {
                 Post::Verdict { ticket, verdict } => self.driver.verdicts.push((ticket, verdict)),
                 Post::Report { lists, reply } => {
                     // The asker may have given up waiting.
-                    let _ = reply.try_send(self.driver.report(&self.event_loop, lists));
+                    let _ = reply.try_send(self.driver.report(*self.event_loop.stats(), lists));
                 }
-                Post::Reconfigure(_config) => {}
+                Post::Reconfigure(config) => self.driver.shard.reconfigure(&config),
                 Post::Shutdown => self.begin_shutdown(),
             }
         }
@@ -339,8 +337,7 @@ impl Driver {
     }
 
     fn adopt(&mut self, conn: ConnId, kind: ConnKind, key: ConnKey) {
-        let entry =
-            Conn { key, kind, since: self.now, bytes_in: 0, bytes_out: 0, blocked: false, dirty: false };
+        let entry = Conn { key, kind, bytes_out: 0, blocked: false, dirty: false };
         self.conns.insert(conn, entry);
         self.by_key.insert(key, conn);
     }
@@ -430,25 +427,19 @@ impl Driver {
         self.mailboxes.iter().enumerate().any(|(index, mailbox)| index != mine && mailbox.is_congested())
     }
 
-    fn report(&self, event_loop: &EventLoop, lists: bool) -> ShardReport {
+    fn report(&self, loop_stats: LoopStats, lists: bool) -> ShardReport {
         let mut connections = Vec::new();
         let mut channels = Vec::new();
         if lists {
-            connections.extend(self.conns.iter().map(|(id, conn)| ConnReport {
-                id: *id,
-                kind: conn.kind,
-                shard: self.index,
-                addr: event_loop.peer(conn.key).map(|addr| addr.to_string()).unwrap_or_default(),
-                open_ms: self.now.since(conn.since).as_millis() as u64,
-                bytes_in: conn.bytes_in,
-                bytes_out: conn.bytes_out,
-                queued_bytes: 0,
+            connections.extend(self.shard.connections().map(|view| {
+                let bytes_out = self.conns.get(&view.handle).map_or(0, |conn| conn.bytes_out);
+                ConnReport { shard: self.index, bytes_out, open: self.now.since(view.accepted), view }
             }));
-            channels.extend(crate::report::channels(&self.shard, self.index));
+            channels.extend(self.shard.channels().map(|view| ChannelReport { shard: self.index, view }));
         }
         ShardReport {
             stats: self.shard.stats().clone(),
-            loop_stats: *event_loop.stats(),
+            loop_stats,
             rounds: self.rounds.clone(),
             panics: self.panics,
             congestions: self.congestions,
@@ -492,9 +483,6 @@ impl Handler for Driver {
 
     fn data(&mut self, key: ConnKey, bytes: &[u8]) -> Flow {
         let Some(&conn) = self.by_key.get(&key) else { return Flow::Continue };
-        if let Some(entry) = self.conns.get_mut(&conn) {
-            entry.bytes_in += bytes.len() as u64;
-        }
         self.guard_conn(conn, |driver| driver.shard.handle_bytes(driver.now, conn, bytes));
         if self.is_congested() {
             self.congestions += 1;

@@ -317,13 +317,13 @@ section! {
         /// Bytes of a channel's metadata.
         metadata_bytes_max: usize = 4_096, int(0, 65_000), "bytes"; reload;
         /// Bytes of one channel's data.
-        channel_data_bytes_max: usize = 16_777_216, int(1_024, GIB), "bytes"; reload;
+        channel_data_bytes_max: usize = 67_108_864, int(1_024, GIB), "bytes";
         /// Bytes of updates that a channel keeps for subscribers that have not had them; beyond it they are folded together.
         channel_backlog_bytes_max: usize = 1_048_576, int(4_096, GIB), "bytes"; reload;
         /// Bytes of a channel's data when no schema describes its type (`gateway.unknown_types`).
-        unknown_data_bytes_max: usize = 65_536, int(1_024, 16_777_216), "bytes"; reload;
+        unknown_data_bytes_max: usize = 1_048_576, int(1_024, GIB), "bytes";
         /// Bytes of a frame in the legacy form, which can announce up to 16 MiB.
-        legacy_frame_bytes_max: usize = 65_535, int(1_024, 16_777_215), "bytes"; reload;
+        legacy_frame_bytes_max: usize = 65_535, int(1_024, 16_777_215), "bytes";
         /// Messages that one client may send per second, with a burst of twice that; 0 = no limit.
         client_messages_per_s_max: u32 = 5_000, int(0, 100_000_000), "messages/s"; reload;
         /// Bytes that one client may send per second, with a burst of twice that; 0 = no limit.
