@@ -31,6 +31,12 @@ const PANIC_PAUSE: Duration = Duration::from_millis(10);
 /// is more to write; two passes settle that, and what is left over has its turn in the next round.
 const WRITE_PASSES: usize = 2;
 
+/// Time a closed connection has to take what was queued for it.
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(5);
+/// WebSocket close codes (RFC 6455 §7.4.1).
+const WS_GOING_AWAY: u16 = 1001;
+const WS_POLICY: u16 = 1008;
+
 /// What a listener's connections are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ListenerRole {
@@ -102,6 +108,9 @@ struct Driver {
     hand_offs: Vec<(ConnKey, ConnId, ShardIndex, ConnKind)>,
     dirty: Vec<ConnId>,
     closing: Vec<(ConnId, CloseReason, Vec<u8>)>,
+    /// Closed connections that still take what was queued for them.
+    farewells: HashMap<ConnKey, Farewell>,
+    farewells_ready: Vec<ConnKey>,
     verdicts: Vec<(AuthTicket, Verdict)>,
     /// Paused because another shard's mailbox is full.
     paused: Vec<ConnKey>,
@@ -126,6 +135,14 @@ struct Conn {
     dirty: bool,
 }
 
+/// The end of a connection that the core has forgotten already.
+struct Farewell {
+    reason: CloseReason,
+    bytes: Vec<u8>,
+    sent: usize,
+    until: Instant,
+}
+
 impl Worker {
     pub(crate) fn new(parts: WorkerParts) -> Worker {
         let count = parts.mailboxes.len();
@@ -143,6 +160,8 @@ impl Worker {
             hand_offs: Vec::new(),
             dirty: Vec::new(),
             closing: Vec::new(),
+            farewells: HashMap::new(),
+            farewells_ready: Vec::new(),
             verdicts: Vec::new(),
             paused: Vec::new(),
             woken: false,
@@ -191,6 +210,7 @@ impl Worker {
             self.write_dirty();
         }
         self.carry_out_closures();
+        self.say_goodbyes();
         self.resume_paused();
         self.driver.post_mail();
     }
@@ -289,15 +309,48 @@ impl Worker {
                 continue;
             };
             tracing::debug!(conn = conn.0, kind = ?entry.kind, reason = reason.name(), "connection closed");
-            let mut mode = if flush.is_empty() { CloseMode::Now } else { CloseMode::Flush };
-            if reason == CloseReason::Shutdown {
-                mode = CloseMode::Flush;
+            if flush.is_empty() && reason != CloseReason::Shutdown {
+                self.event_loop.close(entry.key, CloseMode::Now);
+                continue;
             }
-            if !flush.is_empty() {
-                // What the transport does not take now is lost: the peer was too slow for its own goodbye.
-                let _ = self.event_loop.write(entry.key, &[IoSlice::new(&flush)]);
+            self.event_loop.pause_read(entry.key);
+            let until = self.driver.now + FAREWELL_TIMEOUT;
+            self.driver.farewells.insert(entry.key, Farewell { reason, bytes: flush, sent: 0, until });
+            self.driver.farewells_ready.push(entry.key);
+        }
+    }
+
+    /// Goes on with connections that are closed but still have something to be told.
+    fn say_goodbyes(&mut self) {
+        for key in std::mem::take(&mut self.driver.farewells_ready) {
+            let Some(farewell) = self.driver.farewells.get_mut(&key) else { continue };
+            let rest = &farewell.bytes[farewell.sent..];
+            if !rest.is_empty() {
+                farewell.sent += self.event_loop.write(key, &[IoSlice::new(rest)]).taken;
             }
-            self.event_loop.close(entry.key, mode);
+            if farewell.sent == farewell.bytes.len() {
+                let (code, text) = match farewell.reason {
+                    CloseReason::Shutdown => (WS_GOING_AWAY, "shutting down; reconnect"),
+                    reason => (WS_POLICY, reason.name()),
+                };
+                self.event_loop.close_with(key, code, text);
+                self.driver.farewells.remove(&key);
+            }
+        }
+        let now = self.driver.now;
+        let late: Vec<ConnKey> = match self.driver.farewells.is_empty() {
+            true => return,
+            false => self
+                .driver
+                .farewells
+                .iter()
+                .filter(|(_, each)| each.until <= now)
+                .map(|(key, _)| *key)
+                .collect(),
+        };
+        for key in late {
+            self.driver.farewells.remove(&key);
+            self.event_loop.close(key, CloseMode::Now);
         }
     }
 
@@ -316,7 +369,8 @@ impl Driver {
     fn deadline(&self) -> Option<Instant> {
         let timers = self.shard.next_timeout().map(|at| at.max(self.timers_from));
         let writes = (!self.dirty.is_empty()).then_some(Instant::ZERO);
-        [timers, writes, self.stopping].into_iter().flatten().min()
+        let farewells = self.farewells.values().map(|farewell| farewell.until).min();
+        [timers, writes, self.stopping, farewells].into_iter().flatten().min()
     }
 
     fn run_due(&mut self) {
@@ -493,7 +547,10 @@ impl Handler for Driver {
     }
 
     fn writable(&mut self, key: ConnKey) {
-        let Some(&conn) = self.by_key.get(&key) else { return };
+        let Some(&conn) = self.by_key.get(&key) else {
+            self.farewells_ready.push(key);
+            return;
+        };
         if let Some(entry) = self.conns.get_mut(&conn) {
             entry.blocked = false;
         }
@@ -501,7 +558,10 @@ impl Handler for Driver {
     }
 
     fn closed(&mut self, key: ConnKey, cause: CloseCause) {
-        let Some(&conn) = self.by_key.get(&key) else { return };
+        let Some(&conn) = self.by_key.get(&key) else {
+            self.farewells.remove(&key);
+            return;
+        };
         tracing::debug!(conn = conn.0, cause = cause.name(), "connection lost");
         let closed = match cause {
             CloseCause::EndOfStream => Closed::EndOfStream,
