@@ -64,14 +64,18 @@ pub(crate) enum Letter {
     },
     /// GLOBAL has this live owner.
     GlobalOwner(Option<ConnId>),
-    /// `fresh` is the lost connection `old` and goes by that name from now on.
+    /// `fresh`, a connection of `shard`, is the lost connection `old` and goes by that name from now on.
     Recovered {
         fresh: ConnId,
         old: ConnId,
+        kind: ConnKind,
+        shard: ShardIndex,
     },
     /// It has had its AUTH result: give it back its places.
     Restore {
         conn: ConnId,
+        /// The id it was accepted under; tells this recovery from an earlier one.
+        fresh: ConnId,
     },
     /// The recovery of a connection has ended.
     Settled {
@@ -120,6 +124,7 @@ pub(crate) enum Letter {
     /// This shard has restored every place of a returned connection.
     Restored {
         conn: ConnId,
+        fresh: ConnId,
     },
 }
 

@@ -52,6 +52,10 @@ impl Shard {
     fn leave_channel(&mut self, id: ChannelId, conn: ConnId, kind: ConnKind, keep: bool) {
         let board = &mut self.board;
         let Some(channel) = self.channels.get_mut(&id) else { return };
+        if keep && channel.lost.iter().any(|place| place.conn == conn) {
+            // Lost again before it had its place back.
+            return;
+        }
         let subscription = channel.subscription(conn).map(|sub| (sub.options.clone(), sub.since));
         let was_owner = channel.owner == Some(conn);
         let was_subscribed = channel.unsubscribe(board, conn);
@@ -234,8 +238,8 @@ impl Shard {
             ConnKind::Client => self.board.stats.clients_resumed += 1,
         }
         self.admit(fresh, true);
-        self.board.post_others(|| Letter::Recovered { fresh, old });
-        self.on_recovered(fresh, old);
+        self.board.post_others(|| Letter::Recovered { fresh, old, kind: lost.kind, shard });
+        self.on_recovered(fresh, old, lost.kind, shard);
 
         let resume_token = if with_token { self.token_for(old) } else { Vec::new() };
         let result = AuthResultMessage {
@@ -249,19 +253,30 @@ impl Shard {
         let timer =
             self.board.timers.insert(self.board.now + self.board.config.recovery.settle, Timer::Settle(old));
         if let Some(global) = &mut self.global {
-            global.settling.insert(old, Settling { outstanding: count, rested: false, timer: Some(timer) });
+            global
+                .settling
+                .insert(old, Settling { fresh, outstanding: count, rested: false, timer: Some(timer) });
         }
         // The shard that handles its bytes got the result above before it hears this, and so does every other shard
         // before anything that it sends there.
-        self.board.post(shard, Letter::Restore { conn: old });
+        self.board.post(shard, Letter::Restore { conn: old, fresh });
         for other in (0..count).map(ShardIndex).filter(|other| *other != shard) {
-            self.board.post(other, Letter::Restore { conn: old });
+            self.board.post(other, Letter::Restore { conn: old, fresh });
         }
     }
 
     /// `fresh` goes by the name of `old` from now on.
-    pub(crate) fn on_recovered(&mut self, fresh: ConnId, old: ConnId) {
-        let Some(peer) = self.board.peers.remove(&fresh) else { return };
+    pub(crate) fn on_recovered(&mut self, fresh: ConnId, old: ConnId, kind: ConnKind, shard: ShardIndex) {
+        let Some(peer) = self.board.peers.remove(&fresh) else {
+            // It has closed before its shard could know its new name. Said again under that name, the closure frees
+            // the places once more; who has not heard of it yet hears of the recovery first.
+            if shard == self.board.index {
+                let (keep, reason) = (!self.draining, crate::CloseReason::EndOfStream);
+                self.board.post_others(|| Letter::Closed { conn: old, kind, keep, reason });
+                self.on_closed(old, kind, keep, reason);
+            }
+            return;
+        };
         // Nothing that happened to the fresh id carries over.
         self.leave_channels(fresh, peer.kind, false);
         let peer = crate::switchboard::Peer { recovering: true, ..peer };
@@ -274,8 +289,11 @@ impl Shard {
     }
 
     /// Gives a returned connection its places in the channels of this shard.
-    pub(crate) fn on_restore(&mut self, conn: ConnId) {
-        let places: SmallVec<[ChannelId; 4]> = self.board.places.get(&conn).cloned().unwrap_or_default();
+    pub(crate) fn on_restore(&mut self, conn: ConnId, fresh: ConnId) {
+        // The places of one that has closed again meanwhile stay where they are.
+        let live = self.board.peers.contains_key(&conn);
+        let places: SmallVec<[ChannelId; 4]> =
+            self.board.places.get(&conn).filter(|_| live).cloned().unwrap_or_default();
         for id in places {
             let board = &mut self.board;
             let Some(channel) = self.channels.get_mut(&id) else { continue };
@@ -290,14 +308,18 @@ impl Shard {
                 self.announce_global_owner(Some(conn));
             }
         }
-        self.board.post(ShardIndex::FIRST, Letter::Restored { conn });
+        self.board.post(ShardIndex::FIRST, Letter::Restored { conn, fresh });
     }
 
     /// Shard 0: a shard has restored everything.
-    pub(crate) fn on_restored(&mut self, conn: ConnId) {
+    pub(crate) fn on_restored(&mut self, conn: ConnId, fresh: ConnId) {
         let Some(settling) = self.global.as_mut().and_then(|global| global.settling.get_mut(&conn)) else {
             return;
         };
+        // It may have been lost and have returned again since: that is another recovery.
+        if settling.fresh != fresh {
+            return;
+        }
         settling.outstanding -= 1;
         if settling.outstanding == 0 && settling.rested {
             self.end_recovery(conn);

@@ -90,6 +90,8 @@ pub(crate) struct Lost {
 
 #[derive(Debug)]
 pub(crate) struct Settling {
+    /// The id it was accepted under.
+    pub(crate) fresh: ConnId,
     /// Shards that have not restored its places yet.
     pub(crate) outstanding: u16,
     /// The shortest time has passed.

@@ -39,7 +39,7 @@ pub struct Shard {
     pub(crate) global: Option<Box<Registry>>,
     settings: Vec<(ChannelType, Arc<TypeSettings>)>,
     scratch: Scratch,
-    draining: bool,
+    pub(crate) draining: bool,
 }
 
 impl Shard {
@@ -420,7 +420,7 @@ impl Shard {
     }
 
     /// A connection of any shard is gone.
-    fn on_closed(&mut self, conn: ConnId, kind: ConnKind, keep: bool, reason: CloseReason) {
+    pub(crate) fn on_closed(&mut self, conn: ConnId, kind: ConnKind, keep: bool, reason: CloseReason) {
         self.board.peers.remove(&conn);
         if self.board.global_owner == Some(conn) {
             self.board.global_owner = None;
@@ -641,9 +641,9 @@ impl Shard {
             Letter::Authenticated { conn, recoverable } => self.on_authenticated(conn, recoverable),
             Letter::Closed { conn, kind, keep, reason } => self.on_closed(conn, kind, keep, reason),
             Letter::GlobalOwner(owner) => self.board.global_owner = owner,
-            Letter::Recovered { fresh, old } => self.on_recovered(fresh, old),
-            Letter::Restore { conn } => self.on_restore(conn),
-            Letter::Restored { conn } => self.on_restored(conn),
+            Letter::Recovered { fresh, old, kind, shard } => self.on_recovered(fresh, old, kind, shard),
+            Letter::Restore { conn, fresh } => self.on_restore(conn, fresh),
+            Letter::Restored { conn, fresh } => self.on_restored(conn, fresh),
             Letter::Settled { conn } => self.on_settled(conn),
             Letter::Expired { conn, kind } => self.on_expired(conn, kind),
             Letter::CloseConn { conn, reason } => self.board.close(conn, reason),
