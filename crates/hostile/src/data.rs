@@ -2,8 +2,10 @@
 
 use std::sync::{Arc, LazyLock};
 
+use bytes::Bytes;
 use throng_gateway::data::{
-    ChannelData, Delta, FieldMask, MergeOptions, Plan, Profile, SchemasBuilder, filter, split, validate,
+    ChannelData, Delta, FieldMask, MergeOptions, Plan, Profile, SchemasBuilder, Update, filter, split,
+    validate,
 };
 
 /// Updates of one channel. The first byte chooses the type, the second the merge options, the third a mask and the size
@@ -27,15 +29,17 @@ pub fn data(input: &[u8]) {
     let mut delta = Delta::new(plan.clone());
     for update in pieces(updates) {
         let before = encode(&state);
+        let checked = Update::check(plan, Bytes::copy_from_slice(update));
         let valid = validate(plan, update).is_ok();
+        assert_eq!(checked.is_ok(), valid);
         assert_eq!(state.merge(update, options.as_ref()).is_ok(), valid);
         assert_eq!(delta.accumulate(update, options.as_ref()).is_ok(), valid);
-        if !valid {
+        let Ok(checked) = checked else {
             assert_eq!(encode(&state), before, "a refused update changed the data");
             continue;
-        }
+        };
         let mut kept = Vec::new();
-        filter(plan, &mask, update, &mut kept);
+        filter(plan, &mask, checked.bytes(), &mut kept);
         assert!(validate(plan, &kept).is_ok(), "a mask made an update invalid");
     }
 

@@ -40,7 +40,7 @@ fn take(process: &mut Process, step: u8, steps: &mut Steps<'_>) {
             let framing = if who & 2 == 0 { Framing::Stream } else { Framing::WebSocket };
             if let Ok(conn) = process.accept(kind, framing, who >> 2) {
                 // Most peers begin as they should.
-                if step % 16 == 0 {
+                if step.is_multiple_of(16) {
                     send(process, conn, 0, 1, 0, &[0x0A, 0x01, b'a' + (who >> 2) % 4]);
                 }
             }

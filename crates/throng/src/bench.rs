@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use clap::Args;
 use throng_load::bare::{self, BarePlan};
-use throng_load::engine::Sample;
 use throng_load::case::Case;
+use throng_load::engine::Sample;
 use throng_load::report::Report;
 use throng_load::suites::{self, Options, Progress, TESTS, Target, Test};
 use throng_load::{Transport, chart, duration, interrupt};

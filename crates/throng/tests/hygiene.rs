@@ -27,7 +27,11 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
         &["throng-gateway", "throng-http", "throng-net", "throng-stdx", "throng-wire"],
         &["throng-client"],
     ),
-    ("throng", &["throng-load", "throng-server", "throng-sim"], &["throng-client", "throng-gateway", "throng-wire"]),
+    (
+        "throng",
+        &["throng-load", "throng-server", "throng-sim"],
+        &["throng-client", "throng-gateway", "throng-wire"],
+    ),
     // Tools. A generator shares no code with what it measures, codecs and transports aside.
     ("throng-client", &["throng-stdx", "throng-wire"], &[]),
     ("throng-load", &["throng-client", "throng-net", "throng-stdx", "throng-wire"], &[]),

@@ -93,7 +93,9 @@ fn test_names() -> BTreeSet<String> {
                         names.extend(name.split('(').next().map(str::to_owned));
                     }
                     let is_attribute = line.starts_with("#[") || line.starts_with("//");
-                    is_test = line.starts_with("#[test]") || line.starts_with("#[tokio::test") || is_test && is_attribute;
+                    is_test = line.starts_with("#[test]")
+                        || line.starts_with("#[tokio::test")
+                        || is_test && is_attribute;
                 }
             }
         }
