@@ -7,7 +7,6 @@ use std::net::{SocketAddr, TcpStream};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use prost::Message as _;
 use throng_net::{
     Accept, Clock, CloseCause, ConnKey, ConnectSpec, EventLoop, Flow, Handler, ListenerKey, TlsConnector,
     Transport, ws,
@@ -192,6 +191,28 @@ impl Peer {
             false
         });
         found.unwrap()
+    }
+
+    /// As [`Peer::receive`], while `other` stays awake: a KCP peer acknowledges and repeats only when driven.
+    pub fn receive_beside(&mut self, other: &mut Peer, wanted: impl Fn(&Received) -> bool) -> Received {
+        let deadline = self.clock.now() + PATIENCE;
+        loop {
+            other.step();
+            self.step();
+            self.take_in();
+            while let Some(message) = self.inbox.pop_front() {
+                if wanted(&message) {
+                    return message;
+                }
+            }
+            assert!(self.clock.now() < deadline, "waited in vain for a message");
+        }
+    }
+
+    /// Lets the loop run for a moment.
+    fn step(&mut self) {
+        let until = self.clock.now() + Duration::from_millis(1);
+        self.net.poll(&self.clock, Some(until), &mut self.events).unwrap();
     }
 
     pub fn until_closed(&mut self) -> &CloseCause {
