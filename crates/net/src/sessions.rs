@@ -369,6 +369,8 @@ impl Sessions {
     pub(crate) fn finish(&mut self, key: ConnKey, now: Instant) {
         if let Some(session) = self.get_mut(key) {
             session.finish_by.get_or_insert(now + session.rules.limits.flush_timeout);
+            // The driver is to hear nothing more.
+            (session.wanted, session.fresh) = (false, false);
             self.mark(key);
         }
     }

@@ -431,7 +431,7 @@ fn a_real_peer_proves_itself_with_its_first_answer() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_datagram_is_taken_or_refused(
