@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use throng_wire::{varint_len, write_varint};
 
-use crate::protocol::{self, Fields, put_bytes};
+use crate::protocol::{self, Fields, PACKET_BYTES_MAX, put_bytes};
 use crate::world::{CHARACTER_BYTES, World};
 
 /// Full name of the channel-data message.
@@ -12,8 +12,10 @@ pub const TYPE_NAME: &str = "throng.demo.Arena";
 /// The schema that a server under test must know, as `.proto` source. Its file name is `demo.proto`.
 pub const SCHEMA: &str = include_str!("../proto/demo.proto");
 
-/// Characters per update: an entry takes at most 71 bytes, so this stays below a frame with room for the envelope.
-const CHARACTERS_PER_PART: usize = 900;
+/// Bytes of an update's value: a frame, less the envelope (type URL, lengths, ids) and the entry that reaches the limit.
+const VALUE_BYTES_MAX: usize = PACKET_BYTES_MAX - 96 - ENTRY_BYTES_MAX;
+/// Bytes of a character's map entry: two tags and lengths around a key of up to five bytes and the state.
+const ENTRY_BYTES_MAX: usize = 2 + 6 + 2 + CHARACTER_BYTES;
 /// Parts whose stamps a receiver keeps apart; more than enough for the largest world.
 pub(crate) const PARTS_MAX: usize = 8;
 
@@ -25,35 +27,37 @@ pub(crate) struct Stamp {
     pub(crate) frame: u32,
 }
 
-/// Appends to `out` one CHANNEL_DATA_UPDATE body per part for the characters with these indices.
+/// Calls `each` with the bodies of the CHANNEL_DATA_UPDATEs for the characters with these indices: one if they fit one
+/// frame, which about 1,000 do, else several parts.
 ///
-/// Player numbers are index + 1. Returns nothing when there are no characters.
+/// Player numbers are index + 1. Without characters there is no update.
 pub(crate) fn updates(world: &World, indices: &[usize], sent_ns: u64, mut each: impl FnMut(&[u8])) {
     let mut value = Vec::new();
     let mut body = Vec::new();
-    for (part, indices) in indices.chunks(CHARACTERS_PER_PART).enumerate() {
+    let mut indices = indices.iter().copied().peekable();
+    let mut part = 0;
+    while indices.peek().is_some() {
         value.clear();
         put_stamp(&mut value, Stamp { part, sent_ns, frame: world.frame() });
-        for &index in indices {
-            let number = index as u64 + 1;
-            let key_bytes = 1 + varint_len(number);
-            value.push(2 << 3 | 2);
-            write_varint(&mut value, (key_bytes + 2 + CHARACTER_BYTES) as u64);
-            value.push(1 << 3);
-            write_varint(&mut value, number);
-            value.push(2 << 3 | 2);
-            value.push(CHARACTER_BYTES as u8);
-            world.characters()[index].encode(&mut value);
+        while let Some(index) = indices.next_if(|_| value.len() <= VALUE_BYTES_MAX) {
+            put_character(&mut value, world, index);
         }
         body.clear();
         protocol::update_body(&mut body, TYPE_NAME, &value);
         each(&body);
+        part += 1;
     }
 }
 
-/// How many updates [`updates`] makes of this many characters.
-pub(crate) fn part_count(characters: usize) -> usize {
-    characters.div_ceil(CHARACTERS_PER_PART)
+fn put_character(value: &mut Vec<u8>, world: &World, index: usize) {
+    let number = index as u64 + 1;
+    value.push(2 << 3 | 2);
+    write_varint(value, (1 + varint_len(number) + 2 + CHARACTER_BYTES) as u64);
+    value.push(1 << 3);
+    write_varint(value, number);
+    value.push(2 << 3 | 2);
+    value.push(CHARACTER_BYTES as u8);
+    world.characters()[index].encode(value);
 }
 
 /// An update that only has the size of one: a stamp, if given, and `padding` bytes that receivers skip.
@@ -132,7 +136,7 @@ pub(crate) fn merge(view: &mut View, value: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{PACKET_BYTES_MAX, update_value};
+    use crate::protocol::{Head, kind, put_message, update_value};
 
     #[test]
     fn every_part_fits_a_frame_and_carries_its_stamp_first() {
@@ -142,13 +146,14 @@ mod tests {
         let mut view = View::new();
         let mut parts = 0;
         updates(&world, &everyone, 77, |body| {
-            assert!(body.len() + 64 <= PACKET_BYTES_MAX, "{} bytes", body.len());
+            let head = Head { channel: u32::MAX, kind: kind::CHANNEL_DATA_UPDATE, ..Head::default() };
+            put_message(&mut Vec::new(), head, body);
             let found: Vec<_> = stamps(update_value(&body[..384])).collect();
             assert_eq!(found, [Stamp { part: parts, sent_ns: 77, frame: 1 }]);
             assert!(merge(&mut view, update_value(body)));
             parts += 1;
         });
-        assert_eq!((parts, view.len()), (part_count(2_000), 2_000));
+        assert_eq!((parts, view.len()), (2, 2_000));
         let mut state = Vec::new();
         world.characters()[41].encode(&mut state);
         assert_eq!(view[&42], state);

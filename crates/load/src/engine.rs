@@ -8,7 +8,6 @@ use std::time::Duration;
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::arena;
 use crate::clock::{self, nanoseconds};
 use crate::fleet::{self, Control, FleetPlan, Inputs, Subscribe, lock};
 use crate::interrupt;
@@ -165,6 +164,7 @@ impl Plan {
             characters: self.characters,
             subscribe_interval_ms: (self.subscribe && !self.self_subscribe).then_some(self.interval_ms()),
             notices_per_second: (self.notices_per_second > 0.0).then_some(self.notices_per_second),
+            players: self.players,
             idle_channels: self.idle_channels,
             seed: self.seed,
         }
@@ -445,21 +445,22 @@ impl Watch<'_> {
     fn wait_for_players(&self) -> Result<(), RunError> {
         let started = clock::now_ns();
         loop {
-            let counts = self.counts();
-            if counts.ready >= self.plan.players as u64 {
+            let (mut ready, mut lost) = (0, 0);
+            for counts in self.counts {
+                let counts = lock(counts);
+                ready += counts.ready;
+                lost += counts.lost;
+            }
+            if ready >= self.plan.players as u64 {
                 return Ok(());
             }
             if interrupt::requested() {
                 return Err(RunError::Interrupted);
             }
             let waited = Duration::from_nanos(clock::now_ns() - started);
-            if waited > self.plan.patience || counts.ready + counts.lost >= self.plan.players as u64 {
-                return Err(RunError::NotReady {
-                    ready: counts.ready,
-                    wanted: self.plan.players,
-                    waited,
-                    first_error: counts.first_error,
-                });
+            if waited > self.plan.patience || ready + lost >= self.plan.players as u64 {
+                let (wanted, first_error) = (self.plan.players, self.counts().first_error);
+                return Err(RunError::NotReady { ready, wanted, waited, first_error });
             }
             thread::sleep(GLANCE);
         }
@@ -595,12 +596,6 @@ const ROUND_COUNT: &[&str] = &["throng_shard_round_seconds_count"];
 /// The reference's gauge: milliseconds of the latest tick.
 const TICK_MS: &[&str] = &["channel_tick_duration"];
 
-/// State updates that one frame of a world of this size takes.
-#[must_use]
-pub fn updates_per_frame(characters: usize) -> usize {
-    arena::part_count(characters)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -672,7 +667,7 @@ mod tests {
             ..tiny(&fake, 10)
         };
         let outcome = go(&plan);
-        assert!((40..=60).contains(&outcome.owner.notices_due), "{}", outcome.owner.notices_due);
+        assert!((49..=51).contains(&outcome.owner.notices_due), "{}", outcome.owner.notices_due);
         assert_eq!(outcome.counts.notices, outcome.owner.notices_due);
     }
 

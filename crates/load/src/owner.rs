@@ -30,8 +30,10 @@ pub(crate) struct OwnerPlan {
     pub(crate) characters: Option<usize>,
     /// Subscribe everyone who logs in, with this fan-out interval in milliseconds.
     pub(crate) subscribe_interval_ms: Option<u32>,
-    /// Messages per second to each connection that has logged in, evenly spread.
+    /// Messages per second to each player, evenly spread, from when all of them have logged in.
     pub(crate) notices_per_second: Option<f64>,
+    /// Players that will log in.
+    pub(crate) players: usize,
     /// Further channels to create and leave alone.
     pub(crate) idle_channels: usize,
     pub(crate) seed: u64,
@@ -115,6 +117,8 @@ struct Owner<'a> {
     creations_sent: usize,
     /// Next message to a single player: number of the cycle and index in it.
     notice_cycle: u64,
+    /// When slot 0 of cycle 0 was due; `None` until everyone has logged in.
+    notices_from_ns: Option<u64>,
     notice_slot: usize,
     scratch: Vec<u8>,
     out: Vec<u8>,
@@ -171,6 +175,7 @@ impl<'a> Owner<'a> {
             epoch_ns: 0,
             creations_sent: 0,
             notice_cycle: 0,
+            notices_from_ns: None,
             notice_slot: 0,
             scratch: vec![0; READ_BYTES],
             out: Vec::new(),
@@ -311,6 +316,12 @@ impl<'a> Owner<'a> {
         let (Some(per_second), Some(channel)) = (self.plan.notices_per_second, self.control.channel()) else {
             return Ok(());
         };
+        if self.notices_from_ns.is_none()
+            && self.plan.players > 0
+            && self.inbox.players.len() >= self.plan.players
+        {
+            self.notices_from_ns = Some(now);
+        }
         self.out.clear();
         while let Some(due) =
             self.notice_due_ns(per_second).filter(|&due| due <= now && !self.control.is_over(due))
@@ -324,7 +335,7 @@ impl<'a> Owner<'a> {
                 counts.lateness.record_between(due, clock::now_ns());
             }
             self.notice_slot += 1;
-            if self.notice_slot >= self.inbox.players.len() {
+            if self.notice_slot >= self.plan.players {
                 self.notice_slot = 0;
                 self.notice_cycle += 1;
             }
@@ -343,12 +354,9 @@ impl<'a> Owner<'a> {
     }
 
     fn notice_due_ns(&self, per_second: f64) -> Option<u64> {
-        let count = self.inbox.players.len() as u64;
-        if count == 0 {
-            return None;
-        }
+        let count = self.plan.players as u64;
         let period = (1e9 / per_second) as u64;
-        Some(self.epoch_ns + self.notice_cycle * period + period * self.notice_slot as u64 / count)
+        Some(self.notices_from_ns? + self.notice_cycle * period + period * self.notice_slot as u64 / count)
     }
 
     fn next_due_ns(&self) -> u64 {

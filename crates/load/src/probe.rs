@@ -41,6 +41,12 @@ impl Probe {
         Ok(Self { pid, clock, metrics })
     }
 
+    /// The same without the metrics page, for servers that should be left alone.
+    #[must_use]
+    pub fn without_metrics(self) -> Self {
+        Self { metrics: None, ..self }
+    }
+
     /// CPU time used so far; `None` when the process is not on this machine or has ended.
     #[must_use]
     pub fn cpu(&self) -> Option<Duration> {

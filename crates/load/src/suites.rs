@@ -191,6 +191,7 @@ impl Context<'_> {
         let options = self.options;
         let mut report = Report::new(self.name);
         report.canonical = canonical && !options.quick && options.target.is_none();
+        report.unjudged = options.quick;
         report.setting("transport", options.transport.to_string());
         report.setting("own_server", options.target.is_none());
         report.setting("seed", options.seed);
@@ -241,6 +242,12 @@ impl Context<'_> {
         }
     }
 
+    /// A server whose metrics page is not read, so that its CPU is that of the load alone.
+    fn quiet_server(&self) -> Result<Server, BenchError> {
+        let server = self.server()?;
+        Ok(Server { probe: server.probe.without_metrics(), ..server })
+    }
+
     fn run(&self, name: &str, plan: &Plan, server: &Server) -> Result<Outcome, BenchError> {
         self.progress.borrow_mut().begin(&format!("{}: {name}", self.name));
         engine::run(plan, &server.probe, &mut |sample| self.progress.borrow_mut().sample(sample))
@@ -273,30 +280,38 @@ const MIB: f64 = (1 << 20) as f64;
 
 fn channel_single(context: &Context<'_>) -> Result<Report, BenchError> {
     let options = context.options;
-    let canonical = options.players.is_empty();
-    let mut report = context.report(canonical);
+    // Rows carry marks only where they are measured with the load that the marks are for.
+    let mut report = context.report(true);
     let sizes: &[usize] = match (options.players.as_slice(), options.quick) {
         ([], true) => &[20],
         ([], false) => SWEEP,
         (players, _) => players,
     };
-    let mut most = 0;
+    let mut most: Option<Outcome> = None;
     let mut failures = 0;
     for &players in sizes {
         // A fresh server for each size: memory and connection ids start from nothing.
         let server = context.server()?;
         let name = format!("{players} players");
-        let outcome = context.run(&name, &context.plan(&server, players), &server)?;
+        let outcome = match context.run(&name, &context.plan(&server, players), &server) {
+            Err(BenchError::Run { name, source: source @ RunError::NotReady { .. } })
+                if !report.runs.is_empty() =>
+            {
+                report.note(format!("{name}: {source}"));
+                break;
+            }
+            other => other?,
+        };
+        drop(server);
         let holds =
             outcome.delivered_share() >= SHARE_MIN && outcome.counts.state.quantile_ms(0.99) < P99_MAX_MS;
         let first = report.runs.is_empty();
         report.run(Run::new(name, &outcome));
-        drop(server);
         if first {
             judge_cpu(context, &mut report, &outcome)?;
         }
         if holds && failures == 0 {
-            most = most.max(players);
+            most = Some(outcome);
         }
         failures += u32::from(!holds);
         // One failure may be the machine's; two in a row are the end of the sweep.
@@ -305,19 +320,24 @@ fn channel_single(context: &Context<'_>) -> Result<Report, BenchError> {
         }
     }
     if sizes.len() > 1 {
-        let row =
-            Row::new("players held: 99% of fan-outs, p99 < 50 ms", "players", Better::Higher, most as f64);
-        report.row(row.published(PUBLISHED_PLAYERS, PUBLISHED).marks(600.0, 1_000.0));
+        let held = most.as_ref().map_or(0, |outcome| outcome.players) as f64;
+        let row = Row::new("players held: 99% of fan-outs, p99 < 50 ms", "players", Better::Higher, held);
+        let row = row.published(PUBLISHED_PLAYERS, PUBLISHED);
+        report.row(if options.players.is_empty() { row.marks(600.0, 1_000.0) } else { row });
+    }
+    if let Some(most) =
+        most.filter(|most| report.runs.first().is_some_and(|first| first.players < most.players))
+    {
+        // With many players the bytes weigh more than the calls, so this ratio says how the cost of delivery grows.
+        if let Some(ratio) = bare_ratio(context, &mut report, &most)? {
+            let what = format!("server CPU per delivered frame at {} players, bare writer = 1", most.players);
+            report.row(Row::new(what, "x", Better::Lower, ratio));
+        }
     }
     if let Some(run) = report.runs.iter().rev().find(|run| run.server_resident_bytes.is_some()) {
         let bytes = run.server_resident_bytes.unwrap_or(0) as f64 / run.players.max(1) as f64 / MIB;
-        let row = Row::new(
-            format!("memory per connection at {} players", run.players),
-            "MiB",
-            Better::Lower,
-            bytes,
-        );
-        report.row(row.published(1.0, PUBLISHED));
+        let what = format!("memory per connection at {} players", run.players);
+        report.row(Row::new(what, "MiB", Better::Lower, bytes).published(1.0, PUBLISHED));
     }
     Ok(report)
 }
@@ -355,33 +375,29 @@ fn judge_cpu(context: &Context<'_>, report: &mut Report, outcome: &Outcome) -> R
         per_player,
     );
     report.row(with(row.published(5.8, MEASURED), 0.75, 0.5));
-    let bare = bare_run(context, report, outcome)?;
-    if let Some(bare_cpu) = bare {
-        let per_frame = cpu.as_secs_f64() / outcome.counts.delivered.max(1) as f64;
-        let row = Row::new(
-            "server CPU per delivered frame, bare writer of the same bytes = 1",
-            "x",
-            Better::Lower,
-            per_frame / bare_cpu,
-        );
-        report.row(with(row.published(14.0, MEASURED), 2.0, 1.3));
+    if let Some(ratio) = bare_ratio(context, report, outcome)? {
+        let what = format!("server CPU per delivered frame at {players} players, bare writer = 1");
+        let row = Row::new(what, "x", Better::Lower, ratio);
+        report.row(with(row.published(15.5, MEASURED), 2.0, 1.3));
     }
     Ok(())
 }
 
-/// Runs the bare writer with the bytes, sockets and rate of `outcome`; returns its CPU seconds per frame delivered.
-fn bare_run(
+/// Runs the bare writer with the bytes, sockets and rate of `outcome`; returns how much more CPU the server took for a
+/// delivered frame.
+fn bare_ratio(
     context: &Context<'_>,
     report: &mut Report,
     outcome: &Outcome,
 ) -> Result<Option<f64>, BenchError> {
+    let Some(server_cpu) = outcome.server_cpu else { return Ok(None) };
     let seconds = outcome.window.as_secs_f64();
     if outcome.counts.delivered == 0 || context.options.program.as_os_str().is_empty() {
         return Ok(None);
     }
     let per_second = f64::from(crate::world::FRAMES_PER_SECOND);
     let bytes = outcome.window_bytes_in as f64 / seconds / outcome.players as f64 / per_second;
-    let plan = BarePlan { sockets: outcome.players, bytes: bytes as usize, per_second };
+    let plan = BarePlan { sockets: outcome.players, bytes: bytes.round() as usize, per_second };
     let writer = BareWriter::start(&context.options.program, plan)?;
     let probe = Probe::new(Some(writer.pid()), None)
         .map_err(|source| BenchError::Probe { pid: writer.pid(), source })?;
@@ -396,21 +412,24 @@ fn bare_run(
         subscribe: false,
         ..context.plan(&server, outcome.players)
     };
-    let name = format!("bare writer, {} sockets", outcome.players);
+    let players = outcome.players;
+    let name = format!("bare writer, {players} sockets");
     let bare = context.run(&name, &plan, &server)?;
     let run = Run::new(name, &bare);
-    let cpu = bare.server_cpu.map(|cpu| cpu.as_secs_f64());
-    report.setting("bare_writer_bytes_per_frame", bytes.round());
-    report.setting("bare_writer_frames", bare.counts.delivered);
-    report.setting("bare_writer_cores", run.server_cores.unwrap_or(0.0));
-    report.setting("bare_writer_bytes_per_s", run.bytes_per_s.round());
-    Ok(cpu.filter(|_| bare.counts.delivered > 0).map(|cpu| cpu / bare.counts.delivered as f64))
+    report.setting(&format!("bare_writer_{players}_bytes_per_frame"), bytes.round());
+    report.setting(&format!("bare_writer_{players}_frames"), bare.counts.delivered);
+    report.setting(&format!("bare_writer_{players}_bytes_per_s"), run.bytes_per_s.round());
+    report.setting(&format!("bare_writer_{players}_cores"), run.server_cores.unwrap_or(0.0));
+    let per_frame = |cpu: Duration, frames: u64| cpu.as_secs_f64() / frames as f64;
+    let bare_cpu = bare.server_cpu.filter(|cpu| bare.counts.delivered > 0 && !cpu.is_zero());
+    let bare_cost = bare_cpu.map(|cpu| per_frame(cpu, bare.counts.delivered));
+    Ok(bare_cost.map(|cost| per_frame(server_cpu, outcome.counts.delivered) / cost))
 }
 
 fn channel_fan_out_only(context: &Context<'_>) -> Result<Report, BenchError> {
     let (players, canonical) = context.size(400, 20);
     let mut report = context.report(canonical);
-    let server = context.server()?;
+    let server = context.quiet_server()?;
     let plan = Plan { inputs_per_second: 0.0, ..context.plan(&server, players) };
     let name = format!("{players} subscribers x {players} characters");
     let outcome = context.run(&name, &plan, &server)?;
@@ -427,7 +446,7 @@ fn channel_fan_out_only(context: &Context<'_>) -> Result<Report, BenchError> {
 fn gateway_idle(context: &Context<'_>) -> Result<Report, BenchError> {
     let (players, canonical) = context.size(10_000, 200);
     let mut report = context.report(canonical);
-    let server = context.server()?;
+    let server = context.quiet_server()?;
     let plan =
         Plan { characters: None, inputs_per_second: 0.0, subscribe: false, ..context.plan(&server, players) };
     let name = format!("{players} idle connections");
@@ -470,7 +489,7 @@ fn gateway_channels(context: &Context<'_>) -> Result<Report, BenchError> {
     let (channels, canonical) = context.size(10_000, 200);
     let mut report = context.report(canonical);
     report.setting("channels", channels);
-    let server = context.server()?;
+    let server = context.quiet_server()?;
     let plan = Plan {
         players: 0,
         characters: None,
@@ -678,7 +697,7 @@ mod tests {
     #[test]
     fn channel_single_reports_latency_cpu_and_memory() {
         let report = try_out("channel single", |_| {});
-        assert!(report.passed, "{:?}", report.thresholds);
+        assert!(report.passed && report.thresholds.is_empty(), "a small try is not judged");
         assert!(!report.canonical, "twenty players are no canonical load");
         assert!(row(&report, "state latency p99").measured > 0.0);
         assert!(row(&report, "CPU per second and player").measured > 0.0);
@@ -710,7 +729,8 @@ mod tests {
         let idle = try_out("gateway idle", |options| options.players = vec![20]);
         assert!(row(&idle, "server CPU").measured >= 0.0 && idle.runs[0].frames_per_s < 5.0);
         let trickle = try_out("gateway trickle", |options| options.players = vec![20]);
-        assert!(trickle.passed && trickle.runs[0].notices_arrived > 0, "{:?}", trickle.thresholds);
+        assert!(trickle.runs[0].notices_arrived > 0);
+        assert_eq!(trickle.runs[0].notices_arrived, trickle.runs[0].notices_due);
         let channels = try_out("gateway channels", |options| options.players = vec![50]);
         assert!(row(&channels, "server CPU").measured >= 0.0);
     }

@@ -1,0 +1,134 @@
+//! The load suite against the real server, small: every test by name, every transport, demo and swarm.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn throng(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_throng"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    throng(arguments).output().expect("the program starts")
+}
+
+fn stdout_of(output: &Output, code: i32) -> String {
+    let error = String::from_utf8_lossy(&output.stderr);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{text}{error}");
+    text
+}
+
+#[test]
+fn every_test_runs_small_and_passes() {
+    let output = run(&["bench", "all", "--quick", "--duration", "300ms", "--warmup", "100ms", "--json"]);
+    let reports: Vec<Value> = serde_json::from_str(&stdout_of(&output, 0)).expect("JSON");
+    let names: Vec<&str> = reports.iter().filter_map(|report| report["test"].as_str()).collect();
+    let list = stdout_of(&run(&["bench", "list"]), 0);
+    for line in list.lines().filter(|line| !line.starts_with("replay")) {
+        assert!(names.iter().any(|name| line.starts_with(name)), "`{line}` did not run");
+    }
+    for report in &reports {
+        assert_eq!(report["schema"], "throng.bench/1");
+        assert_eq!(report["canonical"], false, "a small load is not judged");
+        for run in report["runs"].as_array().expect("a list") {
+            assert_eq!(run["checked"], run["checked_equal"], "{run}");
+            assert_eq!(run["inputs_due"], run["inputs_arrived"], "{run}");
+            assert!(run["server_cores"].is_number(), "{run}");
+        }
+    }
+    let single = &reports[0];
+    let bare = single["rows"].as_array().expect("a list").iter().any(|row| {
+        row["what"].as_str().is_some_and(|what| what.contains("bare writer"))
+            && row["measured"].as_f64() > Some(0.0)
+    });
+    assert!(bare, "the physical limit belongs to the same run: {single}");
+}
+
+#[test]
+fn players_come_by_every_transport() {
+    for transport in ["ws", "kcp"] {
+        let load = ["--quick", "--players", "10", "--duration", "300ms", "--json", "--transport", transport];
+        let output = run(&[&["bench", "channel", "single"], &load[..]].concat());
+        let report: Value = serde_json::from_str(&stdout_of(&output, 0)).expect("JSON");
+        let run = &report["runs"][0];
+        assert_eq!(
+            (&run["checked"], &run["lost"]),
+            (&run["checked_equal"], &Value::from(0)),
+            "{transport}: {run}"
+        );
+        assert!(run["delivered"].as_u64() > Some(0), "{transport}: {run}");
+    }
+}
+
+#[test]
+fn wrong_names_are_answered_with_the_right_ones() {
+    let output = run(&["bench", "gateway", "idel"]);
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("gateway idle") && error.contains("idel"), "{error}");
+}
+
+/// A demo that runs until the test ends.
+struct Demo {
+    child: Child,
+    players: String,
+    servers: String,
+}
+
+impl Demo {
+    fn start() -> Self {
+        let mut child =
+            throng(&["demo", "--players", "5"]).stderr(Stdio::piped()).spawn().expect("the program starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok);
+        let mut after = |label: &str| {
+            let line =
+                lines.find(|line| line.trim_start().starts_with(label)).expect("the introduction names it");
+            let value = line.trim_start().trim_start_matches(label).split_ascii_whitespace().next();
+            value.expect("an address").to_owned()
+        };
+        let (players, servers) = (after("players"), after("game servers"));
+        // Whatever else it says must not fill the pipe.
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { child, players, servers }
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        let pid = self.child.id().to_string();
+        // The demo stops its server when it is asked to end, not when it is killed.
+        let asked = Command::new("kill").args(["-TERM", &pid]).status();
+        if asked.is_err() {
+            let _ = self.child.kill();
+        }
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_demo_ends_by_itself_with_a_summary() {
+    let text = stdout_of(&run(&["demo", "--players", "20", "--for", "500ms"]), 0);
+    assert!(
+        text.starts_with("20 players for") && text.contains("fan-outs") && text.contains("server CPU"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_swarm_joins_the_world_of_a_demo() {
+    let demo = Demo::start();
+    let server = ["--addr", &demo.players, "--servers", &demo.servers];
+    let swarm = ["swarm", "--players", "10", "--for", "500ms", "--json"];
+    // Without --join the swarm finds out by itself that the world has a game server.
+    for join in [&["--join"][..], &[]] {
+        let output = run(&[&swarm[..], &server[..], join].concat());
+        let report: Value = serde_json::from_str(&stdout_of(&output, 0)).expect("JSON");
+        let run = &report["runs"][0];
+        assert!(run["delivered"].as_u64() > Some(50), "ten players get thirty updates a second: {run}");
+        assert_eq!(run["lost"], 0, "{run}");
+    }
+}
