@@ -179,7 +179,7 @@ fn a5_a6_masks_and_later_updates_touch_only_what_is_sent() {
     world.send(owner, [update(TEST, &first).to(channel)]);
     world.run_ms(100);
     assert_eq!(data_of(&world.take(masked)), [kv.to_vec()]);
-    assert_eq!(data_of(&world.take(plain)), [first.clone()]);
+    assert_eq!(data_of(&world.take(plain)), std::slice::from_ref(&first));
     // An update of which the mask leaves nothing is not sent at all.
     world.send(owner, [update(TEST, &entry("two")).to(channel)]);
     world.run_ms(100);
@@ -578,5 +578,22 @@ fn removal_of_a_channel_with_many_involved_leaves_no_trace() {
         assert!(world.shards.iter().all(|shard| shard.next_timeout().is_none()));
         assert_eq!(world.stats().channels[&ChannelType::SUBWORLD], 0);
         assert_eq!(world.closed(clients[0]), None::<CloseReason>);
+    }
+}
+
+// in the reference every answer waits for a tick.
+#[test]
+fn a11_requests_are_answered_without_waiting_for_a_tick() {
+    for shards in [1, 2] {
+        let mut world = World::sharded(config(), shards);
+        let server = world.join(ConnKind::Server, "s");
+        let before = world.now;
+        let channel = send_create(&mut world, server, &create(3)).expect("answered at once");
+        subscribe(&mut world, server, channel, 2);
+        world.send(server, [Send::new(MessageType::ListChannel, &ListChannelMessage::default())]);
+        let request = RemoveChannelMessage { channel_id: channel };
+        world.send(server, [Send::new(MessageType::RemoveChannel, &request)]);
+        assert_eq!(world.take_types(server), [6, 5, 4]);
+        assert_eq!(world.now, before);
     }
 }

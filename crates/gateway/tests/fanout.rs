@@ -347,3 +347,92 @@ fn messages_keep_their_distance() {
         assert!(times.len() as u64 + 2 >= messages_max, "seed {seed}: only {} messages", times.len());
     }
 }
+
+// an interval of zero hangs the reference's channel; here it means every tick.
+#[test]
+fn a10_an_interval_of_zero_means_every_tick() {
+    let mut world = World::new(config(20));
+    let owner = channel(&mut world);
+    let client = world.join(ConnKind::Client, "c");
+    let options = ChannelSubscriptionOptions { fan_out_interval_ms: Some(0), ..Default::default() };
+    subscribe(&mut world, owner, client, options);
+    world.run_ms(40);
+    world.take(client);
+    for step in 0..10 {
+        world.send(owner, [update(&format!("{step}a")), update(&format!("{step}b"))]);
+        world.run_ms(20);
+        assert_eq!(lists(&world.take(client)), [[format!("{step}a"), format!("{step}b")]]);
+    }
+    assert_eq!(world.shards[0].next_timeout(), None);
+}
+
+// the reference loses a removal that is not the first update of its window, and clients keep ghosts.
+#[test]
+fn a7_removals_survive_wherever_they_stand_in_a_window() {
+    let mut world = World::new(config(20));
+    let owner = channel(&mut world);
+    let client = world.join(ConnKind::Client, "c");
+    subscribe(&mut world, owner, client, ChannelSubscriptionOptions::default());
+    world.run_ms(100);
+    world.take(client);
+    // kv[1] = {content "x"}, then kv[1] = {removed}.
+    let value = |state: &[u8]| {
+        let mut value = vec![0x12, 4 + state.len() as u8, 0x08, 1, 0x12, state.len() as u8];
+        value.extend_from_slice(state);
+        let body = ChannelDataUpdateMessage { data: Some(any(&value)), context_conn_id: 0 };
+        Send::new(MessageType::ChannelDataUpdate, &body).to(CHANNEL)
+    };
+    world.send(owner, [update("first"), value(&[0x12, 1, b'x']), value(&[0x08, 1])]);
+    world.run_ms(20);
+    let got = world.take(client);
+    let message = got.iter().find(|message| message.msg_type == 8).expect("an update");
+    let update = DataUpdate::parse(&message.body).expect("a data update");
+    let removed = [0x08, 1, 0x12, 2, 0x08, 1];
+    assert!(update.value.windows(removed.len()).any(|window| window == removed), "{:02x?}", update.value);
+}
+
+// A backlog over its bound with more writers than get an accumulation of their own: the rest gets a full state, and
+// everybody converges.
+#[test]
+fn writers_behind_a_folded_backlog_get_a_full_state() {
+    let mut config = config(20);
+    config.limits = Limits { channel_backlog_bytes: 2_000, ..config.limits };
+    let mut world = World::new(config);
+    let owner = channel(&mut world);
+    let writers: Vec<Id> = (0..60)
+        .map(|_| {
+            let client = world.join(ConnKind::Client, "c");
+            let options = ChannelSubscriptionOptions {
+                data_access: Some(2),
+                fan_out_interval_ms: Some(10_000),
+                ..Default::default()
+            };
+            subscribe(&mut world, owner, client, options);
+            client
+        })
+        .collect();
+    world.run_ms(10_020);
+    let mut all = BTreeSet::new();
+    for round in 0..10 {
+        for (number, writer) in writers.iter().enumerate() {
+            let text = format!("{round}-{number}");
+            world.send(*writer, [update(&text)]);
+            all.insert((number, text));
+        }
+        world.run_ms(100);
+    }
+    assert!(world.stats().updates_folded > 0);
+    for writer in &writers {
+        world.take(*writer);
+    }
+    world.run_ms(20_000);
+    let mut full = 0;
+    for (number, writer) in writers.iter().enumerate() {
+        let got: BTreeSet<String> = lists(&world.take(*writer)).concat().into_iter().collect();
+        let others: BTreeSet<String> =
+            all.iter().filter(|(by, _)| *by != number).map(|(_, text)| text.clone()).collect();
+        assert!(got.is_superset(&others), "writer {number} misses something");
+        full += usize::from(got.len() > others.len());
+    }
+    assert!(full > 0 && full < writers.len(), "{full} full states");
+}

@@ -1,0 +1,157 @@
+//! What the shard costs per message and per delivered frame, without sockets.
+//!
+//! `forward`: 64-byte messages of many clients to the owner of GLOBAL, ns per message.
+//! `fan_out`: the state of 400 entities (58 bytes each) to 400 subscribers, per flush and per delivery.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use divan::counter::ItemsCount;
+use divan::{Bencher, black_box};
+use prost::Message;
+use throng_gateway::data::SchemasBuilder;
+use throng_gateway::{Config, ConnId, ConnKind, Framing, Shard, ShardIndex, StateMachine};
+use throng_stdx::Instant;
+use throng_wire::channeldpb::{
+    AuthMessage, ChannelDataUpdateMessage, ChannelSubscriptionOptions, CreateChannelMessage, MessageType,
+    SubscribedToChannelMessage,
+};
+use throng_wire::frame::{self, Compression};
+use throng_wire::{MessagePack, write_entry, write_message_entry};
+
+fn main() {
+    divan::main();
+}
+
+const PROTO: &str = "syntax = \"proto3\"; package bench;
+message World { map<uint32, State> states = 1; }
+message State { bytes body = 1; bool removed = 2; }";
+
+struct Gateway {
+    shard: Shard,
+    now: Instant,
+    /// Where written bytes would go.
+    written: usize,
+}
+
+impl Gateway {
+    fn new() -> Self {
+        let config = Config {
+            client_state_machine: StateMachine::client_managing_channels().into(),
+            development: true,
+            ..Config::reference()
+        };
+        let schemas =
+            SchemasBuilder::new().add_proto("bench.proto", PROTO).build().expect("the schema compiles");
+        let shard = Shard::new(Arc::new(config), Arc::new(schemas), ShardIndex(0), 1, 1, 0);
+        Self { shard, now: Instant::ZERO, written: 0 }
+    }
+
+    fn join(&mut self, kind: ConnKind) -> ConnId {
+        let addr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let accepted = self.shard.accept(self.now, kind, Framing::Stream, addr).expect("accepted");
+        let auth = AuthMessage { player_identifier_token: "p".into(), ..Default::default() };
+        self.request(accepted.conn, 0, MessageType::Auth, &auth);
+        accepted.conn
+    }
+
+    fn request(&mut self, from: ConnId, channel: u32, msg_type: MessageType, body: &impl Message) {
+        let head = MessagePack { channel_id: channel, msg_type: msg_type as u32, ..Default::default() };
+        let mut packet = Vec::new();
+        write_message_entry(&mut packet, &head, body);
+        self.shard.handle_bytes(self.now, from, &framed(&packet));
+        self.drain();
+    }
+
+    /// Takes everything that is to be written, as a transport that never blocks.
+    fn drain(&mut self) {
+        while let Some(conn) = self.shard.poll_writable() {
+            let Some(outbox) = self.shard.outbox(conn) else { continue };
+            let mut slices = Vec::with_capacity(4);
+            outbox.gather(&mut slices);
+            let bytes: usize = slices.iter().map(|slice| slice.len()).sum();
+            self.written += bytes;
+            self.shard.handle_written(self.now, conn, bytes);
+        }
+        while let Some(effect) = self.shard.poll_effect() {
+            drop(black_box(effect));
+        }
+    }
+
+    fn run(&mut self, duration: Duration) {
+        self.now += duration;
+        self.shard.handle_timeout(self.now);
+        self.drain();
+    }
+}
+
+fn framed(packet: &[u8]) -> Vec<u8> {
+    [&frame::tag(packet.len(), Compression::None)[..], packet].concat()
+}
+
+/// Each of the clients sends this many messages in one read, as they arrive under load.
+const MESSAGES_PER_READ: usize = 8;
+
+#[divan::bench(args = [1, 1000])]
+fn forward(bencher: Bencher<'_, '_>, clients: usize) {
+    let mut gateway = Gateway::new();
+    let owner = gateway.join(ConnKind::Server);
+    let claim = CreateChannelMessage { channel_type: 1, ..Default::default() };
+    gateway.request(owner, 0, MessageType::CreateChannel, &claim);
+    let clients: Vec<ConnId> = (0..clients).map(|_| gateway.join(ConnKind::Client)).collect();
+    let mut packet = Vec::new();
+    let message = MessagePack { msg_type: 100, body: &[7; 64], ..Default::default() };
+    write_entry(&mut packet, &message);
+    let read = framed(&packet).repeat(MESSAGES_PER_READ);
+    bencher.counter(ItemsCount::new(clients.len() * MESSAGES_PER_READ)).bench_local(|| {
+        for client in &clients {
+            gateway.shard.handle_bytes(gateway.now, *client, &read);
+        }
+        gateway.drain();
+    });
+    assert!(gateway.shard.stats().forwarded > 0 && gateway.written > 0);
+}
+
+fn states(entities: u32, round: u8) -> Vec<u8> {
+    let mut out = Vec::new();
+    for entity in 0..entities {
+        let mut entry = vec![0x08];
+        throng_wire::write_varint(&mut entry, u64::from(entity) + 1);
+        entry.extend_from_slice(&[0x12, 52, 0x0A, 50]);
+        entry.extend_from_slice(&[round; 50]);
+        out.push(0x0A);
+        throng_wire::write_varint(&mut out, entry.len() as u64);
+        out.extend(entry);
+    }
+    out
+}
+
+/// One update of all entities and one flush, with the given number of subscribers.
+#[divan::bench(args = [(1, 400), (400, 400), (1000, 100)])]
+fn fan_out(bencher: Bencher<'_, '_>, (subscribers, entities): (usize, u32)) {
+    let mut gateway = Gateway::new();
+    let owner = gateway.join(ConnKind::Server);
+    let any = |value| Some(prost_types::Any { type_url: "x/bench.World".into(), value });
+    let claim =
+        CreateChannelMessage { channel_type: 1, data: any(states(entities, 0)), ..Default::default() };
+    gateway.request(owner, 0, MessageType::CreateChannel, &claim);
+    for _ in 0..subscribers {
+        let client = gateway.join(ConnKind::Client);
+        let options = ChannelSubscriptionOptions { fan_out_interval_ms: Some(20), ..Default::default() };
+        let request = SubscribedToChannelMessage { conn_id: 0, sub_options: Some(options) };
+        gateway.request(client, 0, MessageType::SubToChannel, &request);
+    }
+    gateway.run(Duration::from_millis(100));
+    let update = ChannelDataUpdateMessage { data: any(states(entities, 1)), context_conn_id: 0 };
+    let mut packet = Vec::new();
+    let head = MessagePack { msg_type: 8, ..Default::default() };
+    write_message_entry(&mut packet, &head, &update);
+    let read = framed(&packet);
+    let before = gateway.shard.stats().fan_out_messages;
+    bencher.counter(ItemsCount::new(subscribers)).bench_local(|| {
+        gateway.shard.handle_bytes(gateway.now, owner, &read);
+        gateway.run(Duration::from_millis(20));
+    });
+    assert!(gateway.shard.stats().fan_out_messages > before);
+}
