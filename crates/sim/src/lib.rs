@@ -1,15 +1,45 @@
 //! Deterministic simulation of the gateway: production shards under a virtual clock, virtual links and
 //! seeded scheduling, with checkers that hold the product's promises.
 //!
+//! - [`run`] plays one seed: many peers do at random what peers do, [faults](FaultKind) come and go, then
+//!   everything is healed and has to come out right. The same seed gives the same run on every machine.
 //! - [`World`] is the process and its network: shards, the mail between them, and a link to every peer.
-//! - [`link`] says what a link does to bytes.
+//! - [`check`] holds what the gateway promises against what every peer saw.
 //!
-//! One thread, no clock, no socket: a seed decides everything, and the same seed gives the same run on
-//! every machine.
+//! # The two phases
+//!
+//! ```text
+//! 0                          2.5 s              4.5 s             6.5 s
+//! | faults, random operations | healed, returning | last words, then silence |
+//! |   nothing wrong may happen ------------------------------------------->  |
+//! |                           |                   everything good must happen|
+//! ```
+//!
+//! # What is checked
+//!
+//! | promise | how |
+//! |---|---|
+//! | no update twice, lost or reordered | every item of a list is written once; a subscriber's items are a run of the channel's order, from its first full state on, without its own ones if it skips them |
+//! | subscribers converge | at the end everybody has all items, and merging what came gives the channel's map; removed entries stay away |
+//! | nothing after a confirmed unsubscribe | an update or broadcast without a subscription is an error at once |
+//! | user-space messages arrive once and in order | numbered per sender; the last words must arrive |
+//! | ownership is consistent | one owner per channel, GLOBAL can be claimed again, a connection id belongs to one peer |
+//! | queues are bounded | the largest outbox, in bytes |
+//! | a slow or hostile peer harms nobody | healthy peers never lose their connection nor get a full state twice |
+//!
+//! The order of a channel is what the *observer* saw, a server with a perfect link that gets everything at every
+//! tick; it is itself checked against the counters of the writers.
 
 #![forbid(unsafe_code)]
 
+pub mod check;
+pub mod data;
+mod fault;
 pub mod link;
+mod run;
 mod world;
 
+pub use check::Violation;
+pub use fault::{Fault, FaultKind};
+pub use run::{Outcome, run};
 pub use world::{ClosedByGateway, Conditions, Leave, Note, PeerId, UNIX_START_NS, World};

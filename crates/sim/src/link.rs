@@ -48,7 +48,7 @@ impl LinkProfile {
             delay: Duration::from_micros(rng.range(50..40_000)),
             jitter: Duration::from_micros(rng.range(1..20_000)),
             rate: 0,
-            window_bytes: 1 << rng.range(14..19),
+            window_bytes: 1 << rng.range(12..19),
             chunk_bytes_max: 1 << rng.range(3..16),
             loss: if rng.chance(0.3) { rng.f64() * 0.05 } else { 0.0 },
             retransmit_after: Duration::from_millis(rng.range(50..400)),
@@ -142,9 +142,15 @@ impl Link {
         self.stalled_until = self.stalled_until.max(until);
     }
 
-    /// Ends a stall.
+    /// Ends a stall; what is on the way arrives as soon as the profile allows.
     pub fn heal(&mut self, now: Instant) {
         self.stalled_until = self.stalled_until.min(now);
+        let latest = now + self.profile.delay + self.profile.jitter;
+        for (arrival, _) in &mut self.chunks {
+            *arrival = latest.min(*arrival);
+        }
+        self.last_arrival = self.last_arrival.min(latest);
+        self.line_free = self.line_free.min(now);
     }
 
     /// Throws away what is on the way.

@@ -1,0 +1,270 @@
+//! Checkers: what the gateway promises, held against what every peer saw.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::data::{SimData, keys_of, writer_of};
+
+/// A broken promise, in words.
+pub type Violation = String;
+
+/// A peer of the simulation; keeps its number over reconnects.
+pub type ActorIndex = usize;
+
+/// What one subscription got, from its confirmation to its end.
+#[derive(Debug, Clone)]
+pub struct SubscriptionLog {
+    /// Who.
+    pub actor: ActorIndex,
+    /// Where.
+    pub channel: u32,
+    /// Own updates are left out.
+    pub skip_self: bool,
+    /// Only one of the two fields is received.
+    pub mask: Option<Field>,
+    /// Messages in order.
+    pub updates: Vec<SimData>,
+    /// The peer's link was slow at some time, so a full state may have come again.
+    pub slow: bool,
+    /// Numbers of updates before which access was taken away and given back: a full state comes, and what was known
+    /// before is void.
+    pub resets: Vec<usize>,
+}
+
+/// A field of [`SimData`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Field {
+    /// The list.
+    Items,
+    /// The map.
+    Entries,
+}
+
+/// How far a subscriber has to have come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// It was subscribed to the end: it has everything.
+    Reached,
+    /// Its subscription ended some time.
+    Anywhere,
+    /// The channel was removed. What it handled last was sent to nobody, but is in a state that was sent then.
+    Cut,
+}
+
+impl SubscriptionLog {
+    /// Checks the list against the order in which the channel handled all items.
+    ///
+    /// # Errors
+    /// An item twice, out of order, left out, or never sent by anybody.
+    pub fn check_items(&self, truth: &[u64], end: End) -> Result<(), Violation> {
+        if self.mask == Some(Field::Entries) {
+            return match self.updates.iter().find(|update| !update.items.is_empty()) {
+                Some(update) => Err(format!("{} got masked-out items {:?}", self.name(), update.items)),
+                None => Ok(()),
+            };
+        }
+        let own = |item: u64| self.skip_self && writer_of(item) == self.actor;
+        let mut position = 0;
+        let mut full_states = 0;
+        for (number, update) in self.updates.iter().enumerate() {
+            let Some(first) = update.items.first() else { continue };
+            if Some(first) == truth.first() && truth.starts_with(&update.items) {
+                if update.items.len() < position {
+                    return Err(format!(
+                        "{} update {number}: a full state with {} items after {position}",
+                        self.name(),
+                        update.items.len()
+                    ));
+                }
+                full_states += 1;
+                position = update.items.len();
+                continue;
+            }
+            for &item in &update.items {
+                let rest_is_own = truth[position..].iter().all(|&t| own(t));
+                if end == End::Cut && rest_is_own && !truth.contains(&item) {
+                    return Ok(());
+                }
+                let skipped = truth[position..].iter().take_while(|&&t| t != item && own(t)).count();
+                if truth.get(position + skipped) != Some(&item) {
+                    return Err(self.explain(truth, position, item, number));
+                }
+                position += skipped + 1;
+            }
+        }
+        if full_states > 1 + self.resets.len() && !self.slow {
+            return Err(format!("{} is healthy and got {full_states} full states", self.name()));
+        }
+        if end == End::Reached
+            && let Some(missing) = truth[position..].iter().find(|&&item| !own(item))
+        {
+            return Err(format!(
+                "{} has converged without item {} (and others behind place {position} of {})",
+                self.name(),
+                name_of(*missing),
+                truth.len()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks that merging what came gives the channel's map.
+    ///
+    /// # Errors
+    /// A wrong value, a missing entry, or an entry that should be gone.
+    pub fn check_entries(&self, truth: &BTreeMap<u32, u64>) -> Result<(), Violation> {
+        let mut mine: BTreeMap<u32, u64> = BTreeMap::new();
+        let known = self.resets.last().copied().unwrap_or(0);
+        for update in &self.updates[known..] {
+            for (&key, entry) in &update.entries {
+                if entry.removed {
+                    mine.remove(&key);
+                } else {
+                    mine.insert(key, entry.value);
+                }
+            }
+        }
+        if self.mask == Some(Field::Items) {
+            return if mine.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("{} got masked-out entries", self.name()))
+            };
+        }
+        let own_keys = keys_of(self.actor);
+        let others = |map: &BTreeMap<u32, u64>| -> BTreeMap<u32, u64> {
+            map.iter()
+                .filter(|(key, _)| !self.skip_self || !own_keys.contains(key))
+                .map(|(&key, &value)| (key, value))
+                .collect()
+        };
+        let (mine, theirs) = (others(&mine), others(truth));
+        let keys: BTreeSet<u32> = mine.keys().chain(theirs.keys()).copied().collect();
+        let different: Vec<String> = keys
+            .into_iter()
+            .filter(|key| mine.get(key) != theirs.get(key))
+            .filter(|key| !self.slow || theirs.contains_key(key))
+            .map(|key| format!("{key}: has {:?}, should have {:?}", mine.get(&key), theirs.get(&key)))
+            .collect();
+        if different.is_empty() {
+            return Ok(());
+        }
+        Err(format!("{} did not converge: {}", self.name(), different.join("; ")))
+    }
+
+    fn explain(&self, truth: &[u64], position: usize, item: u64, number: usize) -> Violation {
+        let what = match truth.iter().position(|&t| t == item) {
+            None => "an item that the channel does not have".to_owned(),
+            Some(place) if place < position => format!("an item again (place {place})"),
+            Some(place) => format!(
+                "place {place} without the items before, {}",
+                truth[position..place].iter().map(|&t| name_of(t)).collect::<Vec<_>>().join(" ")
+            ),
+        };
+        format!("{} update {number}: {} is {what}; it was at place {position}", self.name(), name_of(item))
+    }
+
+    fn name(&self) -> String {
+        format!("actor {} in channel {}", self.actor, self.channel)
+    }
+}
+
+/// An item in words.
+#[must_use]
+pub fn name_of(item: u64) -> String {
+    format!("{}#{}", writer_of(item), item as u32)
+}
+
+/// Messages of one sender on one path, which arrive in order and once.
+#[derive(Debug, Default)]
+pub struct InOrder {
+    last: BTreeMap<(ActorIndex, ActorIndex, u32), u32>,
+}
+
+impl InOrder {
+    /// Takes note of an arrival.
+    ///
+    /// # Errors
+    /// A message again, or after a later one.
+    pub fn arrived(
+        &mut self,
+        from: ActorIndex,
+        to: ActorIndex,
+        channel: u32,
+        count: u32,
+    ) -> Result<(), Violation> {
+        match self.last.insert((from, to, channel), count) {
+            Some(last) if last >= count => Err(format!(
+                "actor {to} got message {count} of actor {from} in channel {channel} after message {last}"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The latest message that arrived on a path.
+    #[must_use]
+    pub fn last(&self, from: ActorIndex, to: ActorIndex, channel: u32) -> Option<u32> {
+        self.last.get(&(from, to, channel)).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{SimEntry, item};
+
+    fn log(updates: &[&[u64]]) -> SubscriptionLog {
+        SubscriptionLog {
+            actor: 1,
+            channel: 9,
+            skip_self: true,
+            mask: None,
+            updates: updates
+                .iter()
+                .map(|items| SimData { items: items.to_vec(), ..SimData::default() })
+                .collect(),
+            slow: false,
+            resets: Vec::new(),
+        }
+    }
+
+    const A: u64 = 7 << 32;
+
+    #[test]
+    fn exactly_once_passes_and_everything_else_fails() {
+        let own = item(1, 0);
+        let truth = [A, A + 1, own, A + 2, A + 3];
+        let check = |updates: &[&[u64]]| log(updates).check_items(&truth, End::Reached);
+        assert_eq!(check(&[&[A, A + 1], &[A + 2], &[A + 3]]), Ok(()));
+        assert_eq!(check(&[&[A, A + 1, own, A + 2], &[], &[A + 3]]), Ok(()));
+        for wrong in [
+            &[&[A, A + 1][..], &[A + 2]][..],
+            &[&[A, A + 1], &[A + 1, A + 2, A + 3]],
+            &[&[A, A + 1], &[A + 3]],
+            &[&[A], &[A + 1, A + 3, A + 2]],
+            &[&[A, A + 1, own, A + 2], &[A, A + 1, own, A + 2, A + 3]],
+            &[&[A, A + 1, own, A + 2, A + 3], &[A + 9]],
+        ] {
+            assert!(check(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_slow_subscriber_may_get_the_full_state_again() {
+        let truth = [A, A + 1, A + 2];
+        let slow = SubscriptionLog { slow: true, ..log(&[&[A], &[A, A + 1, A + 2]]) };
+        assert_eq!(slow.check_items(&truth, End::Reached), Ok(()));
+        let back = SubscriptionLog { slow: true, ..log(&[&[A, A + 1], &[A]]) };
+        assert!(back.check_items(&truth, End::Anywhere).is_err());
+    }
+
+    #[test]
+    fn ghosts_are_found() {
+        let entry = |removed| SimEntry { removed, value: 5 };
+        let mut log = log(&[]);
+        log.updates
+            .push(SimData { entries: [(70, entry(false)), (71, entry(false))].into(), ..SimData::default() });
+        assert!(log.check_entries(&BTreeMap::from([(70, 5)])).is_err());
+        log.updates.push(SimData { entries: [(71, entry(true))].into(), ..SimData::default() });
+        assert_eq!(log.check_entries(&BTreeMap::from([(70, 5)])), Ok(()));
+    }
+}
