@@ -94,8 +94,8 @@ struct OpenFrame {
     body: usize,
 }
 
-/// Most slices handed out by one `gather`; Linux takes 1024 per call, and 64 KiB of output rarely is more than this.
-const SLICES_MAX: usize = 256;
+/// Most slices handed out by one `gather`: Linux takes no more in one call.
+const SLICES_MAX: usize = 1024;
 /// Buffers above this are given back when a drained connection has become quiet. Keeps an idle connection, with the
 /// header and segment of one frame, well below 1 KiB without allocating for the next frame.
 const KEEP_BYTES: usize = 256;
@@ -133,7 +133,8 @@ impl Outbox {
 
     /// Appends slices of the waiting bytes to `iov`, in order, and closes the open frame.
     ///
-    /// May stop after some hundred slices; the rest comes after [`Shard::handle_written`](crate::Shard::handle_written).
+    /// May stop after a thousand slices. Whoever has written all of it asks again: after
+    /// [`Shard::handle_written`](crate::Shard::handle_written) the connection is polled as writable once more.
     pub fn gather<'a>(&'a mut self, iov: &mut Vec<IoSlice<'a>>) {
         self.close_frame();
         let own = &self.own;

@@ -721,6 +721,10 @@ impl Shard {
         if conn.outbox.is_empty() {
             conn.writable = false;
         } else {
+            // A gather may stop before the end, so a transport that took all of it is to be asked again.
+            if written > 0 {
+                board.writable_again(slot);
+            }
             board.arm_connection(slot);
         }
     }

@@ -277,6 +277,13 @@ impl Switchboard {
         }
     }
 
+    /// Output is left after the transport took some.
+    pub(crate) fn writable_again(&mut self, slot: u32) {
+        if let Some(conn) = self.conns.get(slot as usize) {
+            self.writable.push_back(conn.handle);
+        }
+    }
+
     // ---- Mail -------------------------------------------------------------------------------------------------------
 
     /// Sends a letter; one to this shard is handled after the current input.

@@ -102,8 +102,8 @@ struct Driver {
     /// Closed by the core before their socket arrived.
     closed_early: HashSet<ConnId>,
     mailboxes: Arc<[Mailbox]>,
-    /// Posts of this round, by destination.
-    outgoing: Vec<VecDeque<Post>>,
+    /// Posts of this round with their destinations, in the order in which they must be handed over.
+    outgoing: VecDeque<(u16, Post)>,
     /// Accepted for other shards, still to be taken out of the loop.
     hand_offs: Vec<(ConnKey, ConnId, ShardIndex, ConnKind)>,
     dirty: Vec<ConnId>,
@@ -145,7 +145,6 @@ struct Farewell {
 
 impl Worker {
     pub(crate) fn new(parts: WorkerParts) -> Worker {
-        let count = parts.mailboxes.len();
         let driver = Driver {
             index: parts.index,
             clock: parts.clock,
@@ -156,7 +155,7 @@ impl Worker {
             by_key: HashMap::new(),
             closed_early: HashSet::new(),
             mailboxes: parts.mailboxes,
-            outgoing: (0..count).map(|_| VecDeque::new()).collect(),
+            outgoing: VecDeque::new(),
             hand_offs: Vec::new(),
             dirty: Vec::new(),
             closing: Vec::new(),
@@ -225,7 +224,7 @@ impl Worker {
                     Post::SocketLost { conn }
                 }
             };
-            self.driver.outgoing[usize::from(shard.0)].push_back(post);
+            self.driver.outgoing.push_back((shard.0, post));
         }
     }
 
@@ -444,7 +443,7 @@ impl Driver {
     /// Takes every output of the core.
     fn drain(&mut self) {
         while let Some((shard, mail)) = self.shard.poll_mail() {
-            self.outgoing[usize::from(shard.0)].push_back(Post::Mail(mail));
+            self.outgoing.push_back((shard.0, Post::Mail(mail)));
         }
         while let Some(effect) = self.shard.poll_effect() {
             self.carry_out(effect);
@@ -470,9 +469,15 @@ impl Driver {
         }
     }
 
+    /// Hands mail over in the order in which the core gave it out, across receivers too: what one shard tells two
+    /// others must not be overtaken by what these tell each other.
     fn post_mail(&mut self) {
-        for (mailbox, posts) in self.mailboxes.iter().zip(&mut self.outgoing) {
-            mailbox.post_all(posts);
+        let mut run = VecDeque::new();
+        while let Some((to, post)) = self.outgoing.pop_front() {
+            run.push_back(post);
+            if self.outgoing.front().is_none_or(|(next, _)| *next != to) {
+                self.mailboxes[usize::from(to)].post_all(&mut run);
+            }
         }
     }
 
