@@ -43,9 +43,13 @@ impl LogGuard {
 
     /// Waits until everything logged so far is written.
     pub fn flush(&self) {
-        for writer in &self.writers {
-            writer.flush();
-        }
+        self.flusher()();
+    }
+
+    /// As [`LogGuard::flush`], for someone who cannot hold on to the guard.
+    pub(crate) fn flusher(&self) -> impl Fn() + Send + 'static {
+        let writers = self.writers.clone();
+        move || writers.iter().for_each(LineWriter::flush)
     }
 }
 

@@ -52,9 +52,13 @@ impl Signals {
         let reason = runtime.block_on(self.wait(&running, run_for, log));
         tracing::info!(reason, "stopping");
         // The next stop signal must work while this thread waits for the shutdown.
+        let flush = log.map(LogGuard::flusher);
         runtime.spawn(async move {
             let name = self.stop().await;
             tracing::warn!(reason = name, "stopping without waiting");
+            if let Some(flush) = flush {
+                flush();
+            }
             std::process::exit(1);
         });
         let complete = running.shutdown();

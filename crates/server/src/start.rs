@@ -27,6 +27,8 @@ use crate::{gateway_config, process, schemas, tls};
 const AUTOMATIC_SHARDS_MAX: usize = 8;
 /// Part of the shutdown time that is left for the log, recordings and the admin listener.
 const SHUTDOWN_RESERVE: Duration = Duration::from_millis(500);
+/// Time a peer has to close its side after everything was sent to it.
+const LINGER: Duration = Duration::from_secs(2);
 /// Stack of a shard thread. Merging recursive messages goes 64 levels deep at most.
 const STACK_BYTES: usize = 4 << 20;
 
@@ -472,6 +474,7 @@ fn listener_spec(
     });
     // The core counts connections and says why it refuses one; the edge only keeps a flood from getting that far.
     spec.limits.connections_max = settings.limits.connections_max.saturating_add(1_024);
+    spec.limits.flush_timeout = LINGER;
     spec.limits.idle_timeout = gateway_config::millis(listener.idle_timeout_ms);
     spec
 }

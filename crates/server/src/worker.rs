@@ -3,7 +3,7 @@
 //! A round is: wait; take in what happened on the sockets; take in the mailbox; run what is due; write to every
 //! connection that gained output, once; carry out closures; post the mail. Everything within a round has one time.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use hashbrown::HashMap;
 use throng_gateway::{
     AuthTicket, CloseReason, Closed, ConnId, ConnKind, Effect, Framing, SecurityEvent, Shard, ShardIndex,
     Verdict,
@@ -32,7 +33,7 @@ const PANIC_PAUSE: Duration = Duration::from_millis(10);
 const WRITE_PASSES: usize = 2;
 
 /// Time a closed connection has to take what was queued for it.
-const FAREWELL_TIMEOUT: Duration = Duration::from_secs(5);
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
 /// WebSocket close codes (RFC 6455 §7.4.1).
 const WS_GOING_AWAY: u16 = 1001;
 const WS_POLICY: u16 = 1008;
@@ -50,7 +51,7 @@ pub(crate) struct WorkerParts {
     pub(crate) clock: Clock,
     pub(crate) event_loop: EventLoop,
     pub(crate) shard: Shard,
-    pub(crate) listeners: HashMap<ListenerKey, ListenerRole>,
+    pub(crate) listeners: std::collections::HashMap<ListenerKey, ListenerRole>,
     /// All mailboxes by shard, the own one included.
     pub(crate) mailboxes: Arc<[Mailbox]>,
     pub(crate) logins: Arc<Logins>,
@@ -87,6 +88,8 @@ impl Heartbeat {
 pub(crate) struct Worker {
     event_loop: EventLoop,
     driver: Driver,
+    /// Allocation for gathered writes; always empty between them.
+    slices: Vec<IoSlice<'static>>,
     shutdown_timeout: Duration,
 }
 
@@ -96,9 +99,10 @@ struct Driver {
     clock: Clock,
     now: Instant,
     shard: Shard,
-    listeners: HashMap<ListenerKey, ListenerRole>,
+    listeners: std::collections::HashMap<ListenerKey, ListenerRole>,
     conns: HashMap<ConnId, Conn>,
-    by_key: HashMap<ConnKey, ConnId>,
+    /// Which connection a key of the loop is, by its index: this is looked up for every read.
+    by_key: Vec<Option<(ConnKey, ConnId)>>,
     /// Closed by the core before their socket arrived.
     closed_early: HashSet<ConnId>,
     mailboxes: Arc<[Mailbox]>,
@@ -152,7 +156,7 @@ impl Worker {
             shard: parts.shard,
             listeners: parts.listeners,
             conns: HashMap::new(),
-            by_key: HashMap::new(),
+            by_key: Vec::new(),
             closed_early: HashSet::new(),
             mailboxes: parts.mailboxes,
             outgoing: VecDeque::new(),
@@ -173,7 +177,12 @@ impl Worker {
             timers_from: Instant::ZERO,
             stopping: None,
         };
-        Worker { event_loop: parts.event_loop, driver, shutdown_timeout: parts.shutdown_timeout }
+        Worker {
+            event_loop: parts.event_loop,
+            driver,
+            slices: Vec::new(),
+            shutdown_timeout: parts.shutdown_timeout,
+        }
     }
 
     /// Runs until the shutdown is complete.
@@ -291,13 +300,17 @@ impl Worker {
         if outbox.is_empty() {
             return;
         }
-        let mut slices: Vec<IoSlice<'_>> = Vec::new();
+        let mut slices = recycle(std::mem::take(&mut self.slices));
         outbox.gather(&mut slices);
         let outcome = self.event_loop.write(entry.key, &slices);
-        drop(slices);
+        self.slices = recycle(slices);
         entry.blocked = outcome.blocked;
         entry.bytes_out += outcome.taken as u64;
         driver.guard_conn(conn, |driver| driver.shard.handle_written(driver.now, conn, outcome.taken));
+        let more = !outcome.blocked && outcome.taken > 0;
+        if more && driver.shard.outbox(conn).is_some_and(|outbox| !outbox.is_empty()) {
+            driver.mark_dirty(conn);
+        }
     }
 
     fn carry_out_closures(&mut self) {
@@ -392,13 +405,23 @@ impl Driver {
     fn adopt(&mut self, conn: ConnId, kind: ConnKind, key: ConnKey) {
         let entry = Conn { key, kind, bytes_out: 0, blocked: false, dirty: false };
         self.conns.insert(conn, entry);
-        self.by_key.insert(key, conn);
+        if self.by_key.len() <= key.index() {
+            self.by_key.resize(key.index() + 1, None);
+        }
+        self.by_key[key.index()] = Some((key, conn));
     }
 
     fn forget(&mut self, conn: ConnId) -> Option<Conn> {
         let entry = self.conns.remove(&conn)?;
-        self.by_key.remove(&entry.key);
+        self.by_key[entry.key.index()] = None;
         Some(entry)
+    }
+
+    fn conn_of(&self, key: ConnKey) -> Option<ConnId> {
+        match self.by_key.get(key.index()) {
+            Some(Some((known, conn))) if *known == key => Some(*conn),
+            _ => None,
+        }
     }
 
     /// The transport lost a connection.
@@ -541,7 +564,7 @@ impl Handler for Driver {
     }
 
     fn data(&mut self, key: ConnKey, bytes: &[u8]) -> Flow {
-        let Some(&conn) = self.by_key.get(&key) else { return Flow::Continue };
+        let Some(conn) = self.conn_of(key) else { return Flow::Continue };
         self.guard_conn(conn, |driver| driver.shard.handle_bytes(driver.now, conn, bytes));
         if self.is_congested() {
             self.congestions += 1;
@@ -552,7 +575,7 @@ impl Handler for Driver {
     }
 
     fn writable(&mut self, key: ConnKey) {
-        let Some(&conn) = self.by_key.get(&key) else {
+        let Some(conn) = self.conn_of(key) else {
             self.farewells_ready.push(key);
             return;
         };
@@ -563,7 +586,7 @@ impl Handler for Driver {
     }
 
     fn closed(&mut self, key: ConnKey, cause: CloseCause) {
-        let Some(&conn) = self.by_key.get(&key) else {
+        let Some(conn) = self.conn_of(key) else {
             self.farewells.remove(&key);
             return;
         };
@@ -579,6 +602,13 @@ impl Handler for Driver {
     fn woken(&mut self) {
         self.woken = true;
     }
+}
+
+/// Empties a vector of slices and frees it from its lifetime, keeping its memory: collecting a vector's own iterator
+/// into the same layout happens in place.
+fn recycle<'a>(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'a>> {
+    slices.clear();
+    slices.into_iter().map(|_| IoSlice::new(&[])).collect()
 }
 
 fn log_security(event: &SecurityEvent) {

@@ -159,7 +159,7 @@ pub(crate) fn run(arguments: &[OsString]) -> ExitCode {
     match configure(&parsed) {
         Ok(mut config) => {
             config.warnings.extend(parsed.remarks);
-            up::serve(config, None, "")
+            up::serve(config, None)
         }
         Err(problems) => {
             complain(&problems.to_string());

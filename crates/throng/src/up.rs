@@ -15,9 +15,7 @@ const WRONG: u8 = 2;
 
 pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
     match config(matches) {
-        Ok(config) => {
-            serve(config, matches.get_one::<Duration>("for").copied(), "throng swarm --players 100")
-        }
+        Ok(config) => serve(config, matches.get_one::<Duration>("for").copied()),
         Err(code) => code,
     }
 }
@@ -45,7 +43,7 @@ pub(crate) fn config(matches: &ArgMatches) -> Result<Config, ExitCode> {
 }
 
 /// Starts `config`, prints where it listens and runs until it is stopped.
-pub(crate) fn serve(config: Config, run_for: Option<Duration>, try_next: &str) -> ExitCode {
+pub(crate) fn serve(config: Config, run_for: Option<Duration>) -> ExitCode {
     let began = Instant::now();
     let log = match throng_server::log::start(&config.settings.log) {
         Ok(log) => log,
@@ -63,7 +61,7 @@ pub(crate) fn serve(config: Config, run_for: Option<Duration>, try_next: &str) -
         Ok(signals) => signals,
         Err(error) => return failed(&format!("cannot receive signals: {error}")),
     };
-    print(&ready_block(&running, began.elapsed(), &data, try_next));
+    print(&ready_block(&running, began.elapsed(), &data));
     match signals.run_until_stopped(running, run_for, Some(&log)) {
         End::Clean => ExitCode::SUCCESS,
         End::Forced => ExitCode::FAILURE,
@@ -75,8 +73,15 @@ fn failed(why: &str) -> ExitCode {
     ExitCode::from(WRONG)
 }
 
+/// The first plain TCP address of a service; load is easiest over that.
+fn tcp(running: &Running, service: Service) -> Option<std::net::SocketAddr> {
+    let found =
+        running.addresses().iter().find(|address| address.service == service && address.scheme == "tcp");
+    found.map(|address| address.addr)
+}
+
 /// One aligned block with every address, for people.
-pub(crate) fn ready_block(running: &Running, took: Duration, data: &str, try_next: &str) -> String {
+fn ready_block(running: &Running, took: Duration, data: &str) -> String {
     let line = |what: &str, value: &str| format!("  {what:<14} {value}\n");
     let of = |service: Service| -> String {
         let all = running.addresses().iter().filter(|address| address.service == service);
@@ -102,8 +107,11 @@ pub(crate) fn ready_block(running: &Running, took: Duration, data: &str, try_nex
     if let Some(address) = running.addresses().iter().find(|address| address.service == Service::Admin) {
         out.push_str(&line("look", &format!("curl {address}/api/v1/server")));
     }
-    if !try_next.is_empty() {
-        out.push_str(&line("try", try_next));
+    if let (Some(servers), Some(clients)) = (tcp(running, Service::Servers), tcp(running, Service::Clients)) {
+        out.push_str(&line(
+            "try",
+            &format!("throng swarm --players 100 --addr {clients} --servers {servers}"),
+        ));
     }
     out.push_str(&line("stop", "Ctrl-C (again to force)"));
     out

@@ -1,6 +1,6 @@
 //! The binary from outside: help, configuration commands, errors, start and stop.
 
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -188,6 +188,15 @@ impl Process {
         throng(folder.path(), &["health", "--http", &self.admin]).status().unwrap().code()
     }
 
+    /// The body of an answer of the admin listener.
+    fn get(&self, path: &str) -> String {
+        let mut stream = std::net::TcpStream::connect(&self.admin).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+    }
+
     fn end(mut self) -> (Option<i32>, String) {
         let mut complaint = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut complaint).unwrap();
@@ -237,17 +246,43 @@ fn hangup_reloads_and_says_what_waits_for_a_restart() {
     process.signal("HUP");
     let mut log = String::new();
     let mut process = process;
-    let stderr = BufReader::new(process.child.stderr.take().unwrap());
-    for line in stderr.lines() {
-        log.push_str(&line.unwrap());
-        if log.contains("configuration reloaded") {
-            break;
-        }
-    }
+    let mut stderr = BufReader::new(process.child.stderr.take().unwrap());
+    log.push_str(&read_until(&mut stderr, "configuration reloaded"));
     process.signal("TERM");
     let code = process.child.wait().unwrap().code();
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains("gateway.limits.ban_s") && log.contains("server.shards"), "{log}");
+}
+
+/// Reads the log until a line contains `part`.
+fn read_until(stderr: &mut impl std::io::BufRead, part: &str) -> String {
+    let mut log = String::new();
+    while !log.contains(part) {
+        assert!(stderr.read_line(&mut log).unwrap() > 0, "the log ended: {log}");
+    }
+    log
+}
+
+#[test]
+fn a_peer_that_never_leaves_holds_up_a_stop_for_seconds_only_and_a_second_signal_not_at_all() {
+    for (signals, code) in [(1, 0), (2, 1)] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut process = Process::start(folder.path(), &[vec!["up"], FREE_PORTS.to_vec()].concat());
+        let players = process.block.lines().find(|line| line.trim_start().starts_with("players")).unwrap();
+        let address = players.split("tcp://").nth(1).unwrap().trim().to_owned();
+        let stays = std::net::TcpStream::connect(address).unwrap();
+        // Its shard may hear of it a moment after the kernel.
+        while !process.get("/api/v1/connections").contains("\"total\":1") {}
+        let mut stderr = BufReader::new(process.child.stderr.take().unwrap());
+        let began = std::time::Instant::now();
+        for _ in 0..signals {
+            process.signal("TERM");
+            read_until(&mut stderr, "\"reason\":\"SIGTERM\"");
+        }
+        assert_eq!(process.child.wait().unwrap().code(), Some(code), "{signals} signals");
+        assert!(began.elapsed().as_secs() < 10, "{signals} signals");
+        drop(stays);
+    }
 }
 
 #[test]
