@@ -48,6 +48,8 @@
 //! connections share. A batch of events costs one wait and one clock read, each readable connection one read of at
 //! most 64 KiB per batch, so that a busy peer cannot starve the others.
 
+#![deny(unsafe_code)]
+
 mod clock;
 mod config;
 mod event_loop;

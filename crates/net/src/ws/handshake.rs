@@ -33,7 +33,7 @@ impl Rejection {
     const MALFORMED: Self = Self { status: 400, text: "malformed HTTP request" };
     const METHOD: Self = Self { status: 400, text: "a WebSocket begins with GET" };
     const KEY: Self = Self { status: 400, text: "Sec-WebSocket-Key is missing or not 16 bytes of base64" };
-    /// The request came before the server was willing.
+    /// The request is fine, but its sender is not wanted.
     pub const REFUSED: Self = Self { status: 403, text: "connection refused" };
     const ORIGIN: Self = Self { status: 403, text: "this origin is not allowed" };
     const PATH: Self = Self { status: 404, text: "no WebSocket at this path" };
