@@ -4,9 +4,10 @@ use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use throng_gateway::data::{
-    ChannelData, Delta, FieldMask, MergeOptions, Plan, Profile, SchemasBuilder, Update, filter, split,
-    validate,
+    ChannelData, Delta, FieldMask, MergeOptions, Plan, Profile, Schemas, SchemasBuilder, Update, filter,
+    split, validate,
 };
+use throng_wire::{WireType, fields};
 
 /// Updates of one channel. The first byte chooses the type, the second the merge options, the third a mask and the size
 /// of parts; then come updates, each behind a byte that says its length.
@@ -56,7 +57,7 @@ pub fn data(input: &[u8]) {
         for message in &messages {
             receiver.merge(message, None).expect("a delta is valid");
         }
-        assert_eq!(encode(&receiver), whole, "a delta lost or doubled something");
+        assert!(same(&encode(&receiver), &whole), "a delta lost or doubled something");
     }
 
     let (mut masked, mut filtered) = (Vec::new(), Vec::new());
@@ -68,21 +69,27 @@ pub fn data(input: &[u8]) {
     if split(plan, &whole, part_bytes_max, &mut parts).is_ok() {
         assert!(parts.iter().all(|part| part.len() <= part_bytes_max));
         // To protobuf, a concatenation of messages is their merge.
-        assert_eq!(encode(&read(plan, &parts.concat())), whole, "the parts of a split are not the whole");
+        assert!(
+            same(&encode(&read(plan, &parts.concat())), &whole),
+            "the parts of a split are not the whole"
+        );
     } else {
         assert!(parts.is_empty());
     }
 }
 
 /// The types whose data is attacked: every shape of field, every merge profile, and one that nobody described.
-static PLANS: LazyLock<Vec<Arc<Plan>>> = LazyLock::new(|| {
-    let schemas = SchemasBuilder::new()
+static SCHEMAS: LazyLock<Schemas> = LazyLock::new(|| {
+    SchemasBuilder::new()
         .add_proto("test.proto", include_str!("../../../fixtures/proto/test.proto"))
         .add_proto("chat.proto", include_str!("../../../fixtures/proto/chat.proto"))
         .add_proto("tps.proto", include_str!("../../../fixtures/proto/tps.proto"))
         .profile("testpb.TestMergeMessage", Profile::Removable)
         .build()
-        .expect("the fixtures compile");
+        .expect("the fixtures compile")
+});
+
+static PLANS: LazyLock<Vec<Arc<Plan>>> = LazyLock::new(|| {
     let names = [
         "testpb.TestFieldMaskMessage",
         "testpb.TestMapMessage",
@@ -94,8 +101,8 @@ static PLANS: LazyLock<Vec<Arc<Plan>>> = LazyLock::new(|| {
         "unrealpb.CharacterState",
     ];
     let described =
-        names.map(|name| schemas.plan(name).unwrap_or_else(|| panic!("{name} is described")).clone());
-    let unknown = schemas.plan_or_opaque("nobody.Knows").expect("opaque types are allowed");
+        names.map(|name| SCHEMAS.plan(name).unwrap_or_else(|| panic!("{name} is described")).clone());
+    let unknown = SCHEMAS.plan_or_opaque("nobody.Knows").expect("opaque types are allowed");
     described.into_iter().chain([unknown]).collect()
 });
 
@@ -115,6 +122,31 @@ fn merge_options(bits: u8) -> Option<MergeOptions> {
         truncate_top: bits & 4 != 0,
         check_removable: bits & 8 != 0,
     })
+}
+
+/// Whether two encodings hold the same records: the entries of a map have no order. Generated decoders are of no help,
+/// they refuse fields of another wire type, which the gateway keeps as unknown.
+fn same(one: &[u8], other: &[u8]) -> bool {
+    one == other || sorted(one, 0) == sorted(other, 0)
+}
+
+/// The records of what may be a message, sorted at every level; anything else as it is.
+fn sorted(bytes: &[u8], depth: usize) -> Vec<u8> {
+    let records: Result<Vec<_>, _> = fields(bytes).collect();
+    let Some(records) = records.ok().filter(|_| depth < 16) else { return bytes.to_vec() };
+    let mut records: Vec<Vec<u8>> = records
+        .into_iter()
+        .map(|field| {
+            let mut record = field.number.to_be_bytes().to_vec();
+            record.extend(match field.wire_type {
+                WireType::Len => sorted(field.value, depth + 1),
+                _ => field.value.to_vec(),
+            });
+            record
+        })
+        .collect();
+    records.sort();
+    records.concat()
 }
 
 /// Cuts the input into updates of up to 255 bytes.
