@@ -18,6 +18,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-wire", &["throng-stdx"], &[]),
     ("throng-spatial", &["throng-stdx"], &[]),
     ("throng-gateway", &["throng-spatial", "throng-stdx", "throng-wire"], &[]),
+    ("throng-enet", &["throng-stdx"], &[]),
     // Edges: the cores and the operating system, never each other.
     ("throng-net", &["throng-stdx"], &[]),
     ("throng-http", &["throng-stdx"], &[]),
@@ -49,6 +50,8 @@ const CORE_TABLE: &[(&str, &[&str])] = &[
     // Shared bytes; generated messages; Snappy; error types.
     ("throng-wire", &["prost", "prost-types", "snap", "thiserror"]),
     ("throng-spatial", &["thiserror"]),
+    // Packets are shared by everybody they are broadcast to (bytes); addresses need a keyed hasher (hashbrown).
+    ("throng-enet", &["bytes", "hashbrown", "thiserror"]),
     // Schemas are compiled from .proto text (protox) and described by prost-reflect; state machines and channel settings
     // are JSON (serde); tables keyed by what peers choose need a keyed hasher (hashbrown).
     (

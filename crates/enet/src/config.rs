@@ -1,0 +1,159 @@
+//! What a host is told at its start.
+
+use alloc::boxed::Box;
+use core::time::Duration;
+
+use crate::{Compressor, ConfigError};
+
+/// How a host behaves; [`Config::new`] gives a server's defaults.
+///
+/// The checksum and the compressor must be the same at both ends; nothing on the wire says which they are.
+#[derive(Debug)]
+pub struct Config {
+    /// 128 bits that nobody else can guess, from the operating system. Ids, sessions and connect ids come from them,
+    /// and so does the order of hash tables whose keys strangers choose. A fixed seed makes a run repeatable.
+    pub seed: u128,
+    /// Whether strangers may connect. Off for a plain client.
+    pub accept: bool,
+    /// Connections at the same time. Costs nothing until they exist. Default 1,048,576.
+    pub peers_max: usize,
+    /// Connections at the same time from one IP address, whatever the port. Default: no limit, as players share addresses.
+    pub peers_per_ip_max: usize,
+    /// Lanes of a connection, 1 to 255; the other side may ask for fewer. A lane costs nothing until it is used.
+    pub lanes_max: u8,
+    /// Longest datagram in bytes, 576 to 4,096, the four bytes of a checksum aside. Default 1,392.
+    pub mtu: u16,
+    /// Bytes per second that this host can take, 0 for no limit. Shared out among its peers.
+    pub incoming_bandwidth: u32,
+    /// Bytes per second that this host sends at most, 0 for no limit. Enforced by dropping unreliable packets.
+    pub outgoing_bandwidth: u32,
+    /// Whether every datagram carries a CRC-32, seeded with a secret of the connection: blind forgeries then fail.
+    pub checksum: bool,
+    /// Compresses every datagram where that makes it shorter.
+    pub compressor: Option<Box<dyn Compressor>>,
+    /// Longest packet in bytes, in both directions. Default 32 MiB.
+    pub packet_bytes_max: usize,
+    /// Bytes received from one peer that may wait: for a gap to close, for fragments, or for
+    /// [`Host::poll_event`](crate::Host::poll_event). Beyond it, what arrives is dropped and not acknowledged; what is
+    /// not next in its lane may use half. At least twice [`packet_bytes_max`](Self::packet_bytes_max). Default 65 MiB.
+    pub peer_bytes_max: usize,
+    /// The same for all peers together; beyond it, only peers that hold less than 16 KiB are served. Default 1 GiB.
+    pub host_bytes_max: usize,
+    /// Bytes that may wait to be sent or acknowledged, per peer; beyond it [`Host::send`](crate::Host::send) fails. A
+    /// packet sent to many peers counts at each, though it is stored once. Default 64 MiB.
+    pub send_bytes_max: usize,
+    /// Handshakes in progress. The table grows up to this and never beyond (about 250 bytes each); when it is full the
+    /// oldest makes room. Default 16,384.
+    pub half_open_max: usize,
+    /// Handshakes in progress from one IPv4 address or IPv6 /64. Default 1,024.
+    pub half_open_per_ip_max: usize,
+    /// Handshakes in progress from one IPv4 /24 or IPv6 /48. Default 4,096.
+    pub half_open_per_prefix_max: usize,
+    /// How long a handshake may take. Default 10 s.
+    pub half_open_timeout: Duration,
+    /// Shortest time after which a command is sent again. The C library has none, and resends within 5 ms on a fast link.
+    /// Default 20 ms.
+    pub resend_floor: Duration,
+    /// How ids, sessions and connect ids are chosen.
+    pub naming: Naming,
+    /// When peers are told about bandwidth.
+    pub bandwidth_reports: BandwidthReports,
+}
+
+/// How a host names its connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Naming {
+    /// At random: a stranger who cannot see the traffic has to guess 30 bits to finish a handshake and 14 to be heard.
+    #[default]
+    Random,
+    /// Lowest free number first, as the C library does it. For comparing bytes with it; strangers can guess everything.
+    Sequential,
+}
+
+/// When a host sends BANDWIDTH_LIMIT.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BandwidthReports {
+    /// When this host has a limit, or had one and lifted it.
+    #[default]
+    WhenLimited,
+    /// To every peer whenever one comes or goes, as the C library does it. Costs a look at every peer each time.
+    Always,
+}
+
+impl Config {
+    /// A server's defaults.
+    ///
+    /// ```
+    /// # let entropy = 7;
+    /// let config = throng_enet::Config { lanes_max: 4, ..throng_enet::Config::new(entropy) };
+    /// assert!(config.accept);
+    /// ```
+    #[must_use]
+    pub fn new(seed: u128) -> Self {
+        Self {
+            seed,
+            accept: true,
+            peers_max: 1 << 20,
+            peers_per_ip_max: usize::MAX,
+            lanes_max: LANES_MAX,
+            mtu: 1392,
+            incoming_bandwidth: 0,
+            outgoing_bandwidth: 0,
+            checksum: false,
+            compressor: None,
+            packet_bytes_max: 32 << 20,
+            peer_bytes_max: 65 << 20,
+            host_bytes_max: 1 << 30,
+            send_bytes_max: 64 << 20,
+            half_open_max: 16_384,
+            half_open_per_ip_max: 1_024,
+            half_open_per_prefix_max: 4_096,
+            half_open_timeout: Duration::from_secs(10),
+            resend_floor: Duration::from_millis(20),
+            naming: Naming::Random,
+            bandwidth_reports: BandwidthReports::WhenLimited,
+        }
+    }
+
+    /// The defaults of a client: strangers cannot connect to it.
+    #[must_use]
+    pub fn client(seed: u128) -> Self {
+        Self { accept: false, ..Self::new(seed) }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        if !(MTU_MIN..=MTU_MAX).contains(&self.mtu) {
+            return Err(ConfigError::Mtu(self.mtu));
+        }
+        if self.lanes_max == 0 {
+            return Err(ConfigError::Lanes);
+        }
+        if self.packet_bytes_max > PACKET_BYTES_CAP {
+            return Err(ConfigError::PacketTooLong(self.packet_bytes_max));
+        }
+        if self.peer_bytes_max < 2 * self.packet_bytes_max {
+            return Err(ConfigError::PeerBytes {
+                have: self.peer_bytes_max,
+                need: 2 * self.packet_bytes_max,
+            });
+        }
+        Ok(())
+    }
+
+    /// Payload bytes of a fragment. Spec: enet §11.1
+    pub(crate) fn fragment_bytes(&self, mtu: u16) -> usize {
+        usize::from(mtu) - 4 - 24 - if self.checksum { 4 } else { 0 }
+    }
+}
+
+// Spec: enet §6
+pub(crate) const MTU_MIN: u16 = 576;
+pub(crate) const MTU_MAX: u16 = 4096;
+pub(crate) const LANES_MAX: u8 = 255;
+pub(crate) const WINDOW_MIN: u32 = 4096;
+pub(crate) const WINDOW_MAX: u32 = 65_536;
+pub(crate) const FRAGMENTS_MAX: u32 = 1 << 20;
+/// A gigabyte: lengths and offsets stay far from the ends of their 32 bits.
+const PACKET_BYTES_CAP: usize = 1 << 30;

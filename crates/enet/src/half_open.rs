@@ -1,0 +1,232 @@
+//! Handshakes of strangers, before they have shown that they receive what is sent to their address.
+//!
+//! A CONNECT makes an entry here and nothing else: no connection, no lanes, no timers, no resending. Each CONNECT is
+//! answered once and with fewer bytes than it had, and the client repeats it until it is answered. The entry becomes a
+//! connection when the answer is acknowledged, which takes its id, its session and its time: 30 random bits. Spec: enet A8
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::net::{IpAddr, SocketAddr};
+
+use hashbrown::HashMap;
+
+use crate::peer::{Names, Terms};
+use crate::secret::{Keyed, Secret};
+
+/// One handshake in progress.
+#[derive(Clone, Debug)]
+pub(crate) struct HalfOpen {
+    pub(crate) names: Names,
+    pub(crate) terms: Terms,
+    /// Window announced to the client.
+    pub(crate) window_announced: u32,
+    /// The application's number in CONNECT.
+    pub(crate) data: u32,
+    created_ms: u64,
+    /// Bytes received from, and sent to, the unproven address.
+    pub(crate) bytes_in: usize,
+    pub(crate) bytes_out: usize,
+    /// The last answers: their time on the wire, and when they left.
+    answers: [(u16, u64); ANSWERS],
+    pub(crate) answered: u32,
+    /// Tells this entry from others that had its place.
+    order: u64,
+}
+
+impl HalfOpen {
+    pub(crate) fn new(names: Names, terms: Terms, window_announced: u32, data: u32, now_ms: u64) -> Self {
+        Self {
+            names,
+            terms,
+            window_announced,
+            data,
+            created_ms: now_ms,
+            bytes_in: 0,
+            bytes_out: 0,
+            answers: [(0, 0); ANSWERS],
+            answered: 0,
+            order: 0,
+        }
+    }
+
+    pub(crate) fn note_answer(&mut self, sent_time: u16, now_ms: u64, len: usize) {
+        self.answers[self.answered as usize % ANSWERS] = (sent_time, now_ms);
+        self.answered = self.answered.wrapping_add(1);
+        self.bytes_out += len;
+    }
+
+    /// How long ago the answer with this time left; `None` if there was none.
+    pub(crate) fn round_trip_ms(&self, now_ms: u64, sent_time: u16) -> Option<u32> {
+        let known = &self.answers[..ANSWERS.min(self.answered as usize)];
+        let (_, at) = known.iter().find(|(time, _)| *time == sent_time)?;
+        u32::try_from(now_ms.saturating_sub(*at)).ok()
+    }
+
+    pub(crate) fn last_answer_ms(&self) -> Option<u64> {
+        let last = (self.answered as usize).checked_sub(1)?;
+        Some(self.answers[last % ANSWERS].1)
+    }
+}
+
+/// Names an entry of [`HalfOpens`].
+pub(crate) type HalfOpenIndex = u32;
+
+/// The bounded table of handshakes in progress.
+#[derive(Debug)]
+pub(crate) struct HalfOpens {
+    limits: Limits,
+    entries: Vec<Option<HalfOpen>>,
+    free: Vec<HalfOpenIndex>,
+    by_remote: HashMap<(SocketAddr, u16), HalfOpenIndex, Keyed>,
+    /// Entries per address and per prefix.
+    counts: HashMap<Block, u32, Keyed>,
+    /// In order of creation; holds entries that are gone, up to a constant factor.
+    oldest: VecDeque<(HalfOpenIndex, u64)>,
+    created: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) total: usize,
+    pub(crate) per_ip: usize,
+    pub(crate) per_prefix: usize,
+    pub(crate) timeout_ms: u64,
+}
+
+/// Addresses that one stranger is likely to own all of: family and width, and the leading bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Block(u8, u64);
+
+impl Block {
+    /// An IPv4 address, or an IPv6 /64.
+    pub(crate) fn of_ip(ip: IpAddr) -> Self {
+        match ip.to_canonical() {
+            IpAddr::V4(ip) => Self(32, ip.to_bits().into()),
+            IpAddr::V6(ip) => Self(64, (ip.to_bits() >> 64) as u64),
+        }
+    }
+
+    /// An IPv4 /24, or an IPv6 /48.
+    pub(crate) fn prefix_of_ip(ip: IpAddr) -> Self {
+        match ip.to_canonical() {
+            IpAddr::V4(ip) => Self(24, u64::from(ip.to_bits()) >> 8),
+            IpAddr::V6(ip) => Self(48, (ip.to_bits() >> 80) as u64),
+        }
+    }
+}
+
+impl HalfOpens {
+    pub(crate) fn new(limits: Limits, secret: &mut Secret) -> Self {
+        Self {
+            limits,
+            entries: Vec::new(),
+            free: Vec::new(),
+            by_remote: HashMap::with_hasher(secret.table_key()),
+            counts: HashMap::with_hasher(secret.table_key()),
+            oldest: VecDeque::new(),
+            created: 0,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_remote.len()
+    }
+
+    pub(crate) fn get_mut(&mut self, index: HalfOpenIndex) -> Option<&mut HalfOpen> {
+        self.entries.get_mut(index as usize)?.as_mut()
+    }
+
+    pub(crate) fn find(&self, address: SocketAddr, remote_id: u16) -> Option<HalfOpenIndex> {
+        self.by_remote.get(&(address, remote_id)).copied()
+    }
+
+    /// Handshakes in progress from this IP address (or IPv6 /64).
+    pub(crate) fn count_of_ip(&self, ip: IpAddr) -> usize {
+        self.count(Block::of_ip(ip))
+    }
+
+    /// Whether this address may begin another handshake.
+    pub(crate) fn admits(&self, ip: IpAddr) -> bool {
+        self.limits.total > 0
+            && self.count(Block::of_ip(ip)) < self.limits.per_ip
+            && self.count(Block::prefix_of_ip(ip)) < self.limits.per_prefix
+    }
+
+    /// The entry that has to go before another one can come, or that has had its time.
+    pub(crate) fn pop_surplus(&mut self, now_ms: u64) -> Option<HalfOpen> {
+        loop {
+            let &(index, order) = self.oldest.front()?;
+            let Some(entry) = self.entries[index as usize].as_ref().filter(|entry| entry.order == order)
+            else {
+                self.oldest.pop_front();
+                continue;
+            };
+            let is_late = entry.created_ms + self.limits.timeout_ms <= now_ms;
+            if !is_late && self.len() < self.limits.total {
+                return None;
+            }
+            self.oldest.pop_front();
+            return self.remove(index);
+        }
+    }
+
+    /// When [`pop_surplus`](Self::pop_surplus) has something although nobody came. May be too early, never too late.
+    pub(crate) fn next_deadline(&self) -> Option<u64> {
+        let &(index, _) = self.oldest.front()?;
+        let created = self.entries[index as usize].as_ref().map_or(0, |entry| entry.created_ms);
+        Some(created + self.limits.timeout_ms)
+    }
+
+    pub(crate) fn insert(&mut self, mut entry: HalfOpen) -> HalfOpenIndex {
+        debug_assert!(self.len() < self.limits.total);
+        self.created += 1;
+        entry.order = self.created;
+        let ip = entry.names.address.ip();
+        for block in [Block::of_ip(ip), Block::prefix_of_ip(ip)] {
+            *self.counts.entry(block).or_insert(0) += 1;
+        }
+        let key = (entry.names.address, entry.names.remote_id);
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.entries[index as usize] = Some(entry);
+                index
+            }
+            None => {
+                self.entries.push(Some(entry));
+                (self.entries.len() - 1) as HalfOpenIndex
+            }
+        };
+        self.by_remote.insert(key, index);
+        self.oldest.push_back((index, self.created));
+        if self.oldest.len() > 2 * self.len() + 64 {
+            let entries = &self.entries;
+            self.oldest.retain(|&(index, order)| {
+                entries[index as usize].as_ref().is_some_and(|entry| entry.order == order)
+            });
+        }
+        index
+    }
+
+    pub(crate) fn remove(&mut self, index: HalfOpenIndex) -> Option<HalfOpen> {
+        let entry = self.entries.get_mut(index as usize)?.take()?;
+        self.free.push(index);
+        self.by_remote.remove(&(entry.names.address, entry.names.remote_id));
+        let ip = entry.names.address.ip();
+        for block in [Block::of_ip(ip), Block::prefix_of_ip(ip)] {
+            if let Some(count) = self.counts.get_mut(&block) {
+                *count -= 1;
+                if *count == 0 {
+                    self.counts.remove(&block);
+                }
+            }
+        }
+        Some(entry)
+    }
+
+    fn count(&self, block: Block) -> usize {
+        self.counts.get(&block).map_or(0, |&count| count as usize)
+    }
+}
+
+/// Answers whose times are remembered: a client that is slow to acknowledge may refer to any of them.
+const ANSWERS: usize = 4;

@@ -1,0 +1,276 @@
+//! What goes in and out of a host: identifiers, packets, events, errors.
+
+use core::net::SocketAddr;
+use core::time::Duration;
+
+use bytes::Bytes;
+
+/// Names a connection of a [`Host`](crate::Host). When the connection is over, the name is never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+/// One of the up to 255 independent streams of a connection; ENet calls it a channel.
+///
+/// Order is kept within a lane and not between lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lane(pub u8);
+
+/// What may happen to a packet on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Delivery {
+    /// Arrives once and in order, or the connection ends.
+    Reliable,
+    /// May get lost, but never overtakes: not an earlier packet of its lane, reliable or not. One too long for a datagram
+    /// (about 1,360 bytes) is sent reliably.
+    Unreliable,
+    /// As [`Unreliable`](Self::Unreliable), but one too long for a datagram is cut up and lost with any of its parts.
+    UnreliableFragmented,
+    /// May get lost and may overtake; arrives at most once. One too long for a datagram is sent reliably.
+    Unsequenced,
+    /// As [`Unsequenced`](Self::Unsequenced), but one too long for a datagram becomes
+    /// [`UnreliableFragmented`](Self::UnreliableFragmented). What Godot sends as "unreliable".
+    UnsequencedFragmented,
+}
+
+/// Something that happened to a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// The handshake is complete, at whichever side began it.
+    Connected {
+        /// The connection.
+        peer: PeerId,
+        /// The number that the client gave to [`Host::connect`](crate::Host::connect); 0 at the client itself.
+        data: u32,
+    },
+    /// A packet has arrived.
+    Received {
+        /// The connection.
+        peer: PeerId,
+        /// The lane it was sent on.
+        lane: Lane,
+        /// Its content.
+        data: Bytes,
+        /// How it travelled: `UnsequencedFragmented` arrives as `Unsequenced` or `UnreliableFragmented`, and a long packet
+        /// that had to go reliably as `Reliable`.
+        delivery: Delivery,
+    },
+    /// The connection, or the attempt to make one, is over. Nothing more comes for this peer and its name is void.
+    Disconnected {
+        /// The connection.
+        peer: PeerId,
+        /// The number that the other side gave as its reason; 0 when it gave none.
+        data: u32,
+        /// Why.
+        reason: Reason,
+    },
+}
+
+impl Event {
+    /// The connection that the event is about.
+    #[must_use]
+    pub fn peer(&self) -> PeerId {
+        match *self {
+            Self::Connected { peer, .. } | Self::Received { peer, .. } | Self::Disconnected { peer, .. } => {
+                peer
+            }
+        }
+    }
+}
+
+/// Why a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The other side disconnected.
+    Remote,
+    /// This side disconnected, and the other side has confirmed it.
+    Local,
+    /// The other side no longer acknowledges, or never answered.
+    Timeout,
+    /// The answer to CONNECT contradicts it.
+    Refused,
+    /// The same remote peer has connected anew, for instance after a restart on the same port.
+    Replaced,
+}
+
+/// Where a connection stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PeerState {
+    /// CONNECT is on its way.
+    Connecting,
+    /// Packets flow.
+    Connected,
+    /// [`Host::disconnect`](crate::Host::disconnect) or [`Host::disconnect_later`](crate::Host::disconnect_later) was
+    /// called, or the other side has disconnected: no packet can be sent any more.
+    Disconnecting,
+    /// Over; events are still to be read.
+    Over,
+}
+
+/// Where to send what [`Host::poll_transmit`](crate::Host::poll_transmit) wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the datagram counts as sent"]
+pub struct Transmit {
+    /// The destination.
+    pub to: SocketAddr,
+}
+
+/// A look at one connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PeerInfo {
+    /// The other end.
+    pub address: SocketAddr,
+    /// Where the connection stands.
+    pub state: PeerState,
+    /// Lanes agreed upon: 0 to `lanes - 1` can be used.
+    pub lanes: u8,
+    /// Longest datagram in bytes.
+    pub mtu: u16,
+    /// Bytes of reliable data that may be unacknowledged, before the throttle.
+    pub window_bytes: u32,
+    /// Smoothed round trip time; 500 ms until the first acknowledgement.
+    pub rtt: Duration,
+    /// Its mean deviation.
+    pub rtt_variance: Duration,
+    /// Share of unreliable packets that the throttle lets pass, 0 to 32.
+    pub throttle: u8,
+    /// Share of commands lost lately, 0 to 65,536.
+    pub loss: u32,
+    /// Packets accepted by `send` of which nothing was sent yet.
+    pub queued_packets: usize,
+    /// Bytes accepted by `send` and not yet acknowledged or sent for good.
+    pub queued_bytes: usize,
+    /// Reliable commands that were sent and not acknowledged.
+    pub unacknowledged_commands: usize,
+    /// Bytes of reliable data on their way.
+    pub in_flight_bytes: usize,
+    /// Bytes received that wait for a gap to close, for fragments or for the application, with overhead.
+    pub held_bytes: usize,
+    /// Commands sent again so far.
+    pub resent_commands: u64,
+}
+
+/// What a host has done so far. All counters only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Datagrams received, whatever became of them.
+    pub datagrams_in: u64,
+    /// Bytes received.
+    pub bytes_in: u64,
+    /// Datagrams handed out.
+    pub datagrams_out: u64,
+    /// Bytes handed out.
+    pub bytes_out: u64,
+    /// Reliable commands sent again.
+    pub resent_commands: u64,
+    /// Of these, before their time because later ones were acknowledged.
+    pub resent_early: u64,
+    /// Unreliable packets that the throttle dropped.
+    pub throttled_packets: u64,
+    /// Packets delivered.
+    pub packets_in: u64,
+    /// Packets accepted by `send`.
+    pub packets_out: u64,
+    /// Connections completed.
+    pub connects: u64,
+    /// Connections that ended, attempts included.
+    pub disconnects: u64,
+    /// Connections that ended because the other side no longer answered.
+    pub timeouts: u64,
+    /// Datagrams dropped because they are too short for their header.
+    pub dropped_short: u64,
+    /// Datagrams dropped because their sender has no connection with that id and session.
+    pub dropped_unknown: u64,
+    /// Datagrams dropped because they cannot be decompressed, or arrived compressed at a host without a compressor.
+    pub dropped_compression: u64,
+    /// Datagrams dropped because of their checksum.
+    pub dropped_checksum: u64,
+    /// Datagrams whose rest was dropped because of a command that is malformed or not allowed in this state.
+    pub dropped_malformed: u64,
+    /// CONNECTs dropped: not accepting, bad values, no free id or a limit reached.
+    pub dropped_connects: u64,
+    /// Handshakes that were not completed in time or made room for others.
+    pub dropped_half_open: u64,
+    /// Packets or fragments dropped, and not acknowledged, because too much is waiting.
+    pub dropped_full: u64,
+    /// Acknowledgements dropped because nothing was sent at the time they name.
+    pub dropped_acks: u64,
+}
+
+/// A [`Config`](crate::Config) cannot work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The MTU is out of range.
+    #[error("an MTU of {0} bytes is outside 576 to 4096")]
+    Mtu(u16),
+    /// No lane is allowed.
+    #[error("a connection needs at least one lane; raise lanes_max")]
+    Lanes,
+    /// The longest packet is absurd.
+    #[error("packets of {0} bytes exceed the limit of 1 GiB; lower packet_bytes_max")]
+    PacketTooLong(usize),
+    /// The longest packet could never be received.
+    #[error("peer_bytes_max is {have} and must be at least {need}, twice packet_bytes_max")]
+    PeerBytes {
+        /// As configured.
+        have: usize,
+        /// The least that works.
+        need: usize,
+    },
+}
+
+/// A connection cannot be started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The host has as many connections as its configuration allows.
+    #[error("all {0} connections are in use; raise peers_max")]
+    HostFull(usize),
+    /// All 4,095 ids towards that address are in use.
+    #[error(
+        "there are 4095 connections with {0} already, and the protocol knows no more; use a second socket"
+    )]
+    AddressFull(SocketAddr),
+}
+
+/// A packet was not accepted for sending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SendError {
+    /// The connection is over, or never was.
+    #[error("the connection is over")]
+    UnknownPeer,
+    /// The connection is not established yet, or is being closed.
+    #[error("the connection is not established")]
+    NotConnected,
+    /// The lane was not agreed upon.
+    #[error("lane {lane} does not exist, the connection has {lanes}")]
+    NoSuchLane {
+        /// As asked for.
+        lane: u8,
+        /// Lanes of this connection.
+        lanes: u8,
+    },
+    /// The packet is too long.
+    #[error("a packet of {len} bytes exceeds the limit of {max}; raise packet_bytes_max or split it")]
+    TooLong {
+        /// Its length in bytes.
+        len: usize,
+        /// The most that this connection can carry.
+        max: usize,
+    },
+    /// Too much is waiting already.
+    #[error("{queued} bytes are waiting to be sent; wait, or raise send_bytes_max")]
+    QueueFull {
+        /// Bytes that wait.
+        queued: usize,
+    },
+}
