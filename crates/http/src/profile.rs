@@ -22,11 +22,9 @@ pub(crate) enum ProfileError {
 pub(crate) async fn cpu_profile(duration: Duration) -> Result<Vec<u8>, ProfileError> {
     let Ok(_running) = RUNNING.try_lock() else { return Err(ProfileError::Busy) };
     let failed = |error: pprof::Error| ProfileError::Failed(error.to_string());
-    let guard = pprof::ProfilerGuardBuilder::default()
-        .frequency(SAMPLES_PER_S)
-        .blocklist(&["libc", "libgcc", "pthread", "vdso"])
-        .build()
-        .map_err(failed)?;
+    // Stacks are walked by their unwind tables, since neither this binary nor the system's libraries keep frame
+    // pointers. Threads caught inside the unwinder itself are skipped: they may hold what the walk needs.
+    let guard = pprof::ProfilerGuardBuilder::default().frequency(SAMPLES_PER_S).build().map_err(failed)?;
     tokio::time::sleep(duration).await;
     // Symbols are looked up here, which takes a while on a large binary.
     let encode = move || -> Result<Vec<u8>, ProfileError> {

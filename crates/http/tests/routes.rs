@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use throng_http::{
     Access, Family, FamilyKind, Health, Monitor, Page, Part, Report, Sample, SampleValue, ServeOptions, serve,
@@ -115,11 +116,24 @@ async fn a_foreign_host_name_is_refused_on_loopback() {
 }
 
 #[tokio::test]
-async fn the_profile_is_a_protobuf() {
+async fn the_profile_shows_what_is_busy() {
     let addr = start(true, &[]).await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let busy = std::thread::spawn(move || spin_until(&stopped));
     let (status, text) = request(addr, "/debug/pprof/profile?seconds=1", "").await;
+    stop.store(true, Ordering::Relaxed);
+    busy.join().unwrap();
     assert_eq!(status, 200, "{text}");
     assert!(text.contains("application/octet-stream"), "{text}");
+    assert!(text.contains("spin_until"), "the busy function has a name in {} bytes", text.len());
+}
+
+#[inline(never)]
+fn spin_until(stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        std::hint::black_box((0..100).sum::<u64>());
+    }
 }
 
 #[tokio::test]
