@@ -79,7 +79,8 @@ pub struct Recovery {
 pub struct Abuse {
     /// Time from accept to authentication.
     pub auth_timeout: Option<Duration>,
-    /// An authentication timeout counts as a failure of the address.
+    /// An authentication timeout counts as a failure of the address. Off by default: behind a shared address a few slow
+    /// logins would ban everybody.
     pub auth_timeout_counts: bool,
     /// Failed authentications of one player identifier or one address before it is banned.
     pub auth_failures_max: u32,
@@ -218,7 +219,7 @@ impl Default for Abuse {
     fn default() -> Self {
         Self {
             auth_timeout: Some(Duration::from_secs(5)),
-            auth_timeout_counts: true,
+            auth_timeout_counts: false,
             auth_failures_max: 5,
             refusals_max: 10,
             failure_memory: Duration::from_secs(600),

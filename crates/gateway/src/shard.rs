@@ -529,6 +529,10 @@ impl Shard {
     }
 
     /// One message from a connection of this shard. Spec §3.5.
+    ///
+    /// The state machine is asked before the channel is looked up, because only the channel's home, perhaps another
+    /// shard, knows whether it exists. Unlike in the reference, a forbidden message to a channel that does not exist
+    /// therefore counts as a refusal of the state machine.
     #[inline]
     fn message(&mut self, slot: u32, message: &MessagePack<'_>) -> ControlFlow<()> {
         let board = &mut self.board;

@@ -181,8 +181,15 @@ fn bad_identifiers_ban_the_address_on_every_transport() {
 }
 
 #[test]
-fn slow_logins_are_closed_and_ban_only_when_they_repeat() {
+fn slow_logins_are_closed_and_ban_only_when_they_repeat_and_that_is_wanted() {
     let mut world = World::sharded(development(), 2);
+    for _ in 0..10 {
+        let client = world.try_connect(ConnKind::Client, "10.0.0.66").expect("never banned");
+        world.run(Duration::from_secs(5));
+        assert_eq!(world.closed(client), Some(CloseReason::AuthTimeout));
+    }
+    let abuse = Abuse { auth_timeout_counts: true, ..Abuse::default() };
+    let mut world = World::sharded(Config { abuse, ..development() }, 2);
     for attempt in 0..5 {
         let client = world.try_connect(ConnKind::Client, "10.0.0.66").expect("accepted");
         world.run_ms(4_999);
