@@ -29,6 +29,7 @@ pub mod log;
 mod mailbox;
 mod metrics;
 mod monitor;
+mod pace;
 pub mod presets;
 mod process;
 mod recorder;

@@ -23,6 +23,7 @@ use throng_stdx::Instant;
 
 use crate::auth::{Login, Logins};
 use crate::mailbox::{Mailbox, Post};
+use crate::pace::Pace;
 use crate::recorder::Recorder;
 use crate::report::{ChannelReport, ConnReport, RoundTimes, ShardReport};
 
@@ -59,6 +60,8 @@ pub(crate) struct WorkerParts {
     pub(crate) heartbeat: Arc<Heartbeat>,
     /// Time to say goodbye to everyone.
     pub(crate) shutdown_timeout: Duration,
+    /// Shortest average time between rounds, see [`Pace`].
+    pub(crate) round_interval: Duration,
 }
 
 /// Whether a worker is in a round, and since when; read by the health check.
@@ -90,6 +93,7 @@ pub(crate) struct Worker {
     driver: Driver,
     /// Allocation for gathered writes; always empty between them.
     slices: Vec<IoSlice<'static>>,
+    pace: Pace,
     shutdown_timeout: Duration,
 }
 
@@ -181,6 +185,7 @@ impl Worker {
             event_loop: parts.event_loop,
             driver,
             slices: Vec::new(),
+            pace: Pace::new(parts.round_interval),
             shutdown_timeout: parts.shutdown_timeout,
         }
     }
@@ -199,6 +204,10 @@ impl Worker {
             let now = self.driver.clock.now();
             self.driver.rounds.record(now.since(self.driver.now).as_nanos() as u64);
             self.driver.heartbeat.end();
+            self.pace.count(self.driver.now);
+            if let Some(wait) = self.pace.wait(now) {
+                std::thread::sleep(wait);
+            }
             if let Some(until) = self.driver.stopping
                 && (self.event_loop.conn_count() == 0 || now >= until)
             {

@@ -171,12 +171,16 @@ const GIB: i64 = 1 << 30;
 section! {
     /// The process: its threads, its folder, its end.
     Server {
-        /// Threads that own connections and channels. 0 takes one per available core, at most 8.
+        /// Threads that own connections and channels. 0 takes one per two available cores, at most 8: the kernel's share
+        /// of the network work needs the others.
         shards: u16 = 0, int(0, 64), "threads";
         /// Folder for everything the process keeps: development certificates, recordings. It is made when first needed.
         data: String = "throng-data", Kind::Path;
         /// Longest time a stop may take, counted from the first signal. What is not flushed by then is cut off.
         shutdown_timeout_ms: u64 = 8_000, int(100, 10_000), "ms"; reload;
+        /// Shortest average time between two rounds of a busy shard: what arrives meanwhile shares a round, a wake-up and
+        /// a write. Up to 8 rounds in a row are not delayed. 0 turns it off, for the lowest latency at any cost.
+        round_interval_us: u64 = 1_000, int(0, 20_000), "us";
         /// Messages waiting between two shards before their senders stop reading sockets.
         mailbox_len_max: usize = 65_536, int(64, 16_777_216), "messages";
         /// A shard that makes no progress for this long is reported as not ready.
