@@ -160,6 +160,8 @@ fn config(
     if let Some(transport) = &options.transport {
         line(format_args!("transport = {}\nkcp_profile = \"game\"", toml_string(transport)));
     }
+    // A login that a saturated machine delays is a slow login, not an attack.
+    line(format_args!("[gateway.limits]\nauth_timeout_ms = 60000"));
     line(format_args!("[http]\naddr = \"{http}\""));
     line(format_args!("[log]\nlevel = \"warn\""));
     text

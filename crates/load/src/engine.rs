@@ -66,6 +66,9 @@ pub struct Plan {
     pub input_bytes: usize,
     /// Messages per second from the owner to each player; 0 for none.
     pub notices_per_second: f64,
+    /// The world begins when everyone has logged in. Otherwise it is being played while players come in, which takes
+    /// much longer near the limit of what the server carries.
+    pub gather: bool,
     /// Channels that exist besides and do nothing.
     pub idle_channels: usize,
     /// Players that stop reading once subscribed.
@@ -107,6 +110,7 @@ impl Plan {
             input_batch: 1,
             input_bytes: fleet::INPUT_BYTES,
             notices_per_second: 0.0,
+            gather: true,
             idle_channels: 0,
             stalled: 0,
             channel_type: CHANNEL_TYPE_GLOBAL,
@@ -165,6 +169,7 @@ impl Plan {
             subscribe_interval_ms: (self.subscribe && !self.self_subscribe).then_some(self.interval_ms()),
             notices_per_second: (self.notices_per_second > 0.0).then_some(self.notices_per_second),
             players: self.players,
+            gather: self.gather,
             idle_channels: self.idle_channels,
             seed: self.seed,
         }

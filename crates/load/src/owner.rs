@@ -34,6 +34,8 @@ pub(crate) struct OwnerPlan {
     pub(crate) notices_per_second: Option<f64>,
     /// Players that will log in.
     pub(crate) players: usize,
+    /// The world stands still until all of them have logged in.
+    pub(crate) gather: bool,
     /// Further channels to create and leave alone.
     pub(crate) idle_channels: usize,
     pub(crate) seed: u64,
@@ -287,6 +289,10 @@ impl<'a> Owner<'a> {
     /// Simulates and sends every frame that is due; late ones too, each with its own intended time.
     fn step_due(&mut self, now: u64, counts: &mut OwnerCounts) -> Result<(), LinkError> {
         let (Some(world), Some(channel)) = (&mut self.world, self.control.channel()) else { return Ok(()) };
+        if self.plan.gather && world.frame() == 0 && self.inbox.players.len() < self.plan.players {
+            self.epoch_ns = now;
+            return Ok(());
+        }
         loop {
             let due = frame_due_ns(self.epoch_ns, u64::from(world.frame()) + 1);
             if due > now || self.control.is_over(due) {

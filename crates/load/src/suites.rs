@@ -653,6 +653,7 @@ impl Swarm {
             warmup: Duration::ZERO,
             duration: self.duration,
             owner: self.join.is_none(),
+            gather: false,
             join: self.join,
             sample_interval: Duration::from_secs(1),
             owner_patience: if server.own.is_some() { Duration::from_secs(20) } else { CLAIM_PATIENCE },
