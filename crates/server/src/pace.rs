@@ -49,7 +49,7 @@ mod tests {
             now = now + pace.wait(now).unwrap_or_default();
             pace.count(now);
             rounds += 1;
-            now = now + every;
+            now += every;
         }
         rounds
     }
