@@ -92,6 +92,8 @@ struct OpenFrame {
     first_segment: usize,
     /// Bytes of entries so far.
     body: usize,
+    /// It holds a shared entry that is known not to compress; trying again for every peer would be waste.
+    incompressible: bool,
 }
 
 /// Most slices handed out by one `gather`: Linux takes no more in one call.
@@ -236,35 +238,35 @@ impl Outbox {
     #[inline]
     pub(crate) fn push_shared(&mut self, entry: &Arc<Entry>) {
         let len = entry.len();
-        if self.compress && len >= SNAPPY_ALONE_BYTES {
-            self.push_shared_compressed(entry);
+        let alone = self.compress && len >= SNAPPY_ALONE_BYTES;
+        if alone && self.push_shared_compressed(entry) {
             return;
         }
         self.make_room(len);
         self.queued += len;
         if let Some(open) = &mut self.open {
             open.body += len;
+            open.incompressible |= alone;
         }
         self.segments.push_back(Segment::Shared { entry: Arc::clone(entry), start: 0, form: Form::Plain });
     }
 
-    /// A frame of its own, so that the block compressed for one peer serves all.
-    fn push_shared_compressed(&mut self, entry: &Arc<Entry>) {
-        let body = entry.snappy();
-        let ambiguous = self.avoid_legacy_sizes && frame::is_ambiguous_for_legacy(body.len());
-        let (form, len, compression) = if body.is_empty() || ambiguous {
-            (Form::Plain, entry.len(), Compression::None)
-        } else {
-            (Form::Snappy, body.len(), Compression::Snappy)
-        };
+    /// Gives a shared entry a frame of its own, so that the block compressed for one peer serves all. False when
+    /// compression does not pay or gives a size that a legacy peer misreads; then nothing has changed.
+    fn push_shared_compressed(&mut self, entry: &Arc<Entry>) -> bool {
+        let body = entry.snappy().len();
+        if body == 0 || (self.avoid_legacy_sizes && frame::is_ambiguous_for_legacy(body)) {
+            return false;
+        }
         self.close_frame();
         self.open_frame();
-        self.segments.push_back(Segment::Shared { entry: Arc::clone(entry), start: 0, form });
-        self.queued += len;
+        self.segments.push_back(Segment::Shared { entry: Arc::clone(entry), start: 0, form: Form::Snappy });
+        self.queued += body;
         if let Some(open) = &mut self.open {
-            open.body = len;
+            open.body = body;
         }
-        self.finish_frame(compression);
+        self.finish_frame(Compression::Snappy);
+        true
     }
 
     #[inline]
@@ -281,7 +283,8 @@ impl Outbox {
         let header_at = self.own.len();
         let reserved = self.header_reserve();
         self.own.extend_from_slice(&[0; WS_HEADER_BYTES_MAX + TAG_BYTES][..reserved]);
-        self.open = Some(OpenFrame { header_at, first_segment: self.segments.len(), body: 0 });
+        let first_segment = self.segments.len();
+        self.open = Some(OpenFrame { header_at, first_segment, body: 0, incompressible: false });
         self.segments.push_back(Segment::Own { start: header_at as u32, end: self.own.len() as u32 });
         self.queued += reserved;
     }
@@ -296,7 +299,7 @@ impl Outbox {
     /// Closes the open frame, compressing it if the peer takes that.
     fn close_frame(&mut self) {
         let Some(open) = self.open else { return };
-        if self.compress && self.compress_open(open) {
+        if self.compress && !open.incompressible && self.compress_open(open) {
             self.finish_frame(Compression::Snappy);
             return;
         }
@@ -604,6 +607,22 @@ mod tests {
                 outbox.set_avoid_legacy_sizes(false);
                 push(&mut outbox, &entry);
                 assert_eq!(read(&take_all(&mut outbox)).1[0].0, size, "a current peer needs no padding");
+
+                // Noise, which goes plain to a compressing peer as well.
+                let mut noise = vec![0; size - overhead];
+                Rng::new(size as u64).fill(&mut noise);
+                let mut bytes = Vec::new();
+                let pack = MessagePack { stub_id: 1, msg_type: 100, body: &noise, ..Default::default() };
+                write_entry(&mut bytes, &pack);
+                let mut outbox = Outbox::new(Framing::Stream);
+                outbox.set_compress();
+                if shared {
+                    outbox.push_shared(&Entry::new(bytes))
+                } else {
+                    push(&mut outbox, &bytes)
+                }
+                let (_, frames) = read(&take_all(&mut outbox));
+                assert!(!frame::is_ambiguous_for_legacy(frames[0].0), "{} of {size} compressed", frames[0].0);
             }
         }
     }

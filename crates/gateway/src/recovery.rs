@@ -210,9 +210,10 @@ impl Shard {
 
     pub(crate) fn resume_as(&mut self, old: ConnId, pending: &PendingAuth) {
         let Some(global) = &mut self.global else { return };
-        let pit = global.lost.get(&old).map(|lost| lost.pit.clone()).unwrap_or_default();
         let Some(entry) = global.entries.get_mut(&pending.conn) else { return };
         entry.pending = false;
+        // Kept places are bounded: what it wanted to resume may have given way already. It may log in.
+        let Some(pit) = global.lost.get(&old).map(|lost| lost.pit.clone()) else { return };
         entry.authenticated = true;
         entry.pit = pit;
         self.board.stats.kind_mut(ConnKind::Client).authenticated += 1;

@@ -349,6 +349,20 @@ fn lost_connections_are_bounded() {
 }
 
 #[test]
+fn a_client_that_finds_no_room_to_resume_may_log_in() {
+    let recovery = Recovery { lost_max: 0, ..config().recovery };
+    let mut world = World::new(Config { recovery, ..config() });
+    let stale = world.connect(ConnKind::Client);
+    let token = auth_with(&mut world, stale, b"").0.resume_token;
+    let back = world.connect(ConnKind::Client);
+    let auth = AuthMessage { resume_token: Some(token), ..Default::default() };
+    world.send(back, [Send::new(MessageType::Auth, &auth)]);
+    assert_eq!(world.closed(stale), Some(throng_gateway::CloseReason::Superseded));
+    assert!(world.take(back).is_empty());
+    assert!(!auth_with(&mut world, back, b"").0.should_recover);
+}
+
+#[test]
 fn stock_peers_never_see_tokens_and_the_window_switches_resuming_off() {
     let mut world = World::new(config());
     let owner = world.join(ConnKind::Server, "s");
