@@ -58,6 +58,8 @@ pub(crate) struct Subscription {
     pub(crate) since: Instant,
     /// It has had a full state, or wants none.
     pub(crate) had_first: bool,
+    /// It has an older state and missed updates since: what was removed must be told before the next full state.
+    pub(crate) stale: bool,
     /// Channel time in nanoseconds from which its windows count.
     pub(crate) anchor: i64,
     pub(crate) place: Place,
@@ -210,8 +212,16 @@ impl Channel {
         let had_first = options.skip_first;
         let anchor = self.time(board.now).saturating_add(i64::from(options.delay_ms) * 1_000_000);
         let place = Place::Nowhere;
-        let key =
-            self.subs.insert(Subscription { address, kind, options, since, had_first, anchor, place }) as u32;
+        let key = self.subs.insert(Subscription {
+            address,
+            kind,
+            options,
+            since,
+            had_first,
+            stale: false,
+            anchor,
+            place,
+        }) as u32;
         self.by_conn.insert(address.conn, key);
         board.add_place(address.conn, self.id);
         board.stats.subscriptions += 1;

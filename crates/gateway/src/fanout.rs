@@ -33,7 +33,7 @@ use throng_wire::frame::PACKET_BYTES_SEND_MAX;
 use throng_wire::{data_update_entry_len, write_data_update_entry};
 
 use crate::channel::{Channel, Options};
-use crate::data::{Delta, FieldMask, MergeOptions, Plan, Update, filter, split};
+use crate::data::{Delta, FieldMask, MergeOptions, Plan, Update, filter, removals, split};
 use crate::ids::{ChannelId, ConnId};
 use crate::mail::{Payload, State};
 use crate::outbox::Entry;
@@ -54,7 +54,19 @@ pub(crate) struct FanOut {
     waiting: BTreeSet<(i64, u32)>,
     /// The tick for which the channel's timer is armed.
     wake: Option<(i64, TimerKey)>,
+    removals: Removals,
 }
+
+/// The latest removals of map entries, as updates: what a full state cannot say.
+#[derive(Debug, Default)]
+struct Removals {
+    updates: VecDeque<Vec<u8>>,
+    bytes: usize,
+}
+
+/// Bytes of removals kept per channel, some 6,000 entries with numeric keys. A reader that is further behind than that
+/// keeps what it missed the removal of, until that key is used again.
+const REMOVALS_BYTES_MAX: usize = 64 * 1024;
 
 #[derive(Debug)]
 struct Change {
@@ -125,7 +137,8 @@ pub(crate) struct Position {
 #[derive(Default)]
 struct Made {
     ranges: Vec<(u64, Option<Arc<FieldMask>>, Payload)>,
-    states: Vec<(Option<Arc<FieldMask>>, Payload)>,
+    /// The flag: with the removals in front, for subscribers that had an older state.
+    states: Vec<(Option<Arc<FieldMask>>, bool, Payload)>,
 }
 
 /// Members that get an accumulation of their own when a backlog is folded; more would let one channel multiply its
@@ -167,6 +180,7 @@ impl Channel {
                 let sub = &mut self.subs[key as usize];
                 sub.anchor = last;
                 // What it misses from here on is made good by a full state when it may read again.
+                sub.stale |= sub.had_first;
                 sub.had_first = false;
             }
             (false, true) => {
@@ -221,6 +235,7 @@ impl Channel {
         self.fan.first = self.fan.end();
         self.fan.ring.clear();
         self.fan.bytes = 0;
+        self.fan.removals = Removals::default();
         self.arm(board);
     }
 
@@ -242,7 +257,9 @@ impl Channel {
         let interval_ms = sub.options.interval_ms;
         let last = self.last_window(key, board.now, interval_ms);
         self.leave(key);
-        self.subs[key as usize].anchor = last;
+        let sub = &mut self.subs[key as usize];
+        sub.anchor = last;
+        sub.stale = true;
         let due = last.saturating_add(millis(interval_ms)).max(self.time(board.now));
         self.wait(key, due);
     }
@@ -358,6 +375,9 @@ impl Channel {
         let own = self.key(sender).map(|key| self.subs[key as usize].place);
         let (now, tick) = (self.time(board.now), self.tick());
         let fan = &mut self.fan;
+        if let Some(data) = self.data.as_ref().filter(|_| !self.subs.is_empty()) {
+            fan.removals.note(data.content.plan(), &update);
+        }
         if fan.cohorts.is_empty() {
             // Those who wait get it within their full state.
             self.arm(board);
@@ -580,19 +600,28 @@ impl Channel {
         sub.had_first = true;
         // Spec §7.5: windows count from the tick of the full state.
         sub.anchor = at;
+        let stale = mem::take(&mut sub.stale) && !self.fan.removals.updates.is_empty();
         let address = sub.address;
         let plan = data.content.plan();
         let mask = compile_mask(plan, &sub.options.masks);
-        let payload = match made.states.iter().find(|(with, _)| same_mask(with, &mask)) {
-            Some((_, payload)) => payload.clone(),
+        let made_before =
+            made.states.iter().find(|(with, behind, _)| *behind == stale && same_mask(with, &mask));
+        let payload = match made_before {
+            Some((.., payload)) => payload.clone(),
             None => {
-                let mut value = Vec::new();
-                data.content.encode(mask.as_deref(), &mut value);
                 let mut payload = Payload::new();
                 let name = EntryName { channel: self.id, type_url: &data.type_url };
+                if stale {
+                    let removed = self.fan.removals.encode(plan, mask.as_deref());
+                    if !removed.is_empty() {
+                        append_entries(board, plan, name, &removed, &mut payload);
+                    }
+                }
+                let mut value = Vec::new();
+                data.content.encode(mask.as_deref(), &mut value);
                 append_entries(board, plan, name, &value, &mut payload);
                 board.stats.fan_out_encodes += 1;
-                made.states.push((mask, payload.clone()));
+                made.states.push((mask, stale, payload.clone()));
                 payload
             }
         };
@@ -704,6 +733,33 @@ impl Channel {
 
 /// Ring slots kept while nothing is pending; a burst gives back what it took.
 const RING_KEEP: usize = 32;
+
+impl Removals {
+    /// Keeps what an update removes; the oldest give way.
+    fn note(&mut self, plan: &Plan, update: &Update) {
+        let mut removed = Vec::new();
+        removals(plan, update, &mut removed);
+        if removed.is_empty() {
+            return;
+        }
+        self.bytes += removed.len();
+        self.updates.push_back(removed);
+        while self.bytes > REMOVALS_BYTES_MAX
+            && let Some(oldest) = self.updates.pop_front()
+        {
+            self.bytes -= oldest.len();
+        }
+    }
+
+    /// All of them as one update, or what a mask keeps of it.
+    fn encode(&self, plan: &Plan, mask: Option<&FieldMask>) -> Vec<u8> {
+        let all: Vec<u8> = self.updates.iter().flatten().copied().collect();
+        let Some(mask) = mask else { return all };
+        let mut kept = Vec::new();
+        filter(plan, mask, &all, &mut kept);
+        kept
+    }
+}
 
 impl FanOut {
     /// The handling index of the next update.

@@ -2,13 +2,15 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use common::{Id, Received, Send, World};
 use throng_gateway::{CloseReason, Config, ConnKind, OutboxBounds, StateMachine};
 use throng_wire::channeldpb::{
-    ChannelDataUpdateMessage, ChannelSubscriptionOptions, CreateChannelMessage, CreateChannelResultMessage,
-    MessageType, ServerForwardMessage, SubscribedToChannelMessage, UnsubscribedFromChannelMessage,
+    ChannelDataMergeOptions, ChannelDataUpdateMessage, ChannelSubscriptionOptions, CreateChannelMessage,
+    CreateChannelResultMessage, MessageType, ServerForwardMessage, SubscribedToChannelMessage,
+    UnsubscribedFromChannelMessage,
 };
 
 const TYPE_URL: &str = "type.googleapis.com/testpb.TestFieldMaskMessage";
@@ -206,4 +208,82 @@ fn a_full_state_larger_than_the_bounds_still_gets_through() {
     let whole: Vec<u8> =
         parts.flat_map(|part| part.decode::<ChannelDataUpdateMessage>().data.expect("data").value).collect();
     assert_eq!(whole, value, "once, whole, in order");
+}
+
+/// One entry of `testpb.TestMergeMessage.kv` (2): key (1), value (2) with `removed` (1) or `content` (2).
+fn entry(key: u8, content: Option<&str>) -> Vec<u8> {
+    let value = match content {
+        Some(text) => [&[0x12, text.len() as u8], text.as_bytes()].concat(),
+        None => vec![0x08, 1],
+    };
+    let entry = [&[0x08, key, 0x12, value.len() as u8][..], &value].concat();
+    [&[0x12, entry.len() as u8][..], &entry].concat()
+}
+
+/// What a receiver that merges every data message ends up with: the keys that are left.
+fn keys_left(keys: &mut BTreeSet<u8>, messages: &[Received]) {
+    for message in messages.iter().filter(|message| message.msg_type == 8) {
+        let value = message.decode::<ChannelDataUpdateMessage>().data.expect("data").value;
+        let mut rest = &value[..];
+        while let [0x12, len, tail @ ..] = rest {
+            let (entry, after) = tail.split_at(usize::from(*len));
+            if entry[4] == 0x08 {
+                keys.remove(&entry[1])
+            } else {
+                keys.insert(entry[1])
+            };
+            rest = after;
+        }
+        assert!(rest.is_empty(), "only entries of the map");
+    }
+}
+
+/// The state that makes good what a stalled reader missed cannot say what is gone: the removals come before it.
+#[test]
+fn a_resynchronised_reader_keeps_no_entries_that_were_removed_meanwhile() {
+    const KV_TYPE: &str = "type.googleapis.com/testpb.TestMergeMessage";
+    let any = |value: Vec<u8>| Some(prost_types::Any { type_url: KV_TYPE.into(), value });
+    for shards in [1, 2] {
+        let mut world = World::sharded(config(), shards);
+        let owner = world.join(ConnKind::Server, "s");
+        let merge_options =
+            ChannelDataMergeOptions { should_check_removable_map_field: true, ..Default::default() };
+        let data = any([entry(1, Some("a")), entry(2, Some("b")), entry(3, Some("c"))].concat());
+        let request = CreateChannelMessage {
+            channel_type: 3,
+            data,
+            merge_options: Some(merge_options),
+            ..Default::default()
+        };
+        world.send(owner, [Send::new(MessageType::CreateChannel, &request)]);
+        let channel = world.take(owner)[0].decode::<CreateChannelResultMessage>().channel_id;
+        let slow = world.join(ConnKind::Client, "slow");
+        subscribe(&mut world, slow, channel);
+        let mut keys = BTreeSet::new();
+        keys_left(&mut keys, &world.take(slow));
+        assert_eq!(keys, BTreeSet::from([1, 2, 3]));
+
+        world.set_reading(slow, false);
+        let filler = "x".repeat(100);
+        let publish = |world: &mut World, value: Vec<u8>| {
+            let body = ChannelDataUpdateMessage { data: any(value), context_conn_id: 0 };
+            world.send(owner, [Send::new(MessageType::ChannelDataUpdate, &body).to(channel)]);
+            world.run_ms(20);
+        };
+        for step in 0..100 {
+            publish(&mut world, entry(2, Some(&filler)));
+            match step {
+                // Gone for good, and gone but back again.
+                60 => publish(&mut world, entry(1, None)),
+                70 => publish(&mut world, entry(3, None)),
+                80 => publish(&mut world, entry(3, Some("d"))),
+                _ => {}
+            }
+        }
+        world.set_reading(slow, true);
+        world.run_ms(50);
+        keys_left(&mut keys, &world.take(slow));
+        assert_eq!(world.stats().resyncs, 1);
+        assert_eq!(keys, BTreeSet::from([2, 3]));
+    }
 }
