@@ -44,6 +44,14 @@ impl Bans {
         }
     }
 
+    /// Bans and failures from now on last as `config` says.
+    pub(crate) fn reconfigure(&mut self, config: &Abuse) {
+        self.ban_duration = config.ban_duration;
+        self.failure_memory = config.failure_memory;
+        self.bans.max = config.entries_max.max(1);
+        self.failures.max = config.entries_max.max(1);
+    }
+
     pub(crate) fn is_banned(&mut self, now: Instant, subject: &Subject) -> bool {
         self.bans.get(now, subject).is_some()
     }
@@ -99,7 +107,7 @@ impl<V> Expiring<V> {
     fn insert(&mut self, now: Instant, end: Instant, subject: Subject, value: V) {
         self.expire(now);
         self.remove(&subject);
-        if self.entries.len() >= self.max
+        while self.entries.len() >= self.max
             && let Some(((_, first), ())) = self.by_end.pop_first()
         {
             self.entries.remove(&first);

@@ -64,11 +64,7 @@ impl Shard {
         let hasher = IdHasher::new(&secret);
         let global =
             (index == ShardIndex::FIRST).then(|| Box::new(Registry::new(&config, secret.clone(), count)));
-        let settings = config
-            .channel_settings
-            .iter()
-            .map(|(number, settings)| (number, Arc::new(settings.clone())))
-            .collect();
+        let settings = shared_settings(&config);
         let mut shard = Self {
             board: Switchboard::new(config, index, count, hasher, unix_start_ns),
             schemas,
@@ -231,6 +227,10 @@ impl Shard {
             if theirs.state_count() >= mine.state_count() {
                 *mine = Arc::clone(theirs);
             }
+        }
+        self.settings = shared_settings(&next);
+        if let Some(global) = &mut self.global {
+            global.bans.reconfigure(&next.abuse);
         }
         self.board.config = Arc::new(next);
     }
@@ -760,6 +760,11 @@ impl Shard {
         let machine = self.board.config.state_machine(conn.kind);
         machine.state_names().nth(usize::from(index)).unwrap_or_default().to_owned()
     }
+}
+
+/// One copy of the settings per type, shared by its channels.
+fn shared_settings(config: &Config) -> Vec<(ChannelType, Arc<TypeSettings>)> {
+    config.channel_settings.iter().map(|(number, settings)| (number, Arc::new(settings.clone()))).collect()
 }
 
 impl fmt::Debug for Shard {

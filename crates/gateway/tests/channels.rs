@@ -597,3 +597,24 @@ fn a11_requests_are_answered_without_waiting_for_a_tick() {
         assert_eq!(world.now, before);
     }
 }
+
+#[test]
+fn a_reloaded_configuration_holds_for_new_channels_and_for_everybody_at_once() {
+    let mut world = World::new(config());
+    let server = world.join(ConnKind::Server, "s");
+    let old = send_create(&mut world, server, &create(3)).expect("created");
+    let settings = TypeSettings { remove: throng_gateway::AccessLevel::None, ..TypeSettings::fallback() };
+    let next = Config {
+        channel_settings: ChannelSettings::new([(ChannelType::SUBWORLD, settings)]),
+        limits: Limits { metadata_bytes: 3, ..Limits::default() },
+        ..config()
+    };
+    world.shards[0].reconfigure(&next);
+    let long = CreateChannelMessage { metadata: "four".into(), ..create(3) };
+    assert_eq!(send_create(&mut world, server, &long), None);
+    let new = send_create(&mut world, server, &create(3)).expect("created");
+    for channel_id in [old, new] {
+        world.send(server, [Send::new(MessageType::RemoveChannel, &RemoveChannelMessage { channel_id })]);
+    }
+    assert_eq!(world.refused(Refusal::Access), 1, "only the new channel has the new access level");
+}
