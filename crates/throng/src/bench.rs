@@ -83,6 +83,15 @@ pub(crate) struct ServerArgs {
         help_heading = "Server"
     )]
     pub(crate) metrics: Option<String>,
+    /// Program to start as the server [default: this one], to compare builds with the same generator
+    #[arg(
+        hide_short_help = true,
+        long,
+        value_name = "FILE",
+        conflicts_with = "addr",
+        help_heading = "Server"
+    )]
+    pub(crate) program: Option<PathBuf>,
     /// Threads of the server that is started
     #[arg(long, value_name = "N", conflicts_with = "addr", help_heading = "Server")]
     pub(crate) shards: Option<u16>,
@@ -245,7 +254,7 @@ fn options(args: &BenchArgs) -> Result<Options, AnyError> {
 impl ServerArgs {
     /// Whether the flags leave open which server it is: none is named, and none is described that would be started.
     pub(crate) fn may_find_one(&self) -> bool {
-        self.addr.is_none() && self.shards.is_none() && self.server_flag.is_empty()
+        self.addr.is_none() && self.program.is_none() && self.shards.is_none() && self.server_flag.is_empty()
     }
 
     /// What these flags say about the server and the load.
@@ -264,7 +273,10 @@ impl ServerArgs {
         };
         Ok(Options {
             target,
-            program: std::env::current_exe()?,
+            program: match &self.program {
+                Some(program) => program.clone(),
+                None => std::env::current_exe()?,
+            },
             shards: self.shards,
             server_flags: self.server_flag.clone(),
             transport: self.transport,
