@@ -16,6 +16,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     // Cores: no sockets, no clock, no threads, no async, no unsafe.
     ("throng-stdx", &[], &[]),
     ("throng-wire", &["throng-stdx"], &[]),
+    ("throng-enet", &["throng-stdx"], &[]),
     ("throng-spatial", &["throng-stdx"], &[]),
     ("throng-gateway", &["throng-spatial", "throng-stdx", "throng-wire"], &[]),
     ("throng-enet", &["throng-stdx"], &[]),
@@ -49,6 +50,7 @@ const CORE_TABLE: &[(&str, &[&str])] = &[
     ("throng-stdx", &[]),
     // Shared bytes; generated messages; Snappy; error types.
     ("throng-wire", &["prost", "prost-types", "snap", "thiserror"]),
+    ("throng-enet", &["bytes", "hashbrown", "thiserror"]),
     ("throng-spatial", &["thiserror"]),
     // Packets are shared by everybody they are broadcast to (bytes); addresses need a keyed hasher (hashbrown).
     ("throng-enet", &["bytes", "hashbrown", "thiserror"]),
