@@ -41,6 +41,8 @@ pub struct Host {
     /// Connections per IP address; kept only when there is a limit on them.
     per_ip: HashMap<Block, usize, Keyed>,
     half_open: HalfOpens,
+    /// A timer for the oldest handshake is pending.
+    half_open_is_armed: bool,
     closed: Closed,
     secret: Secret,
     next_connect_id: Option<[u8; 4]>,
@@ -136,6 +138,7 @@ impl Host {
             by_remote: HashMap::with_hasher(secret.table_key()),
             per_ip: HashMap::with_hasher(secret.table_key()),
             half_open: HalfOpens::new(limits, &mut secret),
+            half_open_is_armed: false,
             closed: Closed::new(&mut secret),
             next_connect_id: None,
             timers: TimerWheel::new(),
@@ -241,6 +244,7 @@ impl Host {
                     self.settle(id.index, true);
                 }
                 Timer::HalfOpen => {
+                    self.half_open_is_armed = false;
                     self.drop_surplus_half_open();
                     self.arm_half_open();
                 }
@@ -488,7 +492,7 @@ impl Host {
         self.hook = hook;
     }
 
-    /// Sends a datagram that is not ENet's through the same socket. Dropped when 4,096 of them are waiting.
+    /// Sends a datagram that is not ENet's through the same socket. Dropped when 16,384 of them are waiting.
     pub fn send_raw(&mut self, to: SocketAddr, datagram: Vec<u8>) {
         if self.loose.len() < LOOSE_MAX {
             self.loose.push_back((to, datagram));
@@ -733,12 +737,9 @@ impl Host {
         let announced =
             window(config.incoming_bandwidth, 0).min(connect.window).clamp(WINDOW_MIN, WINDOW_MAX);
         let entry = HalfOpen::new(names, terms, announced, data, self.ctx.now_ms);
-        let was_empty = self.half_open.len() == 0;
         let index = self.half_open.insert(entry);
         self.by_local.insert((from, local_id), Owner::HalfOpen(index));
-        if was_empty {
-            self.arm_half_open();
-        }
+        self.arm_half_open();
         Some(index)
     }
 
@@ -1125,7 +1126,11 @@ impl Host {
     }
 
     fn arm_half_open(&mut self) {
+        if self.half_open_is_armed || self.half_open.len() == 0 {
+            return;
+        }
         if let Some(deadline) = self.half_open.next_deadline() {
+            self.half_open_is_armed = true;
             let at = deadline.max(self.ctx.now_ms + HALF_OPEN_LOOK_MS);
             self.timers.insert(Instant::from_millis(at), Timer::HalfOpen);
         }
@@ -1337,8 +1342,9 @@ fn is_broadcast(address: SocketAddr) -> bool {
 /// Datagrams to one peer before the next has its turn: a full window goes out in one batch (47 datagrams of 1,392
 /// bytes), and the kernel can segment it.
 const BURST_MAX: u32 = 48;
-/// Answers to strangers and other datagrams without a connection that may wait. A driver sends them after every batch.
-const LOOSE_MAX: usize = 4_096;
+/// Answers to strangers and other datagrams without a connection that may wait, some 100 bytes each. A driver sends them
+/// after every batch; as many as half-open connections by default, so that a batch of that many CONNECTs gets its answers.
+const LOOSE_MAX: usize = 16_384;
 /// A client that has not acknowledged VERIFY_CONNECT gets another after this time; its ping comes back after 500 ms.
 const ANSWER_AGAIN_MS: u64 = 200;
 /// Answers to one attempt: with doubling pauses, a client asks seven times before it gives up.

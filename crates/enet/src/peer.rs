@@ -1234,3 +1234,44 @@ const TIMEOUT_MAX_MS: u32 = 30_000;
 const ACKS_MAX: usize = 4_096;
 /// Events for which an idle connection keeps room.
 const INBOX_KEPT: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_connection_is_small() {
+        // Beside this: two entries in hash tables, a timer, and room for a ping and its acknowledgement.
+        assert!(size_of::<Peer>() <= 768, "{} bytes", size_of::<Peer>());
+        assert!(size_of::<LaneState>() <= 192, "{} bytes", size_of::<LaneState>());
+    }
+
+    #[test]
+    fn groups_are_delivered_once_and_the_map_follows_them() {
+        let (mut base, mut seen) = (0, None);
+        let mut deliver = |group: u16| {
+            let bit = group_bit(&mut base, &mut seen, group);
+            bit.map(|(word, bit)| *word |= bit).is_some()
+        };
+        assert!(deliver(1) && !deliver(1) && deliver(1_000));
+        assert!(deliver(1_024) && !deliver(1_024));
+        // The block before is over: what is late is lost, never doubled.
+        assert!(!deliver(999));
+        assert!(deliver(33_000) && !deliver(33_000));
+        assert!(deliver(65_000) && deliver(3) && !deliver(3), "the numbers wrap");
+    }
+
+    #[test]
+    fn windows_follow_the_narrower_side() {
+        // The values of the recorded negotiations.
+        for (a, b, expected) in [
+            (0, 0, 65_536),
+            (200_000, 500_000, 12_288),
+            (0, 128_000, 4_096),
+            (7_200, 0, 4_096),
+            (u32::MAX, u32::MAX, 65_536),
+        ] {
+            assert_eq!(window(a, b), expected, "{a} and {b}");
+        }
+    }
+}

@@ -1,0 +1,427 @@
+//! Two hosts on a clean link, strangers beside them, and what each may expect of the other.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use throng_enet::wire::{Body, CHANNEL_NONE, Command, Handshake, Header, PEER_ID_NONE, SESSION_UNUSED};
+use throng_enet::{
+    Config, ConnectError, Delivery, Event, Host, Intercept, Lane, Naming, PeerId, Reason, SendError,
+};
+use throng_stdx::{Instant, Rng};
+
+/// A client and a server, one millisecond apart.
+struct Pair {
+    now: Instant,
+    hosts: [Host; 2],
+    addresses: [SocketAddr; 2],
+    events: [Vec<Event>; 2],
+    /// The one datagram that gets lost: whose, and the how many-th.
+    lost: Option<(usize, u64)>,
+    sent: [u64; 2],
+}
+
+impl Pair {
+    fn new() -> Self {
+        Self::with(Config::client(1), Config::new(2))
+    }
+
+    fn with(client: Config, server: Config) -> Self {
+        let now = Instant::from_millis(5_000);
+        let hosts = [client, server].map(|config| Host::new(now, config).expect("sound"));
+        Self {
+            now,
+            hosts,
+            addresses: [address(1), address(2)],
+            events: [Vec::new(), Vec::new()],
+            lost: None,
+            sent: [0, 0],
+        }
+    }
+
+    fn connected() -> (Self, PeerId, PeerId) {
+        let mut pair = Self::new();
+        let (client, server) = pair.connect();
+        (pair, client, server)
+    }
+
+    fn connect(&mut self) -> (PeerId, PeerId) {
+        let client = self.hosts[0].connect(self.now, self.addresses[1], 8, 0).expect("there is room");
+        self.run(5);
+        assert_eq!(self.take(0), [Event::Connected { peer: client, data: 0 }]);
+        let events = self.take(1);
+        let [Event::Connected { peer: server, .. }] = events[..] else { panic!("{events:?}") };
+        (client, server)
+    }
+
+    /// Lets milliseconds pass.
+    fn run(&mut self, millis: u64) {
+        for _ in 0..millis {
+            self.now += Duration::from_millis(1);
+            let mut arriving: [Vec<Vec<u8>>; 2] = Default::default();
+            for side in 0..2 {
+                self.hosts[side].handle_timeout(self.now);
+                let mut buf = Vec::new();
+                while self.hosts[side].poll_transmit(self.now, &mut buf).is_some() {
+                    self.sent[side] += 1;
+                    if self.lost != Some((side, self.sent[side])) {
+                        arriving[1 - side].push(buf.clone());
+                    }
+                }
+            }
+            for (side, datagrams) in arriving.iter().enumerate() {
+                for datagram in datagrams {
+                    self.hosts[side].handle_datagram(self.now, self.addresses[1 - side], datagram);
+                }
+                while let Some(event) = self.hosts[side].poll_event() {
+                    self.events[side].push(event);
+                }
+                self.hosts[side].check_invariants();
+            }
+        }
+    }
+
+    fn take(&mut self, side: usize) -> Vec<Event> {
+        std::mem::take(&mut self.events[side])
+    }
+}
+
+fn address(last: u8) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, last], 7_777))
+}
+
+fn connect_datagram(connect_id: u32, peer_id: u16) -> Vec<u8> {
+    let handshake = Handshake {
+        peer_id,
+        incoming_session: SESSION_UNUSED,
+        outgoing_session: SESSION_UNUSED,
+        mtu: 1400,
+        window: 65_536,
+        channels: 255,
+        incoming_bandwidth: 0,
+        outgoing_bandwidth: 0,
+        throttle_interval: 5_000,
+        throttle_acceleration: 2,
+        throttle_deceleration: 2,
+        connect_id: connect_id.to_be_bytes(),
+    };
+    let command = Command {
+        channel: CHANNEL_NONE,
+        number: 1,
+        acknowledge: true,
+        unsequenced: false,
+        body: Body::Connect(handshake, 0),
+    };
+    let mut out = Vec::new();
+    Header { peer_id: PEER_ID_NONE, session: 0, compressed: false, sent_time: Some(0) }.encode(&mut out);
+    command.encode(&mut out);
+    out
+}
+
+#[test]
+fn spoofed_connects_are_answered_with_fewer_bytes_and_kept_in_a_bounded_table() {
+    let config = Config { half_open_max: 1_000, half_open_per_ip_max: 8, ..Config::new(3) };
+    let mut host = Host::new(Instant::ZERO, config).expect("sound");
+    let mut rng = Rng::new(1);
+    let mut balance: BTreeMap<SocketAddr, (usize, usize)> = BTreeMap::new();
+    let (mut now, mut buf) = (Instant::ZERO, Vec::new());
+    for round in 0..20_000 {
+        now += Duration::from_micros(50);
+        let ip = [10, 1, rng.below(40) as u8, rng.below(250) as u8];
+        let from = SocketAddr::from((ip, 1_000 + rng.below(4) as u16));
+        let datagram = connect_datagram(rng.next_u32(), rng.below(4) as u16);
+        balance.entry(from).or_default().0 += datagram.len();
+        host.handle_datagram(now, from, &datagram);
+        host.handle_timeout(now);
+        while let Some(transmit) = host.poll_transmit(now, &mut buf) {
+            let (received, sent) = balance.get_mut(&transmit.to).expect("only who asked is answered");
+            *sent += buf.len();
+            assert!(sent <= received, "{received} bytes in, {sent} out");
+        }
+        assert!(host.half_open_count() <= 1_000);
+        if round % 1_000 == 0 {
+            host.check_invariants();
+        }
+    }
+    assert_eq!((host.peer_count(), host.poll_event()), (0, None));
+    // An hour later nothing is left, and nothing was sent unasked.
+    now += Duration::from_secs(3_600);
+    while let Some(at) = host.next_timeout().filter(|at| *at <= now) {
+        host.handle_timeout(at.max(now));
+        assert_eq!(host.poll_transmit(now, &mut buf), None);
+    }
+    assert_eq!(host.half_open_count(), 0);
+}
+
+#[test]
+fn one_address_cannot_take_the_whole_table() {
+    let config = Config { half_open_per_ip_max: 10, half_open_per_prefix_max: 30, ..Config::new(3) };
+    let mut host = Host::new(Instant::ZERO, config).expect("sound");
+    for port in 1..100 {
+        host.handle_datagram(Instant::ZERO, ([10, 0, 0, 1], port).into(), &connect_datagram(port.into(), 0));
+    }
+    assert_eq!(host.half_open_count(), 10);
+    for last in 2..100 {
+        host.handle_datagram(Instant::ZERO, ([10, 0, 0, last], 1).into(), &connect_datagram(7, 0));
+    }
+    assert_eq!(host.half_open_count(), 30);
+    host.handle_datagram(Instant::ZERO, ([10, 0, 1, 1], 1).into(), &connect_datagram(7, 0));
+    assert_eq!(host.half_open_count(), 31);
+}
+
+#[test]
+fn the_handshake_survives_the_loss_of_any_of_its_datagrams() {
+    for lost in 1..=3 {
+        for side in [0, 1] {
+            let mut pair = Pair::new();
+            pair.lost = Some((side, lost));
+            pair.hosts[0].connect(pair.now, pair.addresses[1], 1, 5).expect("there is room");
+            pair.run(2_000);
+            for side in [0, 1] {
+                let events = pair.take(side);
+                assert!(matches!(events[..], [Event::Connected { .. }]), "side {side}: {events:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lost_confirmation_of_the_end_is_repeated() {
+    let (mut pair, client, _) = Pair::connected();
+    pair.hosts[0].disconnect(client, 12);
+    pair.lost = Some((1, 1 + pair.sent[1]));
+    pair.run(100);
+    assert!(matches!(pair.take(1)[..], [Event::Disconnected { data: 12, reason: Reason::Remote, .. }]));
+    assert!(matches!(pair.take(0)[..], [Event::Disconnected { reason: Reason::Local, .. }]));
+}
+
+#[test]
+fn a_client_that_restarts_replaces_its_old_connection() {
+    let config = || Config { naming: Naming::Sequential, ..Config::client(1) };
+    let mut pair = Pair::with(config(), Config::new(2));
+    let (_, old) = pair.connect();
+    pair.hosts[0] = Host::new(pair.now, Config { seed: 99, ..config() }).expect("sound");
+    pair.hosts[0].connect(pair.now, pair.addresses[1], 1, 5).expect("there is room");
+    pair.run(5);
+    let events = pair.take(1);
+    assert_eq!(events[0], Event::Disconnected { peer: old, data: 0, reason: Reason::Replaced });
+    assert!(matches!(events[1], Event::Connected { data: 5, .. }));
+    assert_eq!(pair.hosts[1].peer_count(), 1);
+}
+
+#[test]
+fn ids_are_per_address_and_run_out_gracefully() {
+    let mut host = Host::new(Instant::ZERO, Config::client(1)).expect("sound");
+    for _ in 0..4_095 {
+        host.connect(Instant::ZERO, address(1), 1, 0).expect("an id is free");
+    }
+    let full = host.connect(Instant::ZERO, address(1), 1, 0);
+    assert_eq!(full, Err(ConnectError::AddressFull(address(1))));
+    // Another address has all of its own.
+    host.connect(Instant::ZERO, address(2), 1, 0).expect("an id is free");
+    assert_eq!(host.peer_count(), 4_096);
+    host.check_invariants();
+}
+
+#[test]
+fn more_than_4095_clients_share_a_port() {
+    const CLIENTS: u16 = 6_000;
+    let mut server = Host::new(
+        Instant::ZERO,
+        Config { half_open_per_ip_max: 8_000, half_open_per_prefix_max: 8_000, ..Config::new(2) },
+    )
+    .expect("sound");
+    let (mut now, mut buf) = (Instant::from_millis(1), Vec::new());
+    let from = |port: u16| SocketAddr::from(([10, 9, 9, 9], port + 1));
+    let mut clients: Vec<Host> =
+        (0..CLIENTS).map(|n| Host::new(now, Config::client(n.into())).expect("sound")).collect();
+    for client in &mut clients {
+        client.connect(now, address(2), 4, 0).expect("there is room");
+    }
+    for _ in 0..4 {
+        now += Duration::from_millis(1);
+        for (port, client) in (0..).zip(&mut clients) {
+            while client.poll_transmit(now, &mut buf).is_some() {
+                server.handle_datagram(now, from(port), &buf);
+            }
+        }
+        while let Some(transmit) = server.poll_transmit(now, &mut buf) {
+            clients[usize::from(transmit.to.port() - 1)].handle_datagram(now, address(2), &buf);
+        }
+    }
+    let connects = std::iter::from_fn(|| server.poll_event()).count();
+    assert_eq!((connects, server.peer_count()), (CLIENTS.into(), CLIENTS.into()));
+    assert_eq!(server.broadcast(Lane(0), &b"all"[..], Delivery::Reliable), CLIENTS.into());
+    server.check_invariants();
+}
+
+#[test]
+fn numbers_wrap_and_the_last_unreliable_one_goes_reliably() {
+    let (mut pair, client, _) = Pair::connected();
+    let (mut got, mut last) = (0_u32, None);
+    for round in 0..140 {
+        for n in 0..500_u32 {
+            let data = (round * 500 + n).to_be_bytes().to_vec();
+            pair.hosts[0].send(client, Lane(0), data.clone(), Delivery::Reliable).expect("room");
+            pair.hosts[0].send(client, Lane(1), data, Delivery::Unreliable).expect("room");
+        }
+        pair.run(8);
+        for event in pair.take(1) {
+            let Event::Received { lane, data, delivery, .. } = event else { panic!("{event:?}") };
+            let number = u32::from_be_bytes(data[..].try_into().expect("four bytes"));
+            if lane == Lane(0) {
+                assert_eq!(number, got);
+                got += 1;
+            } else {
+                assert!(last.is_none_or(|last| number > last));
+                last = Some(number);
+                // Unreliable numbers stop at 65,535, and a reliable packet starts them anew.
+                assert_eq!(delivery == Delivery::Reliable, number == 65_535, "{number}");
+            }
+        }
+    }
+    pair.run(50);
+    got += pair.take(1).iter().filter(|event| matches!(event, Event::Received { lane: Lane(0), .. })).count()
+        as u32;
+    assert_eq!((got, last), (70_000, Some(69_999)));
+}
+
+#[test]
+fn a_long_packet_arrives_while_others_play() {
+    let (mut pair, client, _) = Pair::connected();
+    let big: Vec<u8> = (0..4 << 20).map(|i: u32| (i ^ (i >> 9)) as u8).collect();
+    pair.hosts[0].send(client, Lane(0), big.clone(), Delivery::Reliable).expect("room");
+    let mut others = 0;
+    for n in 0.. {
+        pair.hosts[0].send(client, Lane(1), vec![0], Delivery::Unreliable).expect("room");
+        pair.run(1);
+        let arrived = pair.take(1).into_iter().any(|event| match event {
+            Event::Received { lane: Lane(0), data, .. } => data == big,
+            _ => {
+                others += 1;
+                false
+            }
+        });
+        if arrived {
+            // What was sent meanwhile did not wait for it.
+            assert!(others >= n, "{others} of {n}");
+            return;
+        }
+        assert!(n < 1_000, "64 KiB a round trip of two milliseconds");
+    }
+}
+
+#[test]
+fn an_application_that_does_not_listen_is_not_flooded() {
+    let small = Config { packet_bytes_max: 10_000, peer_bytes_max: 20_000, ..Config::new(2) };
+    let mut pair = Pair::with(Config::client(1), small);
+    let (client, server) = pair.connect();
+    for n in 0..100_u32 {
+        let data = [&n.to_be_bytes()[..], &[0; 996]].concat();
+        pair.hosts[0].send(client, Lane(0), data, Delivery::Reliable).expect("room");
+    }
+    // Both ends, without anybody taking the server's events.
+    let mut buf = Vec::new();
+    for _ in 0..200 {
+        pair.now += Duration::from_millis(1);
+        for side in 0..2 {
+            pair.hosts[side].handle_timeout(pair.now);
+            while pair.hosts[side].poll_transmit(pair.now, &mut buf).is_some() {
+                let from = pair.addresses[side];
+                pair.hosts[1 - side].handle_datagram(pair.now, from, &buf);
+            }
+        }
+        assert!(pair.hosts[1].held_bytes() <= 20_000);
+        pair.hosts[1].check_invariants();
+    }
+    assert!(pair.hosts[1].stats().dropped_full > 0);
+    // As soon as it listens, everything comes, in order; what was refused several times comes with growing pauses.
+    pair.run(20_000);
+    let numbers: Vec<u32> = pair
+        .take(1)
+        .iter()
+        .map(|event| match event {
+            Event::Received { data, .. } => u32::from_be_bytes(data[..4].try_into().expect("four bytes")),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(numbers, (0..100).collect::<Vec<_>>());
+    assert_eq!(pair.hosts[1].peer(server).map(|info| info.held_bytes), Some(0));
+}
+
+#[test]
+fn sending_says_what_is_wrong() {
+    let (mut pair, client, _) = Pair::connected();
+    let host = &mut pair.hosts[0];
+    let wrong = host.send(client, Lane(8), vec![1], Delivery::Reliable);
+    assert_eq!(wrong, Err(SendError::NoSuchLane { lane: 8, lanes: 8 }));
+    let wrong = host.send(client, Lane(0), vec![1; (32 << 20) + 1], Delivery::Reliable);
+    assert_eq!(wrong, Err(SendError::TooLong { len: (32 << 20) + 1, max: 32 << 20 }));
+    host.disconnect(client, 0);
+    assert_eq!(host.send(client, Lane(0), vec![1], Delivery::Reliable), Err(SendError::NotConnected));
+    host.reset(client);
+    assert_eq!(host.send(client, Lane(0), vec![1], Delivery::Reliable), Err(SendError::UnknownPeer));
+}
+
+#[test]
+fn idle_connections_only_ping() {
+    let (mut pair, ..) = Pair::connected();
+    let before = pair.sent;
+    pair.run(10_000);
+    // One ping and one acknowledgement every half second, in each direction.
+    let each = pair.sent.iter().zip(before).map(|(now, before)| now - before).max();
+    assert!(each.is_some_and(|each| (38..=42).contains(&each)), "{each:?}");
+    assert!(pair.take(0).is_empty() && pair.take(1).is_empty());
+}
+
+#[test]
+fn other_protocols_can_share_the_port() {
+    let mut host = Host::new(Instant::ZERO, Config::new(1)).expect("sound");
+    host.set_intercept(Some(Box::new(|_, bytes| match bytes {
+        b"who is there" => Intercept::Answer(b"a server".to_vec()),
+        _ => Intercept::Pass,
+    })));
+    host.handle_datagram(Instant::ZERO, address(9), b"who is there");
+    let mut buf = Vec::new();
+    let transmit = host.poll_transmit(Instant::ZERO, &mut buf).expect("an answer");
+    assert_eq!((transmit.to, &buf[..]), (address(9), &b"a server"[..]));
+    host.handle_datagram(Instant::ZERO, address(9), &connect_datagram(1, 0));
+    assert_eq!(host.half_open_count(), 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn damaged_traffic_harms_nobody(seed: u64) {
+        let mut rng = Rng::new(seed);
+        let (mut pair, client, server) = Pair::connected();
+        let mut buf = Vec::new();
+        for _ in 0..60 {
+            pair.now += Duration::from_millis(rng.below(40));
+            for (side, peer) in [(0, client), (1, server)] {
+                let len = if rng.chance(0.2) { rng.below(6_000) } else { rng.below(60) } as usize;
+                let classes = [Delivery::Reliable, Delivery::Unreliable, Delivery::UnreliableFragmented, Delivery::Unsequenced];
+                let delivery = classes[rng.below(4) as usize];
+                // The connection may have ended by now.
+                let _ = pair.hosts[side].send(peer, Lane(rng.below(8) as u8), vec![7; len], delivery);
+                pair.hosts[side].handle_timeout(pair.now);
+                while pair.hosts[side].poll_transmit(pair.now, &mut buf).is_some() {
+                    for _ in 0..rng.below(4) {
+                        let at = rng.below(buf.len() as u64) as usize;
+                        match rng.below(3) {
+                            0 => buf[at] = rng.next_u32() as u8,
+                            1 => buf.truncate(at.max(1)),
+                            _ => buf[at] ^= 1 << rng.below(8),
+                        }
+                    }
+                    let from = pair.addresses[side];
+                    pair.hosts[1 - side].handle_datagram(pair.now, from, &buf);
+                }
+                while pair.hosts[side].poll_event().is_some() {}
+                pair.hosts[side].check_invariants();
+            }
+        }
+    }
+}
