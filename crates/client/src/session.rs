@@ -822,14 +822,26 @@ impl Session {
             self.close(CloseReason::EventsNotTaken { limit: self.config.events_max });
             return Some(());
         }
+        let channel = ChannelId(body.channel_id);
+        let data = body.channel_data.map(Payload::from_any);
+        // Updates of the channel that came before are contained in its data: they were under way when the connection
+        // was lost.
+        self.held.retain(|event| !matches!(event, Event::Update { channel: of, .. } if *of == channel));
+        if let Some(known) = self.recovered.iter_mut().find(|known| known.channel == channel) {
+            // Data over the size of a packet comes in parts; serialized messages merge by standing side by side.
+            if let (Some(whole), Some(part)) = (&mut known.data, data) {
+                whole.value = [whole.value.as_ref(), part.value.as_ref()].concat().into();
+            }
+            return Some(());
+        }
         self.recovered.push(RecoveredChannel {
-            channel: ChannelId(body.channel_id),
+            channel,
             channel_type: ChannelType::from_wire(body.channel_type),
             metadata: body.metadata,
             owner: (body.owner_conn_id != 0).then_some(ConnId(body.owner_conn_id)),
             subscribed_at_unix_ns: body.sub_time,
             options: SubscribeOptions::from_proto(body.sub_options.unwrap_or_default()),
-            data: body.channel_data.map(Payload::from_any),
+            data,
             extension: body.recovery_data.map(Payload::from_any),
         });
         Some(())

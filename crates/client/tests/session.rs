@@ -351,3 +351,29 @@ fn any_split_of_the_bytes_gives_the_same_events() {
         assert_eq!(events_of(chunk), whole);
     }
 }
+
+#[test]
+fn recovered_data_contains_what_came_before_it_and_may_come_in_parts() {
+    let mut pair = Pair::new(SessionConfig::server("master", ""));
+    pair.take_sent();
+    let result = pb::AuthResultMessage { conn_id: 1, should_recover: true, ..Default::default() };
+    pair.answer(0, 1, msg_type::AUTH, &result);
+    let update = |value: &[u8]| pb::ChannelDataUpdateMessage {
+        data: Some(prost_types::Any { type_url: "type.googleapis.com/t.T".into(), value: value.to_vec() }),
+        context_conn_id: 0,
+    };
+    pair.answer(5, 0, msg_type::CHANNEL_DATA_UPDATE, &update(b"stale"));
+    for part in [b"one", b"two"] {
+        let channel_data = update(part).data;
+        let body = pb::ChannelDataRecoveryMessage { channel_id: 5, channel_data, ..Default::default() };
+        pair.answer(5, 0, msg_type::RECOVERY_CHANNEL_DATA, &body);
+    }
+    pair.answer(5, 0, msg_type::CHANNEL_DATA_UPDATE, &update(b"fresh"));
+    pair.answer(0, 0, msg_type::RECOVERY_END, &());
+    let events = pair.events();
+    let [_, Event::Recovered { channels }, Event::Update { value, .. }] = events.as_slice() else {
+        panic!("{events:?}");
+    };
+    let data = channels[0].data.as_ref().expect("data");
+    assert_eq!((channels.len(), data.value.as_ref(), value.as_ref()), (1, &b"onetwo"[..], &b"fresh"[..]));
+}
