@@ -11,11 +11,11 @@ setup: ## Install what building needs and is missing
 demo: setup  ## A gateway with a game server and simulated players, until Ctrl-C
 	@scripts/demo $(ARGS)
 
-test: setup  ## Everything: formatting, lints, documentation, licences, all tests
-	@scripts/test
+test:  ## Everything: formatting, lints, documentation, licences, all tests
+	@scripts/setup --tests && scripts/test
 
-check: setup  ## The part of `make test` that reads the code without running it
-	@scripts/check
+check:  ## The part of `make test` that reads the code without running it
+	@scripts/setup --tests && scripts/check
 
 bench: setup  ## The published scenario against a gateway of its own, with figures
 	@scripts/bench $(ARGS)
