@@ -442,11 +442,15 @@ impl Peer {
     /// The next event, whose packet no longer counts as held.
     pub(crate) fn pop_event(&mut self, budget: &mut Budget) -> Option<Event> {
         let event = self.inbox.pop_front()?;
+        if matches!(event, Event::Connected { .. }) && self.inbox.is_empty() {
+            // Many connections never receive anything else.
+            self.inbox = VecDeque::new();
+        }
         if let Event::Received { data, .. } = &event {
             budget.give_back(&mut self.held, data.len() + OVERHEAD);
         }
-        if self.inbox.is_empty() {
-            self.inbox.shrink_to(INBOX_KEPT);
+        if self.inbox.is_empty() && self.inbox.capacity() > INBOX_KEPT {
+            self.inbox = VecDeque::new();
         }
         Some(event)
     }
@@ -1232,8 +1236,8 @@ const TIMEOUT_MAX_MS: u32 = 30_000;
 /// Acknowledgements waiting for one peer; a batch of 128 full datagrams asks for this many. Beyond it datagrams are
 /// dropped and come again.
 const ACKS_MAX: usize = 4_096;
-/// Events for which an idle connection keeps room.
-const INBOX_KEPT: usize = 4;
+/// Events for which a connection keeps room when all were taken, 1 KiB.
+const INBOX_KEPT: usize = 16;
 
 #[cfg(test)]
 mod tests {

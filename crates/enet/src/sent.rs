@@ -155,6 +155,10 @@ impl SentLog {
                 index
             }
             None => {
+                if self.entries.capacity() == 0 {
+                    // Vec would begin with room for four; an idle connection only ever has its ping on the way.
+                    self.entries.reserve_exact(1);
+                }
                 self.entries.push(sent);
                 (self.entries.len() - 1) as SentIndex
             }
@@ -222,15 +226,18 @@ impl SentLog {
         content
     }
 
-    /// Forgets everything. Keeps memory for a few commands only.
+    /// Forgets everything, and gives back memory beyond that for a few commands.
     pub(crate) fn clear(&mut self) {
         self.entries.clear();
         self.free.clear();
         self.deadlines.clear();
         (self.head, self.tail, self.in_flight) = (NONE, NONE, 0);
-        self.entries.shrink_to(KEPT);
-        self.free.shrink_to(KEPT);
-        self.deadlines.shrink_to(KEPT);
+        // Not after every burst: a busy connection would allocate all the time.
+        if self.entries.capacity() > KEPT {
+            self.entries = Vec::new();
+            self.free = Vec::new();
+            self.deadlines = BinaryHeap::new();
+        }
     }
 
     /// Notes that the transmission numbered `order` was acknowledged, and returns the oldest command in flight if three
@@ -333,8 +340,8 @@ impl Numbers {
             self.ring.pop_front();
             self.base = self.base.wrapping_add(1);
         }
-        if self.ring.is_empty() {
-            self.ring.shrink_to(KEPT);
+        if self.ring.is_empty() && self.ring.capacity() > KEPT {
+            self.ring = VecDeque::new();
         }
     }
 
@@ -348,8 +355,8 @@ const NONE: SentIndex = SentIndex::MAX;
 const TIMES: usize = 8;
 /// As in TCP: two later ones may just have been reordered.
 const OVERTAKEN_MAX: u8 = 3;
-/// Room that an idle connection keeps: enough for its pings.
-const KEPT: usize = 4;
+/// Room for commands that a connection keeps when all were acknowledged, about 10 KiB once it has needed that much.
+const KEPT: usize = 64;
 
 #[cfg(test)]
 mod tests {
