@@ -35,7 +35,7 @@ const CONNECTION_MAX: Duration = Duration::from_secs(330);
 /// Bytes of a request head.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// What the listener shows. Called on the HTTP thread; answers should take well under a millisecond.
+/// What the listener shows. `health` is called on the runtime and must not wait; the others may wait for a shard.
 pub trait Monitor: Send + Sync + 'static {
     /// Whether the process works and takes players.
     fn health(&self) -> Health;
@@ -221,7 +221,8 @@ async fn ready(State(app): State<App>) -> Response {
 async fn metrics(State(app): State<App>, request: Request) -> Response {
     let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
     let format = Format::for_accept(accept);
-    ([(header::CONTENT_TYPE, format.content_type())], render(&app.monitor.metrics(), format)).into_response()
+    let page = off_thread(move || render(&app.monitor.metrics(), format)).await;
+    ([(header::CONTENT_TYPE, format.content_type())], page).into_response()
 }
 
 #[derive(Deserialize)]
@@ -242,7 +243,7 @@ async fn report(
     };
     let limit = query.limit.unwrap_or(PAGE_DEFAULT).min(PAGE_MAX);
     let page = Page { offset: query.offset.unwrap_or(0), limit };
-    axum::Json(app.monitor.report(report, page)).into_response()
+    axum::Json(off_thread(move || app.monitor.report(report, page)).await).into_response()
 }
 
 #[derive(Deserialize)]
@@ -270,6 +271,17 @@ async fn profile(query: Result<Query<ProfileQuery>, BadQuery>) -> Response {
             (StatusCode::CONFLICT, problem("another profile is being taken")).into_response()
         }
         Err(ProfileError::Failed(why)) => (StatusCode::INTERNAL_SERVER_ERROR, problem(&why)).into_response(),
+    }
+}
+
+/// Runs what may wait for a shard beside the runtime, which also answers logins.
+async fn off_thread<T: Default + Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => {
+            tracing::error!(%error, "a monitoring report failed");
+            T::default()
+        }
     }
 }
 

@@ -102,6 +102,12 @@ pub fn start(log: &Log) -> Result<LogGuard, String> {
     }
     let subscriber = Registry::default().with(layers);
     tracing::subscriber::set_global_default(subscriber).map_err(|error| error.to_string())?;
+    // Panics are contained where they happen; the log must tell of them in its own format and rate.
+    std::panic::set_hook(Box::new(|panic| {
+        let at = panic.location().map(ToString::to_string);
+        let message = panic.payload_as_str().unwrap_or("(no text)");
+        tracing::error!(at, message, "panic");
+    }));
     Ok(LogGuard { level: handle, rate, writers })
 }
 

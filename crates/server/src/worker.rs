@@ -115,7 +115,8 @@ struct Driver {
     /// Accepted for other shards, still to be taken out of the loop.
     hand_offs: Vec<(ConnKey, ConnId, ShardIndex, ConnKind)>,
     dirty: Vec<ConnId>,
-    closing: Vec<(ConnId, CloseReason, Vec<u8>)>,
+    /// Connections that the core has closed, to be carried out at the end of the round.
+    closing: Vec<Closing>,
     /// Closed connections that still take what was queued for them.
     farewells: HashMap<ConnKey, Farewell>,
     farewells_ready: Vec<ConnKey>,
@@ -141,6 +142,16 @@ struct Conn {
     /// Waits for the loop to say that there is room.
     blocked: bool,
     dirty: bool,
+}
+
+/// A closure to carry out.
+struct Closing {
+    id: ConnId,
+    /// Taken out of the table at once: the core may give the id to someone else within the same round. `None` when
+    /// the socket is still on its way here.
+    conn: Option<Conn>,
+    reason: CloseReason,
+    flush: Vec<u8>,
 }
 
 /// The end of a connection that the core has forgotten already.
@@ -257,6 +268,7 @@ impl Worker {
                     self.driver.guard(|driver| driver.shard.handle_mail(driver.now, mail));
                 }
                 Post::Socket { conn, kind, socket } => self.attach(conn, kind, *socket),
+                Post::SocketLost { conn } if self.driver.closed_early.remove(&conn) => {}
                 Post::SocketLost { conn } => self.driver.lose(conn, Closed::Error),
                 Post::Verdict { ticket, verdict } => self.driver.verdicts.push((ticket, verdict)),
                 Post::Report { lists, reply } => {
@@ -323,13 +335,12 @@ impl Worker {
     }
 
     fn carry_out_closures(&mut self) {
-        for (conn, reason, flush) in std::mem::take(&mut self.driver.closing) {
-            let Some(entry) = self.driver.forget(conn) else {
-                // Accepted for this shard, but the socket is still on its way.
-                self.driver.closed_early.insert(conn);
+        for Closing { id, conn, reason, flush } in std::mem::take(&mut self.driver.closing) {
+            let Some(entry) = conn else {
+                self.driver.closed_early.insert(id);
                 continue;
             };
-            tracing::debug!(conn = conn.0, kind = ?entry.kind, reason = reason.name(), "connection closed");
+            tracing::debug!(conn = id.0, kind = ?entry.kind, reason = reason.name(), "connection closed");
             if flush.is_empty() && reason != CloseReason::Shutdown {
                 self.event_loop.close(entry.key, CloseMode::Now);
                 continue;
@@ -433,6 +444,11 @@ impl Driver {
         }
     }
 
+    fn close(&mut self, id: ConnId, reason: CloseReason, flush: Vec<u8>) {
+        let conn = self.forget(id);
+        self.closing.push(Closing { id, conn, reason, flush });
+    }
+
     /// The transport lost a connection.
     fn lose(&mut self, conn: ConnId, cause: Closed) {
         self.forget(conn);
@@ -469,7 +485,10 @@ impl Driver {
         }
         tracing::error!(conn = conn.0, "the core panicked on a connection's input; closing the connection");
         self.guard(|driver| driver.shard.handle_closed(driver.now, conn, Closed::Error));
-        self.closing.push((conn, CloseReason::Internal, Vec::new()));
+        // Usually not there any more: the core has asked to close it, or it never got that far.
+        if self.conns.contains_key(&conn) {
+            self.close(conn, CloseReason::Internal, Vec::new());
+        }
     }
 
     /// Takes every output of the core.
@@ -487,7 +506,7 @@ impl Driver {
 
     fn carry_out(&mut self, effect: Effect) {
         match effect {
-            Effect::Close { conn, reason, flush } => self.closing.push((conn, reason, flush)),
+            Effect::Close { conn, reason, flush } => self.close(conn, reason, flush),
             Effect::Authenticate { ticket, conn, kind, addr, pit, lt } => {
                 let login = Login { conn: conn.0, kind, addr, player: pit, token: lt };
                 if let Some(verdict) = self.logins.ask(ticket, login) {

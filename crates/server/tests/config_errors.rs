@@ -67,7 +67,7 @@ fn one_mistake_gives_one_problem_with_line_column_and_hint() {
             UnsafeBind,
             2,
             1,
-            &["0.0.0.0:12108", "gateway.unsafe_binds"],
+            &[":12108 is reachable", "gateway.unsafe_binds"],
         ),
         ("[gateway.servers]\naddr = ':11288'\n", UnsafeBind, 2, 1, &["servers_bypass = false"]),
         ("[http]\naddr = ':80'\n", UnsafeBind, 2, 1, &["http.tokens_file", "metrics.open"]),

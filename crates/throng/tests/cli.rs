@@ -76,7 +76,7 @@ fn long_help_lists_every_key_in_its_group() {
 #[test]
 fn configuration_errors_show_all_places_at_once_and_exit_2() {
     let folder = tempfile::tempdir().unwrap();
-    let file = "[server]\nshrads = 2\n\n[gateway.clients]\naddr = \":12108\"\ntransport = \"tpc\"\n";
+    let file = "[server]\nshrads = 2\n\n[gateway.clients]\naddr = \"0.0.0.0:12108\"\ntransport = \"tpc\"\n";
     std::fs::write(folder.path().join("throng.toml"), file).unwrap();
     for arguments in [&["config", "check"][..], &["up"], &["--server.shards", "2"], &["config", "show"]] {
         let output = throng(folder.path(), arguments).output().unwrap();

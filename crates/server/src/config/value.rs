@@ -1,7 +1,8 @@
 //! Values of configuration keys: their kinds, how they are read from TOML and from text, and how they print.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::sync::LazyLock;
 
 use toml::de::DeValue;
 
@@ -241,14 +242,20 @@ pub fn split_addr(text: &str) -> Result<(&str, u16), String> {
     Ok((host, port))
 }
 
-/// Turns `host:port` into the address to bind; `:port` is every IPv4 interface.
+/// The address that means all interfaces: both families where the system has IPv6.
+fn everywhere() -> IpAddr {
+    static BOTH: LazyLock<bool> = LazyLock::new(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).is_ok());
+    if *BOTH { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() }
+}
+
+/// Turns `host:port` into the address to bind; `:port` is every interface.
 ///
 /// # Errors
 /// A phrase with the reason, when the text is no address or the host name has none.
 pub fn resolve_addr(text: &str) -> Result<SocketAddr, String> {
     let (host, port) = split_addr(text)?;
     if host.is_empty() || host == "*" {
-        return Ok((Ipv4Addr::UNSPECIFIED, port).into());
+        return Ok((everywhere(), port).into());
     }
     if let Ok(addr) = text.parse() {
         return Ok(addr);
@@ -313,7 +320,7 @@ mod tests {
 
     #[test]
     fn addresses_are_split_and_resolved() {
-        assert_eq!(resolve_addr(":80"), Ok("0.0.0.0:80".parse().unwrap()));
+        assert!(resolve_addr(":80").unwrap().ip().is_unspecified());
         assert_eq!(resolve_addr("127.0.0.1:0"), Ok("127.0.0.1:0".parse().unwrap()));
         assert_eq!(resolve_addr("[::1]:5"), Ok("[::1]:5".parse().unwrap()));
         assert!(split_addr("::1:5").is_err());
