@@ -1,11 +1,13 @@
 //! `throng swarm` and `throng demo`: simulated players without a verdict.
 
+use std::cell::RefCell;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use throng_load::engine::Sample;
 use throng_load::report::{Report, Run};
-use throng_load::suites::{self, Swarm, Target};
+use throng_load::suites::{self, Progress, Swarm, Target};
 use throng_load::{duration, interrupt};
 
 use crate::bench::{Live, ServerArgs, print, say};
@@ -70,7 +72,8 @@ pub(crate) fn run(args: SwarmArgs) -> ExitCode {
     }
     let join = args.join.then_some(args.channel);
     let swarm = Swarm { options, players: args.players, duration: args.duration, join };
-    play(&swarm, args.json, &mut |target| say(&format!("players connect to {}", target.clients)))
+    let on_start = &mut |target: &Target| say(&format!("players connect to {}", target.clients));
+    play(&swarm, args.json, on_start, Live::new())
 }
 
 /// Runs `throng demo`.
@@ -82,7 +85,29 @@ pub(crate) fn demo(args: DemoArgs) -> ExitCode {
     let options =
         throng_load::suites::Options { program, shards: args.shards, seed: 1, ..Default::default() };
     let swarm = Swarm { options, players: args.players, duration: args.duration, join: None };
-    play(&swarm, false, &mut |target| say(&introduction(args.players, target)))
+    let text = RefCell::new(None);
+    let on_start = &mut |target: &Target| *text.borrow_mut() = Some(introduction(args.players, target));
+    play(&swarm, false, on_start, Introduced { text: &text, live: Live::new() })
+}
+
+/// Introduces the demo with its first sample: what it offers to try works when everyone is in, not before. Who joins
+/// a world whose game server is not there yet is never noticed by it.
+struct Introduced<'a> {
+    text: &'a RefCell<Option<String>>,
+    live: Live,
+}
+
+impl Progress for Introduced<'_> {
+    fn begin(&mut self, what: &str) {
+        self.live.begin(what);
+    }
+
+    fn sample(&mut self, sample: &Sample) {
+        if let Some(text) = self.text.take() {
+            say(&format!("\n{text}"));
+        }
+        self.live.sample(sample);
+    }
 }
 
 fn introduction(players: usize, target: &Target) -> String {
@@ -103,11 +128,16 @@ Ctrl-C ends it with a summary."
     )
 }
 
-fn play(swarm: &Swarm, json: bool, on_start: &mut dyn FnMut(&Target)) -> ExitCode {
+fn play(
+    swarm: &Swarm,
+    json: bool,
+    on_start: &mut dyn FnMut(&Target),
+    mut progress: impl Progress,
+) -> ExitCode {
     interrupt::catch();
-    let mut live = Live::new();
-    let result = swarm.run(on_start, &mut live);
-    drop(live);
+    let result = swarm.run(on_start, &mut progress);
+    // Takes its live line off the terminal.
+    drop(progress);
     match result {
         Ok(report) => {
             let text = if json {
