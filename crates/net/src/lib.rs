@@ -61,6 +61,7 @@ mod stats;
 mod stream;
 mod sys;
 mod tls;
+pub mod udp;
 pub mod ws;
 
 pub use clock::Clock;

@@ -1,6 +1,6 @@
 //! The system calls that the standard library does not offer, each behind a safe function.
 //!
-//! This is the only module of the crate with `unsafe` in it.
+//! `udp/batch.rs` is the only other module of the crate with `unsafe` in it.
 #![allow(unsafe_code)]
 
 use std::io;

@@ -1,0 +1,383 @@
+//! UDP in batches: many datagrams per system call, and several per kernel buffer where the kernel can do that.
+//!
+//! Sending or receiving a datagram costs a system call of its own with the standard library. A [`UdpPort`] takes and
+//! gives up to 64 messages per call (`recvmmsg`, `sendmmsg`); equal datagrams to one address travel through the kernel as
+//! one buffer that it cuts up at the end (UDP GSO), and a run of them from one sender arrives as one (GRO). What the
+//! kernel offers is found out when the port is opened and while it is used: a network card that cannot segment is noticed
+//! at the first failed send, whose datagrams then go out one by one.
+//!
+//! # Several threads on one port
+//! Open the same address once per thread with [`UdpOptions::shared`] (`SO_REUSEPORT`). The kernel picks the socket by a hash
+//! of both addresses and ports, so a peer always meets the same thread, as long as the number of sockets stays the same:
+//! open all of them before the first peer comes, and close none while peers are there.
+
+mod batch;
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use batch::{Receiving, Sending};
+
+/// How a [`UdpPort`] is opened.
+#[derive(Clone, Debug)]
+pub struct UdpOptions {
+    /// Whether other sockets, of this user, may open the same address to share its peers.
+    pub shared: bool,
+    /// Bytes asked for the receive buffer. The kernel grants what its limit (`net.core.rmem_max`) allows, more to a
+    /// privileged process; [`UdpPort::receive_buffer_bytes`] tells. A small datagram takes 832 bytes of it.
+    pub receive_buffer_bytes: usize,
+    /// Bytes asked for the send buffer.
+    pub send_buffer_bytes: usize,
+    /// Whether the kernel may be asked to cut up and to coalesce. Off to measure what it is worth.
+    pub segmentation: bool,
+}
+
+impl Default for UdpOptions {
+    fn default() -> Self {
+        // 40,000 small datagrams: what 4,000 players send in a second.
+        Self { shared: false, receive_buffer_bytes: 32 << 20, send_buffer_bytes: 8 << 20, segmentation: true }
+    }
+}
+
+/// Counts of a port since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UdpStats {
+    /// Calls that received something.
+    pub reads: u64,
+    /// Datagrams received, empty ones included.
+    pub datagrams_in: u64,
+    /// Bytes received.
+    pub bytes_in: u64,
+    /// Received messages that were dropped because no protocol sends such long datagrams.
+    pub oversized: u64,
+    /// Calls that sent something.
+    pub writes: u64,
+    /// Datagrams sent.
+    pub datagrams_out: u64,
+    /// Bytes sent.
+    pub bytes_out: u64,
+    /// Datagrams dropped because the kernel refused them (an unreachable or forbidden address).
+    pub refused: u64,
+    /// Times that the send buffer was full.
+    pub blocked: u64,
+}
+
+/// A UDP socket with buffers for batches.
+///
+/// ```
+/// use throng_net::udp::{UdpOptions, UdpPort};
+/// let mut a = UdpPort::bind("127.0.0.1:0".parse().unwrap(), &UdpOptions::default())?;
+/// let mut b = UdpPort::bind("127.0.0.1:0".parse().unwrap(), &UdpOptions::default())?;
+/// for word in ["one", "two", "three"] {
+///     a.push(b.local_addr(), word.as_bytes());
+/// }
+/// a.flush()?;
+/// let mut words = Vec::new();
+/// while words.len() < 3 {
+///     b.receive(|from, bytes| {
+///         assert_eq!(from, a.local_addr());
+///         words.push(String::from_utf8_lossy(bytes).into_owned());
+///     })?;
+/// }
+/// assert_eq!(words, ["one", "two", "three"]);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub struct UdpPort {
+    socket: UdpSocket,
+    addr: SocketAddr,
+    receiving: Receiving,
+    sending: Sending,
+    cuts: bool,
+    coalesces: bool,
+    receive_buffer_bytes: usize,
+    send_buffer_bytes: usize,
+    stats: UdpStats,
+}
+
+impl UdpPort {
+    /// Opens a socket at `addr`; port 0 lets the system choose, an unspecified IPv6 address serves both families.
+    ///
+    /// # Errors
+    /// The address is in use or not ours, or descriptors ran out.
+    pub fn bind(addr: SocketAddr, options: &UdpOptions) -> io::Result<Self> {
+        let socket = Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
+        socket.set_nonblocking(true)?;
+        crate::listener::allow_both_families(&socket, addr)?;
+        if options.shared {
+            socket.set_reuse_port(true)?;
+        }
+        let size = |bytes: usize| libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX / 2);
+        // Beyond the limit only with privileges; then the plain request gets as much as there is.
+        let force = |option, bytes| batch::set_option(socket.as_fd(), libc::SOL_SOCKET, option, size(bytes));
+        if force(libc::SO_RCVBUFFORCE, options.receive_buffer_bytes).is_err() {
+            socket.set_recv_buffer_size(options.receive_buffer_bytes)?;
+        }
+        if force(libc::SO_SNDBUFFORCE, options.send_buffer_bytes).is_err() {
+            socket.set_send_buffer_size(options.send_buffer_bytes)?;
+        }
+        // The kernel reports twice what it grants: half is for its own bookkeeping.
+        let receive_buffer_bytes = socket.recv_buffer_size()? / 2;
+        let send_buffer_bytes = socket.send_buffer_size()? / 2;
+        let has = |option| batch::set_option(socket.as_fd(), libc::SOL_UDP, option, 0).is_ok();
+        let cuts = options.segmentation && has(libc::UDP_SEGMENT);
+        let coalesces = options.segmentation
+            && batch::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
+        socket.bind(&addr.into())?;
+        let socket: UdpSocket = socket.into();
+        let addr = socket.local_addr()?;
+        Ok(Self {
+            socket,
+            addr,
+            receiving: Receiving::new(coalesces),
+            sending: Sending::new(),
+            cuts,
+            coalesces,
+            receive_buffer_bytes,
+            send_buffer_bytes,
+            stats: UdpStats::default(),
+        })
+    }
+
+    /// Takes one batch of what has arrived and shows it to `on_datagram`, in order, empty datagrams included. Returns whether
+    /// there may be more. Never waits.
+    ///
+    /// # Errors
+    /// When the socket itself failed. Reports about single datagrams that were sent earlier are not errors.
+    pub fn receive(&mut self, mut on_datagram: impl FnMut(SocketAddr, &[u8])) -> io::Result<bool> {
+        let count = match self.receiving.receive(self.socket.as_fd()) {
+            Ok(count) => count,
+            Err(error) => return if is_passing(&error) { Ok(false) } else { Err(error) },
+        };
+        self.stats.reads += 1;
+        for index in 0..count {
+            let Some((from, bytes, segment)) = self.receiving.message(index) else {
+                self.stats.oversized += 1;
+                continue;
+            };
+            self.stats.bytes_in += bytes.len() as u64;
+            if bytes.is_empty() {
+                self.stats.datagrams_in += 1;
+                on_datagram(from, bytes);
+                continue;
+            }
+            for datagram in bytes.chunks(segment.max(1)) {
+                self.stats.datagrams_in += 1;
+                on_datagram(from, datagram);
+            }
+        }
+        Ok(count == batch::BATCH)
+    }
+
+    /// Adds a datagram to those that the next [`flush`](Self::flush) sends. Nothing is sent before, so a caller bounds what
+    /// waits by flushing when [`pending`](Self::pending) has grown to what it wants to hold.
+    pub fn push(&mut self, to: SocketAddr, bytes: &[u8]) {
+        self.sending.push(to, bytes, self.cuts);
+    }
+
+    /// Datagrams that wait for [`flush`](Self::flush).
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.sending.datagrams()
+    }
+
+    /// Sends what waits. False when the send buffer is full: the rest still waits then, for a later flush.
+    ///
+    /// A datagram that the kernel refuses is dropped and counted; the ones after it go out.
+    ///
+    /// # Errors
+    /// When the socket itself failed.
+    pub fn flush(&mut self) -> io::Result<bool> {
+        let is_v6 = self.addr.is_ipv6();
+        while self.sending.len() > 0 {
+            match self.sending.send(self.socket.as_fd(), is_v6) {
+                Ok((_, datagrams, bytes)) => {
+                    self.stats.writes += 1;
+                    self.stats.datagrams_out += datagrams as u64;
+                    self.stats.bytes_out += bytes as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock || crate::sys::is_out_of_memory(&error) =>
+                {
+                    self.stats.blocked += 1;
+                    return Ok(false);
+                }
+                Err(error) if error.raw_os_error() == Some(libc::EBADF) => return Err(error),
+                Err(error) if self.sending.first_is_segmented() => {
+                    // EIO: the network card cannot do the checksums of what it would have to cut.
+                    self.cuts &= error.raw_os_error() != Some(libc::EIO);
+                    self.sending.split_first();
+                }
+                Err(_) => self.stats.refused += self.sending.skip() as u64,
+            }
+        }
+        Ok(true)
+    }
+
+    /// The address that the socket got.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The descriptor, to wait for.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Bytes of datagrams, with the kernel's overhead, that may wait in the kernel to be received.
+    #[must_use]
+    pub fn receive_buffer_bytes(&self) -> usize {
+        self.receive_buffer_bytes
+    }
+
+    /// Bytes that may wait in the kernel to be sent.
+    #[must_use]
+    pub fn send_buffer_bytes(&self) -> usize {
+        self.send_buffer_bytes
+    }
+
+    /// Whether the kernel cuts up runs of datagrams to one address (GSO), as far as is known.
+    #[must_use]
+    pub fn cuts(&self) -> bool {
+        self.cuts
+    }
+
+    /// Whether the kernel coalesces runs of datagrams from one sender (GRO).
+    #[must_use]
+    pub fn coalesces(&self) -> bool {
+        self.coalesces
+    }
+
+    /// Counts since the port was opened.
+    #[must_use]
+    pub fn stats(&self) -> &UdpStats {
+        &self.stats
+    }
+}
+
+impl std::fmt::Debug for UdpPort {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut out = out.debug_struct("UdpPort");
+        out.field("addr", &self.addr).field("cuts", &self.cuts).field("coalesces", &self.coalesces);
+        out.field("stats", &self.stats).finish_non_exhaustive()
+    }
+}
+
+/// Nothing to receive now, or a report about a datagram sent earlier, which says nothing about the socket.
+fn is_passing(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, HostUnreachable, Interrupted, NetworkUnreachable, WouldBlock};
+    matches!(
+        error.kind(),
+        WouldBlock | Interrupted | ConnectionRefused | HostUnreachable | NetworkUnreachable
+    ) || crate::sys::is_out_of_memory(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(addr: &str, options: &UdpOptions) -> UdpPort {
+        UdpPort::bind(addr.parse().unwrap(), options).unwrap()
+    }
+
+    /// Sends `datagrams` from one port to another and returns what arrives, in order.
+    fn exchange(from: &mut UdpPort, to: &mut UdpPort, at: SocketAddr, datagrams: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        let mut arrived = Vec::new();
+        // In parts, so that no receive buffer is too small.
+        for part in datagrams.chunks(100) {
+            part.iter().for_each(|datagram| from.push(at, datagram));
+            assert!(from.flush().unwrap());
+            // Loopback delivers before the send returns.
+            while to.receive(|_, bytes| arrived.push(bytes.to_vec())).unwrap() {}
+        }
+        arrived
+    }
+
+    fn mixed() -> Vec<Vec<u8>> {
+        // Runs of equal length, shorter ends, single ones, empty ones, and a run beyond what one buffer holds.
+        let lengths = [40, 40, 40, 7, 40, 100, 0, 100, 100, 0, 0, 1392, 1392, 1392, 4, 4];
+        let long = std::iter::repeat_n(1200, 90);
+        lengths.into_iter().chain(long).enumerate().map(|(i, len)| vec![i as u8; len]).collect()
+    }
+
+    #[test]
+    fn datagrams_arrive_as_they_were_pushed_whatever_the_kernel_offers() {
+        for segmentation in [true, false] {
+            let options = UdpOptions { segmentation, ..UdpOptions::default() };
+            let (mut a, mut b) = (port("127.0.0.1:0", &options), port("127.0.0.1:0", &options));
+            let at = b.local_addr();
+            assert_eq!(exchange(&mut a, &mut b, at, &mixed()), mixed(), "segmentation {segmentation}");
+            assert_eq!(a.stats().datagrams_out, mixed().len() as u64);
+            assert_eq!(b.stats().datagrams_in, mixed().len() as u64);
+            assert_eq!(a.pending(), 0);
+        }
+    }
+
+    #[test]
+    fn a_run_arrives_at_a_receiver_that_does_not_coalesce() {
+        let plain = UdpOptions { segmentation: false, ..UdpOptions::default() };
+        let (mut a, mut b) = (port("127.0.0.1:0", &UdpOptions::default()), port("127.0.0.1:0", &plain));
+        let at = b.local_addr();
+        assert_eq!(exchange(&mut a, &mut b, at, &mixed()), mixed());
+    }
+
+    #[test]
+    fn one_socket_serves_both_families_and_names_ipv4_peers_by_their_address() {
+        let Ok(mut both) = UdpPort::bind("[::]:0".parse().unwrap(), &UdpOptions::default()) else {
+            return; // A machine without IPv6.
+        };
+        let mut old = port("127.0.0.1:0", &UdpOptions::default());
+        let at = SocketAddr::from(([127, 0, 0, 1], both.local_addr().port()));
+        let mut senders = Vec::new();
+        old.push(at, b"ping");
+        old.flush().unwrap();
+        both.receive(|from, _| senders.push(from)).unwrap();
+        assert_eq!(senders, [old.local_addr()]);
+        both.push(old.local_addr(), b"pong");
+        both.flush().unwrap();
+        let mut answers = Vec::new();
+        old.receive(|from, bytes| answers.push((from, bytes.to_vec()))).unwrap();
+        assert_eq!(answers, [(at, b"pong".to_vec())]);
+    }
+
+    #[test]
+    fn a_datagram_that_cannot_be_sent_does_not_hold_up_the_next() {
+        let (mut a, mut b) =
+            (port("127.0.0.1:0", &UdpOptions::default()), port("127.0.0.1:0", &UdpOptions::default()));
+        a.push(SocketAddr::from(([127, 0, 0, 1], 0)), b"nowhere");
+        a.push(b.local_addr(), b"somewhere");
+        assert!(a.flush().unwrap());
+        let mut arrived = Vec::new();
+        b.receive(|_, bytes| arrived.push(bytes.to_vec())).unwrap();
+        assert_eq!(arrived, [b"somewhere"]);
+        assert_eq!(a.stats().refused, 1);
+    }
+
+    #[test]
+    fn a_sender_meets_the_same_socket_of_a_shared_port() {
+        let options = UdpOptions { shared: true, ..UdpOptions::default() };
+        let mut first = port("127.0.0.1:0", &options);
+        let mut second = UdpPort::bind(first.local_addr(), &options).unwrap();
+        let mut places = std::collections::HashMap::new();
+        let senders: Vec<UdpPort> = (0..40).map(|_| port("127.0.0.1:0", &UdpOptions::default())).collect();
+        for mut sender in senders {
+            for _ in 0..3 {
+                sender.push(first.local_addr(), b"x");
+                sender.flush().unwrap();
+            }
+            for (place, port) in [&mut first, &mut second].into_iter().enumerate() {
+                port.receive(|from, _| {
+                    assert_eq!(*places.entry(from).or_insert(place), place, "{from} moved");
+                })
+                .unwrap();
+            }
+        }
+        assert_eq!(places.len(), 40);
+        assert!([0, 1].iter().all(|place| places.values().any(|found| found == place)), "both are used");
+    }
+}
