@@ -204,6 +204,56 @@ pub struct Stats {
     pub dropped_acks: u64,
 }
 
+impl core::ops::AddAssign for Stats {
+    /// Adds the counts of another host, for a sum over several.
+    fn add_assign(&mut self, other: Self) {
+        let Self {
+            datagrams_in,
+            bytes_in,
+            datagrams_out,
+            bytes_out,
+            resent_commands,
+            resent_early,
+            throttled_packets,
+            packets_in,
+            packets_out,
+            connects,
+            disconnects,
+            timeouts,
+            dropped_short,
+            dropped_unknown,
+            dropped_compression,
+            dropped_checksum,
+            dropped_malformed,
+            dropped_connects,
+            dropped_half_open,
+            dropped_full,
+            dropped_acks,
+        } = other;
+        self.datagrams_in += datagrams_in;
+        self.bytes_in += bytes_in;
+        self.datagrams_out += datagrams_out;
+        self.bytes_out += bytes_out;
+        self.resent_commands += resent_commands;
+        self.resent_early += resent_early;
+        self.throttled_packets += throttled_packets;
+        self.packets_in += packets_in;
+        self.packets_out += packets_out;
+        self.connects += connects;
+        self.disconnects += disconnects;
+        self.timeouts += timeouts;
+        self.dropped_short += dropped_short;
+        self.dropped_unknown += dropped_unknown;
+        self.dropped_compression += dropped_compression;
+        self.dropped_checksum += dropped_checksum;
+        self.dropped_malformed += dropped_malformed;
+        self.dropped_connects += dropped_connects;
+        self.dropped_half_open += dropped_half_open;
+        self.dropped_full += dropped_full;
+        self.dropped_acks += dropped_acks;
+    }
+}
+
 /// A [`Config`](crate::Config) cannot work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

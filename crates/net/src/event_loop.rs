@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -126,7 +126,7 @@ struct WakerState {
 }
 
 impl Waker {
-    fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Self(Arc::new(WakerState { counter: sys::eventfd()?.into(), pending: AtomicBool::new(false) })))
     }
 
@@ -138,7 +138,15 @@ impl Waker {
         }
     }
 
-    fn clear(&self) {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.counter.as_fd()
+    }
+
+    pub(crate) fn is_pending(&self) -> bool {
+        self.0.pending.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn clear(&self) {
         let mut count = [0; 8];
         drop((&self.0.counter).read(&mut count));
         // Before the handler looks at what was announced: a wake from here on makes a new event.
@@ -263,7 +271,7 @@ impl EventLoop {
         let epoll = Epoll::new()?;
         let waker = Waker::new()?;
         let sessions = Sessions::new(waker.clone());
-        epoll.add(waker.0.counter.as_fd(), WAKER_TOKEN, sys::READABLE)?;
+        epoll.add(waker.fd(), WAKER_TOKEN, sys::READABLE)?;
         Ok(Self {
             epoll,
             events: Events::with_capacity(EVENTS_PER_POLL),

@@ -43,6 +43,9 @@
 //! The handler has no access to the loop while it is called: it records what happened, and the driver acts on it
 //! (write, close, hand over) after [`EventLoop::poll`] returned.
 //!
+//! Two modules stand beside the loop: [`udp`] sends and receives datagrams in batches, and [`enet`] puts ENet hosts on such
+//! sockets, with threads of their own.
+//!
 //! # What costs what
 //! An idle TCP connection costs its table entry (under 300 bytes) and no timer; reads go through one buffer that all
 //! connections share. A batch of events costs one wait and one clock read, each readable connection one read of at
@@ -52,6 +55,7 @@
 
 mod clock;
 mod config;
+pub mod enet;
 mod event_loop;
 mod handler;
 pub mod kcp;

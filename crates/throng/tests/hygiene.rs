@@ -21,7 +21,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-gateway", &["throng-spatial", "throng-stdx", "throng-wire"], &[]),
     ("throng-enet", &["throng-stdx"], &[]),
     // Edges: the cores and the operating system, never each other.
-    ("throng-net", &["throng-stdx"], &[]),
+    ("throng-net", &["throng-enet", "throng-stdx"], &[]),
     ("throng-http", &["throng-stdx"], &[]),
     // Composition.
     (

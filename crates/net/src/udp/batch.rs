@@ -130,6 +130,7 @@ impl Receiving {
 }
 
 /// The length of coalesced datagrams, if the kernel coalesced any.
+#[allow(clippy::unnecessary_cast, reason = "the length is no usize with every C library")]
 fn segment_bytes(header: &libc::msghdr) -> Option<usize> {
     if (header.msg_controllen as usize) < mem::size_of::<libc::cmsghdr>() {
         return None;

@@ -65,6 +65,31 @@ pub struct UdpStats {
     pub blocked: u64,
 }
 
+impl std::ops::AddAssign for UdpStats {
+    fn add_assign(&mut self, other: Self) {
+        let UdpStats {
+            reads,
+            datagrams_in,
+            bytes_in,
+            oversized,
+            writes,
+            datagrams_out,
+            bytes_out,
+            refused,
+            blocked,
+        } = other;
+        self.reads += reads;
+        self.datagrams_in += datagrams_in;
+        self.bytes_in += bytes_in;
+        self.oversized += oversized;
+        self.writes += writes;
+        self.datagrams_out += datagrams_out;
+        self.bytes_out += bytes_out;
+        self.refused += refused;
+        self.blocked += blocked;
+    }
+}
+
 /// A UDP socket with buffers for batches.
 ///
 /// ```

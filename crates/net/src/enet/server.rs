@@ -1,0 +1,538 @@
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use throng_enet::{Bytes, Config, Delivery, Event, Host, Lane, PeerId, SendError, Stats};
+use throng_stdx::Instant;
+
+use super::{Endpoint, OpenError, Pacing, TOO_SLOW, entropy};
+use crate::clock::Clock;
+use crate::event_loop::Waker;
+use crate::udp::{UdpOptions, UdpStats};
+
+/// Requests of the application that are handed over without waiting for [`Server::flush`].
+const ORDERS_PER_POST: usize = 1_024;
+/// How often a shard shows its counts.
+const STATS_INTERVAL: Duration = Duration::from_millis(50);
+/// The number given to everybody when a server ends.
+const SHUTTING_DOWN: u32 = 0;
+
+/// How a [`Server`] works.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Threads, each with a socket of its own on the same port; peers are spread over them by their address and stay.
+    pub shards: u16,
+    /// The sockets.
+    pub udp: UdpOptions,
+    /// Distance of a busy shard's rounds.
+    pub pacing: Pacing,
+    /// Events that may wait for the application, per shard.
+    pub events_max: usize,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        // A second of 10,000 players with six packets each.
+        Self { shards: 1, udp: UdpOptions::default(), pacing: Pacing::default(), events_max: 65_536 }
+    }
+}
+
+/// Names a peer of a [`Server`]; never used again after its [`Event::Disconnected`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServerPeer {
+    shard: u16,
+    peer: PeerId,
+}
+
+impl ServerPeer {
+    /// The thread that serves it, from 0.
+    #[must_use]
+    pub fn shard(self) -> u16 {
+        self.shard
+    }
+}
+
+/// Counts of all shards together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServerStats {
+    /// Peers that are connected, or connecting or disconnecting.
+    pub peers: usize,
+    /// Handshakes that are not proven yet.
+    pub half_open: usize,
+    /// Packets that were dropped because their peer was gone.
+    pub orphaned_packets: u64,
+    /// Unreliable packets that were dropped because too much waits for their peer.
+    pub dropped_packets: u64,
+    /// Peers disconnected because they could not be sent a reliable packet.
+    pub too_slow: u64,
+    /// Rounds that found the event queue full.
+    pub events_full: u64,
+    /// Of the sockets.
+    pub udp: UdpStats,
+    /// Of the protocol.
+    pub enet: Stats,
+}
+
+/// ENet for a game with a tick: shards serve the protocol on threads of their own, the game reads events and sends when
+/// it likes. See the [module documentation](super).
+pub struct Server {
+    addr: SocketAddr,
+    shards: Vec<Shard>,
+    /// Whose turn it is to be asked for events.
+    turn: usize,
+}
+
+/// The application's end of a shard.
+struct Shard {
+    shared: Arc<Shared>,
+    waker: Waker,
+    /// Taken over and not yet handed out.
+    events: VecDeque<Event>,
+    orders: Vec<Order>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    events: Mutex<VecDeque<Event>>,
+    orders: Mutex<Vec<Order>>,
+    stats: Mutex<ServerStats>,
+    stop: AtomicBool,
+    /// The shard has events that did not fit.
+    full: AtomicBool,
+}
+
+enum Order {
+    Send { peer: PeerId, lane: Lane, data: Bytes, delivery: Delivery },
+    Broadcast { lane: Lane, data: Bytes, delivery: Delivery },
+    Disconnect { peer: PeerId, data: u32, when: When },
+    Configure(Box<dyn FnOnce(&mut Host) + Send>),
+}
+
+#[derive(Clone, Copy)]
+enum When {
+    Soon,
+    Later,
+    Now,
+}
+
+impl Server {
+    /// Opens `addr` once per shard and starts the threads. `config` makes each shard's host from a seed.
+    ///
+    /// # Errors
+    /// When the address cannot be had, the configuration contradicts itself, or threads ran out.
+    pub fn start(
+        addr: SocketAddr,
+        options: &ServerOptions,
+        mut config: impl FnMut(u128) -> Config,
+    ) -> Result<Self, OpenError> {
+        let clock = Clock::start();
+        let count = options.shards.max(1);
+        let udp = UdpOptions { shared: count > 1 || options.udp.shared, ..options.udp.clone() };
+        let (mut addr, mut endpoints) = (addr, Vec::new());
+        // All sockets before the first datagram is read: their number decides where a peer goes.
+        for _ in 0..count {
+            let endpoint = Endpoint::open(clock, addr, &udp, options.pacing, config(entropy()?))?;
+            addr = endpoint.port().local_addr();
+            endpoints.push(endpoint);
+        }
+        let mut server = Self { addr, shards: Vec::new(), turn: 0 };
+        for (index, endpoint) in endpoints.into_iter().enumerate() {
+            let shared = Arc::new(Shared::default());
+            let waker = endpoint.waker();
+            let worker = Worker {
+                endpoint,
+                shared: shared.clone(),
+                events_max: options.events_max.max(1),
+                counts: ServerStats::default(),
+                shown: Instant::ZERO,
+            };
+            let thread = std::thread::Builder::new().name(format!("enet-{index}")).spawn(|| worker.run())?;
+            let (events, orders) = (VecDeque::new(), Vec::new());
+            server.shards.push(Shard { shared, waker, events, orders, thread: Some(thread) });
+        }
+        Ok(server)
+    }
+
+    /// The address of the server.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Takes the next event; never waits. Events of one peer come in order, those of shards take turns.
+    ///
+    /// The peer that the event itself names is only half the name; use the one given beside it.
+    pub fn poll_event(&mut self) -> Option<(ServerPeer, Event)> {
+        for _ in 0..self.shards.len() {
+            let index = self.turn;
+            let shard = &mut self.shards[index];
+            if shard.events.is_empty() {
+                shard.fetch();
+            }
+            if let Some(event) = shard.events.pop_front() {
+                return Some((ServerPeer { shard: index as u16, peer: event.peer() }, event));
+            }
+            self.turn = (index + 1) % self.shards.len();
+        }
+        None
+    }
+
+    /// Queues a packet for a peer. It is handed to the peer's shard by [`flush`](Self::flush), together with others. What
+    /// happens when the peer is gone or does not take what it is sent is said in the [module documentation](super).
+    pub fn send(&mut self, peer: ServerPeer, lane: Lane, data: impl Into<Bytes>, delivery: Delivery) {
+        self.order(peer.shard, Order::Send { peer: peer.peer, lane, data: data.into(), delivery });
+    }
+
+    /// Queues a packet for everybody who has the lane. The content is shared.
+    pub fn broadcast(&mut self, lane: Lane, data: impl Into<Bytes>, delivery: Delivery) {
+        let data = data.into();
+        for shard in 0..self.shards.len() {
+            self.order(shard as u16, Order::Broadcast { lane, data: data.clone(), delivery });
+        }
+    }
+
+    /// Disconnects a peer; [`Event::Disconnected`] follows. `data` is a number for the peer's application.
+    pub fn disconnect(&mut self, peer: ServerPeer, data: u32) {
+        self.order(peer.shard, Order::Disconnect { peer: peer.peer, data, when: When::Soon });
+    }
+
+    /// The same, once everything sent so far has been acknowledged.
+    pub fn disconnect_later(&mut self, peer: ServerPeer, data: u32) {
+        self.order(peer.shard, Order::Disconnect { peer: peer.peer, data, when: When::Later });
+    }
+
+    /// Disconnects a peer without waiting for it; no event follows.
+    pub fn disconnect_now(&mut self, peer: ServerPeer, data: u32) {
+        self.order(peer.shard, Order::Disconnect { peer: peer.peer, data, when: When::Now });
+    }
+
+    /// Runs `change` on the host of a peer's shard, to set what has no request of its own.
+    pub fn configure(&mut self, peer: ServerPeer, change: impl FnOnce(&mut Host, PeerId) + Send + 'static) {
+        let id = peer.peer;
+        self.order(peer.shard, Order::Configure(Box::new(move |host| change(host, id))));
+    }
+
+    /// Hands everything queued to the shards, which send at once. Once per tick is enough.
+    pub fn flush(&mut self) {
+        self.shards.iter_mut().for_each(Shard::post);
+    }
+
+    /// Counts of all shards, up to 50 ms old, older while nothing happens.
+    #[must_use]
+    pub fn stats(&self) -> ServerStats {
+        let mut sum = ServerStats::default();
+        for shard in &self.shards {
+            add(&mut sum, &lock(&shard.shared.stats));
+        }
+        sum
+    }
+
+    fn order(&mut self, shard: u16, order: Order) {
+        let Some(shard) = self.shards.get_mut(usize::from(shard)) else { return };
+        shard.orders.push(order);
+        if shard.orders.len() >= ORDERS_PER_POST {
+            shard.post();
+        }
+    }
+}
+
+impl Drop for Server {
+    /// Tells every peer that it is over and ends the threads.
+    fn drop(&mut self) {
+        self.flush();
+        for shard in &self.shards {
+            shard.shared.stop.store(true, Ordering::Release);
+            shard.waker.wake();
+        }
+        for shard in &mut self.shards {
+            // A shard that panicked has said so on standard error.
+            drop(shard.thread.take().map(JoinHandle::join));
+        }
+    }
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Server")
+            .field("addr", &self.addr)
+            .field("shards", &self.shards.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shard {
+    fn fetch(&mut self) {
+        std::mem::swap(&mut *lock(&self.shared.events), &mut self.events);
+        if self.shared.full.swap(false, Ordering::AcqRel) {
+            self.waker.wake();
+        }
+    }
+
+    fn post(&mut self) {
+        if !self.orders.is_empty() {
+            lock(&self.shared.orders).append(&mut self.orders);
+            self.waker.wake();
+        }
+    }
+}
+
+/// A shard's thread.
+struct Worker {
+    endpoint: Endpoint,
+    shared: Arc<Shared>,
+    events_max: usize,
+    counts: ServerStats,
+    shown: Instant,
+}
+
+impl Worker {
+    fn run(mut self) {
+        let (mut orders, mut fresh) = (Vec::new(), Vec::new());
+        let mut stopping = false;
+        while !stopping {
+            stopping = self.shared.stop.load(Ordering::Acquire);
+            std::mem::swap(&mut *lock(&self.shared.orders), &mut orders);
+            for order in orders.drain(..) {
+                self.carry_out(order);
+            }
+            if stopping {
+                let everybody: Vec<PeerId> = self.endpoint.host().peers().collect();
+                for peer in everybody {
+                    self.endpoint.host().disconnect_now(peer, SHUTTING_DOWN);
+                }
+            }
+            // What was just ordered leaves before the wait.
+            let result =
+                self.endpoint.send().and_then(|()| if stopping { Ok(()) } else { self.turn(&mut fresh) });
+            if let Err(error) = result {
+                tracing::error!(%error, "an ENet socket failed; its thread ends");
+                return;
+            }
+        }
+    }
+
+    fn turn(&mut self, fresh: &mut Vec<Event>) -> io::Result<()> {
+        let waiting = lock(&self.shared.events).len();
+        let room = self.events_max.saturating_sub(waiting);
+        if room == 0 {
+            // The reader wakes us when it has taken some; it may have done so just now.
+            self.shared.full.store(true, Ordering::Release);
+            if lock(&self.shared.events).is_empty() {
+                return Ok(());
+            }
+            self.counts.events_full += 1;
+        }
+        self.endpoint.turn(None, |host| {
+            // What does not fit stays with the host, within its limits.
+            while fresh.len() < room
+                && let Some(event) = host.poll_event()
+            {
+                fresh.push(event);
+            }
+        })?;
+        if fresh.len() == room {
+            self.shared.full.store(true, Ordering::Release);
+        }
+        if !fresh.is_empty() {
+            lock(&self.shared.events).extend(fresh.drain(..));
+        }
+        if self.endpoint.now().since(self.shown) >= STATS_INTERVAL {
+            self.show();
+        }
+        Ok(())
+    }
+
+    fn show(&mut self) {
+        self.shown = self.endpoint.now();
+        let (peers, half_open) = (self.endpoint.host().peer_count(), self.endpoint.host().half_open_count());
+        let (udp, enet) = (*self.endpoint.port().stats(), *self.endpoint.host().stats());
+        self.counts = ServerStats { peers, half_open, udp, enet, ..self.counts };
+        *lock(&self.shared.stats) = self.counts;
+    }
+
+    fn carry_out(&mut self, order: Order) {
+        let host = self.endpoint.host();
+        match order {
+            Order::Send { peer, lane, data, delivery } => match host.send(peer, lane, data, delivery) {
+                Ok(()) => {}
+                Err(SendError::QueueFull { .. }) if delivery == Delivery::Reliable => {
+                    self.counts.too_slow += 1;
+                    host.disconnect(peer, TOO_SLOW);
+                }
+                Err(SendError::QueueFull { .. }) => self.counts.dropped_packets += 1,
+                Err(_) => self.counts.orphaned_packets += 1,
+            },
+            Order::Broadcast { lane, data, delivery } => {
+                host.broadcast(lane, data, delivery);
+            }
+            Order::Disconnect { peer, data, when } => match when {
+                When::Soon => host.disconnect(peer, data),
+                When::Later => host.disconnect_later(peer, data),
+                When::Now => host.disconnect_now(peer, data),
+            },
+            Order::Configure(change) => change(host),
+        }
+    }
+}
+
+fn add(sum: &mut ServerStats, one: &ServerStats) {
+    let ServerStats { peers, half_open, orphaned_packets, dropped_packets, too_slow, events_full, udp, enet } =
+        one;
+    sum.peers += peers;
+    sum.half_open += half_open;
+    sum.orphaned_packets += orphaned_packets;
+    sum.dropped_packets += dropped_packets;
+    sum.too_slow += too_slow;
+    sum.events_full += events_full;
+    sum.udp += *udp;
+    sum.enet += *enet;
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is in there stays whole when a holder panics: everybody only moves values in and out.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use throng_enet::Reason;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn server(options: &ServerOptions) -> Server {
+        Server::start("127.0.0.1:0".parse().unwrap(), options, Config::new).unwrap()
+    }
+
+    /// Clients on one socket, driven by the test's thread.
+    struct Clients {
+        endpoint: Endpoint,
+        connected: Vec<PeerId>,
+        received: Vec<(PeerId, Bytes)>,
+        gone: Vec<(u32, Reason)>,
+    }
+
+    impl Clients {
+        fn connect(server: &Server, count: usize) -> Self {
+            let clock = Clock::start();
+            let addr = "127.0.0.1:0".parse().unwrap();
+            let config = Config::client(1);
+            let pacing = Pacing::default();
+            let mut endpoint = Endpoint::open(clock, addr, &UdpOptions::default(), pacing, config).unwrap();
+            for data in 0..count {
+                endpoint.host().connect(clock.now(), server.addr(), 2, data as u32).unwrap();
+            }
+            Self { endpoint, connected: Vec::new(), received: Vec::new(), gone: Vec::new() }
+        }
+
+        fn turn(&mut self) {
+            let soon = self.endpoint.now() + Duration::from_millis(2);
+            let (connected, received, gone) = (&mut self.connected, &mut self.received, &mut self.gone);
+            let on_round = |host: &mut Host| {
+                while let Some(event) = host.poll_event() {
+                    match event {
+                        Event::Connected { peer, .. } => connected.push(peer),
+                        Event::Received { peer, data, .. } => received.push((peer, data)),
+                        Event::Disconnected { data, reason, .. } => gone.push((data, reason)),
+                        _ => {}
+                    }
+                }
+            };
+            self.endpoint.turn(Some(soon), on_round).unwrap();
+        }
+
+        fn turn_until(&mut self, what: &str, mut done: impl FnMut(&mut Self) -> bool) {
+            let start = std::time::Instant::now();
+            while !done(self) {
+                assert!(start.elapsed() < PATIENCE, "{what} takes too long");
+                self.turn();
+            }
+        }
+    }
+
+    #[test]
+    fn packets_of_many_peers_come_back_through_the_game_thread() {
+        let mut server = server(&ServerOptions { shards: 2, ..ServerOptions::default() });
+        let mut clients = Clients::connect(&server, 50);
+        let mut peers = Vec::new();
+        clients.turn_until("connecting", |clients| {
+            while let Some((peer, Event::Connected { .. })) = server.poll_event() {
+                peers.push(peer);
+            }
+            peers.len() == 50 && clients.connected.len() == 50
+        });
+        for peer in clients.connected.clone() {
+            clients.endpoint.host().send(peer, Lane(1), &b"hello"[..], Delivery::Reliable).unwrap();
+        }
+        clients.turn_until("the echo", |clients| {
+            while let Some((peer, event)) = server.poll_event() {
+                let Event::Received { lane, data, delivery, .. } = event else { panic!("{event:?}") };
+                server.send(peer, lane, data, delivery);
+            }
+            server.flush();
+            clients.received.len() == 50
+        });
+        server.broadcast(Lane(0), &b"everybody"[..], Delivery::Reliable);
+        server.disconnect_later(peers[0], 5);
+        server.flush();
+        clients.turn_until("the farewell", |clients| !clients.gone.is_empty());
+        assert_eq!(clients.gone, [(5, Reason::Remote)]);
+        clients.turn_until("the broadcast", |clients| clients.received.len() == 100);
+        drop(server);
+        clients.turn_until("the end", |clients| clients.gone.len() == 50);
+    }
+
+    #[test]
+    fn a_game_that_does_not_read_loses_nothing_that_is_reliable() {
+        let mut server = server(&ServerOptions { events_max: 10, ..ServerOptions::default() });
+        let mut clients = Clients::connect(&server, 1);
+        clients.turn_until("connecting", |clients| !clients.connected.is_empty());
+        let peer = clients.connected[0];
+        for number in 0..500u16 {
+            let packet = number.to_be_bytes().to_vec();
+            clients.endpoint.host().send(peer, Lane(0), packet, Delivery::Reliable).unwrap();
+        }
+        // The shard acknowledges although nobody reads.
+        clients.turn_until("acknowledging", |clients| {
+            let info = clients.endpoint.host().peer(peer).unwrap();
+            info.queued_packets + info.unacknowledged_commands == 0
+        });
+        let mut numbers = Vec::new();
+        clients.turn_until("reading", |_| {
+            while let Some((_, event)) = server.poll_event() {
+                if let Event::Received { data, .. } = event {
+                    numbers.push(u16::from_be_bytes([data[0], data[1]]));
+                }
+            }
+            numbers.len() == 500
+        });
+        assert!(numbers.is_sorted(), "in order");
+        assert!(server.stats().events_full > 0);
+    }
+
+    #[test]
+    fn a_peer_that_takes_nothing_is_sent_away() {
+        let config = |seed| Config { send_bytes_max: 100_000, ..Config::new(seed) };
+        let mut server =
+            Server::start("127.0.0.1:0".parse().unwrap(), &ServerOptions::default(), config).unwrap();
+        let mut clients = Clients::connect(&server, 1);
+        let mut peer = None;
+        clients.turn_until("connecting", |clients| {
+            peer = peer.or_else(|| server.poll_event().map(|(peer, _)| peer));
+            peer.is_some() && !clients.connected.is_empty()
+        });
+        let peer = peer.unwrap();
+        for _ in 0..50 {
+            server.send(peer, Lane(0), vec![0; 10_000], Delivery::Reliable);
+        }
+        server.flush();
+        clients.turn_until("the end", |clients| !clients.gone.is_empty());
+        assert_eq!(clients.gone, [(TOO_SLOW, Reason::Remote)]);
+    }
+}
