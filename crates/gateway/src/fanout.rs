@@ -868,7 +868,7 @@ fn append_entries(
         data_update_entry_len(name.channel.0, name.type_url, PACKET_BYTES_SEND_MAX) - PACKET_BYTES_SEND_MAX;
     let mut parts = Vec::new();
     match split(plan, value, PACKET_BYTES_SEND_MAX - overhead, &mut parts) {
-        Ok(()) => out.extend(parts.iter().map(|part| entry(part))),
+        Ok(_) => out.extend(parts.iter().map(|part| entry(part))),
         // A single element over the size of a packet cannot be sent to anybody.
         Err(_) => board.refuse(Refusal::Oversize),
     }

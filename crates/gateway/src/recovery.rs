@@ -429,7 +429,7 @@ impl Channel {
         let room = PACKET_BYTES_SEND_MAX.saturating_sub(message(Some(Vec::new())).encoded_len() + 64);
         let mut parts = Vec::new();
         match split(&plan, &value, room.max(1024), &mut parts) {
-            Ok(()) => {
+            Ok(_) => {
                 for part in parts {
                     board.send(place.conn, head, &message(Some(part.to_vec())));
                 }

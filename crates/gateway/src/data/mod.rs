@@ -50,7 +50,7 @@ pub use mask::{FieldMask, filter};
 pub use plan::{DataLimits, MergeOptions, Plan, Profile};
 pub use removal::removals;
 pub use schema::{SchemaError, Schemas, SchemasBuilder};
-pub use split::{Oversize, split};
+pub use split::{Joint, Oversize, split};
 pub use state::ChannelData;
 
 /// Why bytes were refused as channel data.

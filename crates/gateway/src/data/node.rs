@@ -1,5 +1,6 @@
 //! A message as a tree over encoded parts, and how updates are applied to it.
 
+use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::check::Notes;
@@ -134,7 +135,7 @@ impl Node {
                 Kind::Message(_) | Kind::Scalar(_) => self.put_single(types, type_plan, slot, &record),
             }
         }
-        self.put_unknown(&unknown);
+        self.put_unknown(unknown);
         if actors {
             self.apply_actors(plan, type_plan, bytes, notes, rules, &mut scratch);
         }
@@ -160,7 +161,7 @@ impl Node {
                 Kind::Message(_) | Kind::Scalar(_) => self.put_single(types, type_plan, slot, &record),
             }
         }
-        self.put_unknown(&unknown);
+        self.put_unknown(unknown);
     }
 
     /// Merges the actor states of an update: last, since a removed actor takes its other states along.
@@ -265,7 +266,7 @@ impl Node {
 
     /// Keeps the unknown records of an update. What it holds of a number replaces what was there: without a schema
     /// nobody can tell a list from a value, and appending would grow for ever.
-    fn put_unknown(&mut self, records: &[Record<'_>]) {
+    fn put_unknown(&mut self, mut records: Vec<Record<'_>>) {
         if !self.unknown.is_empty() && !records.is_empty() {
             let mut numbers: Vec<u32> = records.iter().map(|record| record.number).collect();
             numbers.sort_unstable();
@@ -276,6 +277,13 @@ impl Node {
                 }
             }
             self.unknown = kept;
+        }
+        // The records of a number come together, in the place of the last one, so that a long message can be cut
+        // between them. Writers write them so, nearly always.
+        if !records.is_sorted_by_key(|record| record.number) {
+            let place: HashMap<u32, usize> =
+                records.iter().enumerate().map(|(at, record)| (record.number, at)).collect();
+            records.sort_by_key(|record| place[&record.number]);
         }
         for record in records {
             self.unknown.extend_from_slice(record.raw);

@@ -1,10 +1,12 @@
 //! Cutting an encoded message into several that merge to the whole.
 
 use bytes::Bytes;
+use hashbrown::HashMap;
+use smallvec::SmallVec;
 
 use super::cursor::{LEN, Record, Records, varint_len, write_varint};
 use super::list::numbers;
-use super::plan::{Class, Kind, Plan, TypeIndex};
+use super::plan::{Class, Kind, Plan, Scalar, TypeIndex};
 
 /// A single value that cannot be cut is larger than the limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,25 +22,37 @@ pub struct Oversize {
     pub limit: usize,
 }
 
+/// How the parts of a split make up the whole again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Joint {
+    /// Every reader that merges the parts in order has the whole.
+    Exact,
+    /// The records of a field that the schema does not know were longer than a part and came apart. Readers that know
+    /// the field append them; one to which it is unknown too, and who lets newer records win, keeps the last piece.
+    UnknownCut,
+}
+
 /// Cuts `encoded`, a checked message, into parts of at most `max` bytes that merge to the whole when applied in order.
 ///
 /// Cuts are made between top-level fields, map entries and list elements, inside long lists of numbers, and inside
 /// single messages where these alone are too long. The records of one list stay together where they fit into a part,
-/// for receivers that replace lists. A message that fits gives one part.
+/// for receivers that replace lists; so do those of an unknown field, which may be a list. A message that fits gives
+/// one part.
 ///
 /// # Errors
 /// When a single element is larger than `max`; `out` is as it was.
-pub fn split(plan: &Plan, encoded: &[u8], max: usize, out: &mut Vec<Bytes>) -> Result<(), Oversize> {
+pub fn split(plan: &Plan, encoded: &[u8], max: usize, out: &mut Vec<Bytes>) -> Result<Joint, Oversize> {
     if encoded.len() <= max {
         out.push(Bytes::copy_from_slice(encoded));
-        return Ok(());
+        return Ok(Joint::Exact);
     }
-    let splitter = Splitter { plan, limit: max };
+    let mut splitter = Splitter { plan, limit: max, joint: Joint::Exact };
     let mut parts = Parts { max, done: Vec::new(), current: Vec::new() };
     splitter.split_message(plan.root, encoded, 0, &mut parts, &mut Vec::new())?;
     parts.flush();
     out.extend(parts.done.into_iter().map(Bytes::from));
-    Ok(())
+    Ok(splitter.joint)
 }
 
 struct Parts {
@@ -65,12 +79,26 @@ impl Parts {
 struct Splitter<'p> {
     plan: &'p Plan,
     limit: usize,
+    joint: Joint,
 }
+
+/// The records of one list, or of one unknown field.
+#[derive(Default)]
+struct Run<'a> {
+    /// Neighbouring records in one piece.
+    stretches: SmallVec<[&'a [u8]; 1]>,
+    bytes: usize,
+    /// Offset behind the last record.
+    end: usize,
+}
+
+/// Runs by field number and whether the schema knows the field.
+type Runs<'a> = HashMap<(u32, bool), Run<'a>>;
 
 impl Splitter<'_> {
     /// `outer` is what enclosing messages add to each part.
     fn split_message(
-        &self,
+        &mut self,
         index: Option<TypeIndex>,
         bytes: &[u8],
         outer: usize,
@@ -78,63 +106,129 @@ impl Splitter<'_> {
         path: &mut Vec<u32>,
     ) -> Result<(), Oversize> {
         let is_root = path.is_empty();
-        let late = |record: &Record<'_>| is_root && self.is_late(record);
+        let runs = self.runs(index, bytes);
+        let mut some_late = false;
         // Removed actors take the states before them along, so they must come last over all parts.
-        let first = Records::new(bytes).filter(|record| !late(record));
-        let last = Records::new(bytes).filter(late);
-        let mut list = 0;
-        for (at, record) in first.chain(last).enumerate() {
-            let slot =
-                index.and_then(|index| self.plan.types.get(index).classify(record.number, record.wire));
-            let kind = slot.and_then(|slot| {
-                index.map(|index| self.plan.types.get(index).fields[usize::from(slot)].kind)
-            });
-            if matches!(kind, Some(Kind::Records(_) | Kind::Numbers { .. })) {
-                if at == 0 || list != record.number {
-                    let run = Records::new(bytes).filter(|other| other.number == record.number);
-                    let run: usize = run.map(|other| other.raw.len()).sum();
-                    if run <= parts.max {
-                        parts.reserve(run);
-                    }
+        for late_turn in [false, true] {
+            let mut records = Records::new(bytes);
+            while let Some(record) = records.next() {
+                let late = is_root && self.is_late(&record);
+                some_late |= late;
+                if late != late_turn {
+                    continue;
                 }
-                list = record.number;
-            } else {
-                list = 0;
+                let kind = self.kind(index, &record);
+                let Some(run) = runs.get(&(record.number, kind.is_some())) else {
+                    self.put(kind, &record, outer, parts, path)?;
+                    continue;
+                };
+                // The place of a run is that of its last record: of two members of a oneof the later one counts.
+                if records.pos() != run.end {
+                    continue;
+                }
+                if run.bytes <= parts.max {
+                    parts.reserve(run.bytes);
+                } else if kind.is_none() {
+                    self.joint = Joint::UnknownCut;
+                }
+                for record in run.stretches.iter().flat_map(|stretch| Records::new(stretch)) {
+                    self.put(kind, &record, outer, parts, path)?;
+                }
             }
-            if record.raw.len() <= parts.max {
-                parts.reserve(record.raw.len());
-                parts.current.extend_from_slice(record.raw);
+            if !some_late {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gathers what should stay together. A message without a schema has no runs: to its readers order is all.
+    fn runs<'a>(&self, index: Option<TypeIndex>, bytes: &'a [u8]) -> Runs<'a> {
+        let mut runs = Runs::default();
+        if index.is_none() {
+            return runs;
+        }
+        let mut records = Records::new(bytes);
+        while let Some(record) = records.next() {
+            let kind = self.kind(index, &record);
+            if !matches!(kind, None | Some(Kind::Records(_) | Kind::Numbers { .. })) {
                 continue;
             }
-            path.push(record.number);
-            match kind {
-                Some(Kind::Message(sub)) => self.split_inner(sub, &record, outer, parts, path)?,
-                Some(Kind::Numbers { scalar, .. }) if record.wire == LEN => {
-                    let head = varint_len(u64::from(record.number) << 3) + varint_len(parts.max as u64);
-                    let room = parts.max.saturating_sub(head);
-                    let mut chunk: Vec<u8> = Vec::new();
-                    for element in numbers(scalar, record.payload) {
-                        if element.len() > room {
-                            return Err(self.oversize(path, head + element.len() + outer));
-                        }
-                        if chunk.len() + element.len() > room {
-                            push_packed(parts, record.number, &chunk);
-                            chunk.clear();
-                        }
-                        chunk.extend_from_slice(element);
-                    }
-                    push_packed(parts, record.number, &chunk);
-                }
-                _ => return Err(self.oversize(path, record.raw.len() + outer)),
+            let run = runs.entry((record.number, kind.is_some())).or_default();
+            let end = records.pos();
+            let start = end - record.raw.len();
+            match run.stretches.last_mut() {
+                Some(last) if run.end == start => *last = &bytes[start - last.len()..end],
+                _ => run.stretches.push(record.raw),
             }
-            path.pop();
+            run.bytes += record.raw.len();
+            run.end = end;
         }
+        runs
+    }
+
+    /// What the schema says about a record; `None` when it does not know the field.
+    fn kind(&self, index: Option<TypeIndex>, record: &Record<'_>) -> Option<Kind> {
+        let types = self.plan.types.get(index?);
+        let slot = types.classify(record.number, record.wire)?;
+        Some(types.fields[usize::from(slot)].kind)
+    }
+
+    /// Appends a record, in pieces where it alone is too long.
+    fn put(
+        &mut self,
+        kind: Option<Kind>,
+        record: &Record<'_>,
+        outer: usize,
+        parts: &mut Parts,
+        path: &mut Vec<u32>,
+    ) -> Result<(), Oversize> {
+        if record.raw.len() <= parts.max {
+            parts.reserve(record.raw.len());
+            parts.current.extend_from_slice(record.raw);
+            return Ok(());
+        }
+        path.push(record.number);
+        match kind {
+            Some(Kind::Message(sub)) => self.split_inner(sub, record, outer, parts, path)?,
+            Some(Kind::Numbers { scalar, .. }) if record.wire == LEN => {
+                self.split_packed(scalar, record, outer, parts, path)?;
+            }
+            _ => return Err(self.oversize(path, record.raw.len() + outer)),
+        }
+        path.pop();
+        Ok(())
+    }
+
+    /// Cuts a packed list of numbers between elements.
+    fn split_packed(
+        &self,
+        scalar: Scalar,
+        record: &Record<'_>,
+        outer: usize,
+        parts: &mut Parts,
+        path: &[u32],
+    ) -> Result<(), Oversize> {
+        let head = varint_len(u64::from(record.number) << 3) + varint_len(parts.max as u64);
+        let room = parts.max.saturating_sub(head);
+        let mut chunk: Vec<u8> = Vec::new();
+        for element in numbers(scalar, record.payload) {
+            if element.len() > room {
+                return Err(self.oversize(path, head + element.len() + outer));
+            }
+            if chunk.len() + element.len() > room {
+                push_packed(parts, record.number, &chunk);
+                chunk.clear();
+            }
+            chunk.extend_from_slice(element);
+        }
+        push_packed(parts, record.number, &chunk);
         Ok(())
     }
 
     /// Cuts inside a message field and wraps every part in it.
     fn split_inner(
-        &self,
+        &mut self,
         sub: TypeIndex,
         record: &Record<'_>,
         outer: usize,

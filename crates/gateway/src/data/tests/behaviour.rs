@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::*;
-use crate::data::{DEPTH_MAX, DataError, DataLimits, Delta, Update, filter, split};
+use crate::data::{DEPTH_MAX, DataError, DataLimits, Delta, Joint, Update, filter, split};
 
 const GAME_PROTO: &str = "syntax = \"proto3\"; package game;
 message Item { int32 a = 1; bool removed = 2; string text = 3; }
@@ -225,8 +225,8 @@ fn a_large_state_is_cut_between_entries() {
     let whole = encoded(&data, None);
     assert!(whole.len() > 80_000);
     let mut parts = Vec::new();
-    split(&plan, &whole, 65_000, &mut parts).expect("small entries");
-    assert_eq!(parts.len(), 2);
+    let joint = split(&plan, &whole, 65_000, &mut parts).expect("small entries");
+    assert_eq!((parts.len(), joint), (2, Joint::Exact));
     let mut receiver = ChannelData::new(plan);
     for part in &parts {
         receiver.merge(part, None).expect("valid");
@@ -243,6 +243,44 @@ fn what_cannot_be_cut_is_named() {
     assert_eq!((oversize.type_name.as_str(), oversize.field.as_str()), ("game.World", "inner.lines"));
     assert_eq!((oversize.bytes, oversize.limit), (106, 80));
     assert_eq!(parts.len(), 1);
+}
+
+/// A list that only newer peers know stays in one part where it fits: a reader to which it is unknown too lets newer
+/// records win and would keep the last piece.
+#[test]
+fn records_of_an_unknown_field_stay_together() {
+    let plan = game(DataLimits::default());
+    let merged = |parts: &[Bytes]| {
+        let mut receiver = ChannelData::new(plan.clone());
+        for part in parts {
+            receiver.merge(part, None).expect("valid");
+        }
+        encoded(&receiver, None)
+    };
+    let unknown = |number: u8, value: u8| [number << 3, value];
+    let inner = |bytes: &[u8]| [&[0x22, bytes.len() as u8][..], bytes].concat();
+    // Fields 8 and 9 of World, then of the message in it, by turns.
+    let lists: Vec<u8> = (1..6).flat_map(|value| [unknown(8, value), unknown(9, value)]).flatten().collect();
+    for update in [lists.clone(), inner(&lists)] {
+        let mut data = ChannelData::new(plan.clone());
+        data.merge(&update, None).expect("valid");
+        let whole = encoded(&data, None);
+        for source in [&update, &whole] {
+            let mut parts = Vec::new();
+            let joint = split(&plan, source, 14, &mut parts).expect("small records");
+            assert_eq!((parts.len(), joint), (2, Joint::Exact), "{parts:02x?}");
+            assert_eq!(merged(&parts), whole);
+            // Where they do not fit they are cut all the same: readers that know the field append the pieces.
+            parts.clear();
+            let joint = split(&plan, source, 8, &mut parts).expect("small records");
+            assert_eq!(joint, Joint::UnknownCut);
+            let values = |number: u8| {
+                let bytes = parts.concat();
+                bytes.windows(2).filter(|pair| pair[0] == number << 3).map(|pair| pair[1]).collect::<Vec<_>>()
+            };
+            assert_eq!((values(8), values(9)), ((1..6).collect(), (1..6).collect()));
+        }
+    }
 }
 
 #[test]
@@ -268,7 +306,7 @@ fn opaque_data_is_the_last_updates_that_fit() {
     delta.encode(Some(&FieldMask::compile(&plan, &["any"])), &mut out);
     assert_eq!(out, [0x08, 1, 0x08, 2]);
     let mut parts = Vec::new();
-    split(&plan, &out, 2, &mut parts).expect("small records");
+    assert_eq!(split(&plan, &out, 2, &mut parts), Ok(Joint::Exact));
     assert_eq!(parts, [&[0x08, 1][..], &[0x08, 2][..]]);
 }
 

@@ -7,7 +7,7 @@ use throng_stdx::Rng;
 
 use super::*;
 use crate::data::cursor::{LEN, Records, write_prefixed, write_varint};
-use crate::data::{Delta, Update, filter, split, validate};
+use crate::data::{Delta, Joint, Update, filter, split, validate};
 
 const SHAPES_PROTO: &str = include_str!("shapes.proto");
 
@@ -268,7 +268,8 @@ fn parts_of_a_split_merge_to_the_whole() {
         let max = 1 + rng.below(update.bytes().len() as u64 + 20) as usize;
         let mut parts = Vec::new();
         match split(&world.plan, update.bytes(), max, &mut parts) {
-            Ok(()) => {
+            Ok(joint) => {
+                assert_eq!(joint, Joint::Exact);
                 assert!(parts.iter().all(|part| part.len() <= max));
                 assert_same(&world.decode(&parts.concat()), &world.decode(update.bytes()), &max);
                 let start = world.random_bytes(rng);

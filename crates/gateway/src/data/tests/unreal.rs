@@ -316,7 +316,7 @@ fn split_updates_keep_actors_last() {
         ..Default::default()
     };
     let mut parts = Vec::new();
-    split(&plan, &update.encode_to_vec(), 40, &mut parts).expect("small entries");
+    let _ = split(&plan, &update.encode_to_vec(), 40, &mut parts).expect("small entries");
     assert!(parts.len() > 3);
     let mut data = ChannelData::new(plan);
     for part in parts {
