@@ -216,7 +216,7 @@ impl Worker {
             self.driver.rounds.record(now.since(self.driver.now).as_nanos() as u64);
             self.driver.heartbeat.end();
             self.pace.count(self.driver.now);
-            if let Some(wait) = self.pace.wait(now) {
+            if let Some(wait) = self.pace.wait(now, self.driver.deadline()) {
                 std::thread::sleep(wait);
             }
             if let Some(until) = self.driver.stopping
