@@ -64,7 +64,7 @@ pub use effect::{Accepted, Closed, Effect, Redacted, SecurityEvent, SecurityEven
 pub use fsm::{STATES_MAX, StateMachine, StateMachineError};
 pub use ids::{AuthTicket, ChannelId, ConnId, ConnKind, ShardIndex, address_group};
 pub use mail::Mail;
-pub use outbox::{Framing, Outbox};
+pub use outbox::{Framing, Outbox, SharedFrame};
 pub use permission::{Authority, KindPermissions, Permissions, TypeRule};
 pub use reason::{AcceptRefusal, CloseReason, Refusal};
 pub use settings::{AccessLevel, ChannelSettings, ChannelType, SettingsError, TypeSettings};

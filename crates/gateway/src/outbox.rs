@@ -48,8 +48,45 @@ impl Entry {
         self.bytes.len()
     }
 
+    fn form(&self, form: Form) -> &[u8] {
+        match form {
+            Form::Plain => &self.bytes,
+            Form::Snappy => self.snappy(),
+        }
+    }
+
     fn snappy(&self) -> &[u8] {
         self.snappy.get_or_init(|| compress(&self.bytes).unwrap_or_default().into_boxed_slice())
+    }
+}
+
+/// A frame that holds one shared entry and nothing else: everyone who gets it gets the same bytes, so a driver can give
+/// them to the kernel once.
+#[derive(Debug, Clone)]
+pub struct SharedFrame {
+    tag: [u8; TAG_BYTES],
+    entry: Arc<Entry>,
+    form: Form,
+}
+
+impl SharedFrame {
+    /// The bytes of the frame, in order.
+    #[must_use]
+    pub fn parts(&self) -> [&[u8]; 2] {
+        [&self.tag, self.entry.form(self.form)]
+    }
+
+    /// How many outboxes and other holders share the entry at the moment.
+    #[must_use]
+    pub fn holders(&self) -> usize {
+        Arc::strong_count(&self.entry)
+    }
+}
+
+/// Whether both are the same entry in the same form; equal bytes of two entries do not count.
+impl PartialEq for SharedFrame {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.entry, &other.entry) && self.form == other.form
     }
 }
 
@@ -143,6 +180,25 @@ impl Outbox {
         for segment in self.segments.iter().take(SLICES_MAX) {
             iov.push(IoSlice::new(segment.bytes(own)));
         }
+    }
+
+    /// What [`Self::gather`] would give first, if that is a frame of at least `len_min` bytes with one shared entry and
+    /// nothing else. Closes the open frame. Streams only: the header of a WebSocket message is its connection's affair.
+    pub fn shared_frame(&mut self, len_min: usize) -> Option<SharedFrame> {
+        // A frame takes two segments then; looking at the bytes instead of keeping track of borders is as exact.
+        if self.framing != Framing::Stream || self.queued < len_min {
+            return None;
+        }
+        self.close_frame();
+        let (head, body) = (self.segments.front()?, self.segments.get(1)?);
+        let Segment::Shared { entry, start: 0, form } = body else { return None };
+        let compression = match form {
+            Form::Plain => Compression::None,
+            Form::Snappy => Compression::Snappy,
+        };
+        let tag = frame::tag(body.len(), compression);
+        let whole = head.bytes(&self.own) == tag && tag.len() + body.len() >= len_min;
+        whole.then(|| SharedFrame { tag, entry: Arc::clone(entry), form: *form })
     }
 
     /// Forgets the first `written` bytes of what [`Self::gather`] gave; the transport has them.
@@ -403,16 +459,14 @@ impl Segment {
     fn bytes<'a>(&'a self, own: &'a [u8]) -> &'a [u8] {
         match self {
             Self::Own { start, end } => &own[*start as usize..*end as usize],
-            Self::Shared { entry, start, form: Form::Plain } => &entry.bytes[*start as usize..],
-            Self::Shared { entry, start, form: Form::Snappy } => &entry.snappy()[*start as usize..],
+            Self::Shared { entry, start, form } => &entry.form(*form)[*start as usize..],
         }
     }
 
     fn len(&self) -> usize {
         match self {
             Self::Own { start, end } => (end - start) as usize,
-            Self::Shared { entry, start, form: Form::Plain } => entry.len() - *start as usize,
-            Self::Shared { entry, start, form: Form::Snappy } => entry.snappy().len() - *start as usize,
+            Self::Shared { entry, start, form } => entry.form(*form).len() - *start as usize,
         }
     }
 
@@ -515,6 +569,45 @@ mod tests {
             bytes = &bytes[header + len..];
         }
         out
+    }
+
+    #[test]
+    fn a_frame_of_one_shared_entry_is_recognised_and_is_what_gather_gives() {
+        let shared = Entry::new(entry(1, 30_000));
+        let mut outbox = Outbox::new(Framing::Stream);
+        outbox.push_shared(&shared);
+        assert!(outbox.shared_frame(40_000).is_none(), "too short");
+        let found = outbox.shared_frame(20_000).expect("one shared entry");
+        assert_eq!(found.holders(), 3, "this test, the outbox and what was found");
+        let bytes = found.parts().concat();
+        // A message behind it is a frame of its own by now.
+        push(&mut outbox, &entry(2, 10));
+        assert_eq!(outbox.shared_frame(20_000), Some(found));
+        let all = take_all(&mut outbox);
+        assert_eq!(all[..bytes.len()], bytes);
+        assert_eq!(read(&all).0, [2, 3]);
+    }
+
+    #[test]
+    fn frames_that_hold_more_or_are_partly_written_are_not_shared() {
+        let shared = Entry::new(entry(1, 30_000));
+        let mut with_another = Outbox::new(Framing::Stream);
+        with_another.push_shared(&shared);
+        push(&mut with_another, &entry(2, 10));
+        assert_eq!(with_another.shared_frame(0), None);
+        let mut behind_another = Outbox::new(Framing::Stream);
+        push(&mut behind_another, &entry(2, 10));
+        behind_another.push_shared(&shared);
+        assert_eq!(behind_another.shared_frame(0), None);
+        for written in [1, TAG_BYTES, TAG_BYTES + 1] {
+            let mut begun = Outbox::new(Framing::Stream);
+            begun.push_shared(&shared);
+            take(&mut begun, written);
+            assert_eq!(begun.shared_frame(0), None, "{written} bytes written");
+        }
+        let mut websocket = Outbox::new(Framing::WebSocket);
+        websocket.push_shared(&shared);
+        assert_eq!(websocket.shared_frame(0), None);
     }
 
     // nothing is held back, and everything queued between two writes is one frame.

@@ -17,6 +17,7 @@ use crate::config::{ConnectSpec, ListenerSpec, Transport};
 use crate::handler::{Accept, CloseCause, CloseMode, Flow, Handler, TimedOut, WriteOutcome};
 use crate::listener::{Listener, Permit, ReservedDescriptor, Rules};
 use crate::sessions::{Cx, Session, Sessions};
+use crate::shared_file::SharedFile;
 use crate::stats::LoopStats;
 use crate::stream::{End, Phase, Shared, Sink, Stream};
 use crate::sys::{self, Epoll, Events};
@@ -260,6 +261,8 @@ pub struct EventLoop {
     /// Time of the current or last poll.
     now: Instant,
     stats: LoopStats,
+    /// The kernel, or a sandbox in front of it, has refused to send files.
+    refuses_files: bool,
 }
 
 impl EventLoop {
@@ -287,6 +290,7 @@ impl EventLoop {
             plain: vec![0; READ_BYTES].into(),
             now: Instant::ZERO,
             stats: LoopStats::default(),
+            refuses_files: false,
         })
     }
 
@@ -460,6 +464,34 @@ impl EventLoop {
         conn.stream.wanted = blocked;
         self.requeue(key);
         WriteOutcome { taken, blocked }
+    }
+
+    /// Sends bytes that many connections get; worth it from about 16 KiB and a few connections on. Returns how many bytes
+    /// were taken: fewer than all, or none, means that [`EventLoop::write`] is to be tried with the rest. Only plain TCP
+    /// connections take any.
+    pub fn write_shared(&mut self, key: ConnKey, file: &SharedFile) -> usize {
+        if !self.takes_shared(key) {
+            return 0;
+        }
+        let Some(conn) = get_mut(&mut self.conns, key) else { return 0 };
+        match conn.stream.write_shared(file, &mut self.stats) {
+            Ok(taken) => taken,
+            Err(error) => {
+                let refusals = [libc::EINVAL, libc::ENOSYS, libc::EPERM, libc::EOPNOTSUPP];
+                self.refuses_files |= error.raw_os_error().is_some_and(|code| refusals.contains(&code));
+                0
+            }
+        }
+    }
+
+    /// Whether [`EventLoop::write_shared`] can do anything for a connection.
+    #[must_use]
+    pub fn takes_shared(&self, key: ConnKey) -> bool {
+        !self.refuses_files
+            && !key.is_session()
+            && (self.conns.get(key.slot()))
+                .filter(|conn| conn.generation == key.generation)
+                .is_some_and(|conn| conn.stream.phase == Phase::Open && conn.stream.is_plain())
     }
 
     /// Closes a connection. The handler hears nothing more of it. Unknown keys are ignored.

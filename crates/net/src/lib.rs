@@ -61,6 +61,7 @@ mod handler;
 pub mod kcp;
 mod listener;
 mod sessions;
+mod shared_file;
 mod stats;
 mod stream;
 mod sys;
@@ -72,6 +73,7 @@ pub use clock::Clock;
 pub use config::{ConnectSpec, Limits, ListenerSpec, Transport, WsPolicy};
 pub use event_loop::{ConnKey, DetachedConn, EventLoop, ListenerKey, Waker};
 pub use handler::{Accept, CloseCause, CloseMode, Flow, Handler, TimedOut, WriteOutcome};
+pub use shared_file::SharedFile;
 pub use stats::LoopStats;
 pub use tls::{
     DevelopmentCertificate, TlsAcceptor, TlsConfigError, TlsConnector, development_certificate,

@@ -14,8 +14,9 @@ use rustls::Connection as Tls;
 use socket2::SockRef;
 
 use crate::handler::{Accept, CloseCause, Flow};
+use crate::shared_file::SharedFile;
 use crate::stats::LoopStats;
-use crate::ws;
+use crate::{sys, ws};
 
 /// Slices given to one gathered write; the kernel refuses more (`IOV_MAX`).
 const SLICES_PER_WRITE: usize = 1024;
@@ -354,6 +355,32 @@ impl Stream {
             }
         }
         taken
+    }
+
+    /// Whether bytes go to the socket as they are, so that [`Self::write_shared`] can send them.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.tls.is_none() && self.ws.is_none()
+    }
+
+    /// Sends a file's bytes on a plain stream. Returns how many the kernel took; an ordinary write of the rest finds out
+    /// why it was not all, and waits for room if that is the reason.
+    ///
+    /// # Errors
+    /// When the kernel does not do that, or the stream has failed, which an ordinary write finds out as well.
+    pub(crate) fn write_shared(&mut self, file: &SharedFile, stats: &mut LoopStats) -> io::Result<usize> {
+        debug_assert!(self.is_plain(), "a layer would be skipped");
+        if self.blocked {
+            return Ok(0);
+        }
+        stats.writes += 1;
+        match sys::send_file(self.socket.as_fd(), file.fd(), file.len()) {
+            Ok(count) => {
+                stats.bytes_out += count as u64;
+                Ok(count)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+            Err(error) => Err(error),
+        }
     }
 
     pub(crate) fn is_blocked(&self) -> bool {

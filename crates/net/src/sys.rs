@@ -3,6 +3,8 @@
 //! `udp/batch.rs` is the only other module of the crate with `unsafe` in it.
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
+use std::fs::File;
 use std::io;
 use std::mem;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -162,6 +164,22 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, SocketAdd
     };
     let addr = addr.as_socket().ok_or_else(|| io::Error::other("peer address is not an IP address"))?;
     Ok((fd, addr))
+}
+
+/// An anonymous file in memory.
+pub(crate) fn memory_file(name: &CStr) -> io::Result<File> {
+    // SAFETY: `name` is a C string that outlives the call; the result is checked before it is owned.
+    let fd = check(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) })?;
+    // SAFETY: `fd` is a descriptor that the call above opened and that nothing else owns.
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// Sends up to `len` bytes from the start of `file` without copying them. Returns how many the kernel took.
+pub(crate) fn send_file(socket: BorrowedFd<'_>, file: BorrowedFd<'_>, len: usize) -> io::Result<usize> {
+    let mut offset: libc::off_t = 0;
+    // SAFETY: both descriptors are open for the length of the call (borrowed), `offset` outlives it.
+    let count = unsafe { libc::sendfile(socket.as_raw_fd(), file.as_raw_fd(), &raw mut offset, len) };
+    usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {

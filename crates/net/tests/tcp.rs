@@ -53,6 +53,68 @@ fn loops_connect_to_each_other_and_gather_slices() {
 }
 
 #[test]
+fn a_shared_file_reaches_every_reader_also_those_that_take_it_in_pieces() {
+    const COPIES: usize = 40;
+    let (mut server, mut client) = (Node::new(), Node::new());
+    let addr = server.listen(Transport::Tcp);
+    let keys: Vec<ConnKey> =
+        (0..3).map(|_| client.net.connect(ConnectSpec::new(addr, Transport::Tcp)).unwrap()).collect();
+    until_both(&mut server, &mut client, "connected", |s, c| {
+        s.seen.accepted.len() == 3 && c.seen.connected.len() == 3
+    });
+    let bytes = pattern(200_000);
+    let file = SharedFile::new(&[&bytes[..5], &bytes[5..]]).unwrap();
+    assert_eq!(file.len(), bytes.len());
+    let peers: Vec<ConnKey> = server.seen.accepted.iter().map(|(_, key)| *key).collect();
+    let mut sent = vec![0; peers.len()];
+    let mut whole = 0;
+    // Nobody reads meanwhile, so that socket buffers fill up: the rest goes the ordinary way, which waits for room.
+    for _ in 0..COPIES {
+        for (&peer, sent) in peers.iter().zip(&mut sent) {
+            if *sent % bytes.len() == 0 {
+                assert!(server.net.takes_shared(peer));
+                let taken = server.net.write_shared(peer, &file);
+                *sent += taken;
+                whole += usize::from(taken == bytes.len());
+            }
+        }
+    }
+    assert!(whole >= peers.len(), "the first copy fits a socket buffer");
+    drop(file);
+    while sent.iter().any(|&sent| sent < COPIES * bytes.len()) {
+        for (&peer, sent) in peers.iter().zip(&mut sent) {
+            let (left, at) = (COPIES * bytes.len() - *sent, *sent % bytes.len());
+            if left > 0 {
+                *sent += server.net.write(peer, &[IoSlice::new(&bytes[at..])]).taken;
+            }
+        }
+        server.step(1);
+        client.step(1);
+    }
+    until_both(&mut server, &mut client, "all arrived", |_, c| {
+        keys.iter().all(|key| c.received(*key).len() == COPIES * bytes.len())
+    });
+    for key in keys {
+        assert!(client.received(key).chunks(bytes.len()).all(|copy| copy == bytes));
+    }
+}
+
+#[test]
+fn only_plain_streams_take_shared_files() {
+    let (mut server, mut client) = (Node::new(), Node::new());
+    let addr = server.listen(Transport::WebSocket);
+    let key = client.net.connect(ConnectSpec::new(addr, Transport::WebSocket)).unwrap();
+    until_both(&mut server, &mut client, "connected", |s, c| {
+        s.seen.accepted.len() == 1 && c.seen.connected.len() == 1
+    });
+    let file = SharedFile::new(&[b"bytes"]).unwrap();
+    assert!(!client.net.takes_shared(key));
+    assert_eq!(client.net.write_shared(key, &file), 0);
+    let peer = server.accepted_one();
+    assert_eq!(server.net.write_shared(peer, &file), 0);
+}
+
+#[test]
 fn a_refused_connection_is_reported() {
     let mut node = Node::new();
     let unused = std::net::TcpListener::bind(loopback()).unwrap().local_addr().unwrap();

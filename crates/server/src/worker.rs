@@ -14,10 +14,11 @@ use std::time::Duration;
 use hashbrown::HashMap;
 use throng_gateway::{
     AuthTicket, CloseReason, Closed, ConnId, ConnKind, Effect, Framing, SecurityEvent, Shard, ShardIndex,
-    Verdict,
+    SharedFrame, Verdict,
 };
 use throng_net::{
-    Accept, Clock, CloseCause, CloseMode, ConnKey, EventLoop, Flow, Handler, ListenerKey, LoopStats, TimedOut,
+    Accept, Clock, CloseCause, CloseMode, ConnKey, EventLoop, Flow, Handler, ListenerKey, LoopStats,
+    SharedFile, TimedOut,
 };
 use throng_stdx::Instant;
 
@@ -32,6 +33,13 @@ const PANIC_PAUSE: Duration = Duration::from_millis(10);
 /// Rounds of writing within one round of the loop. Writing makes room, room makes conflated channels resume, which
 /// is more to write; two passes settle that, and what is left over has its turn in the next round.
 const WRITE_PASSES: usize = 2;
+
+/// Frames from this size on are given to the kernel once for all their readers ...
+const SHARED_FRAME_BYTES_MIN: usize = 16 << 10;
+/// ... if there are so many: making the file costs about as much as the copies for four.
+const SHARED_FRAME_HOLDERS_MIN: usize = 8;
+/// Files kept for the frames of one pass. Cohorts are written one after the other, so a few are enough.
+const SHARED_FILES_MAX: usize = 4;
 
 /// Time a closed connection has to take what was queued for it.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
@@ -93,6 +101,9 @@ pub(crate) struct Worker {
     driver: Driver,
     /// Allocation for gathered writes; always empty between them.
     slices: Vec<IoSlice<'static>>,
+    /// Frames of the present pass that several connections get, and their bytes in the kernel, the latest last. Without
+    /// a file where making one failed.
+    shared: VecDeque<(SharedFrame, Option<SharedFile>)>,
     pace: Pace,
     shutdown_timeout: Duration,
 }
@@ -196,6 +207,7 @@ impl Worker {
             event_loop: parts.event_loop,
             driver,
             slices: Vec::new(),
+            shared: VecDeque::new(),
             pace: Pace::new(parts.round_interval),
             shutdown_timeout: parts.shutdown_timeout,
         }
@@ -307,6 +319,41 @@ impl Worker {
         for conn in std::mem::take(&mut self.driver.dirty) {
             self.write(conn);
         }
+        self.shared.clear();
+    }
+
+    /// Sends a large frame that many connections get by reference to bytes that the kernel has already. Does nothing if
+    /// that is not what comes next; returns whether the connection is there and has more to write.
+    fn write_shared(&mut self, conn: ConnId) -> bool {
+        let driver = &mut self.driver;
+        let Some(key) = driver.conns.get(&conn).map(|entry| entry.key) else { return false };
+        let Some(outbox) = driver.shard.outbox(conn) else { return false };
+        if outbox.queued_bytes() < SHARED_FRAME_BYTES_MIN || !self.event_loop.takes_shared(key) {
+            return !outbox.is_empty();
+        }
+        let Some(frame) = outbox.shared_frame(SHARED_FRAME_BYTES_MIN) else { return true };
+        let known = self.shared.iter().position(|(known, _)| *known == frame);
+        let index = match known {
+            Some(index) => index,
+            None if frame.holders() < SHARED_FRAME_HOLDERS_MIN => return true,
+            None => {
+                let file = SharedFile::new(&frame.parts()).ok();
+                if self.shared.len() == SHARED_FILES_MAX {
+                    self.shared.pop_front();
+                }
+                self.shared.push_back((frame, file));
+                self.shared.len() - 1
+            }
+        };
+        let Some(file) = &self.shared[index].1 else { return true };
+        let taken = self.event_loop.write_shared(key, file);
+        if taken > 0 {
+            if let Some(entry) = driver.conns.get_mut(&conn) {
+                entry.bytes_out += taken as u64;
+            }
+            driver.guard_conn(conn, |driver| driver.shard.handle_written(driver.now, conn, taken));
+        }
+        driver.shard.outbox(conn).is_some_and(|outbox| !outbox.is_empty())
     }
 
     /// Gives a connection's output to the transport, as much as it takes.
@@ -314,13 +361,12 @@ impl Worker {
         let driver = &mut self.driver;
         let Some(entry) = driver.conns.get_mut(&conn) else { return };
         entry.dirty = false;
-        if entry.blocked {
+        if entry.blocked || !self.write_shared(conn) {
             return;
         }
+        let driver = &mut self.driver;
+        let Some(entry) = driver.conns.get_mut(&conn) else { return };
         let Some(outbox) = driver.shard.outbox(conn) else { return };
-        if outbox.is_empty() {
-            return;
-        }
         let mut slices = recycle(std::mem::take(&mut self.slices));
         outbox.gather(&mut slices);
         let outcome = self.event_loop.write(entry.key, &slices);
