@@ -70,8 +70,8 @@ impl Pair {
         self.player.handle_bytes(self.now, &bytes);
     }
 
-    /// Sleeps as a driver would.
-    fn sleep(&mut self) {
+    /// Moves the time to where a driver would wake up.
+    fn advance(&mut self) {
         self.now = self.player.next_timeout().expect("something is to come");
         self.player.handle_timeout(self.now);
     }
@@ -88,7 +88,7 @@ fn waits_for_answers_and_puts_its_own_ids_in() {
     let mut pair = Pair::new(PlayerConfig { grant_write: true, ..PlayerConfig::default() });
     pair.admit();
     assert_eq!(pair.sent(), None, "the subscription is 40 ms later");
-    pair.sleep();
+    pair.advance();
     let (msg_type, stub, body) = pair.sent().expect("the subscription is due");
     assert_eq!(msg_type, msg_type::SUB_TO_CHANNEL);
     let body = pb::SubscribedToChannelMessage::decode(body.as_slice()).expect("a subscription");
@@ -102,11 +102,11 @@ fn waits_for_answers_and_puts_its_own_ids_in() {
     assert_eq!(pair.sent(), Some((100, 0, vec![0])), "user-space messages await nothing: stub 0");
     assert_eq!(pair.sent(), Some((100, 0, vec![1])));
     assert_eq!(pair.sent(), None);
-    pair.sleep();
+    pair.advance();
     assert_eq!(pair.sent(), Some((100, 0, vec![2])));
     assert_eq!(pair.now, Instant::from_millis(340), "the rhythm is kept");
     pair.answer(0, 100, &pb::ServerForwardMessage::default());
-    pair.sleep();
+    pair.advance();
     assert!(pair.player.is_finished());
     let report = pair.player.report();
     assert!(report.is_clean(), "{report}");
@@ -127,7 +127,7 @@ fn speed_divides_the_time_between_packets() {
                     pair.answer(stub, msg_type, &pb::SubscribedToChannelResultMessage::default());
                 }
             }
-            pair.sleep();
+            pair.advance();
         }
         assert_eq!(pair.player.report().played, Duration::from_millis(end_ms), "speed {speed}");
     }
@@ -139,7 +139,7 @@ fn what_is_not_answered_is_refused() {
     pair.admit();
     let mut types = Vec::new();
     while !pair.player.is_finished() {
-        pair.sleep();
+        pair.advance();
         types.extend(std::iter::from_fn(|| pair.sent()).map(|(t, ..)| t));
     }
     assert_eq!(types, [msg_type::SUB_TO_CHANNEL, 100, 100, 100], "it goes on after 3 s");

@@ -27,7 +27,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     (
         "throng-server",
         &["throng-gateway", "throng-http", "throng-net", "throng-stdx", "throng-wire"],
-        &["throng-client"],
+        &["throng-client", "throng-conformance"],
     ),
     (
         "throng",
@@ -37,7 +37,12 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     // Tools. A generator shares no code with what it measures, codecs and transports aside.
     ("throng-client", &["throng-stdx", "throng-wire"], &[]),
     ("throng-load", &["throng-client", "throng-net", "throng-stdx", "throng-wire"], &[]),
-    ("throng-sim", &["throng-client", "throng-gateway", "throng-stdx", "throng-wire"], &[]),
+    (
+        "throng-sim",
+        &["throng-client", "throng-gateway", "throng-stdx", "throng-wire"],
+        &["throng-conformance"],
+    ),
+    ("throng-conformance", &["throng-gateway", "throng-wire"], &[]),
     (
         "throng-hostile",
         &["throng-gateway", "throng-net", "throng-stdx", "throng-wire"],

@@ -5,12 +5,11 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use throng_conformance::{Inbox, Message, Scenario, Stage, read};
 use throng_gateway::{ChannelSettings, Config, ConnKind, Framing, StateMachine};
 use throng_sim::link::LinkProfile;
 use throng_sim::{Leave, Note, PeerId, World};
 use throng_stdx::Instant;
-
-use crate::transcript::{Inbox, Message, Scenario, Stage, read};
 
 pub(crate) struct VirtualStage {
     world: World,
@@ -47,6 +46,10 @@ impl VirtualStage {
         VirtualStage { world, framing, peers: BTreeMap::new(), ends: BTreeMap::new() }
     }
 
+    fn run_for(&mut self, ms: u64) {
+        self.run_until(self.world.now() + Duration::from_millis(ms), |_| false);
+    }
+
     fn run_until(&mut self, end: Instant, done: impl Fn(&Self) -> bool) {
         while !done(self) {
             match self.world.step(end) {
@@ -63,6 +66,8 @@ impl VirtualStage {
 }
 
 impl Stage for VirtualStage {
+    const EXACT_TIME: bool = true;
+
     fn connect(&mut self, name: &str, kind: ConnKind) {
         let addr = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let profile = LinkProfile { chunk_bytes_max: 40, ..LinkProfile::local() };
@@ -78,20 +83,30 @@ impl Stage for VirtualStage {
         assert_eq!(self.world.send(peer, bytes), bytes.len(), "the window is wide enough");
     }
 
+    fn send_bytewise(&mut self, name: &str, bytes: &[u8]) {
+        for byte in bytes {
+            self.send(name, &[*byte]);
+            self.run_for(2);
+        }
+    }
+
     fn close(&mut self, name: &str) {
         self.world.leave(self.peers[name], Leave::Close);
     }
 
-    fn wait(&mut self, ms: u64, _enough: &dyn Fn(&Self) -> bool) {
-        let end = self.world.now() + Duration::from_millis(ms);
-        self.run_until(end, |_| false);
+    fn settle(&mut self) {
+        self.run_for(3);
+    }
+
+    fn finish_step(&mut self, wait_ms: u64, _complete: &dyn Fn(&Self) -> bool) {
+        self.run_for(wait_ms);
     }
 
     fn received(&self, name: &str) -> &[Message] {
         self.peers.get(name).map_or(&[], |peer| &self.ends[peer].inbox.messages)
     }
 
-    fn take_received(&mut self, name: &str) -> Vec<Message> {
+    fn take_received(&mut self, name: &str, _wanted: usize) -> Vec<Message> {
         let Some(end) = self.peers.get(name).and_then(|peer| self.ends.get_mut(peer)) else {
             return Vec::new();
         };

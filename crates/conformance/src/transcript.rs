@@ -1,7 +1,6 @@
-//! The observed conversations of `fixtures/gateway/transcripts.json`, and how to hold a gateway against
-//! them.
+//! Reading the conversations, playing them on a stage, comparing what came.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -14,18 +13,25 @@ use throng_wire::frame::{Compression, FrameReader};
 use throng_wire::{FrameWriter, MessagePack};
 
 /// One conversation.
-pub(crate) struct Scenario {
-    pub(crate) name: String,
-    pub(crate) channel_settings: String,
-    pub(crate) client_state_machine: String,
-    pub(crate) server_state_machine: String,
-    pub(crate) recover_timeout_ms: Option<u64>,
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// As in the fixture.
+    pub name: String,
+    /// File in `fixtures/gateway/config`.
+    pub channel_settings: String,
+    /// File in `fixtures/gateway/config`.
+    pub client_state_machine: String,
+    /// File in `fixtures/gateway/config`.
+    pub server_state_machine: String,
+    /// How long a lost server may take to return; `None` when lost servers are not kept.
+    pub recover_timeout_ms: Option<u64>,
     /// True when it needs a spatial grid.
-    pub(crate) spatial: bool,
+    pub spatial: bool,
     data_types: Vec<String>,
     steps: Vec<Step>,
 }
 
+#[derive(Clone, Debug)]
 struct Step {
     connect: Vec<(String, ConnKind)>,
     from: Option<String>,
@@ -40,43 +46,73 @@ struct Step {
 
 /// A message as the fixture writes it.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Message {
-    pub(crate) channel: u32,
-    pub(crate) broadcast: u32,
-    pub(crate) stub: u32,
-    pub(crate) msg_type: u32,
-    pub(crate) body: Vec<u8>,
+pub struct Message {
+    /// Channel id.
+    pub channel: u32,
+    /// Broadcast bits.
+    pub broadcast: u32,
+    /// Correlates request and answer; 0 for none.
+    pub stub: u32,
+    /// `MessageType`, or 100 and above for user space.
+    pub msg_type: u32,
+    /// The encoded body.
+    pub body: Vec<u8>,
     /// The body where the fixture gives it only as JSON, because a part differs from run to run.
-    pub(crate) json: Option<Value>,
+    pub json: Option<Value>,
 }
 
 /// A gateway and connections to it, by name.
-pub(crate) trait Stage {
+///
+/// Time on a stage is exact (a simulation) or runs by itself (sockets). In the second case messages that a timer
+/// causes may come during an earlier step than at the reference, if this process is slow: such a stage keeps what a
+/// step does not want for the next one. What nobody wanted is left at the end and counts as a difference.
+pub trait Stage {
+    /// Whether things happen exactly when they are due. If not, what a timer causes (state updates, the end of a
+    /// recovery) may come before or after answers that it races with.
+    const EXACT_TIME: bool;
+
+    /// Opens a connection. The gateway knows it when this returns.
     fn connect(&mut self, name: &str, kind: ConnKind);
+    /// Sends bytes that end with a whole frame.
     fn send(&mut self, name: &str, bytes: &[u8]);
+    /// Sends bytes so that each arrives alone.
+    fn send_bytewise(&mut self, name: &str, bytes: &[u8]);
+    /// Ends a connection without a goodbye. The gateway may not know it yet when this returns.
     fn close(&mut self, name: &str);
-    /// Lets time pass. May return early when `enough` says so and nothing has happened for a while.
-    fn wait(&mut self, ms: u64, enough: &dyn Fn(&Self) -> bool)
-    where
-        Self: Sized;
+    /// Lets the gateway do what it was asked to, so that what follows comes later in every order.
+    fn settle(&mut self);
+    /// Waits as long as the reference was watched, or until everything expected is there and nothing more is due.
+    fn finish_step(&mut self, wait_ms: u64, complete: &dyn Fn(&Self) -> bool);
     /// What a connection received and is not taken yet.
     fn received(&self, name: &str) -> &[Message];
-    fn take_received(&mut self, name: &str) -> Vec<Message>;
+    /// Takes what belongs to a step that expects `wanted` messages for this connection.
+    fn take_received(&mut self, name: &str, wanted: usize) -> Vec<Message>;
     /// True when the gateway closed the connection.
     fn is_closed(&self, name: &str) -> bool;
 }
 
-pub(crate) fn fixture(path: &str) -> PathBuf {
+/// A file of `fixtures/`.
+#[must_use]
+pub fn fixture(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(path)
 }
 
-pub(crate) fn read(path: &str) -> String {
+/// The text of a file of `fixtures/`.
+///
+/// # Panics
+/// When it cannot be read.
+#[must_use]
+pub fn read(path: &str) -> String {
     let path = fixture(path);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 /// All conversations that need no spatial grid.
-pub(crate) fn scenarios() -> Vec<Scenario> {
+///
+/// # Panics
+/// When the fixture is not what it should be.
+#[must_use]
+pub fn scenarios() -> Vec<Scenario> {
     let file: Value = serde_json::from_str(&read("gateway/transcripts.json")).expect("the fixture is JSON");
     let scenarios = file["scenarios"].as_array().expect("scenarios");
     scenarios.iter().map(Scenario::parse).filter(|scenario| !scenario.spatial).collect()
@@ -100,19 +136,26 @@ impl Scenario {
         }
     }
 
-    /// The types that the reference had linked in for this conversation.
-    pub(crate) fn schemas(&self) -> Schemas {
-        let mut builder = SchemasBuilder::new();
-        for (package, file) in [("chatpb.", "chat.proto"), ("tpspb.", "tps.proto")] {
-            if self.data_types.iter().any(|t| t.starts_with(package)) {
-                builder = builder.add_proto(file, &read(&format!("proto/{file}")));
-            }
-        }
-        builder.build().expect("the fixtures compile")
+    /// The `.proto` files of `fixtures/proto` with the types that the reference had linked in for this conversation.
+    pub fn schema_files(&self) -> impl Iterator<Item = &'static str> {
+        [("chatpb.", "chat.proto"), ("tpspb.", "tps.proto")]
+            .into_iter()
+            .filter(|(package, _)| self.data_types.iter().any(|name| name.starts_with(package)))
+            .map(|(_, file)| file)
+    }
+
+    /// [`Scenario::schema_files`], compiled.
+    ///
+    /// # Panics
+    /// When a fixture does not compile.
+    #[must_use]
+    pub fn schemas(&self) -> Schemas {
+        let add = |builder: SchemasBuilder, file| builder.add_proto(file, &read(&format!("proto/{file}")));
+        self.schema_files().fold(SchemasBuilder::new(), add).build().expect("the fixtures compile")
     }
 
     /// Plays the conversation and returns what was different.
-    pub(crate) fn play(&self, stage: &mut impl Stage, deviations: &[Deviation]) -> Vec<String> {
+    pub fn play<S: Stage>(&self, stage: &mut S, deviations: &[Deviation]) -> Vec<String> {
         let pool = self.schemas().pool().clone();
         let mut run = Run { scenario: self, pool, ids: BTreeMap::from([(0, 0)]), differences: Vec::new() };
         // Steps without a pause belong together: what they cause is listed at the next one.
@@ -122,7 +165,7 @@ impl Scenario {
             causes.extend(run.act(stage, step));
             let Some(wait_ms) = step.wait_ms else {
                 // What was sent first arrives first, as it did at the reference.
-                stage.wait(3, &|_| false);
+                stage.settle();
                 continue;
             };
             let mut expect = step.expect.clone();
@@ -130,24 +173,33 @@ impl Scenario {
             if let Some(deviation) = deviation {
                 (deviation.change)(&mut expect, &mut closed);
             }
-            stage.wait(wait_ms, &|stage| {
+            stage.finish_step(wait_ms, &|stage: &S| {
                 expect.iter().all(|(name, list)| stage.received(name).len() >= list.len())
                     && closed.iter().all(|name| stage.is_closed(name))
             });
             run.compare(stage, index, &expect, &closed, Order::of(&std::mem::take(&mut causes)));
         }
+        run.compare_rest(stage);
         run.differences
+    }
+
+    /// The names of all connections of the first `steps` steps.
+    fn names(&self, steps: usize) -> BTreeSet<&str> {
+        self.steps[..steps].iter().flat_map(|step| &step.connect).map(|(name, _)| name.as_str()).collect()
     }
 }
 
 /// A step where this gateway does something else than the reference, on purpose.
-pub(crate) struct Deviation {
-    pub(crate) scenario: &'static str,
-    pub(crate) step: usize,
+#[derive(Debug)]
+pub struct Deviation {
+    /// Name of the conversation.
+    pub scenario: &'static str,
+    /// Step from 0.
+    pub step: usize,
     /// What is different and why; printed by `cargo test -- --nocapture`.
-    pub(crate) why: &'static str,
+    pub why: &'static str,
     /// Turns the reference's behaviour into ours: messages by connection, connections closed.
-    pub(crate) change: fn(&mut BTreeMap<String, Vec<Message>>, &mut Vec<String>),
+    pub change: fn(&mut BTreeMap<String, Vec<Message>>, &mut Vec<String>),
 }
 
 impl Step {
@@ -229,10 +281,7 @@ impl Run<'_> {
                 self.frame_of(step, &mut bytes);
             }
             if step.note.contains("one byte at a time") {
-                for byte in &bytes {
-                    stage.send(from, &[*byte]);
-                    stage.wait(2, &|_| false);
-                }
+                stage.send_bytewise(from, &bytes);
             } else {
                 stage.send(from, &bytes);
             }
@@ -279,24 +328,20 @@ impl Run<'_> {
         Message { channel, body, ..message.clone() }
     }
 
-    fn compare(
+    fn compare<S: Stage>(
         &mut self,
-        stage: &mut impl Stage,
+        stage: &mut S,
         index: usize,
         expect: &BTreeMap<String, Vec<Message>>,
         closed: &[String],
         order: Order,
     ) {
-        let mut names: Vec<String> = expect.keys().cloned().collect();
-        let connected =
-            self.scenario.steps[..=index].iter().flat_map(|s| &s.connect).map(|(name, _)| name.clone());
-        names.extend(connected);
-        names.sort();
-        names.dedup();
+        let mut names = self.scenario.names(index + 1);
+        names.extend(expect.keys().map(String::as_str));
         let scenario = &self.scenario.name;
         for name in names {
-            let got = stage.take_received(&name);
-            let wanted = expect.get(&name).cloned().unwrap_or_default();
+            let wanted = expect.get(name).cloned().unwrap_or_default();
+            let got = stage.take_received(name, wanted.len());
             // New channels are announced by their creation; it comes before anything about them.
             for (wanted, got) in wanted.iter().zip(&got) {
                 if let (Some(theirs), Some(ours)) = (wanted.created_channel(), got.created_channel()) {
@@ -305,15 +350,28 @@ impl Run<'_> {
             }
             let wanted: Vec<String> = wanted.iter().map(|m| self.print(m, true)).collect();
             let got: Vec<String> = got.iter().map(|m| self.print(m, false)).collect();
-            if !order.same(&wanted, &got) {
+            if !order.same(&wanted, &got, S::EXACT_TIME) {
                 self.differences.push(format!(
                     "{scenario} step {index}, {name} received\n  {}\nbut the reference sends\n  {}",
                     got.join("\n  "),
                     wanted.join("\n  ")
                 ));
             }
-            if closed.contains(&name) && !stage.is_closed(&name) {
+            if closed.iter().any(|closed| closed == name) && !stage.is_closed(name) {
                 self.differences.push(format!("{scenario} step {index}: {name} should have been closed"));
+            }
+        }
+    }
+
+    /// What a stage kept for a next step that never came.
+    fn compare_rest(&mut self, stage: &mut impl Stage) {
+        for name in self.scenario.names(self.scenario.steps.len()) {
+            let got = stage.take_received(name, usize::MAX);
+            if !got.is_empty() {
+                let got: Vec<String> = got.iter().map(|m| self.print(m, false)).collect();
+                let scenario = &self.scenario.name;
+                self.differences
+                    .push(format!("{scenario}, {name} received too much\n  {}", got.join("\n  ")));
             }
         }
     }
@@ -434,14 +492,15 @@ impl Order {
         }
     }
 
-    fn same(self, wanted: &[String], got: &[String]) -> bool {
-        let by_channel = |messages: &[String]| {
-            let mut channels: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    fn same(self, wanted: &[String], got: &[String], exact_time: bool) -> bool {
+        let by = |messages: &[String], updates_apart: bool| {
+            let mut groups: BTreeMap<(String, bool), Vec<String>> = BTreeMap::new();
             for message in messages {
                 let channel = message.split(' ').next().unwrap_or_default().to_owned();
-                channels.entry(channel).or_default().push(message.clone());
+                let apart = updates_apart && message.contains(" type8 ");
+                groups.entry((channel, apart)).or_default().push(message.clone());
             }
-            channels
+            groups
         };
         let sorted = |messages: &[String]| {
             let mut messages = messages.to_vec();
@@ -449,8 +508,9 @@ impl Order {
             messages
         };
         match self {
-            Order::Whole => wanted == got,
-            Order::ByChannel => by_channel(wanted) == by_channel(got),
+            Order::Whole if exact_time => wanted == got,
+            Order::ByChannel if exact_time => by(wanted, false) == by(got, false),
+            Order::Whole | Order::ByChannel => by(wanted, true) == by(got, true),
             Order::None => sorted(wanted) == sorted(got),
         }
     }
@@ -465,14 +525,19 @@ fn snappy_literal(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Cuts what a connection received into messages.
-#[derive(Default)]
-pub(crate) struct Inbox {
+#[derive(Debug, Default)]
+pub struct Inbox {
     reader: FrameReader,
-    pub(crate) messages: Vec<Message>,
+    /// Received and not taken yet, oldest first.
+    pub messages: Vec<Message>,
 }
 
 impl Inbox {
-    pub(crate) fn feed(&mut self, bytes: &[u8]) {
+    /// Takes in bytes as the transport gave them.
+    ///
+    /// # Panics
+    /// When the gateway sends a bad frame.
+    pub fn feed(&mut self, bytes: &[u8]) {
         let messages = &mut self.messages;
         self.reader
             .feed(bytes, &mut |packet| {

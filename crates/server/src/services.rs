@@ -1,0 +1,31 @@
+//! What a process can serve, and which of it one does.
+//!
+//! A new service is a row in [`SERVICES`] and, in `start.rs`, what it opens when it is selected.
+
+/// Game servers and players, in the protocol of channeld.
+pub(crate) const GATEWAY: &str = "gateway";
+
+/// Name and purpose of every service.
+pub const SERVICES: &[(&str, &str)] = &[(GATEWAY, "game servers and players, in the protocol of channeld")];
+
+/// Whether the service `name` runs where `only` (`server.only`) is configured.
+pub(crate) fn is_selected(only: &[String], name: &str) -> bool {
+    only.is_empty() || only.iter().any(|selected| selected == name)
+}
+
+/// The names of all services, for messages.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    SERVICES.iter().map(|(name, _)| *name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_selection_is_everything() {
+        assert!(names().all(|name| is_selected(&[], name)));
+        assert!(is_selected(&["gateway".to_owned()], GATEWAY));
+        assert!(!is_selected(&["other".to_owned()], GATEWAY));
+    }
+}
