@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod data;
+mod ddc;
 mod files;
 mod gateway;
 mod kcp;
@@ -19,6 +20,7 @@ mod websocket;
 mod wire;
 
 pub use data::data;
+pub use ddc::{compact_binary, compressed_buffer, ddc_batch, ddc_package};
 pub use files::{channel_settings, state_machine};
 pub use gateway::gateway;
 pub use kcp::{kcp, kcp_link};
@@ -40,8 +42,12 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "body", run: body },
     Target { name: "channel_settings", run: channel_settings },
+    Target { name: "compact_binary", run: compact_binary },
+    Target { name: "compressed_buffer", run: compressed_buffer },
     Target { name: "cpr", run: cpr },
     Target { name: "data", run: data },
+    Target { name: "ddc_batch", run: ddc_batch },
+    Target { name: "ddc_package", run: ddc_package },
     Target { name: "frame", run: frame },
     Target { name: "gateway", run: gateway },
     Target { name: "handshake", run: handshake },

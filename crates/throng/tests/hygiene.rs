@@ -18,6 +18,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-wire", &["throng-stdx"], &[]),
     ("throng-enet", &["throng-stdx"], &[]),
     ("throng-spatial", &["throng-stdx"], &[]),
+    ("throng-ddc", &["throng-stdx"], &[]),
     ("throng-gateway", &["throng-spatial", "throng-stdx", "throng-wire"], &[]),
     ("throng-enet", &["throng-stdx"], &[]),
     // Edges: the cores and the operating system, never each other.
@@ -45,7 +46,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-conformance", &["throng-gateway", "throng-wire"], &[]),
     (
         "throng-hostile",
-        &["throng-gateway", "throng-net", "throng-stdx", "throng-wire"],
+        &["throng-ddc", "throng-gateway", "throng-net", "throng-stdx", "throng-wire"],
         &["throng-client", "throng-server"],
     ),
 ];
@@ -57,6 +58,8 @@ const CORE_TABLE: &[(&str, &[&str])] = &[
     ("throng-wire", &["prost", "prost-types", "snap", "thiserror"]),
     ("throng-enet", &["bytes", "hashbrown", "thiserror"]),
     ("throng-spatial", &["thiserror"]),
+    // Hashes are BLAKE3; compressed buffers hold LZ4 blocks and a checksum; binary values are base64 in JSON.
+    ("throng-ddc", &["base64", "blake3", "crc32fast", "lz4_flex", "thiserror"]),
     // Packets are shared by everybody they are broadcast to (bytes); addresses need a keyed hasher (hashbrown).
     ("throng-enet", &["bytes", "hashbrown", "thiserror"]),
     // Schemas are compiled from .proto text (protox) and described by prost-reflect; state machines and channel settings

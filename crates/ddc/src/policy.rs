@@ -1,0 +1,258 @@
+//! Who may do what: claims of a caller against the access lists of a namespace.
+
+use std::str::FromStr;
+
+use crate::{Bucket, Namespace};
+
+macro_rules! actions {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Something that a caller may be permitted to do.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Action {
+            $($(#[$doc])* $name),*
+        }
+
+        impl Action {
+            /// Every action.
+            pub const ALL: &'static [Action] = &[$(Action::$name),*];
+
+            /// The name in configuration and answers.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Action::$name => stringify!($name)),*
+                }
+            }
+        }
+    };
+}
+
+actions! {
+    /// Reads refs, objects and blobs.
+    ReadObject,
+    /// Writes refs, objects and blobs.
+    WriteObject,
+    /// Deletes refs, objects and blobs.
+    DeleteObject,
+    /// Deletes a bucket.
+    DeleteBucket,
+    /// Deletes a namespace.
+    DeleteNamespace,
+    /// Reads the replication log.
+    ReadTransactionLog,
+    /// Writes the replication log.
+    WriteTransactionLog,
+    /// Administers the service.
+    AdminAction,
+    /// Lists the refs of a bucket.
+    EnumerateBucket,
+    /// Reads parts of builds.
+    ReadBuildPart,
+    /// Writes parts of builds.
+    WriteBuildPart,
+}
+
+/// A name that is no action.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not an action")]
+pub struct UnknownAction(String);
+
+impl FromStr for Action {
+    type Err = UnknownAction;
+
+    fn from_str(text: &str) -> Result<Action, UnknownAction> {
+        let found = Action::ALL.iter().find(|action| action.name().eq_ignore_ascii_case(text));
+        found.copied().ok_or_else(|| UnknownAction(text.to_owned()))
+    }
+}
+
+/// What is known about a caller: names with values, as a token states them. A name may have several values.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claims(Vec<(String, String)>);
+
+impl Claims {
+    /// These names and values.
+    pub fn new<N: Into<String>, V: Into<String>>(claims: impl IntoIterator<Item = (N, V)>) -> Claims {
+        Claims(claims.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+    }
+
+    /// Adds one.
+    pub fn push(&mut self, name: impl Into<String>, value: impl Into<String>) {
+        self.0.push((name.into(), value.into()));
+    }
+
+    /// Whether `wanted` holds: `*` always, `name=value` if that value is there, `name` if any value is. Case is ignored.
+    #[must_use]
+    pub fn satisfy(&self, wanted: &str) -> bool {
+        if wanted == "*" {
+            return true;
+        }
+        let same = |a: &str, b: &str| a.eq_ignore_ascii_case(b);
+        match wanted.split_once('=') {
+            Some((name, value)) => self.0.iter().any(|(n, v)| same(n, name) && same(v, value)),
+            None => self.0.iter().any(|(n, _)| same(n, wanted)),
+        }
+    }
+}
+
+/// One entry of an access list: who has all these claims may do these things.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Acl {
+    /// All must hold. An entry without claims matches nobody.
+    pub claims: Vec<String>,
+    /// What is permitted then.
+    pub actions: Vec<Action>,
+}
+
+impl Acl {
+    /// Whether the caller has all claims.
+    #[must_use]
+    pub fn matches(&self, caller: &Claims) -> bool {
+        !self.claims.is_empty() && self.claims.iter().all(|wanted| caller.satisfy(wanted))
+    }
+}
+
+/// Names that a policy covers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scope {
+    /// Names, or `*` for all.
+    pub values: Vec<String>,
+    /// Covers everything but `values`.
+    pub not: bool,
+}
+
+impl Scope {
+    /// Everything.
+    #[must_use]
+    pub fn all() -> Scope {
+        Scope { values: vec!["*".to_owned()], not: false }
+    }
+
+    /// Whether `name` is covered.
+    #[must_use]
+    pub fn covers(&self, name: &str) -> bool {
+        self.values.iter().any(|value| value == "*" || value.eq_ignore_ascii_case(name)) != self.not
+    }
+}
+
+/// An access list entry with a name, for some namespaces and buckets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Reported when it matches.
+    pub name: String,
+    /// Who and what.
+    pub acl: Acl,
+    /// Any must cover the namespace.
+    pub namespaces: Vec<Scope>,
+    /// Any must cover the bucket, if the request has one. Empty covers all.
+    pub buckets: Vec<Scope>,
+}
+
+impl Policy {
+    /// Whether this entry applies to the caller there.
+    #[must_use]
+    pub fn matches(&self, caller: &Claims, namespace: &Namespace, bucket: Option<&Bucket>) -> bool {
+        let in_bucket = match bucket {
+            Some(bucket) if !self.buckets.is_empty() => {
+                self.buckets.iter().any(|scope| scope.covers(bucket.as_str()))
+            }
+            _ => true,
+        };
+        in_bucket
+            && self.namespaces.iter().any(|scope| scope.covers(namespace.as_str()))
+            && self.acl.matches(caller)
+    }
+}
+
+/// All policies of a service. Without one that matches, nothing is permitted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policies(pub Vec<Policy>);
+
+impl Policies {
+    /// The policies that apply to the caller there.
+    pub fn matching<'p>(
+        &'p self,
+        caller: &'p Claims,
+        namespace: &'p Namespace,
+        bucket: Option<&'p Bucket>,
+    ) -> impl Iterator<Item = &'p Policy> {
+        self.0.iter().filter(move |policy| policy.matches(caller, namespace, bucket))
+    }
+
+    /// Whether the caller may do `action` there.
+    #[must_use]
+    pub fn permit(
+        &self,
+        caller: &Claims,
+        action: Action,
+        namespace: &Namespace,
+        bucket: Option<&Bucket>,
+    ) -> bool {
+        self.matching(caller, namespace, bucket).any(|policy| policy.acl.actions.contains(&action))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(claims: &[&str], actions: &[Action], namespaces: &[&str], not: bool) -> Policy {
+        let own = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+        Policy {
+            name: "test".to_owned(),
+            acl: Acl { claims: own(claims), actions: actions.to_vec() },
+            namespaces: vec![Scope { values: own(namespaces), not }],
+            buckets: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn claims_are_anded_and_policies_ored() {
+        let policies = Policies(vec![
+            policy(
+                &["groups=Dev", "team"],
+                &[Action::ReadObject, Action::WriteObject],
+                &["game.*", "game"],
+                false,
+            ),
+            policy(&["*"], &[Action::ReadObject], &["open"], false),
+            policy(&["role=admin"], &[Action::AdminAction], &["game"], true),
+            policy(&[], &[Action::DeleteNamespace], &["*"], false),
+        ]);
+        let [game, open, other]: [Namespace; 3] =
+            ["game", "open", "other"].map(|name| name.parse().expect("a name"));
+        let dev = Claims::new([("Groups", "artist"), ("groups", "dev"), ("team", "x")]);
+        let half = Claims::new([("groups", "dev")]);
+        let admin = Claims::new([("role", "admin")]);
+        let may = |caller: &Claims, action, namespace| policies.permit(caller, action, namespace, None);
+        assert!(may(&dev, Action::WriteObject, &game));
+        assert!(!may(&half, Action::WriteObject, &game), "a claim is missing");
+        assert!(!may(&dev, Action::WriteObject, &open));
+        assert!(may(&Claims::default(), Action::ReadObject, &open));
+        assert!(may(&admin, Action::AdminAction, &other) && !may(&admin, Action::AdminAction, &game));
+        for caller in [&dev, &half, &admin] {
+            assert!(!may(caller, Action::DeleteNamespace, &other), "no claims match nobody");
+        }
+    }
+
+    #[test]
+    fn buckets_narrow_a_policy() {
+        let mut only = policy(&["*"], &[Action::ReadObject], &["*"], false);
+        only.buckets = vec![Scope { values: vec!["shaders".to_owned()], not: false }];
+        let policies = Policies(vec![only]);
+        let namespace = "n".parse().expect("a name");
+        let permit = |bucket: Option<&str>| {
+            let bucket: Option<Bucket> = bucket.map(|name| name.parse().expect("a name"));
+            policies.permit(&Claims::default(), Action::ReadObject, &namespace, bucket.as_ref())
+        };
+        assert!(permit(Some("Shaders")) && !permit(Some("textures")) && permit(None));
+    }
+
+    #[test]
+    fn actions_have_names() {
+        for action in Action::ALL {
+            assert_eq!(action.name().parse(), Ok(*action));
+        }
+        assert!("Read".parse::<Action>().is_err());
+    }
+}
