@@ -1,5 +1,7 @@
 //! Every vector of `fixtures/ddc`, both ways.
 
+#![expect(clippy::disallowed_methods, reason = "the test reads the vectors; the core is handed bytes")]
+
 use serde_json::Value as Json;
 use throng_ddc::compressed::{self, CompressedError};
 use throng_ddc::package::{self, Flags};

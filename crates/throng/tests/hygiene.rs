@@ -24,6 +24,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     // Edges: the cores and the operating system, never each other.
     ("throng-net", &["throng-enet", "throng-stdx"], &[]),
     ("throng-http", &["throng-stdx"], &[]),
+    ("throng-store", &["throng-ddc"], &["throng-stdx"]),
     // Composition.
     (
         "throng-server",

@@ -1,0 +1,197 @@
+//! The file system as the store needs it: few operations, so that a simulated disk can stand in for the real one.
+
+use std::fmt;
+use std::io::{self, IoSlice, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A folder. Paths are relative to it and have at most two parts.
+///
+/// What a power failure may do: any write, truncation, creation or removal that was not made durable by
+/// [`File::sync`] (content and size) or [`Fs::sync_dir`] (names) may be lost, reordered with others or, for a write,
+/// happen in part.
+pub trait Fs: fmt::Debug + Send + Sync + 'static {
+    /// Opens a file, making it if it does not exist and `create` says so.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn open(&self, path: &str, create: bool) -> io::Result<Arc<dyn File>>;
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn remove(&self, path: &str) -> io::Result<()>;
+    /// Names in a folder, sorted.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn list(&self, folder: &str) -> io::Result<Vec<String>>;
+    /// Makes a folder unless it exists.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn create_dir(&self, folder: &str) -> io::Result<()>;
+    /// Makes creations and removals in a folder durable; the empty name is the store's own folder.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn sync_dir(&self, folder: &str) -> io::Result<()>;
+}
+
+/// An open file. Its content stays readable after it was removed.
+pub trait File: fmt::Debug + Send + Sync + 'static {
+    /// Fills `buf` from `offset`.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::UnexpectedEof`] past the end; else as the system says.
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Writes all of `parts`, one after the other, at `offset`. One writer at a time.
+    ///
+    /// # Errors
+    /// As the system says; any part of it may have been written then.
+    fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> io::Result<()>;
+    /// Size in bytes.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn len(&self) -> io::Result<u64>;
+    /// Cuts or extends with zeros.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn set_len(&self, len: u64) -> io::Result<()>;
+    /// Makes content and size durable.
+    ///
+    /// # Errors
+    /// As the system says; the content of everything not yet synced is unknown then.
+    fn sync(&self) -> io::Result<()>;
+    /// The descriptor, where there is one: to send from it without copying.
+    fn as_std(&self) -> Option<&std::fs::File> {
+        None
+    }
+    /// Whether the file is empty.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+}
+
+/// The real file system, below one folder.
+#[derive(Clone, Debug)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// Makes the folder if it does not exist.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn new(path: impl Into<PathBuf>) -> io::Result<Folder> {
+        let path = path.into();
+        std::fs::create_dir_all(&path)?;
+        Ok(Folder(path))
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Fs for Folder {
+    fn open(&self, path: &str, create: bool) -> io::Result<Arc<dyn File>> {
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(create)
+            .truncate(false)
+            .open(self.0.join(path))?;
+        Ok(Arc::new(RealFile { file, position: Mutex::new(u64::MAX) }))
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        std::fs::remove_file(self.0.join(path))
+    }
+
+    fn list(&self, folder: &str) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(self.0.join(folder))? {
+            // Nothing that we make has another name.
+            names.extend(entry?.file_name().into_string().ok());
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn create_dir(&self, folder: &str) -> io::Result<()> {
+        std::fs::create_dir_all(self.0.join(folder))
+    }
+
+    fn sync_dir(&self, folder: &str) -> io::Result<()> {
+        std::fs::File::open(self.0.join(folder))?.sync_all()
+    }
+}
+
+#[derive(Debug)]
+struct RealFile {
+    file: std::fs::File,
+    /// Where the descriptor's own position is, if known: gathered writes go there.
+    position: Mutex<u64>,
+}
+
+impl File for RealFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(buf, offset)
+    }
+
+    fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> io::Result<()> {
+        if let [one] = parts {
+            return self.file.write_all_at(one, offset);
+        }
+        let mut position = self.position.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = &self.file;
+        if *position != offset {
+            file.seek(SeekFrom::Start(offset))?;
+        }
+        *position = u64::MAX;
+        let mut written = 0;
+        for chunk in parts.chunks(IOV_MAX) {
+            let size: usize = chunk.iter().map(|part| part.len()).sum();
+            let first = file.write_vectored(chunk)?;
+            if first < size {
+                // Rare: a nearly full disk, a signal. The rest goes part by part.
+                let mut skip = first;
+                for part in chunk {
+                    let from = skip.min(part.len());
+                    skip -= from;
+                    file.write_all(&part[from..])?;
+                }
+            }
+            written += size as u64;
+        }
+        *position = offset + written;
+        Ok(())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn as_std(&self) -> Option<&std::fs::File> {
+        Some(&self.file)
+    }
+}
+
+/// Linux takes 1,024 parts in one call.
+const IOV_MAX: usize = 1024;

@@ -1,0 +1,32 @@
+//! The derived-data cache on disk.
+//!
+//! A [`Store`] is a folder:
+//!
+//! | Name | What |
+//! |---|---|
+//! | `log/*.seg` | segments of an append-only log: every change of the index, and small blobs |
+//! | `large/*` | one file for each large blob |
+//! | `index.redb` | the index, which follows the log |
+//! | `quarantine/*` | blobs that were found damaged |
+//!
+//! A change is acknowledged when it is in the log and, with [`Durability::Sync`], on disk. All that arrive while a sync runs
+//! share the next one (*group commit*). Nothing is visible before it is acknowledged, and every byte was hashed before.
+//!
+//! Names on disk are numbers that the store gives; nothing that comes from outside becomes part of a path.
+#![forbid(unsafe_code)]
+
+mod blob;
+mod care;
+mod fs;
+mod index;
+mod key;
+mod log;
+mod record;
+mod store;
+
+pub use blob::{Blob, LargeWriter};
+pub use care::{CollectOptions, Collected, Scrubbed};
+pub use fs::{File, Folder, Fs};
+pub use index::IndexError;
+pub use key::RefValue;
+pub use store::{Done, Durability, Options, Outcome, PutRef, Stats, Store, StoreError};
