@@ -318,6 +318,13 @@ impl Host {
         None
     }
 
+    /// Whether [`poll_event`](Self::poll_event) may have something. Sending can end a connection, so a driver that is about
+    /// to wait asks after its last [`poll_transmit`](Self::poll_transmit).
+    #[must_use]
+    pub fn has_events(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
     /// When [`handle_timeout`](Self::handle_timeout) is to be called next; `None` when nothing is scheduled. Never later
     /// than needed, sometimes earlier.
     #[must_use]

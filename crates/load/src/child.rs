@@ -226,7 +226,7 @@ impl Drop for BareWriter {
 }
 
 /// Ends a child: asks, waits, and kills if that did not help.
-fn terminate(child: &mut Child) {
+pub(crate) fn terminate(child: &mut Child) {
     // SAFETY: the process is our child and has not been waited for, so its id cannot belong to anyone else.
     unsafe { libc::kill(child.id().cast_signed(), libc::SIGTERM) };
     let started = Instant::now();

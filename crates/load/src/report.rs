@@ -265,6 +265,9 @@ pub struct Report {
     pub notes: Vec<String>,
     /// The runs behind the figures.
     pub runs: Vec<Run>,
+    /// Raw figures of tests that have no runs of the engine, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub raw: BTreeMap<String, Value>,
     /// Whether all thresholds hold.
     pub passed: bool,
     /// A small try on a machine that may be busy: conditions are not even stated.
@@ -289,6 +292,7 @@ impl Report {
             thresholds: Vec::new(),
             notes: Vec::new(),
             runs: Vec::new(),
+            raw: BTreeMap::new(),
             passed: true,
             unjudged: false,
         }
@@ -297,6 +301,11 @@ impl Report {
     /// Records a setting.
     pub fn setting(&mut self, name: &str, value: impl Into<Value>) {
         self.settings.insert(name.to_owned(), value.into());
+    }
+
+    /// Records raw figures.
+    pub(crate) fn raw(&mut self, name: &str, figures: Value) {
+        self.raw.insert(name.to_owned(), figures);
     }
 
     /// Adds a row. Its floor becomes a threshold when the load is canonical; otherwise it is not judged.

@@ -169,6 +169,9 @@ pub enum BenchError {
     /// The test measures something that only a server of our own has.
     #[error("`{0}` measures a server that it starts itself; leave --addr away")]
     NeedsOwnServer(&'static str),
+    /// The generator has no sockets or threads.
+    #[error("generator: {0}")]
+    Generator(#[from] io::Error),
 }
 
 /// What a test runs in.

@@ -16,6 +16,9 @@ pub enum Transport {
     WebSocket,
     /// KCP over UDP with the given tuning.
     Kcp(kcp::Profile),
+    /// ENet over UDP: the packets that a peer sends, one after the other, form the byte stream, and what is written leaves
+    /// as reliable packets on lane 0.
+    Enet,
 }
 
 /// One listening address and the rules for connections that arrive there.
@@ -31,7 +34,7 @@ pub struct ListenerSpec {
     pub addr: SocketAddr,
     /// Protocol of its connections.
     pub transport: Transport,
-    /// TLS in front of TCP or WebSocket; not available for KCP.
+    /// TLS in front of TCP or WebSocket; not available for KCP and ENet.
     pub tls: Option<TlsAcceptor>,
     /// WebSocket rules; ignored by other transports.
     pub ws: Arc<WsPolicy>,

@@ -14,6 +14,7 @@ use throng_stdx::{Instant, TimerKey, TimerWheel};
 
 use crate::clock::Clock;
 use crate::config::{ConnectSpec, ListenerSpec, Transport};
+use crate::enet::sessions::{EnetConn, Enets};
 use crate::handler::{Accept, CloseCause, CloseMode, Flow, Handler, TimedOut, WriteOutcome};
 use crate::listener::{Listener, Permit, ReservedDescriptor, Rules};
 use crate::sessions::{Cx, Session, Sessions};
@@ -42,10 +43,15 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 const WAKER_TOKEN: u64 = u64::MAX;
 const LISTENER_BIT: u64 = 1 << 63;
 
+/// What the last two bits of a key's number say: a stream or TCP listener, a KCP session or port, or one of ENet.
+const KIND: u32 = 3;
+const SESSION: u32 = 1;
+const ENET: u32 = 2;
+
 /// Names a connection of one loop. Never reused, unlike its [index](ConnKey::index).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnKey {
-    /// Streams have even numbers, sessions odd ones.
+    /// The place in the table of its kind, and the kind in the last two bits.
     index: u32,
     generation: u32,
 }
@@ -57,20 +63,28 @@ impl ConnKey {
     }
 
     fn stream(slot: usize, generation: u32) -> Self {
-        Self { index: (slot as u32) << 1, generation }
+        Self { index: (slot as u32) << 2, generation }
     }
 
     pub(crate) fn session(slot: usize, generation: u32) -> Self {
-        Self { index: (slot as u32) << 1 | 1, generation }
+        Self { index: (slot as u32) << 2 | SESSION, generation }
+    }
+
+    pub(crate) fn enet(slot: usize, generation: u32) -> Self {
+        Self { index: (slot as u32) << 2 | ENET, generation }
     }
 
     fn is_session(self) -> bool {
-        self.index & 1 == 1
+        self.index & KIND == SESSION
+    }
+
+    fn is_enet(self) -> bool {
+        self.index & KIND == ENET
     }
 
     /// Place in the table of its kind.
     pub(crate) fn slot(self) -> usize {
-        (self.index >> 1) as usize
+        (self.index >> 2) as usize
     }
 
     pub(crate) fn generation(self) -> u32 {
@@ -96,18 +110,26 @@ impl ConnKey {
 pub struct ListenerKey(u32);
 
 impl ListenerKey {
-    /// TCP listeners have even numbers, UDP ports odd ones.
-    fn new(slot: usize, is_port: bool) -> Self {
-        Self((slot as u32) << 1 | u32::from(is_port))
+    /// The kind in the last two bits: 0 for TCP listeners, and as for connections.
+    fn new(slot: usize, kind: u32) -> Self {
+        Self((slot as u32) << 2 | kind)
+    }
+
+    pub(crate) fn enet(slot: usize) -> Self {
+        Self::new(slot, ENET)
     }
 
     fn is_port(self) -> bool {
-        self.0 & 1 == 1
+        self.0 & KIND == SESSION
+    }
+
+    fn is_enet(self) -> bool {
+        self.0 & KIND == ENET
     }
 
     /// Place in the table of its kind.
     pub(crate) fn slot(self) -> usize {
-        (self.0 >> 1) as usize
+        (self.0 >> 2) as usize
     }
 
     fn token(self) -> u64 {
@@ -163,6 +185,7 @@ pub struct DetachedConn(Detached);
 enum Detached {
     Stream(Box<Conn>),
     Session(Box<Session>),
+    Enet(Box<EnetConn>),
 }
 
 impl DetachedConn {
@@ -171,6 +194,7 @@ impl DetachedConn {
         match &self.0 {
             Detached::Stream(conn) => conn.peer,
             Detached::Session(session) => session.peer(),
+            Detached::Enet(conn) => conn.peer(),
         }
     }
 }
@@ -252,6 +276,7 @@ pub struct EventLoop {
     listeners: Slab<Listener>,
     conns: Slab<Conn>,
     sessions: Sessions,
+    enets: Enets,
     generation: u32,
     timers: TimerWheel<Timer>,
     /// Connections with work that no event will announce: input beyond one round's share, failed writes.
@@ -274,6 +299,7 @@ impl EventLoop {
         let epoll = Epoll::new()?;
         let waker = Waker::new()?;
         let sessions = Sessions::new(waker.clone());
+        let enets = Enets::new(waker.clone());
         epoll.add(waker.fd(), WAKER_TOKEN, sys::READABLE)?;
         Ok(Self {
             epoll,
@@ -283,6 +309,7 @@ impl EventLoop {
             listeners: Slab::new(),
             conns: Slab::new(),
             sessions,
+            enets,
             generation: 0,
             timers: TimerWheel::new(),
             backlog: VecDeque::new(),
@@ -307,13 +334,19 @@ impl EventLoop {
     pub fn listen(&mut self, spec: ListenerSpec) -> io::Result<(ListenerKey, SocketAddr)> {
         if let Transport::Kcp(profile) = spec.transport {
             let (slot, addr) = self.sessions.listen(spec, profile)?;
-            let key = ListenerKey::new(slot, true);
+            let key = ListenerKey::new(slot, SESSION);
             self.epoll.add(self.sessions.port_fd(slot), key.token(), sys::READABLE)?;
+            return Ok((key, addr));
+        }
+        if spec.transport == Transport::Enet {
+            let (slot, addr) = self.enets.listen(spec, self.now)?;
+            let key = ListenerKey::new(slot, ENET);
+            self.epoll.add(self.enets.port_fd(slot), key.token(), sys::READABLE)?;
             return Ok((key, addr));
         }
         let (listener, addr) = Listener::bind(spec)?;
         let entry = self.listeners.vacant_entry();
-        let key = ListenerKey::new(entry.key(), false);
+        let key = ListenerKey::new(entry.key(), 0);
         self.epoll.add(listener.fd(), key.token(), sys::READABLE)?;
         entry.insert(listener);
         Ok((key, addr))
@@ -323,6 +356,9 @@ impl EventLoop {
     pub fn close_listener(&mut self, key: ListenerKey) {
         if key.is_port() {
             return self.sessions.close_port(key.slot());
+        }
+        if key.is_enet() {
+            return self.enets.close_port(key.slot());
         }
         if let Some(listener) = self.listeners.try_remove(key.slot())
             && !listener.resting
@@ -342,6 +378,15 @@ impl EventLoop {
             let (sessions, mut cx) = self.sessions();
             let key = sessions.connect(&spec, profile, &mut cx)?;
             return self.watch_session(key);
+        }
+        if spec.transport == Transport::Enet {
+            let (key, slot) = self.enets.connect(&spec, self.now, &mut self.generation)?;
+            let token = ListenerKey::enet(slot).token();
+            if let Err(error) = self.epoll.add(self.enets.port_fd(slot), token, sys::READABLE) {
+                self.enets.close(key);
+                return Err(error);
+            }
+            return Ok(key);
         }
         let socket = Socket::new(Domain::for_address(spec.addr), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_nonblocking(true)?;
@@ -384,8 +429,9 @@ impl EventLoop {
         self.now = clock.now();
         let (sessions, mut cx) = self.sessions();
         sessions.flush(&mut cx);
-        let timeout = if self.backlog.is_empty() && !self.sessions.has_work() {
-            let next = [deadline, self.timers.next()].into_iter().flatten().min();
+        self.enets.flush(self.now, &mut self.stats);
+        let timeout = if self.backlog.is_empty() && !self.sessions.has_work() && !self.enets.has_work() {
+            let next = [deadline, self.timers.next(), self.enets.next_timeout()].into_iter().flatten().min();
             next.map(|at| at.since(self.now))
         } else {
             Some(Duration::ZERO)
@@ -404,12 +450,15 @@ impl EventLoop {
                 self.waker.clear();
                 let (sessions, mut cx) = self.sessions();
                 sessions.read_inbox(&mut cx, handler);
+                self.enets.read_inbox(self.now, &mut self.stats, &mut self.generation, handler);
                 handler.woken();
             } else if token & LISTENER_BIT != 0 {
                 let key = ListenerKey(token as u32);
                 if key.is_port() {
                     let (sessions, mut cx, scratch) = self.sessions_and_scratch();
                     sessions.read_port(key, scratch, &mut cx, handler);
+                } else if key.is_enet() {
+                    self.enets.read_port(key.slot(), self.now, &mut self.stats);
                 } else {
                     self.accept(key, handler);
                 }
@@ -442,6 +491,7 @@ impl EventLoop {
         }
         let (sessions, mut cx) = self.sessions();
         sessions.tell(&mut cx, handler);
+        self.enets.tell(self.now, &mut self.stats, &mut self.generation, handler);
         Ok(self.now)
     }
 
@@ -451,6 +501,10 @@ impl EventLoop {
     pub fn write(&mut self, key: ConnKey, slices: &[IoSlice<'_>]) -> WriteOutcome {
         if key.is_session() {
             let (taken, blocked) = self.sessions.write(key, slices);
+            return WriteOutcome { taken, blocked };
+        }
+        if key.is_enet() {
+            let (taken, blocked) = self.enets.write(key, slices);
             return WriteOutcome { taken, blocked };
         }
         let nothing = WriteOutcome { taken: 0, blocked: true };
@@ -488,7 +542,7 @@ impl EventLoop {
     #[must_use]
     pub fn takes_shared(&self, key: ConnKey) -> bool {
         !self.refuses_files
-            && !key.is_session()
+            && key.index & KIND == 0
             && (self.conns.get(key.slot()))
                 .filter(|conn| conn.generation == key.generation)
                 .is_some_and(|conn| conn.stream.phase == Phase::Open && conn.stream.is_plain())
@@ -500,6 +554,7 @@ impl EventLoop {
     pub fn close(&mut self, key: ConnKey, mode: CloseMode) {
         match mode {
             CloseMode::Flush => self.close_with(key, 1000, ""),
+            CloseMode::Now if key.is_enet() => self.enets.close(key),
             CloseMode::Now if key.is_session() => {
                 let (sessions, mut cx) = self.sessions();
                 sessions.close(key, &mut cx);
@@ -517,6 +572,9 @@ impl EventLoop {
     pub fn close_with(&mut self, key: ConnKey, code: u16, reason: &str) {
         if key.is_session() {
             return self.sessions.finish(key, self.now);
+        }
+        if key.is_enet() {
+            return self.enets.finish(key, code, self.now);
         }
         let Some(conn) = get_mut(&mut self.conns, key) else { return };
         match conn.stream.phase {
@@ -536,6 +594,9 @@ impl EventLoop {
         if key.is_session() {
             return self.sessions.pause(key);
         }
+        if key.is_enet() {
+            return self.enets.pause(key);
+        }
         if let Some(conn) = self.conn_mut(key)
             && conn.stream.phase != Phase::Lingering
         {
@@ -547,6 +608,9 @@ impl EventLoop {
     pub fn resume_read(&mut self, key: ConnKey) {
         if key.is_session() {
             return self.sessions.resume(key);
+        }
+        if key.is_enet() {
+            return self.enets.resume(key);
         }
         if let Some(conn) = self.conn_mut(key) {
             conn.stream.paused = false;
@@ -564,6 +628,9 @@ impl EventLoop {
                 drop(self.epoll.remove(fd));
             }
             return Some(DetachedConn(Detached::Session(Box::new(session))));
+        }
+        if key.is_enet() {
+            return self.enets.detach(key).map(|conn| DetachedConn(Detached::Enet(Box::new(conn))));
         }
         let conn = self.conn_mut(key)?;
         if conn.stream.phase != Phase::Open {
@@ -584,6 +651,7 @@ impl EventLoop {
                 let key = sessions.attach(*session, &mut cx);
                 return self.watch_session(key);
             }
+            Detached::Enet(conn) => return Ok(self.enets.attach(*conn, &mut self.generation)),
         };
         conn.stream.paused = false;
         let key = self.insert(conn.stream, conn.peer, conn.permit, conn.rules, None)?;
@@ -597,13 +665,16 @@ impl EventLoop {
         if key.is_session() {
             return self.sessions.get(key).map(Session::peer);
         }
+        if key.is_enet() {
+            return self.enets.peer(key);
+        }
         let conn = self.conns.get(key.slot())?;
         (conn.generation == key.generation).then_some(conn.peer)
     }
 
     /// Connections of this loop, including those that are still shaking hands or saying goodbye.
     pub fn conn_count(&self) -> usize {
-        self.conns.len() + self.sessions.len()
+        self.conns.len() + self.sessions.len() + self.enets.len()
     }
 
     /// Counts since the loop was made.

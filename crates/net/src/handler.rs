@@ -119,10 +119,12 @@ pub enum CloseCause {
     WsRejected(ws::Rejection),
     /// The server did not open a WebSocket for us.
     WsRefused(ws::ResponseError),
-    /// The KCP peer does not acknowledge what is sent to it.
+    /// The KCP or ENet peer does not acknowledge what is sent to it.
     DeadLink,
-    /// The KCP peer began a new session from the same address.
+    /// The KCP or ENet peer began a new session from the same address.
     Replaced,
+    /// The peer sent more than a paused connection holds.
+    Overrun,
 }
 
 impl CloseCause {
@@ -145,8 +147,9 @@ impl CloseCause {
             Self::WsRejected(ws::Rejection { status: 403, .. }) => "ws_origin",
             Self::WsRejected(_) => "ws_bad_request",
             Self::WsRefused(_) => "ws_refused",
-            Self::DeadLink => "kcp_dead_link",
-            Self::Replaced => "kcp_replaced",
+            Self::DeadLink => "dead_link",
+            Self::Replaced => "replaced",
+            Self::Overrun => "overrun",
         }
     }
 }

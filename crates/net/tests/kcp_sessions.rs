@@ -226,7 +226,7 @@ fn sessions_begin_and_are_replaced_as_the_reference_does() {
     assert!(!node.seen.closed.contains_key(&first));
     raw.send(&push(2, 0, b"new")).unwrap();
     node.until("the session is replaced", |node| node.seen.accepted.len() == 2);
-    assert_eq!(node.seen.closed[&first].name(), "kcp_replaced");
+    assert_eq!(node.seen.closed[&first].name(), "replaced");
     let second = node.seen.accepted[1].1;
     assert_eq!(node.received(second), b"new");
     // A late repetition of the old one changes nothing.

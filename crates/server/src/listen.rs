@@ -13,6 +13,8 @@ pub(crate) enum Transport {
     WebSocket,
     /// KCP over UDP.
     Kcp,
+    /// ENet over UDP.
+    Enet,
 }
 
 /// One socket to listen on.
@@ -38,6 +40,7 @@ impl ListenerPlan {
             (Transport::WebSocket, false) => "ws",
             (Transport::WebSocket, true) => "wss",
             (Transport::Kcp, _) => "kcp",
+            (Transport::Enet, _) => "enet",
         }
     }
 }
@@ -52,10 +55,11 @@ pub(crate) fn plan(listener: &Listener) -> Result<Vec<ListenerPlan>, (&'static s
         let transport = match listener.transport.as_str() {
             "ws" => Transport::WebSocket,
             "kcp" => Transport::Kcp,
+            "enet" => Transport::Enet,
             _ => Transport::Tcp,
         };
-        if transport == Transport::Kcp && listener.tls {
-            return Err(("tls", "KCP cannot be encrypted; use tcp or ws".to_owned()));
+        if matches!(transport, Transport::Kcp | Transport::Enet) && listener.tls {
+            return Err(("tls", "KCP and ENet cannot be encrypted; use tcp or ws".to_owned()));
         }
         let addr = resolve_addr(&listener.addr).map_err(|why| ("addr", why))?;
         plans.push(ListenerPlan { key: "addr", addr, transport, tls: listener.tls });
@@ -74,7 +78,8 @@ fn parse_url(url: &str) -> Result<ListenerPlan, String> {
         "ws" => (Transport::WebSocket, false),
         "wss" => (Transport::WebSocket, true),
         "kcp" => (Transport::Kcp, false),
-        other => return Err(format!("`{other}` is none of tcp, tls, ws, wss, kcp")),
+        "enet" => (Transport::Enet, false),
+        other => return Err(format!("`{other}` is none of tcp, tls, ws, wss, kcp, enet")),
     };
     Ok(ListenerPlan { key: "extra", addr: resolve_addr(addr)?, transport, tls })
 }

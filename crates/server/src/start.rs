@@ -40,7 +40,7 @@ const STACK_BYTES: usize = 4 << 20;
 pub struct Address {
     /// What for.
     pub service: Service,
-    /// The scheme people write in front: `tcp`, `tls`, `ws`, `wss`, `kcp`, `http`.
+    /// The scheme people write in front: `tcp`, `tls`, `ws`, `wss`, `kcp`, `enet`, `http`.
     pub scheme: &'static str,
     /// The address as bound.
     pub addr: SocketAddr,
@@ -445,7 +445,7 @@ fn open_listeners(
             .map_err(|source| bind_error(format!("{}.{}", section.name(), plan.key), plan.addr, source))?;
         let framing = match plan.transport {
             Transport::WebSocket => Framing::WebSocket,
-            Transport::Tcp | Transport::Kcp => Framing::Stream,
+            Transport::Tcp | Transport::Kcp | Transport::Enet => Framing::Stream,
         };
         roles.insert(key, ListenerRole { kind: section.kind(), framing });
         let service = if section == Section::Servers { Service::Servers } else { Service::Clients };
@@ -468,6 +468,7 @@ fn listener_spec(
         Transport::Tcp => throng_net::Transport::Tcp,
         Transport::WebSocket => throng_net::Transport::WebSocket,
         Transport::Kcp => throng_net::Transport::Kcp(profile),
+        Transport::Enet => throng_net::Transport::Enet,
     };
     let mut spec = ListenerSpec::new(plan.addr, transport);
     spec.tls = tls.filter(|_| plan.tls).cloned();

@@ -61,7 +61,13 @@ fn one_mistake_gives_one_problem_with_line_column_and_hint() {
             &["without `gateway.clients.tls_key`"],
         ),
         ("[gateway.clients]\nstate_machine = 'nope.json'\n", BadReference, 2, 1, &["neither a file nor"]),
-        ("[gateway.clients]\ntransport = 'kcp'\ntls = true\n", BadValue, 3, 1, &["KCP cannot be encrypted"]),
+        (
+            "[gateway.clients]\ntransport = 'kcp'\ntls = true\n",
+            BadValue,
+            3,
+            1,
+            &["KCP and ENet cannot be encrypted"],
+        ),
         (
             "[gateway.clients]\naddr = ':12108'\n",
             UnsafeBind,

@@ -68,6 +68,7 @@ fn play_on(transport: &str, tls: bool) {
             ("tcp", true) => Dial::Tls(pem()),
             ("ws", false) => Dial::WebSocket,
             ("ws", true) => Dial::Wss(pem()),
+            ("enet", _) => Dial::Enet,
             _ => Dial::Kcp,
         };
         let mut server = Peer::login(servers(&running), &Dial::Tcp, "server", "");
@@ -105,6 +106,11 @@ fn tcp() {
 #[test]
 fn tcp_with_tls() {
     play_on("tcp", true);
+}
+
+#[test]
+fn enet() {
+    play_on("enet", false);
 }
 
 #[test]

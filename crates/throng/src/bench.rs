@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use throng_load::bare::{self, BarePlan};
 use throng_load::case::Case;
+use throng_load::enet::{self, ServePlan};
 use throng_load::engine::Sample;
 use throng_load::report::Report;
 use throng_load::suites::{self, Options, Progress, TESTS, Target, Test};
@@ -54,6 +55,35 @@ pub(crate) struct BenchArgs {
     bytes: usize,
     #[arg(long, hide = true, default_value_t = 30.0)]
     per_second: f64,
+    #[command(flatten)]
+    enet: EnetArgs,
+}
+
+/// For `throng bench enet --serve`.
+#[derive(Debug, Clone, Args)]
+struct EnetArgs {
+    /// `bench enet`: be the server, at --addr, and echo every packet as it came, until Ctrl-C
+    #[arg(long, help_heading = "ENet echo server")]
+    serve: bool,
+    /// Connections at the same time
+    #[arg(long, value_name = "N", default_value_t = 1 << 20, hide_short_help = true, help_heading = "ENet echo server")]
+    slots: usize,
+    /// Look for events and answer only so many times a second, as a game with a tick does [default: at once]
+    #[arg(
+        long,
+        value_name = "HZ",
+        default_value_t = 0,
+        hide_default_value = true,
+        hide_short_help = true,
+        help_heading = "ENet echo server"
+    )]
+    game_hz: u32,
+    /// Shortest time between two rounds of a busy thread
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "500us", hide_short_help = true, help_heading = "ENet echo server")]
+    interval: Duration,
+    /// Echo datagrams without any protocol
+    #[arg(long, hide = true)]
+    bare: bool,
 }
 
 /// Which server to load, and how; common to everything that makes load.
@@ -108,7 +138,7 @@ pub(crate) struct ServerArgs {
     /// How players connect: tcp, ws or kcp
     #[arg(hide_short_help = true, long, default_value_t = Transport::Tcp, help_heading = "Load")]
     pub(crate) transport: Transport,
-    /// Generator threads for players [default: one per two processors]
+    /// Generator threads for players [default: one per two processors]; with `enet --serve` the server's [default: 1]
     #[arg(
         hide_short_help = true,
         long,
@@ -131,6 +161,8 @@ Examples:
   throng bench gateway idle --json > idle.json
   throng bench channel single --players 100 --addr 127.0.0.1:12108 --pid $(pidof channeld)
   throng bench all --quick                         everything once, small
+  throng bench enet --quick                        the ENet host beside libenet and a bare echo
+  throng bench enet --serve --addr 127.0.0.1:7777 --slots 50000
 
 Exit codes: 0 all thresholds hold, 99 a threshold is missed, 2 no result.";
 
@@ -165,10 +197,53 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             }
             text.push_str(&format!(
                 "{:<20}  {}\n",
+                "enet [GROUP]", "the ENet host beside the C library; groups:"
+            ));
+            for (name, summary) in enet::GROUPS {
+                text.push_str(&format!("{:<20}  {summary}\n", format!("  enet {name}")));
+            }
+            text.push_str(&format!(
+                "{:<20}  {}\n",
                 "replay CASE.json", "recorded sessions, played by many connections"
             ));
             print(&text)?;
             Ok(true)
+        }
+        ["enet"] if args.enet.serve => {
+            let addr = args.server.addr.as_deref().unwrap_or("0.0.0.0:7777");
+            let plan = ServePlan {
+                addr: resolve(addr)?,
+                slots: args.enet.slots,
+                shards: u16::try_from(args.server.threads).unwrap_or(u16::MAX).max(1),
+                game_hz: args.enet.game_hz,
+                interval: args.enet.interval,
+                bare: args.enet.bare,
+            };
+            enet::serve(&plan, io::stdout())?;
+            Ok(true)
+        }
+        ["enet", groups @ ..] => {
+            let known: Vec<&str> = enet::GROUPS.iter().map(|(name, _)| *name).collect();
+            if let Some(wrong) = groups.iter().find(|group| !known.contains(group)) {
+                return Err(format!("bench enet has no group `{wrong}`; groups: {}", known.join(", ")).into());
+            }
+            let options = enet::Options {
+                program: std::env::current_exe()?,
+                groups: groups.iter().map(|group| (*group).to_owned()).collect(),
+                clients: args.players.first().copied(),
+                duration: args.duration,
+                warmup: args.warmup,
+                shards: args.server.shards,
+                quick: args.quick,
+                seed: args.server.seed,
+            };
+            let report = {
+                let mut live = Live::new();
+                enet::run(&options, &mut |what| live.begin(what))?
+            };
+            save(&args, &report, "")?;
+            show(&args, &report)?;
+            Ok(report.passed)
         }
         ["replay", case] => {
             let mut case = Case::load(Path::new(case))?;

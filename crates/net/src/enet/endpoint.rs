@@ -92,7 +92,7 @@ pub struct Endpoint {
     now: Instant,
     /// The last round received something: more may be on its way.
     busy: bool,
-    /// The last round did not take everything in.
+    /// The last round did not take everything in, or has news that the application could not see.
     unfinished: bool,
     /// The kernel's send buffer is full.
     blocked: bool,
@@ -149,7 +149,11 @@ impl Endpoint {
             self.host.handle_timeout(self.now);
         }
         on_round(&mut self.host);
-        self.send()
+        let left = self.host.has_events();
+        self.send()?;
+        // The end of a connection can lie in the sending of its last word.
+        self.unfinished |= !left && self.host.has_events();
+        Ok(())
     }
 
     /// Sends what the host has to say, outside a round: for the last words before the end.

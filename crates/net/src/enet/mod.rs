@@ -42,6 +42,7 @@
 
 mod endpoint;
 mod server;
+pub(crate) mod sessions;
 
 use std::io::{self, Read as _};
 

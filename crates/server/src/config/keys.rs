@@ -194,9 +194,9 @@ section! {
     Listener {
         /// Address of the listener. Port 0 takes a free one; empty opens no listener.
         addr: String = "", Kind::Addr;
-        /// Protocol below the frames. `ws` is WebSocket, `kcp` is reliable UDP.
-        transport: String = "tcp", Kind::Choice(&["tcp", "ws", "kcp"]);
-        /// More listeners of this kind, each `transport://host:port` with `tcp`, `tls`, `ws`, `wss` or `kcp`.
+        /// Protocol below the frames. `ws` is WebSocket; `kcp` and `enet` are reliable UDP.
+        transport: String = "tcp", Kind::Choice(&["tcp", "ws", "kcp", "enet"]);
+        /// More listeners of this kind, each `transport://host:port` with `tcp`, `tls`, `ws`, `wss`, `kcp` or `enet`.
         extra: Vec<String> = [], Kind::List;
         /// Encrypts with TLS (WSS for WebSocket). Without a certificate a self-signed one is made in the data folder,
         /// for loopback addresses only.

@@ -35,6 +35,7 @@ pub fn gateway(keys: &[(&str, &str)]) -> Running {
 pub enum Dial {
     Tcp,
     Kcp,
+    Enet,
     WebSocket,
     Tls(Vec<u8>),
     Wss(Vec<u8>),
@@ -92,6 +93,7 @@ impl Peer {
         let (transport, trusted) = match dial {
             Dial::Tcp => (Transport::Tcp, None),
             Dial::Kcp => (Transport::Kcp(throng_net::kcp::Profile::GAME), None),
+            Dial::Enet => (Transport::Enet, None),
             Dial::WebSocket => (Transport::WebSocket, None),
             Dial::Tls(pem) => (Transport::Tcp, Some(pem)),
             Dial::Wss(pem) => (Transport::WebSocket, Some(pem)),

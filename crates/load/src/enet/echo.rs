@@ -1,0 +1,188 @@
+//! Echo servers and real clients as processes of their own, so that their CPU time can be told from ours.
+
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::serve::{ServePlan, Served};
+use crate::bare::parse_announcement;
+use crate::child::{StartError, terminate};
+use crate::probe::Probe;
+
+/// The C library's part of the bench; compiled where a compiler and the library are there.
+const PEER_SOURCE: &str = include_str!("../../../../bench/peers/libenet/peer.c");
+
+/// An echo server in a process of its own, stopped when dropped.
+pub(crate) struct Echo {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+    pub(crate) addr: SocketAddr,
+    pub(crate) probe: Probe,
+}
+
+impl Echo {
+    /// Ours, as `throng bench enet --serve`.
+    pub(crate) fn throng(program: &Path, plan: &ServePlan) -> Result<Self, StartError> {
+        let mut command = Command::new(program);
+        command.args(["bench", "enet", "--serve", "--addr", &plan.addr.to_string()]);
+        command.args(["--slots", &plan.slots.to_string(), "--threads", &plan.shards.to_string()]);
+        command.args(["--game-hz", &plan.game_hz.to_string()]);
+        command.args(["--interval", &format!("{}us", plan.interval.as_micros())]);
+        if plan.bare {
+            command.arg("--bare");
+        }
+        Self::start(command)
+    }
+
+    /// The C library's, serviced `hz` times a second.
+    pub(crate) fn libenet(peer: &Peer, slots: usize, hz: u32) -> Result<Self, StartError> {
+        let mut command = Command::new(&peer.program);
+        command.args(["serve", "127.0.0.1", "0", &slots.to_string(), &hz.to_string()]);
+        Self::start(command)
+    }
+
+    fn start(mut command: Command) -> Result<Self, StartError> {
+        let name = format!("{command:?}");
+        let failed = |source| StartError::Io { program: name.clone(), source };
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(failed)?;
+        let output = child.stdout.take().ok_or_else(|| failed(io::Error::other("no standard output")))?;
+        let mut output = BufReader::new(output);
+        let mut line = String::new();
+        let read = output.read_line(&mut line);
+        let probe = Probe::new(Some(child.id()), None);
+        match (read, parse_announcement(&line), probe) {
+            (Ok(_), Some(addr), Ok(probe)) => {
+                Ok(Self { input: child.stdin.take(), child, output, addr, probe })
+            }
+            _ => {
+                terminate(&mut child);
+                let what = "did not say where it listens".to_owned();
+                Err(StartError::NotReady { program: name, what, log: line })
+            }
+        }
+    }
+
+    /// What it has done so far. Zeros from a server that does not count.
+    pub(crate) fn served(&mut self) -> Served {
+        let mut line = String::new();
+        let asked = self.input.as_mut().map(|input| input.write_all(b"\n").and_then(|()| input.flush()));
+        if !matches!(asked, Some(Ok(()))) || self.output.read_line(&mut line).is_err() {
+            return Served::default();
+        }
+        serde_json::from_str(&line).unwrap_or_default()
+    }
+
+    /// CPU time used so far.
+    pub(crate) fn cpu(&self) -> Duration {
+        self.probe.cpu().unwrap_or_default()
+    }
+
+    /// Private memory in bytes.
+    pub(crate) fn memory(&self) -> u64 {
+        self.probe.memory().map_or(0, |memory| memory.anonymous_bytes)
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        terminate(&mut self.child);
+    }
+}
+
+/// The program on the C library.
+pub(crate) struct Peer {
+    program: PathBuf,
+}
+
+/// What real clients saw. The names are those of `peer.c`.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub(crate) struct RealSeen {
+    pub(crate) clients: u64,
+    pub(crate) connected: u64,
+    pub(crate) failed: u64,
+    pub(crate) batch_max_ms: f64,
+    pub(crate) lost: u64,
+    pub(crate) sent: u64,
+    pub(crate) echoed: u64,
+    pub(crate) wrong: u64,
+    pub(crate) overtook: u64,
+    pub(crate) p50_ms: f64,
+    pub(crate) p99_ms: f64,
+    pub(crate) max_ms: f64,
+    pub(crate) late_max_ms: f64,
+    pub(crate) cpu_s: f64,
+}
+
+/// What real clients are to do.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RealPlan {
+    pub(crate) clients: usize,
+    pub(crate) batch: usize,
+    pub(crate) every: Duration,
+    pub(crate) bytes: usize,
+    pub(crate) warmup: Duration,
+    pub(crate) window: Duration,
+}
+
+impl Peer {
+    /// Compiles the program. `None` with the reason when that is not possible here.
+    pub(crate) fn compile() -> Result<Self, String> {
+        let folder = std::env::temp_dir();
+        let source = folder.join(format!("throng-libenet-{}.c", std::process::id()));
+        let program = source.with_extension("");
+        std::fs::write(&source, PEER_SOURCE).map_err(|error| error.to_string())?;
+        let compiled =
+            Command::new("cc").arg("-O2").arg("-o").arg(&program).arg(&source).arg("-lenet").output();
+        drop(std::fs::remove_file(&source));
+        match compiled {
+            Ok(output) if output.status.success() => Ok(Self { program }),
+            Ok(output) => {
+                let text = String::from_utf8_lossy(&output.stderr).into_owned();
+                Err(text.lines().next().unwrap_or("the compiler failed").to_owned())
+            }
+            Err(error) => Err(format!("no C compiler: {error}")),
+        }
+    }
+
+    /// Lets real clients play against `server`; `at` is called with the words "connected", "window" and "end".
+    pub(crate) fn swarm(
+        &self,
+        server: SocketAddr,
+        plan: &RealPlan,
+        mut at: impl FnMut(&str),
+    ) -> Result<RealSeen, StartError> {
+        let name = format!("{} swarm", self.program.display());
+        let failed = |source| StartError::Io { program: name.clone(), source };
+        let ms = |time: Duration| time.as_millis().to_string();
+        let mut child = Command::new(&self.program)
+            .args(["swarm", &server.ip().to_string(), &server.port().to_string()])
+            .args([plan.clients.to_string(), plan.batch.to_string(), ms(plan.every)])
+            .args([plan.bytes.to_string(), ms(plan.warmup), ms(plan.window)])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let output = child.stdout.take().ok_or_else(|| failed(io::Error::other("no standard output")))?;
+        let mut seen = None;
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            match serde_json::from_str(&line) {
+                Ok(result) => seen = Some(result),
+                Err(_) => at(&line),
+            }
+        }
+        let status = child.wait().map_err(failed)?;
+        let what = format!("ended with {status} and no result");
+        seen.ok_or(StartError::NotReady { program: name, what, log: String::new() })
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        drop(std::fs::remove_file(&self.program));
+    }
+}

@@ -1,0 +1,827 @@
+//! ENet peers as connections of an event loop.
+//!
+//! A listener is one [`Host`] on one socket, both of which stay with the loop that opened them: the port's owner. A
+//! connection that was handed to another loop is served there through letters:
+//! ```text
+//!   owner loop:  socket ─▶ Host ─▶ connection here, or ─▶ Letter::Data, Ended, Room ─▶ inbox of the loop that has it
+//!   other loop:  Letter::Write, Finish, Close, Moved ─▶ owner's inbox ─▶ Host ─▶ socket
+//! ```
+//! Bytes on their way to the owner count as queued, so a connection takes no more from its driver there than here.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, IoSlice};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use slab::Slab;
+use throng_enet::{Bytes, Config, Delivery, Event, Host, Lane, PeerId, Reason};
+use throng_stdx::Instant;
+
+use super::entropy;
+use crate::config::{ConnectSpec, ListenerSpec};
+use crate::event_loop::{ConnKey, Waker};
+use crate::handler::{Accept, CloseCause, Flow, Handler, TimedOut};
+use crate::listener::{Admission, Permit, Rules};
+use crate::stats::LoopStats;
+use crate::udp::{UdpOptions, UdpPort};
+
+/// Batches of 64 datagrams read from a socket per poll.
+const BATCHES_PER_POLL: usize = 8;
+/// Bytes that may wait in the protocol to be sent or acknowledged before a connection counts as blocked: the most that
+/// can be on its way to one peer.
+const QUEUE_BYTES_MAX: u64 = 64 * 1024;
+/// What the host holds per peer at most: the queue, and one write on top of it.
+const SEND_BYTES_MAX: usize = 8 << 20;
+/// Longest packet from a peer. A frame has 64 KiB; a packet may hold several.
+const PACKET_BYTES_MAX: usize = 1 << 20;
+/// Bytes kept for a connection whose driver has paused it.
+const HELD_BYTES_MAX: usize = 4 << 20;
+/// Letters in an inbox beyond which data is refused; its sender is then disconnected, as data must not be lost.
+const LETTERS_MAX: usize = 65_536;
+
+/// Socket buffers of an outgoing connection.
+const CLIENT_BUFFER_BYTES: usize = 1 << 20;
+/// The protocol's own idea of when a peer is gone, after the handshake had the caller's.
+const TIMEOUT_LIMIT: u32 = 32;
+const TIMEOUT_MIN: Duration = Duration::from_secs(5);
+const TIMEOUT_MAX: Duration = Duration::from_secs(30);
+
+/// What loops tell each other about connections.
+enum Letter {
+    Data { key: ConnKey, bytes: Bytes },
+    Ended { key: ConnKey, cause: CloseCause },
+    Room { key: ConnKey },
+    Write { port: usize, peer: PeerId, bytes: Bytes },
+    Finish { port: usize, peer: PeerId, code: u32, until: Instant },
+    Close { port: usize, peer: PeerId },
+    Moved { port: usize, peer: PeerId, inbox: Arc<Inbox>, key: ConnKey },
+}
+
+/// A loop's mail.
+pub(crate) struct Inbox {
+    letters: Mutex<Vec<Letter>>,
+    waker: Waker,
+}
+
+impl Inbox {
+    /// False when the letter was data and there is no room for it.
+    fn post(&self, letter: Letter) -> bool {
+        let mut letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = letters.len() < LETTERS_MAX || !matches!(letter, Letter::Data { .. });
+        if fits {
+            letters.push(letter);
+        }
+        drop(letters);
+        self.waker.wake();
+        fits
+    }
+
+    fn take(&self) -> Vec<Letter> {
+        std::mem::take(&mut self.letters.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// What became of the bytes written to a connection; shared between its loop and its owner.
+#[derive(Default)]
+struct Progress {
+    /// Bytes that the peer has acknowledged.
+    done: AtomicU64,
+}
+
+/// A socket that accepts peers.
+struct Port {
+    udp: UdpPort,
+    host: Host,
+    routes: HashMap<PeerId, Route>,
+    admission: Arc<Admission>,
+    rules: Arc<Rules>,
+    /// Peers that were sent something which is not acknowledged yet.
+    watched: Vec<PeerId>,
+    /// No new peers; the socket stays for those there are.
+    closing: bool,
+    /// The kernel's send buffer is full.
+    blocked: bool,
+}
+
+struct Route {
+    place: Place,
+    progress: Arc<Progress>,
+    accepted_bytes: u64,
+    watched: bool,
+    /// The driver closed it; it ends when everything has arrived, at the latest then.
+    finish_by: Option<Instant>,
+    /// The handshake is complete.
+    connected: bool,
+    /// Its place in the counts of the listener; `None` for outgoing connections.
+    _permit: Option<Permit>,
+}
+
+enum Place {
+    Here(ConnKey),
+    There(Arc<Inbox>, ConnKey),
+    /// Detached, not attached yet; what it is to be told waits.
+    Moving(Vec<Letter>),
+}
+
+/// A connection, in the loop that serves it.
+pub(crate) struct EnetConn {
+    generation: u32,
+    peer: SocketAddr,
+    id: PeerId,
+    port: usize,
+    /// The owner's inbox when that is another loop.
+    owner: Option<Arc<Inbox>>,
+    rules: Arc<Rules>,
+    progress: Arc<Progress>,
+    connected: bool,
+    written: u64,
+    paused: bool,
+    held: VecDeque<Bytes>,
+    held_bytes: usize,
+    /// Ended while it was paused: the driver hears of it after what is held.
+    ended: Option<CloseCause>,
+    /// The driver was told that the connection is blocked.
+    wanted: bool,
+    /// In the list of connections with news for the driver.
+    has_news: bool,
+    /// Given up by the driver, or handed on: dropping it does not end the peer.
+    released: bool,
+}
+
+impl EnetConn {
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn waiting(&self) -> u64 {
+        self.written.saturating_sub(self.progress.done.load(Ordering::Acquire))
+    }
+}
+
+impl Drop for EnetConn {
+    fn drop(&mut self) {
+        // Lost between two loops, or its loop has ended.
+        if let Some(owner) = self.owner.as_ref().filter(|_| !self.released) {
+            owner.post(Letter::Close { port: self.port, peer: self.id });
+        }
+    }
+}
+
+/// The ENet connections and ports of a loop.
+pub(crate) struct Enets {
+    conns: Slab<EnetConn>,
+    ports: Slab<Port>,
+    inbox: Arc<Inbox>,
+    /// Connections with something to tell that no event will bring up.
+    news: Vec<ConnKey>,
+    buf: Vec<u8>,
+}
+
+impl Enets {
+    pub(crate) fn new(waker: Waker) -> Self {
+        let inbox = Arc::new(Inbox { letters: Mutex::default(), waker });
+        Self { conns: Slab::new(), ports: Slab::new(), inbox, news: Vec::new(), buf: Vec::new() }
+    }
+
+    /// Connections, and peers of this loop's sockets that are served elsewhere or are saying goodbye.
+    pub(crate) fn len(&self) -> usize {
+        let away = self.conns.iter().filter(|(_, conn)| conn.owner.is_some()).count();
+        away + self.ports.iter().map(|(_, port)| port.routes.len()).sum::<usize>()
+    }
+
+    pub(crate) fn peer(&self, key: ConnKey) -> Option<SocketAddr> {
+        self.get(key).map(EnetConn::peer)
+    }
+
+    fn get(&self, key: ConnKey) -> Option<&EnetConn> {
+        self.conns.get(key.slot()).filter(|conn| conn.generation == key.generation())
+    }
+
+    fn get_mut(&mut self, key: ConnKey) -> Option<&mut EnetConn> {
+        self.conns.get_mut(key.slot()).filter(|conn| conn.generation == key.generation())
+    }
+
+    // --- Sockets
+
+    pub(crate) fn listen(&mut self, spec: ListenerSpec, now: Instant) -> io::Result<(usize, SocketAddr)> {
+        if spec.tls.is_some() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "TLS does not exist for ENet"));
+        }
+        let limits = &spec.limits;
+        let defaults = UdpOptions::default();
+        let udp = UdpOptions {
+            receive_buffer_bytes: limits.receive_buffer_bytes.unwrap_or(defaults.receive_buffer_bytes),
+            send_buffer_bytes: limits.send_buffer_bytes.unwrap_or(defaults.send_buffer_bytes),
+            ..defaults
+        };
+        let udp = UdpPort::bind(spec.addr, &udp)?;
+        let config = Config {
+            peers_max: limits.connections_max,
+            packet_bytes_max: PACKET_BYTES_MAX,
+            peer_bytes_max: 4 * PACKET_BYTES_MAX,
+            send_bytes_max: SEND_BYTES_MAX,
+            half_open_timeout: limits.handshake_timeout,
+            ..Config::new(entropy()?)
+        };
+        let host = Host::new(now, config).map_err(io::Error::other)?;
+        let addr = udp.local_addr();
+        let slot = self.ports.insert(Port {
+            udp,
+            host,
+            routes: HashMap::new(),
+            admission: Arc::new(Admission::new(limits)),
+            rules: Rules::of(&spec),
+            watched: Vec::new(),
+            closing: false,
+            blocked: false,
+        });
+        Ok((slot, addr))
+    }
+
+    pub(crate) fn port_fd(&self, slot: usize) -> BorrowedFd<'_> {
+        self.ports[slot].udp.fd()
+    }
+
+    pub(crate) fn close_port(&mut self, slot: usize) {
+        if let Some(port) = self.ports.get_mut(slot) {
+            port.closing = true;
+            if port.routes.is_empty() {
+                self.ports.remove(slot);
+            }
+        }
+    }
+
+    /// Begins an outgoing connection, on a socket of its own. Returns the place of that socket's port as well.
+    pub(crate) fn connect(
+        &mut self,
+        spec: &ConnectSpec,
+        now: Instant,
+        generation: &mut u32,
+    ) -> io::Result<(ConnKey, usize)> {
+        if spec.tls.is_some() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "TLS does not exist for ENet"));
+        }
+        let any: IpAddr =
+            if spec.addr.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let udp = UdpOptions {
+            receive_buffer_bytes: CLIENT_BUFFER_BYTES,
+            send_buffer_bytes: CLIENT_BUFFER_BYTES,
+            segmentation: false,
+            ..UdpOptions::default()
+        };
+        let udp = UdpPort::bind(spec.bind.unwrap_or(SocketAddr::new(any, 0)), &udp)?;
+        let config = Config {
+            packet_bytes_max: PACKET_BYTES_MAX,
+            peer_bytes_max: 4 * PACKET_BYTES_MAX,
+            send_bytes_max: SEND_BYTES_MAX,
+            ..Config::client(entropy()?)
+        };
+        let mut host = Host::new(now, config).map_err(io::Error::other)?;
+        let id = host.connect(now, spec.addr, 1, 0).map_err(io::Error::other)?;
+        host.set_timeout(id, 32, spec.timeout, spec.timeout);
+        let rules = Rules::outgoing(spec.flush_timeout);
+        let slot = self.ports.insert(Port {
+            udp,
+            host,
+            routes: HashMap::new(),
+            admission: Arc::new(Admission::new(&rules.limits)),
+            rules,
+            watched: Vec::new(),
+            closing: true,
+            blocked: false,
+        });
+        Ok((self.insert(slot, id, spec.addr, None, generation), slot))
+    }
+
+    // --- Driver's requests
+
+    /// Takes everything or nothing, so that a packet holds whole frames whenever a write does.
+    pub(crate) fn write(&mut self, key: ConnKey, slices: &[IoSlice<'_>]) -> (usize, bool) {
+        let Some(conn) = self.get_mut(key) else { return (0, true) };
+        if !conn.connected || conn.wanted || conn.waiting() >= QUEUE_BYTES_MAX || conn.ended.is_some() {
+            conn.wanted = true;
+            return (0, true);
+        }
+        let mut packet = Vec::with_capacity(slices.iter().map(|slice| slice.len()).sum());
+        slices.iter().for_each(|slice| packet.extend_from_slice(slice));
+        if packet.is_empty() {
+            return (0, false);
+        }
+        let (taken, bytes) = (packet.len(), Bytes::from(packet));
+        conn.written += taken as u64;
+        let blocked = conn.waiting() >= QUEUE_BYTES_MAX;
+        conn.wanted = blocked;
+        let (port, peer) = (conn.port, conn.id);
+        self.post_to_owner(key, Letter::Write { port, peer, bytes });
+        (taken, blocked)
+    }
+
+    /// Ends a connection once everything has arrived at the peer, or after its time.
+    pub(crate) fn finish(&mut self, key: ConnKey, code: u16, now: Instant) {
+        let Some(conn) = self.get(key) else { return };
+        let until = now + conn.rules.limits.flush_timeout;
+        let letter = Letter::Finish { port: conn.port, peer: conn.id, code: code.into(), until };
+        self.post_to_owner(key, letter);
+        self.forget(key);
+    }
+
+    pub(crate) fn close(&mut self, key: ConnKey) {
+        let Some(conn) = self.get(key) else { return };
+        let letter = Letter::Close { port: conn.port, peer: conn.id };
+        self.post_to_owner(key, letter);
+        self.forget(key);
+    }
+
+    pub(crate) fn pause(&mut self, key: ConnKey) {
+        if let Some(conn) = self.get_mut(key) {
+            conn.paused = true;
+        }
+    }
+
+    pub(crate) fn resume(&mut self, key: ConnKey) {
+        if let Some(conn) = self.get_mut(key) {
+            conn.paused = false;
+            self.note_news(key);
+        }
+    }
+
+    pub(crate) fn detach(&mut self, key: ConnKey) -> Option<EnetConn> {
+        let conn = self.get(key)?;
+        if conn.ended.is_some() {
+            return None;
+        }
+        let mut conn = self.conns.remove(key.slot());
+        if conn.owner.is_none() {
+            let route = self.ports.get_mut(conn.port).and_then(|port| port.routes.get_mut(&conn.id))?;
+            route.place = Place::Moving(Vec::new());
+            conn.owner = Some(self.inbox.clone());
+        }
+        Some(conn)
+    }
+
+    pub(crate) fn attach(&mut self, mut conn: EnetConn, generation: &mut u32) -> ConnKey {
+        *generation = ConnKey::next_generation(*generation);
+        conn.generation = *generation;
+        (conn.paused, conn.has_news) = (false, false);
+        let (port, peer, owner) = (conn.port, conn.id, conn.owner.clone());
+        let key = ConnKey::enet(self.conns.insert(conn), *generation);
+        if let Some(owner) = owner {
+            owner.post(Letter::Moved { port, peer, inbox: self.inbox.clone(), key });
+        }
+        self.note_news(key);
+        key
+    }
+
+    // --- Events
+
+    /// Reads a port's socket into its host; [`tell`](Self::tell) follows.
+    pub(crate) fn read_port(&mut self, slot: usize, now: Instant, stats: &mut LoopStats) {
+        let Some(port) = self.ports.get_mut(slot) else { return };
+        let before = *port.udp.stats();
+        let host = &mut port.host;
+        for _ in 0..BATCHES_PER_POLL {
+            let more = port.udp.receive(|from, datagram| {
+                if !datagram.is_empty() {
+                    host.handle_datagram(now, from, datagram);
+                }
+            });
+            // An error is as good as silence: peers whose datagrams are lost time out.
+            if !more.unwrap_or(false) {
+                break;
+            }
+        }
+        let after = port.udp.stats();
+        stats.reads += after.reads - before.reads;
+        stats.datagrams_in += after.datagrams_in - before.datagrams_in;
+        stats.bytes_in += after.bytes_in - before.bytes_in;
+    }
+
+    /// Reads the mail of other loops.
+    pub(crate) fn read_inbox(
+        &mut self,
+        now: Instant,
+        stats: &mut LoopStats,
+        generation: &mut u32,
+        handler: &mut dyn Handler,
+    ) {
+        for letter in self.inbox.take() {
+            match letter {
+                Letter::Data { key, bytes } => self.give(key, bytes, handler),
+                Letter::Ended { key, cause } => self.end(key, cause, handler),
+                Letter::Room { key } => self.tell_room(key, handler),
+                other => self.handle_request(other),
+            }
+        }
+        self.tell(now, stats, generation, handler);
+    }
+
+    /// Tells the driver what has become of peers.
+    pub(crate) fn tell(
+        &mut self,
+        now: Instant,
+        stats: &mut LoopStats,
+        generation: &mut u32,
+        handler: &mut dyn Handler,
+    ) {
+        for key in std::mem::take(&mut self.news) {
+            self.tell_news(key, handler);
+        }
+        for slot in self.port_slots() {
+            if self.ports[slot].host.next_timeout().is_some_and(|at| at <= now) {
+                self.ports[slot].host.handle_timeout(now);
+            }
+            while let Some(event) = self.ports.get_mut(slot).and_then(|port| port.host.poll_event()) {
+                match event {
+                    Event::Connected { peer, .. } => self.accept(slot, peer, stats, generation, handler),
+                    Event::Received { peer, data, .. } => self.route_data(slot, peer, data, handler),
+                    Event::Disconnected { peer, reason, .. } => self.route_end(slot, peer, reason, handler),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Sends what hosts have to send, and looks after peers that were sent something.
+    pub(crate) fn flush(&mut self, now: Instant, stats: &mut LoopStats) {
+        for slot in self.port_slots() {
+            let port = &mut self.ports[slot];
+            let before = *port.udp.stats();
+            port.send(now, &mut self.buf);
+            let after = port.udp.stats();
+            stats.writes += after.writes - before.writes;
+            stats.datagrams_out += after.datagrams_out - before.datagrams_out;
+            stats.bytes_out += after.bytes_out - before.bytes_out;
+            let mut room = Vec::new();
+            port.look_after_watched(now, &mut room);
+            for (place, key) in room {
+                match place {
+                    None => {
+                        let is_wanted = self.get(key).is_some_and(|conn| conn.wanted);
+                        if is_wanted {
+                            self.note_news(key);
+                        }
+                    }
+                    Some(inbox) => drop(inbox.post(Letter::Room { key })),
+                }
+            }
+            if self.ports[slot].closing && self.ports[slot].routes.is_empty() {
+                self.ports.remove(slot);
+            }
+        }
+    }
+
+    /// Something of the last round has to be told without waiting.
+    pub(crate) fn has_work(&self) -> bool {
+        // Sending the last word to a peer ends its connection.
+        !self.news.is_empty() || self.ports.iter().any(|(_, port)| port.host.has_events())
+    }
+
+    pub(crate) fn next_timeout(&self) -> Option<Instant> {
+        self.ports.iter().filter_map(|(_, port)| port.next_timeout()).min()
+    }
+
+    // --- The owner's side
+
+    fn port_slots(&self) -> Vec<usize> {
+        // One per ENet listener: none or one, usually.
+        self.ports.iter().map(|(slot, _)| slot).collect()
+    }
+
+    fn accept(
+        &mut self,
+        slot: usize,
+        id: PeerId,
+        stats: &mut LoopStats,
+        generation: &mut u32,
+        handler: &mut dyn Handler,
+    ) {
+        let port = &mut self.ports[slot];
+        if let Some(route) = port.routes.get_mut(&id) {
+            // One of ours.
+            route.connected = true;
+            port.host.set_timeout(id, TIMEOUT_LIMIT, TIMEOUT_MIN, TIMEOUT_MAX);
+            if let Place::Here(key) = route.place
+                && let Some(conn) = self.get_mut(key)
+            {
+                conn.connected = true;
+                handler.connected(key);
+                self.note_news(key);
+            }
+            return;
+        }
+        stats.accepted += 1;
+        let Some(peer) = port.host.peer(id).map(|info| info.address) else { return };
+        let permit = if port.closing { None } else { port.admission.permit(peer.ip()) };
+        let Some(permit) = permit else {
+            stats.refused_by_limits += 1;
+            return port.host.disconnect_now(id, 0);
+        };
+        let listener = crate::event_loop::ListenerKey::enet(slot);
+        if !handler.admit(listener, peer) {
+            stats.refused_by_handler += 1;
+            return port.host.disconnect_now(id, 0);
+        }
+        let key = self.insert(slot, id, peer, Some(permit), generation);
+        match handler.accepted(listener, key, peer) {
+            Accept::Keep => {}
+            Accept::HandOff => self.pause(key),
+            Accept::Refuse => {
+                stats.refused_by_handler += 1;
+                self.close(key);
+            }
+        }
+    }
+
+    fn insert(
+        &mut self,
+        slot: usize,
+        id: PeerId,
+        peer: SocketAddr,
+        permit: Option<Permit>,
+        generation: &mut u32,
+    ) -> ConnKey {
+        *generation = ConnKey::next_generation(*generation);
+        let progress = Arc::new(Progress::default());
+        let connected = permit.is_some();
+        let port = &mut self.ports[slot];
+        let conn = EnetConn {
+            generation: *generation,
+            peer,
+            id,
+            port: slot,
+            owner: None,
+            rules: port.rules.clone(),
+            progress: progress.clone(),
+            connected,
+            written: 0,
+            paused: false,
+            held: VecDeque::new(),
+            held_bytes: 0,
+            ended: None,
+            wanted: false,
+            has_news: false,
+            released: false,
+        };
+        let key = ConnKey::enet(self.conns.insert(conn), *generation);
+        let route = Route {
+            place: Place::Here(key),
+            progress,
+            accepted_bytes: 0,
+            watched: false,
+            finish_by: None,
+            connected,
+            _permit: permit,
+        };
+        port.routes.insert(id, route);
+        key
+    }
+
+    fn route_data(&mut self, slot: usize, peer: PeerId, data: Bytes, handler: &mut dyn Handler) {
+        let Some(route) = self.ports[slot].routes.get_mut(&peer).filter(|route| route.finish_by.is_none())
+        else {
+            return;
+        };
+        match &mut route.place {
+            Place::Here(key) => {
+                let key = *key;
+                self.give(key, data, handler);
+            }
+            Place::There(inbox, key) => {
+                if !inbox.post(Letter::Data { key: *key, bytes: data }) {
+                    inbox.post(Letter::Ended { key: *key, cause: CloseCause::Overrun });
+                    self.drop_peer(slot, peer);
+                }
+            }
+            Place::Moving(letters) => {
+                // The key is put right when the connection has arrived.
+                letters.push(Letter::Data { key: ConnKey::enet(0, 0), bytes: data });
+            }
+        }
+    }
+
+    fn route_end(&mut self, slot: usize, peer: PeerId, reason: Reason, handler: &mut dyn Handler) {
+        let Some(route) = self.ports[slot].routes.remove(&peer) else { return };
+        if route.finish_by.is_some() {
+            // The driver has forgotten it.
+            return;
+        }
+        let cause = match reason {
+            _ if !route.connected => CloseCause::TimedOut(TimedOut::Connect),
+            Reason::Remote | Reason::Local => CloseCause::EndOfStream,
+            Reason::Timeout => CloseCause::DeadLink,
+            Reason::Replaced => CloseCause::Replaced,
+            _ => CloseCause::TimedOut(TimedOut::Handshake),
+        };
+        match route.place {
+            Place::Here(key) => self.end(key, cause, handler),
+            Place::There(inbox, key) => drop(inbox.post(Letter::Ended { key, cause })),
+            // Whoever attaches it will be told: its route is gone.
+            Place::Moving(_) => {}
+        }
+    }
+
+    /// What a connection asks of its host.
+    fn handle_request(&mut self, letter: Letter) {
+        match letter {
+            Letter::Write { port, peer, bytes } => {
+                let Some(port) = self.ports.get_mut(port) else { return };
+                let Some(route) = port.routes.get_mut(&peer) else { return };
+                let len = bytes.len() as u64;
+                // Within the limits by construction; a peer that just went away is told of soon.
+                if port.host.send(peer, Lane(0), bytes, Delivery::Reliable).is_ok() {
+                    route.accepted_bytes += len;
+                }
+                if !route.watched {
+                    route.watched = true;
+                    port.watched.push(peer);
+                }
+            }
+            Letter::Finish { port, peer, code, until } => {
+                let Some(port) = self.ports.get_mut(port) else { return };
+                let Some(route) = port.routes.get_mut(&peer) else { return };
+                route.finish_by = Some(until);
+                if !route.watched {
+                    route.watched = true;
+                    port.watched.push(peer);
+                }
+                port.host.disconnect_later(peer, code);
+            }
+            Letter::Close { port, peer } => self.drop_peer(port, peer),
+            Letter::Moved { port, peer, inbox, key } => {
+                let route = self.ports.get_mut(port).and_then(|port| port.routes.get_mut(&peer));
+                let Some(route) = route else {
+                    inbox.post(Letter::Ended { key, cause: CloseCause::EndOfStream });
+                    return;
+                };
+                if let Place::Moving(letters) = &mut route.place {
+                    for letter in letters.drain(..) {
+                        if let Letter::Data { bytes, .. } = letter {
+                            inbox.post(Letter::Data { key, bytes });
+                        }
+                    }
+                }
+                route.place = Place::There(inbox, key);
+            }
+            // For connections, not for ports.
+            Letter::Data { .. } | Letter::Ended { .. } | Letter::Room { .. } => {}
+        }
+    }
+
+    fn drop_peer(&mut self, slot: usize, peer: PeerId) {
+        if let Some(port) = self.ports.get_mut(slot)
+            && port.routes.remove(&peer).is_some()
+        {
+            port.host.disconnect_now(peer, 0);
+        }
+    }
+
+    // --- The connection's side
+
+    fn post_to_owner(&mut self, key: ConnKey, letter: Letter) {
+        match self.get(key).and_then(|conn| conn.owner.clone()) {
+            Some(owner) => drop(owner.post(letter)),
+            None => self.handle_request(letter),
+        }
+    }
+
+    /// Gives a connection bytes, or keeps them while it is paused.
+    fn give(&mut self, key: ConnKey, bytes: Bytes, handler: &mut dyn Handler) {
+        let Some(conn) = self.get_mut(key) else { return };
+        if bytes.is_empty() {
+            return;
+        }
+        if conn.paused || !conn.held.is_empty() {
+            conn.held_bytes += bytes.len();
+            conn.held.push_back(bytes);
+            if conn.held_bytes > HELD_BYTES_MAX {
+                let letter = Letter::Close { port: conn.port, peer: conn.id };
+                self.post_to_owner(key, letter);
+                self.forget(key);
+                handler.closed(key, CloseCause::Overrun);
+            }
+            return;
+        }
+        if handler.data(key, &bytes) == Flow::Pause
+            && let Some(conn) = self.get_mut(key)
+        {
+            conn.paused = true;
+        }
+    }
+
+    fn end(&mut self, key: ConnKey, cause: CloseCause, handler: &mut dyn Handler) {
+        let Some(conn) = self.get_mut(key) else { return };
+        if conn.held.is_empty() {
+            self.forget(key);
+            handler.closed(key, cause);
+        } else {
+            conn.ended = Some(cause);
+        }
+    }
+
+    fn tell_room(&mut self, key: ConnKey, handler: &mut dyn Handler) {
+        if let Some(conn) = self.get_mut(key)
+            && conn.wanted
+            && conn.waiting() <= QUEUE_BYTES_MAX / 2
+        {
+            conn.wanted = false;
+            handler.writable(key);
+        }
+    }
+
+    fn tell_news(&mut self, key: ConnKey, handler: &mut dyn Handler) {
+        let Some(conn) = self.get_mut(key) else { return };
+        conn.has_news = false;
+        while let Some(conn) = self.get_mut(key).filter(|conn| !conn.paused)
+            && let Some(bytes) = conn.held.pop_front()
+        {
+            conn.held_bytes -= bytes.len();
+            if handler.data(key, &bytes) == Flow::Pause
+                && let Some(conn) = self.get_mut(key)
+            {
+                conn.paused = true;
+            }
+        }
+        let Some(conn) = self.get_mut(key) else { return };
+        if conn.held.is_empty()
+            && let Some(cause) = conn.ended.take()
+        {
+            self.forget(key);
+            return handler.closed(key, cause);
+        }
+        self.tell_room(key, handler);
+    }
+
+    fn note_news(&mut self, key: ConnKey) {
+        if let Some(conn) = self.get_mut(key)
+            && !conn.has_news
+        {
+            conn.has_news = true;
+            self.news.push(key);
+        }
+    }
+
+    /// The driver is to hear nothing more.
+    fn forget(&mut self, key: ConnKey) {
+        if self.get(key).is_some() {
+            self.conns.remove(key.slot()).released = true;
+        }
+    }
+}
+
+impl Port {
+    fn send(&mut self, now: Instant, buf: &mut Vec<u8>) {
+        // A socket that has failed altogether sends nothing; its peers time out.
+        self.blocked = !self.udp.flush().unwrap_or(true);
+        while !self.blocked
+            && self.host.poll_transmit(now, buf).map(|transmit| self.udp.push(transmit.to, buf)).is_some()
+        {
+            if self.udp.pending() >= 64 {
+                self.blocked = !self.udp.flush().unwrap_or(true);
+            }
+        }
+        if !self.blocked {
+            self.blocked = !self.udp.flush().unwrap_or(true);
+        }
+    }
+
+    /// Updates what is known about peers that were sent something. Adds those with room again to `room`: for which inbox, or
+    /// here, and under which key.
+    fn look_after_watched(&mut self, now: Instant, room: &mut Vec<(Option<Arc<Inbox>>, ConnKey)>) {
+        let (host, routes) = (&mut self.host, &mut self.routes);
+        let mut late = Vec::new();
+        self.watched.retain(|&peer| {
+            let Some(route) = routes.get_mut(&peer) else { return false };
+            let queued = host.peer(peer).map_or(0, |info| info.queued_bytes as u64);
+            let done = route.accepted_bytes.saturating_sub(queued);
+            let before = route.progress.done.swap(done, Ordering::AcqRel);
+            let waiting = route.accepted_bytes - done.min(route.accepted_bytes);
+            if done != before && waiting <= QUEUE_BYTES_MAX / 2 {
+                match &route.place {
+                    Place::Here(key) => room.push((None, *key)),
+                    Place::There(inbox, key) => room.push((Some(inbox.clone()), *key)),
+                    Place::Moving(_) => {}
+                }
+            }
+            if route.finish_by.is_some_and(|at| at <= now) {
+                late.push(peer);
+            }
+            route.watched = queued > 0 || route.finish_by.is_some();
+            route.watched
+        });
+        for peer in late {
+            routes.remove(&peer);
+            host.disconnect_now(peer, 0);
+        }
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        let finish = self.watched.iter().filter_map(|peer| self.routes.get(peer)?.finish_by).min();
+        let blocked = self.blocked.then_some(Instant::ZERO);
+        [self.host.next_timeout(), finish, blocked].into_iter().flatten().min()
+    }
+}
+
+const _: () = assert!(QUEUE_BYTES_MAX as usize * 2 < SEND_BYTES_MAX, "a write fits on top of a full queue");
