@@ -72,6 +72,7 @@ impl Assembly {
             return Added::Contradiction;
         }
         while let Some((offset, payload)) = self.ahead.remove(&self.joined) {
+            crate::work::step();
             if !self.join(offset, &payload) {
                 return Added::Contradiction;
             }

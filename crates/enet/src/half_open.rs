@@ -10,6 +10,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use hashbrown::HashMap;
 
+use crate::address::{Block, Key};
 use crate::peer::{Names, Terms};
 use crate::secret::{Keyed, Secret};
 
@@ -77,7 +78,7 @@ pub(crate) struct HalfOpens {
     limits: Limits,
     entries: Vec<Option<HalfOpen>>,
     free: Vec<HalfOpenIndex>,
-    by_remote: HashMap<(SocketAddr, u16), HalfOpenIndex, Keyed>,
+    by_remote: HashMap<Key, HalfOpenIndex, Keyed>,
     /// Entries per address and per prefix.
     counts: HashMap<Block, u32, Keyed>,
     /// In order of creation; holds entries that are gone, up to a constant factor.
@@ -91,28 +92,6 @@ pub(crate) struct Limits {
     pub(crate) per_ip: usize,
     pub(crate) per_prefix: usize,
     pub(crate) timeout_ms: u64,
-}
-
-/// Addresses that one stranger is likely to own all of: family and width, and the leading bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Block(u8, u64);
-
-impl Block {
-    /// An IPv4 address, or an IPv6 /64.
-    pub(crate) fn of_ip(ip: IpAddr) -> Self {
-        match ip.to_canonical() {
-            IpAddr::V4(ip) => Self(32, ip.to_bits().into()),
-            IpAddr::V6(ip) => Self(64, (ip.to_bits() >> 64) as u64),
-        }
-    }
-
-    /// An IPv4 /24, or an IPv6 /48.
-    pub(crate) fn prefix_of_ip(ip: IpAddr) -> Self {
-        match ip.to_canonical() {
-            IpAddr::V4(ip) => Self(24, u64::from(ip.to_bits()) >> 8),
-            IpAddr::V6(ip) => Self(48, (ip.to_bits() >> 80) as u64),
-        }
-    }
 }
 
 impl HalfOpens {
@@ -137,7 +116,7 @@ impl HalfOpens {
     }
 
     pub(crate) fn find(&self, address: SocketAddr, remote_id: u16) -> Option<HalfOpenIndex> {
-        self.by_remote.get(&(address, remote_id)).copied()
+        self.by_remote.get(&Key::new(address, remote_id)).copied()
     }
 
     /// Handshakes in progress from this IP address (or IPv6 /64).
@@ -156,8 +135,7 @@ impl HalfOpens {
     pub(crate) fn pop_surplus(&mut self, now_ms: u64) -> Option<HalfOpen> {
         loop {
             let &(index, order) = self.oldest.front()?;
-            let Some(entry) = self.entries[index as usize].as_ref().filter(|entry| entry.order == order)
-            else {
+            let Some(entry) = self.entry(index).filter(|entry| entry.order == order) else {
                 self.oldest.pop_front();
                 continue;
             };
@@ -173,7 +151,7 @@ impl HalfOpens {
     /// When [`pop_surplus`](Self::pop_surplus) has something although nobody came. May be too early, never too late.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         let &(index, _) = self.oldest.front()?;
-        let created = self.entries[index as usize].as_ref().map_or(0, |entry| entry.created_ms);
+        let created = self.entry(index).map_or(0, |entry| entry.created_ms);
         Some(created + self.limits.timeout_ms)
     }
 
@@ -185,7 +163,7 @@ impl HalfOpens {
         for block in [Block::of_ip(ip), Block::prefix_of_ip(ip)] {
             *self.counts.entry(block).or_insert(0) += 1;
         }
-        let key = (entry.names.address, entry.names.remote_id);
+        let key = Key::new(entry.names.address, entry.names.remote_id);
         let index = match self.free.pop() {
             Some(index) => {
                 self.entries[index as usize] = Some(entry);
@@ -210,7 +188,7 @@ impl HalfOpens {
     pub(crate) fn remove(&mut self, index: HalfOpenIndex) -> Option<HalfOpen> {
         let entry = self.entries.get_mut(index as usize)?.take()?;
         self.free.push(index);
-        self.by_remote.remove(&(entry.names.address, entry.names.remote_id));
+        self.by_remote.remove(&Key::new(entry.names.address, entry.names.remote_id));
         let ip = entry.names.address.ip();
         for block in [Block::of_ip(ip), Block::prefix_of_ip(ip)] {
             if let Some(count) = self.counts.get_mut(&block) {
@@ -220,7 +198,17 @@ impl HalfOpens {
                 }
             }
         }
+        if self.len() == 0 {
+            // A flood is over, or a crowd is in: neither comes every day.
+            self.entries = Vec::new();
+            self.free = Vec::new();
+            self.oldest = VecDeque::new();
+        }
         Some(entry)
+    }
+
+    fn entry(&self, index: HalfOpenIndex) -> Option<&HalfOpen> {
+        self.entries.get(index as usize)?.as_ref()
     }
 
     fn count(&self, block: Block) -> usize {

@@ -11,11 +11,12 @@ use bytes::Bytes;
 use hashbrown::HashMap;
 use throng_stdx::{Instant, TimerKey, TimerWheel};
 
+use crate::address::{Block, Key};
 use crate::budget::{Budget, Held};
 use crate::checksum::Crc32;
 use crate::config::{BandwidthReports, Config, LANES_MAX, MTU_MAX, MTU_MIN, Naming, WINDOW_MAX, WINDOW_MIN};
 use crate::estimate::{THROTTLE_INTERVAL_MS, THROTTLE_SCALE, THROTTLE_STEP};
-use crate::half_open::{Block, HalfOpen, HalfOpenIndex, HalfOpens, Limits};
+use crate::half_open::{HalfOpen, HalfOpenIndex, HalfOpens, Limits};
 use crate::peer::{Context, Envelope, Flow, Names, Peer, State, Terms, window};
 use crate::secret::{Keyed, Secret};
 use crate::types::{
@@ -34,10 +35,10 @@ pub struct Host {
     ctx: Context,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Connections that are not over.
-    peers: usize,
-    by_local: HashMap<(SocketAddr, u16), Owner, Keyed>,
-    by_remote: HashMap<(SocketAddr, u16), u32, Keyed>,
+    /// Connections that are not over, in no particular order; each knows its place here.
+    live: Vec<u32>,
+    by_local: HashMap<Key, Owner, Keyed>,
+    by_remote: HashMap<Key, u32, Keyed>,
     /// Connections per IP address; kept only when there is a limit on them.
     per_ip: HashMap<Block, usize, Keyed>,
     half_open: HalfOpens,
@@ -133,7 +134,7 @@ impl Host {
         let mut host = Self {
             slots: Vec::new(),
             free: Vec::new(),
-            peers: 0,
+            live: Vec::new(),
             by_local: HashMap::with_hasher(secret.table_key()),
             by_remote: HashMap::with_hasher(secret.table_key()),
             per_ip: HashMap::with_hasher(secret.table_key()),
@@ -203,7 +204,11 @@ impl Host {
         let seed = match owner {
             None => [0; 4],
             Some(Owner::Peer(index)) => {
-                self.slots[index as usize].peer.as_ref().map_or([0; 4], |p| p.connect_id)
+                self.slots[index as usize].peer.as_deref_mut().map_or([0; 4], |peer| {
+                    peer.traffic.datagrams_in += 1;
+                    peer.traffic.bytes_in += datagram.len() as u64;
+                    peer.connect_id
+                })
             }
             Some(Owner::HalfOpen(index)) => {
                 self.half_open.get_mut(index).map_or([0; 4], |entry| entry.names.connect_id)
@@ -276,6 +281,10 @@ impl Host {
                     let (to, envelope) = (peer.address, peer.envelope());
                     let sent_time = needs_time.then_some(self.ctx.now_ms as u16);
                     self.seal(envelope, sent_time, &body, buf);
+                    if let Some(peer) = self.slots[index as usize].peer.as_deref_mut() {
+                        peer.traffic.datagrams_out += 1;
+                        peer.traffic.bytes_out += buf.len() as u64;
+                    }
                     self.burst += 1;
                     if self.burst >= BURST_MAX {
                         self.burst = 0;
@@ -349,7 +358,7 @@ impl Host {
     ) -> Result<PeerId, ConnectError> {
         self.advance(now);
         let config = &self.ctx.config;
-        if self.peers >= config.peers_max {
+        if self.live.len() >= config.peers_max {
             return Err(ConnectError::HostFull(config.peers_max));
         }
         let (incoming_bandwidth, outgoing_bandwidth) = (config.incoming_bandwidth, config.outgoing_bandwidth);
@@ -399,8 +408,10 @@ impl Host {
     pub fn broadcast(&mut self, lane: Lane, data: impl Into<Bytes>, delivery: Delivery) -> usize {
         let data = data.into();
         let mut reached = 0;
-        for index in 0..self.slots.len() as u32 {
+        for at in 0..self.live.len() {
+            let index = self.live[at];
             let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { continue };
+            crate::work::step();
             if peer.send(&mut self.ctx, lane, data.clone(), delivery).is_ok() {
                 reached += 1;
                 self.mark_dirty(index);
@@ -529,7 +540,7 @@ impl Host {
     /// Connections that are not over.
     #[must_use]
     pub fn peer_count(&self) -> usize {
-        self.peers
+        self.live.len()
     }
 
     /// Handshakes of strangers that have not proven their address yet.
@@ -563,14 +574,15 @@ impl Host {
             assert_eq!(peer.is_mapped, peer.state != State::Over);
             if peer.is_mapped {
                 mapped += 1;
-                let key = (peer.address, peer.local_id);
+                assert_eq!(self.live.get(peer.live_at as usize), Some(&peer.id.index));
+                let key = Key::new(peer.address, peer.local_id);
                 assert_eq!(self.by_local.get(&key), Some(&Owner::Peer(peer.id.index)));
             }
             assert!(peer.in_ready || !peer.has_events(), "events would never be taken");
         }
-        assert_eq!(mapped, self.peers);
-        assert_eq!(self.by_local.len(), self.peers + self.half_open.len());
-        assert!(self.by_remote.len() <= self.peers);
+        assert_eq!(mapped, self.live.len());
+        assert_eq!(self.by_local.len(), self.live.len() + self.half_open.len());
+        assert!(self.by_remote.len() <= self.live.len());
         assert!(self.half_open.len() <= self.ctx.config.half_open_max);
         assert!(self.closed.len() <= CLOSED_MAX);
     }
@@ -578,7 +590,7 @@ impl Host {
     // ---- receiving
 
     fn find_owner(&mut self, from: SocketAddr, header: &Header) -> Option<Owner> {
-        let mut owner = self.by_local.get(&(from, header.peer_id)).copied();
+        let mut owner = self.by_local.get(&Key::new(from, header.peer_id)).copied();
         if owner.is_none() && self.broadcasts > 0 {
             owner = self.adopt_broadcast(from, header.peer_id);
         }
@@ -596,11 +608,11 @@ impl Host {
     /// The first answer to an attempt at the broadcast address settles its address. Spec: enet §9.2
     fn adopt_broadcast(&mut self, from: SocketAddr, id: u16) -> Option<Owner> {
         let everybody = SocketAddr::new(IpAddr::V4(Ipv4Addr::BROADCAST), from.port());
-        let &owner = self.by_local.get(&(everybody, id))?;
+        let &owner = self.by_local.get(&Key::new(everybody, id))?;
         let Owner::Peer(index) = owner else { return None };
         let peer = self.slots[index as usize].peer.as_deref_mut()?;
-        self.by_local.remove(&(everybody, id));
-        self.by_local.insert((from, id), owner);
+        self.by_local.remove(&Key::new(everybody, id));
+        self.by_local.insert(Key::new(from, id), owner);
         peer.address = from;
         self.broadcasts -= 1;
         Some(owner)
@@ -684,7 +696,7 @@ impl Host {
         {
             return None;
         }
-        if let Some(&index) = self.by_remote.get(&(from, connect.peer_id)) {
+        if let Some(&index) = self.by_remote.get(&Key::new(from, connect.peer_id)) {
             let peer = self.slots[index as usize].peer.as_ref()?;
             if peer.connect_id == connect.connect_id {
                 // The connection stands; this is a copy of the CONNECT that began it.
@@ -702,7 +714,7 @@ impl Host {
         let config = &self.ctx.config;
         let from_ip = self.half_open.count_of_ip(from.ip()) + self.connections_of_ip(from.ip());
         if !self.half_open.admits(from.ip())
-            || self.peers >= config.peers_max
+            || self.live.len() >= config.peers_max
             || from_ip >= config.peers_per_ip_max
         {
             return None;
@@ -745,7 +757,7 @@ impl Host {
             window(config.incoming_bandwidth, 0).min(connect.window).clamp(WINDOW_MIN, WINDOW_MAX);
         let entry = HalfOpen::new(names, terms, announced, data, self.ctx.now_ms);
         let index = self.half_open.insert(entry);
-        self.by_local.insert((from, local_id), Owner::HalfOpen(index));
+        self.by_local.insert(Key::new(from, local_id), Owner::HalfOpen(index));
         self.arm_half_open();
         Some(index)
     }
@@ -836,15 +848,15 @@ impl Host {
     fn promote(&mut self, index: HalfOpenIndex, rtt_ms: u32, rest: &[u8], sent_time: Option<u16>) {
         let Some(entry) = self.half_open.remove(index) else { return };
         let HalfOpen { names, terms, data, .. } = entry;
-        self.by_local.remove(&(names.address, names.local_id));
-        if let Some(&old) = self.by_remote.get(&(names.address, names.remote_id)) {
+        self.by_local.remove(&Key::new(names.address, names.local_id));
+        if let Some(&old) = self.by_remote.get(&Key::new(names.address, names.remote_id)) {
             // The same client under the same name: it has forgotten the old connection. Spec: enet A9
             if let Some(peer) = self.slots[old as usize].peer.as_deref_mut() {
                 peer.finish(&mut self.ctx, 0, Reason::Replaced);
                 self.settle(old, false);
             }
         }
-        if self.peers >= self.ctx.config.peers_max {
+        if self.live.len() >= self.ctx.config.peers_max {
             self.ctx.stats.dropped_connects += 1;
             let command = Command {
                 channel: CHANNEL_NONE,
@@ -976,7 +988,7 @@ impl Host {
         // Almost always the first; only a remote socket with thousands of connections makes this walk.
         (0..PEER_ID_NONE)
             .map(|offset| (first + offset) % PEER_ID_NONE)
-            .find(|&id| !self.by_local.contains_key(&(address, id)))
+            .find(|&id| !self.by_local.contains_key(&Key::new(address, id)))
     }
 
     fn connections_of_ip(&self, ip: IpAddr) -> usize {
@@ -994,11 +1006,12 @@ impl Host {
 
     fn install(&mut self, mut peer: Peer) {
         peer.is_mapped = true;
-        self.peers += 1;
+        peer.live_at = self.live.len() as u32;
+        self.live.push(peer.id.index);
         if self.ctx.config.peers_per_ip_max != usize::MAX {
             *self.per_ip.entry(Block::of_ip(peer.address.ip())).or_insert(0) += 1;
         }
-        self.by_local.insert((peer.address, peer.local_id), Owner::Peer(peer.id.index));
+        self.by_local.insert(Key::new(peer.address, peer.local_id), Owner::Peer(peer.id.index));
         let index = peer.id.index as usize;
         self.slots[index].peer = Some(Box::new(peer));
     }
@@ -1011,7 +1024,7 @@ impl Host {
         } else if peer.remote_id != PEER_ID_NONE && !peer.is_remote_mapped {
             peer.is_remote_mapped = true;
             let limited = peer.incoming_bandwidth != 0;
-            self.by_remote.insert((peer.address, peer.remote_id), index);
+            self.by_remote.insert(Key::new(peer.address, peer.remote_id), index);
             self.bandwidth.limited += usize::from(limited);
             peer.is_limited = limited;
             self.peers_changed();
@@ -1068,17 +1081,17 @@ impl Host {
             return;
         };
         peer.is_mapped = false;
-        self.peers -= 1;
+        let live_at = peer.live_at as usize;
         let timer: Option<TimerKey> = peer.timer.take().map(|(_, key)| key);
         if let Some(key) = timer {
             self.timers.cancel(key);
         }
-        self.by_local.remove(&(peer.address, peer.local_id));
+        self.by_local.remove(&Key::new(peer.address, peer.local_id));
         if is_broadcast(peer.address) {
             self.broadcasts -= 1;
         }
         if peer.is_remote_mapped {
-            self.by_remote.remove(&(peer.address, peer.remote_id));
+            self.by_remote.remove(&Key::new(peer.address, peer.remote_id));
             self.bandwidth.limited -= usize::from(peer.is_limited);
         }
         if self.ctx.config.peers_per_ip_max != usize::MAX {
@@ -1090,6 +1103,12 @@ impl Host {
                 }
             }
         }
+        self.live.swap_remove(live_at);
+        let moved = self.live.get(live_at).map(|&moved| moved as usize);
+        if let Some(moved) = moved.and_then(|moved| self.slots[moved].peer.as_deref_mut()) {
+            moved.live_at = live_at as u32;
+        }
+        let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { return };
         if peer.is_remote_mapped {
             peer.is_remote_mapped = false;
             let entry = ClosedEntry {
@@ -1122,13 +1141,13 @@ impl Host {
     fn drop_surplus_half_open(&mut self) {
         while let Some(entry) = self.half_open.pop_surplus(self.ctx.now_ms) {
             self.ctx.stats.dropped_half_open += 1;
-            self.by_local.remove(&(entry.names.address, entry.names.local_id));
+            self.by_local.remove(&Key::new(entry.names.address, entry.names.local_id));
         }
     }
 
     fn forget_half_open(&mut self, index: HalfOpenIndex) {
         if let Some(entry) = self.half_open.remove(index) {
-            self.by_local.remove(&(entry.names.address, entry.names.local_id));
+            self.by_local.remove(&Key::new(entry.names.address, entry.names.local_id));
         }
     }
 
@@ -1207,11 +1226,14 @@ impl Host {
         let mut budget = per_look(outgoing);
         let mut data: u64 = senders.iter().map(|&(_, bytes, _)| bytes).sum();
         let scale = u64::from(THROTTLE_SCALE);
+        // Taking out those who can take less than their share never raises the share of the others, so the second round
+        // finds nobody.
         loop {
             let share = if !is_limited || data <= budget { scale } else { budget * scale / data };
             self.ctx.share = share as u32;
             let before = senders.len();
             senders.retain(|&(index, bytes, room)| {
+                crate::work::step();
                 if room == 0 || share * bytes / scale <= room {
                     return true;
                 }
@@ -1234,38 +1256,39 @@ impl Host {
     /// Tells every peer what this host can take from it. Spec: enet §13.3
     fn report_bandwidth(&mut self) {
         let (incoming, outgoing) = (self.ctx.config.incoming_bandwidth, self.ctx.config.outgoing_bandwidth);
-        let mut sharing: Vec<u32> = Vec::new();
-        let mut modest: Vec<u32> = Vec::new();
-        for slot in &self.slots {
-            let Some(peer) = &slot.peer else { continue };
+        // What each announced to send at most.
+        let mut wishes: Vec<(u32, u32)> = Vec::new();
+        for &index in &self.live {
+            let Some(peer) = &self.slots[index as usize].peer else { continue };
             if matches!(peer.state, State::Connected | State::DisconnectLater(_)) {
-                sharing.push(peer.id.index);
+                wishes.push((peer.outgoing_bandwidth, index));
             }
         }
-        let (mut left, mut limit) = (incoming, 0);
-        while incoming != 0 && !sharing.is_empty() {
-            limit = left / sharing.len() as u32;
-            let before = sharing.len();
-            sharing.retain(|&index| {
-                let wish = self.slots[index as usize].peer.as_ref().map_or(0, |peer| peer.outgoing_bandwidth);
-                let is_modest = wish == 0 || wish < limit;
-                if is_modest {
-                    left = left.saturating_sub(wish);
-                    modest.push(index);
-                }
-                !is_modest
-            });
-            if sharing.len() == before {
+        // Who wants less than an equal share leaves the rest to the others, whose share grows. In order of what they want
+        // this takes one look at each; the reference starts again after every round and comes to the same end, since a
+        // share never shrinks.
+        wishes.sort_unstable();
+        let mut left = incoming;
+        let mut modest = if incoming == 0 { wishes.len() } else { 0 };
+        while let Some(&(wish, _)) = wishes.get(modest) {
+            crate::work::step();
+            let share = left / (wishes.len() - modest) as u32;
+            if wish != 0 && wish >= share {
                 break;
             }
+            left = left.saturating_sub(wish);
+            modest += 1;
         }
-        for (peers, is_modest) in [(modest, true), (sharing, false)] {
-            for index in peers {
-                let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { continue };
-                let room = if is_modest { peer.outgoing_bandwidth } else { limit };
-                peer.report_bandwidth(&mut self.ctx, room, outgoing);
-                self.settle(index, true);
-            }
+        let sharing = (wishes.len() - modest) as u32;
+        for (place, &(wish, index)) in wishes.iter().enumerate() {
+            let room = match left.checked_div(sharing) {
+                _ if incoming == 0 => 0,
+                Some(share) if place >= modest => share,
+                _ => wish,
+            };
+            let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { continue };
+            peer.report_bandwidth(&mut self.ctx, room, outgoing);
+            self.settle(index, true);
         }
     }
 }
@@ -1273,7 +1296,7 @@ impl Host {
 impl fmt::Debug for Host {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Host")
-            .field("peers", &self.peers)
+            .field("peers", &self.live.len())
             .field("half_open", &self.half_open.len())
             .field("stats", &self.ctx.stats)
             .finish_non_exhaustive()
@@ -1284,8 +1307,8 @@ impl fmt::Debug for Host {
 /// come again. Bounded in number and time.
 #[derive(Debug)]
 struct Closed {
-    entries: HashMap<(SocketAddr, u16), ClosedEntry, Keyed>,
-    oldest: VecDeque<((SocketAddr, u16), u64)>,
+    entries: HashMap<Key, ClosedEntry, Keyed>,
+    oldest: VecDeque<(Key, u64)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -1316,17 +1339,21 @@ impl Closed {
                 self.entries.remove(&key);
             }
         }
-        self.entries.insert((address, id), entry);
-        self.oldest.push_back(((address, id), entry.until_ms));
+        let key = Key::new(address, id);
+        self.entries.insert(key, entry);
+        self.oldest.push_back((key, entry.until_ms));
     }
 
     fn find(&self, now_ms: u64, address: SocketAddr, id: u16) -> Option<ClosedEntry> {
-        self.entries.get(&(address, id)).copied().filter(|entry| entry.answers && now_ms < entry.until_ms)
+        self.entries
+            .get(&Key::new(address, id))
+            .copied()
+            .filter(|entry| entry.answers && now_ms < entry.until_ms)
     }
 
     /// The last session ids used under this id.
     fn sessions(&self, address: SocketAddr, id: u16) -> (u8, u8) {
-        let entry = self.entries.get(&(address, id));
+        let entry = self.entries.get(&Key::new(address, id));
         entry.map_or((SESSION_UNUSED, SESSION_UNUSED), |entry| (entry.session_in, entry.session_out))
     }
 }

@@ -16,6 +16,7 @@ use crate::assembly::{Added, Assembly};
 use crate::budget::{Budget, Held, OVERHEAD};
 use crate::sent::Numbers;
 use crate::wire::Fragment;
+use crate::work;
 
 /// A lane's state, created when the lane is first used.
 #[derive(Debug)]
@@ -240,6 +241,7 @@ impl LaneState {
     /// Delivers complete reliable packets from the front on.
     fn deliver_waiting(&mut self, budget: &mut Budget, held: &mut Held, deliver: &mut Deliver<'_>) {
         while let Some(first) = self.waiting.first_entry() {
+            work::step();
             let key = *first.key();
             if key > self.delivered + 1 || !first.get().is_complete() && key == self.delivered + 1 {
                 return;
@@ -323,6 +325,7 @@ impl LaneState {
         self.drop_late(budget, held);
         let mut after = Bound::Included((self.delivered, 0));
         while let Some((&key, incoming)) = self.loose.range((after, Bound::Unbounded)).next() {
+            work::step();
             if key.0 != self.delivered {
                 break;
             }
@@ -343,6 +346,7 @@ impl LaneState {
     /// Drops what can no longer be delivered in order.
     fn drop_late(&mut self, budget: &mut Budget, held: &mut Held) {
         while let Some(first) = self.loose.first_entry() {
+            work::step();
             if *first.key() > (self.delivered, self.unreliable_in) {
                 return;
             }

@@ -13,8 +13,10 @@ use crate::config::{Config, FRAGMENTS_MAX, LANES_MAX, MTU_MAX, MTU_MIN, WINDOW_M
 use crate::estimate::{Estimate, Loss, THROTTLE_SCALE};
 use crate::lane::{LaneState, Receipt};
 use crate::sent::{CONTROL, Content, Numbers, SentIndex, SentLog};
+use crate::statistics::{Counts, Traffic};
 use crate::types::{Delivery, Event, Lane, PeerId, PeerInfo, PeerState, Reason, SendError, Stats};
 use crate::wire::{Body, Command, Fragment, Handshake, PEER_ID_NONE};
+use crate::work;
 
 /// What a peer needs of its host.
 #[derive(Debug)]
@@ -66,6 +68,9 @@ pub(crate) struct Peer {
     pub(crate) outgoing_bandwidth: u32,
     pub(crate) estimate: Estimate,
     loss: Loss,
+    round_trips: Counts,
+    lowest_rtt_ms: u32,
+    pub(crate) traffic: Traffic,
     resent_commands: u64,
     ping_interval_ms: u32,
     timeout_limit: u32,
@@ -111,6 +116,7 @@ pub(crate) struct Peer {
     pub(crate) is_mapped: bool,
     pub(crate) is_remote_mapped: bool,
     pub(crate) is_limited: bool,
+    pub(crate) live_at: u32,
     pub(crate) timer: Option<(u64, TimerKey)>,
 }
 
@@ -215,6 +221,9 @@ impl Peer {
             outgoing_bandwidth: terms.outgoing_bandwidth,
             estimate,
             loss: Loss::default(),
+            round_trips: Counts::default(),
+            lowest_rtt_ms: u32::MAX,
+            traffic: Traffic::default(),
             resent_commands: 0,
             ping_interval_ms: PING_INTERVAL_MS,
             timeout_limit: TIMEOUT_LIMIT,
@@ -247,6 +256,7 @@ impl Peer {
             is_mapped: false,
             is_remote_mapped: false,
             is_limited: false,
+            live_at: 0,
             timer: None,
         }
     }
@@ -286,8 +296,8 @@ impl Peer {
         let mut peer = Self::new(id, names, terms, State::Connected);
         // VERIFY_CONNECT was number 1.
         peer.control_number = 1;
+        peer.measure(ctx, rtt_ms);
         peer.last_ack_ms = Some(ctx.now_ms);
-        peer.estimate.measure(ctx.now_ms, rtt_ms, true, ctx.share);
         peer.inbox.push_back(Event::Connected { peer: id, data });
         peer
     }
@@ -356,6 +366,7 @@ impl Peer {
         self.meter(ctx, data.len() + count * fixed);
         self.queued_bytes = queued;
         ctx.stats.packets_out += 1;
+        self.traffic.packets_out += 1;
         let part = if is_whole { 0 } else { part as u16 };
         self.stamp += 1;
         let queued =
@@ -490,6 +501,9 @@ impl Peer {
             in_flight_bytes: self.in_flight_bytes,
             held_bytes: self.held.0,
             resent_commands: self.resent_commands,
+            lowest_rtt: (self.lowest_rtt_ms != u32::MAX).then(|| ms(self.lowest_rtt_ms)),
+            round_trips: self.round_trips.wide(),
+            traffic: self.traffic,
         }
     }
 
@@ -591,10 +605,11 @@ impl Peer {
     fn receive(&mut self, ctx: &mut Context, command: &Command<'_>) -> Receipt {
         let Context { budget, stats, .. } = ctx;
         let (peer, lane) = (self.id, Lane(command.channel));
-        let Self { inbox, held, lanes, .. } = self;
+        let Self { inbox, held, lanes, traffic, .. } = self;
         let mut deliver = |budget: &mut Budget, held: &mut Held, data: Bytes, delivery| {
             budget.take(held, data.len() + OVERHEAD);
             stats.packets_in += 1;
+            traffic.packets_in += 1;
             inbox.push_back(Event::Received { peer, lane, data, delivery });
         };
         if let Body::SendUnsequenced { group, payload } = command.body {
@@ -654,11 +669,11 @@ impl Peer {
             // Answered by VERIFY_CONNECT only.
             return false;
         }
-        let limit = self.throttle_limit(ctx);
-        self.estimate.measure(ctx.now_ms, rtt_ms, self.last_ack_ms.is_none(), limit);
+        let was_in_flight = sent.in_flight;
+        self.measure(ctx, rtt_ms);
         self.last_ack_ms = Some(ctx.now_ms);
         self.earliest_loss_ms = None;
-        let (order, was_in_flight) = (self.sent.order(index), sent.in_flight);
+        let order = self.sent.order(index);
         let content = self.forget_sent(index);
         let overtaken = if was_in_flight { self.sent.overtake(order) } else { None };
         if let Some(overtaken) = overtaken {
@@ -673,6 +688,14 @@ impl Peer {
             _ => self.disconnect_if_drained(ctx),
         }
         true
+    }
+
+    fn measure(&mut self, ctx: &mut Context, rtt_ms: u32) {
+        let limit = self.throttle_limit(ctx);
+        self.estimate.measure(ctx.now_ms, rtt_ms, self.last_ack_ms.is_none(), limit);
+        self.round_trips.add(rtt_ms);
+        ctx.stats.round_trips.add(rtt_ms);
+        self.lowest_rtt_ms = self.lowest_rtt_ms.min(rtt_ms);
     }
 
     /// Takes a command that was acknowledged out of the books.
@@ -766,6 +789,7 @@ impl Peer {
     /// Finds lost commands, and the end of patience. Spec: enet §12.3, §12.4
     pub(crate) fn handle_timeout(&mut self, ctx: &mut Context) {
         while let Some(index) = self.sent.pop_expired(ctx.now_ms) {
+            work::step();
             let sent = self.sent.get(index);
             let (sent_ms, attempts) = (sent.sent_ms, sent.attempts);
             let earliest = self.earliest_loss_ms.map_or(sent_ms, |earliest| earliest.min(sent_ms));
@@ -859,10 +883,13 @@ impl Peer {
     fn write_resends(&mut self, ctx: &mut Context, writer: &mut Writer<'_>, needs_time: &mut bool) -> bool {
         loop {
             // Commands acknowledged while they waited are gone from the log.
+            work::step();
             while self.resend_control.front().is_some_and(|queued| !self.waits(queued.item, CONTROL)) {
+                work::step();
                 self.resend_control.pop_front();
             }
             while self.resend_data.front().is_some_and(|queued| !self.waits_as_data(queued.item)) {
+                work::step();
                 self.resend_data.pop_front();
             }
             let control = self.resend_control.front().map(|queued| queued.stamp);
@@ -909,6 +936,7 @@ impl Peer {
     fn write_queued(&mut self, ctx: &mut Context, writer: &mut Writer<'_>, needs_time: &mut bool) {
         let timeout_ms = self.estimate.resend_after_ms(floor_ms(&ctx.config));
         loop {
+            work::step();
             // Lost data goes first: new data must not take the room in the window that it waits for.
             let reliable = self.reliable.front().filter(|_| self.resend_data.is_empty());
             let reliable = reliable.filter(|queued| self.may_send(&queued.item)).map(|queued| queued.stamp);
@@ -929,9 +957,8 @@ impl Peer {
             }
         }
         // Spec: enet §12.5
-        if self.ping_is_due(ctx.now_ms) && writer.has_room(4) {
-            self.queue_control(Body::Ping);
-            *needs_time |= self.write_control(ctx, writer, timeout_ms).is_some();
+        if self.ping_is_due(ctx.now_ms) && self.write_body(ctx, writer, timeout_ms, Body::Ping) {
+            *needs_time = true;
         }
     }
 
@@ -945,16 +972,34 @@ impl Peer {
     /// These three write one command: `None` when it does not fit, else whether it has to be acknowledged.
     fn write_control(&mut self, ctx: &mut Context, writer: &mut Writer<'_>, timeout_ms: u32) -> Option<bool> {
         let body = self.control.front()?.item;
-        let number = self.control_number.wrapping_add(1);
-        let content = Content::Control(body);
-        if !writer.write(&content.command(CONTROL, number)) {
+        if !self.write_body(ctx, writer, timeout_ms, body) {
             return None;
         }
         self.control.pop_front();
+        if self.control.is_empty() {
+            // Pings do not pass through it, and the rest is rare.
+            self.control = VecDeque::new();
+        }
+        Some(true)
+    }
+
+    /// Writes a command about the connection. False when it does not fit.
+    fn write_body(
+        &mut self,
+        ctx: &mut Context,
+        writer: &mut Writer<'_>,
+        timeout_ms: u32,
+        body: Body<'static>,
+    ) -> bool {
+        let number = self.control_number.wrapping_add(1);
+        let content = Content::Control(body);
+        if !writer.write(&content.command(CONTROL, number)) {
+            return false;
+        }
         self.control_number = number;
         let index = self.sent.insert(ctx.now_ms, CONTROL, number, content, timeout_ms);
         self.control_unacknowledged.push(number, index);
-        Some(true)
+        true
     }
 
     fn write_reliable(
@@ -965,17 +1010,20 @@ impl Peer {
     ) -> Option<bool> {
         let packet = &mut self.reliable.front_mut()?.item;
         let number = packet.number.wrapping_add(packet.next as u16);
-        let len = packet.next_len();
+        let (lane, len) = (packet.lane, packet.next_len());
         let content = match packet.next_fragment() {
-            None => Content::Whole(packet.data.clone()),
+            // Moved, as it is about to leave the queue: a clone would allocate.
+            None => Content::Whole(core::mem::take(&mut packet.data)),
             Some((fragment, data)) => Content::Fragment(fragment, data),
         };
-        if !writer.write(&content.command(packet.lane, number)) {
+        if !writer.write(&content.command(lane, number)) {
+            if let Content::Whole(data) = content {
+                packet.data = data;
+            }
             return None;
         }
         packet.next += 1;
-        let lane = packet.lane;
-        if packet.is_finished() {
+        if packet.part == 0 || packet.is_finished() {
             self.queued_bytes -= OVERHEAD;
             self.reliable.pop_front();
         }
@@ -1246,7 +1294,7 @@ mod tests {
     #[test]
     fn an_idle_connection_is_small() {
         // Beside this: two entries in hash tables, a timer, and room for a ping and its acknowledgement.
-        assert!(size_of::<Peer>() <= 768, "{} bytes", size_of::<Peer>());
+        assert!(size_of::<Peer>() <= 832, "{} bytes", size_of::<Peer>());
         assert!(size_of::<LaneState>() <= 192, "{} bytes", size_of::<LaneState>());
     }
 

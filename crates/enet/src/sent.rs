@@ -13,6 +13,7 @@ use core::cmp::Reverse;
 use bytes::Bytes;
 
 use crate::wire::{Body, CHANNEL_NONE, Command, Fragment};
+use crate::work;
 
 /// What a sent command carried, kept until it is acknowledged.
 #[derive(Clone, Debug)]
@@ -158,6 +159,7 @@ impl SentLog {
                 if self.entries.capacity() == 0 {
                     // Vec would begin with room for four; an idle connection only ever has its ping on the way.
                     self.entries.reserve_exact(1);
+                    self.deadlines.reserve_exact(1);
                 }
                 self.entries.push(sent);
                 (self.entries.len() - 1) as SentIndex
@@ -221,7 +223,10 @@ impl SentLog {
             self.clear();
         } else if self.deadlines.len() > 2 * self.in_flight + 64 {
             let entries = &self.entries;
-            self.deadlines.retain(|&Reverse((_, order, index))| is_live(entries, order, index));
+            self.deadlines.retain(|&Reverse((_, order, index))| {
+                work::step();
+                is_live(entries, order, index)
+            });
         }
         content
     }
@@ -291,6 +296,7 @@ impl SentLog {
 
     fn prune(&mut self) {
         while let Some(&Reverse((_, order, index))) = self.deadlines.peek() {
+            work::step();
             if is_live(&self.entries, order, index) {
                 return;
             }
@@ -321,6 +327,7 @@ impl Numbers {
         let place = usize::from(number.wrapping_sub(self.base));
         debug_assert!(place >= self.ring.len(), "numbers are sent in order");
         while self.ring.len() < place {
+            work::step();
             self.ring.push_back(NONE);
         }
         self.ring.push_back(index);
@@ -337,6 +344,7 @@ impl Numbers {
             *slot = NONE;
         }
         while self.ring.front() == Some(&NONE) {
+            work::step();
             self.ring.pop_front();
             self.base = self.base.wrapping_add(1);
         }

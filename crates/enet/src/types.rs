@@ -5,6 +5,8 @@ use core::time::Duration;
 
 use bytes::Bytes;
 
+use crate::statistics::{RoundTrips, Traffic};
+
 /// Names a connection of a [`Host`](crate::Host). When the connection is over, the name is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId {
@@ -154,6 +156,12 @@ pub struct PeerInfo {
     pub held_bytes: usize,
     /// Commands sent again so far.
     pub resent_commands: u64,
+    /// Shortest round trip so far; `None` before the first acknowledgement.
+    pub lowest_rtt: Option<Duration>,
+    /// All round trips so far.
+    pub round_trips: RoundTrips,
+    /// Datagrams and packets so far.
+    pub traffic: Traffic,
 }
 
 /// What a host has done so far. All counters only grow.
@@ -202,6 +210,8 @@ pub struct Stats {
     pub dropped_full: u64,
     /// Acknowledgements dropped because nothing was sent at the time they name.
     pub dropped_acks: u64,
+    /// Round trips of all connections.
+    pub round_trips: RoundTrips,
 }
 
 impl core::ops::AddAssign for Stats {
@@ -229,6 +239,7 @@ impl core::ops::AddAssign for Stats {
             dropped_half_open,
             dropped_full,
             dropped_acks,
+            round_trips,
         } = other;
         self.datagrams_in += datagrams_in;
         self.bytes_in += bytes_in;
@@ -251,6 +262,7 @@ impl core::ops::AddAssign for Stats {
         self.dropped_half_open += dropped_half_open;
         self.dropped_full += dropped_full;
         self.dropped_acks += dropped_acks;
+        self.round_trips += round_trips;
     }
 }
 

@@ -7,85 +7,114 @@
     reason = "a test that drives the core with a real socket and clock"
 )]
 
+mod peer;
+
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Lines};
-use std::net::{SocketAddr, UdpSocket};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant as Clock};
 
-use throng_enet::{Config, Delivery, Event, Host, Lane, PeerId, RangeCoder, Reason};
-use throng_stdx::Instant;
-
-const COMBINATIONS: [(bool, bool); 4] = [(false, false), (true, false), (false, true), (true, true)];
+use peer::{Ours, PATIENCE, Peer, Program, config};
+use throng_enet::{Delivery, Event, Lane, Reason};
 
 #[test]
 fn our_client_talks_to_their_server() {
     let Some(program) = &*PEER else { return };
-    for (checksum, coder) in COMBINATIONS {
-        let mut their = Peer::start(program, &["serve", "5", word(checksum), word(coder)]);
-        let port = their.port();
-        let mut our = Ours::new(config(checksum, coder));
-        let peer = our.host.connect(our.now(), port, 255, 0xC0FFEE).expect("there is room");
-        our.wait_connected(peer);
-        assert_eq!(our.host.peer(peer).map(|info| info.lanes), Some(5), "the server allows five lanes");
-        our.exchange(peer, coder);
-        our.host.disconnect(peer, 1234);
-        our.wait(|event| matches!(event, Event::Disconnected { data: 0, reason: Reason::Local, .. }));
-        assert_eq!(their.lines(), ["connected 12648430 lanes 5", "disconnected 1234"]);
-    }
+    peer::our_client_talks_to_their_server(program);
 }
 
 #[test]
-fn their_server_sends_us_away() {
+fn their_client_talks_to_our_server() {
+    let Some(program) = &*PEER else { return };
+    peer::their_client_talks_to_our_server(program);
+}
+
+#[test]
+fn all_255_lanes_carry_packets_from_us() {
     let Some(program) = &*PEER else { return };
     let mut their = Peer::start(program, &["serve", "255", "0", "0"]);
     let port = their.port();
     let mut our = Ours::new(config(false, false));
     let peer = our.host.connect(our.now(), port, 255, 1).expect("there is room");
     our.wait_connected(peer);
-    our.host.send(peer, Lane(254), &b"bye"[..], Delivery::Reliable).expect("the lane exists");
-    our.wait(|event| matches!(event, Event::Disconnected { data: 4321, reason: Reason::Remote, .. }));
-    // They learn of the end from our acknowledgement.
-    assert_eq!(their.lines(), ["connected 1 lanes 255", "disconnected 0"]);
+    for lane in 0..255 {
+        our.host.send(peer, Lane(lane), vec![lane; 10], Delivery::Reliable).expect("the lane exists");
+    }
+    let mut missing: BTreeSet<u8> = (0..255).collect();
+    our.wait(|event| {
+        let Event::Received { lane, data, .. } = event else { panic!("{event:?}") };
+        assert_eq!(data[..], [lane.0; 10]);
+        assert!(missing.remove(&lane.0), "lane {} twice", lane.0);
+        missing.is_empty()
+    });
+    our.host.disconnect(peer, 6);
+    our.wait(|event| matches!(event, Event::Disconnected { reason: Reason::Local, .. }));
+    assert_eq!(their.lines(), ["connected 1 lanes 255", "disconnected 6"]);
 }
 
 #[test]
-fn their_client_talks_to_our_server() {
+fn all_255_lanes_carry_packets_to_us() {
     let Some(program) = &*PEER else { return };
-    for (checksum, coder) in COMBINATIONS {
-        let mut our = Ours::new(Config { lanes_max: 6, ..config(checksum, coder) });
-        let port = our.address().port().to_string();
-        let mut their = Peer::start(program, &["connect", &port, "8", word(checksum), word(coder)]);
-        let mut peer = None;
+    let mut our = Ours::new(config(false, false));
+    let port = our.address().port().to_string();
+    let mut their = Peer::start(program, &["lanes", &port]);
+    let peer = our.wait_for_client(98);
+    our.echo_until_disconnected(peer, 78);
+    assert_eq!(their.lines(), ["connected lanes 255", "255 lanes echoed", "disconnected 0"]);
+}
+
+#[test]
+fn their_server_sends_us_away() {
+    let Some(program) = &*PEER else { return };
+    // At once, after what was said before, and without waiting for an answer.
+    for (word, number, echoes) in [(&b"bye"[..], 4321, 0), (b"later", 4322, 2), (b"now", 4323, 0)] {
+        let mut their = Peer::start(program, &["serve", "255", "0", "0"]);
+        let port = their.port();
+        let mut our = Ours::new(config(false, false));
+        let peer = our.host.connect(our.now(), port, 255, 1).expect("there is room");
+        our.wait_connected(peer);
+        our.host.send(peer, Lane(254), word, Delivery::Reliable).expect("the lane exists");
+        let mut got = 0;
         our.wait(|event| match event {
-            Event::Connected { peer: found, data: 99 } => {
-                peer = Some(*found);
+            Event::Received { .. } => {
+                got += 1;
+                false
+            }
+            Event::Disconnected { data, reason, .. } => {
+                assert_eq!((*data, *reason), (number, Reason::Remote));
                 true
             }
-            _ => false,
+            other => panic!("{other:?}"),
         });
-        let peer = peer.expect("it has connected");
-        our.echo_until_disconnected(peer, 77);
-        let mut lines = their.lines();
-        assert_eq!(
-            (lines.remove(0), lines.pop()),
-            ("connected lanes 6".into(), Some("disconnected 0".into()))
-        );
-        lines.sort();
-        let names = [
-            "fragmented",
-            "megabyte",
-            "promoted",
-            "reliable",
-            "unreliable",
-            "unreliable-fragmented",
-            "unsequenced",
-        ];
-        assert_eq!(lines, names.map(|name| format!("echo {name} intact lane right")));
-        assert_eq!(our.host.stats().dropped_malformed, 0);
-        our.host.check_invariants();
+        assert_eq!(got, echoes);
+        // They learn of the end from our acknowledgement.
+        assert_eq!(their.lines(), ["connected 1 lanes 255", "disconnected 0"]);
+    }
+}
+
+#[test]
+fn we_leave_their_server_in_three_ways() {
+    let Some(program) = &*PEER else { return };
+    for way in 0..3 {
+        let mut their = Peer::start(program, &["serve", "2", "0", "0"]);
+        let port = their.port();
+        let mut our = Ours::new(config(false, false));
+        let peer = our.host.connect(our.now(), port, 2, 1).expect("there is room");
+        our.wait_connected(peer);
+        our.host.send(peer, Lane(1), vec![7; 100_000], Delivery::Reliable).expect("there is room");
+        match way {
+            0 => our.host.disconnect(peer, 50),
+            1 => our.host.disconnect_later(peer, 50),
+            _ => our.host.disconnect_now(peer, 50),
+        }
+        if way < 2 {
+            our.wait(|event| matches!(event, Event::Disconnected { reason: Reason::Local, .. }));
+        } else {
+            our.turn();
+            assert_eq!((our.host.poll_event(), our.host.peer_count()), (None, 0));
+        }
+        assert_eq!(their.lines(), ["connected 1 lanes 2", "disconnected 50"]);
     }
 }
 
@@ -99,8 +128,32 @@ fn a_stopped_server_is_noticed() {
     our.wait_connected(peer);
     our.host.set_ping_interval(peer, Duration::from_millis(50));
     our.host.set_timeout(peer, 4, Duration::from_millis(300), Duration::from_secs(2));
-    their.child.kill().expect("it runs");
+    their.stop();
     our.wait(|event| matches!(event, Event::Disconnected { reason: Reason::Timeout, .. }));
+}
+
+#[test]
+fn a_stopped_client_is_noticed() {
+    let Some(program) = &*PEER else { return };
+    let mut our = Ours::new(config(false, false));
+    let port = our.address().port().to_string();
+    let their = Peer::start(program, &["patience", &port]);
+    let peer = our.wait_for_client(97);
+    our.host.set_ping_interval(peer, Duration::from_millis(50));
+    our.host.set_timeout(peer, 4, Duration::from_millis(300), Duration::from_secs(2));
+    their.stop();
+    our.wait(|event| matches!(event, Event::Disconnected { reason: Reason::Timeout, .. }));
+}
+
+#[test]
+fn they_notice_when_we_stop() {
+    let Some(program) = &*PEER else { return };
+    let mut our = Ours::new(config(false, false));
+    let port = our.address().port().to_string();
+    let mut their = Peer::start(program, &["patience", &port]);
+    our.wait_for_client(97);
+    // Nobody turns our host any more.
+    assert_eq!(their.lines(), ["connected", "disconnected 0"]);
 }
 
 #[test]
@@ -118,194 +171,39 @@ fn a_mismatched_checksum_means_silence() {
     assert_eq!(our.host.stats().datagrams_in, 0);
 }
 
-/// Our side: a host and its socket.
-struct Ours {
-    host: Host,
-    socket: UdpSocket,
-    start: Clock,
-    out: Vec<u8>,
-}
-
-impl Ours {
-    fn new(config: Config) -> Self {
-        let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback has a free port");
-        socket.set_read_timeout(Some(Duration::from_millis(1))).expect("sockets have timeouts");
-        let host = Host::new(Instant::ZERO, config).expect("a sound configuration");
-        Self { host, socket, start: Clock::now(), out: Vec::new() }
+#[test]
+fn our_timers_agree_with_theirs_over_a_second_of_silence() {
+    let Some(program) = &*PEER else { return };
+    let mut their = Peer::start(program, &["serve", "1", "0", "0"]);
+    let port = their.port();
+    let mut our = Ours::new(config(false, false));
+    let peer = our.host.connect(our.now(), port, 1, 0).expect("there is room");
+    our.wait_connected(peer);
+    let start = Clock::now();
+    while start.elapsed() < Duration::from_millis(1_600) {
+        our.turn();
+        assert_eq!(our.host.poll_event(), None);
     }
-
-    fn now(&self) -> Instant {
-        Instant::from_nanos(self.start.elapsed().as_nanos() as u64)
-    }
-
-    fn address(&self) -> SocketAddr {
-        self.socket.local_addr().expect("it is bound")
-    }
-
-    /// Takes what has arrived, or waits a millisecond for it, and sends what is due.
-    fn turn(&mut self) {
-        let mut datagram = [0; 5_000];
-        for _ in 0..64 {
-            let Ok((len, from)) = self.socket.recv_from(&mut datagram) else { break };
-            self.host.handle_datagram(self.now(), from, &datagram[..len]);
-        }
-        self.host.handle_timeout(self.now());
-        while let Some(transmit) = self.host.poll_transmit(self.now(), &mut self.out) {
-            self.socket.send_to(&self.out, transmit.to).expect("loopback takes datagrams");
-        }
-    }
-
-    fn wait(&mut self, mut until: impl FnMut(&Event) -> bool) {
-        let start = Clock::now();
-        while start.elapsed() < PATIENCE {
-            self.turn();
-            while let Some(event) = self.host.poll_event() {
-                if until(&event) {
-                    return;
-                }
-            }
-        }
-        panic!("nothing happened: {:?}", self.host);
-    }
-
-    fn wait_connected(&mut self, peer: PeerId) {
-        self.wait(|event| *event == Event::Connected { peer, data: 0 });
-    }
-
-    /// Sends every kind of packet to an echo server until each has come back.
-    fn exchange(&mut self, peer: PeerId, coder: bool) {
-        use Delivery::{Reliable, Unreliable, UnreliableFragmented, Unsequenced, UnsequencedFragmented};
-        // Lane, length, how it is sent, how it comes back. The C library's coder cannot take empty packets.
-        let mut kinds = vec![
-            (0, 23, Reliable, Reliable),
-            (1, 40, Unreliable, Unreliable),
-            (2, 41, Unsequenced, Unsequenced),
-            (3, 10_000, Reliable, Reliable),
-            (1, 10_001, UnreliableFragmented, UnreliableFragmented),
-            (2, 10_002, Unreliable, Reliable),
-            (4, 10_003, UnsequencedFragmented, UnreliableFragmented),
-            (0, 1 << 20, Reliable, Reliable),
-        ];
-        if !coder {
-            kinds.push((4, 0, Reliable, Reliable));
-        }
-        let mut missing: BTreeSet<usize> = (0..kinds.len()).collect();
-        let start = Clock::now();
-        let mut sent = None;
-        while !missing.is_empty() {
-            assert!(start.elapsed() < PATIENCE, "these did not come back: {missing:?}");
-            // What may get lost is sent until it has come back once.
-            let is_first = sent.is_none();
-            if sent.is_none_or(|at: Clock| at.elapsed() > Duration::from_millis(200)) {
-                sent = Some(Clock::now());
-                for &index in &missing {
-                    let (lane, len, delivery, _) = kinds[index];
-                    if is_first || delivery != Reliable {
-                        self.host.send(peer, Lane(lane), content(len), delivery).expect("there is room");
-                    }
-                }
-            }
-            self.turn();
-            while let Some(event) = self.host.poll_event() {
-                let Event::Received { lane, data, delivery, .. } = event else { panic!("{event:?}") };
-                let index = kinds.iter().position(|kind| kind.1 == data.len()).expect("one of ours");
-                assert_eq!((lane.0, delivery), (kinds[index].0, kinds[index].3), "{} bytes", data.len());
-                assert!(data == content(data.len()), "{} bytes came back damaged", data.len());
-                missing.remove(&index);
-            }
-        }
-        self.host.check_invariants();
-    }
-
-    fn echo_until_disconnected(&mut self, peer: PeerId, reason: u32) {
-        let start = Clock::now();
-        while start.elapsed() < PATIENCE {
-            self.turn();
-            while let Some(event) = self.host.poll_event() {
-                match event {
-                    Event::Received { lane, data, delivery, .. } => {
-                        self.host.send(peer, lane, data, delivery).expect("there is room");
-                    }
-                    Event::Disconnected { data, reason: Reason::Remote, .. } => {
-                        assert_eq!(data, reason);
-                        // The acknowledgement has left before the event.
-                        return;
-                    }
-                    other => panic!("{other:?}"),
-                }
-            }
-        }
-        panic!("nobody disconnected: {:?}", self.host);
-    }
-}
-
-/// Their side: the C program.
-struct Peer {
-    child: Child,
-    out: Lines<BufReader<ChildStdout>>,
-}
-
-impl Peer {
-    fn start(program: &Path, words: &[&str]) -> Self {
-        let mut child =
-            Command::new(program).args(words).stdout(Stdio::piped()).spawn().expect("it was just built");
-        let out = BufReader::new(child.stdout.take().expect("it is piped")).lines();
-        Self { child, out }
-    }
-
-    fn port(&mut self) -> SocketAddr {
-        let line = self.out.next().expect("it prints its port").expect("it prints text");
-        let port = line.strip_prefix("port ").and_then(|port| port.parse().ok()).expect("it prints its port");
-        SocketAddr::from(([127, 0, 0, 1], port))
-    }
-
-    /// What it has printed since, up to its end.
-    fn lines(&mut self) -> Vec<String> {
-        let lines = self.out.by_ref().map(|line| line.expect("it prints text")).collect();
-        assert!(self.child.wait().expect("it ends").success(), "{lines:?}");
-        lines
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn config(checksum: bool, coder: bool) -> Config {
-    let mut config = Config { checksum, ..Config::new(0x1234_5678_9ABC_DEF0) };
-    if coder {
-        config.compressor = Some(Box::new(RangeCoder::new()));
-    }
-    config
-}
-
-fn content(len: usize) -> Vec<u8> {
-    (0..len).map(|i| (i * 7 + (i >> 8) + len) as u8).collect()
-}
-
-fn word(flag: bool) -> &'static str {
-    if flag { "1" } else { "0" }
+    // Pings in both directions, their report of bandwidth, and nothing sent twice.
+    let stats = our.host.stats();
+    assert!(stats.datagrams_out < 20 && stats.datagrams_in < 20, "{stats:?}");
+    assert!(start.elapsed() < PATIENCE);
+    their.stop();
 }
 
 /// Builds the C program; `None`, with a word about it, where the library is not installed.
-static PEER: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
+static PEER: LazyLock<Option<Program>> = LazyLock::new(|| {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peer/peer.c");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("enet-peer");
     let mut probe = Command::new("cc");
     probe.args(["-E", "-include", "enet/enet.h", "-x", "c", "/dev/null", "-o", "/dev/null"]);
     let has_library = probe.stderr(Stdio::null()).status().is_ok_and(|status| status.success());
     if !has_library {
-        eprintln!("skipped: no C compiler or no enet/enet.h; scripts/setup installs libenet-dev");
+        eprintln!("skipped: no C compiler or no enet/enet.h; scripts/setup --tests installs libenet-dev");
         return None;
     }
     let built =
         Command::new("cc").args(["-O1", "-Wall", "-o"]).arg(&program).arg(&source).arg("-lenet").status();
     assert!(built.is_ok_and(|status| status.success()), "peer.c does not compile");
-    Some(program)
+    Some(vec![program.to_str().expect("a plain path").to_owned()])
 });
-
-/// Long enough for a machine that does many other things meanwhile.
-const PATIENCE: Duration = Duration::from_secs(15);

@@ -11,6 +11,7 @@
 
 mod data;
 mod ddc;
+mod enet;
 mod files;
 mod gateway;
 mod kcp;
@@ -21,6 +22,7 @@ mod wire;
 
 pub use data::data;
 pub use ddc::{compact_binary, compressed_buffer, ddc_batch, ddc_package};
+pub use enet::{enet_command, enet_datagram, enet_gate, enet_range_coder, enet_session};
 pub use files::{channel_settings, state_machine};
 pub use gateway::gateway;
 pub use kcp::{kcp, kcp_link};
@@ -48,6 +50,11 @@ pub const TARGETS: &[Target] = &[
     Target { name: "data", run: data },
     Target { name: "ddc_batch", run: ddc_batch },
     Target { name: "ddc_package", run: ddc_package },
+    Target { name: "enet_command", run: enet_command },
+    Target { name: "enet_datagram", run: enet_datagram },
+    Target { name: "enet_gate", run: enet_gate },
+    Target { name: "enet_range_coder", run: enet_range_coder },
+    Target { name: "enet_session", run: enet_session },
     Target { name: "frame", run: frame },
     Target { name: "gateway", run: gateway },
     Target { name: "handshake", run: handshake },

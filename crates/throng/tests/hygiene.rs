@@ -47,7 +47,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-conformance", &["throng-gateway", "throng-wire"], &[]),
     (
         "throng-hostile",
-        &["throng-ddc", "throng-gateway", "throng-net", "throng-stdx", "throng-wire"],
+        &["throng-ddc", "throng-enet", "throng-gateway", "throng-net", "throng-stdx", "throng-wire"],
         &["throng-client", "throng-server"],
     ),
 ];
@@ -57,12 +57,12 @@ const CORE_TABLE: &[(&str, &[&str])] = &[
     ("throng-stdx", &[]),
     // Shared bytes; generated messages; Snappy; error types.
     ("throng-wire", &["prost", "prost-types", "snap", "thiserror"]),
-    ("throng-enet", &["bytes", "hashbrown", "thiserror"]),
     ("throng-spatial", &["thiserror"]),
     // Hashes are BLAKE3; compressed buffers hold LZ4 blocks and a checksum; binary values are base64 in JSON.
     ("throng-ddc", &["base64", "blake3", "crc32fast", "lz4_flex", "thiserror"]),
-    // Packets are shared by everybody they are broadcast to (bytes); addresses need a keyed hasher (hashbrown).
-    ("throng-enet", &["bytes", "hashbrown", "thiserror"]),
+    // Packets are shared by everybody they are broadcast to (bytes); addresses need a keyed hasher (hashbrown);
+    // encryption that is not our own (chacha20poly1305).
+    ("throng-enet", &["bytes", "chacha20poly1305", "hashbrown", "thiserror"]),
     // Schemas are compiled from .proto text (protox) and described by prost-reflect; state machines and channel settings
     // are JSON (serde); tables keyed by what peers choose need a keyed hasher (hashbrown).
     (

@@ -1,11 +1,15 @@
 /* The other side of the interoperability tests: a server and a client on the C library ENet.
  *
  *   peer serve <lanes> <checksum> <coder>            prints its port, echoes every packet with its lane and flags, and
- *                                                    disconnects with reason 4321 from who sends the word "bye"
+ *                                                    disconnects from who sends "bye" with reason 4321, who sends
+ *                                                    "later" with 4322 after two more packets, who sends "now" with 4323
  *   peer connect <port> <lanes> <checksum> <coder>   sends every kind of packet to an echo server until each has come
  *                                                    back, then disconnects with reason 77
  *
- * Both print what happens, a line each, and end after a disconnect.
+ *   peer lanes <port>                                sends a packet on each of 255 lanes; reason 78 when all are back
+ *   peer patience <port>                             stays until the other side has been silent for half a second
+ *
+ * All print what happens, a line each, and end after a disconnect.
  */
 #include <enet/enet.h>
 #include <stdio.h>
@@ -64,6 +68,10 @@ static ENetHost *make_host(const ENetAddress *address, size_t peers, int lanes, 
     return host;
 }
 
+static int is_word(const ENetPacket *packet, const char *word) {
+    return packet->dataLength == strlen(word) && memcmp(packet->data, word, packet->dataLength) == 0;
+}
+
 static int serve(int lanes, int checksum, int coder) {
     ENetAddress address = {0, 0}, bound;
     ENetEvent event;
@@ -79,10 +87,25 @@ static int serve(int lanes, int checksum, int coder) {
             printf("connected %u lanes %u\n", event.data, (unsigned) event.peer->channelCount);
             break;
         case ENET_EVENT_TYPE_RECEIVE:
-            if (event.packet->dataLength == 3 && memcmp(event.packet->data, "bye", 3) == 0) {
+            if (is_word(event.packet, "bye")) {
                 enet_packet_destroy(event.packet);
                 enet_peer_disconnect(event.peer, 4321);
                 break;
+            }
+            if (is_word(event.packet, "later")) {
+                enet_peer_send(event.peer, 0, enet_packet_create("one", 3, ENET_PACKET_FLAG_RELIABLE));
+                enet_peer_send(event.peer, 1, enet_packet_create("two", 3, ENET_PACKET_FLAG_RELIABLE));
+                enet_packet_destroy(event.packet);
+                enet_peer_disconnect_later(event.peer, 4322);
+                break;
+            }
+            if (is_word(event.packet, "now")) {
+                enet_packet_destroy(event.packet);
+                enet_peer_disconnect_now(event.peer, 4323);
+                /* The library tells only the other side. */
+                printf("disconnected 0\n");
+                enet_host_destroy(host);
+                return 0;
             }
             /* The packet belongs to the library again once it is queued. */
             if (enet_peer_send(event.peer, event.channelID, event.packet) < 0)
@@ -150,11 +173,73 @@ static int connect_to(int port, int lanes, int checksum, int coder) {
     return 1;
 }
 
+static ENetPeer *begin(ENetHost *host, int port, size_t lanes, enet_uint32 data) {
+    ENetAddress address;
+    enet_address_set_host(&address, "127.0.0.1");
+    address.port = (enet_uint16) port;
+    return enet_host_connect(host, &address, lanes, data);
+}
+
+static int use_all_lanes(int port) {
+    ENetHost *host = make_host(NULL, 1, 255, 0, 0);
+    ENetPeer *peer = begin(host, port, 255, 98);
+    ENetEvent event;
+    int seen[255] = {0}, echoed = 0, lane;
+    while (enet_host_service(host, &event, 20000) > 0) {
+        if (event.type == ENET_EVENT_TYPE_CONNECT) {
+            printf("connected lanes %u\n", (unsigned) peer->channelCount);
+            for (lane = 0; lane < 255; ++lane) {
+                enet_uint8 number = (enet_uint8) lane;
+                enet_peer_send(peer, number, enet_packet_create(&number, 1, ENET_PACKET_FLAG_RELIABLE));
+            }
+        } else if (event.type == ENET_EVENT_TYPE_DISCONNECT) {
+            printf("disconnected %u\n", event.data);
+            enet_host_destroy(host);
+            return 0;
+        } else if (event.type == ENET_EVENT_TYPE_RECEIVE) {
+            lane = event.channelID;
+            if (event.packet->dataLength == 1 && event.packet->data[0] == lane && !seen[lane]++ && ++echoed == 255) {
+                printf("255 lanes echoed\n");
+                enet_peer_disconnect(peer, 78);
+            }
+            enet_packet_destroy(event.packet);
+        }
+    }
+    return 1;
+}
+
+static int wait_for_silence(int port) {
+    ENetHost *host = make_host(NULL, 1, 1, 0, 0);
+    ENetPeer *peer = begin(host, port, 1, 97);
+    ENetEvent event;
+    enet_uint32 give_up = enet_time_get() + 20000;
+    while ((int) (give_up - enet_time_get()) > 0) {
+        /* It looks at its timers only when it is called, not while it waits. */
+        if (enet_host_service(host, &event, 20) <= 0)
+            continue;
+        if (event.type == ENET_EVENT_TYPE_CONNECT) {
+            printf("connected\n");
+            enet_peer_ping_interval(peer, 50);
+            enet_peer_timeout(peer, 4, 300, 2000);
+        } else if (event.type == ENET_EVENT_TYPE_DISCONNECT) {
+            printf("disconnected %u\n", event.data);
+            enet_host_destroy(host);
+            return 0;
+        }
+        fflush(stdout);
+    }
+    return 1;
+}
+
 int main(int count, char **words) {
     if (enet_initialize() != 0)
         return 1;
     if (count == 5 && strcmp(words[1], "serve") == 0)
         return serve(atoi(words[2]), atoi(words[3]), atoi(words[4]));
+    if (count == 3 && strcmp(words[1], "lanes") == 0)
+        return use_all_lanes(atoi(words[2]));
+    if (count == 3 && strcmp(words[1], "patience") == 0)
+        return wait_for_silence(atoi(words[2]));
     if (count == 6 && strcmp(words[1], "connect") == 0)
         return connect_to(atoi(words[2]), atoi(words[3]), atoi(words[4]), atoi(words[5]));
     return 2;
