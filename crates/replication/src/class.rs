@@ -1,0 +1,585 @@
+//! Classes: the static description of a replicated type.
+
+use std::sync::Arc;
+
+use crate::quantise::{Codec, Quantiser, QuantiserError, Value, ValueMismatch, WORDS_MAX};
+
+/// Most properties of one class: the bits of a change mask.
+pub const PROPERTIES_MAX: usize = 64;
+
+/// Who gets a property (spec §16).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Condition {
+    /// Everybody who has the object.
+    #[default]
+    Always,
+    /// Everybody, in the create item only: later changes stay at home.
+    InitialOnly,
+    /// The owning connection.
+    OwnerOnly,
+    /// Everybody but the owning connection.
+    SkipOwner,
+    /// Everybody in the create item, later the owner alone.
+    InitialOrOwner,
+    /// Receivers that merely watch the object.
+    SimulatedOnly,
+    /// The receiver that controls the object locally: its owner.
+    AutonomousOnly,
+    /// Connections that record.
+    ReplayOnly,
+    /// All but connections that record.
+    SkipReplay,
+    /// Connections that record, and the owner.
+    ReplayOrOwner,
+    /// Everybody while it is enabled for the object; see `Server::set_condition_enabled`.
+    Custom,
+    /// Members of a condition group, 0 to 63.
+    Group(u8),
+    /// Nobody; keeps the schema stable.
+    Never,
+}
+
+/// What a connection is to an object; decides, with [`Condition`], which properties it gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Role {
+    /// Sees it.
+    #[default]
+    Other = 0,
+    /// Owns and controls it.
+    Owner = 1,
+    /// Records everything.
+    Replay = 2,
+}
+
+/// Roles, for tables.
+pub(crate) const ROLES: usize = 3;
+
+impl Condition {
+    /// Whether `role` gets the property in updates, and in create items. Groups and custom switches come on top.
+    fn admits(self, role: Role) -> (bool, bool) {
+        let (owner, replay) = (role == Role::Owner, role == Role::Replay);
+        let both = |yes| (yes, yes);
+        match self {
+            Self::Always | Self::Custom | Self::Group(_) => both(true),
+            Self::InitialOnly => (false, true),
+            Self::OwnerOnly | Self::AutonomousOnly => both(owner),
+            Self::SkipOwner | Self::SimulatedOnly => both(!owner),
+            Self::InitialOrOwner => (owner, true),
+            Self::ReplayOnly => both(replay),
+            Self::SkipReplay => both(!replay),
+            Self::ReplayOrOwner => both(owner || replay),
+            Self::Never => both(false),
+        }
+    }
+}
+
+/// One property, for [`ClassBuilder::property`].
+#[derive(Clone, Debug)]
+pub struct Property {
+    name: String,
+    quantiser: Quantiser,
+    condition: Condition,
+    default: Option<Value>,
+    position: bool,
+}
+
+impl Property {
+    /// A property that everybody gets; its default is zero, no rotation, nothing.
+    #[must_use]
+    pub fn new(name: impl Into<String>, quantiser: Quantiser) -> Self {
+        Self {
+            name: name.into(),
+            quantiser,
+            condition: Condition::Always,
+            default: None,
+            position: false,
+        }
+    }
+
+    /// Restricts who gets it.
+    #[must_use]
+    pub fn condition(mut self, condition: Condition) -> Self {
+        self.condition = condition;
+        self
+    }
+
+    /// The value that a create item leaves out.
+    #[must_use]
+    pub fn default_value(mut self, value: impl Into<Value>) -> Self {
+        self.default = Some(value.into());
+        self
+    }
+
+    /// Marks the property, which must hold three numbers, as the object's place in the world: filters and
+    /// prioritisers measure from it.
+    #[must_use]
+    pub fn world_position(mut self) -> Self {
+        self.position = true;
+        self
+    }
+}
+
+/// Why a class was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClassError {
+    /// More properties than a change mask has bits.
+    #[error("class {class}: {count} properties exceed the limit of {PROPERTIES_MAX}; split the class into sub-objects")]
+    TooManyProperties {
+        /// Name of the class.
+        class: String,
+        /// What was asked for.
+        count: usize,
+    },
+    /// A quantiser's parameters are wrong.
+    #[error("class {class}, property {property}: {error}")]
+    Quantiser {
+        /// Name of the class.
+        class: String,
+        /// Name of the property.
+        property: String,
+        /// What is wrong.
+        error: QuantiserError,
+    },
+    /// The default does not fit the quantiser.
+    #[error("class {class}, property {property}: the default value does not fit the quantiser")]
+    Default {
+        /// Name of the class.
+        class: String,
+        /// Name of the property.
+        property: String,
+    },
+    /// A world position must be three numbers, and one at most.
+    #[error("class {class}: a world position is one property of three numbers")]
+    Position {
+        /// Name of the class.
+        class: String,
+    },
+    /// A condition group that does not exist.
+    #[error("class {class}: condition groups are numbered 0 to 63")]
+    Group {
+        /// Name of the class.
+        class: String,
+    },
+    /// Two classes of one name.
+    #[error("class {class} is registered already")]
+    Duplicate {
+        /// Name of the class.
+        class: String,
+    },
+}
+
+/// Describes a class property by property.
+///
+/// ```
+/// use throng_replication::{Axis, Class, Condition, Property, Quantiser};
+/// let xy = Axis::new(-5242.88, 0.01, 20);
+/// let class = Class::builder("character")
+///     .property(Property::new("position", Quantiser::Vec3([xy, xy, Axis::new(-655.36, 0.01, 17)])).world_position())
+///     .property(Property::new("health", Quantiser::UInt(10)).default_value(100_u32))
+///     .property(Property::new("ammo", Quantiser::UInt(8)).condition(Condition::OwnerOnly))
+///     .cull_distance(250.0)
+///     .build()?;
+/// assert_eq!(class.property_index("health"), Some(1));
+/// # Ok::<(), throng_replication::ClassError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ClassBuilder {
+    name: String,
+    properties: Vec<Property>,
+    cull_distance: f32,
+    flags: Flags,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Flags {
+    pub(crate) delta: bool,
+    pub(crate) atomic: bool,
+    pub(crate) required: bool,
+    pub(crate) temporary: bool,
+}
+
+impl ClassBuilder {
+    /// Adds a property; its index is the number of those before it.
+    #[must_use]
+    pub fn property(mut self, property: Property) -> Self {
+        self.properties.push(property);
+        self
+    }
+
+    /// Distance in metres up to which, inclusive, the grid filter lets objects through. Default 250.
+    #[must_use]
+    pub fn cull_distance(mut self, metres: f32) -> Self {
+        self.cull_distance = metres;
+        self
+    }
+
+    /// Sends differences to states that the receiver has acknowledged (spec §9): fewer bytes for more time.
+    #[must_use]
+    pub fn delta(mut self, on: bool) -> Self {
+        self.flags.delta = on;
+        self
+    }
+
+    /// Resends all properties that were sent together, together.
+    #[must_use]
+    pub fn atomic(mut self, on: bool) -> Self {
+        self.flags.atomic = on;
+        self
+    }
+
+    /// A peer whose description of the class differs cannot connect at all.
+    #[must_use]
+    pub fn required(mut self, on: bool) -> Self {
+        self.flags.required = on;
+        self
+    }
+
+    /// Objects are sent once, when they come into scope; later changes are not.
+    #[must_use]
+    pub fn temporary(mut self, on: bool) -> Self {
+        self.flags.temporary = on;
+        self
+    }
+
+    /// Checks and prepares the description.
+    ///
+    /// # Errors
+    /// When a quantiser, a default, the position or the count of properties is wrong.
+    pub fn build(self) -> Result<Class, ClassError> {
+        Class::new(self)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Prop {
+    pub(crate) name: String,
+    pub(crate) codec: Codec,
+    pub(crate) condition: Condition,
+    pub(crate) hide: bool,
+    /// First word in the quantised block.
+    pub(crate) word: usize,
+    /// First word in the live block.
+    pub(crate) live: usize,
+    /// Place among the class' heap properties, if the value lives there.
+    pub(crate) heap: usize,
+}
+
+impl Prop {
+    #[inline]
+    pub(crate) fn words<'a>(&self, block: &'a [u64]) -> &'a [u64] {
+        &block[self.word..self.word + self.codec.words()]
+    }
+}
+
+/// A registered class, ready for use. Share it between threads and peers freely.
+#[derive(Clone, Debug)]
+pub struct Class {
+    name: String,
+    pub(crate) props: Vec<Prop>,
+    /// Words of one object's quantised block, of its live block, and its values on the heap.
+    pub(crate) words: usize,
+    pub(crate) live_words: usize,
+    pub(crate) heap_count: usize,
+    pub(crate) position: Option<usize>,
+    pub(crate) cull_distance: f32,
+    pub(crate) flags: Flags,
+    pub(crate) defaults: Vec<u64>,
+    pub(crate) live_defaults: Vec<u32>,
+    /// Wire bytes and bits of the heap properties' defaults.
+    pub(crate) heap_defaults: Vec<Arc<[u8]>>,
+    /// What changes can be sent at all.
+    pub(crate) update_mask: u64,
+    pub(crate) update_masks: [u64; ROLES],
+    pub(crate) create_masks: [u64; ROLES],
+    pub(crate) custom_mask: u64,
+    /// (condition group, its properties).
+    pub(crate) groups: Vec<(u8, u64)>,
+    pub(crate) token_mask: u64,
+    pub(crate) handle_mask: u64,
+    pub(crate) hash: u64,
+}
+
+impl Class {
+    /// Begins a description.
+    #[must_use]
+    pub fn builder(name: impl Into<String>) -> ClassBuilder {
+        ClassBuilder {
+            name: name.into(),
+            properties: Vec::new(),
+            cull_distance: 250.0,
+            flags: Flags::default(),
+        }
+    }
+
+    fn new(builder: ClassBuilder) -> Result<Self, ClassError> {
+        let ClassBuilder { name, properties, cull_distance, flags } = builder;
+        if properties.len() > PROPERTIES_MAX {
+            return Err(ClassError::TooManyProperties { class: name, count: properties.len() });
+        }
+        let mut class = Self {
+            hash: hash_of(&name, &properties, flags),
+            name,
+            props: Vec::with_capacity(properties.len()),
+            words: 0,
+            live_words: 0,
+            heap_count: 0,
+            position: None,
+            cull_distance,
+            flags,
+            defaults: Vec::new(),
+            live_defaults: Vec::new(),
+            heap_defaults: Vec::new(),
+            update_mask: 0,
+            update_masks: [0; ROLES],
+            create_masks: [0; ROLES],
+            custom_mask: 0,
+            groups: Vec::new(),
+            token_mask: 0,
+            handle_mask: 0,
+        };
+        for property in properties {
+            class.add(property)?;
+        }
+        Ok(class)
+    }
+
+    fn add(&mut self, property: Property) -> Result<(), ClassError> {
+        let Property { name, quantiser, condition, default, position } = property;
+        let codec = Codec::compile(&quantiser).map_err(|error| ClassError::Quantiser {
+            class: self.name.clone(),
+            property: name.clone(),
+            error,
+        })?;
+        let bit = 1 << self.props.len();
+        if position {
+            if self.position.is_some() || !matches!(quantiser, Quantiser::Vec3(_)) {
+                return Err(ClassError::Position { class: self.name.clone() });
+            }
+            self.position = Some(self.props.len());
+        }
+        for (role, at) in [(Role::Other, 0), (Role::Owner, 1), (Role::Replay, 2)] {
+            let (update, create) = condition.admits(role);
+            self.update_masks[at] |= if update { bit } else { 0 };
+            self.create_masks[at] |= if create { bit } else { 0 };
+        }
+        match condition {
+            Condition::InitialOnly | Condition::Never => {}
+            _ => self.update_mask |= bit,
+        }
+        match condition {
+            Condition::Custom => self.custom_mask |= bit,
+            Condition::Group(group) if group > 63 => {
+                return Err(ClassError::Group { class: self.name.clone() });
+            }
+            Condition::Group(group) => match self.groups.iter_mut().find(|(known, _)| *known == group) {
+                Some((_, mask)) => *mask |= bit,
+                None => self.groups.push((group, bit)),
+            },
+            _ => {}
+        }
+        self.token_mask |= if codec.is_token() { bit } else { 0 };
+        self.handle_mask |= if codec.is_handle() { bit } else { 0 };
+
+        let (word, live, heap) = (self.words, self.live_words, self.heap_count);
+        let refused = |_: ValueMismatch| ClassError::Default { class: self.name.clone(), property: name.clone() };
+        if codec.is_heap() {
+            let value = default.unwrap_or_else(|| codec.dequantise(&[0]));
+            let mut bytes = Vec::new();
+            codec.write_heap(&value, &mut bytes).map_err(refused)?;
+            self.heap_defaults.push(bytes.into());
+            self.heap_count += 1;
+            self.defaults.push(0);
+        } else {
+            let mut values = [0_u32; 4];
+            match (default, &quantiser) {
+                (Some(value), _) => codec.store(&value, &mut values).map_err(refused)?,
+                (None, Quantiser::Quat(_)) => values[3] = 1.0_f32.to_bits(),
+                (None, Quantiser::Unit3(_)) => values[2] = 1.0_f32.to_bits(),
+                (None, _) => {}
+            }
+            let mut q = [0; WORDS_MAX];
+            codec.quantise(&values, &mut q);
+            self.live_defaults.extend_from_slice(&values[..codec.live_words()]);
+            self.defaults.extend_from_slice(&q[..codec.words()]);
+        }
+        self.words += codec.words();
+        self.live_words += codec.live_words();
+        let hide = matches!(quantiser, Quantiser::Handle { hide: true });
+        self.props.push(Prop { name, codec, condition, hide, word, live, heap });
+        Ok(())
+    }
+
+    /// Name as registered.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Two peers whose hashes agree read each other's records (spec §3): over names, quantisers, conditions and order.
+    #[must_use]
+    pub fn protocol_hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// Count of properties.
+    #[must_use]
+    pub fn property_count(&self) -> usize {
+        self.props.len()
+    }
+
+    /// Index of a property by name; linear in the number of properties.
+    #[must_use]
+    pub fn property_index(&self, name: &str) -> Option<usize> {
+        self.props.iter().position(|prop| prop.name == name)
+    }
+
+    /// Name of a property.
+    #[must_use]
+    pub fn property_name(&self, index: usize) -> Option<&str> {
+        self.props.get(index).map(|prop| prop.name.as_str())
+    }
+
+    /// The codec of a property, and where its words begin in the quantised and in the live block.
+    ///
+    /// # Panics
+    /// When there is no such property.
+    #[must_use]
+    pub fn layout(&self, property: usize) -> (&Codec, usize, usize) {
+        let prop = &self.props[property];
+        (&prop.codec, prop.word, prop.live)
+    }
+
+    /// 64-bit words of one object's quantised block.
+    #[must_use]
+    pub fn quantised_words(&self) -> usize {
+        self.words
+    }
+
+    /// 32-bit words of one object's live block.
+    #[must_use]
+    pub fn live_words(&self) -> usize {
+        self.live_words
+    }
+
+    /// Mask of all properties.
+    #[must_use]
+    pub fn all_mask(&self) -> u64 {
+        crate::quantise::mask(self.props.len() as u32)
+    }
+
+    /// Mask of the properties whose changes can be sent: all but initial-only and never.
+    #[must_use]
+    pub fn update_mask(&self) -> u64 {
+        self.update_mask
+    }
+
+    /// Some connection gets other properties than the rest.
+    pub(crate) fn is_conditional(&self) -> bool {
+        self.update_masks.iter().any(|mask| *mask != self.update_masks[0]) || !self.groups.is_empty()
+    }
+}
+
+/// FNV-1a, 64 bits, over the description in words.
+fn hash_of(name: &str, properties: &[Property], flags: Flags) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut add = |text: &str| {
+        for byte in text.bytes().chain([0]) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    };
+    add(name);
+    add(if flags.delta { "delta" } else { "" });
+    for property in properties {
+        add(&property.name);
+        add(&describe(&property.quantiser));
+        add(&format!("{:?}", property.condition));
+    }
+    hash
+}
+
+/// Kind and parameters in words that do not depend on how the compiler prints a type.
+fn describe(quantiser: &Quantiser) -> String {
+    let axis = |axis: &crate::Axis| format!("{:e},{:e},{}", axis.min, axis.step, axis.bits);
+    match quantiser {
+        Quantiser::Bool => "bool".into(),
+        Quantiser::UInt(bits) => format!("uint {bits}"),
+        Quantiser::Int(bits) => format!("int {bits}"),
+        Quantiser::VarUInt => "varuint".into(),
+        Quantiser::VarInt => "varint".into(),
+        Quantiser::Fixed(a) => format!("fixed {}", axis(a)),
+        Quantiser::Vec2([a, b]) => format!("vec2 {} {}", axis(a), axis(b)),
+        Quantiser::Vec3([a, b, c]) => format!("vec3 {} {} {}", axis(a), axis(b), axis(c)),
+        Quantiser::Unit3(bits) => format!("unit3 {bits}"),
+        Quantiser::Quat(bits) => format!("quat {bits}"),
+        Quantiser::Angle(bits) => format!("angle {bits}"),
+        Quantiser::F16 => "f16".into(),
+        Quantiser::F32 => "f32".into(),
+        Quantiser::F64 => "f64".into(),
+        Quantiser::Token(table) => format!("token {table}"),
+        Quantiser::Handle { hide } => format!("handle {hide}"),
+        Quantiser::Blob(max) => format!("blob {max}"),
+        Quantiser::Array(element, max) => format!("array {max} {}", describe(element)),
+    }
+}
+
+/// All classes that two peers share. Both register the same ones in the same order: the place is the class id.
+#[derive(Clone, Debug, Default)]
+pub struct Classes {
+    list: Vec<Arc<Class>>,
+}
+
+/// Names a class within [`Classes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClassId(pub u16);
+
+impl Classes {
+    /// No classes yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a class.
+    ///
+    /// # Errors
+    /// [`ClassError::Duplicate`] for a name that is taken.
+    pub fn register(&mut self, class: Class) -> Result<ClassId, ClassError> {
+        if self.list.iter().any(|known| known.name == class.name) {
+            return Err(ClassError::Duplicate { class: class.name });
+        }
+        let id = ClassId(self.list.len() as u16);
+        self.list.push(Arc::new(class));
+        Ok(id)
+    }
+
+    /// The class of an id.
+    #[must_use]
+    pub fn get(&self, id: ClassId) -> Option<&Arc<Class>> {
+        self.list.get(usize::from(id.0))
+    }
+
+    /// Count of classes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// None registered.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// What peers exchange when they connect: the protocol hash of every class, by id.
+    #[must_use]
+    pub fn protocol_hashes(&self) -> Vec<u64> {
+        self.list.iter().map(|class| class.hash).collect()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Class>> {
+        self.list.iter()
+    }
+}
