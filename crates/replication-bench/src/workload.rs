@@ -3,6 +3,8 @@
 //! The world knows nothing of replication. A step says which properties of which objects were set; the checksum over
 //! what was set proves that two implementations ran the same workload.
 
+#![allow(clippy::approx_constant, reason = "the workload is defined with these digits")]
+
 use core::f32::consts::TAU;
 
 /// Seconds of one frame: 30 Hz.

@@ -30,7 +30,11 @@ fn checksums_are_the_published_ones() {
             && ((dirty as f64 / 300.0 - objects).abs() > 0.01
                 || (f64::from(set) / 300.0 - properties).abs() > 0.1)
         {
-            wrong.push(format!("group {number}: {} objects, {} properties", dirty as f64 / 300.0, f64::from(set) / 300.0));
+            wrong.push(format!(
+                "group {number}: {} objects, {} properties",
+                dirty as f64 / 300.0,
+                f64::from(set) / 300.0
+            ));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");

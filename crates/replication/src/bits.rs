@@ -25,7 +25,10 @@ impl<'a> BitWriter<'a> {
     /// `bits` is at most 64 and `value` must have no bit above them.
     #[inline]
     pub fn put(&mut self, value: u64, bits: u32) {
-        debug_assert!(bits <= 64 && (bits == 64 || value >> bits == 0), "{value:#x} has more than {bits} bits");
+        debug_assert!(
+            bits <= 64 && (bits == 64 || value >> bits == 0),
+            "{value:#x} has more than {bits} bits"
+        );
         self.word |= value << self.used;
         let total = self.used + bits;
         if total >= 64 {

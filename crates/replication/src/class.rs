@@ -89,13 +89,7 @@ impl Property {
     /// A property that everybody gets; its default is zero, no rotation, nothing.
     #[must_use]
     pub fn new(name: impl Into<String>, quantiser: Quantiser) -> Self {
-        Self {
-            name: name.into(),
-            quantiser,
-            condition: Condition::Always,
-            default: None,
-            position: false,
-        }
+        Self { name: name.into(), quantiser, condition: Condition::Always, default: None, position: false }
     }
 
     /// Restricts who gets it.
@@ -126,7 +120,9 @@ impl Property {
 #[non_exhaustive]
 pub enum ClassError {
     /// More properties than a change mask has bits.
-    #[error("class {class}: {count} properties exceed the limit of {PROPERTIES_MAX}; split the class into sub-objects")]
+    #[error(
+        "class {class}: {count} properties exceed the limit of {PROPERTIES_MAX}; split the class into sub-objects"
+    )]
     TooManyProperties {
         /// Name of the class.
         class: String,
@@ -257,8 +253,6 @@ impl ClassBuilder {
 pub(crate) struct Prop {
     pub(crate) name: String,
     pub(crate) codec: Codec,
-    pub(crate) condition: Condition,
-    pub(crate) hide: bool,
     /// First word in the quantised block.
     pub(crate) word: usize,
     /// First word in the live block.
@@ -289,7 +283,7 @@ pub struct Class {
     pub(crate) defaults: Vec<u64>,
     pub(crate) live_defaults: Vec<u32>,
     /// Wire bytes and bits of the heap properties' defaults.
-    pub(crate) heap_defaults: Vec<Arc<[u8]>>,
+    pub(crate) heap_defaults: Vec<(Arc<[u8]>, u32)>,
     /// What changes can be sent at all.
     pub(crate) update_mask: u64,
     pub(crate) update_masks: [u64; ROLES],
@@ -297,9 +291,11 @@ pub struct Class {
     pub(crate) custom_mask: u64,
     /// (condition group, its properties).
     pub(crate) groups: Vec<(u8, u64)>,
-    pub(crate) token_mask: u64,
-    pub(crate) handle_mask: u64,
+    /// References that are hidden from receivers that do not know the target.
+    pub(crate) hide_mask: u64,
     pub(crate) hash: u64,
+    /// No record is longer, values on the heap aside.
+    pub(crate) record_bytes_max: usize,
 }
 
 impl Class {
@@ -337,12 +333,16 @@ impl Class {
             create_masks: [0; ROLES],
             custom_mask: 0,
             groups: Vec::new(),
-            token_mask: 0,
-            handle_mask: 0,
+            hide_mask: 0,
+            record_bytes_max: 0,
         };
         for property in properties {
             class.add(property)?;
         }
+        // Index, mask and flags; numbers of variable length take ten bytes at most.
+        let bits = |prop: &Prop| prop.codec.fixed_bits().unwrap_or(80);
+        let total: u32 = class.props.iter().map(bits).sum();
+        class.record_bytes_max = 5 + (total as usize + class.props.len() + 4 + 6).div_ceil(8);
         Ok(class)
     }
 
@@ -380,16 +380,15 @@ impl Class {
             },
             _ => {}
         }
-        self.token_mask |= if codec.is_token() { bit } else { 0 };
-        self.handle_mask |= if codec.is_handle() { bit } else { 0 };
 
         let (word, live, heap) = (self.words, self.live_words, self.heap_count);
-        let refused = |_: ValueMismatch| ClassError::Default { class: self.name.clone(), property: name.clone() };
+        let refused =
+            |_: ValueMismatch| ClassError::Default { class: self.name.clone(), property: name.clone() };
         if codec.is_heap() {
             let value = default.unwrap_or_else(|| codec.dequantise(&[0]));
             let mut bytes = Vec::new();
-            codec.write_heap(&value, &mut bytes).map_err(refused)?;
-            self.heap_defaults.push(bytes.into());
+            let bits = codec.write_heap(&value, &mut bytes).map_err(refused)?;
+            self.heap_defaults.push((bytes.into(), bits));
             self.heap_count += 1;
             self.defaults.push(0);
         } else {
@@ -408,7 +407,8 @@ impl Class {
         self.words += codec.words();
         self.live_words += codec.live_words();
         let hide = matches!(quantiser, Quantiser::Handle { hide: true });
-        self.props.push(Prop { name, codec, condition, hide, word, live, heap });
+        self.hide_mask |= if hide { bit } else { 0 };
+        self.props.push(Prop { name, codec, word, live, heap });
         Ok(())
     }
 

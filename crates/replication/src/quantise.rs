@@ -355,10 +355,6 @@ impl Codec {
         matches!(self.op, Op::Handle)
     }
 
-    pub(crate) fn is_token(&self) -> bool {
-        matches!(self.op, Op::Token)
-    }
-
     /// Writes `value` as live words. Costs a few nanoseconds.
     ///
     /// # Errors
@@ -485,9 +481,7 @@ impl Codec {
             }
             Op::Unit3(axis) => Value::Vec3(dequantise_unit(q[0], axis)),
             Op::Quat(axis) => Value::Quat(dequantise_quat(q[0], axis)),
-            Op::Angle(bits) => {
-                Value::F32((q[0] as f64 / f64::from(1_u32 << bits) * f64::from(TAU)) as f32)
-            }
+            Op::Angle(bits) => Value::F32((q[0] as f64 / f64::from(1_u32 << bits) * f64::from(TAU)) as f32),
             Op::F16 => Value::F32(half_to(q[0] as u16)),
             Op::F32 => Value::F32(f32::from_bits(q[0] as u32)),
             Op::F64 => Value::F64(f64::from_bits(q[0])),

@@ -201,7 +201,14 @@ pub(crate) type HeapValue = (Vec<u8>, u32);
 
 /// Writes an update record (spec §7.2) of the properties in `mask`, plain.
 #[inline]
-pub fn write_record(out: &mut Vec<u8>, index: u32, class: &Class, mask: u64, q: &[u64], heap: &[(Vec<u8>, u32)]) {
+pub fn write_record(
+    out: &mut Vec<u8>,
+    index: u32,
+    class: &Class,
+    mask: u64,
+    q: &[u64],
+    heap: &[(Vec<u8>, u32)],
+) {
     crate::bits::write_varint(out, u64::from(index));
     let mut writer = BitWriter::new(out);
     let full = mask == class.update_mask;

@@ -19,6 +19,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-enet", &["throng-stdx"], &[]),
     ("throng-spatial", &["throng-stdx"], &[]),
     ("throng-ddc", &["throng-stdx"], &[]),
+    ("throng-replication", &["throng-stdx"], &[]),
     ("throng-gateway", &["throng-spatial", "throng-stdx", "throng-wire"], &[]),
     ("throng-enet", &["throng-stdx"], &[]),
     // Edges: the cores and the operating system, never each other.
@@ -36,6 +37,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
         &["throng-load", "throng-server", "throng-sim"],
         &["throng-client", "throng-gateway", "throng-wire"],
     ),
+    ("throng-replication-bench", &["throng-replication", "throng-stdx"], &[]),
     // Tools. A generator shares no code with what it measures, codecs and transports aside.
     ("throng-client", &["throng-stdx", "throng-wire"], &[]),
     ("throng-load", &["throng-client", "throng-enet", "throng-net", "throng-stdx", "throng-wire"], &[]),
@@ -63,6 +65,10 @@ const CORE_TABLE: &[(&str, &[&str])] = &[
     // Packets are shared by everybody they are broadcast to (bytes); addresses need a keyed hasher (hashbrown);
     // encryption that is not our own (chacha20poly1305).
     ("throng-enet", &["bytes", "chacha20poly1305", "hashbrown", "thiserror"]),
+    // What a connection keeps of few objects (hashbrown).
+    ("throng-replication", &["hashbrown", "thiserror"]),
+    // Packets are shared by everybody they are broadcast to (bytes); addresses need a keyed hasher (hashbrown).
+    ("throng-enet", &["bytes", "hashbrown", "thiserror"]),
     // Schemas are compiled from .proto text (protox) and described by prost-reflect; state machines and channel settings
     // are JSON (serde); tables keyed by what peers choose need a keyed hasher (hashbrown).
     (

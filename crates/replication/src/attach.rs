@@ -1,0 +1,358 @@
+//! Attachments: calls and events that travel with an object (spec §11).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use crate::bits::{BitReader, write_varint};
+use crate::wire::DecodeError;
+
+/// Unreliable attachments that wait for one object; the oldest is dropped for the next.
+const UNRELIABLE_MAX: usize = 16;
+/// Parts of reliable attachments in flight for one object.
+const WINDOW: usize = 128;
+/// Bytes of reliable attachments that wait on one connection.
+const RELIABLE_BYTES_MAX: usize = 256 * 1024;
+/// Bytes of one reliable attachment.
+const ATTACHMENT_BYTES_MAX: usize = 64 * 1024;
+/// Bytes of one part: fits every packet beside its header.
+const PART_BYTES: usize = 512;
+
+const RELIABLE: u8 = 1;
+const FIRST: u8 = 2;
+const LAST: u8 = 4;
+
+/// Why an attachment was not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// Longer than its kind allows.
+    #[error("an attachment of {bytes} bytes exceeds the limit of {max}")]
+    TooLong {
+        /// What was asked for.
+        bytes: usize,
+        /// The most possible.
+        max: usize,
+    },
+    /// The connection's queue of reliable attachments is full; the connection should be closed.
+    #[error("more than {RELIABLE_BYTES_MAX} bytes of reliable attachments wait for a connection; close it")]
+    Overflow,
+    /// No such object.
+    #[error("the object does not exist")]
+    UnknownObject,
+    /// No such connection.
+    #[error("the connection does not exist")]
+    UnknownConnection,
+}
+
+/// An attachment that arrived.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// Network index of its object.
+    pub object: u32,
+    /// What is called, as the two sides agreed.
+    pub method: u64,
+    /// Arguments.
+    pub bytes: Vec<u8>,
+    /// In order and exactly once, or at most once.
+    pub reliable: bool,
+}
+
+/// One item to be written.
+#[derive(Debug)]
+pub(crate) struct Outgoing<'a> {
+    pub(crate) object: u32,
+    pub(crate) sequence: Option<u8>,
+    flags: u8,
+    method: u64,
+    bytes: &'a [u8],
+}
+
+impl Outgoing<'_> {
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+        write_varint(out, u64::from(self.object));
+        out.push(self.flags);
+        out.extend(self.sequence);
+        write_varint(out, self.method);
+        write_varint(out, self.bytes.len() as u64);
+        out.extend_from_slice(self.bytes);
+    }
+}
+
+#[derive(Debug)]
+struct Part {
+    method: u64,
+    bytes: Arc<[u8]>,
+    from: usize,
+    to: usize,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Queued,
+    InFlight,
+    Delivered,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    unreliable: VecDeque<(u64, Arc<[u8]>)>,
+    reliable: VecDeque<Part>,
+    /// Sequence of the first of `reliable`.
+    first: u8,
+    inbox: Inbox,
+}
+
+/// Both directions of one connection. Empty queues cost nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Attachments {
+    queues: BTreeMap<u32, Queue>,
+    waiting: usize,
+    reliable_bytes: usize,
+    pub(crate) dropped_total: u64,
+}
+
+impl Attachments {
+    /// Objects for which something waits to be written.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.waiting == 0
+    }
+
+    pub(crate) fn waits(&self, object: u32) -> bool {
+        self.queues.get(&object).is_some_and(|queue| {
+            !queue.unreliable.is_empty() || queue.reliable.iter().any(|part| part.state == State::Queued)
+        })
+    }
+
+    pub(crate) fn push(
+        &mut self,
+        object: u32,
+        method: u64,
+        bytes: &Arc<[u8]>,
+        reliable: bool,
+    ) -> Result<(), AttachError> {
+        let max = if reliable { ATTACHMENT_BYTES_MAX } else { PART_BYTES * 2 };
+        if bytes.len() > max {
+            return Err(AttachError::TooLong { bytes: bytes.len(), max });
+        }
+        if reliable && self.reliable_bytes + bytes.len() > RELIABLE_BYTES_MAX {
+            return Err(AttachError::Overflow);
+        }
+        let queue = self.queues.entry(object).or_default();
+        if !reliable {
+            if queue.unreliable.len() == UNRELIABLE_MAX {
+                queue.unreliable.pop_front();
+                self.dropped_total += 1;
+                self.waiting -= 1;
+            }
+            queue.unreliable.push_back((method, Arc::clone(bytes)));
+            self.waiting += 1;
+            return Ok(());
+        }
+        self.reliable_bytes += bytes.len();
+        let mut from = 0;
+        loop {
+            let to = (from + PART_BYTES).min(bytes.len());
+            queue.reliable.push_back(Part {
+                method,
+                bytes: Arc::clone(bytes),
+                from,
+                to,
+                state: State::Queued,
+            });
+            self.waiting += 1;
+            from = to;
+            if from == bytes.len() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Offers what waits to `send`, which returns false when there is no room. Objects that are not `ready` keep their
+    /// reliable attachments and lose the others.
+    pub(crate) fn write(&mut self, ready: impl Fn(u32) -> Ready, mut send: impl FnMut(Outgoing<'_>) -> bool) {
+        if self.waiting == 0 {
+            return;
+        }
+        for (object, queue) in &mut self.queues {
+            match ready(*object) {
+                Ready::Yes => {}
+                Ready::Later => continue,
+                Ready::OutOfScope => {
+                    self.dropped_total += queue.unreliable.len() as u64;
+                    self.waiting -= queue.unreliable.len();
+                    queue.unreliable.clear();
+                    continue;
+                }
+            }
+            let first = queue.first;
+            for (at, part) in queue.reliable.iter_mut().take(WINDOW).enumerate() {
+                if part.state != State::Queued {
+                    continue;
+                }
+                let flags = RELIABLE
+                    | if part.from == 0 { FIRST } else { 0 }
+                    | if part.to == part.bytes.len() { LAST } else { 0 };
+                let outgoing = Outgoing {
+                    object: *object,
+                    sequence: Some(first.wrapping_add(at as u8)),
+                    flags,
+                    method: part.method,
+                    bytes: &part.bytes[part.from..part.to],
+                };
+                if !send(outgoing) {
+                    return;
+                }
+                part.state = State::InFlight;
+                self.waiting -= 1;
+            }
+            while let Some((method, bytes)) = queue.unreliable.front() {
+                let outgoing =
+                    Outgoing { object: *object, sequence: None, flags: FIRST | LAST, method: *method, bytes };
+                if !send(outgoing) {
+                    return;
+                }
+                queue.unreliable.pop_front();
+                self.waiting -= 1;
+            }
+        }
+    }
+
+    fn part(&mut self, object: u32, sequence: u8) -> Option<&mut Part> {
+        let queue = self.queues.get_mut(&object)?;
+        let at = usize::from(sequence.wrapping_sub(queue.first));
+        queue.reliable.get_mut(at).filter(|part| part.state == State::InFlight)
+    }
+
+    pub(crate) fn delivered(&mut self, object: u32, sequence: u8) {
+        if let Some(part) = self.part(object, sequence) {
+            part.state = State::Delivered;
+        }
+        let Some(queue) = self.queues.get_mut(&object) else { return };
+        while queue.reliable.front().is_some_and(|part| part.state == State::Delivered) {
+            if let Some(part) = queue.reliable.pop_front() {
+                self.reliable_bytes -= part.to - part.from;
+            }
+            queue.first = queue.first.wrapping_add(1);
+        }
+    }
+
+    pub(crate) fn lost(&mut self, object: u32, sequence: u8) {
+        if let Some(part) = self.part(object, sequence) {
+            part.state = State::Queued;
+            self.waiting += 1;
+        }
+    }
+
+    /// The object is gone; returns how many reliable attachments went with it.
+    pub(crate) fn target_gone(&mut self, object: u32) -> usize {
+        let Some(queue) = self.queues.remove(&object) else { return 0 };
+        self.waiting -= queue.unreliable.len();
+        self.waiting -= queue.reliable.iter().filter(|part| part.state == State::Queued).count();
+        self.reliable_bytes -= queue.reliable.iter().map(|part| part.to - part.from).sum::<usize>();
+        let whole = |part: &&Part| part.to == part.bytes.len() && part.state != State::Delivered;
+        queue.reliable.iter().filter(whole).count()
+    }
+
+    /// What arrived, checked before; complete attachments go to `deliver`. One that grows beyond the limit is dropped.
+    pub(crate) fn receive(&mut self, item: &ItemView<'_>, deliver: &mut dyn FnMut(Attachment)) {
+        self.queues.entry(item.object).or_default().inbox.receive(item, deliver);
+    }
+
+    /// Whether `receive` would refuse the item; changes nothing.
+    pub(crate) fn check(&self, item: &ItemView<'_>) -> Result<(), DecodeError> {
+        let Some(sequence) = item.sequence else { return Ok(()) };
+        let expected = self.queues.get(&item.object).map_or(0, |queue| queue.inbox.expected);
+        let ahead = sequence.wrapping_sub(expected);
+        // Behind the window lies what was received already.
+        if (WINDOW as u8..=u8::MAX - WINDOW as u8).contains(&ahead) {
+            Err(DecodeError::Window)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Whether an object's attachments may be written now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ready {
+    Yes,
+    /// Its state has to go first.
+    Later,
+    OutOfScope,
+}
+
+/// One item as it arrived, checked for form.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ItemView<'a> {
+    pub(crate) object: u32,
+    flags: u8,
+    sequence: Option<u8>,
+    method: u64,
+    bytes: &'a [u8],
+}
+
+impl<'a> ItemView<'a> {
+    pub(crate) fn read(reader: &mut BitReader<'a>) -> Result<Self, DecodeError> {
+        let object = u32::try_from(reader.get_varint()?).map_err(|_| DecodeError::Index)?;
+        let flags = reader.get(8)? as u8;
+        if flags > 7 {
+            return Err(DecodeError::Value);
+        }
+        let sequence = if flags & RELIABLE != 0 { Some(reader.get(8)? as u8) } else { None };
+        if sequence.is_none() && flags != FIRST | LAST {
+            return Err(DecodeError::Value);
+        }
+        let method = reader.get_varint()?;
+        let len = usize::try_from(reader.get_varint()?).map_err(|_| DecodeError::TooLong)?;
+        let from = reader.byte_position();
+        reader.skip_bytes(len)?;
+        Ok(Self { object, flags, sequence, method, bytes: &reader.bytes()[from..from + len] })
+    }
+}
+
+#[derive(Debug, Default)]
+struct Inbox {
+    /// Next sequence to deliver.
+    expected: u8,
+    /// Parts that came before their turn, by sequence.
+    parked: BTreeMap<u8, (u8, u64, Vec<u8>)>,
+    partial: Vec<u8>,
+    /// The attachment being put together is beyond the limit; the rest of it is dropped.
+    too_long: bool,
+}
+
+impl Inbox {
+    fn receive(&mut self, item: &ItemView<'_>, deliver: &mut dyn FnMut(Attachment)) {
+        let Some(sequence) = item.sequence else {
+            let bytes = item.bytes.to_vec();
+            deliver(Attachment { object: item.object, method: item.method, bytes, reliable: false });
+            return;
+        };
+        let ahead = sequence.wrapping_sub(self.expected);
+        if usize::from(ahead) >= WINDOW {
+            // Received before: the acknowledgement was lost.
+            return;
+        }
+        self.parked.entry(sequence).or_insert_with(|| (item.flags, item.method, item.bytes.to_vec()));
+        while let Some((flags, method, bytes)) = self.parked.remove(&self.expected) {
+            self.expected = self.expected.wrapping_add(1);
+            if flags & FIRST != 0 {
+                self.partial.clear();
+                self.too_long = false;
+            }
+            if self.partial.len() + bytes.len() > ATTACHMENT_BYTES_MAX {
+                self.partial = Vec::new();
+                self.too_long = true;
+            }
+            if self.too_long {
+                continue;
+            }
+            self.partial.extend_from_slice(&bytes);
+            if flags & LAST != 0 {
+                let bytes = core::mem::take(&mut self.partial);
+                deliver(Attachment { object: item.object, method, bytes, reliable: true });
+            }
+        }
+    }
+}

@@ -1,0 +1,788 @@
+//! The receiving side: replicas, acknowledgements, calls to the server (spec §18).
+//!
+//! A packet is read twice: the first time to see that every bit of it is right, the second time to apply it. A packet
+//! that is wrong anywhere changes nothing and is not acknowledged, and reading needs no memory that a peer could make
+//! grow.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use throng_stdx::Instant;
+
+use crate::attach::{AttachError, Attachment, Attachments, ItemView, Outgoing, Ready};
+use crate::bits::{BitReader, write_varint};
+use crate::class::{Class, ClassId, Classes};
+use crate::handle::Handle;
+use crate::quantise::{Value, WORDS_MAX};
+use crate::sent::{Item, PacketOut, SentLog};
+use crate::server::DestroyReason;
+use crate::wire::{AckState, BASELINE_AGE_MAX, DecodeError, Header, HeapValue, bits_of, kind, read_mask};
+
+/// States kept of each object of a class with differences: one more than a record can name.
+const HISTORY: usize = BASELINE_AGE_MAX as usize + 1;
+/// Inputs that wait for a packet; the oldest is dropped for the next.
+const INPUTS_MAX: usize = 16;
+
+/// Limits of a [`Client`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientConfig {
+    /// Objects with an index from here on are refused. Default 65,536.
+    pub objects_max: u32,
+    /// Largest packet in bytes. Default 1,200.
+    pub packet_bytes_max: usize,
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self { objects_max: 65_536, packet_bytes_max: 1200 }
+    }
+}
+
+/// The copy of an object.
+#[derive(Debug)]
+pub struct Replica {
+    class: Arc<Class>,
+    generation: u32,
+    words: Vec<u64>,
+    heap: Vec<HeapValue>,
+    frame: u32,
+    parent: u32,
+    owner: bool,
+    /// Properties changed since the change was taken.
+    changed: u64,
+    /// (frame, words) by frame modulo `HISTORY`; empty for classes without differences.
+    history: Vec<(Option<u32>, Vec<u64>)>,
+}
+
+impl Replica {
+    /// Its class.
+    #[must_use]
+    pub fn class(&self) -> &Class {
+        &self.class
+    }
+
+    /// The server's frame of the last state that was applied.
+    #[must_use]
+    pub fn frame(&self) -> u32 {
+        self.frame
+    }
+
+    /// This client owns it.
+    #[must_use]
+    pub fn is_owner(&self) -> bool {
+        self.owner
+    }
+
+    /// Generation of its index.
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Index of the object that it belongs to.
+    #[must_use]
+    pub fn parent(&self) -> Option<u32> {
+        (self.parent != 0).then_some(self.parent)
+    }
+
+    /// The quantised words, as the server keeps them.
+    #[must_use]
+    pub fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// The value of a property.
+    #[must_use]
+    pub fn value(&self, property: usize) -> Option<Value> {
+        let prop = self.class.props.get(property)?;
+        if prop.codec.is_heap() {
+            return prop.codec.read_heap(&self.heap[prop.heap].0).ok();
+        }
+        Some(prop.codec.dequantise(prop.words(&self.words)))
+    }
+
+    fn reset(&mut self) {
+        self.words.copy_from_slice(&self.class.defaults);
+        for (value, default) in self.heap.iter_mut().zip(&self.class.heap_defaults) {
+            *value = (default.0.to_vec(), default.1);
+        }
+    }
+
+    fn remember(&mut self, frame: u32) {
+        if self.class.flags.delta {
+            if self.history.is_empty() {
+                self.history.resize_with(HISTORY, || (None, Vec::new()));
+            }
+            let (at, words) = &mut self.history[frame as usize % HISTORY];
+            *at = Some(frame);
+            words.clone_from(&self.words);
+        }
+    }
+
+    fn state_at(&self, frame: u32) -> Option<&[u64]> {
+        let (at, words) = self.history.get(frame as usize % HISTORY)?;
+        (*at == Some(frame)).then_some(words)
+    }
+}
+
+/// Something that happened to a replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ClientEvent {
+    /// An object appeared, with all of its state.
+    Created(Handle),
+    /// Properties of an object changed; several changes since the last look are one.
+    Updated {
+        /// Network index.
+        object: u32,
+        /// Which properties.
+        mask: u64,
+        /// The server's frame of the newest.
+        frame: u32,
+    },
+    /// An object went away. When it was torn off, this is the game's last chance to read it.
+    Destroyed {
+        /// Which.
+        handle: Handle,
+        /// Why.
+        reason: DestroyReason,
+    },
+    /// The server called something on an object.
+    Attachment(Attachment),
+}
+
+/// What became of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// It was applied.
+    Applied,
+    /// A newer one had been applied before, so it was discarded.
+    Stale,
+}
+
+/// The receiving side of one connection.
+#[derive(Debug)]
+pub struct Client {
+    config: ClientConfig,
+    classes: Classes,
+    replicas: Vec<Option<Box<Replica>>>,
+    count: usize,
+    acks: AckState,
+    ack_owed: bool,
+    server_frame: u32,
+    frame: u32,
+    /// Objects whose `changed` is not zero.
+    changed: VecDeque<u32>,
+    events: VecDeque<ClientEvent>,
+    resets: BTreeSet<u32>,
+    inputs: VecDeque<Vec<u8>>,
+    attachments: Attachments,
+    log: SentLog,
+    out: PacketOut,
+    /// Sections of the packet being applied: kind, count, offset.
+    sections: Vec<(u8, u64, usize)>,
+    /// Objects that the packet being checked creates.
+    created: Vec<(u32, ClassId)>,
+    decode_errors: u64,
+}
+
+impl Client {
+    /// A receiver of objects of `classes`, which are the server's in the same order.
+    #[must_use]
+    pub fn new(config: ClientConfig, classes: &Classes) -> Self {
+        Self {
+            config,
+            classes: classes.clone(),
+            replicas: Vec::new(),
+            count: 0,
+            acks: AckState::default(),
+            ack_owed: false,
+            server_frame: 0,
+            frame: 0,
+            changed: VecDeque::new(),
+            events: VecDeque::new(),
+            resets: BTreeSet::new(),
+            inputs: VecDeque::new(),
+            attachments: Attachments::default(),
+            log: SentLog::default(),
+            out: PacketOut::default(),
+            sections: Vec::new(),
+            created: Vec::new(),
+            decode_errors: 0,
+        }
+    }
+
+    /// Takes a packet from the server.
+    ///
+    /// # Errors
+    /// When any part of it is wrong. Nothing was changed then, and it will not be acknowledged.
+    pub fn receive(&mut self, packet: &[u8]) -> Result<Received, DecodeError> {
+        let result = self.try_receive(packet);
+        self.decode_errors += u64::from(result.is_err());
+        result
+    }
+
+    fn try_receive(&mut self, packet: &[u8]) -> Result<Received, DecodeError> {
+        let (header, body) = Header::parse(packet)?;
+        if !self.acks.is_new(header.seq) {
+            return Ok(Received::Stale);
+        }
+        if self.log.newest_seq().wrapping_sub(header.ack) >= 0x8000 {
+            return Err(DecodeError::AckUnsent);
+        }
+        self.check(header.frame, body)?;
+        self.acknowledge(&header);
+        self.apply(header.frame, body);
+        self.acks.applied(header.seq);
+        self.ack_owed = true;
+        self.server_frame = header.frame;
+        Ok(Received::Applied)
+    }
+
+    // ------------------------------------------------------------------------------------------------ checking
+
+    fn check(&mut self, frame: u32, body: &[u8]) -> Result<(), DecodeError> {
+        self.sections.clear();
+        self.created.clear();
+        let mut reader = BitReader::new(body);
+        // Creations first: updates of the same packet may speak of what it creates.
+        while reader.bits_left() > 0 {
+            let section = reader.get(8)? as u8;
+            let count = reader.get_varint()?;
+            // Every item has a byte at least.
+            if count > body.len() as u64 {
+                return Err(DecodeError::TooLong);
+            }
+            let from = reader.byte_position();
+            if section >= kind::SKIPPABLE {
+                let len = reader.get(16)? as usize;
+                reader.skip_bytes(len)?;
+                continue;
+            }
+            self.sections.push((section, count, from));
+            for _ in 0..count {
+                self.check_item(section, frame, &mut reader)?;
+                reader.align();
+            }
+        }
+        Ok(())
+    }
+
+    fn check_item(&mut self, section: u8, frame: u32, reader: &mut BitReader<'_>) -> Result<(), DecodeError> {
+        match section {
+            kind::UPDATE => {
+                let index = self.read_index(reader)?;
+                let class = self.class_of(index).ok_or(DecodeError::UnknownObject)?;
+                skim_record(&class, reader)
+            }
+            kind::SIZED_UPDATE => {
+                let len = reader.get(16)? as usize;
+                let from = reader.byte_position();
+                reader.skip_bytes(len)?;
+                let mut record = BitReader::new(&reader.bytes()[from..from + len]);
+                let index = self.read_index(&mut record)?;
+                match self.class_of(index) {
+                    Some(class) => skim_record(&class, &mut record),
+                    None => Ok(()),
+                }
+            }
+            kind::CREATE => {
+                let create = self.read_create(reader)?;
+                let mut sink = Vec::new();
+                for at in bits_of(create.mask) {
+                    skim_property(&create.class, at, reader, &mut sink)?;
+                }
+                self.created.push((create.index, create.id));
+                Ok(())
+            }
+            kind::DESTROY => {
+                self.read_index(reader)?;
+                DestroyReason::from_wire(reader.get(8)? as u8)?;
+                Ok(())
+            }
+            kind::ATTACH => {
+                let item = ItemView::read(reader)?;
+                if item.object >= self.config.objects_max {
+                    return Err(DecodeError::Index);
+                }
+                self.attachments.check(&item)
+            }
+            kind::TIME => reader.get(64).map(|_| ()),
+            _ => {
+                let _ = frame;
+                Err(DecodeError::Section)
+            }
+        }
+    }
+
+    fn read_index(&self, reader: &mut BitReader<'_>) -> Result<u32, DecodeError> {
+        let index = reader.get_varint()?;
+        if index == 0 || index >= u64::from(self.config.objects_max) {
+            return Err(DecodeError::Index);
+        }
+        Ok(index as u32)
+    }
+
+    fn class_of(&self, index: u32) -> Option<Arc<Class>> {
+        if let Some((_, id)) = self.created.iter().rev().find(|(created, _)| *created == index) {
+            return self.classes.get(*id).cloned();
+        }
+        self.replica(index).map(|replica| Arc::clone(&replica.class))
+    }
+
+    fn read_create(&self, reader: &mut BitReader<'_>) -> Result<Create, DecodeError> {
+        let index = self.read_index(reader)?;
+        let generation = reader.get(32)? as u32;
+        let id = u16::try_from(reader.get_varint()?).map_err(|_| DecodeError::Class)?;
+        let id = ClassId(id);
+        let class = Arc::clone(self.classes.get(id).ok_or(DecodeError::Class)?);
+        let flags = reader.get(8)?;
+        if flags >> 5 != 0 {
+            return Err(DecodeError::Value);
+        }
+        let parent = if flags & 1 != 0 { self.read_index(reader)? } else { 0 };
+        if flags & 2 != 0 {
+            reader.get_varint()?;
+        }
+        let owner = flags & 4 != 0 && reader.get_varint()? == 1;
+        let mask = read_mask(reader, class.props.len() as u32)?;
+        Ok(Create { index, generation, id, class, parent, owner, mask })
+    }
+
+    // ------------------------------------------------------------------------------------------------ applying
+
+    /// Applies what `check` has seen to be right, in the order of spec §11.
+    fn apply(&mut self, frame: u32, body: &[u8]) {
+        let sections = core::mem::take(&mut self.sections);
+        for wanted in
+            [&[kind::CREATE][..], &[kind::UPDATE, kind::SIZED_UPDATE], &[kind::DESTROY], &[kind::ATTACH]]
+        {
+            for (section, count, from) in sections.iter().filter(|(section, ..)| wanted.contains(section)) {
+                let mut reader = BitReader::new(body);
+                // The offset was read from the same bytes.
+                let mut result = reader.skip_bytes(*from);
+                for _ in 0..*count {
+                    result = result.and_then(|()| self.apply_item(*section, frame, &mut reader));
+                    reader.align();
+                }
+                debug_assert!(result.is_ok(), "a checked packet failed: {result:?}");
+            }
+        }
+        self.sections = sections;
+    }
+
+    fn apply_item(&mut self, section: u8, frame: u32, reader: &mut BitReader<'_>) -> Result<(), DecodeError> {
+        match section {
+            kind::CREATE => {
+                let create = self.read_create(reader)?;
+                self.apply_create(create, frame, reader)
+            }
+            kind::UPDATE => {
+                let index = self.read_index(reader)?;
+                self.apply_record(index, frame, reader)
+            }
+            kind::SIZED_UPDATE => {
+                let len = reader.get(16)? as usize;
+                let from = reader.byte_position();
+                reader.skip_bytes(len)?;
+                let mut record = BitReader::new(&reader.bytes()[from..from + len]);
+                let index = self.read_index(&mut record)?;
+                if self.replica(index).is_some() {
+                    self.apply_record(index, frame, &mut record)
+                } else {
+                    Ok(())
+                }
+            }
+            kind::DESTROY => {
+                let index = self.read_index(reader)?;
+                let reason = DestroyReason::from_wire(reader.get(8)? as u8)?;
+                if let Some(replica) = self.replicas.get_mut(index as usize).and_then(Option::take) {
+                    self.count -= 1;
+                    self.attachments.target_gone(index);
+                    let handle = Handle::from_parts(index, replica.generation);
+                    self.events.push_back(ClientEvent::Destroyed { handle, reason });
+                }
+                Ok(())
+            }
+            _ => {
+                let item = ItemView::read(reader)?;
+                // A reliable one for an object that is gone is taken, and dropped, so that the window moves on.
+                let exists = self.replica(item.object).is_some();
+                let events = &mut self.events;
+                if !exists {
+                    return Ok(());
+                }
+                let deliver = &mut |attachment| events.push_back(ClientEvent::Attachment(attachment));
+                self.attachments.receive(&item, deliver);
+                Ok(())
+            }
+        }
+    }
+
+    fn apply_create(
+        &mut self,
+        create: Create,
+        frame: u32,
+        reader: &mut BitReader<'_>,
+    ) -> Result<(), DecodeError> {
+        let at = create.index as usize;
+        if self.replicas.len() <= at {
+            self.replicas.resize_with(at + 1, || None);
+        }
+        let place = &mut self.replicas[at];
+        let same = place
+            .as_ref()
+            .is_some_and(|old| old.generation == create.generation && Arc::ptr_eq(&old.class, &create.class));
+        if !same {
+            if let Some(old) = place.take() {
+                let handle = Handle::from_parts(create.index, old.generation);
+                self.events.push_back(ClientEvent::Destroyed { handle, reason: DestroyReason::Destroyed });
+                self.count -= 1;
+                self.attachments.target_gone(create.index);
+            }
+            self.count += 1;
+            *place = Some(Box::new(Replica {
+                words: create.class.defaults.clone(),
+                heap: create
+                    .class
+                    .heap_defaults
+                    .iter()
+                    .map(|(bytes, bits)| (bytes.to_vec(), *bits))
+                    .collect(),
+                generation: create.generation,
+                frame,
+                parent: create.parent,
+                owner: create.owner,
+                changed: 0,
+                history: Vec::new(),
+                class: create.class,
+            }));
+        }
+        let Some(replica) = place else { return Ok(()) };
+        if same {
+            replica.reset();
+        }
+        (replica.parent, replica.owner, replica.frame) = (create.parent, create.owner, frame);
+        for property in bits_of(create.mask) {
+            read_property(replica, property, None, reader)?;
+        }
+        replica.remember(frame);
+        self.events.push_back(ClientEvent::Created(Handle::from_parts(create.index, create.generation)));
+        Ok(())
+    }
+
+    fn apply_record(
+        &mut self,
+        index: u32,
+        frame: u32,
+        reader: &mut BitReader<'_>,
+    ) -> Result<(), DecodeError> {
+        let Some(Some(replica)) = self.replicas.get_mut(index as usize) else { return Ok(()) };
+        let class = Arc::clone(&replica.class);
+        let head = RecordHead::read(&class, reader)?;
+        let base = match head.age {
+            None => None,
+            Some(age) => match replica.state_at(frame.wrapping_sub(age)) {
+                Some(state) => Some(state.to_vec()),
+                None => {
+                    // The state that the record builds on is not there: ask for everything.
+                    self.resets.insert(index);
+                    self.ack_owed = true;
+                    let mut sink = Vec::new();
+                    let mut words = [0; WORDS_MAX];
+                    for at in bits_of(head.mask) {
+                        skim_delta(&class, at, reader, &mut words, &mut sink)?;
+                    }
+                    return Ok(());
+                }
+            },
+        };
+        for property in bits_of(head.mask) {
+            read_property(replica, property, base.as_deref(), reader)?;
+        }
+        replica.frame = frame;
+        replica.remember(frame);
+        if replica.changed == 0 && head.mask != 0 {
+            self.changed.push_back(index);
+        }
+        replica.changed |= head.mask;
+        Ok(())
+    }
+
+    fn acknowledge(&mut self, header: &Header) {
+        let mut items = Vec::new();
+        while let Some(packet) = self.log.front() {
+            let age = header.ack.wrapping_sub(packet.seq);
+            if age >= 0x8000 {
+                break;
+            }
+            let delivered = age == 0 || age <= 64 && header.ack_bits >> (age - 1) & 1 != 0;
+            self.log.pop_delivered(&mut items);
+            for item in items.drain(..) {
+                match item {
+                    Item::Attach { object, sequence } if delivered => {
+                        self.attachments.delivered(object, sequence);
+                    }
+                    Item::Attach { object, sequence } => self.attachments.lost(object, sequence),
+                    Item::Reset { object } if !delivered && self.replica(object).is_some() => {
+                        self.resets.insert(object);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------ sending
+
+    /// The packet that this client sends now, if it has anything to say: acknowledgements, calls, inputs. Call it once
+    /// in each of the client's own frames.
+    pub fn poll_packet(&mut self, now: Instant) -> Option<&[u8]> {
+        if !self.ack_owed && self.resets.is_empty() && self.inputs.is_empty() && self.attachments.is_idle() {
+            return None;
+        }
+        self.frame = self.frame.wrapping_add(1);
+        let max = self.config.packet_bytes_max;
+        self.out.begin((max, max, 0), &self.acks, self.frame, now);
+        let mut record = Vec::new();
+        let replicas = &self.replicas;
+        let (log, out) = (&mut self.log, &mut self.out);
+        let ready = |object: u32| match replicas.get(object as usize) {
+            Some(Some(_)) => Ready::Yes,
+            _ => Ready::OutOfScope,
+        };
+        self.attachments.write(ready, |outgoing: Outgoing<'_>| {
+            record.clear();
+            outgoing.write(&mut record);
+            if !out.reserve(log, kind::ATTACH, record.len()) {
+                return false;
+            }
+            out.put(&record);
+            if let Some(sequence) = outgoing.sequence {
+                log.push_item(Item::Attach { object: outgoing.object, sequence });
+            }
+            true
+        });
+        // Sections with a length have one item list each.
+        while let Some(input) = self.inputs.front() {
+            if !out.reserve_skippable(log, kind::INPUT, 1, input) {
+                break;
+            }
+            self.inputs.pop_front();
+        }
+        if !self.resets.is_empty() {
+            record.clear();
+            let mut count = 0;
+            for index in self.resets.iter().take(64) {
+                write_varint(&mut record, u64::from(*index));
+                count += 1;
+            }
+            if out.reserve_skippable(log, kind::BASELINE_RESET, count, &record) {
+                for _ in 0..count {
+                    if let Some(object) = self.resets.pop_first() {
+                        log.push_item(Item::Reset { object });
+                    }
+                }
+            }
+        }
+        out.acknowledge(log);
+        out.close(log);
+        self.ack_owed = false;
+        let first = *self.out.ends().first()?;
+        Some(&self.out.bytes()[..first])
+    }
+
+    /// Queues bytes for the game on the server: at most once, in order. At most 60,000 bytes.
+    pub fn send_input(&mut self, bytes: &[u8]) {
+        if self.inputs.len() == INPUTS_MAX {
+            self.inputs.pop_front();
+        }
+        self.inputs.push_back(bytes.to_vec());
+    }
+
+    /// Queues a call on an object that this client owns.
+    ///
+    /// # Errors
+    /// When there is no such object, the bytes are too many, or the queue is full.
+    pub fn attach(
+        &mut self,
+        object: u32,
+        method: u64,
+        bytes: &[u8],
+        reliable: bool,
+    ) -> Result<(), AttachError> {
+        if self.replica(object).is_none() {
+            return Err(AttachError::UnknownObject);
+        }
+        self.attachments.push(object, method, &Arc::from(bytes), reliable)
+    }
+
+    // ------------------------------------------------------------------------------------------------ reading
+
+    /// The replica of an index.
+    #[must_use]
+    pub fn replica(&self, index: u32) -> Option<&Replica> {
+        self.replicas.get(index as usize)?.as_deref()
+    }
+
+    /// All replicas by index.
+    pub fn replicas(&self) -> impl Iterator<Item = (u32, &Replica)> {
+        self.replicas.iter().enumerate().filter_map(|(at, replica)| Some((at as u32, replica.as_deref()?)))
+    }
+
+    /// Count of replicas.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// There are no replicas.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// What a reference names here: `None` while the target is not (or no longer) on this receiver.
+    #[must_use]
+    pub fn resolve(&self, reference: Handle) -> Option<Handle> {
+        let replica = self.replica(reference.index())?;
+        Some(Handle::from_parts(reference.index(), replica.generation))
+    }
+
+    /// The oldest event not taken yet. Changes of one object that were not taken are joined.
+    pub fn poll_event(&mut self) -> Option<ClientEvent> {
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
+        }
+        while let Some(object) = self.changed.pop_front() {
+            if let Some(Some(replica)) = self.replicas.get_mut(object as usize) {
+                let mask = core::mem::take(&mut replica.changed);
+                if mask != 0 {
+                    return Some(ClientEvent::Updated { object, mask, frame: replica.frame });
+                }
+            }
+        }
+        None
+    }
+
+    /// The server's frame of the newest packet that was applied.
+    #[must_use]
+    pub fn server_frame(&self) -> u32 {
+        self.server_frame
+    }
+
+    /// Packets that were refused.
+    #[must_use]
+    pub fn decode_errors(&self) -> u64 {
+        self.decode_errors
+    }
+
+    /// Forgets all states that differences build on, as a receiver short of memory may; the server is asked for whole
+    /// states when it uses one.
+    pub fn forget_history(&mut self) {
+        for replica in self.replicas.iter_mut().flatten() {
+            replica.history.clear();
+        }
+    }
+}
+
+/// Head of a create item.
+struct Create {
+    index: u32,
+    generation: u32,
+    id: ClassId,
+    class: Arc<Class>,
+    parent: u32,
+    owner: bool,
+    mask: u64,
+}
+
+/// Between a record's index and its properties.
+struct RecordHead {
+    mask: u64,
+    age: Option<u32>,
+}
+
+impl RecordHead {
+    fn read(class: &Class, reader: &mut BitReader<'_>) -> Result<Self, DecodeError> {
+        let full = reader.get_bool()?;
+        let mask = if full { class.update_mask } else { read_mask(reader, class.props.len() as u32)? };
+        let age = if reader.get_bool()? { Some(reader.get(5)? as u32 + 1) } else { None };
+        if age.is_some() && !class.flags.delta {
+            return Err(DecodeError::Value);
+        }
+        Ok(Self { mask, age })
+    }
+}
+
+/// Reads a record without keeping anything.
+fn skim_record(class: &Class, reader: &mut BitReader<'_>) -> Result<(), DecodeError> {
+    let head = RecordHead::read(class, reader)?;
+    let mut sink = Vec::new();
+    let mut words = [0; WORDS_MAX];
+    for at in bits_of(head.mask) {
+        if head.age.is_some() {
+            skim_delta(class, at, reader, &mut words, &mut sink)?;
+        } else {
+            skim_property(class, at, reader, &mut sink)?;
+        }
+    }
+    Ok(())
+}
+
+fn skim_property(
+    class: &Class,
+    property: usize,
+    reader: &mut BitReader<'_>,
+    sink: &mut Vec<u8>,
+) -> Result<(), DecodeError> {
+    let codec = &class.props[property].codec;
+    if codec.is_heap() {
+        sink.clear();
+        codec.copy_heap(reader, sink).map(|_| ())
+    } else {
+        codec.read(reader, &mut [0; WORDS_MAX])
+    }
+}
+
+fn skim_delta(
+    class: &Class,
+    property: usize,
+    reader: &mut BitReader<'_>,
+    words: &mut [u64; WORDS_MAX],
+    sink: &mut Vec<u8>,
+) -> Result<(), DecodeError> {
+    let codec = &class.props[property].codec;
+    if codec.is_heap() {
+        if reader.get_bool()? { Ok(()) } else { skim_property(class, property, reader, sink) }
+    } else {
+        codec.read_delta(reader, words)
+    }
+}
+
+/// Reads one property into the replica: plain, or as a difference to `base`.
+fn read_property(
+    replica: &mut Replica,
+    property: usize,
+    base: Option<&[u64]>,
+    reader: &mut BitReader<'_>,
+) -> Result<(), DecodeError> {
+    let prop = &replica.class.props[property];
+    if prop.codec.is_heap() {
+        if base.is_some() && reader.get_bool()? {
+            return Ok(());
+        }
+        let value = &mut replica.heap[prop.heap];
+        value.0.clear();
+        value.1 = prop.codec.copy_heap(reader, &mut value.0)?;
+        return Ok(());
+    }
+    let words = &mut replica.words[prop.word..prop.word + prop.codec.words()];
+    match base {
+        None => prop.codec.read(reader, words),
+        Some(base) => {
+            words.copy_from_slice(prop.words(base));
+            prop.codec.read_delta(reader, words)
+        }
+    }
+}

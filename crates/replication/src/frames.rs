@@ -1,0 +1,114 @@
+//! What changed in a frame: the common records, and lists that tell later what a packet contained.
+
+use crate::wire::bits_of;
+
+/// Frames whose lists are kept: a packet older than that counts as lost.
+pub(crate) const RING: usize = 128;
+/// Bytes that may be read past a short record, so that it can be copied at a constant length.
+pub(crate) const SLACK: usize = 64;
+
+/// Changed objects of one bitmap word.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Word {
+    /// Index of the word: objects `64 * word ..`.
+    pub(crate) word: u32,
+    /// Place of the first object in the frame's list.
+    pub(crate) first: u32,
+    /// Changed objects.
+    pub(crate) bits: u64,
+    /// Those of them that have a common record.
+    pub(crate) fast: u64,
+}
+
+/// The objects that changed in one frame, and which of their properties.
+#[derive(Debug, Default)]
+pub(crate) struct FrameList {
+    pub(crate) words: Vec<Word>,
+    /// One mask for each object, in index order.
+    pub(crate) masks: Vec<u64>,
+}
+
+impl FrameList {
+    /// What changed of the objects `bits` of `word`: calls `each` with bit and mask.
+    pub(crate) fn masks_of(&self, word: u32, bits: u64, mut each: impl FnMut(usize, u64)) {
+        let Ok(at) = self.words.binary_search_by_key(&word, |entry| entry.word) else { return };
+        let entry = &self.words[at];
+        for bit in bits_of(bits & entry.bits) {
+            let place = entry.first + (entry.bits & ((1 << bit) - 1)).count_ones();
+            each(bit, self.masks[place as usize]);
+        }
+    }
+}
+
+/// Records of the present frame and lists of the last [`RING`] ones. Objects that are sent every frame share one
+/// stream; each band of a level-of-detail profile has its own.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    ring: Vec<FrameList>,
+    present: usize,
+    /// Where the record of each listed object begins in `bytes`, and where the last ends.
+    pub(crate) offsets: Vec<u32>,
+    /// Records one after the other, then [`SLACK`] zeros.
+    pub(crate) bytes: Vec<u8>,
+    /// Place in the present list by object; meaningful for listed objects only.
+    pub(crate) places: Vec<u32>,
+}
+
+impl Stream {
+    pub(crate) fn new() -> Self {
+        Self {
+            ring: (0..RING).map(|_| FrameList::default()).collect(),
+            present: 0,
+            offsets: vec![0],
+            bytes: vec![0; SLACK],
+            places: Vec::new(),
+        }
+    }
+
+    /// Clears the present list: `frame` begins.
+    pub(crate) fn begin(&mut self, frame: u32, objects: usize) {
+        self.present = frame as usize % RING;
+        let list = &mut self.ring[self.present];
+        list.words.clear();
+        list.masks.clear();
+        self.offsets.clear();
+        self.offsets.push(0);
+        self.bytes.clear();
+        if self.places.len() < objects {
+            self.places.resize(objects, 0);
+        }
+    }
+
+    /// Lists an object, in ascending order. `fast`: its record is what was appended to `bytes` since the last one.
+    #[inline]
+    pub(crate) fn push(&mut self, object: u32, mask: u64, fast: bool) {
+        let list = &mut self.ring[self.present];
+        let (word, bit) = (object / 64, 1 << (object % 64));
+        let place = list.masks.len() as u32;
+        match list.words.last_mut() {
+            Some(last) if last.word == word => {
+                last.bits |= bit;
+                last.fast |= if fast { bit } else { 0 };
+            }
+            _ => list.words.push(Word { word, first: place, bits: bit, fast: if fast { bit } else { 0 } }),
+        }
+        list.masks.push(mask);
+        self.offsets.push(self.bytes.len() as u32);
+        self.places[object as usize] = place;
+    }
+
+    pub(crate) fn end(&mut self) {
+        self.bytes.resize(self.bytes.len() + SLACK, 0);
+    }
+
+    /// The list of the present frame.
+    #[inline]
+    pub(crate) fn present(&self) -> &FrameList {
+        &self.ring[self.present]
+    }
+
+    /// The list of a frame at most [`RING`] - 1 before the present one.
+    pub(crate) fn list(&self, frame: u32) -> &FrameList {
+        &self.ring[frame as usize % RING]
+    }
+}

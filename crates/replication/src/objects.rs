@@ -1,0 +1,269 @@
+//! Objects: dense arrays by network index, and one block of state each by class.
+
+use std::sync::Arc;
+
+use crate::bitmap::Bitmap;
+use crate::class::Class;
+use crate::wire::HeapValue;
+
+/// No connection owns the object.
+pub(crate) const NOBODY: u32 = u32::MAX;
+/// Frames whose states are kept for differences.
+pub(crate) const HISTORY: usize = crate::wire::BASELINE_AGE_MAX as usize;
+/// No frame has this number in practice: states carry it before their first frame.
+const NEVER: u32 = u32::MAX;
+
+/// State of all objects of one class. An object has a slot; its words lie at `slot * words`.
+#[derive(Debug)]
+pub(crate) struct ClassStore {
+    pub(crate) class: Arc<Class>,
+    pub(crate) live: Vec<u32>,
+    pub(crate) quant: Vec<u64>,
+    pub(crate) heap: Vec<HeapValue>,
+    /// Set since the last frame, not yet compared.
+    pub(crate) staged: Vec<Option<HeapValue>>,
+    slots: u32,
+    free: Vec<u32>,
+    /// Ring of states by frame: `[frame % HISTORY][slot][word]`; only for classes with differences.
+    history: Vec<u64>,
+    history_frames: Vec<u32>,
+    history_slots: usize,
+}
+
+impl ClassStore {
+    pub(crate) fn new(class: Arc<Class>) -> Self {
+        Self {
+            class,
+            live: Vec::new(),
+            quant: Vec::new(),
+            heap: Vec::new(),
+            staged: Vec::new(),
+            slots: 0,
+            free: Vec::new(),
+            history: Vec::new(),
+            history_frames: Vec::new(),
+            history_slots: 0,
+        }
+    }
+
+    /// A slot with the class' defaults.
+    pub(crate) fn allocate(&mut self) -> u32 {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots += 1;
+            let slots = self.slots as usize;
+            self.live.resize(slots * self.class.live_words, 0);
+            self.quant.resize(slots * self.class.words, 0);
+            self.heap.resize_with(slots * self.class.heap_count, HeapValue::default);
+            self.staged.resize_with(slots * self.class.heap_count, || None);
+            self.slots - 1
+        });
+        let class = Arc::clone(&self.class);
+        self.live_mut(slot).copy_from_slice(&class.live_defaults);
+        self.quant_mut(slot).copy_from_slice(&class.defaults);
+        let first = slot as usize * class.heap_count;
+        for (at, default) in class.heap_defaults.iter().enumerate() {
+            self.heap[first + at] = (default.0.to_vec(), default.1);
+            self.staged[first + at] = None;
+        }
+        if class.flags.delta {
+            if self.history_slots < self.slots as usize {
+                self.history_slots = (self.slots as usize).next_power_of_two();
+                self.history = vec![0; HISTORY * self.history_slots * class.words];
+                // Losing what was kept is safe: states that are not found are sent whole.
+                self.history_frames = vec![NEVER; HISTORY * self.history_slots];
+            }
+            for ring in 0..HISTORY {
+                self.history_frames[ring * self.history_slots + slot as usize] = NEVER;
+            }
+        }
+        slot
+    }
+
+    pub(crate) fn release(&mut self, slot: u32) {
+        self.free.push(slot);
+    }
+
+    #[inline]
+    pub(crate) fn live(&self, slot: u32) -> &[u32] {
+        let words = self.class.live_words;
+        &self.live[slot as usize * words..][..words]
+    }
+
+    #[inline]
+    pub(crate) fn live_mut(&mut self, slot: u32) -> &mut [u32] {
+        let words = self.class.live_words;
+        &mut self.live[slot as usize * words..][..words]
+    }
+
+    #[inline]
+    pub(crate) fn quant(&self, slot: u32) -> &[u64] {
+        let words = self.class.words;
+        &self.quant[slot as usize * words..][..words]
+    }
+
+    #[inline]
+    pub(crate) fn quant_mut(&mut self, slot: u32) -> &mut [u64] {
+        let words = self.class.words;
+        &mut self.quant[slot as usize * words..][..words]
+    }
+
+    #[inline]
+    pub(crate) fn heap(&self, slot: u32) -> &[HeapValue] {
+        let count = self.class.heap_count;
+        &self.heap[slot as usize * count..][..count]
+    }
+
+    /// Quantises the properties of `mask`; returns those whose bits changed, and the count of NaNs.
+    #[inline]
+    pub(crate) fn quantise(&mut self, slot: u32, mask: u64) -> (u64, u32) {
+        let class = &*self.class;
+        let live = &self.live[slot as usize * class.live_words..][..class.live_words];
+        let quant = &mut self.quant[slot as usize * class.words..][..class.words];
+        let (mut changed, mut nans) = (0, 0);
+        let mut left = mask;
+        while left != 0 {
+            let at = left.trailing_zeros() as usize;
+            left &= left - 1;
+            let Some(prop) = class.props.get(at) else { break };
+            let words = prop.codec.words();
+            let different = if prop.codec.is_heap() {
+                let place = slot as usize * class.heap_count + prop.heap;
+                match self.staged[place].take() {
+                    Some(value) if value != self.heap[place] => {
+                        self.heap[place] = value;
+                        true
+                    }
+                    _ => false,
+                }
+            } else if words == 1 {
+                let mut q = [0];
+                nans += prop.codec.quantise(&live[prop.live..], &mut q);
+                let different = quant[prop.word] != q[0];
+                quant[prop.word] = q[0];
+                different
+            } else {
+                let mut q = [0; crate::WORDS_MAX];
+                nans += prop.codec.quantise(&live[prop.live..], &mut q);
+                let old = &mut quant[prop.word..prop.word + words];
+                let different = *old != q[..words];
+                old.copy_from_slice(&q[..words]);
+                different
+            };
+            changed |= u64::from(different) << at;
+        }
+        (changed, nans)
+    }
+
+    /// Keeps the present state as that of `frame`.
+    pub(crate) fn remember(&mut self, slot: u32, frame: u32) {
+        let ring = frame as usize % HISTORY;
+        let words = self.class.words;
+        let place = ring * self.history_slots + slot as usize;
+        let from = slot as usize * words;
+        self.history[place * words..][..words].copy_from_slice(&self.quant[from..from + words]);
+        self.history_frames[place] = frame;
+    }
+
+    /// The state that was sent in `frame`, if it is kept: the newest one of that frame or before. Usually one look.
+    pub(crate) fn state_at(&self, slot: u32, frame: u32, now: u32) -> Option<&[u64]> {
+        let words = self.class.words;
+        let mut at = frame;
+        // A state as old as the ring is being overwritten in this very frame.
+        while now.wrapping_sub(at) < HISTORY as u32 {
+            let place = at as usize % HISTORY * self.history_slots + slot as usize;
+            if self.history_frames[place] == at {
+                return Some(&self.history[place * words..][..words]);
+            }
+            at = at.wrapping_sub(1);
+        }
+        None
+    }
+}
+
+/// Everything about objects that stages walk over, by network index.
+#[derive(Debug, Default)]
+pub(crate) struct Objects {
+    pub(crate) class: Vec<u16>,
+    pub(crate) generation: Vec<u32>,
+    pub(crate) slot: Vec<u32>,
+    pub(crate) owner: Vec<u32>,
+    pub(crate) x: Vec<f32>,
+    pub(crate) y: Vec<f32>,
+    pub(crate) z: Vec<f32>,
+    pub(crate) cull: Vec<f32>,
+    pub(crate) prioritiser: Vec<u8>,
+    /// Root of a sub-object, creation parent of an attached one; 0 for none.
+    pub(crate) parent: Vec<u32>,
+    /// Connections that have it in scope.
+    pub(crate) refs: Vec<u32>,
+    /// Connections whose receiver may know it.
+    pub(crate) known: Vec<u32>,
+    /// Properties with the condition `Custom` that are switched off.
+    pub(crate) disabled: Vec<u64>,
+    /// Marked since the last frame.
+    pub(crate) dirty_mask: Vec<u64>,
+    pub(crate) dirty: Bitmap,
+    pub(crate) alive: Bitmap,
+    /// In scope of everybody whom no static filter excludes.
+    pub(crate) always: Bitmap,
+    /// Not sent through common records: differences, conditions by group, sub-objects.
+    pub(crate) special: Bitmap,
+    /// Its class gives some connections other properties than the rest.
+    pub(crate) conditional: Bitmap,
+    pub(crate) dormant: Bitmap,
+    /// Destroyed with its last changes still to be sent.
+    pub(crate) flush: Bitmap,
+    pub(crate) destroy_reason: Vec<u8>,
+    free: Vec<u32>,
+}
+
+impl Objects {
+    /// Words of a bitmap over all indices.
+    pub(crate) fn bitmap_words(&self) -> usize {
+        self.class.len() / 64
+    }
+
+    /// An unused index, the lowest that was given back last, or a new one below `max`.
+    pub(crate) fn allocate(&mut self, max: u32) -> Option<u32> {
+        if self.free.is_empty() {
+            let first = self.class.len() as u32;
+            if first >= max {
+                return None;
+            }
+            // Whole words of 64, so that loops over bitmaps and over arrays have the same bounds.
+            let len = first as usize + 64;
+            self.class.resize(len, 0);
+            self.generation.resize(len, 0);
+            self.slot.resize(len, 0);
+            self.owner.resize(len, NOBODY);
+            for axis in [&mut self.x, &mut self.y, &mut self.z, &mut self.cull] {
+                axis.resize(len, 0.0);
+            }
+            self.prioritiser.resize(len, 0);
+            self.parent.resize(len, 0);
+            self.refs.resize(len, 0);
+            self.known.resize(len, 0);
+            self.disabled.resize(len, 0);
+            self.dirty_mask.resize(len, 0);
+            self.destroy_reason.resize(len, 0);
+            for bitmap in [
+                &mut self.dirty,
+                &mut self.alive,
+                &mut self.always,
+                &mut self.special,
+                &mut self.conditional,
+                &mut self.dormant,
+                &mut self.flush,
+            ] {
+                bitmap.grow(len / 64);
+            }
+            // Index 0 names nothing.
+            self.free.extend((first.max(1)..len as u32).rev());
+        }
+        self.free.pop()
+    }
+
+    pub(crate) fn give_back(&mut self, index: u32) {
+        self.free.push(index);
+    }
+}

@@ -1,0 +1,350 @@
+//! Packets on their way: written here, remembered until their fate is known.
+//!
+//! Fates are decided in the order of sending: an acknowledgement of packet n settles everything before n, because a
+//! receiver never applies an older packet after a newer one. So memory of what was sent is a queue.
+
+use std::collections::VecDeque;
+
+use throng_stdx::Instant;
+
+use crate::frames::SLACK;
+use crate::wire::{AckState, HEADER_BYTES, Header};
+
+/// Items of one section at most, so that the count is one byte.
+const COUNT_MAX: u8 = 127;
+
+/// Something that a packet contained, other than common records.
+#[derive(Clone, Debug)]
+pub(crate) enum Item {
+    /// A record of its own; `complete`: nothing of the object stayed pending.
+    Update {
+        object: u32,
+        mask: u64,
+        complete: bool,
+    },
+    Create {
+        object: u32,
+    },
+    Destroy {
+        object: u32,
+    },
+    /// A reliable attachment's sequence.
+    Attach {
+        object: u32,
+        sequence: u8,
+    },
+    /// A request of the receiver for a whole state.
+    Reset {
+        object: u32,
+    },
+}
+
+/// Common records of objects of one bitmap word: `stream << 24 | word`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SentWord {
+    key: u32,
+    pub(crate) bits: u64,
+}
+
+impl SentWord {
+    pub(crate) fn word(self) -> u32 {
+        self.key & 0xff_ffff
+    }
+
+    pub(crate) fn stream(self) -> usize {
+        (self.key >> 24) as usize
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SentPacket {
+    pub(crate) seq: u16,
+    pub(crate) frame: u32,
+    pub(crate) at: Instant,
+    words: u32,
+    items: u32,
+}
+
+/// Queue of packets whose fate is open.
+#[derive(Debug, Default)]
+pub(crate) struct SentLog {
+    packets: VecDeque<SentPacket>,
+    words: VecDeque<SentWord>,
+    items: VecDeque<Item>,
+    next_seq: u16,
+    /// Of the packet being written.
+    new_words: u32,
+    new_items: u32,
+    /// Packets in flight that contained anything.
+    laden: u32,
+    newest_at: Instant,
+}
+
+impl SentLog {
+    /// Something is in flight, and the newest packet was sent before `since`: time to ask what became of it.
+    pub(crate) fn is_quiet(&self, since: Instant) -> bool {
+        self.laden > 0 && self.newest_at <= since
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        self.packets.len()
+    }
+
+    pub(crate) fn front(&self) -> Option<&SentPacket> {
+        self.packets.front()
+    }
+
+    pub(crate) fn newest_seq(&self) -> u16 {
+        self.next_seq.wrapping_sub(1)
+    }
+
+    #[inline]
+    pub(crate) fn push_word(&mut self, stream: usize, word: u32, bits: u64) {
+        let key = (stream as u32) << 24 | word;
+        match self.words.back_mut() {
+            Some(last) if self.new_words > 0 && last.key == key => last.bits |= bits,
+            _ => {
+                self.words.push_back(SentWord { key, bits });
+                self.new_words += 1;
+            }
+        }
+    }
+
+    pub(crate) fn push_item(&mut self, item: Item) {
+        self.items.push_back(item);
+        self.new_items += 1;
+    }
+
+    fn finish(&mut self, frame: u32, at: Instant) {
+        let (words, items) = (self.new_words, self.new_items);
+        self.packets.push_back(SentPacket { seq: self.next_seq, frame, at, words, items });
+        self.next_seq = self.next_seq.wrapping_add(1);
+        self.laden += u32::from(words + items > 0);
+        self.newest_at = at;
+        (self.new_words, self.new_items) = (0, 0);
+    }
+
+    /// Takes the oldest packet and what it contained into the given vectors.
+    pub(crate) fn pop(&mut self, words: &mut Vec<SentWord>, items: &mut Vec<Item>) -> Option<SentPacket> {
+        words.clear();
+        items.clear();
+        let packet = self.packets.pop_front()?;
+        self.laden -= u32::from(packet.words + packet.items > 0);
+        words.extend(self.words.drain(..packet.words as usize));
+        items.extend(self.items.drain(..packet.items as usize));
+        Some(packet)
+    }
+
+    /// As `pop`, for a packet whose common records need no second look; returns whether it had items.
+    pub(crate) fn pop_delivered(&mut self, items: &mut Vec<Item>) -> Option<SentPacket> {
+        let packet = self.packets.pop_front()?;
+        self.laden -= u32::from(packet.words + packet.items > 0);
+        self.words.drain(..packet.words as usize);
+        items.clear();
+        if packet.items > 0 {
+            items.extend(self.items.drain(..packet.items as usize));
+        }
+        Some(packet)
+    }
+
+    /// Calls `each` with frame and common records of every packet still in flight.
+    pub(crate) fn for_each_word(&self, mut each: impl FnMut(u32, SentWord)) {
+        let mut words = self.words.iter();
+        for packet in &self.packets {
+            for word in words.by_ref().take(packet.words as usize) {
+                each(packet.frame, *word);
+            }
+        }
+    }
+
+    pub(crate) fn items(&self) -> impl Iterator<Item = &Item> {
+        self.items.iter()
+    }
+}
+
+/// Writes the packets of one connection and frame, one after the other into one buffer.
+#[derive(Debug, Default)]
+pub(crate) struct PacketOut {
+    pub(crate) buf: Vec<u8>,
+    pub(crate) at: usize,
+    start: usize,
+    /// Where the open packet must end.
+    end: usize,
+    open: bool,
+    kind: u8,
+    count_at: usize,
+    count: u8,
+    ends: Vec<usize>,
+    /// Bytes that may still be spent, closed packets and their overhead taken off.
+    allowance: usize,
+    packet_max: usize,
+    overhead: usize,
+    ack: (u16, u64),
+    frame: u32,
+    now: Instant,
+}
+
+impl PacketOut {
+    /// Begins a connection's frame. `allowance` is in bytes, overhead of `overhead` bytes a packet included.
+    pub(crate) fn begin(
+        &mut self,
+        (allowance, packet_max, overhead): (usize, usize, usize),
+        acks: &AckState,
+        frame: u32,
+        now: Instant,
+    ) {
+        self.at = 0;
+        self.open = false;
+        self.ends.clear();
+        (self.allowance, self.packet_max, self.overhead) = (allowance, packet_max, overhead);
+        self.ack = acks.fields();
+        (self.frame, self.now) = (frame, now);
+    }
+
+    /// Makes room for an item of `len` bytes in a section of `kind`, in this packet or a new one; false when the budget
+    /// is spent or no packet could ever hold it. The caller writes `len` bytes at `at` then, and calls `wrote`.
+    #[inline]
+    pub(crate) fn reserve(&mut self, log: &mut SentLog, kind: u8, len: usize) -> bool {
+        if self.open && self.kind == kind && self.count < COUNT_MAX && self.at + len <= self.end {
+            return true;
+        }
+        self.reserve_slow(log, kind, len)
+    }
+
+    fn reserve_slow(&mut self, log: &mut SentLog, kind: u8, len: usize) -> bool {
+        let need = len + 2;
+        if !self.open || self.at + need > self.end {
+            // Only a packet that will hold it is worth closing this one for.
+            let spent = if self.open { self.at - self.start + self.overhead } else { 0 };
+            let room = self.packet_max.min(self.allowance.saturating_sub(spent + self.overhead));
+            if HEADER_BYTES + need > room {
+                return false;
+            }
+            self.close(log);
+            self.open(log);
+        }
+        self.close_section();
+        self.kind = kind;
+        self.buf[self.at] = kind;
+        self.count_at = self.at + 1;
+        self.at += 2;
+        true
+    }
+
+    /// Ends the open packet if it has no room for `bytes` more, so that what follows stands in one packet.
+    pub(crate) fn keep_together(&mut self, log: &mut SentLog, bytes: usize) {
+        if self.open && self.at + bytes > self.end {
+            self.close(log);
+        }
+    }
+
+    /// Writes a whole section that carries its length; false when there is no room.
+    pub(crate) fn reserve_skippable(&mut self, log: &mut SentLog, kind: u8, count: u8, bytes: &[u8]) -> bool {
+        debug_assert!(kind >= crate::wire::kind::SKIPPABLE && count <= COUNT_MAX);
+        let Ok(len) = u16::try_from(bytes.len()) else { return false };
+        // Never joined with a section before: the length stands between count and items.
+        self.close_section();
+        self.kind = 0;
+        if !self.reserve(log, kind, bytes.len() + 2) {
+            return false;
+        }
+        self.put(&len.to_le_bytes());
+        self.put(bytes);
+        self.count = count;
+        self.close_section();
+        self.kind = 0;
+        true
+    }
+
+    /// Bytes left in the open section, and items.
+    #[inline]
+    pub(crate) fn room(&self) -> (usize, usize) {
+        (self.end - self.at, usize::from(COUNT_MAX - self.count))
+    }
+
+    /// Appends an item for which there is room.
+    pub(crate) fn put(&mut self, item: &[u8]) {
+        self.buf[self.at..self.at + item.len()].copy_from_slice(item);
+        self.wrote(item.len(), 1);
+    }
+
+    /// Notes `count` items of `len` bytes in all, written at `at`.
+    #[inline]
+    pub(crate) fn wrote(&mut self, len: usize, count: usize) {
+        self.at += len;
+        self.count += count as u8;
+    }
+
+    fn open(&mut self, log: &SentLog) {
+        self.start = self.at;
+        self.end = self.start + self.packet_max.min(self.allowance - self.overhead);
+        let needed = self.end + SLACK;
+        if self.buf.len() < needed {
+            self.buf.resize(needed, 0);
+        }
+        let (ack, ack_bits) = self.ack;
+        let header = Header { seq: log.next_seq, ack, ack_bits, frame: self.frame };
+        self.buf[self.at..self.at + HEADER_BYTES].copy_from_slice(&header.to_bytes());
+        self.at += HEADER_BYTES;
+        self.open = true;
+        self.kind = 0;
+        self.count = 0;
+    }
+
+    #[inline]
+    fn close_section(&mut self) {
+        if self.kind != 0 {
+            self.buf[self.count_at] = self.count;
+        }
+        self.count = 0;
+    }
+
+    /// Ends the open packet, if there is one.
+    pub(crate) fn close(&mut self, log: &mut SentLog) {
+        if !self.open {
+            return;
+        }
+        self.close_section();
+        self.open = false;
+        self.allowance -= (self.at - self.start + self.overhead).min(self.allowance);
+        self.ends.push(self.at);
+        log.finish(self.frame, self.now);
+    }
+
+    /// A packet of a header alone, unless there is a packet already or not even that can be paid.
+    pub(crate) fn acknowledge(&mut self, log: &mut SentLog) {
+        if self.ends.is_empty() && !self.open && self.allowance >= HEADER_BYTES + self.overhead {
+            self.open(log);
+        }
+    }
+
+    pub(crate) fn spent(&self) -> usize {
+        self.at + self.ends.len() * self.overhead
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.buf[..self.at]
+    }
+
+    pub(crate) fn ends(&self) -> &[usize] {
+        &self.ends
+    }
+}
+
+/// A token bucket (spec §13.3): `rate` bytes a second, `burst` at most saved up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Budget {
+    pub(crate) rate: f64,
+    pub(crate) burst: f64,
+    pub(crate) tokens: f64,
+    pub(crate) at: Instant,
+}
+
+impl Budget {
+    pub(crate) fn refill(&mut self, now: Instant) -> usize {
+        let passed = now.since(self.at).as_secs_f64();
+        self.at = now;
+        self.tokens = (self.tokens + passed * self.rate).min(self.burst);
+        self.tokens as usize
+    }
+}
