@@ -67,8 +67,6 @@ const CORE_TABLE: &[(&str, &[&str])] = &[
     ("throng-enet", &["bytes", "chacha20poly1305", "hashbrown", "thiserror"]),
     // What a connection keeps of few objects (hashbrown).
     ("throng-replication", &["hashbrown", "thiserror"]),
-    // Packets are shared by everybody they are broadcast to (bytes); addresses need a keyed hasher (hashbrown).
-    ("throng-enet", &["bytes", "hashbrown", "thiserror"]),
     // Schemas are compiled from .proto text (protox) and described by prost-reflect; state machines and channel settings
     // are JSON (serde); tables keyed by what peers choose need a keyed hasher (hashbrown).
     (
