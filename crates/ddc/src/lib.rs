@@ -20,6 +20,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod api;
 pub mod batch;
 mod cb;
 mod closure;

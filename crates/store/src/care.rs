@@ -286,6 +286,13 @@ impl Store {
         Ok(done)
     }
 
+    /// Makes a miss of a blob that was read and is not what its name says, and puts its bytes aside.
+    pub fn discard_damaged(&self, namespace: &Namespace, hash: &IoHash, blob: &blob::Blob) {
+        tracing::error!(%namespace, %hash, "a blob is damaged; it is put aside");
+        self.put_aside(hash, blob, 0);
+        self.queue_care(Change::Delete { key: key::blob(namespace, hash) });
+    }
+
     /// Copies what can be read of a damaged blob, for people to look at.
     fn put_aside(&self, hash: &IoHash, blob: &blob::Blob, number: u64) {
         let copy = || -> std::io::Result<()> {

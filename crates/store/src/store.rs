@@ -331,6 +331,37 @@ impl Store {
         self.submit(Change::Content { key }, done);
     }
 
+    /// Forgets every form of a content id. Their blobs stay until they are collected.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn delete_content(
+        &self,
+        namespace: &Namespace,
+        content: &IoHash,
+        done: Done,
+    ) -> Result<(), StoreError> {
+        let forms = self.index.scan(&key::content(namespace, content), None, 1024)?;
+        let Some(((last, _), others)) = forms.split_last() else {
+            done(Ok(Outcome::Unchanged));
+            return Ok(());
+        };
+        for (form, _) in others {
+            self.enqueue(Change::Delete { key: form.to_vec() }, Box::new(|_| {}));
+        }
+        self.submit(Change::Delete { key: last.to_vec() }, done);
+        Ok(())
+    }
+
+    /// Blobs that hold forms of a content id, the lightest first, stored or not.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn forms(&self, namespace: &Namespace, content: &IoHash) -> Result<Vec<IoHash>, StoreError> {
+        let forms = self.index.scan(&key::content(namespace, content), None, 1024)?;
+        Ok(forms.iter().filter_map(|(form, _)| key::last_hash(form)).collect())
+    }
+
     /// Puts a ref.
     pub fn put_ref(&self, put: PutRef, done: Done) {
         let key = key::reference(&put.namespace, &put.bucket, &put.key);
@@ -363,6 +394,28 @@ impl Store {
     /// Deletes a blob, whoever relies on it.
     pub fn delete_blob(&self, namespace: &Namespace, hash: &IoHash, done: Done) {
         self.submit(Change::Delete { key: key::blob(namespace, hash) }, done);
+    }
+
+    /// Deletes every blob and content id of a namespace. Their space comes back with the next collection.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn delete_blobs(&self, namespace: &Namespace, done: Done) -> Result<(), StoreError> {
+        for tag in *b"cb" {
+            let prefix = key::in_namespace(tag, namespace);
+            let mut after: Option<Box<[u8]>> = None;
+            loop {
+                let step = self.index.scan(&prefix, after.as_deref(), 512)?;
+                let Some((last, _)) = step.last() else { break };
+                after = Some(last.clone());
+                for (key, _) in step {
+                    self.enqueue(Change::Delete { key: key.into() }, Box::new(|_| {}));
+                }
+            }
+        }
+        // The queue is in order: what answers this comes after all of them.
+        self.enqueue(Change::Delete { key: Vec::new() }, done);
+        Ok(())
     }
 
     // --- Reads
@@ -536,6 +589,12 @@ impl Store {
             }
         }
         Ok(found.into_iter().collect())
+    }
+
+    /// Objects of refs up to this size need no blob.
+    #[must_use]
+    pub fn inline_bytes_max(&self) -> usize {
+        self.options.inline_bytes_max
     }
 
     /// Counters.

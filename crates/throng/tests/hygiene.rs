@@ -26,6 +26,8 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-net", &["throng-enet", "throng-stdx"], &[]),
     ("throng-http", &["throng-stdx"], &[]),
     ("throng-store", &["throng-ddc"], &["throng-stdx"]),
+    // Services: a product's interface over cores and edges.
+    ("throng-cache", &["throng-ddc", "throng-store"], &[]),
     // Composition.
     (
         "throng-server",

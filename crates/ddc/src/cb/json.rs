@@ -9,8 +9,8 @@ use super::field::{Field, Kind};
 use crate::read_varuint;
 use crate::time::{ticks_to_iso_8601, time_span};
 
-/// Appends the value of `field`, not its name.
-pub(super) fn write(out: &mut String, field: &Field<'_>) {
+/// Appends the value of `field`, not its name. Hashes are written in upper case if `upper` says so.
+pub(super) fn write(out: &mut String, field: &Field<'_>, upper: bool) {
     match field.kind() {
         Kind::Null => out.push_str("null"),
         Kind::BoolFalse => out.push_str("false"),
@@ -23,7 +23,7 @@ pub(super) fn write(out: &mut String, field: &Field<'_>) {
                 }
                 string(out, inner.name().unwrap_or_default());
                 out.push(':');
-                write(out, &inner);
+                write(out, &inner, upper);
             }
             out.push('}');
         }
@@ -33,7 +33,7 @@ pub(super) fn write(out: &mut String, field: &Field<'_>) {
                 if index > 0 {
                     out.push(',');
                 }
-                write(out, &inner);
+                write(out, &inner, upper);
             }
             out.push(']');
         }
@@ -43,6 +43,9 @@ pub(super) fn write(out: &mut String, field: &Field<'_>) {
         Kind::Float32 | Kind::Float64 => float(out, field.float().unwrap_or_default()),
         Kind::String => string(out, field.content().unwrap_or_default()),
         Kind::Binary => base64(out, field.content().unwrap_or_default()),
+        Kind::Hash if upper => {
+            let _ = write!(out, "\"{:X}\"", field.hash().unwrap_or_default());
+        }
         Kind::ObjectAttachment | Kind::BinaryAttachment | Kind::Hash | Kind::Uuid | Kind::ObjectId => {
             out.push('"');
             for byte in field.payload() {

@@ -101,7 +101,16 @@ impl<'a> Document<'a> {
     #[must_use]
     pub fn to_json(&self) -> String {
         let mut out = String::with_capacity(2 * self.bytes.len());
-        json::write(&mut out, &self.root);
+        json::write(&mut out, &self.root, false);
+        out
+    }
+
+    /// As [`to_json`](Document::to_json), with hashes that are no attachments in upper case: how answers of the service
+    /// list them.
+    #[must_use]
+    pub fn to_answer_json(&self) -> String {
+        let mut out = String::with_capacity(2 * self.bytes.len());
+        json::write(&mut out, &self.root, true);
         out
     }
 }

@@ -1,0 +1,137 @@
+//! Who asks, and what they may do.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+
+use throng_ddc::policy::{Action, Claims, Policies};
+use throng_ddc::{Bucket, Namespace};
+
+/// What is known about a caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// Who it is.
+    Known(Claims),
+    /// Credentials are missing or wrong.
+    Unknown,
+    /// It could not be found out, and why.
+    Unavailable(String),
+}
+
+/// A caller whose credentials were checked.
+#[derive(Clone, Debug, Default)]
+pub struct Caller {
+    /// `None` when everything is allowed.
+    pub(crate) claims: Option<Claims>,
+}
+
+/// Checks credentials.
+pub trait Identify: Send + Sync + fmt::Debug + 'static {
+    /// Who sends this `Authorization` header.
+    fn identify<'a>(&'a self, authorization: &'a str) -> Pin<Box<dyn Future<Output = Identity> + Send + 'a>>;
+}
+
+/// Static tokens, for service accounts: `Authorization: ServiceAccount TOKEN` or `Bearer TOKEN`.
+#[derive(Clone, Default)]
+pub struct Tokens(Vec<(String, Claims)>);
+
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tokens({})", self.0.len())
+    }
+}
+
+impl Tokens {
+    /// Reads lines of `TOKEN NAME=VALUE ...`; `#` begins a comment. A token has at least 16 characters.
+    ///
+    /// # Errors
+    /// The number of the line that is wrong, and why. Never the token.
+    pub fn parse(text: &str) -> Result<Tokens, String> {
+        let mut tokens = Vec::new();
+        for (number, line) in text.lines().enumerate() {
+            let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
+            let Some(token) = words.next() else { continue };
+            if token.len() < 16 {
+                return Err(format!("line {}: a token has at least 16 characters", number + 1));
+            }
+            let claims: Option<Vec<_>> = words.map(|word| word.split_once(['=', ':'])).collect();
+            let claims =
+                claims.ok_or_else(|| format!("line {}: claims are written NAME=VALUE", number + 1))?;
+            tokens.push((token.to_owned(), Claims::new(claims)));
+        }
+        Ok(Tokens(tokens))
+    }
+
+    fn find(&self, token: &str) -> Option<&Claims> {
+        // Every token is compared in full, so that time tells nothing about which was nearly right.
+        let mut found = None;
+        for (known, claims) in &self.0 {
+            if same(known.as_bytes(), token.as_bytes()) {
+                found = Some(claims);
+            }
+        }
+        found
+    }
+}
+
+fn same(expected: &[u8], given: &[u8]) -> bool {
+    let mut difference = u8::from(expected.len() != given.len());
+    for (index, byte) in given.iter().enumerate() {
+        difference |= byte ^ expected.get(index).copied().unwrap_or(!byte);
+    }
+    std::hint::black_box(difference) == 0
+}
+
+impl Identify for Tokens {
+    fn identify<'a>(&'a self, authorization: &'a str) -> Pin<Box<dyn Future<Output = Identity> + Send + 'a>> {
+        let identity = authorization
+            .split_once(' ')
+            .filter(|(scheme, _)| {
+                ["bearer", "serviceaccount"].contains(&scheme.to_ascii_lowercase().as_str())
+            })
+            .and_then(|(_, token)| self.find(token.trim()))
+            .map_or(Identity::Unknown, |claims| Identity::Known(claims.clone()));
+        Box::pin(std::future::ready(identity))
+    }
+}
+
+/// The access rules of a service.
+#[derive(Debug, Default)]
+pub struct Access {
+    /// Checks credentials, one after the other until one knows the caller. None: nobody has to say who they are, and
+    /// everything is allowed.
+    pub identify: Vec<Box<dyn Identify>>,
+    /// Who may do what.
+    pub policies: Policies,
+}
+
+impl Access {
+    pub(crate) async fn identify(&self, authorization: Option<&str>) -> Result<Caller, Identity> {
+        if self.identify.is_empty() {
+            return Ok(Caller { claims: None });
+        }
+        let Some(authorization) = authorization else { return Err(Identity::Unknown) };
+        let mut failed = Identity::Unknown;
+        for each in &self.identify {
+            match each.identify(authorization).await {
+                Identity::Known(claims) => return Ok(Caller { claims: Some(claims) }),
+                Identity::Unknown => {}
+                unavailable => failed = unavailable,
+            }
+        }
+        Err(failed)
+    }
+
+    pub(crate) fn permit(
+        &self,
+        caller: &Caller,
+        action: Action,
+        namespace: &Namespace,
+        bucket: Option<&Bucket>,
+    ) -> bool {
+        match &caller.claims {
+            None => true,
+            Some(claims) => self.policies.permit(claims, action, namespace, bucket),
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! A cache in a folder, with the threads that it needs.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use throng_store::{Folder, Options, Store, StoreError};
+
+use crate::service::{Rules, Service};
+
+/// How often a node looks whether the index should follow the log.
+const CHECKPOINT_LOOK: Duration = Duration::from_secs(1);
+
+/// A cache in a folder. Dropping it commits what is queued and ends its threads.
+#[derive(Debug)]
+pub struct Node {
+    service: Arc<Service>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Node {
+    /// Opens the cache in `folder`, or makes one there.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn open(folder: &Path, options: Options, rules: Rules) -> Result<Node, StoreError> {
+        let store = Store::open(Arc::new(Folder::new(folder)?), options)?;
+        let thread = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name.to_owned()).spawn(work).map_err(StoreError::from)
+        };
+        let (commits, checkpoints) = (Arc::clone(&store), Arc::clone(&store));
+        let mut node = Node { service: Service::new(store, rules), threads: Vec::new() };
+        node.threads.push(thread("cache commit", Box::new(move || commits.run()))?);
+        node.threads
+            .push(thread("cache index", Box::new(move || checkpoints.run_checkpoints(CHECKPOINT_LOOK)))?);
+        Ok(node)
+    }
+
+    /// What answers requests.
+    #[must_use]
+    pub fn service(&self) -> &Arc<Service> {
+        &self.service
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.service.store().shut();
+        for thread in self.threads.drain(..) {
+            // A panic of that thread was reported when it happened.
+            let _ = thread.join();
+        }
+        // The next start reads less.
+        if let Err(error) = self.service.store().checkpoint() {
+            tracing::warn!(%error, "the index could not be written at the end");
+        }
+    }
+}

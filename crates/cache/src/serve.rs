@@ -1,0 +1,125 @@
+//! Listeners.
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+
+use crate::service::Service;
+
+/// Time to send a complete request head; also ends idle kept-alive connections.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
+/// Time for a TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes that are read in one step. Uploads are hashed in such steps; below 128 KiB hashing is slower.
+const READ_BYTES: usize = 512 << 10;
+/// Requests of one HTTP/2 connection at a time: an editor has at most 128 GETs and 3 x 64 others in flight.
+const STREAMS_MAX: u32 = 512;
+/// Bytes that an HTTP/2 stream and connection may send before they are taken.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 4 << 20;
+
+/// What a listener shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listener {
+    /// Namespaces that are marked public.
+    Public,
+    /// Every namespace.
+    Corporate,
+    /// Every namespace, the replication log and administration.
+    Internal,
+}
+
+/// How to serve.
+#[derive(Clone)]
+pub struct ServeOptions {
+    /// What the listener shows.
+    pub listener: Listener,
+    /// Connections at a time; more wait in the kernel's queue.
+    pub connections_max: usize,
+    /// TLS, if it is wanted. Offers HTTP/2 if its configuration lists `h2`.
+    pub tls: Option<TlsAcceptor>,
+}
+
+/// Serves until `shutdown` completes; open requests then get `grace` to end.
+///
+/// # Errors
+/// When the listener itself fails.
+pub async fn serve(
+    listener: TcpListener,
+    service: Arc<Service>,
+    options: ServeOptions,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let slots = Arc::new(Semaphore::new(options.connections_max));
+    let mut tasks = tokio::task::JoinSet::new();
+    tokio::pin!(shutdown);
+    loop {
+        let accepted = tokio::select! {
+            accepted = async {
+                // A slot first: what cannot be served waits where it costs nothing.
+                let slot = Arc::clone(&slots).acquire_owned().await;
+                listener.accept().await.map(|(stream, _)| (stream, slot))
+            } => accepted,
+            () = &mut shutdown => return Ok(()),
+            Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
+        };
+        let (stream, slot) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors, most likely: others may give theirs back soon.
+                tracing::warn!(%error, "the cache listener cannot accept");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let _ = stream.set_nodelay(true);
+        let (service, options) = (Arc::clone(&service), options.clone());
+        tasks.spawn(async move {
+            match options.tls {
+                None => connection(TokioIo::new(stream), service, options.listener).await,
+                Some(tls) => {
+                    let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream));
+                    if let Ok(Ok(stream)) = handshake.await {
+                        connection(TokioIo::new(stream), service, options.listener).await;
+                    }
+                }
+            }
+            drop(slot);
+        });
+    }
+}
+
+async fn connection<S>(stream: S, service: Arc<Service>, listener: Listener)
+where
+    S: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+{
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(READ_BYTES)
+        .writev(true);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(16 << 10)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .keep_alive_interval(Some(Duration::from_secs(30)));
+    let answer = service_fn(move |request| {
+        let service = Arc::clone(&service);
+        async move { Ok::<_, std::convert::Infallible>(service.answer(listener, request).await) }
+    });
+    // How a connection ends is the peer's business.
+    let _ = builder.serve_connection(stream, answer).await;
+}
