@@ -47,7 +47,8 @@ pub struct Config {
     pub half_open_max: usize,
     /// Handshakes in progress from one IPv4 address or IPv6 /64. Default 1,024.
     pub half_open_per_ip_max: usize,
-    /// Handshakes in progress from one IPv4 /24 or IPv6 /48. Default 4,096.
+    /// Handshakes in progress from one IPv4 /24 or IPv6 /48; a 256th of the table while less than a quarter of it is
+    /// free. Default 4,096.
     pub half_open_per_prefix_max: usize,
     /// How long a handshake may take. Default 10 s.
     pub half_open_timeout: Duration,

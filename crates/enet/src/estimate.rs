@@ -175,6 +175,71 @@ mod tests {
         }
     }
 
+    /// The specification's sentences, one after the other, in wide signed numbers.
+    #[derive(Default)]
+    struct Model {
+        rtt: i64,
+        variance: i64,
+        lowest: i64,
+        highest_variance: i64,
+        last: i64,
+        last_variance: i64,
+        epoch: i64,
+        throttle: i64,
+        has_ack: bool,
+    }
+
+    impl Model {
+        fn measure(&mut self, now: i64, rtt: i64, interval: i64, acceleration: i64, deceleration: i64) {
+            let rtt = rtt.max(1);
+            if self.has_ack {
+                if self.last <= self.last_variance {
+                    self.throttle = 32;
+                } else if rtt <= self.last {
+                    self.throttle = 32.min(self.throttle + acceleration);
+                } else if rtt > self.last + 2 * self.last_variance {
+                    self.throttle = 0.max(self.throttle - deceleration);
+                }
+                self.variance -= self.variance / 4;
+                let off = (rtt - self.rtt).abs();
+                self.variance += off / 4;
+                self.rtt += if rtt >= self.rtt { off / 8 } else { -(off / 8) };
+            } else {
+                (self.rtt, self.variance, self.has_ack) = (rtt, (rtt + 1) / 2, true);
+            }
+            self.lowest = self.lowest.min(self.rtt);
+            self.highest_variance = self.highest_variance.max(self.variance);
+            if self.epoch == 0 || now - self.epoch >= interval {
+                (self.last, self.last_variance) = (self.lowest, self.highest_variance.max(1));
+                (self.lowest, self.highest_variance, self.epoch) = (self.rtt, self.variance, now);
+            }
+        }
+    }
+
+    #[test]
+    fn the_throttle_follows_the_formula() {
+        for seed in 0..200 {
+            let mut rng = throng_stdx::Rng::new(seed);
+            let (interval, up, down) =
+                (1 + rng.below(6_000) as u32, rng.below(33) as u32, rng.below(33) as u32);
+            let mut estimate = Estimate::new();
+            (estimate.interval_ms, estimate.acceleration, estimate.deceleration) = (interval, up, down);
+            let mut model = Model { rtt: 500, lowest: 500, last: 500, throttle: 32, ..Model::default() };
+            let (mut now, mut base) = (1_000, 1 + rng.below(300));
+            for step in 0..2_000 {
+                now += rng.below(400);
+                if rng.chance(0.02) {
+                    base = rng.below(1_000);
+                }
+                let rtt = base + rng.below(1 + base / 2);
+                estimate.measure(now, rtt as u32, step == 0, 32);
+                model.measure(now as i64, rtt as i64, interval.into(), up.into(), down.into());
+                let ours = [estimate.rtt_ms, estimate.variance_ms, estimate.throttle].map(i64::from);
+                assert_eq!(ours, [model.rtt, model.variance, model.throttle], "seed {seed}, step {step}");
+            }
+        }
+    }
+
     #[test]
     fn absurd_settings_do_not_overflow() {
         let mut estimate = Estimate::new();

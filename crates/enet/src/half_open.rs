@@ -126,9 +126,14 @@ impl HalfOpens {
 
     /// Whether this address may begin another handshake.
     pub(crate) fn admits(&self, ip: IpAddr) -> bool {
+        // When space runs short, those who have taken much of it get no more: a flood from a few networks then fills the
+        // table and stops, instead of pushing out everybody who needs a round trip.
+        let is_short = self.len() >= self.limits.total / 4 * 3;
+        let fair = (self.limits.total / 256).max(16);
+        let per_prefix = if is_short { self.limits.per_prefix.min(fair) } else { self.limits.per_prefix };
         self.limits.total > 0
             && self.count(Block::of_ip(ip)) < self.limits.per_ip
-            && self.count(Block::prefix_of_ip(ip)) < self.limits.per_prefix
+            && self.count(Block::prefix_of_ip(ip)) < per_prefix
     }
 
     /// The entry that has to go before another one can come, or that has had its time.

@@ -155,6 +155,69 @@ fn spoofed_connects_are_answered_with_fewer_bytes_and_kept_in_a_bounded_table() 
 }
 
 #[test]
+fn honest_clients_get_in_during_a_flood_of_spoofed_connects() {
+    let mut now = Instant::from_millis(5_000);
+    let mut server = Host::new(now, Config::new(2)).expect("sound");
+    // A thousand sources, each with many ports: half a million CONNECTs in five seconds, never an answer.
+    let spoofed = |n: u32| {
+        SocketAddr::from(([203, 0, (n % 4) as u8, (n / 4 % 250) as u8], (1_000 + n / 1_000 % 60_000) as u16))
+    };
+    // A hundred clients, a tenth of a second away, one every fifty milliseconds.
+    let mut clients = BTreeMap::new();
+    let mut wire: BTreeMap<(Instant, u64), (bool, SocketAddr, Vec<u8>)> = BTreeMap::new();
+    let (mut order, mut connected, mut slowest) = (0, BTreeMap::new(), Duration::ZERO);
+    let mut rng = Rng::new(8);
+    let mut buf = Vec::new();
+    for ms in 0..6_000_u32 {
+        now += Duration::from_millis(1);
+        if ms < 5_000 {
+            for n in 0..100 {
+                let n = ms * 100 + n;
+                server.handle_datagram(now, spoofed(n), &connect_datagram(rng.next_u32(), (n % 7) as u16));
+            }
+            if ms % 50 == 0 {
+                let from = SocketAddr::from(([10, 0, 0, (ms / 50) as u8], 5_000));
+                let mut client = Host::new(now, Config::client(ms.into())).expect("sound");
+                client.connect(now, address(2), 8, 0).expect("there is room");
+                clients.insert(from, (client, now));
+            }
+        }
+        while let Some(entry) = wire.first_entry().filter(|entry| entry.key().0 <= now) {
+            let (to_server, other, datagram) = entry.remove();
+            if to_server {
+                server.handle_datagram(now, other, &datagram);
+            } else if let Some((client, _)) = clients.get_mut(&other) {
+                client.handle_datagram(now, address(2), &datagram);
+            }
+        }
+        server.handle_timeout(now);
+        while let Some(transmit) = server.poll_transmit(now, &mut buf) {
+            order += 1;
+            if clients.contains_key(&transmit.to) {
+                wire.insert((now + Duration::from_millis(50), order), (false, transmit.to, buf.clone()));
+            }
+        }
+        for (&from, (client, begun)) in &mut clients {
+            client.handle_timeout(now);
+            while client.poll_transmit(now, &mut buf).is_some() {
+                order += 1;
+                wire.insert((now + Duration::from_millis(50), order), (true, from, buf.clone()));
+            }
+            while let Some(event) = client.poll_event() {
+                assert!(matches!(event, Event::Connected { .. }), "{event:?}");
+                connected.insert(from, ());
+                slowest = slowest.max(now.since(*begun));
+            }
+        }
+        assert!(server.half_open_count() <= 16_384);
+    }
+    assert_eq!((connected.len(), server.peer_count()), (100, 100));
+    assert!(slowest < Duration::from_millis(150), "{slowest:?}");
+    let stats = server.stats();
+    assert!(stats.bytes_out <= stats.bytes_in && stats.dropped_connects > 400_000, "{stats:?}");
+}
+
+#[test]
 fn one_address_cannot_take_the_whole_table() {
     let config = Config { half_open_per_ip_max: 10, half_open_per_prefix_max: 30, ..Config::new(3) };
     let mut host = Host::new(Instant::ZERO, config).expect("sound");

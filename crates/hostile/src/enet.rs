@@ -502,7 +502,9 @@ impl Link {
             assert_eq!(left, 0, "reliable packets did not arrive");
         }
         for host in &self.hosts {
-            assert!(host.held_bytes() <= 200_000 && host.peer_count() <= 2);
+            // Of a connection that the client has forgotten the server hears nothing more; it ends by its timeout.
+            let connections = self.attempts as usize;
+            assert!(host.held_bytes() <= 200_000 * connections && host.peer_count() <= connections);
         }
     }
 }

@@ -1,5 +1,9 @@
 //! All connections of one socket.
 
+mod bandwidth;
+mod closed;
+mod handshake;
+
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -11,20 +15,21 @@ use bytes::Bytes;
 use hashbrown::HashMap;
 use throng_stdx::{Instant, TimerKey, TimerWheel};
 
+use bandwidth::Bandwidth;
+use closed::{CLOSED_MAX, CLOSED_MS, Closed, ClosedEntry};
+
 use crate::address::{Block, Key};
 use crate::budget::{Budget, Held};
 use crate::checksum::Crc32;
-use crate::config::{BandwidthReports, Config, LANES_MAX, MTU_MAX, MTU_MIN, Naming, WINDOW_MAX, WINDOW_MIN};
+use crate::config::{Config, LANES_MAX, MTU_MAX, Naming};
 use crate::estimate::{THROTTLE_INTERVAL_MS, THROTTLE_SCALE, THROTTLE_STEP};
-use crate::half_open::{HalfOpen, HalfOpenIndex, HalfOpens, Limits};
+use crate::half_open::{HalfOpenIndex, HalfOpens, Limits};
 use crate::peer::{Context, Envelope, Flow, Names, Peer, State, Terms, window};
 use crate::secret::{Keyed, Secret};
 use crate::types::{
-    ConfigError, ConnectError, Delivery, Event, Lane, PeerId, PeerInfo, Reason, SendError, Stats, Transmit,
+    ConfigError, ConnectError, Delivery, Event, Lane, PeerId, PeerInfo, SendError, Stats, Transmit,
 };
-use crate::wire::{
-    Body, CHANNEL_NONE, Command, Handshake, Header, PEER_ID_NONE, SESSION_MASK, SESSION_UNUSED,
-};
+use crate::wire::{Command, Header, PEER_ID_NONE};
 
 /// All ENet connections of one UDP socket, in both roles.
 ///
@@ -96,21 +101,6 @@ enum Timer {
     Peer(PeerId),
     HalfOpen,
     Bandwidth,
-}
-
-/// Sharing out of the host's bandwidth. Spec: enet §13.2, §13.3
-#[derive(Debug)]
-struct Bandwidth {
-    /// Time of the last look; later ones follow at whole seconds.
-    epoch_ms: u64,
-    is_armed: bool,
-    /// Peers have to be told.
-    report: bool,
-    /// Peers that announced what they can take.
-    limited: usize,
-    /// Peers that sent something since the last look, and those whose throttle it limited.
-    active: Vec<u32>,
-    adjusted: Vec<u32>,
 }
 
 impl Host {
@@ -668,259 +658,6 @@ impl Host {
         }
     }
 
-    /// A datagram without a peer id: only CONNECT has something to say. Spec: enet §8.2
-    fn handle_connect(&mut self, from: SocketAddr, datagram_len: usize, commands: &[u8]) {
-        let command = Command::decode(commands).map(|(command, _)| command.body);
-        let Ok(Body::Connect(connect, data)) = command else {
-            self.ctx.stats.dropped_malformed += 1;
-            return;
-        };
-        match self.admit(from, &connect, data) {
-            Some(index) => {
-                if let Some(entry) = self.half_open.get_mut(index) {
-                    entry.bytes_in += datagram_len;
-                }
-                self.answer_half_open(index, true);
-            }
-            None => self.ctx.stats.dropped_connects += 1,
-        }
-    }
-
-    /// Finds or makes the entry for a CONNECT.
-    fn admit(&mut self, from: SocketAddr, connect: &Handshake, data: u32) -> Option<HalfOpenIndex> {
-        let is_session = |session: u8| session <= SESSION_MASK || session == SESSION_UNUSED;
-        if !(1..=u32::from(LANES_MAX)).contains(&connect.channels)
-            || connect.peer_id >= PEER_ID_NONE
-            || !is_session(connect.incoming_session)
-            || !is_session(connect.outgoing_session)
-        {
-            return None;
-        }
-        if let Some(&index) = self.by_remote.get(&Key::new(from, connect.peer_id)) {
-            let peer = self.slots[index as usize].peer.as_ref()?;
-            if peer.connect_id == connect.connect_id {
-                // The connection stands; this is a copy of the CONNECT that began it.
-                return None;
-            }
-        }
-        if let Some(index) = self.half_open.find(from, connect.peer_id) {
-            if self.half_open.get_mut(index)?.names.connect_id == connect.connect_id {
-                return Some(index);
-            }
-            // The client has begun anew.
-            self.forget_half_open(index);
-        }
-        self.drop_surplus_half_open();
-        let config = &self.ctx.config;
-        let from_ip = self.half_open.count_of_ip(from.ip()) + self.connections_of_ip(from.ip());
-        if !self.half_open.admits(from.ip())
-            || self.live.len() >= config.peers_max
-            || from_ip >= config.peers_per_ip_max
-        {
-            return None;
-        }
-        let local_id = self.choose_id(from)?;
-        let config = &self.ctx.config;
-        let (session_in, session_out) = match config.naming {
-            Naming::Sequential => {
-                let (known_in, known_out) = self.closed.sessions(from, local_id);
-                let start = |theirs: u8, ours: u8| if theirs == SESSION_UNUSED { ours } else { theirs };
-                let session_out = next_session(start(connect.incoming_session, known_out), known_out);
-                let session_in = next_session(start(connect.outgoing_session, known_in), known_in);
-                (session_in, session_out)
-            }
-            Naming::Random => {
-                let bits = self.secret.draw() as u8;
-                (bits & SESSION_MASK, bits >> 2 & SESSION_MASK)
-            }
-        };
-        let names = Names {
-            address: from,
-            local_id,
-            remote_id: connect.peer_id,
-            connect_id: connect.connect_id,
-            session_in,
-            session_out,
-        };
-        let config = &self.ctx.config;
-        let terms = Terms {
-            lanes: (connect.channels as u8).min(config.lanes_max),
-            mtu: (connect.mtu.clamp(MTU_MIN.into(), MTU_MAX.into()) as u16).min(config.mtu),
-            window: window(config.outgoing_bandwidth, connect.incoming_bandwidth),
-            incoming_bandwidth: connect.incoming_bandwidth,
-            outgoing_bandwidth: connect.outgoing_bandwidth,
-            throttle_interval: connect.throttle_interval,
-            throttle_acceleration: connect.throttle_acceleration,
-            throttle_deceleration: connect.throttle_deceleration,
-        };
-        let announced =
-            window(config.incoming_bandwidth, 0).min(connect.window).clamp(WINDOW_MIN, WINDOW_MAX);
-        let entry = HalfOpen::new(names, terms, announced, data, self.ctx.now_ms);
-        let index = self.half_open.insert(entry);
-        self.by_local.insert(Key::new(from, local_id), Owner::HalfOpen(index));
-        self.arm_half_open();
-        Some(index)
-    }
-
-    /// Sends VERIFY_CONNECT. `to_connect`: the datagram answered was a CONNECT and therefore proves nothing, so that not
-    /// more may go out than came in. Any other came with an id and a session that only the real owner of the address
-    /// has seen, or one guess in 16,384.
-    fn answer_half_open(&mut self, index: HalfOpenIndex, to_connect: bool) {
-        let is_blind = to_connect || self.ctx.config.naming == Naming::Sequential;
-        let sent_time = match self.ctx.config.naming {
-            Naming::Random => self.secret.draw() as u16,
-            Naming::Sequential => self.ctx.now_ms as u16,
-        };
-        let Some(entry) = self.half_open.get_mut(index) else { return };
-        let (names, terms) = (entry.names, entry.terms);
-        let (bytes_in, bytes_out) = (entry.bytes_in, entry.bytes_out);
-        let verify = Handshake {
-            peer_id: names.local_id,
-            // Seen from the client.
-            incoming_session: names.session_out,
-            outgoing_session: names.session_in,
-            mtu: terms.mtu.into(),
-            window: entry.window_announced,
-            channels: terms.lanes.into(),
-            incoming_bandwidth: self.ctx.config.incoming_bandwidth,
-            outgoing_bandwidth: self.ctx.config.outgoing_bandwidth,
-            throttle_interval: terms.throttle_interval,
-            throttle_acceleration: terms.throttle_acceleration,
-            throttle_deceleration: terms.throttle_deceleration,
-            connect_id: names.connect_id,
-        };
-        let command = Command {
-            channel: CHANNEL_NONE,
-            number: 1,
-            acknowledge: true,
-            unsequenced: false,
-            body: Body::VerifyConnect(verify),
-        };
-        let envelope =
-            Envelope { peer_id: names.remote_id, session: names.session_out, connect_id: names.connect_id };
-        let mut datagram = Vec::new();
-        self.seal_command(envelope, Some(sent_time), &command, &mut datagram);
-        if is_blind && bytes_out + datagram.len() > bytes_in || self.loose.len() >= LOOSE_MAX {
-            return;
-        }
-        let now_ms = self.ctx.now_ms;
-        if let Some(entry) = self.half_open.get_mut(index) {
-            entry.note_answer(sent_time, now_ms, datagram.len());
-        }
-        self.loose.push_back((names.address, datagram));
-    }
-
-    /// A datagram with the right id and session for a handshake in progress: hopefully the acknowledgement.
-    fn handle_half_open(
-        &mut self,
-        index: HalfOpenIndex,
-        datagram_len: usize,
-        commands: &[u8],
-        sent_time: Option<u16>,
-    ) {
-        let now_ms = self.ctx.now_ms;
-        let Some(entry) = self.half_open.get_mut(index) else { return };
-        entry.bytes_in += datagram_len;
-        let mut rest = commands;
-        let mut knows_us = false;
-        while let Ok((command, len)) = Command::decode(rest) {
-            rest = &rest[len..];
-            knows_us = true;
-            match command.body {
-                Body::Acknowledge { number: 1, sent_time: echoed } if command.channel == CHANNEL_NONE => {
-                    if let Some(rtt_ms) = entry.round_trip_ms(now_ms, echoed) {
-                        return self.promote(index, rtt_ms, rest, sent_time);
-                    }
-                    self.ctx.stats.dropped_acks += 1;
-                }
-                Body::Disconnect { .. } => return self.forget_half_open(index),
-                _ => {}
-            }
-        }
-        // The acknowledgement was lost or is still on its way. Ask again, but not for every datagram of a burst.
-        let is_due = entry.last_answer_ms().is_none_or(|last| now_ms >= last + ANSWER_AGAIN_MS);
-        if knows_us && is_due && entry.answered < ANSWERS_MAX {
-            self.answer_half_open(index, false);
-        }
-    }
-
-    /// Turns a handshake into a connection: its address is proven.
-    fn promote(&mut self, index: HalfOpenIndex, rtt_ms: u32, rest: &[u8], sent_time: Option<u16>) {
-        let Some(entry) = self.half_open.remove(index) else { return };
-        let HalfOpen { names, terms, data, .. } = entry;
-        self.by_local.remove(&Key::new(names.address, names.local_id));
-        if let Some(&old) = self.by_remote.get(&Key::new(names.address, names.remote_id)) {
-            // The same client under the same name: it has forgotten the old connection. Spec: enet A9
-            if let Some(peer) = self.slots[old as usize].peer.as_deref_mut() {
-                peer.finish(&mut self.ctx, 0, Reason::Replaced);
-                self.settle(old, false);
-            }
-        }
-        if self.live.len() >= self.ctx.config.peers_max {
-            self.ctx.stats.dropped_connects += 1;
-            let command = Command {
-                channel: CHANNEL_NONE,
-                number: 2,
-                acknowledge: false,
-                unsequenced: true,
-                body: Body::Disconnect { data: 0 },
-            };
-            let envelope = Envelope {
-                peer_id: names.remote_id,
-                session: names.session_out,
-                connect_id: names.connect_id,
-            };
-            let mut datagram = Vec::new();
-            self.seal_command(envelope, None, &command, &mut datagram);
-            return self.send_raw(names.address, datagram);
-        }
-        let id = self.reserve();
-        let peer = Peer::accepted(&mut self.ctx, id, names, terms, data, rtt_ms);
-        self.install(peer);
-        self.ctx.stats.connects += 1;
-        self.read_commands(id.index, rest, sent_time);
-        self.settle(id.index, true);
-    }
-
-    /// Answers the DISCONNECT of a connection that it has already ended: the first answer was lost. Spec: enet A9
-    fn handle_closed(&mut self, from: SocketAddr, header: &Header, datagram: &[u8], header_len: usize) {
-        self.ctx.stats.dropped_unknown += 1;
-        let Some(entry) = self.closed.find(self.ctx.now_ms, from, header.peer_id) else { return };
-        if entry.session_in != header.session {
-            return;
-        }
-        let checksum_len = if self.ctx.config.checksum { 4 } else { 0 };
-        let (head, rest) = datagram.split_at(header_len);
-        let Some((sum, payload)) = rest.split_at_checked(checksum_len) else { return };
-        let mut unpacked = core::mem::take(&mut self.packed);
-        unpacked.clear();
-        let commands = self.open(header, head, payload, entry.connect_id, &mut unpacked, || sum);
-        let command =
-            commands.and_then(|commands| Command::decode(commands).ok()).map(|(command, _)| command);
-        let ack = command.filter(|command| command.acknowledge).and_then(|command| {
-            let Body::Disconnect { .. } = command.body else { return None };
-            let body = Body::Acknowledge { number: command.number, sent_time: header.sent_time? };
-            Some(Command {
-                channel: CHANNEL_NONE,
-                number: command.number,
-                acknowledge: false,
-                unsequenced: false,
-                body,
-            })
-        });
-        self.packed = unpacked;
-        if let Some(ack) = ack {
-            let envelope = Envelope {
-                peer_id: entry.remote_id,
-                session: entry.session_out,
-                connect_id: entry.connect_id,
-            };
-            let mut datagram = Vec::new();
-            self.seal_command(envelope, None, &ack, &mut datagram);
-            self.send_raw(from, datagram);
-        }
-    }
-
     // ---- sending
 
     fn note_transmit(&mut self, to: SocketAddr, len: usize) -> Transmit {
@@ -1161,136 +898,6 @@ impl Host {
             self.timers.insert(Instant::from_millis(at), Timer::HalfOpen);
         }
     }
-
-    // ---- bandwidth
-
-    fn peers_changed(&mut self) {
-        let config = &self.ctx.config;
-        if config.bandwidth_reports == BandwidthReports::Always || config.incoming_bandwidth != 0 {
-            self.bandwidth.report = true;
-        }
-        self.update_meters();
-        self.arm_bandwidth();
-    }
-
-    fn update_meters(&mut self) {
-        self.ctx.meters = self.ctx.config.outgoing_bandwidth != 0 || self.bandwidth.limited > 0;
-    }
-
-    /// Looks at the bandwidth at the next whole second, if there is something to see.
-    fn arm_bandwidth(&mut self) {
-        let has_work = self.bandwidth.report || self.ctx.meters;
-        if self.bandwidth.is_armed || !has_work || self.by_remote.is_empty() {
-            return;
-        }
-        let since = self.ctx.now_ms.saturating_sub(self.bandwidth.epoch_ms);
-        let at = self.bandwidth.epoch_ms + (since / BANDWIDTH_LOOK_MS + 1) * BANDWIDTH_LOOK_MS;
-        self.bandwidth.is_armed = true;
-        self.timers.insert(Instant::from_millis(at), Timer::Bandwidth);
-    }
-
-    fn share_bandwidth(&mut self) {
-        let elapsed = self.ctx.now_ms.saturating_sub(self.bandwidth.epoch_ms);
-        self.bandwidth.epoch_ms += elapsed / BANDWIDTH_LOOK_MS * BANDWIDTH_LOOK_MS;
-        self.share_throttle(elapsed.min(2 * BANDWIDTH_LOOK_MS));
-        if core::mem::take(&mut self.bandwidth.report) {
-            self.report_bandwidth();
-        }
-    }
-
-    /// Lowers the throttles of those who would get more than there is. Spec: enet §13.2
-    fn share_throttle(&mut self, elapsed_ms: u64) {
-        let bandwidth = &mut self.bandwidth;
-        for index in bandwidth.adjusted.drain(..) {
-            if let Some(peer) = self.slots[index as usize].peer.as_deref_mut() {
-                peer.estimate.limit = None;
-            }
-        }
-        let per_look = |rate: u32| u64::from(rate) * elapsed_ms / 1_000;
-        // What every active peer has sent, and can take.
-        let mut senders: Vec<(u32, u64, u64)> = Vec::new();
-        for index in bandwidth.active.drain(..) {
-            let Some(peer) = self.slots[index as usize].peer.as_deref_mut().filter(|peer| peer.in_active)
-            else {
-                continue;
-            };
-            peer.in_active = false;
-            senders.push((
-                index,
-                core::mem::take(&mut peer.metered_bytes),
-                per_look(peer.incoming_bandwidth),
-            ));
-        }
-        let outgoing = self.ctx.config.outgoing_bandwidth;
-        let is_limited = outgoing != 0;
-        let mut budget = per_look(outgoing);
-        let mut data: u64 = senders.iter().map(|&(_, bytes, _)| bytes).sum();
-        let scale = u64::from(THROTTLE_SCALE);
-        // Taking out those who can take less than their share never raises the share of the others, so the second round
-        // finds nobody.
-        loop {
-            let share = if !is_limited || data <= budget { scale } else { budget * scale / data };
-            self.ctx.share = share as u32;
-            let before = senders.len();
-            senders.retain(|&(index, bytes, room)| {
-                crate::work::step();
-                if room == 0 || share * bytes / scale <= room {
-                    return true;
-                }
-                if let Some(peer) = self.slots[index as usize].peer.as_deref_mut() {
-                    let limit = (room * scale / bytes).max(1) as u32;
-                    peer.estimate.limit = Some(limit);
-                    peer.estimate.throttle = peer.estimate.throttle.min(limit);
-                    bandwidth.adjusted.push(index);
-                }
-                budget = budget.saturating_sub(room);
-                data = data.saturating_sub(room);
-                false
-            });
-            if senders.len() == before {
-                return;
-            }
-        }
-    }
-
-    /// Tells every peer what this host can take from it. Spec: enet §13.3
-    fn report_bandwidth(&mut self) {
-        let (incoming, outgoing) = (self.ctx.config.incoming_bandwidth, self.ctx.config.outgoing_bandwidth);
-        // What each announced to send at most.
-        let mut wishes: Vec<(u32, u32)> = Vec::new();
-        for &index in &self.live {
-            let Some(peer) = &self.slots[index as usize].peer else { continue };
-            if matches!(peer.state, State::Connected | State::DisconnectLater(_)) {
-                wishes.push((peer.outgoing_bandwidth, index));
-            }
-        }
-        // Who wants less than an equal share leaves the rest to the others, whose share grows. In order of what they want
-        // this takes one look at each; the reference starts again after every round and comes to the same end, since a
-        // share never shrinks.
-        wishes.sort_unstable();
-        let mut left = incoming;
-        let mut modest = if incoming == 0 { wishes.len() } else { 0 };
-        while let Some(&(wish, _)) = wishes.get(modest) {
-            crate::work::step();
-            let share = left / (wishes.len() - modest) as u32;
-            if wish != 0 && wish >= share {
-                break;
-            }
-            left = left.saturating_sub(wish);
-            modest += 1;
-        }
-        let sharing = (wishes.len() - modest) as u32;
-        for (place, &(wish, index)) in wishes.iter().enumerate() {
-            let room = match left.checked_div(sharing) {
-                _ if incoming == 0 => 0,
-                Some(share) if place >= modest => share,
-                _ => wish,
-            };
-            let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { continue };
-            peer.report_bandwidth(&mut self.ctx, room, outgoing);
-            self.settle(index, true);
-        }
-    }
 }
 
 impl fmt::Debug for Host {
@@ -1303,70 +910,9 @@ impl fmt::Debug for Host {
     }
 }
 
-/// Connections that ended lately: their sessions must not be used again at once, and the DISCONNECT that ended them may
-/// come again. Bounded in number and time.
-#[derive(Debug)]
-struct Closed {
-    entries: HashMap<Key, ClosedEntry, Keyed>,
-    oldest: VecDeque<(Key, u64)>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct ClosedEntry {
-    remote_id: u16,
-    connect_id: [u8; 4],
-    session_in: u8,
-    session_out: u8,
-    /// Ended by a DISCONNECT that was acknowledged.
-    answers: bool,
-    until_ms: u64,
-}
-
-impl Closed {
-    fn new(secret: &mut Secret) -> Self {
-        Self { entries: HashMap::with_hasher(secret.table_key()), oldest: VecDeque::new() }
-    }
-
-    fn len(&self) -> usize {
-        self.oldest.len()
-    }
-
-    fn insert(&mut self, address: SocketAddr, id: u16, entry: ClosedEntry) {
-        let surplus = if self.oldest.len() >= CLOSED_MAX { self.oldest.pop_front() } else { None };
-        if let Some((key, until_ms)) = surplus {
-            // A later entry under the same key stays.
-            if self.entries.get(&key).is_some_and(|entry| entry.until_ms == until_ms) {
-                self.entries.remove(&key);
-            }
-        }
-        let key = Key::new(address, id);
-        self.entries.insert(key, entry);
-        self.oldest.push_back((key, entry.until_ms));
-    }
-
-    fn find(&self, now_ms: u64, address: SocketAddr, id: u16) -> Option<ClosedEntry> {
-        self.entries
-            .get(&Key::new(address, id))
-            .copied()
-            .filter(|entry| entry.answers && now_ms < entry.until_ms)
-    }
-
-    /// The last session ids used under this id.
-    fn sessions(&self, address: SocketAddr, id: u16) -> (u8, u8) {
-        let entry = self.entries.get(&Key::new(address, id));
-        entry.map_or((SESSION_UNUSED, SESSION_UNUSED), |entry| (entry.session_in, entry.session_out))
-    }
-}
-
 fn find(slots: &mut [Slot], id: PeerId) -> Option<&mut Peer> {
     let slot = slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)?;
     slot.peer.as_deref_mut()
-}
-
-/// Spec: enet §7.3
-fn next_session(session: u8, avoid: u8) -> u8 {
-    let next = session.wrapping_add(1) & SESSION_MASK;
-    if next == avoid { (next + 1) & SESSION_MASK } else { next }
 }
 
 fn is_broadcast(address: SocketAddr) -> bool {
@@ -1379,15 +925,5 @@ const BURST_MAX: u32 = 48;
 /// Answers to strangers and other datagrams without a connection that may wait, some 100 bytes each. A driver sends them
 /// after every batch; as many as half-open connections by default, so that a batch of that many CONNECTs gets its answers.
 const LOOSE_MAX: usize = 16_384;
-/// A client that has not acknowledged VERIFY_CONNECT gets another after this time; its ping comes back after 500 ms.
-const ANSWER_AGAIN_MS: u64 = 200;
-/// Answers to one attempt: with doubling pauses, a client asks seven times before it gives up.
-const ANSWERS_MAX: u32 = 16;
 /// At most one look for stale handshakes in this time.
 const HALF_OPEN_LOOK_MS: u64 = 100;
-/// Spec: enet §6
-const BANDWIDTH_LOOK_MS: u64 = 1_000;
-/// The last of the usual repetitions of a DISCONNECT comes within 5 s. Spec: enet A9
-const CLOSED_MS: u64 = 10_000;
-/// Connections ended lately that are remembered, about 400 KiB.
-const CLOSED_MAX: usize = 4_096;

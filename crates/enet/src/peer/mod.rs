@@ -1,0 +1,664 @@
+//! One connection: what it sends, what it receives, and how it ends.
+
+mod receiving;
+mod sending;
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+
+use bytes::Bytes;
+use throng_stdx::TimerKey;
+
+use crate::budget::{Budget, Held, OVERHEAD};
+use crate::config::{Config, FRAGMENTS_MAX, WINDOW_MAX, WINDOW_MIN};
+use crate::estimate::{Estimate, Loss};
+use crate::lane::LaneState;
+use crate::sent::{CONTROL, Numbers, SentIndex, SentLog};
+use crate::statistics::{Counts, Traffic};
+use crate::types::{Delivery, Event, Lane, PeerId, PeerInfo, PeerState, Reason, SendError, Stats};
+use crate::wire::{Body, Command, Handshake};
+use crate::work;
+
+/// What a peer needs of its host.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) config: Config,
+    pub(crate) stats: Stats,
+    pub(crate) budget: Budget,
+    pub(crate) now_ms: u64,
+    /// Highest throttle value that the host's bandwidth allows. Spec: enet §13.2
+    pub(crate) share: u32,
+    /// Whether bytes sent are counted per peer, because some bandwidth is limited.
+    pub(crate) meters: bool,
+}
+
+/// Where a connection stands. Spec: enet §7.2; a server's part of the handshake is in `half_open`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Connecting,
+    Connected,
+    /// Disconnects with this number as soon as everything was acknowledged.
+    DisconnectLater(u32),
+    /// Sent DISCONNECT and waits for its acknowledgement.
+    Disconnecting,
+    /// Received DISCONNECT; over as soon as its acknowledgement has left.
+    AcknowledgingDisconnect(u32),
+    /// Over. Events may still be waiting for the application.
+    Over,
+}
+
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) id: PeerId,
+    pub(crate) address: SocketAddr,
+    pub(crate) state: State,
+    /// The number by which the other end addresses us, and by which we address it.
+    pub(crate) local_id: u16,
+    pub(crate) remote_id: u16,
+    pub(crate) connect_id: [u8; 4],
+    /// Session ids expected in, and put into, datagrams.
+    pub(crate) session_in: u8,
+    pub(crate) session_out: u8,
+    /// The reason was the other side's acknowledged DISCONNECT: its retransmissions are to be answered.
+    pub(crate) ended_by_remote: bool,
+    lanes_max: u8,
+    mtu: u16,
+    window: u32,
+    /// What the other side can take, and sends at most, in bytes per second; 0 is no limit.
+    pub(crate) incoming_bandwidth: u32,
+    pub(crate) outgoing_bandwidth: u32,
+    pub(crate) estimate: Estimate,
+    loss: Loss,
+    round_trips: Counts,
+    lowest_rtt_ms: u32,
+    pub(crate) traffic: Traffic,
+    resent_commands: u64,
+    ping_interval_ms: u32,
+    timeout_limit: u32,
+    timeout_min_ms: u32,
+    timeout_max_ms: u32,
+    /// When the other side last acknowledged something.
+    last_ack_ms: Option<u64>,
+    /// Oldest of the transmissions that have expired since the last acknowledgement.
+    earliest_loss_ms: Option<u64>,
+
+    control_number: u16,
+    group_out: u16,
+    /// Order in which commands were queued, over all three queues.
+    stamp: u64,
+    /// Commands about the connection, reliable data, and the rest, in the order they were queued. Three queues: when the
+    /// window is closed, the others pass without a look at what is held back.
+    control: VecDeque<Queued<Body<'static>>>,
+    reliable: VecDeque<Queued<Outgoing>>,
+    loose: VecDeque<Queued<Outgoing>>,
+    /// Bytes in `reliable` and `loose` and of unacknowledged data.
+    queued_bytes: usize,
+    /// Commands to be sent again, connection and data, in the order they were found lost.
+    resend_control: VecDeque<Queued<SentIndex>>,
+    resend_data: VecDeque<Queued<SentIndex>>,
+    sent: SentLog,
+    control_unacknowledged: Numbers,
+    in_flight_bytes: usize,
+    acks: VecDeque<Ack>,
+    /// Bytes queued since the bandwidth was last shared out.
+    pub(crate) metered_bytes: u64,
+    pub(crate) in_active: bool,
+
+    /// In order of their numbers; only lanes in use.
+    lanes: Vec<LaneState>,
+    group_base: u16,
+    groups_seen: Option<Box<[u64; receiving::GROUPS / 64]>>,
+    held: Held,
+    inbox: VecDeque<Event>,
+
+    // Kept by the host.
+    pub(crate) in_ready: bool,
+    pub(crate) in_dirty: bool,
+    pub(crate) is_mapped: bool,
+    pub(crate) is_remote_mapped: bool,
+    pub(crate) is_limited: bool,
+    pub(crate) live_at: u32,
+    pub(crate) timer: Option<(u64, TimerKey)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Queued<T> {
+    stamp: u64,
+    item: T,
+}
+
+/// A packet, or what is left of it, in a queue.
+#[derive(Clone, Debug)]
+struct Outgoing {
+    lane: u8,
+    kind: Kind,
+    /// The reliable number: of the packet (of its first fragment), or of the last reliable packet before it.
+    number: u16,
+    data: Bytes,
+    /// Bytes of a fragment; 0 when the packet goes out whole.
+    part: u16,
+    /// Fragments that have left.
+    next: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Reliable,
+    /// With its unreliable number.
+    Unreliable(u16),
+    /// With its group.
+    Unsequenced(u16),
+}
+
+/// An acknowledgement to send.
+#[derive(Clone, Copy, Debug)]
+struct Ack {
+    channel: u8,
+    number: u16,
+    sent_time: u16,
+    /// The connection is over once this has left.
+    is_last: bool,
+}
+
+/// Whether the rest of a datagram is worth reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flow {
+    Continue,
+    Stop,
+}
+
+/// How to address a datagram to this peer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Envelope {
+    pub(crate) peer_id: u16,
+    pub(crate) session: u8,
+    pub(crate) connect_id: [u8; 4],
+}
+
+/// The agreed values of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) lanes: u8,
+    pub(crate) mtu: u16,
+    pub(crate) window: u32,
+    pub(crate) incoming_bandwidth: u32,
+    pub(crate) outgoing_bandwidth: u32,
+    pub(crate) throttle_interval: u32,
+    pub(crate) throttle_acceleration: u32,
+    pub(crate) throttle_deceleration: u32,
+}
+
+/// Who is at the other end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Names {
+    pub(crate) address: SocketAddr,
+    pub(crate) local_id: u16,
+    pub(crate) remote_id: u16,
+    pub(crate) connect_id: [u8; 4],
+    pub(crate) session_in: u8,
+    pub(crate) session_out: u8,
+}
+
+impl Peer {
+    fn new(id: PeerId, names: Names, terms: Terms, state: State) -> Self {
+        let mut estimate = Estimate::new();
+        estimate.interval_ms = terms.throttle_interval;
+        estimate.acceleration = terms.throttle_acceleration;
+        estimate.deceleration = terms.throttle_deceleration;
+        Self {
+            id,
+            address: names.address,
+            state,
+            local_id: names.local_id,
+            remote_id: names.remote_id,
+            connect_id: names.connect_id,
+            session_in: names.session_in,
+            session_out: names.session_out,
+            ended_by_remote: false,
+            lanes_max: terms.lanes,
+            mtu: terms.mtu,
+            window: terms.window,
+            incoming_bandwidth: terms.incoming_bandwidth,
+            outgoing_bandwidth: terms.outgoing_bandwidth,
+            estimate,
+            loss: Loss::default(),
+            round_trips: Counts::default(),
+            lowest_rtt_ms: u32::MAX,
+            traffic: Traffic::default(),
+            resent_commands: 0,
+            ping_interval_ms: PING_INTERVAL_MS,
+            timeout_limit: TIMEOUT_LIMIT,
+            timeout_min_ms: TIMEOUT_MIN_MS,
+            timeout_max_ms: TIMEOUT_MAX_MS,
+            last_ack_ms: None,
+            earliest_loss_ms: None,
+            control_number: 0,
+            group_out: 0,
+            stamp: 0,
+            control: VecDeque::new(),
+            reliable: VecDeque::new(),
+            loose: VecDeque::new(),
+            queued_bytes: 0,
+            resend_control: VecDeque::new(),
+            resend_data: VecDeque::new(),
+            sent: SentLog::new(),
+            control_unacknowledged: Numbers::default(),
+            in_flight_bytes: 0,
+            acks: VecDeque::new(),
+            metered_bytes: 0,
+            in_active: false,
+            lanes: Vec::new(),
+            group_base: 0,
+            groups_seen: None,
+            held: Held::default(),
+            inbox: VecDeque::new(),
+            in_ready: false,
+            in_dirty: false,
+            is_mapped: false,
+            is_remote_mapped: false,
+            is_limited: false,
+            live_at: 0,
+            timer: None,
+        }
+    }
+
+    /// A connection that this side asks for: CONNECT is queued.
+    pub(crate) fn connecting(id: PeerId, names: Names, terms: Terms, data: u32) -> Self {
+        let mut peer = Self::new(id, names, terms, State::Connecting);
+        let handshake = Handshake {
+            peer_id: names.local_id,
+            incoming_session: names.session_in,
+            outgoing_session: names.session_out,
+            mtu: terms.mtu.into(),
+            window: terms.window,
+            channels: terms.lanes.into(),
+            incoming_bandwidth: terms.incoming_bandwidth,
+            outgoing_bandwidth: terms.outgoing_bandwidth,
+            throttle_interval: terms.throttle_interval,
+            throttle_acceleration: terms.throttle_acceleration,
+            throttle_deceleration: terms.throttle_deceleration,
+            connect_id: names.connect_id,
+        };
+        // These describe the other side, which is not known yet.
+        (peer.incoming_bandwidth, peer.outgoing_bandwidth) = (0, 0);
+        peer.queue_control(Body::Connect(handshake, data));
+        peer
+    }
+
+    /// A connection that the other side asked for and that has just proven its address.
+    pub(crate) fn accepted(
+        ctx: &mut Context,
+        id: PeerId,
+        names: Names,
+        terms: Terms,
+        data: u32,
+        rtt_ms: u32,
+    ) -> Self {
+        let mut peer = Self::new(id, names, terms, State::Connected);
+        // VERIFY_CONNECT was number 1.
+        peer.control_number = 1;
+        peer.measure(ctx, rtt_ms);
+        peer.last_ack_ms = Some(ctx.now_ms);
+        peer.inbox.push_back(Event::Connected { peer: id, data });
+        peer
+    }
+
+    // ---- the application's side
+
+    pub(crate) fn send(
+        &mut self,
+        ctx: &mut Context,
+        lane: Lane,
+        data: Bytes,
+        delivery: Delivery,
+    ) -> Result<(), SendError> {
+        if self.state != State::Connected {
+            return Err(SendError::NotConnected);
+        }
+        if lane.0 >= self.lanes_max {
+            return Err(SendError::NoSuchLane { lane: lane.0, lanes: self.lanes_max });
+        }
+        let part = ctx.config.fragment_bytes(self.mtu);
+        let count = if data.len() <= part { 1 } else { data.len().div_ceil(part) };
+        if data.len() > ctx.config.packet_bytes_max || count > FRAGMENTS_MAX as usize {
+            return Err(SendError::TooLong { len: data.len(), max: ctx.config.packet_bytes_max });
+        }
+        let queued = self.queued_bytes + data.len() + OVERHEAD;
+        if queued > ctx.config.send_bytes_max {
+            return Err(SendError::QueueFull { queued: self.queued_bytes });
+        }
+        let state = lane_mut(&mut self.lanes, lane.0);
+        let is_whole = count == 1;
+        // Spec: enet §11.1, §11.2
+        let wants_fragments =
+            matches!(delivery, Delivery::UnreliableFragmented | Delivery::UnsequencedFragmented);
+        let kind = if is_whole && matches!(delivery, Delivery::Unsequenced | Delivery::UnsequencedFragmented)
+        {
+            self.group_out = self.group_out.wrapping_add(1);
+            Kind::Unsequenced(self.group_out)
+        } else if delivery == Delivery::Reliable
+            || state.unreliable_out == u16::MAX
+            || !is_whole && !wants_fragments
+        {
+            Kind::Reliable
+        } else {
+            state.unreliable_out += 1;
+            Kind::Unreliable(state.unreliable_out)
+        };
+        let number = match kind {
+            Kind::Reliable => {
+                if !state.can_carry(count as u32) {
+                    let max = part * 6 * 4096;
+                    return Err(SendError::TooLong { len: data.len(), max });
+                }
+                let first = state.reliable_out.wrapping_add(1);
+                state.reliable_out = state.reliable_out.wrapping_add(count as u16);
+                state.unreliable_out = 0;
+                first
+            }
+            Kind::Unreliable(_) => state.reliable_out,
+            Kind::Unsequenced(_) => 0,
+        };
+        let fixed = match kind {
+            _ if !is_whole => 24,
+            Kind::Reliable => 6,
+            _ => 8,
+        };
+        self.meter(ctx, data.len() + count * fixed);
+        self.queued_bytes = queued;
+        ctx.stats.packets_out += 1;
+        self.traffic.packets_out += 1;
+        let part = if is_whole { 0 } else { part as u16 };
+        self.stamp += 1;
+        let queued =
+            Queued { stamp: self.stamp, item: Outgoing { lane: lane.0, kind, number, data, part, next: 0 } };
+        if kind == Kind::Reliable {
+            self.reliable.push_back(queued)
+        } else {
+            self.loose.push_back(queued)
+        }
+        Ok(())
+    }
+
+    /// Starts an orderly end. Returns the farewell to send when there is nobody to acknowledge one.
+    pub(crate) fn disconnect(&mut self, ctx: &mut Context, data: u32) -> Option<Command<'static>> {
+        match self.state {
+            State::Disconnecting | State::AcknowledgingDisconnect(_) | State::Over => None,
+            State::Connected | State::DisconnectLater(_) => {
+                self.clear_outgoing();
+                self.queue_control(Body::Disconnect { data });
+                self.meter(ctx, 8);
+                self.state = State::Disconnecting;
+                None
+            }
+            State::Connecting => Some(self.farewell(data)),
+        }
+    }
+
+    /// The unacknowledged DISCONNECT. Spec: enet §14
+    pub(crate) fn farewell(&mut self, data: u32) -> Command<'static> {
+        self.control_number = self.control_number.wrapping_add(1);
+        Command {
+            channel: CONTROL,
+            number: self.control_number,
+            acknowledge: false,
+            unsequenced: true,
+            body: Body::Disconnect { data },
+        }
+    }
+
+    pub(crate) fn disconnect_later(&mut self, ctx: &mut Context, data: u32) {
+        if !matches!(self.state, State::Connected | State::DisconnectLater(_)) {
+            return;
+        }
+        self.state = State::DisconnectLater(data);
+        self.disconnect_if_drained(ctx);
+    }
+
+    pub(crate) fn configure_throttle(&mut self, interval: u32, acceleration: u32, deceleration: u32) {
+        self.estimate.interval_ms = interval;
+        self.estimate.acceleration = acceleration;
+        self.estimate.deceleration = deceleration;
+        self.queue_control(Body::ThrottleConfigure { interval, acceleration, deceleration });
+    }
+
+    pub(crate) fn set_ping_interval_ms(&mut self, interval_ms: u32) {
+        self.ping_interval_ms = interval_ms.max(1);
+    }
+
+    pub(crate) fn set_timeouts(&mut self, limit: u32, min_ms: u32, max_ms: u32) {
+        (self.timeout_limit, self.timeout_min_ms, self.timeout_max_ms) = (limit, min_ms, max_ms);
+    }
+
+    pub(crate) fn report_bandwidth(&mut self, ctx: &mut Context, incoming: u32, outgoing: u32) {
+        self.queue_control(Body::BandwidthLimit { incoming, outgoing });
+        self.meter(ctx, 12);
+    }
+
+    /// Ends the connection here and now.
+    pub(crate) fn finish(&mut self, ctx: &mut Context, data: u32, reason: Reason) {
+        debug_assert_ne!(self.state, State::Over);
+        self.clear_outgoing();
+        self.acks = VecDeque::new();
+        for lane in core::mem::take(&mut self.lanes) {
+            ctx.budget.give_back(&mut self.held, lane.held_bytes());
+        }
+        self.state = State::Over;
+        self.inbox.push_back(Event::Disconnected { peer: self.id, data, reason });
+        ctx.stats.disconnects += 1;
+        if reason == Reason::Timeout {
+            ctx.stats.timeouts += 1;
+        }
+    }
+
+    /// The next event, whose packet no longer counts as held.
+    pub(crate) fn pop_event(&mut self, budget: &mut Budget) -> Option<Event> {
+        let event = self.inbox.pop_front()?;
+        if matches!(event, Event::Connected { .. }) && self.inbox.is_empty() {
+            // Many connections never receive anything else.
+            self.inbox = VecDeque::new();
+        }
+        if let Event::Received { data, .. } = &event {
+            budget.give_back(&mut self.held, data.len() + OVERHEAD);
+        }
+        if self.inbox.is_empty() && self.inbox.capacity() > INBOX_KEPT {
+            self.inbox = VecDeque::new();
+        }
+        Some(event)
+    }
+
+    /// Gives back everything that the peer holds; it is about to be forgotten.
+    pub(crate) fn release(&mut self, budget: &mut Budget) {
+        let all = self.held.0;
+        budget.give_back(&mut self.held, all);
+    }
+
+    pub(crate) fn has_events(&self) -> bool {
+        !self.inbox.is_empty()
+    }
+
+    pub(crate) fn info(&self) -> PeerInfo {
+        let ms = |ms: u32| core::time::Duration::from_millis(ms.into());
+        PeerInfo {
+            address: self.address,
+            state: match self.state {
+                State::Connecting => PeerState::Connecting,
+                State::Connected => PeerState::Connected,
+                State::DisconnectLater(_) | State::Disconnecting | State::AcknowledgingDisconnect(_) => {
+                    PeerState::Disconnecting
+                }
+                State::Over => PeerState::Over,
+            },
+            lanes: self.lanes_max,
+            mtu: self.mtu,
+            window_bytes: self.window,
+            rtt: ms(self.estimate.rtt_ms),
+            rtt_variance: ms(self.estimate.variance_ms),
+            throttle: self.estimate.throttle as u8,
+            loss: self.loss.mean,
+            queued_packets: self.reliable.len() + self.loose.len(),
+            queued_bytes: self.queued_bytes,
+            unacknowledged_commands: self.sent.len(),
+            in_flight_bytes: self.in_flight_bytes,
+            held_bytes: self.held.0,
+            resent_commands: self.resent_commands,
+            lowest_rtt: (self.lowest_rtt_ms != u32::MAX).then(|| ms(self.lowest_rtt_ms)),
+            round_trips: self.round_trips.wide(),
+            traffic: self.traffic,
+        }
+    }
+
+    // ---- time
+
+    /// When [`handle_timeout`](Self::handle_timeout) has work, in milliseconds. A ping that is due already is not such
+    /// work: it waits for the next [`write_commands`](Self::write_commands).
+    pub(crate) fn next_deadline(&mut self, now_ms: u64) -> Option<u64> {
+        let resend = self.sent.next_deadline();
+        let ping = self.ping_time().filter(|&at| at > now_ms);
+        match (resend, ping) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// When the next ping is due, if nothing else keeps the link alive. Spec: enet §12.5
+    fn ping_time(&self) -> Option<u64> {
+        let is_quiet = self.state == State::Connected
+            && self.sent.is_empty()
+            && self.control.is_empty()
+            && self.reliable.is_empty();
+        is_quiet.then(|| self.last_ack_ms.map_or(0, |last| last + u64::from(self.ping_interval_ms)))
+    }
+
+    fn ping_is_due(&self, now_ms: u64) -> bool {
+        self.ping_time().is_some_and(|at| at <= now_ms)
+    }
+
+    /// Finds lost commands, and the end of patience. Spec: enet §12.3, §12.4
+    pub(crate) fn handle_timeout(&mut self, ctx: &mut Context) {
+        while let Some(index) = self.sent.pop_expired(ctx.now_ms) {
+            work::step();
+            let sent = self.sent.get(index);
+            let (sent_ms, attempts) = (sent.sent_ms, sent.attempts);
+            let earliest = self.earliest_loss_ms.map_or(sent_ms, |earliest| earliest.min(sent_ms));
+            self.earliest_loss_ms = Some(earliest);
+            let waited = ctx.now_ms.saturating_sub(earliest);
+            let tries = 1_u64 << u32::from(attempts - 1).min(63);
+            if waited >= self.timeout_max_ms.into()
+                || tries >= self.timeout_limit.into() && waited >= self.timeout_min_ms.into()
+            {
+                self.finish(ctx, 0, Reason::Timeout);
+                return;
+            }
+            self.loss.lost += 1;
+            self.sent.back_off(index);
+            self.queue_resend(ctx, index);
+        }
+    }
+
+    /// Queues a command that has just left the flight.
+    fn queue_resend(&mut self, ctx: &mut Context, index: SentIndex) {
+        let content = &self.sent.get(index).content;
+        self.in_flight_bytes -= content.data_len();
+        self.stamp += 1;
+        let queued = Queued { stamp: self.stamp, item: index };
+        if content.is_data() {
+            self.resend_data.push_back(queued)
+        } else {
+            self.resend_control.push_back(queued)
+        }
+        self.resent_commands += 1;
+        ctx.stats.resent_commands += 1;
+    }
+
+    /// Checks what must always hold; for tests.
+    pub(crate) fn check_invariants(&self) {
+        let lanes: usize = self.lanes.iter().map(|lane| lane.held_bytes()).sum();
+        let inbox: usize = self
+            .inbox
+            .iter()
+            .map(|event| match event {
+                Event::Received { data, .. } => data.len() + OVERHEAD,
+                _ => 0,
+            })
+            .sum();
+        assert_eq!(self.held.0, lanes + inbox, "what is held is in the lanes or in the inbox");
+        assert!(self.in_flight_bytes <= self.queued_bytes, "what is in flight was queued");
+        assert!(self.lanes.is_sorted_by_key(|lane| lane.id));
+        if self.state == State::Over {
+            assert!(self.sent.is_empty() && self.queued_bytes == 0);
+        }
+    }
+}
+
+fn find_lane(lanes: &[LaneState], id: u8) -> Result<usize, usize> {
+    // Most connections use their lanes from 0 upwards.
+    match lanes.get(usize::from(id)) {
+        Some(lane) if lane.id == id => Ok(id.into()),
+        _ => lanes.binary_search_by_key(&id, |lane| lane.id),
+    }
+}
+
+fn lane_mut(lanes: &mut Vec<LaneState>, id: u8) -> &mut LaneState {
+    let at = match find_lane(lanes, id) {
+        Ok(at) => at,
+        Err(at) => {
+            // Most connections use one or two, and Vec would begin with room for four.
+            lanes.reserve_exact(1);
+            lanes.insert(at, LaneState::new(id));
+            at
+        }
+    };
+    &mut lanes[at]
+}
+
+/// How much reliable data may be on its way, given what either side announced in bytes per second. Spec: enet §8.2
+pub(crate) fn window(a: u32, b: u32) -> u32 {
+    let limit = match (a, b) {
+        (0, 0) => return WINDOW_MAX,
+        (0, limit) | (limit, 0) => limit,
+        (a, b) => a.min(b),
+    };
+    (limit / WINDOW_SCALE).saturating_mul(WINDOW_MIN).clamp(WINDOW_MIN, WINDOW_MAX)
+}
+
+fn floor_ms(config: &Config) -> u32 {
+    u32::try_from(config.resend_floor.as_millis()).unwrap_or(u32::MAX)
+}
+
+// Spec: enet §6
+const WINDOW_SCALE: u32 = 65_536;
+const PING_INTERVAL_MS: u32 = 500;
+const TIMEOUT_LIMIT: u32 = 32;
+const TIMEOUT_MIN_MS: u32 = 5_000;
+const TIMEOUT_MAX_MS: u32 = 30_000;
+/// Events for which a connection keeps room when all were taken, 1 KiB.
+const INBOX_KEPT: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_connection_is_small() {
+        // Beside this: two entries in hash tables, a timer, and room for a ping and its acknowledgement.
+        assert!(size_of::<Peer>() <= 832, "{} bytes", size_of::<Peer>());
+        assert!(size_of::<LaneState>() <= 192, "{} bytes", size_of::<LaneState>());
+    }
+
+    #[test]
+    fn windows_follow_the_narrower_side() {
+        // The values of the recorded negotiations.
+        for (a, b, expected) in [
+            (0, 0, 65_536),
+            (200_000, 500_000, 12_288),
+            (0, 128_000, 4_096),
+            (7_200, 0, 4_096),
+            (u32::MAX, u32::MAX, 65_536),
+        ] {
+            assert_eq!(window(a, b), expected, "{a} and {b}");
+        }
+    }
+}
