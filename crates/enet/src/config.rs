@@ -42,6 +42,8 @@ pub struct Config {
     /// Bytes that may wait to be sent or acknowledged, per peer; beyond it [`Host::send`](crate::Host::send) fails. A
     /// packet sent to many peers counts at each, though it is stored once. Default 64 MiB.
     pub send_bytes_max: usize,
+    /// The same for all peers together. Default: no limit, as what is broadcast counts at each peer.
+    pub host_send_bytes_max: usize,
     /// Handshakes in progress. The table grows up to this and never beyond (about 250 bytes each); when it is full the
     /// oldest makes room. Default 16,384.
     pub half_open_max: usize,
@@ -108,6 +110,7 @@ impl Config {
             peer_bytes_max: 65 << 20,
             host_bytes_max: 1 << 30,
             send_bytes_max: 64 << 20,
+            host_send_bytes_max: usize::MAX,
             half_open_max: 16_384,
             half_open_per_ip_max: 1_024,
             half_open_per_prefix_max: 4_096,

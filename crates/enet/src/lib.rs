@@ -103,7 +103,7 @@
 //! # What is not promised
 //!
 //! ENet neither encrypts nor authenticates: whoever sits on the path can read and change everything. The
-//! [checksum](Config::checksum) keeps out forgers who do not. Throughput to one peer is bounded by the protocol's window
+//! [checksum](Config::checksum) keeps out forgers who do not; [`secure`] puts both below ENet for clients of one's own. Throughput to one peer is bounded by the protocol's window
 //! of 64 KiB per round trip. Reliable packets end with the connection: what was not acknowledged then may or may not have
 //! arrived.
 //!

@@ -329,9 +329,15 @@ pub enum SendError {
         /// The most that this connection can carry.
         max: usize,
     },
-    /// Too much is waiting already.
+    /// Too much is waiting for this peer already.
     #[error("{queued} bytes are waiting to be sent; wait, or raise send_bytes_max")]
     QueueFull {
+        /// Bytes that wait.
+        queued: usize,
+    },
+    /// Too much is waiting for all peers together.
+    #[error("{queued} bytes are waiting to be sent to all peers; wait, or raise host_send_bytes_max")]
+    HostQueueFull {
         /// Bytes that wait.
         queued: usize,
     },

@@ -428,6 +428,25 @@ fn sending_says_what_is_wrong() {
 }
 
 #[test]
+fn what_waits_for_all_peers_together_has_a_limit() {
+    let config = Config { host_send_bytes_max: 10_000, ..Config::client(1) };
+    let mut pair = Pair::with(config, Config::new(2));
+    let (one, _) = pair.connect();
+    let (two, _) = pair.connect();
+    let host = &mut pair.hosts[0];
+    assert_eq!(host.send(one, Lane(0), vec![1; 8_000], Delivery::Reliable), Ok(()));
+    let wrong = host.send(two, Lane(0), vec![1; 8_000], Delivery::Reliable);
+    assert_eq!(wrong, Err(SendError::HostQueueFull { queued: host.queued_bytes() }));
+    assert_eq!(host.send(two, Lane(0), vec![1; 1_000], Delivery::Unreliable), Ok(()));
+    // What is acknowledged, sent for good or given up no longer counts.
+    pair.run(30);
+    assert_eq!(pair.hosts[0].queued_bytes(), 0);
+    assert_eq!(pair.hosts[0].send(two, Lane(0), vec![1; 8_000], Delivery::Reliable), Ok(()));
+    pair.hosts[0].reset(two);
+    assert_eq!(pair.hosts[0].queued_bytes(), 0);
+}
+
+#[test]
 fn idle_connections_only_ping() {
     let (mut pair, ..) = Pair::connected();
     let before = pair.sent;

@@ -149,7 +149,15 @@ impl Host {
             broadcasts: 0,
             body: Vec::new(),
             packed: Vec::new(),
-            ctx: Context { config, stats: Stats::default(), budget, now_ms, share: THROTTLE_SCALE, meters },
+            ctx: Context {
+                config,
+                stats: Stats::default(),
+                budget,
+                queued_bytes: 0,
+                now_ms,
+                share: THROTTLE_SCALE,
+                meters,
+            },
             secret,
         };
         host.advance(now);
@@ -545,6 +553,12 @@ impl Host {
         self.ctx.budget.total.0
     }
 
+    /// Bytes that wait to be sent or acknowledged, in all peers together, with overhead.
+    #[must_use]
+    pub fn queued_bytes(&self) -> usize {
+        self.ctx.queued_bytes
+    }
+
     /// What the host has done so far.
     #[must_use]
     pub fn stats(&self) -> &Stats {
@@ -571,6 +585,9 @@ impl Host {
             assert!(peer.in_ready || !peer.has_events(), "events would never be taken");
         }
         assert_eq!(mapped, self.live.len());
+        let queued: usize =
+            self.slots.iter().flat_map(|slot| &slot.peer).map(|peer| peer.queued_bytes()).sum();
+        assert_eq!(queued, self.ctx.queued_bytes);
         assert_eq!(self.by_local.len(), self.live.len() + self.half_open.len());
         assert!(self.by_remote.len() <= self.live.len());
         assert!(self.half_open.len() <= self.ctx.config.half_open_max);
@@ -866,7 +883,7 @@ impl Host {
         self.unmap(index);
         let slot = &mut self.slots[index as usize];
         if let Some(mut peer) = slot.peer.take() {
-            peer.release(&mut self.ctx.budget);
+            peer.release(&mut self.ctx);
             if peer.state != State::Over {
                 self.ctx.stats.disconnects += 1;
             }

@@ -27,6 +27,8 @@ pub(crate) struct Context {
     pub(crate) config: Config,
     pub(crate) stats: Stats,
     pub(crate) budget: Budget,
+    /// Bytes that wait to be sent or acknowledged, over all peers.
+    pub(crate) queued_bytes: usize,
     pub(crate) now_ms: u64,
     /// Highest throttle value that the host's bandwidth allows. Spec: enet §13.2
     pub(crate) share: u32,
@@ -329,6 +331,9 @@ impl Peer {
         if queued > ctx.config.send_bytes_max {
             return Err(SendError::QueueFull { queued: self.queued_bytes });
         }
+        if ctx.queued_bytes + (queued - self.queued_bytes) > ctx.config.host_send_bytes_max {
+            return Err(SendError::HostQueueFull { queued: ctx.queued_bytes });
+        }
         let state = lane_mut(&mut self.lanes, lane.0);
         let is_whole = count == 1;
         // Spec: enet §11.1, §11.2
@@ -367,6 +372,7 @@ impl Peer {
             _ => 8,
         };
         self.meter(ctx, data.len() + count * fixed);
+        ctx.queued_bytes += queued - self.queued_bytes;
         self.queued_bytes = queued;
         ctx.stats.packets_out += 1;
         self.traffic.packets_out += 1;
@@ -387,7 +393,7 @@ impl Peer {
         match self.state {
             State::Disconnecting | State::AcknowledgingDisconnect(_) | State::Over => None,
             State::Connected | State::DisconnectLater(_) => {
-                self.clear_outgoing();
+                self.clear_outgoing(ctx);
                 self.queue_control(Body::Disconnect { data });
                 self.meter(ctx, 8);
                 self.state = State::Disconnecting;
@@ -440,7 +446,7 @@ impl Peer {
     /// Ends the connection here and now.
     pub(crate) fn finish(&mut self, ctx: &mut Context, data: u32, reason: Reason) {
         debug_assert_ne!(self.state, State::Over);
-        self.clear_outgoing();
+        self.clear_outgoing(ctx);
         self.acks = VecDeque::new();
         for lane in core::mem::take(&mut self.lanes) {
             ctx.budget.give_back(&mut self.held, lane.held_bytes());
@@ -470,9 +476,14 @@ impl Peer {
     }
 
     /// Gives back everything that the peer holds; it is about to be forgotten.
-    pub(crate) fn release(&mut self, budget: &mut Budget) {
+    pub(crate) fn release(&mut self, ctx: &mut Context) {
         let all = self.held.0;
-        budget.give_back(&mut self.held, all);
+        ctx.budget.give_back(&mut self.held, all);
+        ctx.queued_bytes -= core::mem::take(&mut self.queued_bytes);
+    }
+
+    pub(crate) fn queued_bytes(&self) -> usize {
+        self.queued_bytes
     }
 
     pub(crate) fn has_events(&self) -> bool {

@@ -178,7 +178,7 @@ impl Peer {
         self.last_ack_ms = Some(ctx.now_ms);
         self.earliest_loss_ms = None;
         let order = self.sent.order(index);
-        let content = self.forget_sent(index);
+        let content = self.forget_sent(ctx, index);
         let overtaken = if was_in_flight { self.sent.overtake(order) } else { None };
         if let Some(overtaken) = overtaken {
             ctx.stats.resent_early += 1;
@@ -203,7 +203,7 @@ impl Peer {
     }
 
     /// Takes a command that was acknowledged out of the books.
-    pub(super) fn forget_sent(&mut self, index: SentIndex) -> Content {
+    pub(super) fn forget_sent(&mut self, ctx: &mut Context, index: SentIndex) -> Content {
         let sent = self.sent.get(index);
         let (channel, number, len) = (sent.channel, sent.number, sent.content.data_len());
         if sent.in_flight {
@@ -216,7 +216,7 @@ impl Peer {
         }
         let content = self.sent.remove(index);
         if content.is_data() {
-            self.release_queued(len);
+            self.release_queued(ctx, len);
         }
         content
     }
@@ -234,7 +234,7 @@ impl Peer {
             return;
         }
         if let Some(index) = self.control_unacknowledged.get(1) {
-            self.forget_sent(index);
+            self.forget_sent(ctx, index);
         }
         self.resend_control.clear();
         self.lanes_max = self.lanes_max.min(verify.channels as u8);
@@ -257,7 +257,7 @@ impl Peer {
         match self.state {
             State::Over | State::AcknowledgingDisconnect(_) => {}
             State::Connected | State::DisconnectLater(_) if can_acknowledge => {
-                self.clear_outgoing();
+                self.clear_outgoing(ctx);
                 self.state = State::AcknowledgingDisconnect(data);
             }
             _ => self.finish(ctx, data, Reason::Remote),

@@ -213,7 +213,7 @@ impl Peer {
         }
         packet.next += 1;
         if packet.part == 0 || packet.is_finished() {
-            self.queued_bytes -= OVERHEAD;
+            self.release_queued(ctx, OVERHEAD);
             self.reliable.pop_front();
         }
         self.in_flight_bytes += len;
@@ -230,7 +230,7 @@ impl Peer {
         if packet.next == 0 && !self.estimate.lets_pass() {
             let len = packet.data.len();
             self.loose.pop_front();
-            self.queued_bytes -= len + OVERHEAD;
+            self.release_queued(ctx, len + OVERHEAD);
             ctx.stats.throttled_packets += 1;
             return Some(false);
         }
@@ -261,7 +261,7 @@ impl Peer {
         if packet.is_finished() {
             let len = packet.data.len();
             self.loose.pop_front();
-            self.queued_bytes -= len + OVERHEAD;
+            self.release_queued(ctx, len + OVERHEAD);
         }
         Some(false)
     }
@@ -282,18 +282,19 @@ impl Peer {
         }
     }
 
-    pub(super) fn release_queued(&mut self, len: usize) {
-        debug_assert!(self.queued_bytes >= len);
+    pub(super) fn release_queued(&mut self, ctx: &mut Context, len: usize) {
+        debug_assert!(self.queued_bytes >= len && ctx.queued_bytes >= len);
         self.queued_bytes -= len;
+        ctx.queued_bytes -= len;
     }
 
-    pub(super) fn clear_outgoing(&mut self) {
+    pub(super) fn clear_outgoing(&mut self, ctx: &mut Context) {
         self.control = VecDeque::new();
         self.reliable = VecDeque::new();
         self.loose = VecDeque::new();
         self.resend_control = VecDeque::new();
         self.resend_data = VecDeque::new();
-        self.queued_bytes = 0;
+        ctx.queued_bytes -= core::mem::take(&mut self.queued_bytes);
         self.in_flight_bytes = 0;
         self.sent.clear();
         self.control_unacknowledged.clear();
