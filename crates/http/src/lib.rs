@@ -23,4 +23,5 @@ mod routes;
 
 pub use access::Access;
 pub use exposition::{Family, FamilyKind, Format, Sample, SampleValue, render};
+pub use profile::{CpuProfile, ProfileError};
 pub use routes::{Health, Monitor, Page, Part, Report, ServeOptions, serve};

@@ -1,9 +1,10 @@
 //! CPU profiles of the running process.
 
+use std::fmt;
 use std::time::Duration;
 
 use pprof::protos::Message as _;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard};
 
 /// Samples per second and thread; a prime, so that periodic work is not always met at the same point.
 const SAMPLES_PER_S: i32 = 99;
@@ -12,24 +13,61 @@ const SAMPLES_PER_S: i32 = 99;
 static RUNNING: Mutex<()> = Mutex::const_new(());
 
 /// Why there is no profile.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum ProfileError {
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProfileError {
+    /// Another profile is being taken.
+    #[error("another profile is being taken")]
     Busy,
+    /// The profiler does not work here.
+    #[error("the profiler failed: {0}")]
     Failed(String),
+}
+
+/// A CPU profile of this process that is being taken. There is one at a time; dropping it throws it away.
+pub struct CpuProfile {
+    sampler: pprof::ProfilerGuard<'static>,
+    _running: MutexGuard<'static, ()>,
+}
+
+impl CpuProfile {
+    /// Begins to sample every thread of the process, 99 times per second of CPU time.
+    ///
+    /// # Errors
+    /// See [`ProfileError`].
+    pub fn start() -> Result<CpuProfile, ProfileError> {
+        let running = RUNNING.try_lock().map_err(|_| ProfileError::Busy)?;
+        // Stacks are walked by their unwind tables, since neither this binary nor the system's libraries keep frame
+        // pointers. Threads caught inside the unwinder itself are skipped: they may hold what the walk needs.
+        let sampler =
+            pprof::ProfilerGuardBuilder::default().frequency(SAMPLES_PER_S).build().map_err(failed)?;
+        Ok(CpuProfile { sampler, _running: running })
+    }
+
+    /// Ends the profile and returns it as pprof protobuf. Looks up symbols, which takes a while on a large binary.
+    ///
+    /// # Errors
+    /// See [`ProfileError`].
+    pub fn finish(self) -> Result<Vec<u8>, ProfileError> {
+        let profile = self.sampler.report().build().and_then(|report| report.pprof()).map_err(failed)?;
+        Ok(profile.encode_to_vec())
+    }
+}
+
+impl fmt::Debug for CpuProfile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CpuProfile").finish_non_exhaustive()
+    }
+}
+
+fn failed(error: pprof::Error) -> ProfileError {
+    ProfileError::Failed(error.to_string())
 }
 
 /// Samples the process for `duration` and returns a pprof protobuf.
 pub(crate) async fn cpu_profile(duration: Duration) -> Result<Vec<u8>, ProfileError> {
-    let Ok(_running) = RUNNING.try_lock() else { return Err(ProfileError::Busy) };
-    let failed = |error: pprof::Error| ProfileError::Failed(error.to_string());
-    // Stacks are walked by their unwind tables, since neither this binary nor the system's libraries keep frame
-    // pointers. Threads caught inside the unwinder itself are skipped: they may hold what the walk needs.
-    let guard = pprof::ProfilerGuardBuilder::default().frequency(SAMPLES_PER_S).build().map_err(failed)?;
+    let profile = CpuProfile::start()?;
     tokio::time::sleep(duration).await;
-    // Symbols are looked up here, which takes a while on a large binary.
-    let encode = move || -> Result<Vec<u8>, ProfileError> {
-        let profile = guard.report().build().and_then(|report| report.pprof()).map_err(failed)?;
-        Ok(profile.encode_to_vec())
-    };
-    tokio::task::spawn_blocking(encode).await.map_err(|error| ProfileError::Failed(error.to_string()))?
+    let finished = tokio::task::spawn_blocking(|| profile.finish()).await;
+    finished.map_err(|error| ProfileError::Failed(error.to_string()))?
 }

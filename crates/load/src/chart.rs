@@ -57,15 +57,25 @@ fn draw(
     names: &[&str],
 ) -> Result<(), Box<dyn Error>> {
     let points = || lines.iter().flatten();
-    let x_max = points().map(|point| point.0).fold(1.0, f64::max);
+    let x_max = points().map(|point| point.0).fold(1.0, f64::max) * 1.02;
     let y_max = points().map(|point| point.1).fold(0.001, f64::max) * 1.1;
     let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 18))
         .margin(12)
+        // Half of the last label on the x axis stands beyond the axis.
+        .margin_right(28)
         .x_label_area_size(36)
         .y_label_area_size(56)
         .build_cartesian_2d(0.0..x_max, 0.0..y_max)?;
-    chart.configure_mesh().x_desc(x_label).y_desc(y_label).light_line_style(WHITE).draw()?;
+    chart
+        .configure_mesh()
+        .x_desc(x_label)
+        .y_desc(y_label)
+        .x_label_formatter(&axis_label)
+        .y_label_formatter(&axis_label)
+        .light_line_style(WHITE)
+        .bold_line_style(BLACK.mix(0.12))
+        .draw()?;
     for ((line, name), color) in lines.iter().zip(names).zip([BLUE, RED]) {
         let series = LineSeries::new(line.iter().copied(), color.stroke_width(2)).point_size(2);
         chart
@@ -73,8 +83,23 @@ fn draw(
             .label(*name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
     }
-    chart.configure_series_labels().background_style(WHITE).border_style(BLACK).draw()?;
+    if lines.len() > 1 {
+        // Latency grows to the right, so this corner is free.
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperLeft)
+            .margin(10)
+            .background_style(WHITE.mix(0.9))
+            .border_style(BLACK.mix(0.3))
+            .draw()?;
+    }
     Ok(())
+}
+
+/// `600` and `0.25`, not `600.0` and `0.2500000001`.
+fn axis_label(value: &f64) -> String {
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 #[cfg(test)]
@@ -84,5 +109,14 @@ mod tests {
     #[test]
     fn nothing_to_draw_is_no_picture() {
         assert_eq!(svg(&Report::new("a b")).expect("drawable"), None);
+    }
+
+    #[test]
+    fn labels_have_no_needless_digits() {
+        for (value, text) in
+            [(0.0, "0"), (600.0, "600"), (1200.0, "1200"), (0.1 + 0.2, "0.3"), (0.25, "0.25")]
+        {
+            assert_eq!(axis_label(&value), text);
+        }
     }
 }

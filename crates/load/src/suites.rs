@@ -128,8 +128,8 @@ pub struct Target {
 
 /// Told what goes on, for a display.
 pub trait Progress {
-    /// A run begins.
-    fn begin(&mut self, what: &str);
+    /// A run begins. Its samples come until `window` is over; `None` when nobody knows how long it takes.
+    fn begin(&mut self, what: &str, window: Option<Duration>);
     /// A sample was taken.
     fn sample(&mut self, sample: &Sample);
 }
@@ -139,7 +139,7 @@ pub trait Progress {
 pub struct Silent;
 
 impl Progress for Silent {
-    fn begin(&mut self, _what: &str) {}
+    fn begin(&mut self, _what: &str, _window: Option<Duration>) {}
     fn sample(&mut self, _sample: &Sample) {}
 }
 
@@ -252,7 +252,7 @@ impl Context<'_> {
     }
 
     fn run(&self, name: &str, plan: &Plan, server: &Server) -> Result<Outcome, BenchError> {
-        self.progress.borrow_mut().begin(&format!("{}: {name}", self.name));
+        self.progress.borrow_mut().begin(&format!("{}: {name}", self.name), plan.duration);
         engine::run(plan, &server.probe, &mut |sample| self.progress.borrow_mut().sample(sample))
             .map_err(|source| BenchError::Run { name: name.to_owned(), source })
     }
@@ -633,7 +633,7 @@ fn gateway_start(context: &Context<'_>) -> Result<Report, BenchError> {
     let starts = if context.options.quick { 3 } else { 21 };
     let mut report = context.report(true);
     report.setting("starts", starts);
-    context.progress.borrow_mut().begin(&format!("{}: {starts} starts", context.name));
+    context.progress.borrow_mut().begin(&format!("{}: {starts} starts", context.name), None);
     let mut times = crate::stats::Times::default();
     for _ in 0..starts {
         let server = context.server()?;

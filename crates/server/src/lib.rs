@@ -23,6 +23,7 @@
 
 pub mod auth;
 pub mod config;
+pub mod doctor;
 mod gateway_config;
 mod listen;
 pub mod log;
@@ -35,6 +36,7 @@ mod process;
 mod recorder;
 mod report;
 mod schemas;
+mod services;
 mod signals;
 mod start;
 #[cfg(test)]
@@ -42,5 +44,7 @@ mod testing;
 mod tls;
 mod worker;
 
+pub use services::SERVICES;
 pub use signals::{End, Signals};
 pub use start::{Address, Running, Service, StartError, start};
+pub use throng_http::{CpuProfile, ProfileError};

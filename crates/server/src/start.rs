@@ -21,7 +21,7 @@ use crate::mailbox::{Mailbox, Post};
 use crate::monitor::Watch;
 use crate::recorder::Recorder;
 use crate::worker::{Heartbeat, ListenerRole, Worker, WorkerParts};
-use crate::{gateway_config, process, schemas, tls};
+use crate::{gateway_config, process, schemas, services, tls};
 
 /// Shards that "one per two cores" stops at. Beyond, mail between shards outweighs what another one adds.
 ///
@@ -96,11 +96,11 @@ pub enum StartError {
 pub struct Running {
     config: Mutex<Config>,
     addresses: Vec<Address>,
-    mailboxes: Arc<[Mailbox]>,
+    pub(crate) mailboxes: Arc<[Mailbox]>,
     workers: Vec<JoinHandle<()>>,
     recorder: Option<JoinHandle<()>>,
     runtime: Option<tokio::runtime::Runtime>,
-    watch: Arc<Watch>,
+    pub(crate) watch: Arc<Watch>,
     logins: Arc<Logins>,
     access: Arc<Access>,
     acceptors: Vec<(Section, TlsAcceptor)>,
@@ -183,7 +183,8 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let mut addresses = Vec::new();
     let mut acceptors = Vec::new();
     let mut roles = HashMap::new();
-    for section in [Section::Servers, Section::Clients] {
+    let gateway = services::is_selected(&settings.server.only, services::GATEWAY);
+    for section in [Section::Servers, Section::Clients].into_iter().filter(|_| gateway) {
         let acceptor = &mut acceptors;
         open_listeners(settings, section, &mut loops[0], &mut addresses, acceptor, &mut roles)?;
     }

@@ -23,6 +23,13 @@ fn one_mistake_gives_one_problem_with_line_column_and_hint() {
         ("[gateway.client]\n", UnknownKey, 1, 10, &["did you mean `clients`?"]),
         ("[gateway]\nserver = 1\n", UnknownKey, 2, 1, &["did you mean `servers`?"]),
         ("[server]\njwt_issuer = 'x'\n", UnknownKey, 2, 1, &["`gateway.auth.jwt_issuer`"]),
+        (
+            "[server]\nonly = ['gatway']\n",
+            BadValue,
+            2,
+            1,
+            &["no service \"gatway\"", "allowed: gateway", "did you mean"],
+        ),
         ("[server]\nshards = -1\n", BadValue, 2, 10, &["found -1", "from 0 to 64 (threads)", "default 0"]),
         ("[server]\nshards = 65\n", BadValue, 2, 10, &["found 65"]),
         ("[server]\nshards = 99999999999999999999\n", BadValue, 2, 10, &["99999999999999999999"]),

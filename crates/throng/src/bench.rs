@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use throng_load::bare::{self, BarePlan};
 use throng_load::case::Case;
 use throng_load::enet::{self, ServePlan};
@@ -63,7 +64,7 @@ pub(crate) struct BenchArgs {
 #[derive(Debug, Clone, Args)]
 struct EnetArgs {
     /// `bench enet`: be the server, at --addr, and echo every packet as it came, until Ctrl-C
-    #[arg(long, help_heading = "ENet echo server")]
+    #[arg(hide_short_help = true, long, help_heading = "ENet echo server")]
     serve: bool,
     /// Connections at the same time
     #[arg(long, value_name = "N", default_value_t = 1 << 20, hide_short_help = true, help_heading = "ENet echo server")]
@@ -239,7 +240,7 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             };
             let report = {
                 let mut live = Live::new();
-                enet::run(&options, &mut |what| live.begin(what))?
+                enet::run(&options, &mut |what| live.begin(what, None))?
             };
             save(&args, &report, "")?;
             show(&args, &report)?;
@@ -420,21 +421,22 @@ fn two_lines(report: &Report) -> String {
     text + "\n"
 }
 
-/// Shows progress on standard error: a line per run, and a line that lives when it is a terminal.
+/// Shows progress on standard error: a line per run and, when it is a terminal, a line that lives, with a bar and the
+/// time that is left.
 pub(crate) struct Live {
     terminal: bool,
+    bar: ProgressBar,
+    window: Option<Duration>,
 }
 
 impl Live {
     pub(crate) fn new() -> Self {
-        Self { terminal: io::stderr().is_terminal() }
+        Self { terminal: io::stderr().is_terminal(), bar: ProgressBar::hidden(), window: None }
     }
 
     /// Ends the living line.
     pub(crate) fn clear(&self) {
-        if self.terminal {
-            say_part("\r\x1b[K");
-        }
+        self.bar.finish_and_clear();
     }
 }
 
@@ -445,19 +447,30 @@ impl Drop for Live {
 }
 
 impl Progress for Live {
-    fn begin(&mut self, what: &str) {
+    fn begin(&mut self, what: &str, window: Option<Duration>) {
         self.clear();
-        if self.terminal {
-            say_part(what);
-        } else {
-            say(what);
+        self.window = window;
+        if !self.terminal {
+            return say(what);
         }
+        let (length, template) = match window {
+            Some(window) => (window.as_millis() as u64, "{prefix} [{bar:16}] {msg}"),
+            None => (0, "{prefix} {msg}"),
+        };
+        // The pattern is a constant of ours; without it the bar has its usual looks.
+        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        self.bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr())
+            .with_style(style.progress_chars("=> "))
+            .with_prefix(what.to_owned());
+        self.bar.set_message(if window.is_some() { "connecting" } else { "" });
     }
 
     fn sample(&mut self, sample: &Sample) {
-        if self.terminal {
-            say_part(&format!("\r\x1b[K{}", sample_line(sample)));
-        }
+        let at = Duration::from_secs_f64(sample.at_s.max(0.0));
+        let left =
+            self.window.map(|window| format!("{} s left  ", window.saturating_sub(at).as_secs_f64().ceil()));
+        self.bar.set_position(at.as_millis() as u64);
+        self.bar.set_message(left.unwrap_or_default() + &sample_line(sample));
     }
 }
 

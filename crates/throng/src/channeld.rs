@@ -4,6 +4,7 @@
 //! `--schema FILE`, `--config FILE` and every configuration key as `--key VALUE` are understood.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 
 use throng_server::config::{Config, KEYS, Kind, Loader, Value};
@@ -20,6 +21,10 @@ enum Does {
     Translated(&'static str, fn(&str) -> Result<String, String>),
     /// Is checked to be a number and has no counterpart.
     Ignored,
+    /// Takes a profile of the whole run.
+    Profile,
+    /// Where to.
+    ProfileDir,
     /// As `Ignored`, for switches and texts, with a remark when it is used.
     Remark(&'static str),
 }
@@ -51,18 +56,8 @@ const FLAGS: &[Flag] = &[
         "-4 trace ... -1 debug, 0 info, 1 warn, 2 error",
     ),
     flag("logfile", "", Does::Key("log.file"), "additional log file; {time} becomes the start time"),
-    flag(
-        "profile",
-        "",
-        Does::Remark("take a CPU profile from /debug/pprof/profile?seconds=N instead"),
-        "no effect",
-    ),
-    flag(
-        "profilepath",
-        "profiles",
-        Does::Remark("take a CPU profile from /debug/pprof/profile instead"),
-        "no effect",
-    ),
+    flag("profile", "", Does::Profile, "cpu: write a CPU profile at the end; mem, goroutine: no effect"),
+    flag("profilepath", "profiles", Does::ProfileDir, "folder for it; the file is cpu.pprof"),
     flag(
         "sn",
         "tcp",
@@ -159,13 +154,20 @@ pub(crate) fn run(arguments: &[OsString]) -> ExitCode {
     match configure(&parsed) {
         Ok(mut config) => {
             config.warnings.extend(parsed.remarks);
-            up::serve(config, None)
+            let profile = parsed.profile.then(|| Path::new(&parsed.profile_dir).join("cpu.pprof"));
+            up::serve(config, None, profile.as_deref())
         }
         Err(problems) => {
             complain(&problems.to_string());
             ExitCode::from(2)
         }
     }
+}
+
+/// Whether a command line is understood.
+#[cfg(test)]
+pub(crate) fn check(words: &[&str]) -> Result<(), String> {
+    if words == ["-help"] { Ok(()) } else { parse(words).map(drop) }
 }
 
 fn wrong(why: &str) -> ExitCode {
@@ -181,11 +183,13 @@ struct Parsed {
     schemas: Vec<String>,
     config: Option<String>,
     dev: bool,
+    profile: bool,
+    profile_dir: String,
     remarks: Vec<String>,
 }
 
 fn parse(words: &[&str]) -> Result<Parsed, String> {
-    let mut parsed = Parsed::default();
+    let mut parsed = Parsed { profile_dir: "profiles".to_owned(), ..Parsed::default() };
     let mut rest = words.iter().copied();
     while let Some(word) = rest.next() {
         let Some(body) =
@@ -256,6 +260,15 @@ fn apply(parsed: &mut Parsed, flag: &Flag, shown: &str, value: &str) -> Result<(
         }
         Does::Ignored if flag.switch => {}
         Does::Ignored => drop(value.parse::<i64>().map_err(|_| bad("expected a number".to_owned()))?),
+        Does::Profile => match value {
+            "" => {}
+            "cpu" => parsed.profile = true,
+            "mem" | "goroutine" => parsed.remarks.push(format!(
+                "{shown} {value} has no effect: there are CPU profiles only; /metrics shows the memory in use"
+            )),
+            _ => return Err(bad("expected cpu, mem or goroutine".to_owned())),
+        },
+        Does::ProfileDir => value.clone_into(&mut parsed.profile_dir),
         Does::Remark(_) if value.is_empty() => {}
         Does::Remark(remark) => parsed.remarks.push(format!("{shown} has no effect: {remark}")),
     }
@@ -395,7 +408,7 @@ mod tests {
         for flag in FLAGS {
             let key = match flag.does {
                 Does::Key(key) | Does::Translated(key, _) => key,
-                Does::Ignored | Does::Remark(_) => continue,
+                Does::Profile | Does::ProfileDir | Does::Ignored | Does::Remark(_) => continue,
             };
             // Not set is not the same as set to the reference's word for the default folder.
             if matches!(flag.name, "rspd") {
@@ -480,6 +493,7 @@ mod tests {
             (&["-ct=7"], "expected 0 or 1"),
             (&["-cn=udp"], "expected tcp"),
             (&["-srb=x"], "expected a number"),
+            (&["-profile=heap"], "expected cpu, mem or goroutine"),
             (&["-loglevel=9"], "from -4 to 3"),
         ] {
             let why = parse(words).unwrap_err();

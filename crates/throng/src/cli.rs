@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use clap::{Arg, ArgAction, Args, Command};
+use clap::builder::{PossibleValue, PossibleValuesParser};
+use clap::{Arg, ArgAction, Args, Command, value_parser};
+use throng_server::SERVICES;
 
 use crate::bench::BenchArgs;
 use crate::keys::with_keys;
@@ -12,8 +14,7 @@ use crate::swarm::{DemoArgs, SwarmArgs};
 const EXAMPLES: &str = "\
 Examples:
   throng demo                      a gateway, and players in a small world
-  throng swarm --players 100       let 100 simulated players join
-  throng channeld -dev             start as channeld would";
+  throng swarm --players 100       let 100 simulated players join";
 
 const MORE_EXAMPLES: &str = "\
 Examples:
@@ -23,7 +24,9 @@ Examples:
   throng channeld -dev -cfsm=config/client_authoratative_fsm.json
   throng bench channel single              the published scenario
   throng config default > throng.toml      write a configuration to start from
+  throng doctor                            is this machine fit for it?
   throng explain THR-0106                  what an error code means
+  throng completions bash                  for zsh, fish, powershell and elvish too; `throng man DIR` writes man pages
 
 Without a command the flags of `throng up` apply; `throng up --help` lists them.";
 
@@ -99,6 +102,25 @@ pub(crate) fn command() -> Command {
                 )
                 .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the answer")),
         )
+        .subcommand(
+            with_keys(Command::new("doctor"))
+                .about("Check this machine for a start, and say what to mend")
+                .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("As JSON")),
+        )
+        .subcommand(
+            Command::new("completions").about("Print a completion script for a shell").hide(true).arg(
+                Arg::new("shell")
+                    .value_name("SHELL")
+                    .required(true)
+                    .value_parser(value_parser!(clap_complete::Shell)),
+            ),
+        )
+        .subcommand(
+            Command::new("man")
+                .about("Write a manual page for every command")
+                .hide(true)
+                .arg(Arg::new("dir").value_name("DIR").default_value(".").help("Folder for them")),
+        )
         .subcommand(Command::new("explain").about("Explain an error code").arg(
             Arg::new("code").value_name("CODE").help("As printed, THR-0103; without one, all are listed"),
         ))
@@ -118,8 +140,10 @@ pub(crate) fn up_flags(command: Command) -> Command {
                 .long("only")
                 .value_name("SERVICES")
                 .value_delimiter(',')
-                .value_parser(["gateway"])
-                .help("Start these services only"),
+                .value_parser(PossibleValuesParser::new(
+                    SERVICES.iter().map(|(name, about)| PossibleValue::new(*name).help(*about)),
+                ))
+                .help("Start these services only (server.only)"),
         ))
         .arg(common(
             Arg::new("data").long("data").value_name("DIR").help("Folder for what is kept (server.data)"),
@@ -188,6 +212,8 @@ fn is_builtin(arg: &Arg) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -204,5 +230,88 @@ mod tests {
         for bad in ["", "s", "-1s", "5x", "1e400s", "NaNs"] {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }
+    }
+
+    /// Every command line of the documents, with the file that it stands in: those of code blocks and those in the text.
+    fn documented() -> Vec<(String, String)> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut files = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
+        let mut folders = vec![root.join("docs")];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(&folder).expect("a folder") {
+                let path = entry.expect("readable").path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "md") {
+                    files.push(path);
+                }
+            }
+        }
+        let mut found = Vec::new();
+        for file in files {
+            let text = std::fs::read_to_string(&file).expect("readable").replace("\\\n", " ");
+            let name = file.strip_prefix(&root).expect("below it").display().to_string();
+            let mut in_block = false;
+            for line in text.lines() {
+                if line.starts_with("```") {
+                    in_block = matches!(line, "```console" | "```sh");
+                    continue;
+                }
+                let lines: Vec<&str> = match in_block {
+                    true => vec![line.strip_prefix("$ ").unwrap_or(line)],
+                    false => line.split('`').skip(1).step_by(2).collect(),
+                };
+                found.extend(lines.into_iter().map(|line| (name.clone(), line.trim().to_owned())));
+            }
+        }
+        found
+    }
+
+    /// The words of a command: without comment, pipe, redirection, environment; as far as no shell is needed for it.
+    fn words(line: &str) -> Vec<String> {
+        // What another program would print stands for a number.
+        let line = match (line.find("$("), line.find(')')) {
+            (Some(from), Some(to)) if from < to => format!("{}1{}", &line[..from], &line[to + 1..]),
+            _ => line.to_owned(),
+        };
+        let words = line.split_ascii_whitespace();
+        let environment = |word: &&str| word.starts_with("THRONG_") && word.contains('=');
+        let end = |word: &&str| !matches!(*word, "|" | ">" | "#" | "&&") && !word.starts_with('#');
+        // Where prose says "so many", any number does.
+        let plain = |word: &str| if word == "N" { "1".to_owned() } else { word.trim_matches('"').to_owned() };
+        words.skip_while(environment).take_while(end).map(plain).collect()
+    }
+
+    #[test]
+    fn every_command_of_the_documents_is_understood() {
+        let makefile = include_str!("../../../Makefile");
+        let (mut checked, mut wrong) = (0, Vec::new());
+        for (file, line) in documented() {
+            let words = words(&line);
+            let Some((program, arguments)) = words.split_first() else { continue };
+            let program = program.rsplit('/').next().unwrap_or(program);
+            let why = match (program, arguments) {
+                // The program or a command by its name.
+                ("throng", []) => continue,
+                ("throng", [name]) if command().find_subcommand(name).is_some() => None,
+                ("throng", [first, rest @ ..]) if first == "channeld" => {
+                    let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
+                    crate::channeld::check(&rest).err()
+                }
+                ("throng", _) => match command().try_get_matches_from(&words) {
+                    Err(error) if error.use_stderr() => Some(error.to_string()),
+                    _ => None,
+                },
+                ("make", [target, ..]) if !makefile.contains(&format!("\n{target}:")) => {
+                    Some("the Makefile has no such target".to_owned())
+                }
+                ("make", _) => None,
+                _ => continue,
+            };
+            checked += 1;
+            wrong.extend(why.map(|why| format!("{file}: `{line}`: {why}")));
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        assert!(checked > 30, "{checked} commands found: is the search broken?");
     }
 }

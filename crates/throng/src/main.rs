@@ -4,11 +4,13 @@ mod bench;
 mod channeld;
 mod cli;
 mod config;
+mod doctor;
 mod explain;
 mod health;
 mod keys;
 mod output;
 mod replay;
+mod shell;
 mod swarm;
 mod up;
 mod version;
@@ -41,6 +43,9 @@ fn main() -> ExitCode {
         Some(("replay", matches)) => with(matches, |arguments| replay::run(&arguments)),
         Some(("config", matches)) => config::run(matches),
         Some(("health", matches)) => health::run(matches),
+        Some(("doctor", matches)) => doctor::run(matches),
+        Some(("completions", matches)) => shell::completions(matches, cli::command()),
+        Some(("man", matches)) => shell::man(matches, cli::command()),
         Some(("explain", matches)) => explain::run(matches),
         Some(("version", matches)) => version::run(matches),
         Some((name, _)) => unreachable!("`{name}` is defined in cli.rs"),

@@ -98,8 +98,8 @@ struct Introduced<'a> {
 }
 
 impl Progress for Introduced<'_> {
-    fn begin(&mut self, what: &str) {
-        self.live.begin(what);
+    fn begin(&mut self, what: &str, window: Option<Duration>) {
+        self.live.begin(what, window);
     }
 
     fn sample(&mut self, sample: &Sample) {

@@ -1,11 +1,12 @@
 //! `throng up`: start, say where, run until stopped.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::ArgMatches;
 use throng_server::config::{Config, Loader};
-use throng_server::{Address, End, Running, Service, Signals};
+use throng_server::{Address, CpuProfile, End, Running, Service, Signals};
 
 use crate::keys;
 use crate::output::{complain, print};
@@ -15,7 +16,7 @@ const WRONG: u8 = 2;
 
 pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
     match config(matches) {
-        Ok(config) => serve(config, matches.get_one::<Duration>("for").copied()),
+        Ok(config) => serve(config, matches.get_one::<Duration>("for").copied(), None),
         Err(code) => code,
     }
 }
@@ -32,6 +33,10 @@ pub(crate) fn config(matches: &ArgMatches) -> Result<Config, ExitCode> {
             loader = loader.flag(format!("--{flag}"), key, value.as_str());
         }
     }
+    if let Some(names) = matches.get_many::<String>("only") {
+        let names: Vec<&str> = names.map(String::as_str).collect();
+        loader = loader.flag("--only", "server.only", names.join(","));
+    }
     if let Some(files) = matches.get_many::<String>("schema") {
         let files: Vec<&str> = files.map(String::as_str).collect();
         loader = loader.flag("--schema", "gateway.schemas", files.join(","));
@@ -42,9 +47,15 @@ pub(crate) fn config(matches: &ArgMatches) -> Result<Config, ExitCode> {
     })
 }
 
-/// Starts `config`, prints where it listens and runs until it is stopped.
-pub(crate) fn serve(config: Config, run_for: Option<Duration>) -> ExitCode {
+/// Starts `config`, prints where it listens and runs until it is stopped. `profile` is a file for a CPU profile of the
+/// whole run.
+pub(crate) fn serve(config: Config, run_for: Option<Duration>, profile: Option<&Path>) -> ExitCode {
     let began = Instant::now();
+    let sampling = match profile.map(|file| begin_profile(file).map(|sampling| (file, sampling))).transpose()
+    {
+        Ok(sampling) => sampling,
+        Err(why) => return failed(&why),
+    };
     let log = match throng_server::log::start(&config.settings.log) {
         Ok(log) => log,
         Err(why) => return failed(&why),
@@ -62,10 +73,30 @@ pub(crate) fn serve(config: Config, run_for: Option<Duration>) -> ExitCode {
         Err(error) => return failed(&format!("cannot receive signals: {error}")),
     };
     print(&ready_block(&running, began.elapsed(), &data));
-    match signals.run_until_stopped(running, run_for, Some(&log)) {
+    let end = signals.run_until_stopped(running, run_for, Some(&log));
+    if let Some((file, sampling)) = sampling
+        && let Err(why) = end_profile(file, sampling)
+    {
+        return failed(&why);
+    }
+    match end {
         End::Clean => ExitCode::SUCCESS,
         End::Forced => ExitCode::FAILURE,
     }
+}
+
+/// Makes sure that the file can be written before anything is sampled for it.
+fn begin_profile(file: &Path) -> Result<CpuProfile, String> {
+    let folder = file.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(file, []))
+        .map_err(|error| format!("the CPU profile cannot be written to `{}`: {error}", file.display()))?;
+    CpuProfile::start().map_err(|error| error.to_string())
+}
+
+fn end_profile(file: &Path, sampling: CpuProfile) -> Result<(), String> {
+    let bytes = sampling.finish().map_err(|error| error.to_string())?;
+    std::fs::write(file, bytes).map_err(|error| format!("cannot write `{}`: {error}", file.display()))
 }
 
 fn failed(why: &str) -> ExitCode {

@@ -47,6 +47,7 @@ fn help_fits_a_small_terminal_and_stays_as_it_is() {
         "config check",
         "config show",
         "health",
+        "doctor",
         "explain",
         "version",
     ] {
@@ -317,4 +318,64 @@ fn channeld_starts_in_an_empty_folder_with_the_reference_s_flags() {
     assert_eq!(process.health(), Some(0));
     process.signal("TERM");
     assert_eq!(process.end().0, Some(0));
+}
+
+#[test]
+fn channeld_writes_a_cpu_profile_when_it_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let listen = ["-sa", "127.0.0.1:0", "-ca", "127.0.0.1:0", "--http.addr", "127.0.0.1:0"];
+    let command = [&["channeld", "-dev", "-profile", "cpu", "-profilepath", "here"][..], &listen].concat();
+    let process = Process::start(folder.path(), &command);
+    process.signal("TERM");
+    assert_eq!(process.end().0, Some(0));
+    let profile = std::fs::read(folder.path().join("here/cpu.pprof")).unwrap();
+    assert!(!profile.is_empty(), "even a profile without samples names its sample types");
+}
+
+#[test]
+fn only_starts_services_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let command = ["up", "--only", "gateway", "--for", "10ms"];
+    let process = Process::start(folder.path(), &[&command[..], &FREE_PORTS].concat());
+    assert!(process.block.contains("players"), "{}", process.block);
+    assert_eq!(process.end().0, Some(0));
+    for (arguments, key) in
+        [(&["up", "--only", "gatway"][..], "--only"), (&["up", "--server.only", "gatway"], "server.only")]
+    {
+        let output = run(arguments);
+        let complaint = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{complaint}");
+        assert!(
+            complaint.contains(key) && complaint.contains("gatway") && complaint.contains("gateway"),
+            "{complaint}"
+        );
+    }
+}
+
+#[test]
+fn doctor_names_what_would_stop_a_start() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = taken.local_addr().unwrap().to_string();
+    let free = ["doctor", "--gateway.servers.addr=127.0.0.1:0", "--http.addr=127.0.0.1:0"];
+    let output = run(&[&free[..], &["--gateway.clients.addr=127.0.0.1:0"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
+    let output = run(&[&free[..], &["--gateway.clients.addr", &addr]].concat());
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.lines().any(|line| line.starts_with("bad") && line.contains(&addr)), "{said}");
+    let output = run(&[&free[..], &["--gateway.clients.addr", &addr, "--json"]].concat());
+    let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(rows.as_array().unwrap().iter().any(|row| row["severity"] == "bad"), "{rows}");
+}
+
+#[test]
+fn shells_and_man_get_the_command_line() {
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let script = text(&run(&["completions", shell]).stdout);
+        assert!(script.contains("gateway.clients.addr"), "{shell}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    assert!(throng(folder.path(), &["man", "pages"]).status().unwrap().success());
+    let page = std::fs::read_to_string(folder.path().join("pages/throng-up.1")).unwrap();
+    assert!(page.contains("Start the gateway"), "{page}");
 }

@@ -8,6 +8,7 @@ use super::keys::Listener;
 use super::problem::{Origin, Problem, ProblemKind};
 use super::value::{nearest, resolve_addr};
 use crate::listen::{self, ListenerPlan};
+use crate::services;
 
 /// Signature algorithms that tokens may use. Two families: with shared secrets (HS) and with key pairs.
 pub(crate) const JWT_ALGORITHMS: &[&str] = &[
@@ -20,6 +21,7 @@ const PROFILES: &[&str] = &["reflect", "removable", "unreal"];
 pub(super) fn check(config: &Config) -> Vec<Problem> {
     let mut problems = Vec::new();
     let settings = &config.settings;
+    check_services(config, &mut problems);
     check_listener(config, "gateway.servers", &settings.servers, &mut problems);
     check_listener(config, "gateway.clients", &settings.clients, &mut problems);
     check_http(config, &mut problems);
@@ -37,6 +39,20 @@ pub(super) fn check(config: &Config) -> Vec<Problem> {
 
 fn at(config: &Config, kind: ProblemKind, key: &str, message: impl Into<String>) -> Problem {
     Problem::new(kind, config.origin(key).clone(), message)
+}
+
+fn check_services(config: &Config, problems: &mut Vec<Problem>) {
+    for name in
+        config.settings.server.only.iter().filter(|name| services::names().all(|known| known != **name))
+    {
+        let message = format!("bad value for `server.only`: there is no service \"{name}\"");
+        let problem = at(config, ProblemKind::BadValue, "server.only", message)
+            .note(format!("allowed: {}", services::names().collect::<Vec<_>>().join(", ")));
+        problems.push(match nearest(name, services::names()) {
+            Some(near) => problem.note(format!("did you mean \"{near}\"?")),
+            None => problem,
+        });
+    }
 }
 
 fn check_listener(config: &Config, section: &str, listener: &Listener, problems: &mut Vec<Problem>) {

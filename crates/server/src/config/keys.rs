@@ -171,6 +171,8 @@ const GIB: i64 = 1 << 30;
 section! {
     /// The process: its threads, its folder, its end.
     Server {
+        /// Services to start, by name; empty starts all there are. `throng up --help` names them at `--only`.
+        only: Vec<String> = [], Kind::List;
         /// Threads that own connections and channels. 0 takes one per two available cores, at most 8: the kernel's share
         /// of the network work needs the others.
         shards: u16 = 0, int(0, 64), "threads";
@@ -182,8 +184,9 @@ section! {
         /// a write. Fan-outs are never delayed, nor up to 8 rounds in a row. 0 turns it off, for the lowest latency of
         /// messages at any cost.
         round_interval_us: u64 = 6_000, int(0, 20_000), "us";
-        /// Messages waiting between two shards before their senders stop reading sockets.
-        mailbox_len_max: usize = 65_536, int(64, 16_777_216), "messages";
+        /// Batches waiting for a shard before the others stop reading sockets. A batch is what one read of a connection
+        /// brought, 64 KiB at most.
+        mailbox_len_max: usize = 65_536, int(64, 16_777_216), "batches";
         /// A shard that makes no progress for this long is reported as not ready.
         watchdog_ms: u64 = 5_000, int(100, 600_000), "ms"; reload;
     }

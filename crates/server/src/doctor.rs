@@ -1,0 +1,285 @@
+//! Looks at a machine with the eyes of a configuration: what would stop a start, and what would make it slow or unsafe.
+//!
+//! Nothing is changed. Addresses are bound for a moment to see whether they are free.
+
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::path::Path;
+
+use crate::config::{Config, Listener, resolve_addr};
+use crate::{listen, process};
+
+/// Descriptors that a process needs besides its connections: loops, files, the admin listener.
+const DESCRIPTORS_BESIDES: u64 = 64;
+/// Datagrams of a busy UDP listener wait here while its thread does something else: 1 MiB is 5 ms at 200 MB/s.
+const UDP_BUFFER_BYTES: u64 = 1 << 20;
+/// Connections that may wait to be accepted: everyone at once after a restart.
+const BACKLOG: u64 = 1_024;
+/// Before this (2024), a clock has never been set.
+const UNIX_SECONDS_MIN: u64 = 1_704_067_200;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// As it should be.
+    Good,
+    /// Works, with a limit that may hurt.
+    Poor,
+    /// A start fails, or should not happen.
+    Bad,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What, in a word or two.
+    pub subject: &'static str,
+    /// How it is.
+    pub severity: Severity,
+    /// What was found.
+    pub found: String,
+    /// What to do about it; empty when nothing needs to be done.
+    pub remedy: String,
+}
+
+impl Finding {
+    fn good(subject: &'static str, found: impl Into<String>) -> Finding {
+        Finding { subject, severity: Severity::Good, found: found.into(), remedy: String::new() }
+    }
+
+    fn poor(subject: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        Finding { subject, severity: Severity::Poor, found: found.into(), remedy: remedy.into() }
+    }
+
+    fn bad(subject: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        Finding { subject, severity: Severity::Bad, found: found.into(), remedy: remedy.into() }
+    }
+}
+
+/// Examines this machine for a process with this configuration.
+#[must_use]
+pub fn examine(config: &Config) -> Vec<Finding> {
+    let settings = &config.settings;
+    let mut findings = vec![descriptors(settings.limits.connections_max as u64)];
+    let mut udp = false;
+    for (section, listener) in
+        [("gateway.servers", &settings.servers), ("gateway.clients", &settings.clients)]
+    {
+        for plan in listen::plan(listener).unwrap_or_default() {
+            let stream = matches!(plan.scheme(), "tcp" | "tls" | "ws" | "wss");
+            udp |= !stream;
+            findings.push(address(&format!("{section}.{}", plan.key), plan.addr, stream));
+            findings.extend(reach(config, section, plan.addr, plan.tls));
+        }
+        findings.extend(certificate(section, listener));
+    }
+    if let Ok(addr) = resolve_addr(&settings.http.addr) {
+        findings.push(address("http.addr", addr, true));
+    }
+    findings.push(backlog(sysctl("net/core/somaxconn")));
+    if udp {
+        findings.push(udp_buffers(sysctl("net/core/rmem_max")));
+    }
+    findings.push(clock());
+    findings.push(folder(Path::new(&settings.server.data)));
+    findings
+}
+
+fn descriptors(connections_max: u64) -> Finding {
+    let (limit, needed) = (process::raise_descriptor_limit(), connections_max + DESCRIPTORS_BESIDES);
+    let found = format!("{limit} may be open, `gateway.limits.connections_max` is {connections_max}");
+    match limit >= needed {
+        true => Finding::good("open files", found),
+        false => Finding::poor(
+            "open files",
+            found,
+            format!(
+                "`ulimit -Hn {needed}`, or LimitNOFILE={needed} in the systemd unit; or a lower connections_max"
+            ),
+        ),
+    }
+}
+
+fn address(key: &str, addr: SocketAddr, stream: bool) -> Finding {
+    let bound = if stream { TcpListener::bind(addr).map(drop) } else { UdpSocket::bind(addr).map(drop) };
+    let protocol = if stream { "TCP" } else { "UDP" };
+    match bound {
+        Ok(()) => Finding::good("address", format!("{addr} ({protocol}, `{key}`) is free")),
+        Err(error) => Finding::bad(
+            "address",
+            format!("{addr} ({protocol}, `{key}`): {error}"),
+            format!("stop what uses it (`ss -lnp`), or set `{key}` to another; port 0 takes a free one"),
+        ),
+    }
+}
+
+fn reach(config: &Config, section: &str, addr: SocketAddr, tls: bool) -> Option<Finding> {
+    let settings = &config.settings;
+    if addr.ip().is_loopback() {
+        return None;
+    }
+    let open = settings.gateway.dev
+        || settings.auth.kind == "none"
+        || section == "gateway.servers" && settings.auth.servers_bypass;
+    if open {
+        return Some(Finding::poor(
+            "reach",
+            format!("{addr} can be reached from other machines and `{section}` checks nobody"),
+            "set `gateway.auth.kind` (and `servers_bypass = false`), or keep others out with a firewall",
+        ));
+    }
+    (!tls).then(|| {
+        Finding::poor(
+            "reach",
+            format!("logins to {addr} travel in clear text"),
+            format!("set `{section}.tls = true` with a certificate, or end TLS in front of the gateway"),
+        )
+    })
+}
+
+fn certificate(section: &str, listener: &Listener) -> Option<Finding> {
+    if listener.tls_cert.is_empty() || listener.tls_key.is_empty() {
+        return None;
+    }
+    let read = |path: &str| std::fs::read(path).map_err(|error| format!("`{path}`: {error}"));
+    let checked = read(&listener.tls_cert).and_then(|cert| {
+        throng_net::tls_server_config(&cert, &read(&listener.tls_key)?)
+            .map(drop)
+            .map_err(|error| error.to_string())
+    });
+    Some(match checked {
+        Ok(()) => Finding::good("certificate", format!("`{section}.tls_cert` and its key fit")),
+        Err(why) => {
+            Finding::bad("certificate", why, format!("see `{section}.tls_cert` and `{section}.tls_key`"))
+        }
+    })
+}
+
+fn backlog(limit: Option<u64>) -> Finding {
+    match limit {
+        Some(limit) if limit < BACKLOG => Finding::poor(
+            "accept queue",
+            format!("net.core.somaxconn is {limit}: of many players who come at once, some are refused"),
+            format!("`sysctl -w net.core.somaxconn={BACKLOG}`"),
+        ),
+        Some(limit) => Finding::good("accept queue", format!("{limit} connections may wait")),
+        None => Finding::good("accept queue", "the system does not tell"),
+    }
+}
+
+fn udp_buffers(limit: Option<u64>) -> Finding {
+    match limit {
+        Some(limit) if limit < UDP_BUFFER_BYTES => Finding::poor(
+            "UDP buffers",
+            format!("net.core.rmem_max is {limit} bytes: bursts of datagrams are dropped"),
+            format!("`sysctl -w net.core.rmem_max={UDP_BUFFER_BYTES}`"),
+        ),
+        Some(limit) => Finding::good("UDP buffers", format!("up to {limit} bytes")),
+        None => Finding::good("UDP buffers", "the system does not tell"),
+    }
+}
+
+fn clock() -> Finding {
+    let unix =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
+    if unix < UNIX_SECONDS_MIN {
+        let found =
+            format!("it is {unix} s after 1970 here: signed tokens and certificates look not yet valid");
+        return Finding::bad("clock", found, "set the clock, and keep it with NTP");
+    }
+    let source = std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource");
+    let source = source.unwrap_or_default();
+    match source.trim() {
+        slow @ ("hpet" | "acpi_pm" | "jiffies") => Finding::poor(
+            "clock",
+            format!("the system reads the time from `{slow}`, which costs a microsecond or more a time"),
+            "use `tsc` or the clock of the hypervisor (kernel parameter `clocksource=`)",
+        ),
+        "" => Finding::good("clock", "set"),
+        source => Finding::good("clock", format!("set; time comes from `{source}`")),
+    }
+}
+
+/// Whether the data folder, or where it would be made, can be written to.
+fn folder(data: &Path) -> Finding {
+    let shown = data.display();
+    let existing = data.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
+    let probe = existing.join(format!(".throng-doctor-{}", std::process::id()));
+    let written = std::fs::write(&probe, [0; 4096]).and_then(|()| std::fs::remove_file(&probe));
+    match written {
+        Ok(()) if existing == data => Finding::good("data folder", format!("`{shown}` can be written to")),
+        Ok(()) => Finding::good("data folder", format!("`{shown}` can be made")),
+        Err(error) => Finding::bad(
+            "data folder",
+            format!("`{shown}`: {error}"),
+            "make room or give access, or name another folder in `server.data`",
+        ),
+    }
+}
+
+fn sysctl(name: &str) -> Option<u64> {
+    std::fs::read_to_string(format!("/proc/sys/{name}")).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Loader;
+
+    fn examine_with(keys: &[(&str, &str)]) -> Vec<Finding> {
+        let mut loader = Loader::new();
+        for key in ["gateway.servers.addr", "gateway.clients.addr", "http.addr"] {
+            loader = loader.flag("test", key, "127.0.0.1:0");
+        }
+        for (key, value) in keys {
+            loader = loader.flag("test", *key, *value);
+        }
+        examine(&loader.load().unwrap())
+    }
+
+    fn find<'a>(findings: &'a [Finding], subject: &str, part: &str) -> &'a Finding {
+        let fits = |finding: &&Finding| finding.subject == subject && finding.found.contains(part);
+        findings.iter().find(fits).unwrap_or_else(|| panic!("{subject}, {part}: {findings:#?}"))
+    }
+
+    #[test]
+    fn defaults_on_free_ports_start() {
+        let findings = examine_with(&[("gateway.limits.connections_max", "1")]);
+        assert!(findings.iter().all(|finding| finding.severity < Severity::Bad), "{findings:#?}");
+        assert_eq!(find(&findings, "open files", "1").severity, Severity::Good);
+    }
+
+    #[test]
+    fn a_busy_address_is_bad_and_named() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = taken.local_addr().unwrap().to_string();
+        let findings = examine_with(&[("gateway.clients.addr", &addr)]);
+        let finding = find(&findings, "address", &addr);
+        assert_eq!(finding.severity, Severity::Bad);
+        assert!(finding.remedy.contains("gateway.clients.addr"), "{finding:?}");
+    }
+
+    #[test]
+    fn strangers_and_clear_text_are_pointed_out() {
+        let findings =
+            examine_with(&[("gateway.clients.addr", "0.0.0.0:0"), ("gateway.unsafe_binds", "true")]);
+        assert_eq!(find(&findings, "reach", "checks nobody").severity, Severity::Poor);
+        let findings =
+            examine_with(&[("gateway.clients.addr", "0.0.0.0:0"), ("gateway.auth.kind", "refuse")]);
+        assert_eq!(find(&findings, "reach", "clear text").severity, Severity::Poor);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_bad() {
+        // Refused for root too.
+        assert_eq!(folder(Path::new("/proc/throng")).severity, Severity::Bad);
+    }
+
+    #[test]
+    fn limits_of_the_system_are_compared() {
+        assert_eq!(backlog(Some(128)).severity, Severity::Poor);
+        assert_eq!(backlog(Some(4_096)).severity, Severity::Good);
+        assert_eq!(udp_buffers(Some(212_992)).severity, Severity::Poor);
+        assert_eq!(udp_buffers(None).severity, Severity::Good);
+        assert_eq!(descriptors(u64::MAX / 2).severity, Severity::Poor);
+    }
+}

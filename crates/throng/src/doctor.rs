@@ -1,0 +1,62 @@
+//! `throng doctor`: what on this machine would stop a start, make it slow, or leave it open.
+
+use std::process::ExitCode;
+
+use clap::ArgMatches;
+use throng_server::config::Loader;
+use throng_server::doctor::{Finding, Severity, examine};
+
+use crate::keys;
+use crate::output::{complain, print};
+
+pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
+    let config = match keys::load(matches, Loader::new()) {
+        Ok(config) => config,
+        Err(problems) => {
+            complain(&problems.to_string());
+            return ExitCode::from(2);
+        }
+    };
+    let findings = examine(&config);
+    print(&if matches.get_flag("json") { json(&findings) } else { text(&findings) });
+    match findings.iter().any(|finding| finding.severity == Severity::Bad) {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    }
+}
+
+fn mark(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Good => "ok",
+        Severity::Poor => "poor",
+        Severity::Bad => "bad",
+    }
+}
+
+fn text(findings: &[Finding]) -> String {
+    let mut out = String::new();
+    for Finding { subject, severity, found, remedy } in findings {
+        out.push_str(&format!("{:<5} {subject:<13} {found}\n", mark(*severity)));
+        if !remedy.is_empty() {
+            out.push_str(&format!("{:<19} -> {remedy}\n", ""));
+        }
+    }
+    let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
+    out.push_str(&format!("\n{} bad, {} poor\n", count(Severity::Bad), count(Severity::Poor)));
+    out
+}
+
+fn json(findings: &[Finding]) -> String {
+    let rows: Vec<_> = findings
+        .iter()
+        .map(|finding| {
+            serde_json::json!({
+                "subject": finding.subject,
+                "severity": mark(finding.severity),
+                "found": finding.found,
+                "remedy": finding.remedy,
+            })
+        })
+        .collect();
+    format!("{:#}\n", serde_json::Value::from(rows))
+}
