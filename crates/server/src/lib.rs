@@ -24,6 +24,8 @@
 pub mod auth;
 pub mod config;
 pub mod doctor;
+#[cfg(test)]
+mod faults;
 mod gateway_config;
 mod listen;
 pub mod log;

@@ -29,6 +29,9 @@ pub(crate) enum Post {
     Reconfigure(Arc<throng_gateway::Config>),
     /// Say goodbye to everyone and end.
     Shutdown,
+    /// Break.
+    #[cfg(test)]
+    Fault(crate::faults::Fault),
 }
 
 /// The queue of one shard.

@@ -144,6 +144,8 @@ struct Driver {
     /// No timers before this, after a panic in them.
     timers_from: Instant,
     stopping: Option<Instant>,
+    #[cfg(test)]
+    faults: crate::faults::Armed,
 }
 
 struct Conn {
@@ -202,6 +204,8 @@ impl Worker {
             congestions: 0,
             timers_from: Instant::ZERO,
             stopping: None,
+            #[cfg(test)]
+            faults: crate::faults::Armed::default(),
         };
         Worker {
             event_loop: parts.event_loop,
@@ -289,6 +293,8 @@ impl Worker {
                 }
                 Post::Reconfigure(config) => self.driver.shard.reconfigure(&config),
                 Post::Shutdown => self.begin_shutdown(),
+                #[cfg(test)]
+                Post::Fault(fault) => drop(self.driver.guard(|driver| driver.faults.take(fault))),
             }
         }
     }
@@ -455,7 +461,11 @@ impl Driver {
         let due = self.shard.next_timeout().is_some_and(|at| at <= self.now);
         if due
             && self.now >= self.timers_from
-            && !self.guard(|driver| driver.shard.handle_timeout(driver.now))
+            && !self.guard(|driver| {
+                #[cfg(test)]
+                driver.faults.on_timeout();
+                driver.shard.handle_timeout(driver.now);
+            })
         {
             self.timers_from = self.now + PANIC_PAUSE;
         }
@@ -639,7 +649,11 @@ impl Handler for Driver {
 
     fn data(&mut self, key: ConnKey, bytes: &[u8]) -> Flow {
         let Some(conn) = self.conn_of(key) else { return Flow::Continue };
-        self.guard_conn(conn, |driver| driver.shard.handle_bytes(driver.now, conn, bytes));
+        self.guard_conn(conn, |driver| {
+            #[cfg(test)]
+            driver.faults.on_data();
+            driver.shard.handle_bytes(driver.now, conn, bytes);
+        });
         if self.is_congested() {
             self.congestions += 1;
             self.paused.push(key);

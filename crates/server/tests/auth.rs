@@ -399,6 +399,9 @@ fn unusable_key_files_are_refused_at_the_start() {
     }
 }
 
+trait Stream: std::io::Read + std::io::Write {}
+impl<T: std::io::Read + std::io::Write> Stream for T {}
+
 /// A web service that answers each request with the next of `answers`, the last one for ever.
 struct Service {
     addr: SocketAddr,
@@ -408,13 +411,28 @@ struct Service {
 
 impl Service {
     fn start(answer: impl Fn(usize, &str) -> Option<(u16, String)> + Send + 'static) -> Service {
+        Service::start_with(None, answer)
+    }
+
+    /// As [`Service::start`], over TLS if asked to.
+    fn start_with(
+        tls: Option<Arc<rustls::ServerConfig>>,
+        answer: impl Fn(usize, &str) -> Option<(u16, String)> + Send + 'static,
+    ) -> Service {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();
         let asked = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&asked);
         let thread = std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let Ok(mut stream) = stream else { return };
+                let Ok(stream) = stream else { return };
+                let mut stream: Box<dyn Stream> = match &tls {
+                    None => Box::new(stream),
+                    Some(config) => {
+                        let connection = rustls::ServerConnection::new(Arc::clone(config)).unwrap();
+                        Box::new(rustls::StreamOwned::new(connection, stream))
+                    }
+                };
                 let mut request = String::new();
                 let mut buffer = [0; 65_536];
                 // Head and body of these small requests come in one or two pieces.
@@ -424,10 +442,15 @@ impl Service {
                         _ => break,
                     }
                 }
+                // A handshake that failed is no request.
+                if request.is_empty() {
+                    continue;
+                }
                 let turn = count.fetch_add(1, Ordering::SeqCst);
                 if let Some((status, body)) = answer(turn, &request) {
                     let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n", body.len());
                     let _ = stream.write_all((head + &body).as_bytes());
+                    let _ = stream.flush();
                 }
             }
         });
@@ -483,6 +506,106 @@ fn the_callout_asks_the_service_and_understands_its_answers() {
     assert_eq!(judge("nobody", "wrong"), Verdict::InvalidPit);
     for player in ["broken", "strange", "failing", "slow", "huge"] {
         assert!(matches!(judge(player, "x"), Verdict::Error(_)), "{player}");
+    }
+}
+
+/// A certificate authority made up for a test: its certificate in a file, and a server certificate for `localhost`.
+struct Authority {
+    file: tempfile::NamedTempFile,
+    server: Arc<rustls::ServerConfig>,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let certificate = params.self_signed(&key).unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), certificate.pem()).unwrap();
+        let issuer = rcgen::Issuer::new(params, key);
+        let server_key = rcgen::KeyPair::generate().unwrap();
+        let server_params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        let server_certificate = server_params.signed_by(&server_key, &issuer).unwrap();
+        let private: rustls::pki_types::PrivateKeyDer<'static> =
+            rustls::pki_types::PrivatePkcs8KeyDer::from(server_key.serialize_der()).into();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let server = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![server_certificate.der().clone()], private)
+            .unwrap();
+        Authority { file, server: Arc::new(server) }
+    }
+
+    fn path(&self) -> &str {
+        self.file.path().to_str().unwrap()
+    }
+}
+
+#[test]
+fn the_callout_goes_over_https_to_a_service_whose_certificate_is_trusted_and_to_no_other() {
+    let (trusted, stranger) = (Authority::new(), Authority::new());
+    let service = Service::start_with(Some(Arc::clone(&trusted.server)), |_, request| {
+        let body: Value = serde_json::from_str(request.split_once("\r\n\r\n").unwrap().1).unwrap();
+        let result = if body["token"] == "right" { "ok" } else { "invalid_token" };
+        Some((200, json!({ "result": result }).to_string()))
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let callout = |host: &str, authority: &Authority| {
+        let settings = Loader::new()
+            .flag("t", "gateway.auth.kind", "http")
+            .flag("t", "gateway.auth.http_url", format!("https://{host}:{}/", service.addr.port()))
+            .flag("t", "gateway.auth.https_ca_file", authority.path())
+            .load()
+            .unwrap()
+            .settings;
+        provider(&settings.auth, runtime.handle()).unwrap().unwrap()
+    };
+    let judge = |callout: &Arc<dyn Authenticator>, token: &str| {
+        runtime.block_on(callout.judge(&login("anna", token)))
+    };
+    let good = callout("localhost", &trusted);
+    assert_eq!(judge(&good, "right"), Verdict::Success);
+    assert_eq!(judge(&good, "wrong"), Verdict::InvalidLt);
+    assert_eq!(service.asked(), 2);
+    // Another authority, and a name that the certificate does not have: nothing is said to the service.
+    for bad in [callout("localhost", &stranger), callout("127.0.0.1", &trusted)] {
+        let verdict = judge(&bad, "right");
+        assert!(matches!(&verdict, Verdict::Error(why) if why.contains("TLS with")), "{verdict:?}");
+    }
+    assert_eq!(service.asked(), 2);
+}
+
+#[test]
+fn a_key_set_is_fetched_over_https() {
+    let (trusted, stranger) = (Authority::new(), Authority::new());
+    let key = EncodingKey::from_ec_pem(EC.as_bytes()).unwrap();
+    let mut jwk = jsonwebtoken::jwk::Jwk::from_encoding_key(&key, Algorithm::ES256).unwrap();
+    jwk.common.key_id = Some("only".to_owned());
+    let keys = json!({ "keys": [jwk] }).to_string();
+    let service =
+        Service::start_with(Some(Arc::clone(&trusted.server)), move |_, _| Some((200, keys.clone())));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let token = sign(
+        &json!({ "alg": "ES256", "kid": "only" }),
+        claims().to_string().as_bytes(),
+        Algorithm::ES256,
+        &key,
+    );
+    for (authority, asked) in [(&stranger, 0), (&trusted, 1)] {
+        let settings = Loader::new()
+            .flag("t", "gateway.auth.kind", "jwt")
+            .flag("t", "gateway.auth.jwt_jwks_url", format!("https://localhost:{}/keys", service.addr.port()))
+            .flag("t", "gateway.auth.jwt_algorithms", "ES256")
+            .flag("t", "gateway.auth.https_ca_file", authority.path())
+            .load()
+            .unwrap()
+            .settings;
+        let jwt = provider(&settings.auth, runtime.handle()).unwrap().unwrap();
+        let verdict = runtime.block_on(jwt.judge(&login(PLAYER, &token)));
+        assert_eq!((verdict == Verdict::Success, service.asked()), (asked == 1, asked), "{verdict:?}");
     }
 }
 

@@ -1,0 +1,349 @@
+//! Faults on purpose, inside a running process: what a shard does when its core panics, stands still or is flooded.
+//!
+//! Posted like anything else that a shard is to do, so production code has no part in it but the places to strike.
+
+use std::sync::mpsc::Receiver;
+
+/// What goes wrong.
+pub(crate) enum Fault {
+    /// The core panics on this post, as it would on mail.
+    Panic,
+    /// The core panics on the next bytes of any connection.
+    PanicOnData,
+    /// The core panics when its next timer is due.
+    PanicOnTimeout,
+    /// The shard stands still until the other end is dropped.
+    StandStill(Receiver<()>),
+}
+
+/// Faults that wait for their moment.
+#[derive(Default)]
+pub(crate) struct Armed {
+    data: bool,
+    timeout: bool,
+}
+
+impl Armed {
+    pub(crate) fn take(&mut self, fault: Fault) {
+        match fault {
+            Fault::Panic => panic!("a fault on purpose: mail"),
+            Fault::PanicOnData => self.data = true,
+            Fault::PanicOnTimeout => self.timeout = true,
+            // The end of the channel is what it waits for, not a message.
+            Fault::StandStill(until) => drop(until.recv()),
+        }
+    }
+
+    pub(crate) fn on_data(&mut self) {
+        assert!(!std::mem::take(&mut self.data), "a fault on purpose: data");
+    }
+
+    pub(crate) fn on_timeout(&mut self) {
+        assert!(!std::mem::take(&mut self.timeout), "a fault on purpose: timeout");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{SocketAddr, TcpStream};
+    use std::ops::ControlFlow;
+    use std::sync::mpsc::{Sender, channel};
+    use std::time::{Duration, Instant};
+
+    use prost::Message as _;
+    use throng_client::{
+        Backoff, ChannelId, ChannelType, Client, CreateChannel, Event, Events, SessionConfig,
+        SubscribeOptions,
+    };
+    use throng_http::{Monitor as _, Page, Report};
+    use throng_wire::{FrameReader, FrameWriter, MessagePack, channeldpb as pb};
+
+    use super::Fault;
+    use crate::config::Loader;
+    use crate::mailbox::Post;
+    use crate::{Running, Service, start};
+
+    /// Far beyond what any step needs; reached only when a test fails.
+    const PATIENCE: Duration = Duration::from_secs(30);
+    const ROOM: &str = "test.Room";
+
+    /// A gateway, a game server on it, and what to drive both with.
+    struct Stage {
+        running: Running,
+        runtime: tokio::runtime::Runtime,
+        owner: Client,
+        events: Events,
+    }
+
+    impl Stage {
+        fn new(shards: u16, keys: &[(&str, &str)]) -> Stage {
+            let mut loader = Loader::new().flag("test", "server.shards", shards.to_string());
+            for key in ["gateway.servers.addr", "gateway.clients.addr"] {
+                loader = loader.flag("test", key, "127.0.0.1:0");
+            }
+            loader = loader.flag("test", "http.addr", "").flag("test", "gateway.permissions", "channeld");
+            for (key, value) in keys {
+                loader = loader.flag("test", *key, *value);
+            }
+            let running = start(loader.load().unwrap()).unwrap();
+            let runtime =
+                tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+            let (owner, events) = runtime.block_on(connect(
+                running.address(Service::Servers).unwrap(),
+                SessionConfig::server("owner", ""),
+            ));
+            Stage { running, runtime, owner, events }
+        }
+
+        fn player(&self, name: &str) -> (Client, Events) {
+            let addr = self.clients();
+            self.runtime.block_on(connect(addr, SessionConfig::client(name, "")))
+        }
+
+        fn clients(&self) -> SocketAddr {
+            self.running.address(Service::Clients).unwrap()
+        }
+
+        /// Posts a fault; it has been taken when this returns, unless the shard stands still.
+        fn break_shard(&self, shard: usize, fault: Fault) {
+            let lasting = matches!(fault, Fault::StandStill(_));
+            self.running.mailboxes[shard].post(Post::Fault(fault));
+            if !lasting {
+                // Asks every shard, behind the post.
+                drop(self.running.metrics());
+            }
+        }
+
+        fn stand_still(&self, shard: usize) -> Sender<()> {
+            let (end, until) = channel();
+            self.break_shard(shard, Fault::StandStill(until));
+            end
+        }
+
+        fn figure(&self, name: &str) -> f64 {
+            let page = self.running.metrics();
+            let line =
+                page.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {page}"));
+            line.rsplit(' ').next().unwrap().parse().unwrap()
+        }
+
+        fn panics(&self, shard: usize) -> f64 {
+            self.figure(&format!("throng_shard_panics_total{{shard=\"{shard}\"}}"))
+        }
+
+        /// The shard that serves a connection.
+        fn shard_of(&self, conn: u32) -> usize {
+            let list = self.running.watch.report(Report::Connections, Page { offset: 0, limit: 100 });
+            let all = list["connections"].as_array().unwrap();
+            let found =
+                all.iter().find(|each| each["id"] == conn).unwrap_or_else(|| panic!("{conn}: {list}"));
+            found["shard"].as_u64().unwrap() as usize
+        }
+
+        fn create_room(&self) -> ChannelId {
+            let create = CreateChannel::new(ChannelType::SUBWORLD).data(ROOM, Vec::new());
+            self.runtime.block_on(self.owner.create_channel(create)).unwrap().channel
+        }
+
+        /// Something said in a room reaches its owner.
+        fn expect_to_be_heard(&mut self, player: &Client, room: ChannelId, text: &'static str) {
+            let Stage { runtime, events, .. } = self;
+            runtime.block_on(async {
+                player.send(room, 100, text).await.unwrap();
+                let heard = async {
+                    loop {
+                        if let Event::Message { payload, .. } = events.next().await.unwrap()
+                            && payload == text
+                        {
+                            return;
+                        }
+                    }
+                };
+                tokio::time::timeout(PATIENCE, heard).await.expect(text);
+            });
+        }
+
+        fn expect_the_end(&self, events: &mut Events) {
+            let end = async { while events.next().await.is_some() {} };
+            self.runtime.block_on(async { tokio::time::timeout(PATIENCE, end).await }).expect("it is closed");
+        }
+    }
+
+    async fn connect(addr: SocketAddr, config: SessionConfig) -> (Client, Events) {
+        Client::connect_with(addr.to_string().parse().unwrap(), config, Backoff::never()).await.unwrap()
+    }
+
+    fn until(what: &str, done: impl Fn() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !done() {
+            assert!(Instant::now() < deadline, "waited in vain for {what}");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_panic_on_input_ends_that_connection_and_nothing_else() {
+        for shards in [1, 2] {
+            let mut stage = Stage::new(shards, &[]);
+            let room = stage.create_room();
+            let (victim, mut victim_events) = stage.player("victim");
+            let others: Vec<_> = (0..3).map(|index| stage.player(&format!("player {index}"))).collect();
+            let shard = stage.shard_of(victim.conn().0);
+            stage.break_shard(shard, Fault::PanicOnData);
+            stage.runtime.block_on(victim.send(room, 100, "boom")).unwrap();
+            stage.expect_the_end(&mut victim_events);
+            for (other, _) in &others {
+                stage.expect_to_be_heard(other, room, "still here");
+            }
+            assert_eq!(stage.panics(shard), 1.0);
+            assert_eq!(stage.figure("throng_gateway_connections{kind=\"client\"}"), 3.0);
+            assert!(stage.running.watch.health().ready, "a panic that was contained is no reason to leave");
+            // The place is free again.
+            let (next, _events) = stage.player("victim");
+            stage.expect_to_be_heard(&next, room, "back");
+        }
+    }
+
+    #[test]
+    fn a_panic_on_mail_is_counted_and_everybody_stays() {
+        let mut stage = Stage::new(2, &[]);
+        let room = stage.create_room();
+        let players: Vec<_> = (0..4).map(|index| stage.player(&format!("player {index}"))).collect();
+        for shard in 0..2 {
+            stage.break_shard(shard, Fault::Panic);
+            assert_eq!(stage.panics(shard), 1.0);
+        }
+        for (player, _) in &players {
+            stage.expect_to_be_heard(player, room, "still here");
+        }
+    }
+
+    #[test]
+    fn timers_go_on_after_a_panic_in_one() {
+        let mut stage = Stage::new(1, &[]);
+        let room = stage.create_room();
+        let (player, mut events) = stage.player("player");
+        let options = SubscribeOptions::read();
+        stage.runtime.block_on(stage.owner.subscribe_other(room, Some(player.conn()), options)).unwrap();
+        stage.break_shard(0, Fault::PanicOnTimeout);
+        let owner = stage.owner.clone();
+        stage.runtime.block_on(async {
+            let seen = async {
+                // The update that the panic swallows may be lost; the state comes with a later one.
+                for round in 0_u8.. {
+                    owner.update(room, ROOM, vec![0x0a, 1, b'a' + round % 26]).await.unwrap();
+                    let update =
+                        async { while !matches!(events.next().await.unwrap(), Event::Update { .. }) {} };
+                    if tokio::time::timeout(Duration::from_millis(200), update).await.is_ok() && round > 0 {
+                        return;
+                    }
+                }
+            };
+            tokio::time::timeout(PATIENCE, seen).await.expect("fan-out goes on");
+        });
+        until("the panic", || stage.panics(0) == 1.0);
+        stage.expect_to_be_heard(&player, room, "still here");
+    }
+
+    #[test]
+    fn a_shard_that_stands_still_is_reported_until_it_moves_again() {
+        let stage = Stage::new(2, &[("server.watchdog_ms", "100")]);
+        assert!(stage.running.watch.health().ready);
+        let end = stage.stand_still(1);
+        until("the watchdog", || !stage.running.watch.health().live);
+        let health = stage.running.watch.health();
+        let stuck: Vec<&str> =
+            health.parts.iter().filter(|part| !part.ok).map(|part| part.name.as_ref()).collect();
+        assert_eq!((stuck, health.ready), (vec!["shard 1"], false));
+        drop(end);
+        until("the shard to move", || stage.running.watch.health().ready);
+    }
+
+    #[test]
+    fn a_full_mailbox_stops_its_senders_and_loses_nothing() {
+        const MESSAGES: u32 = 50_000;
+        // 7 MB in all: more than a hundred reads, each of which is one post.
+        const BODY_BYTES: usize = 128;
+        let mut stage = Stage::new(
+            2,
+            &[
+                ("server.mailbox_len_max", "64"),
+                ("gateway.limits.client_messages_per_s_max", "0"),
+                ("gateway.limits.client_bytes_per_s_max", "0"),
+            ],
+        );
+        let mut player = TcpStream::connect(stage.clients()).unwrap();
+        let conn = log_in(&mut player);
+        let shard = stage.shard_of(conn);
+        let room =
+            std::iter::repeat_with(|| stage.create_room()).find(|room| room.0 as usize % 2 != shard).unwrap();
+        let home = 1 - shard;
+        let end = stage.stand_still(home);
+        let (mut writer, mut bytes) = (FrameWriter::new(), Vec::new());
+        for index in 0..MESSAGES {
+            let mut body = [0; BODY_BYTES];
+            body[..4].copy_from_slice(&index.to_le_bytes());
+            let message =
+                MessagePack { channel_id: room.0, msg_type: 100, body: &body, ..MessagePack::default() };
+            writer.push(&message, &mut bytes).unwrap();
+        }
+        writer.flush(&mut bytes);
+        let sender = std::thread::spawn(move || {
+            player.write_all(&bytes).unwrap();
+            player
+        });
+        let mailbox = &stage.running.mailboxes[home];
+        until("the mailbox to be full", || mailbox.len() > 64);
+        // The sending shard has noticed, and has gone through several rounds since without reading on.
+        until("the sender to stop", || {
+            let report = stage.running.metrics();
+            report.lines().any(|line| {
+                line.strip_prefix(&format!("throng_shard_congestions_total{{shard=\"{shard}\"}} "))
+                    .is_some_and(|count| count != "0")
+            })
+        });
+        // One read at most since the bound was passed, and what this test has asked.
+        let waiting = mailbox.len();
+        assert!(waiting < 90, "{waiting} posts wait");
+        drop(end);
+        stage.runtime.block_on(async {
+            let mut next = 0_u32;
+            let all = async {
+                while next < MESSAGES {
+                    if let Event::Message { payload, .. } = stage.events.next().await.unwrap() {
+                        assert_eq!((&payload[..4], payload.len()), (&next.to_le_bytes()[..], BODY_BYTES));
+                        next += 1;
+                    }
+                }
+            };
+            tokio::time::timeout(PATIENCE, all).await.expect("every message");
+        });
+        drop(sender.join().unwrap());
+    }
+
+    /// Logs in without a session, which would bound what is sent; returns the connection's id.
+    fn log_in(stream: &mut TcpStream) -> u32 {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let auth =
+            pb::AuthMessage { player_identifier_token: "flood".to_owned(), ..pb::AuthMessage::default() };
+        let body = auth.encode_to_vec();
+        let (mut writer, mut bytes) = (FrameWriter::new(), Vec::new());
+        let head = MessagePack { stub_id: 1, msg_type: 1, body: &body, ..MessagePack::default() };
+        writer.push(&head, &mut bytes).unwrap();
+        writer.flush(&mut bytes);
+        stream.write_all(&bytes).unwrap();
+        let (mut reader, mut conn, mut buffer) = (FrameReader::default(), None, [0; 1024]);
+        while conn.is_none() {
+            let read = stream.read(&mut buffer).unwrap();
+            assert!(read > 0, "closed");
+            let fed = reader.feed(&buffer[..read], &mut |packet| {
+                let body = packet.messages().next().unwrap().body;
+                conn = Some(pb::AuthResultMessage::decode(body).unwrap().conn_id);
+                ControlFlow::Continue(())
+            });
+            fed.unwrap();
+        }
+        conn.unwrap()
+    }
+}
