@@ -96,9 +96,11 @@ impl Assembly {
         if offset as usize != self.front.len() {
             return false;
         }
-        if self.front.capacity() == 0 {
-            // Doubling from a few fragments on; exact when the packet is as short as that.
-            self.front.reserve_exact((self.total as usize).min(FIRST_BYTES));
+        if self.front.len() + payload.len() > self.front.capacity() {
+            // Doubles, from a few fragments on, and never grows beyond what the packet needs.
+            let left = self.total as usize - self.front.len();
+            let more = self.front.len().max(FIRST_BYTES).min(left);
+            self.front.reserve_exact(more.max(payload.len()));
         }
         self.front.extend_from_slice(payload);
         self.joined += 1;

@@ -52,7 +52,8 @@ pub struct Config {
     /// Handshakes in progress from one IPv4 /24 or IPv6 /48; a 256th of the table while less than a quarter of it is
     /// free. Default 4,096.
     pub half_open_per_prefix_max: usize,
-    /// How long a handshake may take. Default 10 s.
+    /// How long a handshake may take. Default 10 s. A client that has our answer and whose acknowledgements get lost has
+    /// half a minute, as long as it is heard of.
     pub half_open_timeout: Duration,
     /// Shortest time after which a command is sent again. The C library has none, and resends within 5 ms on a fast link.
     /// Default 20 ms.

@@ -24,6 +24,8 @@ pub(crate) struct HalfOpen {
     /// The application's number in CONNECT.
     pub(crate) data: u32,
     created_ms: u64,
+    /// When something came that only who has seen our answer can send.
+    heard_ms: Option<u64>,
     /// Bytes received from, and sent to, the unproven address.
     pub(crate) bytes_in: usize,
     pub(crate) bytes_out: usize,
@@ -42,6 +44,7 @@ impl HalfOpen {
             window_announced,
             data,
             created_ms: now_ms,
+            heard_ms: None,
             bytes_in: 0,
             bytes_out: 0,
             answers: [(0, 0); ANSWERS],
@@ -54,6 +57,16 @@ impl HalfOpen {
         self.answers[self.answered as usize % ANSWERS] = (sent_time, now_ms);
         self.answered = self.answered.wrapping_add(1);
         self.bytes_out += len;
+    }
+
+    pub(crate) fn note_heard(&mut self, now_ms: u64, len: usize) {
+        self.heard_ms = Some(now_ms);
+        self.bytes_in += len;
+    }
+
+    /// Whether the client is there and only its acknowledgements get lost.
+    fn is_alive(&self, now_ms: u64, timeout_ms: u64) -> bool {
+        self.heard_ms.is_some_and(|heard| now_ms < heard + timeout_ms) && now_ms < self.created_ms + LIFE_MS
     }
 
     /// How long ago the answer with this time left; `None` if there was none.
@@ -138,19 +151,27 @@ impl HalfOpens {
 
     /// The entry that has to go before another one can come, or that has had its time.
     pub(crate) fn pop_surplus(&mut self, now_ms: u64) -> Option<HalfOpen> {
-        loop {
+        // Each entry at most once, as those that may stay go to the end.
+        for _ in 0..self.oldest.len() {
             let &(index, order) = self.oldest.front()?;
             let Some(entry) = self.entry(index).filter(|entry| entry.order == order) else {
                 self.oldest.pop_front();
                 continue;
             };
             let is_late = entry.created_ms + self.limits.timeout_ms <= now_ms;
-            if !is_late && self.len() < self.limits.total {
+            let is_full = self.len() >= self.limits.total;
+            if !is_late && !is_full {
                 return None;
             }
+            let is_alive = entry.is_alive(now_ms, self.limits.timeout_ms);
             self.oldest.pop_front();
+            if is_alive && !is_full {
+                self.oldest.push_back((index, order));
+                continue;
+            }
             return self.remove(index);
         }
+        None
     }
 
     /// When [`pop_surplus`](Self::pop_surplus) has something although nobody came. May be too early, never too late.
@@ -221,5 +242,7 @@ impl HalfOpens {
     }
 }
 
+/// How long a client that is there may take: as long as the reference repeats its VERIFY_CONNECT.
+const LIFE_MS: u64 = 31_500;
 /// Answers whose times are remembered: a client that is slow to acknowledge may refer to any of them.
 const ANSWERS: usize = 4;

@@ -272,7 +272,8 @@ impl LaneState {
             return Receipt::Taken;
         }
         let cost = payload.len() + OVERHEAD;
-        if !budget.has_room(*held, cost, false) {
+        // What can be delivered at once does not wait for anything.
+        if !budget.has_room(*held, cost, at == self.delivered) {
             return Receipt::Full;
         }
         let data = Bytes::copy_from_slice(payload);

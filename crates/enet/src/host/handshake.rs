@@ -166,7 +166,7 @@ impl Host {
     ) {
         let now_ms = self.ctx.now_ms;
         let Some(entry) = self.half_open.get_mut(index) else { return };
-        entry.bytes_in += datagram_len;
+        entry.note_heard(now_ms, datagram_len);
         let mut rest = commands;
         let mut knows_us = false;
         while let Ok((command, len)) = Command::decode(rest) {
