@@ -113,15 +113,30 @@ pub(crate) struct Attachments {
 }
 
 impl Attachments {
-    /// Objects for which something waits to be written.
+    /// Nothing waits to be written.
     pub(crate) fn is_idle(&self) -> bool {
         self.waiting == 0
     }
 
-    pub(crate) fn waits(&self, object: u32) -> bool {
-        self.queues.get(&object).is_some_and(|queue| {
-            !queue.unreliable.is_empty() || queue.reliable.iter().any(|part| part.state == State::Queued)
-        })
+    /// Objects for which something waits, ascending.
+    pub(crate) fn objects(&self) -> impl Iterator<Item = u32> + '_ {
+        let waits = |queue: &Queue| {
+            !queue.unreliable.is_empty()
+                || queue.reliable.iter().take(WINDOW).any(|part| part.state == State::Queued)
+        };
+        self.queues.iter().filter(move |(_, queue)| waits(queue)).map(|(object, _)| *object)
+    }
+
+    /// Upper bound of the bytes of the first item that waits for `object`.
+    pub(crate) fn first_bytes(&self, object: u32) -> usize {
+        let Some(queue) = self.queues.get(&object) else { return 0 };
+        let part = queue.reliable.iter().find(|part| part.state == State::Queued);
+        let bytes = match (part, queue.unreliable.front()) {
+            (Some(part), _) => part.to - part.from,
+            (None, Some((_, bytes))) => bytes.len(),
+            (None, None) => 0,
+        };
+        bytes + 24
     }
 
     pub(crate) fn push(
@@ -168,53 +183,48 @@ impl Attachments {
         }
     }
 
-    /// Offers what waits to `send`, which returns false when there is no room. Objects that are not `ready` keep their
-    /// reliable attachments and lose the others.
-    pub(crate) fn write(&mut self, ready: impl Fn(u32) -> Ready, mut send: impl FnMut(Outgoing<'_>) -> bool) {
-        if self.waiting == 0 {
-            return;
+    /// Offers what waits for `object` to `send`, which returns false when there is no room. Out of scope it keeps its
+    /// reliable attachments and loses the others.
+    pub(crate) fn write(&mut self, object: u32, ready: Ready, mut send: impl FnMut(Outgoing<'_>) -> bool) {
+        let Some(queue) = self.queues.get_mut(&object) else { return };
+        match ready {
+            Ready::Yes => {}
+            Ready::Later => return,
+            Ready::OutOfScope => {
+                self.dropped_total += queue.unreliable.len() as u64;
+                self.waiting -= queue.unreliable.len();
+                queue.unreliable.clear();
+                return;
+            }
         }
-        for (object, queue) in &mut self.queues {
-            match ready(*object) {
-                Ready::Yes => {}
-                Ready::Later => continue,
-                Ready::OutOfScope => {
-                    self.dropped_total += queue.unreliable.len() as u64;
-                    self.waiting -= queue.unreliable.len();
-                    queue.unreliable.clear();
-                    continue;
-                }
+        let first = queue.first;
+        for (at, part) in queue.reliable.iter_mut().take(WINDOW).enumerate() {
+            if part.state != State::Queued {
+                continue;
             }
-            let first = queue.first;
-            for (at, part) in queue.reliable.iter_mut().take(WINDOW).enumerate() {
-                if part.state != State::Queued {
-                    continue;
-                }
-                let flags = RELIABLE
-                    | if part.from == 0 { FIRST } else { 0 }
-                    | if part.to == part.bytes.len() { LAST } else { 0 };
-                let outgoing = Outgoing {
-                    object: *object,
-                    sequence: Some(first.wrapping_add(at as u8)),
-                    flags,
-                    method: part.method,
-                    bytes: &part.bytes[part.from..part.to],
-                };
-                if !send(outgoing) {
-                    return;
-                }
-                part.state = State::InFlight;
-                self.waiting -= 1;
+            let flags = RELIABLE
+                | if part.from == 0 { FIRST } else { 0 }
+                | if part.to == part.bytes.len() { LAST } else { 0 };
+            let outgoing = Outgoing {
+                object,
+                sequence: Some(first.wrapping_add(at as u8)),
+                flags,
+                method: part.method,
+                bytes: &part.bytes[part.from..part.to],
+            };
+            if !send(outgoing) {
+                return;
             }
-            while let Some((method, bytes)) = queue.unreliable.front() {
-                let outgoing =
-                    Outgoing { object: *object, sequence: None, flags: FIRST | LAST, method: *method, bytes };
-                if !send(outgoing) {
-                    return;
-                }
-                queue.unreliable.pop_front();
-                self.waiting -= 1;
+            part.state = State::InFlight;
+            self.waiting -= 1;
+        }
+        while let Some((method, bytes)) = queue.unreliable.front() {
+            let outgoing = Outgoing { object, sequence: None, flags: FIRST | LAST, method: *method, bytes };
+            if !send(outgoing) {
+                return;
             }
+            queue.unreliable.pop_front();
+            self.waiting -= 1;
         }
     }
 

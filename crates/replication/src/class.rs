@@ -294,6 +294,10 @@ pub struct Class {
     /// References that are hidden from receivers that do not know the target.
     pub(crate) hide_mask: u64,
     pub(crate) hash: u64,
+    /// Wire bits of each word of the quantised block.
+    pub(crate) word_bits: Vec<u8>,
+    /// Every property is one word of fixed width, so that property and word have the same number.
+    pub(crate) plain: bool,
     /// No record is longer, values on the heap aside.
     pub(crate) record_bytes_max: usize,
 }
@@ -335,6 +339,8 @@ impl Class {
             groups: Vec::new(),
             hide_mask: 0,
             record_bytes_max: 0,
+            word_bits: Vec::new(),
+            plain: true,
         };
         for property in properties {
             class.add(property)?;
@@ -404,6 +410,8 @@ impl Class {
             self.live_defaults.extend_from_slice(&values[..codec.live_words()]);
             self.defaults.extend_from_slice(&q[..codec.words()]);
         }
+        self.plain &= codec.words() == 1 && codec.word_bits()[0] != 0 && !codec.is_heap();
+        self.word_bits.extend_from_slice(codec.word_bits());
         self.words += codec.words();
         self.live_words += codec.live_words();
         let hide = matches!(quantiser, Quantiser::Handle { hide: true });

@@ -547,22 +547,23 @@ impl Client {
         let mut record = Vec::new();
         let replicas = &self.replicas;
         let (log, out) = (&mut self.log, &mut self.out);
-        let ready = |object: u32| match replicas.get(object as usize) {
-            Some(Some(_)) => Ready::Yes,
-            _ => Ready::OutOfScope,
-        };
-        self.attachments.write(ready, |outgoing: Outgoing<'_>| {
-            record.clear();
-            outgoing.write(&mut record);
-            if !out.reserve(log, kind::ATTACH, record.len()) {
-                return false;
-            }
-            out.put(&record);
-            if let Some(sequence) = outgoing.sequence {
-                log.push_item(Item::Attach { object: outgoing.object, sequence });
-            }
-            true
-        });
+        let calling: Vec<u32> = self.attachments.objects().collect();
+        for object in calling {
+            let known = replicas.get(object as usize).is_some_and(Option::is_some);
+            let ready = if known { Ready::Yes } else { Ready::OutOfScope };
+            self.attachments.write(object, ready, |outgoing: Outgoing<'_>| {
+                record.clear();
+                outgoing.write(&mut record);
+                if !out.reserve(log, kind::ATTACH, record.len()) {
+                    return false;
+                }
+                out.put(&record);
+                if let Some(sequence) = outgoing.sequence {
+                    log.push_item(Item::Attach { object: outgoing.object, sequence });
+                }
+                true
+            });
+        }
         // Sections with a length have one item list each.
         while let Some(input) = self.inputs.front() {
             if !out.reserve_skippable(log, kind::INPUT, 1, input) {

@@ -113,6 +113,9 @@ pub(crate) struct Connection {
     ack_owed: bool,
     pub(crate) budget: Option<Budget>,
     pub(crate) attachments: Attachments,
+    /// Objects whose state travels with their attachments in this frame, and the same as bits.
+    calling: Vec<u32>,
+    held: Bitmap,
     pub(crate) counts: Vec<Count>,
     pub(crate) events: VecDeque<Event>,
     pub(crate) stats: ConnectionStats,
@@ -228,6 +231,8 @@ impl Connection {
             ack_owed: false,
             budget: None,
             attachments: Attachments::default(),
+            calling: Vec::new(),
+            held: Bitmap::default(),
             counts: Vec::new(),
             events: VecDeque::new(),
             stats: ConnectionStats::default(),
@@ -621,13 +626,13 @@ impl Stage<'_> {
         scratch.out.begin((allowance, packet_max, overhead), &conn.acks, sh.frame, sh.now);
         scratch.cache.begin(sh.frame);
 
+        self.hold();
         self.write_destroys();
         self.collect_slow();
+        self.write_attachments(allowance);
         let waiting = self.estimate_updates();
         self.write_creates(allowance, waiting > 0);
-        let reserved = if self.conn.attachments.is_idle() { 0.0 } else { sh.config.attach_share };
         let left = allowance.saturating_sub(self.scratch.out.spent());
-        let left = left - (left as f64 * reserved) as usize;
         let packets = waiting / (sh.config.packet_bytes_max - HEADER_BYTES - 4) + 2;
         if waiting > 0 {
             if waiting + packets * (HEADER_BYTES + 4 + overhead) <= left && packet_max > 0 {
@@ -637,8 +642,10 @@ impl Stage<'_> {
             }
         }
 
-        self.write_attachments();
         let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
+        for object in conn.calling.drain(..) {
+            conn.held.clear(object);
+        }
         // With nothing to send, an empty packet after a round trip asks what became of the last ones.
         let round_trip = Duration::from_nanos(conn.rtt_ns + conn.rtt_ns / 4);
         if conn.ack_owed || conn.log.is_quiet(sh.now - round_trip) {
@@ -664,6 +671,9 @@ impl Stage<'_> {
         if conn.replay {
             bits &= !sh.objects.conditional.word(at);
         }
+        if !conn.calling.is_empty() {
+            bits &= !conn.held.word(at);
+        }
         if conn.pending.is_empty() { bits } else { bits & !conn.pending.bits(word.word) }
     }
 
@@ -675,6 +685,7 @@ impl Stage<'_> {
             && !conn.replay
             && conn.pending.is_empty()
             && conn.owned_special.words().is_empty()
+            && conn.calling.is_empty()
         {
             return;
         }
@@ -746,7 +757,10 @@ impl Stage<'_> {
         let mut words = core::mem::take(&mut self.scratch.words);
         self.conn.pending.words(&mut words);
         for word in &words {
-            let bits = self.conn.pending.bits(*word);
+            let bits = self.conn.pending.bits(*word) & !self.conn.held.word(*word as usize);
+            if bits == 0 {
+                continue;
+            }
             self.prioritise(*word, bits);
             for bit in bits_of(bits) {
                 let object = word * 64 + bit as u32;
@@ -955,7 +969,10 @@ impl Stage<'_> {
         self.conn.pending.words(&mut words);
         let mut bytes = 0;
         for word in &words {
-            let bits = self.conn.pending.bits(*word);
+            let bits = self.conn.pending.bits(*word) & !self.conn.held.word(*word as usize);
+            if bits == 0 {
+                continue;
+            }
             self.prioritise(*word, bits);
             let owned = self.conn.owned.word(*word as usize);
             for bit in bits_of(bits) {
@@ -963,8 +980,7 @@ impl Stage<'_> {
                 let priority = self.conn.pending.grow(object, self.scratch.priorities.0[bit]);
                 if priority >= sh.config.send_threshold {
                     // Positive floats order like their bits; the lower index wins a tie; the owner's own come first.
-                    let first = owned >> bit & 1 != 0 || self.conn.attachments.waits(object);
-                    let rank = if first { u32::MAX } else { priority.to_bits() };
+                    let rank = if owned >> bit & 1 != 0 { u32::MAX } else { priority.to_bits() };
                     candidates.push(u64::from(rank) << 32 | u64::from(u32::MAX - object));
                     bytes += sh.record_bytes_max(object);
                 }
@@ -1046,31 +1062,59 @@ impl Stage<'_> {
         self.conn.destroys = kept;
     }
 
-    /// After the updates: an attachment never overtakes the state of its object.
-    fn write_attachments(&mut self) {
-        let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
+    /// Finds the objects whose state waits for their attachments.
+    fn hold(&mut self) {
+        let conn = &mut *self.conn;
         if conn.attachments.is_idle() {
             return;
         }
-        let (live, scope, pending) = (&conn.live, &conn.scope, &conn.pending);
-        let (log, out, record) = (&mut conn.log, &mut scratch.out, &mut scratch.record);
-        let ready = |object| match (scope.get(object), live.get(object) && pending.mask(object) == 0) {
-            (false, _) => Ready::OutOfScope,
-            (true, true) => Ready::Yes,
-            (true, false) => Ready::Later,
-        };
-        conn.attachments.write(ready, |outgoing: Outgoing<'_>| {
-            record.clear();
-            outgoing.write(record);
-            if !out.reserve(log, kind::ATTACH, record.len()) {
-                return false;
+        conn.calling.extend(conn.attachments.objects());
+        for object in &conn.calling {
+            conn.held.set(*object);
+        }
+    }
+
+    /// State and attachments of an object stand in one packet: so an attachment never overtakes the state of its frame,
+    /// even when a packet is lost or comes too late.
+    fn write_attachments(&mut self, allowance: usize) {
+        let share = (allowance as f64 * self.sh.config.attach_share) as usize;
+        let calling = core::mem::take(&mut self.conn.calling);
+        for object in &calling {
+            let object = *object;
+            if self.scratch.out.spent() > share {
+                break;
             }
-            out.put(record);
-            if let Some(sequence) = outgoing.sequence {
-                log.push_item(Item::Attach { object: outgoing.object, sequence });
+            let known = self.conn.live.get(object);
+            let ready = match (self.conn.scope.get(object), known) {
+                (false, _) => Ready::OutOfScope,
+                (true, false) => Ready::Later,
+                (true, true) => Ready::Yes,
+            };
+            if self.conn.pending.mask(object) != 0 {
+                let together =
+                    self.sh.record_bytes_max(object) + self.conn.attachments.first_bytes(object) + 8;
+                let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
+                scratch.out.keep_together(&mut conn.log, together);
+                if !self.write_pending(object) {
+                    continue;
+                }
             }
-            true
-        });
+            let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
+            let (log, out, record) = (&mut conn.log, &mut scratch.out, &mut scratch.record);
+            conn.attachments.write(object, ready, |outgoing: Outgoing<'_>| {
+                record.clear();
+                outgoing.write(record);
+                if !out.reserve(log, kind::ATTACH, record.len()) {
+                    return false;
+                }
+                out.put(record);
+                if let Some(sequence) = outgoing.sequence {
+                    log.push_item(Item::Attach { object: outgoing.object, sequence });
+                }
+                true
+            });
+        }
+        self.conn.calling = calling;
     }
 
     /// Create items, nearest first when not all fit; `waiting`: updates want their share too.

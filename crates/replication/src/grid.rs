@@ -207,10 +207,16 @@ impl Cell {
         let (y, y_rest) = self.y.as_chunks::<LANES>();
         let (z, z_rest) = self.z.as_chunks::<LANES>();
         let (cull, cull_rest) = self.cull.as_chunks::<LANES>();
-        let (objects, objects_rest) = self.objects.as_chunks::<LANES>();
-        let lanes = x.iter().zip(y).zip(z).zip(cull).zip(objects);
-        for ((((x, y), z), cull), objects) in lanes {
-            test(query, [x, y, z, cull], objects, out);
+        // Results are gathered 64 at a time: a loop over the bits of a word ends unpredictably, but once.
+        let (mut word, mut first) = (0_u64, 0);
+        for (at, (((x, y), z), cull)) in x.iter().zip(y).zip(z).zip(cull).enumerate() {
+            let lane = at * LANES - first;
+            let objects = &self.objects[at * LANES..][..LANES];
+            word |= u64::from(test(query, [x, y, z, cull], objects)) << lane;
+            if lane == 64 - LANES {
+                spread(&self.objects[first..], word, out);
+                (word, first) = (0, first + 64);
+            }
         }
         if !x_rest.is_empty() {
             // Missing lanes have a negative limit, below which no square lies.
@@ -219,16 +225,27 @@ impl Cell {
                 lanes[..rest.len()].copy_from_slice(rest);
                 lanes
             };
-            let mut objects = [0; LANES];
-            objects[..objects_rest.len()].copy_from_slice(objects_rest);
+            let from = self.objects.len() - x_rest.len();
             let lanes = [fill(x_rest, 0.0), fill(y_rest, 0.0), fill(z_rest, 0.0), fill(cull_rest, -1.0)];
-            test(query, lanes.each_ref(), &objects, out);
+            word |= u64::from(test(query, lanes.each_ref(), &self.objects[from..])) << (from - first);
         }
+        spread(&self.objects[first..], word, out);
     }
 }
 
+/// Sets the bits of those objects whose bit in `word` is set.
 #[inline(always)]
-fn test(query: &Query<'_>, [x, y, z, cull]: [&[f32; LANES]; 4], objects: &[u32; LANES], out: &mut [u64]) {
+fn spread(objects: &[u32], mut word: u64, out: &mut [u64]) {
+    while word != 0 {
+        let object = objects[word.trailing_zeros() as usize];
+        word &= word - 1;
+        out[object as usize / 64] |= 1 << (object % 64);
+    }
+}
+
+/// Bit i: object i is in range.
+#[inline(always)]
+fn test(query: &Query<'_>, [x, y, z, cull]: [&[f32; LANES]; 4], objects: &[u32]) -> u32 {
     let square: [f32; LANES] = core::array::from_fn(|i| {
         let (dx, dy, dz) = (x[i] - query.view[0], y[i] - query.view[1], z[i] - query.view[2]);
         dx * dx + dy * dy + dz * dz
@@ -245,11 +262,7 @@ fn test(query: &Query<'_>, [x, y, z, cull]: [&[f32; LANES]; 4], objects: &[u32; 
             }
         }
     }
-    while inside != 0 {
-        let object = objects[inside.trailing_zeros() as usize];
-        inside &= inside - 1;
-        out[object as usize / 64] |= 1 << (object % 64);
-    }
+    inside
 }
 
 /// Bit i: `a[i] <= b[i]`.

@@ -206,6 +206,45 @@ value_from!(bool => Bool, u8 => UInt, u16 => UInt, u32 => UInt, u64 => UInt, i8 
 #[error("the value does not have the type or length that the property's quantiser takes")]
 pub struct ValueMismatch;
 
+/// An axis made ready for the hot path.
+#[derive(Clone, Copy, Debug)]
+struct Scale {
+    axis: Axis,
+    /// One over the step.
+    inverse: f64,
+    top: u64,
+    bits: u8,
+    /// Multiplying by the inverse is off by less than [`DOUBT`].
+    quick: bool,
+}
+
+/// Products closer than this to a whole number are computed again by division: twice the error of a product of 28 bits.
+const DOUBT: f64 = 1e-7;
+
+impl Scale {
+    fn new(axis: Axis) -> Self {
+        let top = mask(u32::from(axis.bits));
+        Self { axis, inverse: axis.step.recip(), top, bits: axis.bits, quick: axis.bits <= 28 }
+    }
+
+    /// As [`Axis::quantise`], to the bit, mostly without its division.
+    #[inline]
+    fn quantise(&self, value: f64) -> u64 {
+        let scaled = (value - self.axis.min) * self.inverse + 0.5;
+        if scaled > self.top as f64 + 1.0 {
+            return self.top;
+        }
+        let q = scaled as i64;
+        let rest = scaled - q as f64;
+        if self.quick && rest > DOUBT && rest < 1.0 - DOUBT { q as u64 } else { self.axis.quantise(value) }
+    }
+
+    #[inline]
+    fn dequantise(&self, q: u64) -> f64 {
+        self.axis.dequantise(q)
+    }
+}
+
 /// A quantiser made ready for the hot path.
 #[derive(Clone, Debug)]
 pub struct Codec {
@@ -223,13 +262,13 @@ enum Op {
     Int(u8),
     VarUInt,
     VarInt,
-    Fixed(Axis),
+    Fixed(Scale),
     /// As `Fixed`, with live values of 64 bits because 32 cannot tell neighbours apart.
-    Wide(Axis),
-    Vec2([Axis; 2]),
-    Vec3([Axis; 3]),
-    Unit3(Axis),
-    Quat(Axis),
+    Wide(Scale),
+    Vec2([Scale; 2]),
+    Vec3([Scale; 3]),
+    Unit3(Scale),
+    Quat(Scale),
     Angle(u8),
     F16,
     F32,
@@ -292,20 +331,21 @@ impl Codec {
             Quantiser::Fixed(axis) => {
                 axis.check()?;
                 if axis.fits_f32() {
-                    fixed(Op::Fixed(axis), 1, axis.bits)
+                    fixed(Op::Fixed(Scale::new(axis)), 1, axis.bits)
                 } else {
-                    fixed(Op::Wide(axis), 2, axis.bits)
+                    fixed(Op::Wide(Scale::new(axis)), 2, axis.bits)
                 }
             }
-            Quantiser::Vec2(axes) => vector(Op::Vec2(axes), &axes)?,
-            Quantiser::Vec3(axes) => vector(Op::Vec3(axes), &axes)?,
+            Quantiser::Vec2(axes) => vector(Op::Vec2(axes.map(Scale::new)), &axes)?,
+            Quantiser::Vec3(axes) => vector(Op::Vec3(axes.map(Scale::new)), &axes)?,
             Quantiser::Unit3(bits) => {
                 bits_in(bits.saturating_sub(1), 23).map_err(|_| QuantiserError::Bits { bits, max: 24 })?;
-                fixed(Op::Unit3(Axis::range(-1.0, 1.0, bits)), 3, 2 * bits)
+                fixed(Op::Unit3(Scale::new(Axis::range(-1.0, 1.0, bits))), 3, 2 * bits)
             }
             Quantiser::Quat(bits) => {
                 bits_in(bits.saturating_sub(1), 17).map_err(|_| QuantiserError::Bits { bits, max: 18 })?;
-                fixed(Op::Quat(Axis::range(-FRAC_1_SQRT_2, FRAC_1_SQRT_2, bits)), 4, 2 + 3 * bits)
+                let axis = Axis::range(-FRAC_1_SQRT_2, FRAC_1_SQRT_2, bits);
+                fixed(Op::Quat(Scale::new(axis)), 4, 2 + 3 * bits)
             }
             Quantiser::Angle(bits) => {
                 bits_in(bits, 22)?;
@@ -343,6 +383,11 @@ impl Codec {
     #[must_use]
     pub fn fixed_bits(&self) -> Option<u32> {
         (self.word_bits[0] != 0).then(|| self.word_bits.iter().map(|bits| u32::from(*bits)).sum())
+    }
+
+    /// Wire bits of each word; zero where the width depends on the value.
+    pub(crate) fn word_bits(&self) -> &[u8] {
+        &self.word_bits[..usize::from(self.words)]
     }
 
     /// The value lives outside the words: blob or array.
@@ -496,9 +541,8 @@ impl Codec {
     #[inline]
     pub fn write(&self, q: &[u64], writer: &mut BitWriter<'_>) {
         if self.word_bits[0] != 0 {
-            writer.put(q[0], u32::from(self.word_bits[0]));
-            for (word, bits) in q.iter().zip(self.word_bits).take(usize::from(self.words)).skip(1) {
-                writer.put(*word, u32::from(bits));
+            for (word, bits) in q.iter().zip(self.word_bits()) {
+                writer.put(*word, u32::from(*bits));
             }
         } else if self.is_handle() {
             writer.put_varint(q[0] & mask(32));
@@ -700,7 +744,7 @@ struct DeltaFields {
 
 impl DeltaFields {
     #[inline]
-    fn of(axes: &[Axis], words: u8) -> Self {
+    fn of(axes: &[Scale], words: u8) -> Self {
         let mut fields = [(0, 0, 0); WORDS_MAX];
         let mut shift = 0;
         for (at, (axis, field)) in axes.iter().zip(&mut fields).enumerate() {
@@ -724,7 +768,7 @@ fn store_floats(live: &mut [u32], value: &[f32]) {
 }
 
 #[inline]
-fn pack<const N: usize>(axes: &[Axis; N], parts: [u64; N], words: u8, out: &mut [u64]) {
+fn pack<const N: usize>(axes: &[Scale; N], parts: [u64; N], words: u8, out: &mut [u64]) {
     if words == 1 {
         let mut shift = 0;
         out[0] = 0;
@@ -738,7 +782,7 @@ fn pack<const N: usize>(axes: &[Axis; N], parts: [u64; N], words: u8, out: &mut 
 }
 
 #[inline]
-fn unpack<const N: usize>(axes: &[Axis; N], words: u8, q: &[u64]) -> [u64; N] {
+fn unpack<const N: usize>(axes: &[Scale; N], words: u8, q: &[u64]) -> [u64; N] {
     let mut shift = 0;
     core::array::from_fn(|i| {
         if words == 1 {
@@ -772,7 +816,7 @@ fn settle(mut q: u64, again: impl Fn(u64) -> u64) -> u64 {
     least
 }
 
-fn quantise_quat(value: [f32; 4], axis: &Axis, out: &mut [u64]) -> u32 {
+fn quantise_quat(value: [f32; 4], axis: &Scale, out: &mut [u64]) -> u32 {
     let mut value = value.map(f64::from);
     let square: f64 = value.iter().map(|part| part * part).sum();
     // Also false for NaN.
@@ -794,7 +838,7 @@ fn quantise_quat(value: [f32; 4], axis: &Axis, out: &mut [u64]) -> u32 {
 
 /// Packed bits, and whether two components are so close that rounding may exchange them.
 #[inline]
-fn smallest_three(value: [f64; 4], axis: &Axis) -> (u64, bool) {
+fn smallest_three(value: [f64; 4], axis: &Scale) -> (u64, bool) {
     let mut largest = 0;
     for at in 1..4 {
         if value[at].abs() > value[largest].abs() {
@@ -802,7 +846,7 @@ fn smallest_three(value: [f64; 4], axis: &Axis) -> (u64, bool) {
         }
     }
     let sign = if value[largest] < 0.0 { -1.0 } else { 1.0 };
-    let near = value[largest].abs() - 4.0 * axis.step;
+    let near = value[largest].abs() - 4.0 * axis.axis.step;
     let (mut q, mut shift, mut close) = (largest as u64, 2, false);
     for (at, part) in value.iter().enumerate() {
         if at != largest {
@@ -814,7 +858,7 @@ fn smallest_three(value: [f64; 4], axis: &Axis) -> (u64, bool) {
     (q, close)
 }
 
-fn dequantise_quat(q: u64, axis: &Axis) -> [f32; 4] {
+fn dequantise_quat(q: u64, axis: &Scale) -> [f32; 4] {
     let largest = (q & 3) as usize;
     let bits = u32::from(axis.bits);
     let (mut value, mut shift, mut square) = ([0.0; 4], 2, 0.0);
@@ -829,7 +873,7 @@ fn dequantise_quat(q: u64, axis: &Axis) -> [f32; 4] {
     value.map(|part| part as f32)
 }
 
-fn quantise_unit(value: [f32; 3], axis: &Axis, out: &mut [u64]) -> u32 {
+fn quantise_unit(value: [f32; 3], axis: &Scale, out: &mut [u64]) -> u32 {
     let value = value.map(f64::from);
     let sum: f64 = value.iter().map(|part| part.abs()).sum();
     if !(sum.is_finite() && sum > 1e-12) {
@@ -851,7 +895,7 @@ fn quantise_unit(value: [f32; 3], axis: &Axis, out: &mut [u64]) -> u32 {
 }
 
 #[inline]
-fn octahedron(value: [f64; 3], sum: f64, axis: &Axis) -> u64 {
+fn octahedron(value: [f64; 3], sum: f64, axis: &Scale) -> u64 {
     let (mut u, mut v) = (value[0] / sum, value[1] / sum);
     if value[2] < 0.0 {
         (u, v) = ((1.0 - v.abs()).copysign(u), (1.0 - u.abs()).copysign(v));
@@ -859,7 +903,7 @@ fn octahedron(value: [f64; 3], sum: f64, axis: &Axis) -> u64 {
     axis.quantise(u) | axis.quantise(v) << axis.bits
 }
 
-fn dequantise_unit(q: u64, axis: &Axis) -> [f32; 3] {
+fn dequantise_unit(q: u64, axis: &Scale) -> [f32; 3] {
     let top = mask(u32::from(axis.bits));
     let (mut u, mut v) = (axis.dequantise(q & top), axis.dequantise(q >> axis.bits & top));
     let z = 1.0 - u.abs() - v.abs();
@@ -908,5 +952,42 @@ fn half_to(half: u16) -> f32 {
         31 if fraction == 0.0 => sign * f32::INFINITY,
         31 => f32::NAN,
         _ => sign * (1.0 + fraction / 1024.0) * f32::from(exponent as i16 - 15).exp2(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The division that the exact rule asks for is mostly avoided, never its result.
+    #[test]
+    fn the_quick_way_rounds_like_the_rule() {
+        let mut rng = throng_stdx::Rng::new(11);
+        for axis in [
+            Axis::new(-5242.88, 0.01, 20),
+            Axis::new(-64.0, 1.0 / 32.0, 12),
+            Axis::new(0.0, 0.01, 13),
+            Axis::range(-90.0, 90.0, 8),
+            Axis::new(-3.0, 0.1, 28),
+            Axis::new(-3.0, 0.1, 29),
+        ] {
+            let scale = Scale::new(axis);
+            let check =
+                |value: f64| assert_eq!(scale.quantise(value), axis.quantise(value), "{axis:?} {value}");
+            for _ in 0..100_000 {
+                let q = (rng.next_u64() >> 8) as f64 / (1_u64 << 56) as f64 * scale.top as f64;
+                check(axis.min + axis.step * q);
+                // On and beside the borders between two values.
+                let border = axis.min + axis.step * (q.floor() + 0.5);
+                for value in [border, border.next_up(), border.next_down(), f64::from(border as f32)] {
+                    check(value);
+                }
+            }
+            for value in
+                [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX, f64::MIN, axis.max(), axis.min]
+            {
+                check(value);
+            }
+        }
     }
 }
