@@ -58,6 +58,10 @@ pub struct Config {
     /// Shortest time after which a command is sent again. The C library has none, and resends within 5 ms on a fast link.
     /// Default 20 ms.
     pub resend_floor: Duration,
+    /// Whether clients of ENet-CSharp may connect beside those of the C library; the first word of their CONNECT tells them
+    /// apart. Not with a checksum, as theirs is another, and never compressed. Written after the dialect's description and
+    /// tested against that, not against the library itself. Costs one more look into a table for each datagram. Default: no.
+    pub csharp_clients: bool,
     /// How ids, sessions and connect ids are chosen.
     pub naming: Naming,
     /// When peers are told about bandwidth.
@@ -117,6 +121,7 @@ impl Config {
             half_open_per_prefix_max: 4_096,
             half_open_timeout: Duration::from_secs(10),
             resend_floor: Duration::from_millis(20),
+            csharp_clients: false,
             naming: Naming::Random,
             bandwidth_reports: BandwidthReports::WhenLimited,
         }

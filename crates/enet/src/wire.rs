@@ -43,6 +43,37 @@ impl Header {
         Some((header, 4))
     }
 
+    /// Reads a header as [`decode`](Self::decode) does, in the layout of another [`Dialect`].
+    #[must_use]
+    pub fn decode_in(dialect: Dialect, bytes: &[u8]) -> Option<(Self, usize)> {
+        let &[first, second, ref rest @ ..] = bytes else { return None };
+        match dialect {
+            Dialect::Stock => Self::decode(bytes),
+            Dialect::CSharp => {
+                // The sent time has the bit that stock ENet uses for compression, which this dialect lacks.
+                let (mut header, _) = Self::decode(&[first & !(SENT_TIME >> 8) as u8, second])?;
+                if !header.compressed {
+                    return Some((header, 2));
+                }
+                header.compressed = false;
+                header.sent_time = Some(u16::from_be_bytes(*rest.first_chunk()?));
+                Some((header, 4))
+            }
+        }
+    }
+
+    /// Appends the header in the layout of another [`Dialect`].
+    pub fn encode_in(&self, dialect: Dialect, out: &mut Vec<u8>) {
+        let start = out.len();
+        self.encode(out);
+        if dialect == Dialect::CSharp {
+            debug_assert!(!self.compressed, "this dialect has no compression");
+            let is_timed = self.sent_time.is_some();
+            out[start] &= !((SENT_TIME | COMPRESSED) >> 8) as u8;
+            out[start] |= if is_timed { (COMPRESSED >> 8) as u8 } else { 0 };
+        }
+    }
+
     /// Appends the header.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut word = self.peer_id & PEER_ID_NONE | u16::from(self.session & SESSION_MASK) << SESSION_SHIFT;
@@ -57,6 +88,17 @@ impl Header {
             out.extend_from_slice(&time.to_be_bytes());
         }
     }
+}
+
+/// How a peer writes the first two bytes of its datagrams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Dialect {
+    /// As the C library.
+    #[default]
+    Stock,
+    /// As ENet-CSharp: the sent time is announced by bit 14, and there is no compression. Spec: enet §18
+    CSharp,
 }
 
 /// One record of a datagram.

@@ -477,6 +477,87 @@ fn what_waits_for_all_peers_together_has_a_limit() {
     assert_eq!(pair.hosts[0].queued_bytes(), 0);
 }
 
+/// What a stock datagram looks like in the other dialect, and the way back: bit 15 and bit 14 of the first word.
+fn translate(datagram: &mut [u8], to_csharp: bool) {
+    let (stock, csharp) = (0x80, 0x40);
+    let (from, to) = if to_csharp { (stock, csharp) } else { (csharp, stock) };
+    let has_time = datagram[0] & from != 0;
+    datagram[0] &= 0x3F;
+    datagram[0] |= if has_time { to } else { 0 };
+}
+
+#[test]
+fn clients_of_two_dialects_share_a_port() {
+    let now = Instant::from_millis(5_000);
+    let server = |csharp_clients| {
+        let compressor: Box<dyn throng_enet::Compressor> = Box::new(throng_enet::RangeCoder::new());
+        Host::new(now, Config { csharp_clients, compressor: Some(compressor), ..Config::new(2) })
+            .expect("sound")
+    };
+    for (allowed, expected) in [(true, 2), (false, 1)] {
+        let mut server = server(allowed);
+        let mut clients = [1, 2].map(|seed| Host::new(now, Config::client(seed)).expect("sound"));
+        // Stock clients that understand compression are tested elsewhere.
+        clients[0] = Host::new(
+            now,
+            Config { compressor: Some(Box::new(throng_enet::RangeCoder::new())), ..Config::client(1) },
+        )
+        .expect("sound");
+        let mut peers = Vec::new();
+        for client in &mut clients {
+            peers.push(client.connect(now, address(9), 2, 0).expect("there is room"));
+        }
+        let (mut buf, mut connected, mut echoed) = (Vec::new(), 0, 0);
+        for ms in 0..60 {
+            let now = now + Duration::from_millis(ms);
+            for (index, client) in clients.iter_mut().enumerate() {
+                client.handle_timeout(now);
+                while client.poll_transmit(now, &mut buf).is_some() {
+                    if index == 1 {
+                        translate(&mut buf, true);
+                    }
+                    server.handle_datagram(now, address(index as u8), &buf);
+                }
+            }
+            server.handle_timeout(now);
+            while let Some(event) = server.poll_event() {
+                match event {
+                    Event::Connected { .. } => connected += 1,
+                    Event::Received { peer, lane, data, delivery } => {
+                        server.send(peer, lane, data, delivery).expect("there is room");
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            while let Some(transmit) = server.poll_transmit(now, &mut buf) {
+                let index = usize::from(transmit.to == address(1));
+                if index == 1 {
+                    assert_eq!(buf[0] & 0x80, 0, "this bit means nothing there");
+                    translate(&mut buf, false);
+                }
+                clients[index].handle_datagram(now, address(9), &buf);
+            }
+            for (client, peer) in clients.iter_mut().zip(&peers) {
+                while let Some(event) = client.poll_event() {
+                    match event {
+                        Event::Connected { .. } => {
+                            client.send(*peer, Lane(0), vec![7; 5_000], Delivery::Reliable).expect("room");
+                            client.send(*peer, Lane(1), vec![7; 50], Delivery::Unreliable).expect("room");
+                        }
+                        Event::Received { data, .. } => {
+                            assert!(data.iter().all(|&byte| byte == 7));
+                            echoed += 1;
+                        }
+                        other => panic!("{other:?}"),
+                    }
+                }
+            }
+        }
+        assert_eq!((connected, echoed), (expected, 2 * expected));
+        server.check_invariants();
+    }
+}
+
 #[test]
 fn idle_connections_only_ping() {
     let (mut pair, ..) = Pair::connected();

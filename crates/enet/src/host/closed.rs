@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 
 use crate::address::Key;
 use crate::secret::{Keyed, Secret};
-use crate::wire::SESSION_UNUSED;
+use crate::wire::{Dialect, SESSION_UNUSED};
 
 /// Connections that ended lately: their sessions must not be used again at once, and the DISCONNECT that ended them may
 /// come again. Bounded in number and time.
@@ -23,6 +23,7 @@ pub(super) struct ClosedEntry {
     pub(super) connect_id: [u8; 4],
     pub(super) session_in: u8,
     pub(super) session_out: u8,
+    pub(super) dialect: Dialect,
     /// Ended by a DISCONNECT that was acknowledged.
     pub(super) answers: bool,
     pub(super) until_ms: u64,

@@ -10,18 +10,24 @@ use crate::half_open::{HalfOpen, HalfOpenIndex};
 use crate::peer::{Envelope, Names, Peer, Terms, window};
 use crate::types::Reason;
 use crate::wire::{
-    Body, CHANNEL_NONE, Command, Handshake, Header, PEER_ID_NONE, SESSION_MASK, SESSION_UNUSED,
+    Body, CHANNEL_NONE, Command, Dialect, Handshake, Header, PEER_ID_NONE, SESSION_MASK, SESSION_UNUSED,
 };
 
 impl Host {
     /// A datagram without a peer id: only CONNECT has something to say. Spec: enet §8.2
-    pub(super) fn handle_connect(&mut self, from: SocketAddr, datagram_len: usize, commands: &[u8]) {
+    pub(super) fn handle_connect(
+        &mut self,
+        from: SocketAddr,
+        dialect: Dialect,
+        datagram_len: usize,
+        commands: &[u8],
+    ) {
         let command = Command::decode(commands).map(|(command, _)| command.body);
         let Ok(Body::Connect(connect, data)) = command else {
             self.ctx.stats.dropped_malformed += 1;
             return;
         };
-        match self.admit(from, &connect, data) {
+        match self.admit(from, dialect, &connect, data) {
             Some(index) => {
                 if let Some(entry) = self.half_open.get_mut(index) {
                     entry.bytes_in += datagram_len;
@@ -33,7 +39,13 @@ impl Host {
     }
 
     /// Finds or makes the entry for a CONNECT.
-    fn admit(&mut self, from: SocketAddr, connect: &Handshake, data: u32) -> Option<HalfOpenIndex> {
+    fn admit(
+        &mut self,
+        from: SocketAddr,
+        dialect: Dialect,
+        connect: &Handshake,
+        data: u32,
+    ) -> Option<HalfOpenIndex> {
         let is_session = |session: u8| session <= SESSION_MASK || session == SESSION_UNUSED;
         if !(1..=u32::from(LANES_MAX)).contains(&connect.channels)
             || connect.peer_id >= PEER_ID_NONE
@@ -87,6 +99,7 @@ impl Host {
             connect_id: connect.connect_id,
             session_in,
             session_out,
+            dialect,
         };
         let config = &self.ctx.config;
         let terms = Terms {
@@ -142,8 +155,12 @@ impl Host {
             unsequenced: false,
             body: Body::VerifyConnect(verify),
         };
-        let envelope =
-            Envelope { peer_id: names.remote_id, session: names.session_out, connect_id: names.connect_id };
+        let envelope = Envelope {
+            peer_id: names.remote_id,
+            session: names.session_out,
+            connect_id: names.connect_id,
+            dialect: names.dialect,
+        };
         let mut datagram = Vec::new();
         self.seal_command(envelope, Some(sent_time), &command, &mut datagram);
         if is_blind && bytes_out + datagram.len() > bytes_in || self.loose.len() >= LOOSE_MAX {
@@ -215,6 +232,7 @@ impl Host {
                 peer_id: names.remote_id,
                 session: names.session_out,
                 connect_id: names.connect_id,
+                dialect: names.dialect,
             };
             let mut datagram = Vec::new();
             self.seal_command(envelope, None, &command, &mut datagram);
@@ -266,6 +284,7 @@ impl Host {
                 peer_id: entry.remote_id,
                 session: entry.session_out,
                 connect_id: entry.connect_id,
+                dialect: entry.dialect,
             };
             let mut datagram = Vec::new();
             self.seal_command(envelope, None, &ack, &mut datagram);

@@ -29,7 +29,7 @@ use crate::secret::{Keyed, Secret};
 use crate::types::{
     ConfigError, ConnectError, Delivery, Event, Lane, PeerId, PeerInfo, SendError, Stats, Transmit,
 };
-use crate::wire::{Command, Header, PEER_ID_NONE};
+use crate::wire::{Command, Dialect, Header, PEER_ID_NONE};
 
 /// All ENet connections of one UDP socket, in both roles.
 ///
@@ -183,7 +183,9 @@ impl Host {
         }
         // Spec: enet §9
         let checksum_len = if self.ctx.config.checksum { 4 } else { 0 };
-        let Some((header, header_len)) = Header::decode(datagram) else {
+        let dialect =
+            if self.ctx.config.csharp_clients { self.dialect(from, datagram) } else { Dialect::Stock };
+        let Some((header, header_len)) = Header::decode_in(dialect, datagram) else {
             self.ctx.stats.dropped_short += 1;
             return;
         };
@@ -220,7 +222,7 @@ impl Host {
             })
         {
             match owner {
-                None => self.handle_connect(from, datagram.len(), commands),
+                None => self.handle_connect(from, dialect, datagram.len(), commands),
                 Some(Owner::HalfOpen(index)) => {
                     self.handle_half_open(index, datagram.len(), commands, header.sent_time);
                 }
@@ -374,7 +376,15 @@ impl Host {
         let (session_in, session_out) = self.closed.sessions(address, local_id);
         let drawn = (self.secret.draw() as u32).to_be_bytes();
         let connect_id = self.next_connect_id.take().unwrap_or(drawn);
-        let names = Names { address, local_id, remote_id: PEER_ID_NONE, connect_id, session_in, session_out };
+        let names = Names {
+            address,
+            local_id,
+            remote_id: PEER_ID_NONE,
+            connect_id,
+            session_in,
+            session_out,
+            dialect: Dialect::Stock,
+        };
         let id = self.reserve();
         let peer = Peer::connecting(id, names, terms, data);
         self.install(peer);
@@ -612,6 +622,23 @@ impl Host {
         owner.filter(|_| session == header.session)
     }
 
+    /// How the sender of a datagram writes headers. Spec: enet §18
+    fn dialect(&mut self, from: SocketAddr, datagram: &[u8]) -> Dialect {
+        let Some(&[first, second]) = datagram.first_chunk() else { return Dialect::Stock };
+        let id = u16::from_be_bytes([first, second]) & PEER_ID_NONE;
+        if id == PEER_ID_NONE {
+            // Stock ENet has a sent time with every CONNECT, hence bit 15.
+            let is_csharp = first & 0xC0 == 0x40 && !self.ctx.config.checksum;
+            return if is_csharp { Dialect::CSharp } else { Dialect::Stock };
+        }
+        match self.by_local.get(&Key::new(from, id)).copied() {
+            Some(Owner::Peer(index)) => self.slots[index as usize].peer.as_ref().map(|peer| peer.dialect),
+            Some(Owner::HalfOpen(index)) => self.half_open.get_mut(index).map(|entry| entry.names.dialect),
+            None => self.closed.find(self.ctx.now_ms, from, id).map(|entry| entry.dialect),
+        }
+        .unwrap_or_default()
+    }
+
     /// The first answer to an attempt at the broadcast address settles its address. Spec: enet §9.2
     fn adopt_broadcast(&mut self, from: SocketAddr, id: u16) -> Option<Owner> {
         let everybody = SocketAddr::new(IpAddr::V4(Ipv4Addr::BROADCAST), from.port());
@@ -688,13 +715,14 @@ impl Host {
         let mut packed = core::mem::take(&mut self.packed);
         packed.clear();
         let config = &mut self.ctx.config;
-        let compressed = config.compressor.as_mut().is_some_and(|compressor| {
+        let compressor = config.compressor.as_mut().filter(|_| envelope.dialect == Dialect::Stock);
+        let compressed = compressor.is_some_and(|compressor| {
             compressor.compress(body, body.len(), &mut packed)
                 && !packed.is_empty()
                 && packed.len() < body.len()
         });
         let header = Header { peer_id: envelope.peer_id, session: envelope.session, compressed, sent_time };
-        header.encode(out);
+        header.encode_in(envelope.dialect, out);
         if config.checksum {
             let seed = if envelope.peer_id == PEER_ID_NONE { [0; 4] } else { envelope.connect_id };
             let sum = Crc32::new().update(out).update(&seed).update(body).finish();
@@ -870,6 +898,7 @@ impl Host {
                 connect_id: peer.connect_id,
                 session_in: peer.session_in,
                 session_out: peer.session_out,
+                dialect: peer.dialect,
                 answers: peer.ended_by_remote,
                 until_ms: self.ctx.now_ms + CLOSED_MS,
             };

@@ -18,7 +18,7 @@ use crate::lane::LaneState;
 use crate::sent::{CONTROL, Numbers, SentIndex, SentLog};
 use crate::statistics::{Counts, Traffic};
 use crate::types::{Delivery, Event, Lane, PeerId, PeerInfo, PeerState, Reason, SendError, Stats};
-use crate::wire::{Body, Command, Handshake};
+use crate::wire::{Body, Command, Dialect, Handshake};
 use crate::work;
 
 /// What a peer needs of its host.
@@ -63,6 +63,7 @@ pub(crate) struct Peer {
     /// Session ids expected in, and put into, datagrams.
     pub(crate) session_in: u8,
     pub(crate) session_out: u8,
+    pub(crate) dialect: Dialect,
     /// The reason was the other side's acknowledged DISCONNECT: its retransmissions are to be answered.
     pub(crate) ended_by_remote: bool,
     lanes_max: u8,
@@ -177,6 +178,7 @@ pub(crate) struct Envelope {
     pub(crate) peer_id: u16,
     pub(crate) session: u8,
     pub(crate) connect_id: [u8; 4],
+    pub(crate) dialect: Dialect,
 }
 
 /// The agreed values of a connection.
@@ -201,6 +203,7 @@ pub(crate) struct Names {
     pub(crate) connect_id: [u8; 4],
     pub(crate) session_in: u8,
     pub(crate) session_out: u8,
+    pub(crate) dialect: Dialect,
 }
 
 impl Peer {
@@ -218,6 +221,7 @@ impl Peer {
             connect_id: names.connect_id,
             session_in: names.session_in,
             session_out: names.session_out,
+            dialect: names.dialect,
             ended_by_remote: false,
             lanes_max: terms.lanes,
             mtu: terms.mtu,

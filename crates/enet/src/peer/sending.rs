@@ -27,7 +27,7 @@ impl Peer {
 
     pub(crate) fn envelope(&self) -> Envelope {
         let session = if self.remote_id == PEER_ID_NONE { 0 } else { self.session_out };
-        Envelope { peer_id: self.remote_id, session, connect_id: self.connect_id }
+        Envelope { peer_id: self.remote_id, session, connect_id: self.connect_id, dialect: self.dialect }
     }
 
     /// Writes the commands of the next datagram to the empty `out`; whether it must carry its time, or `None` when there
