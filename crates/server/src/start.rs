@@ -523,7 +523,8 @@ fn bind_error(key: String, addr: SocketAddr, source: std::io::Error) -> StartErr
     let hint = match source.kind() {
         std::io::ErrorKind::AddrInUse => {
             let flag = key.replace(".extra", ".addr");
-            format!("; is another gateway running? `--{flag} {}:0` takes a free port", addr.ip())
+            let free = SocketAddr::new(addr.ip(), 0);
+            format!("; is another gateway running? `--{flag} {free}` takes a free port")
         }
         std::io::ErrorKind::PermissionDenied => "; ports below 1024 need a privilege".to_owned(),
         std::io::ErrorKind::AddrNotAvailable => "; this machine does not have that address".to_owned(),

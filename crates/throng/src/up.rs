@@ -1,5 +1,6 @@
 //! `throng up`: start, say where, run until stopped.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -105,10 +106,15 @@ fn failed(why: &str) -> ExitCode {
 }
 
 /// The first plain TCP address of a service; load is easiest over that.
-fn tcp(running: &Running, service: Service) -> Option<std::net::SocketAddr> {
+fn tcp(running: &Running, service: Service) -> Option<SocketAddr> {
     let found =
         running.addresses().iter().find(|address| address.service == service && address.scheme == "tcp");
     found.map(|address| address.addr)
+}
+
+/// How programs on this machine reach a listener: one on every address they reach over loopback.
+fn from_here(addr: SocketAddr) -> SocketAddr {
+    if addr.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], addr.port())) } else { addr }
 }
 
 /// One aligned block with every address, for people.
@@ -135,15 +141,36 @@ fn ready_block(running: &Running, took: Duration, data: &str) -> String {
     }
     out.push_str(&line("data", data));
     out.push('\n');
-    if let Some(address) = running.addresses().iter().find(|address| address.service == Service::Admin) {
-        out.push_str(&line("look", &format!("curl {address}/api/v1/server")));
+    if let Some(admin) = running.address(Service::Admin) {
+        out.push_str(&line("look", &format!("curl http://{}/api/v1/server", from_here(admin))));
     }
     if let (Some(servers), Some(clients)) = (tcp(running, Service::Servers), tcp(running, Service::Clients)) {
         out.push_str(&line(
             "try",
-            &format!("throng swarm --players 100 --addr {clients} --servers {servers}"),
+            &format!(
+                "throng swarm --players 100 --addr {} --servers {}",
+                from_here(clients),
+                from_here(servers)
+            ),
         ));
     }
     out.push_str(&line("stop", "Ctrl-C (again to force)"));
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listeners_on_every_address_are_reached_over_loopback() {
+        for (bound, reached) in [
+            ("0.0.0.0:1", "127.0.0.1:1"),
+            ("[::]:2", "127.0.0.1:2"),
+            ("[::1]:3", "[::1]:3"),
+            ("192.0.2.1:4", "192.0.2.1:4"),
+        ] {
+            assert_eq!(from_here(bound.parse().unwrap()).to_string(), reached);
+        }
+    }
 }
