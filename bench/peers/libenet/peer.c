@@ -4,10 +4,11 @@
  *       A host in the style of the library's tutorial: serviced HZ times a second, echoes every packet with its lane and
  *       flags. Writes "listening on HOST:PORT", then "peers N" for every line that it reads.
  *
- *   peer swarm HOST PORT CLIENTS BATCH EVERY_MS BYTES WARMUP_MS WINDOW_MS
+ *   peer swarm HOST PORT CLIENTS BATCH EVERY_MS BYTES WARMUP_MS WINDOW_MS FIRST_ADDRESS
  *       Real clients, each with a host and socket of its own. They connect BATCH at a time, then each sends a packet of
  *       BYTES bytes every EVERY_MS milliseconds on four lanes in turn, every fifth reliable, and checks what comes back.
- *       Writes "connected", "window" and "end" as it gets there, then one line of JSON.
+ *       Their addresses are 127.0.0.FIRST_ADDRESS and the following. Writes "connected" and waits for a line, then "window"
+ *       and "end" as it gets there, then one line of JSON.
  */
 #define _GNU_SOURCE
 #include <enet/enet.h>
@@ -23,13 +24,15 @@
 #include <unistd.h>
 
 #define LANES 4
-/* Slots of one millisecond in which clients are serviced, whatever arrives. */
-#define SLOTS 100
+/* Slots of one millisecond in which clients are serviced, whatever arrives: fewer times when they send rarely. */
+#define SLOTS_MIN 100
+#define SLOTS_MAX 250
 /* Times are counted in steps of ten microseconds, up to ten seconds. */
 #define STEPS 1000000
 /* A batch of connects has this long. */
 #define PATIENCE_US 10000000
 #define PORTS_PER_ADDRESS 14000
+#define DESCRIPTORS 131072
 
 static uint64_t now_us(void) {
     struct timespec now;
@@ -43,11 +46,14 @@ static void pause_us(uint64_t us) {
 }
 
 static void raise_limits(void) {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-        limit.rlim_cur = limit.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &limit);
-    }
+    struct rlimit limit, more = {DESCRIPTORS, DESCRIPTORS};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return;
+    /* Beyond the hard limit only with privileges. */
+    if (limit.rlim_max < DESCRIPTORS && setrlimit(RLIMIT_NOFILE, &more) == 0)
+        return;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 static void say(const char *line) {
@@ -114,7 +120,7 @@ struct client {
 
 static struct {
     struct client *clients;
-    size_t count, bytes;
+    size_t count, bytes, slots;
     uint64_t every_us, window_start, window_end;
     int sends;
     uint64_t connected, failed, lost, sent, echoed, wrong, overtook;
@@ -220,16 +226,16 @@ static void step(int epoll, uint64_t start, uint64_t *slots_done, uint64_t until
     uint64_t now = now_us(), due, next;
     int count, i;
     while ((due = start + *slots_done * 1000) <= now) {
-        size_t index = *slots_done % SLOTS;
-        uint64_t round = *slots_done / SLOTS;
-        uint64_t rounds = swarm.every_us / (SLOTS * 1000);
+        size_t index = *slots_done % swarm.slots;
+        uint64_t round = *slots_done / swarm.slots;
+        uint64_t rounds = swarm.every_us / (swarm.slots * 1000);
         ++*slots_done;
-        for (; index < swarm.count; index += SLOTS) {
+        for (; index < swarm.count; index += swarm.slots) {
             struct client *client = &swarm.clients[index];
             if (client->state != CONNECTING && client->state != CONNECTED)
                 continue;
             /* At less than 10 Hz the clients take turns. */
-            if (swarm.sends && client->state == CONNECTED && rounds > 0 && (round + index / SLOTS) % rounds == 0)
+            if (swarm.sends && client->state == CONNECTED && rounds > 0 && (round + index / swarm.slots) % rounds == 0)
                 send_packet(index, due);
             else
                 service(index);
@@ -264,10 +270,11 @@ static int run_swarm(char **words) {
     uint64_t start, slots_done = 0, end, batch_max_us = 0;
     int epoll = epoll_create1(EPOLL_CLOEXEC);
     struct timespec cpu;
-    raise_limits();
+    struct pollfd in = {0, POLLIN, 0};
     swarm.count = (size_t) atol(words[2]);
     swarm.every_us = (uint64_t) atol(words[4]) * 1000;
     swarm.bytes = (size_t) atol(words[5]);
+    swarm.slots = swarm.every_us >= 4 * SLOTS_MAX * 1000 ? SLOTS_MAX : SLOTS_MIN;
     swarm.clients = calloc(swarm.count, sizeof *swarm.clients);
     swarm.steps = calloc(STEPS, sizeof *swarm.steps);
     swarm.window_start = swarm.window_end = UINT64_MAX;
@@ -276,8 +283,8 @@ static int run_swarm(char **words) {
     for (i = 0; i < swarm.count; ++i) {
         ENetAddress local = {0, 0};
         struct epoll_event event = {0};
-        /* 127.0.0.2 and up: one address does not have ports for everybody. */
-        local.host = ENET_HOST_TO_NET_32(0x7F000002u + (enet_uint32) (i / PORTS_PER_ADDRESS));
+        /* One address does not have ports for everybody. */
+        local.host = ENET_HOST_TO_NET_32(0x7F000000u + (enet_uint32) atoi(words[8]) + (enet_uint32) (i / PORTS_PER_ADDRESS));
         swarm.clients[i].host = enet_host_create(&local, 1, LANES, 0, 0);
         if (swarm.clients[i].host == NULL) {
             fprintf(stderr, "no socket for client %zu: %s\n", i, strerror(errno));
@@ -310,6 +317,8 @@ static int run_swarm(char **words) {
             }
     }
     say("connected");
+    while (poll(&in, 1, 0) == 0)
+        step(epoll, start, &slots_done, now_us() + 1000);
     swarm.sends = 1;
     end = now_us() + warmup;
     while (now_us() < end)
@@ -343,7 +352,7 @@ int main(int count, char **words) {
     raise_limits();
     if (count == 6 && strcmp(words[1], "serve") == 0)
         return serve(words[2], atoi(words[3]), (size_t) atol(words[4]), (unsigned) atoi(words[5]));
-    if (count == 10 && strcmp(words[1], "swarm") == 0)
+    if (count == 11 && strcmp(words[1], "swarm") == 0)
         return run_swarm(words + 2);
     fprintf(stderr, "see the head of peer.c\n");
     return 2;

@@ -147,12 +147,20 @@ pub(crate) fn source_for(to: SocketAddr, index: usize) -> Option<IpAddr> {
     }
 }
 
+/// Descriptors that a generator with a socket per client may need.
+const DESCRIPTORS: u64 = 131_072;
+
 /// Raises the limit of open descriptors as far as the system allows and returns it.
 pub fn raise_descriptor_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a valid place for the result.
     if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
         return 0;
+    }
+    let more = libc::rlimit { rlim_cur: DESCRIPTORS, rlim_max: DESCRIPTORS };
+    // SAFETY: `more` is valid for the call, which raises the hard limit for a privileged process and fails for others.
+    if limit.rlim_max < DESCRIPTORS && unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const more) } == 0 {
+        return DESCRIPTORS;
     }
     let wanted = libc::rlimit { rlim_cur: limit.rlim_max, rlim_max: limit.rlim_max };
     // SAFETY: `wanted` is valid for the call; asking for the hard limit is always permitted.

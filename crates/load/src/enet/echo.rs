@@ -4,6 +4,7 @@ use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -15,6 +16,11 @@ use crate::probe::Probe;
 
 /// The C library's part of the bench; compiled where a compiler and the library are there.
 const PEER_SOURCE: &str = include_str!("../../../../bench/peers/libenet/peer.c");
+
+/// Real clients in one process, each with a descriptor of its own: below a common limit of 20,000.
+const CLIENTS_PER_PROCESS: usize = 15_000;
+/// Loopback addresses that a process may use.
+const ADDRESSES_PER_PROCESS: usize = 2;
 
 /// An echo server in a process of its own, stopped when dropped.
 pub(crate) struct Echo {
@@ -149,7 +155,8 @@ impl Peer {
         }
     }
 
-    /// Lets real clients play against `server`; `at` is called with the words "connected", "window" and "end".
+    /// Lets real clients play against `server`; `at` is called with the words "connected", "window" and "end" when all
+    /// processes have said them.
     pub(crate) fn swarm(
         &self,
         server: SocketAddr,
@@ -159,25 +166,84 @@ impl Peer {
         let name = format!("{} swarm", self.program.display());
         let failed = |source| StartError::Io { program: name.clone(), source };
         let ms = |time: Duration| time.as_millis().to_string();
-        let mut child = Command::new(&self.program)
-            .args(["swarm", &server.ip().to_string(), &server.port().to_string()])
-            .args([plan.clients.to_string(), plan.batch.to_string(), ms(plan.every)])
-            .args([plan.bytes.to_string(), ms(plan.warmup), ms(plan.window)])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(failed)?;
-        let output = child.stdout.take().ok_or_else(|| failed(io::Error::other("no standard output")))?;
-        let mut seen = None;
-        for line in BufReader::new(output).lines().map_while(Result::ok) {
-            match serde_json::from_str(&line) {
-                Ok(result) => seen = Some(result),
-                Err(_) => at(&line),
+        let processes = plan.clients.div_ceil(CLIENTS_PER_PROCESS).max(1);
+        let (lines, heard) = mpsc::channel();
+        let (mut children, mut readers, mut inputs) = (Vec::new(), Vec::new(), Vec::new());
+        for index in 0..processes {
+            let clients = (plan.clients * (index + 1) / processes) - (plan.clients * index / processes);
+            let mut child = Command::new(&self.program)
+                .args(["swarm", &server.ip().to_string(), &server.port().to_string()])
+                .args([clients.to_string(), plan.batch.to_string(), ms(plan.every)])
+                .args([plan.bytes.to_string(), ms(plan.warmup), ms(plan.window)])
+                .arg((2 + ADDRESSES_PER_PROCESS * index).to_string())
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .map_err(failed)?;
+            let output = child.stdout.take().ok_or_else(|| failed(io::Error::other("no standard output")))?;
+            inputs.extend(child.stdin.take());
+            children.push(child);
+            let lines = lines.clone();
+            readers.push(std::thread::spawn(move || {
+                for line in BufReader::new(output).lines().map_while(Result::ok) {
+                    if lines.send(line).is_err() {
+                        return;
+                    }
+                }
+            }));
+        }
+        drop(lines);
+        let (mut seen, mut results, mut words) = (RealSeen::default(), 0, 0);
+        // Ends when every process has closed its output.
+        for line in heard {
+            if let Ok(result) = serde_json::from_str(&line) {
+                seen = seen.and(&result);
+                results += 1;
+                continue;
+            }
+            words += 1;
+            if words % processes == 0 {
+                at(&line);
+            }
+            if words == processes {
+                // Everybody is there: all begin at once. One that has ended is noticed below.
+                for input in &mut inputs {
+                    let _ = input.write_all(b"go\n").and_then(|()| input.flush());
+                }
             }
         }
-        let status = child.wait().map_err(failed)?;
-        let what = format!("ended with {status} and no result");
-        seen.ok_or(StartError::NotReady { program: name, what, log: String::new() })
+        readers.into_iter().for_each(|reader| drop(reader.join()));
+        let mut statuses = Vec::new();
+        for mut child in children {
+            statuses.push(child.wait().map_err(failed)?.to_string());
+        }
+        if results == processes {
+            return Ok(seen);
+        }
+        let what = format!("ended with {} and no result", statuses.join(", "));
+        Err(StartError::NotReady { program: name, what, log: String::new() })
+    }
+}
+
+impl RealSeen {
+    /// Sums, and the worst of the times.
+    fn and(self, other: &Self) -> Self {
+        Self {
+            clients: self.clients + other.clients,
+            connected: self.connected + other.connected,
+            failed: self.failed + other.failed,
+            batch_max_ms: self.batch_max_ms.max(other.batch_max_ms),
+            lost: self.lost + other.lost,
+            sent: self.sent + other.sent,
+            echoed: self.echoed + other.echoed,
+            wrong: self.wrong + other.wrong,
+            overtook: self.overtook + other.overtook,
+            p50_ms: self.p50_ms.max(other.p50_ms),
+            p99_ms: self.p99_ms.max(other.p99_ms),
+            max_ms: self.max_ms.max(other.max_ms),
+            late_max_ms: self.late_max_ms.max(other.late_max_ms),
+            cpu_s: self.cpu_s + other.cpu_s,
+        }
     }
 }
 

@@ -54,6 +54,8 @@ pub struct Served {
     pub timeouts: u64,
     /// Commands sent again.
     pub resent: u64,
+    /// Unreliable packets that the protocol's throttle dropped because round trips had grown.
+    pub throttled: u64,
     /// Handshakes in progress.
     pub half_open: u64,
     /// Bytes that the kernel grants for waiting datagrams.
@@ -104,6 +106,9 @@ struct Shown {
 /// What a thread needs to notice that counts are wanted.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How long a wait for a signal may be.
+const SIGNAL_PATIENCE: Duration = Duration::from_secs(2);
+
 impl Shown {
     fn ask(&self) -> Served {
         let parts = lock(&self.parts).len() as u64;
@@ -150,6 +155,7 @@ impl Served {
             peers: self.peers + other.peers,
             timeouts: self.timeouts + other.timeouts,
             resent: self.resent + other.resent,
+            throttled: self.throttled + other.throttled,
             half_open: self.half_open + other.half_open,
             receive_buffer_bytes: self.receive_buffer_bytes.max(other.receive_buffer_bytes),
         }
@@ -176,6 +182,7 @@ impl Served {
             packets_in: enet.packets_in,
             timeouts: enet.timeouts,
             resent: enet.resent_commands,
+            throttled: enet.throttled_packets,
             ..Self::default()
         }
     }
@@ -209,12 +216,16 @@ fn serve_on_threads(
     }
     let indexes: Vec<usize> = endpoints.iter().map(|endpoint| shown.enter(Some(endpoint.waker()))).collect();
     announce(addr)?;
+    let mut poller = crate::poll::Poller::new()?;
     std::thread::scope(|scope| {
         for (index, endpoint) in indexes.into_iter().zip(endpoints) {
             scope.spawn(move || echo(endpoint, index, shown));
         }
         while !interrupt::requested() {
-            std::thread::sleep(LOOK_INTERVAL);
+            // A signal ends the wait; one that comes just before it is noticed at its end.
+            if poller.wait(SIGNAL_PATIENCE).is_err() {
+                break;
+            }
         }
         shown.stop.store(true, Ordering::Release);
         lock(&shown.wakers).iter().for_each(throng_net::Waker::wake);

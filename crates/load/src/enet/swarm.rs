@@ -1,6 +1,6 @@
 //! Many lean ENet clients on one thread.
 //!
-//! A client has a socket of its own, as a real one has, and the least state that the protocol allows: it connects, sends one
+//! A client has a socket of its own, as a real one has (two share one when descriptors run out), and the least state that the protocol allows: it connects, sends one
 //! small packet per interval, acknowledges, pings, sends again what is not acknowledged, and checks what comes back. It
 //! shares no code with the host under test, the reading and writing of single commands aside.
 //!
@@ -29,6 +29,8 @@ const LOOK: Duration = Duration::from_millis(100);
 const SLOTS: usize = 100;
 /// Clients per local address: half of the ports that the system gives out by itself.
 const CLIENTS_PER_ADDRESS: usize = 14_000;
+/// Descriptors left for everything that is no client.
+const DESCRIPTORS_KEPT: usize = 200;
 /// A command that is not acknowledged is sent again after this, doubled each time.
 const RESEND_NS: u64 = 250_000_000;
 /// Without an acknowledgement for this long the server counts as gone.
@@ -96,7 +98,9 @@ enum State {
 }
 
 struct Client {
-    stream: Stream,
+    /// Which socket, and the number by which the server addresses it there.
+    socket: usize,
+    local_id: u16,
     state: State,
     /// How the server wants to be addressed.
     remote_id: u16,
@@ -134,6 +138,7 @@ struct Waiting {
 /// Clients and their clock.
 pub(crate) struct Swarm {
     plan: SwarmPlan,
+    sockets: Vec<Stream>,
     clients: Vec<Client>,
     poller: Poller,
     /// Time of slot 0 of the first look.
@@ -153,35 +158,40 @@ pub(crate) struct Swarm {
 impl Swarm {
     /// Opens the sockets. Nothing is sent yet.
     pub(crate) fn new(plan: SwarmPlan) -> io::Result<Self> {
-        crate::socket::raise_descriptor_limit();
+        let descriptors = usize::try_from(crate::socket::raise_descriptor_limit()).unwrap_or(usize::MAX);
         let poller = Poller::new()?;
-        let mut clients = Vec::with_capacity(plan.clients);
-        for index in 0..plan.clients {
+        let count = plan.clients.min(descriptors.saturating_sub(DESCRIPTORS_KEPT).max(1));
+        let mut sockets = Vec::with_capacity(count);
+        for index in 0..count {
             // One address does not have enough ports for everybody. Loopback has sixteen million addresses.
             let host = u8::try_from(2 + index / CLIENTS_PER_ADDRESS).unwrap_or(u8::MAX);
             let from = plan.server.ip().is_loopback() && plan.server.is_ipv4();
             let from = from.then(|| IpAddr::V4(Ipv4Addr::new(127, 0, 0, host)));
-            let stream = Stream::connect_datagram(plan.server, from)?;
-            poller.add(stream.raw(), index, true, false)?;
-            clients.push(Client {
-                stream,
-                state: if plan.bare { State::Connected } else { State::Idle },
-                remote_id: PEER_ID_NONE,
-                session: 0,
-                control_number: 0,
-                lanes: [LaneOut::default(); LANES as usize],
-                next: 0,
-                seen: [0; LANES as usize],
-                unacknowledged: Vec::new(),
-                last_ack_ns: 0,
-                looks: 0,
-            });
+            let socket = Stream::connect_datagram(plan.server, from)?;
+            poller.add(socket.raw(), index, true, false)?;
+            sockets.push(socket);
         }
+        let clients = (0..plan.clients).map(|index| Client {
+            socket: index % count,
+            local_id: u16::try_from(index / count).unwrap_or(PEER_ID_NONE),
+            state: if plan.bare { State::Connected } else { State::Idle },
+            remote_id: PEER_ID_NONE,
+            session: 0,
+            control_number: 0,
+            lanes: [LaneOut::default(); LANES as usize],
+            next: 0,
+            seen: [0; LANES as usize],
+            unacknowledged: Vec::new(),
+            last_ack_ns: 0,
+            looks: 0,
+        });
+        let clients = clients.collect();
         let now = clock::now_ns();
         let connected = if plan.bare { plan.clients } else { 0 };
         Ok(Self {
             rng: Rng::new(plan.seed),
             plan,
+            sockets,
             clients,
             poller,
             start_ns: now,
@@ -262,8 +272,8 @@ impl Swarm {
             .wait(Duration::from_nanos(next.saturating_sub(now)))?
             .map(|ready| ready.token)
             .collect();
-        for index in ready {
-            self.read(index);
+        for socket in ready {
+            self.read(socket);
         }
         Ok(())
     }
@@ -302,7 +312,7 @@ impl Swarm {
                 break;
             }
             let body = match client.state {
-                State::Connecting => Body::Connect(connect(lanes, &waiting.packet), 0),
+                State::Connecting => Body::Connect(connect(client.local_id, lanes, &waiting.packet), 0),
                 _ if waiting.channel == CHANNEL_NONE => Body::Ping,
                 _ => Body::SendReliable { payload: &waiting.packet },
             };
@@ -416,24 +426,39 @@ impl Swarm {
 
     fn transmit(&mut self, index: usize) {
         // A full buffer or a vanished server loses datagrams; what is reliable comes again.
-        if self.clients[index].stream.write(&self.out).is_ok() {
+        if self.sockets[self.clients[index].socket].write(&self.out).is_ok() {
             self.seen.datagrams_out += 1;
             self.seen.bytes_out += self.out.len() as u64;
         }
     }
 
-    fn read(&mut self, index: usize) {
+    fn read(&mut self, socket: usize) {
         let mut scratch = std::mem::take(&mut self.scratch);
-        while let Ok(Taken::Bytes(len)) = self.clients[index].stream.read(&mut scratch) {
+        while let Some(stream) = self.sockets.get(socket)
+            && let Ok(Taken::Bytes(len)) = stream.read(&mut scratch)
+        {
             self.seen.datagrams_in += 1;
             self.seen.bytes_in += len as u64;
             let now = clock::now_ns();
-            if self.plan.bare {
-                if let Some(packet) = scratch[..len].get(BARE_HEAD_BYTES..) {
+            let datagram = &scratch[..len];
+            let id = if self.plan.bare {
+                // The packet says whose it is.
+                datagram
+                    .get(BARE_HEAD_BYTES..)
+                    .and_then(|packet| packet.first_chunk())
+                    .map_or(0, |of| u32::from_be_bytes(*of) as usize / self.sockets.len())
+            } else {
+                Header::decode(datagram).map_or(0, |(header, _)| header.peer_id.into())
+            };
+            let index = id * self.sockets.len() + socket;
+            if index >= self.clients.len() {
+                self.seen.wrong += 1;
+            } else if self.plan.bare {
+                if let Some(packet) = datagram.get(BARE_HEAD_BYTES..) {
                     self.check(index, None, packet, now);
                 }
             } else {
-                self.take(index, &scratch[..len], now);
+                self.take(index, datagram, now);
             }
         }
         self.scratch = scratch;
@@ -552,9 +577,9 @@ fn command(channel: u8, number: u16, acknowledge: bool, body: Body<'_>) -> Comma
     Command { channel, number, acknowledge, unsequenced: false, body }
 }
 
-fn connect(lanes: u8, id: &[u8]) -> Handshake {
+fn connect(peer_id: u16, lanes: u8, id: &[u8]) -> Handshake {
     Handshake {
-        peer_id: 0,
+        peer_id,
         incoming_session: SESSION_UNUSED,
         outgoing_session: SESSION_UNUSED,
         mtu: 1392,

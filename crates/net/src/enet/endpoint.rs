@@ -134,7 +134,7 @@ impl Endpoint {
         })
     }
 
-    /// One round: waits until something arrives, a timer of the host or `deadline` is due, or a [`Waker`] is used; takes in
+    /// One round: sends what the host was told since the last one; waits until something arrives, a timer of the host or `deadline` is due, or a [`Waker`] is used; takes in
     /// what is there; gives `on_event` the events until it returns false or there are none; sends.
     ///
     /// `on_event` may use the host as it likes. What it leaves stays with the host for the next round.
@@ -142,6 +142,8 @@ impl Endpoint {
     /// # Errors
     /// When the socket itself failed, which a working system does not do.
     pub fn turn(&mut self, deadline: Option<Instant>, on_round: impl FnOnce(&mut Host)) -> io::Result<()> {
+        // What the application has done between rounds.
+        self.send()?;
         self.wait(deadline)?;
         self.now = self.clock.now();
         self.take_in()?;
@@ -175,8 +177,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The host, to send and to look. What it is told outside a round is sent by the next one; use the [`waker`](Self::waker)
-    /// or a deadline so that it comes soon.
+    /// The host, to send and to look. What it is told outside a round leaves at the beginning of the next one.
     pub fn host(&mut self) -> &mut Host {
         &mut self.host
     }

@@ -307,9 +307,7 @@ impl Worker {
                     self.endpoint.host().disconnect_now(peer, SHUTTING_DOWN);
                 }
             }
-            // What was just ordered leaves before the wait.
-            let result =
-                self.endpoint.send().and_then(|()| if stopping { Ok(()) } else { self.turn(&mut fresh) });
+            let result = if stopping { self.endpoint.send() } else { self.turn(&mut fresh) };
             if let Err(error) = result {
                 tracing::error!(%error, "an ENet socket failed; its thread ends");
                 return;
