@@ -66,6 +66,8 @@ pub struct Config {
     pub naming: Naming,
     /// When peers are told about bandwidth.
     pub bandwidth_reports: BandwidthReports,
+    /// When peers that have connected to this host are pinged.
+    pub pings: Pings,
 }
 
 /// How a host names its connections.
@@ -77,6 +79,18 @@ pub enum Naming {
     Random,
     /// Lowest free number first, as the C library does it. For comparing bytes with it; strangers can guess everything.
     Sequential,
+}
+
+/// When a host pings the peers that have connected to it. It always pings those it has connected to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Pings {
+    /// When a peer was silent for the ping interval, and every ten intervals to keep measuring the round trip. Clients
+    /// ping by themselves, so this halves the cost of idle ones; one that vanishes is missed one interval later.
+    #[default]
+    WhenSilent,
+    /// Whenever nothing was acknowledged for the ping interval, whatever has arrived meanwhile, as the C library does it.
+    Always,
 }
 
 /// When a host sends BANDWIDTH_LIMIT.
@@ -124,6 +138,7 @@ impl Config {
             csharp_clients: false,
             naming: Naming::Random,
             bandwidth_reports: BandwidthReports::WhenLimited,
+            pings: Pings::WhenSilent,
         }
     }
 

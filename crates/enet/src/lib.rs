@@ -142,7 +142,7 @@ mod work;
 
 pub use bytes::Bytes;
 pub use compress::{Compressor, CorruptBlock};
-pub use config::{BandwidthReports, Config, Naming};
+pub use config::{BandwidthReports, Config, Naming, Pings};
 pub use host::{Hook, Host, Intercept};
 pub use range_coder::RangeCoder;
 pub use statistics::{RoundTrips, Traffic};

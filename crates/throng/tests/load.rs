@@ -134,3 +134,31 @@ fn a_swarm_joins_the_world_of_a_demo() {
         assert_eq!(run["lost"], 0, "{run}");
     }
 }
+
+#[test]
+fn enet_is_measured_beside_a_bare_echo() {
+    let load = ["--quick", "--players", "50", "--duration", "300ms", "--warmup", "100ms", "--json"];
+    for group in ["limit", "lean", "connect", "tick", "bulk", "processes"] {
+        let output = run(&[&["bench", "enet", group], &load[..]].concat());
+        let report: Value = serde_json::from_str(&stdout_of(&output, 0)).expect("JSON");
+        assert_eq!(
+            (&report["schema"], &report["canonical"]),
+            (&"throng.bench/1".into(), &false.into()),
+            "{group}"
+        );
+        for figures in report["raw"].as_object().expect("an object").values() {
+            for bad in ["failed", "lost", "wrong", "overtook"] {
+                let count = figures.get(bad).and_then(Value::as_u64).unwrap_or(0);
+                assert_eq!(count, 0, "{group}: {bad} in {figures}");
+            }
+        }
+    }
+}
+
+#[test]
+fn unknown_groups_of_enet_are_answered_with_the_known_ones() {
+    let output = run(&["bench", "enet", "lmiit"]);
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("limit") && error.contains("lmiit"), "{error}");
+}

@@ -690,6 +690,7 @@ impl Host {
 
     fn read_commands(&mut self, index: u32, mut commands: &[u8], sent_time: Option<u16>) {
         let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { return };
+        peer.note_heard(self.ctx.now_ms);
         while !commands.is_empty() {
             let flow = Command::decode(commands).map_or(Flow::Stop, |(command, len)| {
                 commands = &commands[len..];

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use throng_stdx::TimerKey;
 
 use crate::budget::{Budget, Held, OVERHEAD};
-use crate::config::{Config, FRAGMENTS_MAX, WINDOW_MAX, WINDOW_MIN};
+use crate::config::{Config, FRAGMENTS_MAX, Pings, WINDOW_MAX, WINDOW_MIN};
 use crate::estimate::{Estimate, Loss};
 use crate::lane::LaneState;
 use crate::sent::{CONTROL, Numbers, SentIndex, SentLog};
@@ -84,6 +84,8 @@ pub(crate) struct Peer {
     timeout_max_ms: u32,
     /// When the other side last acknowledged something.
     last_ack_ms: Option<u64>,
+    /// When anything arrived last, in eighths of a second rounded up; 0 where that is no reason to spare a ping.
+    heard_eighths: u32,
     /// Oldest of the transmissions that have expired since the last acknowledgement.
     earliest_loss_ms: Option<u64>,
 
@@ -239,6 +241,7 @@ impl Peer {
             timeout_min_ms: TIMEOUT_MIN_MS,
             timeout_max_ms: TIMEOUT_MAX_MS,
             last_ack_ms: None,
+            heard_eighths: 0,
             earliest_loss_ms: None,
             control_number: 0,
             group_out: 0,
@@ -307,6 +310,8 @@ impl Peer {
         peer.control_number = 1;
         peer.measure(ctx, rtt_ms);
         peer.last_ack_ms = Some(ctx.now_ms);
+        peer.heard_eighths = u32::from(ctx.config.pings == Pings::WhenSilent);
+        peer.note_heard(ctx.now_ms);
         peer.inbox.push_back(Event::Connected { peer: id, data });
         peer
     }
@@ -544,7 +549,21 @@ impl Peer {
             && self.sent.is_empty()
             && self.control.is_empty()
             && self.reliable.is_empty();
-        is_quiet.then(|| self.last_ack_ms.map_or(0, |last| last + u64::from(self.ping_interval_ms)))
+        let interval = u64::from(self.ping_interval_ms);
+        is_quiet.then(|| {
+            self.last_ack_ms.map_or(0, |acked| {
+                let heard = u64::from(self.heard_eighths) * HEARD_STEP_MS;
+                acked.max(heard.min(acked + (PING_REST - 1) * interval)) + interval
+            })
+        })
+    }
+
+    /// Notes that something has arrived from the peer.
+    pub(crate) fn note_heard(&mut self, now_ms: u64) {
+        if self.heard_eighths > 0 {
+            // Never 0 again; wraps after seventeen years.
+            self.heard_eighths = (now_ms / HEARD_STEP_MS) as u32 + 1;
+        }
     }
 
     fn ping_is_due(&self, now_ms: u64) -> bool {
@@ -645,6 +664,10 @@ fn floor_ms(config: &Config) -> u32 {
 
 // Spec: enet §6
 const WINDOW_SCALE: u32 = 65_536;
+/// How exactly it is known when something arrived: exactly enough for pings, in half the bytes.
+const HEARD_STEP_MS: u64 = 125;
+/// Ping intervals after which a peer is pinged although it was heard.
+const PING_REST: u64 = 10;
 const PING_INTERVAL_MS: u32 = 500;
 const TIMEOUT_LIMIT: u32 = 32;
 const TIMEOUT_MIN_MS: u32 = 5_000;
