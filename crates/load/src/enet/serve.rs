@@ -107,7 +107,7 @@ struct Shown {
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long a wait for a signal may be.
-const SIGNAL_PATIENCE: Duration = Duration::from_secs(2);
+const SIGNAL_PATIENCE: Duration = Duration::from_secs(8);
 
 impl Shown {
     fn ask(&self) -> Served {
