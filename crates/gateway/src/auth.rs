@@ -126,6 +126,9 @@ impl Shard {
         let resume_token = if wants_token { self.token_for(conn) } else { Vec::new() };
         let result = AuthResultMessage { resume_token, ..self.auth_result(AuthResult::Successful, conn) };
         self.send_auth_result(conn, head, result);
+        if kind == ConnKind::Client {
+            self.greet_with_well_known(conn);
+        }
     }
 
     /// Tells all shards that a connection is authenticated; its state machine moves on.

@@ -246,6 +246,26 @@ impl Channel {
         if access_changed { Subscribed::AccessChanged } else { Subscribed::Silently }
     }
 
+    /// Sets the rate of a subscription, and its masks if any are given, without telling anybody.
+    pub(crate) fn set_rate(
+        &mut self,
+        board: &mut Switchboard,
+        key: u32,
+        interval_ms: u32,
+        masks: Option<&[String]>,
+    ) {
+        let options = &mut self.subs[key as usize].options;
+        if options.interval_ms == interval_ms && masks.is_none_or(|masks| options.masks == masks) {
+            return;
+        }
+        let before = options.clone();
+        options.interval_ms = interval_ms;
+        if let Some(masks) = masks {
+            options.masks = masks.to_vec();
+        }
+        self.options_changed(board, key, &before);
+    }
+
     /// Ends a subscription; false when there is none. The owner that unsubscribes is the owner no more.
     pub(crate) fn unsubscribe(&mut self, board: &mut Switchboard, conn: ConnId) -> bool {
         let Some(key) = self.by_conn.remove(&conn) else { return false };

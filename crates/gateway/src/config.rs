@@ -11,6 +11,7 @@ use crate::fsm::StateMachine;
 use crate::ids::ConnKind;
 use crate::permission::Permissions;
 use crate::settings::ChannelSettings;
+use crate::world::Spatial;
 
 /// The configuration of a gateway; the same value for every shard.
 #[derive(Debug, Clone)]
@@ -53,6 +54,8 @@ pub struct Config {
     pub recording: bool,
     /// Remember the objects of SPAWN and DESTROY in GLOBAL and SUBWORLD channels for their owner's recovery (Unreal).
     pub unreal_objects: bool,
+    /// The world: grid, interest, entities.
+    pub spatial: Spatial,
     /// Key material for connection ids, resume tokens and hash keys. Fill it from the operating system's generator; all
     /// zeroes are for simulations, where only the seed counts.
     pub secret: [u8; 32],
@@ -164,6 +167,7 @@ impl Default for Config {
             outbox: OutboxBounds::default(),
             recording: false,
             unreal_objects: false,
+            spatial: Spatial::default(),
             secret: [0; 32],
         }
     }

@@ -23,9 +23,13 @@ impl ChannelId {
     /// The channel that exists from the start and receives everything that is not about one particular channel.
     pub const GLOBAL: Self = Self(0);
 
-    /// The shard that owns this channel among `count` shards.
+    /// The shard that owns this channel among `count` shards: shard 0 for spatial and entity channels, which begin at
+    /// `spatial_start`, so that whatever concerns several of them happens in one place.
     #[must_use]
-    pub fn home(self, count: u16) -> ShardIndex {
+    pub fn home(self, spatial_start: u32, count: u16) -> ShardIndex {
+        if self.0 >= spatial_start {
+            return ShardIndex::FIRST;
+        }
         ShardIndex((self.0 % u32::from(count.max(1))) as u16)
     }
 }

@@ -56,6 +56,7 @@ mod stats;
 mod switchboard;
 mod user_space;
 mod view;
+mod world;
 
 pub mod data;
 
@@ -71,3 +72,7 @@ pub use settings::{AccessLevel, ChannelSettings, ChannelType, SettingsError, Typ
 pub use shard::Shard;
 pub use stats::{KindStats, Stats};
 pub use view::{ChannelView, ConnectionView};
+pub use world::{Balance, DampingStep, Lod, LodBand, PositionPath, Spatial, parse_controller};
+
+/// The grid's types, as [`Spatial`] takes them.
+pub use throng_spatial as spatial;

@@ -8,12 +8,13 @@
 //! | a connection's shard | all | [`Letter::Closed`] |
 //! | shard 0 | a channel's home | [`Letter::CreateChannel`] |
 //! | any | a channel's home | [`Letter::RemoveChannel`] |
-//! | a channel's home | shard 0 | [`Letter::ChannelRemoved`], [`Letter::Restored`] |
+//! | a channel's home | shard 0 | [`Letter::ChannelRemoved`], [`Letter::Restored`], [`Letter::SpawnInCell`], [`Letter::ObjectSpawned`], [`Letter::ObjectDestroyed`] |
 //! | any | a connection's shard | [`Letter::CloseConn`] |
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use smallvec::SmallVec;
 use throng_wire::channeldpb::ChannelSubscriptionOptions;
 
@@ -120,6 +121,26 @@ pub(crate) enum Letter {
     },
     ChannelRemoved {
         channel: ChannelId,
+    },
+    /// An object was spawned in another channel than the cell it lies in: note it there and pass the message on.
+    SpawnInCell {
+        sender: ConnId,
+        head: Head,
+        cell: ChannelId,
+        id: ChannelId,
+        /// Encoded reference to the object.
+        object: Bytes,
+        body: Vec<u8>,
+    },
+    /// The object of an entity, if there is one with this id, has this reference.
+    ObjectSpawned {
+        id: ChannelId,
+        object: Bytes,
+    },
+    /// The object of an entity, if there is one with this id, is gone; `told` is the channel that was told so.
+    ObjectDestroyed {
+        id: ChannelId,
+        told: ChannelId,
     },
     /// This shard has restored every place of a returned connection.
     Restored {

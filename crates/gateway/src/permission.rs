@@ -36,6 +36,9 @@ pub struct KindPermissions {
     pub update_for_owner: Authority,
     /// Change the area of interest of another connection.
     pub interest_of_others: Authority,
+    /// Send Unreal's SPAWN and DESTROY where these are acted upon. From clients they only ever reach the channel's
+    /// owner, which may take them for a server's.
+    pub send_objects: bool,
 }
 
 /// Who among the connections of a kind may do something.
@@ -103,6 +106,7 @@ impl Permissions {
                 disconnect_others: Authority::Nobody,
                 update_for_owner: Authority::Nobody,
                 interest_of_others: Authority::Nobody,
+                send_objects: false,
             },
         }
     }
@@ -146,6 +150,7 @@ impl KindPermissions {
             disconnect_others: Authority::Anybody,
             update_for_owner: Authority::Anybody,
             interest_of_others: Authority::Anybody,
+            send_objects: true,
         }
     }
 }

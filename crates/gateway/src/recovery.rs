@@ -36,7 +36,7 @@ use crate::shard::Shard;
 use crate::switchboard::{Switchboard, Timer};
 
 /// The broadcast value that owner-lost and owner-recovered messages carry: all but the owner.
-const ALL_BUT_OWNER: u32 = 8;
+pub(crate) const ALL_BUT_OWNER: u32 = crate::user_space::ALL_BUT_OWNER;
 
 impl Shard {
     // ---- Loss -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ use throng_wire::frame::PACKET_BYTES_SEND_MAX;
 use throng_wire::{DataUpdate, entry_len_with};
 
 use crate::channel::{Channel, Subscribed, merge_options};
-use crate::data::{ChannelData, Update};
+use crate::data::{ChannelData, Plan, Schemas, Update};
 use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
 use crate::mail::{Head, Letter, NewChannel};
 use crate::reason::{CloseReason, Refusal};
@@ -26,6 +26,9 @@ use crate::registry::Listed;
 use crate::settings::ChannelType;
 use crate::shard::Shard;
 use crate::switchboard::Switchboard;
+
+/// Data of a request that passed the check against its plan.
+pub(crate) type CheckedData = (Arc<Plan>, Vec<u8>);
 
 /// The sender of a request, live when it is handled.
 #[derive(Debug, Clone, Copy)]
@@ -46,7 +49,7 @@ impl Shard {
         let permissions = config.permissions.of(sender.kind);
         let allowed = match channel_type {
             ChannelType::UNKNOWN => return Err(Refusal::ChannelType),
-            ChannelType::SPATIAL => return Err(Refusal::SpatialUnavailable),
+            ChannelType::SPATIAL => return self.on_create_spatial(sender, head, request),
             ChannelType::GLOBAL => permissions.claim_global,
             other => permissions.create_types.contains(other),
         };
@@ -58,19 +61,8 @@ impl Shard {
             return Err(Refusal::MetadataBytes);
         }
         check_masks(&self.board, 0, request.sub_options.as_ref())?;
-        // Refused before anything exists or is answered (the reference leaves a channel behind).
-        let data = match request.data {
-            None => None,
-            Some(any) => {
-                let name = any.type_url.rsplit('/').next().unwrap_or_default().to_owned();
-                let plan = self.schemas.plan_or_opaque(&name).ok_or(Refusal::NoDataType)?;
-                crate::data::validate(&plan, &any.value).map_err(|_| Refusal::BadData)?;
-                if any.value.len() > plan.bytes_max() {
-                    return Err(Refusal::DataTooLarge);
-                }
-                Some((name, any.value))
-            }
-        };
+        let data =
+            self.schemas.checked_any(request.data)?.map(|(plan, bytes)| (plan.name().to_owned(), bytes));
         let merge_options = request.merge_options.as_ref().map(merge_options);
 
         let Some(global) = &mut self.global else { return Err(Refusal::NotGlobal) };
@@ -119,7 +111,7 @@ impl Shard {
             merge_options,
             broadcast: head.broadcast,
         };
-        let home = id.home(self.board.count);
+        let home = self.board.home(id);
         if home == self.board.index {
             self.create_here(new);
         } else {
@@ -181,7 +173,7 @@ impl Shard {
             return Err(Refusal::Permission);
         }
         let victim = ChannelId(request.channel_id);
-        let home = victim.home(self.board.count);
+        let home = self.board.home(victim);
         if home == self.board.index {
             return self.remove_requested(victim, sender.conn, head);
         }
@@ -236,7 +228,15 @@ impl Shard {
         if let Some(count) = board.stats.channels.get_mut(&channel.channel_type) {
             *count -= 1;
         }
-        board.post(ShardIndex::FIRST, Letter::ChannelRemoved { channel: id });
+        if channel.channel_type == ChannelType::ENTITY {
+            self.entity_removed(id);
+        }
+        if self.global.is_some() {
+            // At once, so that an id that is created again in the same breath stays in the list.
+            self.channel_removed(id);
+        } else {
+            self.board.post(ShardIndex::FIRST, Letter::ChannelRemoved { channel: id });
+        }
     }
 
     /// Shard 0: a channel is gone from its home.
@@ -422,7 +422,16 @@ impl Shard {
         };
         let update =
             Update::check(&plan, Bytes::copy_from_slice(request.value)).map_err(|_| Refusal::BadData)?;
-        channel.update(board, &plan, counts_as, update)
+        let bytes = update.bytes().clone();
+        channel.update(board, &plan, counts_as, update)?;
+        if channel.channel_type == ChannelType::ENTITY {
+            let cause = match sender.kind {
+                ConnKind::Client => sender.conn,
+                ConnKind::Server => ConnId(request.context_conn_id),
+            };
+            self.entity_updated(head.channel, &bytes, cause);
+        }
+        Ok(())
     }
 
     /// DISCONNECT. Spec §4.6.
@@ -451,6 +460,21 @@ impl Shard {
     }
 }
 
+impl Schemas {
+    /// The data of a request, checked: its plan and its bytes. Refused before anything exists or is answered (the
+    /// reference leaves a channel behind).
+    pub(crate) fn checked_any(&self, data: Option<prost_types::Any>) -> Result<Option<CheckedData>, Refusal> {
+        let Some(any) = data else { return Ok(None) };
+        let name = any.type_url.rsplit('/').next().unwrap_or_default();
+        let plan = self.plan_or_opaque(name).ok_or(Refusal::NoDataType)?;
+        crate::data::validate(&plan, &any.value).map_err(|_| Refusal::BadData)?;
+        if any.value.len() > plan.bytes_max() {
+            return Err(Refusal::DataTooLarge);
+        }
+        Ok(Some((plan, any.value)))
+    }
+}
+
 impl Channel {
     pub(crate) fn sub_result(&self, conn: ConnId, kind: ConnKind) -> SubscribedToChannelResultMessage {
         SubscribedToChannelResultMessage {
@@ -470,12 +494,12 @@ impl Channel {
     }
 }
 
-fn only_global(head: Head) -> Result<(), Refusal> {
+pub(crate) fn only_global(head: Head) -> Result<(), Refusal> {
     if head.channel == ChannelId::GLOBAL { Ok(()) } else { Err(Refusal::NotGlobal) }
 }
 
 /// Masks add up over re-subscriptions, so the sum is what is bounded.
-fn check_masks(
+pub(crate) fn check_masks(
     board: &Switchboard,
     existing: usize,
     options: Option<&ChannelSubscriptionOptions>,

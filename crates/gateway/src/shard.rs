@@ -29,6 +29,7 @@ use crate::settings::{ChannelType, TypeSettings};
 use crate::stats::Stats;
 use crate::switchboard::{Peer, Switchboard, Timer};
 use crate::view::{ChannelView, ConnectionView};
+use crate::world::{World, is_object_message};
 
 /// A shard of the gateway. See the crate documentation for how to drive it.
 pub struct Shard {
@@ -37,6 +38,8 @@ pub struct Shard {
     pub(crate) channels: IdMap<ChannelId, Box<Channel>>,
     /// Only on shard 0.
     pub(crate) global: Option<Box<Registry>>,
+    /// Only on shard 0.
+    pub(crate) world: Option<Box<World>>,
     settings: Vec<(ChannelType, Arc<TypeSettings>)>,
     scratch: Scratch,
     pub(crate) draining: bool,
@@ -64,12 +67,14 @@ impl Shard {
         let hasher = IdHasher::new(&secret);
         let global =
             (index == ShardIndex::FIRST).then(|| Box::new(Registry::new(&config, secret.clone(), count)));
+        let world = (index == ShardIndex::FIRST).then(|| Box::new(World::new(&config, hasher)));
         let settings = shared_settings(&config);
         let mut shard = Self {
             board: Switchboard::new(config, index, count, hasher, unix_start_ns),
             schemas,
             channels: IdMap::with_hasher(hasher),
             global,
+            world,
             settings,
             scratch: Scratch::default(),
             draining: false,
@@ -272,7 +277,7 @@ impl Shard {
     pub fn check_invariants(&self) {
         for (id, channel) in &self.channels {
             assert_eq!(*id, channel.id);
-            assert_eq!(id.home(self.board.count), self.board.index, "a channel lives on the wrong shard");
+            assert_eq!(self.board.home(*id), self.board.index, "a channel lives on the wrong shard");
             channel.check_invariants();
             for (_, sub) in &channel.subs {
                 let places = self.board.places.get(&sub.address.conn);
@@ -281,6 +286,9 @@ impl Shard {
             if let Some(owner) = channel.owner {
                 assert!(self.board.places.get(&owner).is_some_and(|places| places.contains(id)));
             }
+        }
+        if let Some(world) = &self.world {
+            world.check_invariants(|id| self.channels.contains_key(&id));
         }
         let subscriptions: usize = self.channels.values().map(|channel| channel.subs.len()).sum();
         assert_eq!(subscriptions as u64, self.board.stats.subscriptions);
@@ -426,6 +434,9 @@ impl Shard {
             self.board.global_owner = None;
         }
         self.leave_channels(conn, kind, keep);
+        if let Some(world) = &mut self.world {
+            world.forget_connection(conn);
+        }
         if self.global.is_none() {
             return;
         }
@@ -564,7 +575,7 @@ impl Shard {
             stub: message.stub_id,
             msg_type,
         };
-        let home = head.channel.home(board.count);
+        let home = board.home(head.channel);
         // Authentication takes effect after the read that brought it, as if it had gone through a queue: whatever was
         // sent along with it is still refused (spec §4.3).
         if home == board.index && msg_type != MessageType::Auth as u32 {
@@ -594,10 +605,17 @@ impl Shard {
     fn dispatch(&mut self, sender: Sender, head: Head, body: &[u8]) {
         let result = match self.channels.get_mut(&head.channel) {
             None => Err(Refusal::UnknownChannel),
-            Some(channel) if head.msg_type >= USER_SPACE => match sender.kind {
-                ConnKind::Client => channel.forward_from_client(&mut self.board, sender.conn, head, body),
-                ConnKind::Server => channel.forward_from_server(&mut self.board, sender.conn, head, body),
-            },
+            Some(channel) if head.msg_type >= USER_SPACE => {
+                let objects = self.board.config.unreal_objects && is_object_message(head.msg_type);
+                match sender.kind {
+                    ConnKind::Client if objects && !self.board.config.permissions.client.send_objects => {
+                        Err(Refusal::Permission)
+                    }
+                    ConnKind::Client => channel.forward_from_client(&mut self.board, sender.conn, head, body),
+                    ConnKind::Server if objects => self.on_object(sender, head, body),
+                    ConnKind::Server => self.forward_from_server(head.channel, sender.conn, head, body),
+                }
+            }
             Some(_) => self.request(sender, head, body),
         };
         if let Err(refusal) = result {
@@ -617,7 +635,13 @@ impl Shard {
             Some(MessageType::UnsubFromChannel) => self.on_unsubscribe(sender, head, body),
             Some(MessageType::ChannelDataUpdate) => self.on_update(sender, head, body),
             Some(MessageType::Disconnect) => self.on_disconnect(sender, head, body),
-            _ => Err(Refusal::SpatialUnavailable),
+            Some(MessageType::QuerySpatialChannel) => self.on_query(sender, head, body),
+            Some(MessageType::UpdateSpatialInterest) => self.on_interest(sender, head, body),
+            Some(MessageType::CreateEntityChannel) => self.on_create_entity(sender, head, body),
+            Some(MessageType::EntityGroupAdd) => self.on_group_add(sender, head, body),
+            Some(MessageType::EntityGroupRemove) => self.on_group_remove(sender, head, body),
+            Some(MessageType::DebugGetSpatialRegions) => self.on_debug_regions(sender, head),
+            _ => Err(Refusal::UndefinedType),
         }
     }
 
@@ -660,6 +684,13 @@ impl Shard {
                 }
             }
             Letter::ChannelRemoved { channel } => self.channel_removed(channel),
+            letter @ (Letter::SpawnInCell { .. }
+            | Letter::ObjectSpawned { .. }
+            | Letter::ObjectDestroyed { .. }) => {
+                if let Err(refusal) = self.object_letter(letter) {
+                    self.board.refuse(refusal);
+                }
+            }
         }
     }
 
@@ -718,7 +749,7 @@ impl Shard {
                 .filter_map(|lag| (!mem::replace(&mut lag.asked, true)).then_some(lag.channel))
                 .collect();
             for channel in resume {
-                board.post(channel.home(board.count), Letter::Resume { channel, conn: id });
+                board.post(board.home(channel), Letter::Resume { channel, conn: id });
             }
         }
         let Some(conn) = board.conns.get_mut(slot as usize) else { return };

@@ -49,6 +49,18 @@ pub struct Stats {
     pub recoveries_expired: u64,
     /// Bans pronounced.
     pub bans: u64,
+    /// Areas of interest set.
+    pub interest_updates: u64,
+    /// Entity channels created.
+    pub entities_created: u64,
+    /// Entities that changed their cell.
+    pub handovers: u64,
+    /// Those of them, and of entities taken over with their cell, that changed their owner.
+    pub handovers_across_servers: u64,
+    /// Handover payloads encoded: at most two per pair of cells, whatever the number of subscribers.
+    pub handover_encodes: u64,
+    /// Entities too large for a handover message, sent through their channels instead.
+    pub handovers_oversize: u64,
 }
 
 /// Counters of one kind of connection.
@@ -99,6 +111,12 @@ impl Default for Stats {
             clients_resumed: 0,
             recoveries_expired: 0,
             bans: 0,
+            interest_updates: 0,
+            entities_created: 0,
+            handovers: 0,
+            handovers_across_servers: 0,
+            handover_encodes: 0,
+            handovers_oversize: 0,
         }
     }
 }
@@ -167,6 +185,12 @@ impl Stats {
         self.clients_resumed += other.clients_resumed;
         self.recoveries_expired += other.recoveries_expired;
         self.bans += other.bans;
+        self.interest_updates += other.interest_updates;
+        self.entities_created += other.entities_created;
+        self.handovers += other.handovers;
+        self.handovers_across_servers += other.handovers_across_servers;
+        self.handover_encodes += other.handover_encodes;
+        self.handovers_oversize += other.handovers_oversize;
     }
 
     pub(crate) fn kind_mut(&mut self, kind: ConnKind) -> &mut KindStats {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use slab::Slab;
 use smallvec::SmallVec;
+use throng_spatial::Cell;
 use throng_stdx::{Instant, TimerWheel};
 use throng_wire::frame::PACKET_BYTES_SEND_MAX;
 use throng_wire::{
@@ -71,7 +72,7 @@ pub(crate) struct Switchboard {
     /// This shard's connections by the driver's name.
     pub(crate) handles: IdMap<ConnId, u32>,
     pub(crate) conns: Slab<Connection>,
-    /// Channels of this shard in which a connection, live or lost, is subscribed or owner.
+    /// Channels of this shard in which a connection, live or lost, is subscribed or owner, in ascending order.
     pub(crate) places: IdMap<ConnId, SmallVec<[ChannelId; 4]>>,
     /// Letters from this shard to itself, handled after the current input.
     pub(crate) inbox: VecDeque<Letter>,
@@ -406,18 +407,33 @@ impl Switchboard {
     /// Notes that a connection has to do with a channel of this shard.
     pub(crate) fn add_place(&mut self, conn: ConnId, channel: ChannelId) {
         let places = self.places.entry(conn).or_default();
-        if !places.contains(&channel) {
-            places.push(channel);
+        if let Err(at) = places.binary_search(&channel) {
+            places.insert(at, channel);
         }
     }
 
     pub(crate) fn remove_place(&mut self, conn: ConnId, channel: ChannelId) {
         if let Some(places) = self.places.get_mut(&conn) {
-            places.retain(|place| *place != channel);
+            if let Ok(at) = places.binary_search(&channel) {
+                places.remove(at);
+            }
             if places.is_empty() {
                 self.places.remove(&conn);
             }
         }
+    }
+
+    /// Cells in which a connection is subscribed or owner, in ascending order. Shard 0.
+    pub(crate) fn cells_of<A: smallvec::Array<Item = Cell>>(&self, conn: ConnId) -> SmallVec<A> {
+        let Some(places) = self.places.get(&conn) else { return SmallVec::new() };
+        let (first, end) = (self.config.spatial_channel_start, self.config.entity_channel_start);
+        let from = places.partition_point(|place| place.0 < first);
+        places[from..].iter().take_while(|place| place.0 < end).map(|place| Cell(place.0 - first)).collect()
+    }
+
+    /// The shard that owns a channel.
+    pub(crate) fn home(&self, channel: ChannelId) -> ShardIndex {
+        channel.home(self.config.spatial_channel_start, self.count)
     }
 
     pub(crate) fn address(&self, conn: ConnId) -> Option<Address> {

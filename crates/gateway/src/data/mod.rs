@@ -39,6 +39,7 @@ mod node;
 mod plan;
 mod removal;
 mod schema;
+pub(crate) mod shape;
 mod split;
 mod state;
 #[cfg(test)]
@@ -52,6 +53,11 @@ pub use removal::removals;
 pub use schema::{SchemaError, Schemas, SchemasBuilder};
 pub use split::{Joint, Oversize, split};
 pub use state::ChannelData;
+
+/// The records of checked bytes, in order.
+pub(crate) fn records(bytes: &[u8]) -> impl Iterator<Item = cursor::Record<'_>> {
+    cursor::Records::new(bytes)
+}
 
 /// Why bytes were refused as channel data.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

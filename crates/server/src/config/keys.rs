@@ -257,6 +257,29 @@ section! {
 }
 
 section! {
+    /// The world: spatial channels, interest, entities.
+    Spatial {
+        /// Spatial controller: a file in the reference's JSON form or a built-in grid (`2x2`, `4x1`, `benchmark`,
+        /// `tanks_big`, `tanks_small`); empty = no spatial channels.
+        controller: String = "", Kind::Text;
+        /// How areas of interest become cells. `exact` takes every cell that the area touches, `sampled` those that the
+        /// reference's sampling finds.
+        aoi: String = "exact", Kind::Choice(&["exact", "sampled"]);
+        /// What subscribers get from cells by distance: `distance:interval_ms` with further field masks joined by `+`, as
+        /// `3:500+entities.objRef`. The last step holds beyond its distance.
+        damping: Vec<String> = ["0:20", "1:50", "2:100"], Kind::List;
+        /// Where entity data holds the entity's position: field names joined by dots, with `:z-up` where the third
+        /// component is height as in Unreal. The first that is present counts.
+        positions: Vec<String> = ["actorState.replicatedMovement.location:z-up", "sceneComponentState.relativeLocation:z-up", "position"], Kind::List;
+        /// Entities that are created in GLOBAL and have a position belong to the owner of the cell at that position.
+        place_entities: bool = true, Kind::Bool;
+        /// Acts on Unreal's SPAWN and DESTROY messages. `auto` does so with the `ue` channel settings and the `channeld`
+        /// permissions.
+        unreal: String = "auto", Kind::Choice(&["auto", "on", "off"]);
+    }
+}
+
+section! {
     /// Who may log in.
     Auth {
         /// How logins are checked. `none` lets everyone in (loopback only), `refuse` nobody, `tokens` reads a file,

@@ -1,0 +1,368 @@
+//! Handover: an entity changes its cell, and with it its owner and its audience. Spec §8.8; weaknesses.
+//!
+//! The whole of it happens within the input that reported the position, on the shard of all cells and entities, so there
+//! is no moment at which an entity is in two cells or in none, and a message to it is forwarded either before, to the
+//! old owner, or after, to the new one. A handover either happens whole or changes nothing; what was refused (no such
+//! cell yet, a locked group) is tried again when that changes and with every further update.
+//!
+//! Per pair of source and destination cell at most two payloads are encoded, whatever the number of subscribers: one
+//! with the entities' references, one with their full data.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use smallvec::SmallVec;
+use throng_spatial::Cell;
+use throng_wire::channeldpb::{ChannelDataAccess, ChannelSubscriptionOptions, MessageType};
+use throng_wire::frame::PACKET_BYTES_SEND_MAX;
+use throng_wire::{varint_len, write_varint};
+
+use super::Membership;
+use crate::channel::Subscribed;
+use crate::ids::{ChannelId, ConnId, ConnKind};
+use crate::mail::{Head, Payload};
+use crate::outbox::Entry;
+use crate::reason::Refusal;
+use crate::shard::Shard;
+use crate::switchboard::Address;
+
+type Ids = SmallVec<[ChannelId; 8]>;
+type Audience = SmallVec<[(Address, ConnKind); 16]>;
+
+impl Shard {
+    /// The data of an entity has been updated. `cause` is the connection whose doing it is.
+    pub(crate) fn entity_updated(&mut self, id: ChannelId, update: &Bytes, cause: ConnId) {
+        let config = Arc::clone(&self.board.config);
+        let Some(world) = &mut self.world else { return };
+        let Some(entity) = world.entities.get(&id) else { return };
+        if entity.locator.is_none() {
+            // The first update of a channel without data is its data.
+            let Some(plan) = self.channels.get(&id).and_then(|channel| channel.data.as_ref()) else { return };
+            let locator = world.locator(&config, plan.content.plan());
+            if let Some(entity) = world.entities.get_mut(&id) {
+                entity.read_data(locator, update);
+            }
+        }
+        let Some(entity) = world.entities.get_mut(&id) else { return };
+        let Some(locator) = &entity.locator else { return };
+        if let Some(position) = locator.observe(&mut entity.known, update) {
+            entity.position = Some(position);
+        } else if !world.waiting.contains(&id) && entity.cell.is_some() {
+            return;
+        }
+        self.settle_entity(id, cause);
+    }
+
+    /// Moves an entity to the cell in which it lies, if it is not there yet.
+    fn settle_entity(&mut self, id: ChannelId, cause: ConnId) {
+        let config = Arc::clone(&self.board.config);
+        let (Some(grid), Some(world)) = (&config.spatial.grid, &mut self.world) else { return };
+        let Some(entity) = world.entities.get(&id) else { return };
+        let Some(position) = entity.position else { return };
+        let from = entity.cell;
+        let Some(to) = grid.cell_at(position) else {
+            // It stays where it was and is looked at again when it moves.
+            world.waiting.remove(&id);
+            self.board.refuse(Refusal::OutsideWorld);
+            return;
+        };
+        if from == Some(to) {
+            world.waiting.remove(&id);
+            return;
+        }
+        match self.hand_over(id, to, cause) {
+            Ok(()) => {
+                if let Some(world) = &mut self.world {
+                    world.waiting.remove(&id);
+                }
+            }
+            Err(refusal) => {
+                if let Some(world) = &mut self.world
+                    && world.waiting.insert(id)
+                {
+                    self.board.refuse(refusal);
+                }
+            }
+        }
+    }
+
+    /// Something that refused handovers may have changed.
+    pub(super) fn retry_waiting(&mut self) {
+        let Some(world) = &self.world else { return };
+        for id in world.waiting.iter().copied().collect::<Vec<_>>() {
+            self.settle_entity(id, ConnId(0));
+        }
+    }
+
+    /// Hands an entity and the group that moves with it over to a cell.
+    fn hand_over(&mut self, id: ChannelId, to: Cell, cause: ConnId) -> Result<(), Refusal> {
+        let config = Arc::clone(&self.board.config);
+        let Some(world) = &self.world else { return Ok(()) };
+        if !self.channels.contains_key(&config.cell_channel(to)) {
+            return Err(Refusal::UnknownCell);
+        }
+        let Some(entity) = world.entities.get(&id) else { return Ok(()) };
+        let members: Ids = match entity.handover {
+            Membership::Never => SmallVec::from_slice(&[id]),
+            Membership::Removed => return Ok(()),
+            Membership::Group(key) => world.groups[key].iter().copied().collect(),
+        };
+        if let Some(lock) = entity.lock
+            && members.iter().any(|member| world.groups[lock].contains(member))
+        {
+            return Err(Refusal::Locked);
+        }
+        // Members may come from several cells: each cell's audience is told about those that leave it.
+        let mut sources: SmallVec<[(Option<Cell>, Ids); 2]> = SmallVec::new();
+        for member in members {
+            let from = world.entities.get(&member).and_then(|entity| entity.cell);
+            if from == Some(to) {
+                continue;
+            }
+            match sources.iter_mut().find(|(cell, _)| *cell == from) {
+                Some((_, ids)) => ids.push(member),
+                None => sources.push((from, SmallVec::from_slice(&[member]))),
+            }
+        }
+        for (from, ids) in sources {
+            self.move_entities(&ids, from, to, cause);
+        }
+        Ok(())
+    }
+
+    /// Moves entities from one cell to another that exists.
+    fn move_entities(&mut self, ids: &[ChannelId], from: Option<Cell>, to: Cell, cause: ConnId) {
+        let config = Arc::clone(&self.board.config);
+        let target = config.cell_channel(to);
+        let source = from.map(|cell| config.cell_channel(cell));
+        let source_owner = source.and_then(|id| self.channels.get(&id)).and_then(|channel| channel.owner);
+        let new_owner = self.channels.get(&target).and_then(|channel| channel.owner);
+
+        // 1. Owners. Without a live one at the destination an entity keeps its own.
+        let crosses = new_owner.is_some() && new_owner != source_owner;
+        if let Some(new_owner) = new_owner.filter(|_| crosses) {
+            for &id in ids {
+                self.change_owner(id, target, new_owner, source_owner);
+            }
+        }
+        // 2. Cells.
+        for &id in ids {
+            if let Some(cell) = from {
+                self.remove_from_cell_data(cell, id);
+            }
+            let Some(world) = &mut self.world else { return };
+            world.place(id, Some(to));
+            world.waiting.remove(&id);
+            let Some(entity) = world.entities.get_mut(&id) else { continue };
+            entity.version += 1;
+            let object = entity.object.clone();
+            self.add_to_cell_data(to, id, &object);
+        }
+        self.board.stats.handovers += ids.len() as u64;
+        self.board.stats.handovers_across_servers += if crosses { ids.len() as u64 } else { 0 };
+
+        // 3. Audiences.
+        let audience = self.audience(target);
+        let leaving: Audience = match source {
+            Some(source) => {
+                let stays =
+                    |conn| self.channels.get(&target).is_some_and(|channel| channel.key(conn).is_some());
+                self.audience(source).into_iter().filter(|(to, _)| !stays(to.conn)).collect()
+            }
+            None => SmallVec::new(),
+        };
+        self.tell(ids, source.unwrap_or(target), target, cause, &leaving, &audience);
+    }
+
+    /// A server takes over the entities of a cell that it has come to own.
+    pub(super) fn adopt_entities(&mut self, cell: Cell, owner: ConnId) {
+        let id = self.board.config.cell_channel(cell);
+        let Some(world) = &self.world else { return };
+        let Some(state) = world.cells.get(cell.0 as usize) else { return };
+        let servers: SmallVec<[ConnId; 16]> = world.slots.iter().filter_map(|slot| slot.owner).collect();
+        // Entities of others, a master's or a client's, are theirs wherever they stand.
+        let orphans: Vec<ChannelId> = state
+            .entities
+            .iter()
+            .copied()
+            .filter(|entity| {
+                let held = self.channels.get(entity).map(|channel| channel.owner);
+                held.is_some_and(|held| held.is_none_or(|held| held != owner && servers.contains(&held)))
+            })
+            .collect();
+        if orphans.is_empty() {
+            return;
+        }
+        for &entity in &orphans {
+            let old = self.channels.get(&entity).and_then(|channel| channel.owner);
+            self.change_owner(entity, id, owner, old);
+            if let Some(entity) = self.world.as_mut().and_then(|world| world.entities.get_mut(&entity)) {
+                entity.version += 1;
+            }
+        }
+        self.board.stats.handovers_across_servers += orphans.len() as u64;
+        let audience = self.audience(id);
+        // In parts, so that one message holds them.
+        for part in orphans.chunks(64) {
+            self.tell(part, id, id, ConnId(0), &[], &audience);
+        }
+    }
+
+    /// Gives an entity another owner. A former one that does not see the destination is unsubscribed.
+    fn change_owner(&mut self, id: ChannelId, target: ChannelId, new_owner: ConnId, former: Option<ConnId>) {
+        let sees = |conn: ConnId| self.channels.get(&target).is_some_and(|cell| cell.key(conn).is_some());
+        let gone = former.filter(|former| *former != new_owner && !sees(*former));
+        let Some(channel) = self.channels.get_mut(&id) else { return };
+        let was_owner = channel.owner == gone;
+        channel.owner_replaced(&mut self.board, new_owner);
+        if let Some(gone) = gone
+            && (channel.unsubscribe(&mut self.board, gone) || was_owner)
+        {
+            let kind = self.board.peers.get(&gone).map_or(ConnKind::Server, |peer| peer.kind);
+            let result = channel.unsub_result(gone, kind);
+            self.board.send(gone, Head::new(id, MessageType::UnsubFromChannel as u32), &result);
+        }
+    }
+
+    fn audience(&self, id: ChannelId) -> Audience {
+        let subs = self.channels.get(&id).into_iter().flat_map(|channel| channel.subs.iter());
+        let mut audience: Audience = subs.map(|(_, sub)| (sub.address, sub.kind)).collect();
+        audience.sort_unstable_by_key(|(address, _)| address.conn);
+        audience
+    }
+
+    /// Subscribes the destination's audience to the entities and sends everybody concerned CHANNEL_DATA_HANDOVER.
+    fn tell(
+        &mut self,
+        ids: &[ChannelId],
+        source: ChannelId,
+        target: ChannelId,
+        cause: ConnId,
+        leaving: &[(Address, ConnKind)],
+        audience: &[(Address, ConnKind)],
+    ) {
+        let mut in_full: SmallVec<[Address; 16]> = SmallVec::new();
+        let mut by_reference: SmallVec<[Address; 16]> = leaving.iter().map(|(address, _)| *address).collect();
+        for &(address, kind) in audience {
+            let mut needs_data = false;
+            for &id in ids {
+                let Some(channel) = self.channels.get_mut(&id) else { continue };
+                let owns = channel.owner == Some(address.conn);
+                let access =
+                    if owns { ChannelDataAccess::WriteAccess } else { ChannelDataAccess::ReadAccess };
+                let options = ChannelSubscriptionOptions {
+                    data_access: Some(access as i32),
+                    skip_self_update_fan_out: Some(true),
+                    skip_first_fan_out: Some(true),
+                    ..Default::default()
+                };
+                let board = &mut self.board;
+                if channel.subscribe(board, address, kind, Some(&options)) != Subscribed::Silently {
+                    needs_data = true;
+                    let result = channel.sub_result(address.conn, kind);
+                    board.send(address.conn, Head::new(id, MessageType::SubToChannel as u32), &result);
+                }
+            }
+            if needs_data { in_full.push(address) } else { by_reference.push(address) }
+        }
+        for (to, full) in [(by_reference, false), (in_full, true)] {
+            if !to.is_empty() {
+                let payload = self.handover_payload(ids, source, target, cause, full);
+                self.board.deliver(&payload, None, to);
+            }
+        }
+    }
+
+    /// CHANNEL_DATA_HANDOVER about some entities, with or without their data; in several messages where one is too long.
+    fn handover_payload(
+        &mut self,
+        ids: &[ChannelId],
+        source: ChannelId,
+        target: ChannelId,
+        cause: ConnId,
+        full: bool,
+    ) -> Payload {
+        self.board.stats.handover_encodes += 1;
+        let type_url: &[u8] = b"type.googleapis.com/unrealpb.SpatialChannelData";
+        // Ids, type and the framing of three levels take less.
+        let room = PACKET_BYTES_SEND_MAX - 128;
+        let mut parts: SmallVec<[Vec<u8>; 1]> = SmallVec::new();
+        let mut entities = Vec::new();
+        let mut value = Vec::new();
+        for &id in ids {
+            let Some(entity) = self.world.as_ref().and_then(|world| world.entities.get(&id)) else {
+                continue;
+            };
+            let mut state = Vec::with_capacity(entity.object.len() + 4);
+            write_bytes(&mut state, 1, &entity.object);
+            let data = self.channels.get(&id).and_then(|channel| channel.data.as_ref()).filter(|_| full);
+            if let Some(data) = data {
+                value.clear();
+                data.content.encode(None, &mut value);
+                let mut any = Vec::with_capacity(value.len() + data.type_url.len() + 8);
+                write_bytes(&mut any, 1, data.type_url.as_bytes());
+                write_bytes(&mut any, 2, &value);
+                if state.len() + any.len() + 32 <= room {
+                    write_bytes(&mut state, 3, &any);
+                } else {
+                    // More than a packet holds: its channel sends it in parts.
+                    self.board.stats.handovers_oversize += 1;
+                    self.resend_in_full(id);
+                }
+            }
+            if !entities.is_empty() && entities.len() + state.len() + 32 > room {
+                parts.push(std::mem::take(&mut entities));
+            }
+            write_entity(&mut entities, id, &state);
+        }
+        parts.push(entities);
+        let head = Head::new(target, MessageType::ChannelDataHandover as u32).pack(&[]);
+        parts
+            .iter()
+            .map(|entities| {
+                let mut any = Vec::with_capacity(entities.len() + type_url.len() + 8);
+                write_bytes(&mut any, 1, type_url);
+                write_bytes(&mut any, 2, entities);
+                let mut body = Vec::with_capacity(any.len() + 24);
+                for (number, id) in [(1, source.0), (2, target.0), (3, cause.0)] {
+                    if id != 0 {
+                        write_varint(&mut body, number << 3);
+                        write_varint(&mut body, u64::from(id));
+                    }
+                }
+                write_bytes(&mut body, 4, &any);
+                let mut entry = Vec::with_capacity(body.len() + 16);
+                throng_wire::write_entry(&mut entry, &throng_wire::MessagePack { body: &body, ..head });
+                Entry::new(entry)
+            })
+            .collect()
+    }
+
+    /// Everybody who reads the channel gets its full state again.
+    fn resend_in_full(&mut self, id: ChannelId) {
+        if let Some(channel) = self.channels.get_mut(&id) {
+            let readers: Vec<ConnId> = channel.subs.iter().map(|(_, sub)| sub.address.conn).collect();
+            for conn in readers {
+                channel.resync(&mut self.board, conn);
+            }
+        }
+    }
+}
+
+/// Appends a length-delimited field.
+pub(super) fn write_bytes(out: &mut Vec<u8>, number: u64, bytes: &[u8]) {
+    write_varint(out, number << 3 | 2);
+    write_varint(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+/// Appends one entry of `SpatialChannelData.entities` with an encoded state.
+pub(super) fn write_entity(out: &mut Vec<u8>, id: ChannelId, state: &[u8]) {
+    let key = varint_len(u64::from(id.0));
+    let len = 1 + key + 1 + varint_len(state.len() as u64) + state.len();
+    write_varint(out, 1 << 3 | 2);
+    write_varint(out, len as u64);
+    write_varint(out, 1 << 3);
+    write_varint(out, u64::from(id.0));
+    write_bytes(out, 2, state);
+}

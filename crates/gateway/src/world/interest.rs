@@ -1,0 +1,158 @@
+//! UPDATE_SPATIAL_INTEREST: which cells a connection is subscribed to, and at what rate. Spec §8.6 and §8.7.
+//!
+//! Only cells that differ are touched: the new area is compared with the connection's spatial subscriptions, two sorted
+//! lists, and with the distances of the previous area.
+
+use std::sync::Arc;
+
+use prost::Message;
+use smallvec::SmallVec;
+use throng_spatial::{AreaQuery, BoxArea, Cell, Cone, Interest, Point, Sphere, Spot};
+use throng_wire::channeldpb::{
+    ChannelSubscriptionOptions, MessageType, SpatialInfo, SpatialInterestQuery, UpdateSpatialInterestMessage,
+};
+
+use super::config::{DampingStep, Spatial};
+use crate::channel::Subscribed;
+use crate::ids::{ChannelId, ConnId, ConnKind};
+use crate::mail::Head;
+use crate::reason::Refusal;
+use crate::requests::Sender;
+use crate::shard::Shard;
+
+impl Shard {
+    /// UPDATE_SPATIAL_INTEREST.
+    pub(crate) fn on_interest(&mut self, sender: Sender, head: Head, body: &[u8]) -> Result<(), Refusal> {
+        let config = Arc::clone(&self.board.config);
+        let grid = config.spatial.grid.as_ref().ok_or(Refusal::SpatialUnavailable)?;
+        if config.channel_cell(head.channel).is_none() && head.channel != ChannelId::GLOBAL {
+            return Err(Refusal::NotSpatial);
+        }
+        let request = UpdateSpatialInterestMessage::decode(body).map_err(|_| Refusal::BadBody)?;
+        let target = ConnId(request.conn_id);
+        if target != sender.conn {
+            let authority = config.permissions.of(sender.kind).interest_of_others;
+            if !authority.passes(self.board.global_owner == Some(sender.conn)) {
+                return Err(Refusal::Permission);
+            }
+        }
+        if !self.board.peers.contains_key(&target) {
+            return Err(Refusal::UnknownConnection);
+        }
+        let query = area(&request.query.ok_or(Refusal::BadBody)?);
+        // An error leaves the interest as it is. A centre outside the world is one in the sampled variant only.
+        let interest = grid.interest(&query, config.spatial.coverage).map_err(|_| Refusal::InterestQuery)?;
+        self.set_interest(target, interest);
+        Ok(())
+    }
+
+    /// Subscribes a live connection to the cells of an interest, and to no others.
+    pub(super) fn set_interest(&mut self, target: ConnId, interest: Interest) {
+        let config = Arc::clone(&self.board.config);
+        let Some(world) = &mut self.world else { return };
+        let Some(&peer) = self.board.peers.get(&target) else { return };
+        let Some(address) = self.board.address(target) else { return };
+        let before = world.interests.insert(target, interest.clone()).unwrap_or_default();
+        self.board.stats.interest_updates += 1;
+
+        let held: SmallVec<[Cell; 32]> = self.board.cells_of(target);
+        let mut wanted = interest.cells().peekable();
+        let mut leave: SmallVec<[Cell; 16]> = SmallVec::new();
+        let mut enter: SmallVec<[(Cell, u32); 16]> = SmallVec::new();
+        let mut change: SmallVec<[(Cell, u32); 16]> = SmallVec::new();
+        for &cell in &held {
+            while let Some((new, distance)) = wanted.next_if(|(new, _)| *new < cell) {
+                enter.push((new, distance));
+            }
+            match wanted.next_if(|(new, _)| *new == cell) {
+                None => leave.push(cell),
+                Some((_, distance)) if before.distance(cell) != Some(distance) => {
+                    change.push((cell, distance));
+                }
+                Some(_) => {}
+            }
+        }
+        enter.extend(wanted);
+        for cell in leave {
+            self.leave_cell(config.cell_channel(cell), target, peer.kind);
+        }
+        for (cell, distance) in change.into_iter().chain(enter) {
+            let id = config.cell_channel(cell);
+            let Some(channel) = self.channels.get_mut(&id) else { continue };
+            let step = config.spatial.damping(distance);
+            if let Some(key) = channel.key(target) {
+                channel.set_rate(&mut self.board, key, step.interval_ms, Some(&step.masks));
+                continue;
+            }
+            let options = ChannelSubscriptionOptions {
+                fan_out_interval_ms: Some(step.interval_ms),
+                data_field_masks: step.masks.clone(),
+                ..Default::default()
+            };
+            if channel.subscribe(&mut self.board, address, peer.kind, Some(&options)) != Subscribed::Silently
+            {
+                let result = channel.sub_result(target, peer.kind);
+                let head = Head::new(id, MessageType::SubToChannel as u32);
+                self.board.send(target, head, &result);
+                if let Some(owner) = channel.owner.filter(|owner| *owner != target) {
+                    self.board.send(owner, head, &result);
+                }
+            }
+        }
+    }
+
+    fn leave_cell(&mut self, id: ChannelId, target: ConnId, kind: ConnKind) {
+        let Some(channel) = self.channels.get_mut(&id) else { return };
+        // A server's own cells are not a matter of interest: leaving one would leave it without an owner.
+        if channel.owner == Some(target) || !channel.unsubscribe(&mut self.board, target) {
+            return;
+        }
+        let result = channel.unsub_result(target, kind);
+        let head = Head::new(id, MessageType::UnsubFromChannel as u32);
+        self.board.send(target, head, &result);
+        if let Some(owner) = channel.owner {
+            self.board.send(owner, head, &result);
+        }
+    }
+}
+
+impl Spatial {
+    /// What a subscriber gets from a cell at a distance. Beyond the table the last step holds.
+    pub(super) fn damping(&self, distance: u32) -> DampingStep {
+        let step = self.damping.iter().rev().find(|step| step.distance <= distance);
+        step.or(self.damping.first()).cloned().unwrap_or(DampingStep {
+            distance: 0,
+            interval_ms: 20,
+            masks: Vec::new(),
+        })
+    }
+}
+
+fn point(info: Option<&SpatialInfo>) -> Point {
+    info.map_or_else(Point::default, |info| Point { x: info.x, z: info.z })
+}
+
+fn area(query: &SpatialInterestQuery) -> AreaQuery {
+    let spots = query.spots_aoi.as_ref().map(|area| {
+        let distances = area.dists.iter().copied().chain(std::iter::repeat(0));
+        let spot = |(at, distance)| Spot { at: point(Some(at)), distance };
+        area.spots.iter().zip(distances).map(spot).collect()
+    });
+    AreaQuery {
+        spots: spots.unwrap_or_default(),
+        rectangle: query
+            .box_aoi
+            .as_ref()
+            .map(|area| BoxArea { centre: point(area.center.as_ref()), extent: point(area.extent.as_ref()) }),
+        sphere: query
+            .sphere_aoi
+            .as_ref()
+            .map(|area| Sphere { centre: point(area.center.as_ref()), radius: area.radius }),
+        cone: query.cone_aoi.as_ref().map(|area| Cone {
+            centre: point(area.center.as_ref()),
+            direction: point(area.direction.as_ref()),
+            half_angle: area.angle,
+            radius: area.radius,
+        }),
+    }
+}

@@ -1,0 +1,194 @@
+//! The world: cells of a grid, entities that move over them, and who cares. Spec §8 and §9.
+//!
+//! Every spatial and every entity channel lives on shard 0, so that whatever concerns several of them (a handover, a
+//! change of interest, a server that takes a slot) is one function call that nothing can interleave with. Connections
+//! stay where they are: reading, framing and writing spread over all shards, and what the world sends to a connection
+//! goes through the one queue to its shard, in order.
+//!
+//! | file | what |
+//! |---|---|
+//! | `controller` | slots of spatial servers, creation of cells, regions, queries |
+//! | `interest` | areas of interest as differences of cell sets |
+//! | `entity` | entity channels, groups, well-known entities |
+//! | `handover` | an entity changes its cell, its owner, or both |
+//! | `objects` | Unreal's SPAWN and DESTROY |
+//! | `position` | where encoded data says that an entity is |
+
+mod config;
+mod controller;
+mod entity;
+mod handover;
+mod interest;
+mod objects;
+mod position;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use slab::Slab;
+use throng_spatial::{Cell, Interest, Point, ServerIndex};
+use throng_wire::channeldpb::ChannelSubscriptionOptions;
+
+pub use config::{Balance, DampingStep, Lod, LodBand, PositionPath, Spatial, parse_controller};
+pub(crate) use objects::is_object_message;
+
+use crate::config::Config;
+use crate::data::Plan;
+use crate::ids::{ChannelId, ConnId, IdHasher, IdMap};
+use position::{Known, Locator};
+
+/// The state of the world, on shard 0.
+#[derive(Debug)]
+pub(crate) struct World {
+    /// By server index. Empty without a grid.
+    slots: Vec<Slot>,
+    /// By cell. Empty without a grid.
+    cells: Vec<CellState>,
+    entities: IdMap<ChannelId, Entity>,
+    groups: Slab<BTreeSet<ChannelId>>,
+    /// Entities that lie in another cell than they belong to, because a handover was refused.
+    waiting: BTreeSet<ChannelId>,
+    /// Entities that every client is subscribed to.
+    well_known: BTreeSet<ChannelId>,
+    /// Interest of connections as last asked for; what they are subscribed to may differ.
+    interests: IdMap<ConnId, Interest>,
+    locators: Vec<(Arc<Plan>, Arc<Locator>)>,
+}
+
+/// The place of one spatial server.
+#[derive(Debug, Default)]
+struct Slot {
+    /// Who took it, live or not.
+    owner: Option<ConnId>,
+    /// As it asked for when it took the slot.
+    options: Option<ChannelSubscriptionOptions>,
+}
+
+#[derive(Debug)]
+struct CellState {
+    /// The server whose region holds the cell.
+    server: ServerIndex,
+    /// Entities that belong to the cell.
+    entities: BTreeSet<ChannelId>,
+}
+
+/// What the world knows of an entity channel.
+#[derive(Debug)]
+pub(crate) struct Entity {
+    /// Counts its handovers.
+    version: u64,
+    /// The cell that it belongs to.
+    cell: Option<Cell>,
+    locator: Option<Arc<Locator>>,
+    known: Known,
+    /// Where it is by its latest update.
+    position: Option<Point>,
+    /// Encoded reference to the object.
+    object: Bytes,
+    handover: Membership,
+    lock: Option<usize>,
+}
+
+/// An entity's handover group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Membership {
+    /// It was never in one: it moves alone.
+    Never,
+    /// It was taken out of one: it does not move until it is in one again.
+    Removed,
+    /// Key of the group.
+    Group(usize),
+}
+
+impl World {
+    pub(crate) fn new(config: &Config, hasher: IdHasher) -> Self {
+        let grid = config.spatial.grid.as_ref();
+        let cell = |grid: &throng_spatial::Grid, index| CellState {
+            server: grid.server_of(Cell(index)),
+            entities: BTreeSet::new(),
+        };
+        Self {
+            slots: (0..grid.map_or(0, |grid| grid.server_count())).map(|_| Slot::default()).collect(),
+            cells: grid
+                .map(|grid| (0..grid.cell_count()).map(|index| cell(grid, index)).collect())
+                .unwrap_or_default(),
+            entities: IdMap::with_hasher(hasher),
+            groups: Slab::new(),
+            waiting: BTreeSet::new(),
+            well_known: BTreeSet::new(),
+            interests: IdMap::with_hasher(hasher),
+            locators: Vec::new(),
+        }
+    }
+
+    /// A connection is gone.
+    pub(crate) fn forget_connection(&mut self, conn: ConnId) {
+        self.interests.remove(&conn);
+    }
+
+    /// The locator for a type of entity data.
+    fn locator(&mut self, config: &Config, plan: &Arc<Plan>) -> Arc<Locator> {
+        if let Some((_, locator)) = self.locators.iter().find(|(known, _)| Arc::ptr_eq(known, plan)) {
+            return Arc::clone(locator);
+        }
+        let locator = Arc::new(Locator::compile(plan, &config.spatial.positions));
+        self.locators.push((Arc::clone(plan), Arc::clone(&locator)));
+        locator
+    }
+
+    /// Puts an entity into the index of a cell, out of the one it was in.
+    fn place(&mut self, id: ChannelId, cell: Option<Cell>) {
+        let Some(entity) = self.entities.get_mut(&id) else { return };
+        if let Some(old) = entity.cell.and_then(|cell| self.cells.get_mut(cell.0 as usize)) {
+            old.entities.remove(&id);
+        }
+        entity.cell = cell;
+        if let Some(new) = cell.and_then(|cell| self.cells.get_mut(cell.0 as usize)) {
+            new.entities.insert(id);
+        }
+    }
+
+    /// Checks what must hold between inputs.
+    pub(crate) fn check_invariants(&self, exists: impl Fn(ChannelId) -> bool) {
+        for (id, entity) in &self.entities {
+            assert!(exists(*id), "an entity without a channel");
+            if let Some(cell) = entity.cell {
+                assert!(self.cells[cell.0 as usize].entities.contains(id), "an entity is not in its cell");
+            }
+            for key in [entity.lock, entity.handover.key()].into_iter().flatten() {
+                assert!(self.groups[key].contains(id), "a group without its member");
+            }
+        }
+        for (index, cell) in self.cells.iter().enumerate() {
+            for id in &cell.entities {
+                assert_eq!(self.entities.get(id).and_then(|entity| entity.cell), Some(Cell(index as u32)));
+            }
+        }
+        assert!(self.groups.iter().all(|(_, group)| !group.is_empty()), "an empty group remains");
+        assert!(self.waiting.iter().chain(&self.well_known).all(|id| self.entities.contains_key(id)));
+    }
+}
+
+impl Membership {
+    fn key(self) -> Option<usize> {
+        match self {
+            Self::Group(key) => Some(key),
+            Self::Never | Self::Removed => None,
+        }
+    }
+}
+
+impl Config {
+    /// The channel of a cell.
+    fn cell_channel(&self, cell: Cell) -> ChannelId {
+        ChannelId(self.spatial_channel_start.saturating_add(cell.0))
+    }
+
+    /// The cell of a spatial channel; `None` for other channels and beyond the grid.
+    fn channel_cell(&self, channel: ChannelId) -> Option<Cell> {
+        let grid = self.spatial.grid.as_ref()?;
+        let index = channel.0.checked_sub(self.spatial_channel_start)?;
+        (index < grid.cell_count()).then_some(Cell(index))
+    }
+}

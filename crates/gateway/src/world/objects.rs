@@ -1,0 +1,216 @@
+//! Unreal's SPAWN and DESTROY: forwarded like every user-space message, and acted upon. Spec §9.2.
+//!
+//! A channel on another shard acts on its own part; what concerns cells and entities goes to shard 0 by mail.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use prost::Message;
+use throng_spatial::Point;
+use throng_wire::channeldpb::{MessageType, ServerForwardMessage};
+use throng_wire::unrealpb::{DestroyObjectMessage, SpawnObjectMessage};
+use throng_wire::{Forward, MessagePack};
+
+use crate::data::ChannelData;
+use crate::ids::{ChannelId, ConnId, ShardIndex};
+use crate::mail::{Head, Letter};
+use crate::reason::Refusal;
+use crate::requests::Sender;
+use crate::settings::ChannelType;
+use crate::shard::Shard;
+
+const SPAWN: u32 = 103;
+const DESTROY: u32 = 104;
+/// Objects remembered per channel; a recovery message with more could not be sent in one packet anyway.
+const OBJECTS_MAX: usize = 16_384;
+
+/// Whether a type is one of those that the gateway acts upon where Unreal's extensions are on.
+pub(crate) const fn is_object_message(msg_type: u32) -> bool {
+    matches!(msg_type, SPAWN | DESTROY)
+}
+
+impl Shard {
+    /// SPAWN or DESTROY from a server.
+    pub(crate) fn on_object(&mut self, sender: Sender, head: Head, body: &[u8]) -> Result<(), Refusal> {
+        let forward = Forward::parse(body).map_err(|_| Refusal::BadBody)?;
+        if head.msg_type == DESTROY {
+            return self.on_destroy(sender, head, body, forward.payload);
+        }
+        let spawn = SpawnObjectMessage::decode(forward.payload).map_err(|_| Refusal::BadBody)?;
+        let object = spawn.obj.clone().ok_or(Refusal::BadBody)?;
+        let id = object.net_guid.filter(|id| *id != 0).map(ChannelId).ok_or(Refusal::BadBody)?;
+        let encoded = Bytes::from(object.encode_to_vec());
+        let config = Arc::clone(&self.board.config);
+        let here = head.channel;
+        let channel = self.channels.get_mut(&here).ok_or(Refusal::UnknownChannel)?;
+
+        match config.spatial.grid.as_ref().zip(spawn.location) {
+            Some((grid, location)) => {
+                let at = Point {
+                    x: f64::from(location.x.unwrap_or(0.0)),
+                    z: f64::from(location.y.unwrap_or(0.0)),
+                };
+                let cell = grid.cell_at(at).ok_or(Refusal::OutsideWorld)?;
+                let target = config.cell_channel(cell);
+                if spawn.channel_id.is_none_or(|named| named == target.0) && here == target {
+                    self.add_to_cell_data(cell, id, &encoded);
+                    self.forward_from_server(here, sender.conn, head, body)?;
+                } else if spawn.channel_id == Some(target.0) {
+                    self.forward_from_server(here, sender.conn, head, body)?;
+                } else {
+                    // It says another channel than the one it is in: the cell's channel passes it on.
+                    let payload = SpawnObjectMessage { channel_id: Some(target.0), ..spawn }.encode_to_vec();
+                    let client_conn_id = forward.client_conn_id;
+                    let body = ServerForwardMessage { client_conn_id, payload }.encode_to_vec();
+                    self.tell_world(Letter::SpawnInCell {
+                        sender: sender.conn,
+                        head,
+                        cell: target,
+                        id,
+                        object: encoded.clone(),
+                        body,
+                    })?;
+                }
+            }
+            None => {
+                let keeps = matches!(channel.channel_type, ChannelType::GLOBAL | ChannelType::SUBWORLD);
+                if keeps && spawn.location.is_none() && channel.objects.len() < OBJECTS_MAX {
+                    channel.objects.insert(id.0, object);
+                }
+                if let Some(cell) = config.channel_cell(here) {
+                    self.add_to_cell_data(cell, id, &encoded);
+                }
+                self.forward_from_server(here, sender.conn, head, body)?;
+            }
+        }
+        self.tell_world(Letter::ObjectSpawned { id, object: encoded })
+    }
+
+    fn on_destroy(&mut self, sender: Sender, head: Head, body: &[u8], payload: &[u8]) -> Result<(), Refusal> {
+        let destroy = DestroyObjectMessage::decode(payload).map_err(|_| Refusal::BadBody)?;
+        let id = ChannelId(destroy.net_id);
+        let channel = self.channels.get_mut(&head.channel).ok_or(Refusal::UnknownChannel)?;
+        channel.objects.remove(&id.0);
+        if let Some(cell) = self.board.config.channel_cell(head.channel) {
+            self.remove_from_cell_data(cell, id);
+        }
+        self.forward_from_server(head.channel, sender.conn, head, body)?;
+        self.tell_world(Letter::ObjectDestroyed { id, told: head.channel })
+    }
+
+    /// Has shard 0 do something, at once if this is it.
+    fn tell_world(&mut self, letter: Letter) -> Result<(), Refusal> {
+        if self.world.is_some() {
+            return self.object_letter(letter);
+        }
+        self.board.post(ShardIndex::FIRST, letter);
+        Ok(())
+    }
+
+    /// Shard 0: what messages about objects do to cells and entities.
+    pub(crate) fn object_letter(&mut self, letter: Letter) -> Result<(), Refusal> {
+        match letter {
+            Letter::SpawnInCell { sender, head, cell, id, object, body } => {
+                let index = self.board.config.channel_cell(cell).ok_or(Refusal::UnknownCell)?;
+                if !self.channels.contains_key(&cell) {
+                    return Err(Refusal::UnknownCell);
+                }
+                self.add_to_cell_data(index, id, &object);
+                self.forward_from_server(cell, sender, head, &body)
+            }
+            Letter::ObjectSpawned { id, object } => {
+                self.set_object(id, object);
+                Ok(())
+            }
+            Letter::ObjectDestroyed { id, told } => {
+                let is_entity =
+                    self.channels.get(&id).is_some_and(|channel| channel.channel_type == ChannelType::ENTITY);
+                if is_entity {
+                    self.forget_in_cell(id, told);
+                    self.remove_channel(id, Head::new(ChannelId::GLOBAL, MessageType::RemoveChannel as u32));
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The reference to the object of an entity is another one from now on.
+    fn set_object(&mut self, id: ChannelId, object: Bytes) {
+        let Some(entity) = self.world.as_mut().and_then(|world| world.entities.get_mut(&id)) else { return };
+        entity.object = object;
+        let Some(data) = self.channels.get_mut(&id).and_then(|channel| channel.data.as_mut()) else { return };
+        let mut bytes = Vec::new();
+        data.content.encode(None, &mut bytes);
+        // Updates never change the reference, so the data is made anew.
+        let changed = entity.locator.as_ref().and_then(|locator| locator.with_object(&bytes, &entity.object));
+        if let Some(content) =
+            changed.and_then(|bytes| ChannelData::from_bytes(Arc::clone(data.content.plan()), &bytes).ok())
+        {
+            data.content = content;
+        }
+    }
+
+    /// Subscribers of the entity's cell have been told of its end if that was said in the cell.
+    fn forget_in_cell(&mut self, id: ChannelId, told: ChannelId) {
+        let config = Arc::clone(&self.board.config);
+        let Some(world) = &mut self.world else { return };
+        let cell = world.entities.get(&id).and_then(|entity| entity.cell);
+        if let Some(cell) = cell.filter(|&cell| config.cell_channel(cell) == told) {
+            world.place(id, None);
+            self.remove_from_cell_data(cell, id);
+        }
+    }
+
+    /// Forwards a server's message through a channel of this shard.
+    pub(crate) fn forward_from_server(
+        &mut self,
+        via: ChannelId,
+        sender: ConnId,
+        head: Head,
+        body: &[u8],
+    ) -> Result<(), Refusal> {
+        if head.broadcast & crate::user_space::ADJACENT_CHANNELS != 0
+            && self.board.config.channel_cell(via).is_some()
+        {
+            return self.broadcast_adjacent(via, sender, head, body);
+        }
+        let channel = self.channels.get_mut(&via).ok_or(Refusal::UnknownChannel)?;
+        channel.forward_from_server(&mut self.board, sender, head, body)
+    }
+
+    /// To the subscribers of a cell and of the cells around it, each once. Spec §6.3.
+    fn broadcast_adjacent(
+        &mut self,
+        via: ChannelId,
+        sender: ConnId,
+        head: Head,
+        body: &[u8],
+    ) -> Result<(), Refusal> {
+        let forward = Forward::parse(body).map_err(|_| Refusal::BadBody)?;
+        let config = Arc::clone(&self.board.config);
+        let (Some(grid), Some(cell)) = (&config.spatial.grid, config.channel_cell(via)) else {
+            return Err(Refusal::BroadcastValue);
+        };
+        let value = head.broadcast;
+        let centre = (value & crate::user_space::ALL_BUT_OWNER == 0).then_some(cell);
+        let excluded = ConnId(forward.client_conn_id);
+        let mut to = Vec::new();
+        for cell in grid.adjacent(cell).chain(centre) {
+            let Some(channel) = self.channels.get(&config.cell_channel(cell)) else { continue };
+            let wanted = channel.subs.iter().map(|(_, sub)| sub).filter(|sub| {
+                crate::user_space::reaches(value, sub.kind, sub.address.conn == sender)
+                    && sub.address.conn != excluded
+            });
+            to.extend(wanted.map(|sub| sub.address));
+        }
+        to.sort_unstable_by_key(|address| address.conn);
+        to.dedup_by_key(|address| address.conn);
+        let mut entry = Vec::new();
+        throng_wire::write_entry(&mut entry, &MessagePack { body, ..head.pack(&[]) });
+        self.board.stats.forwarded += to.len() as u64;
+        let payload = crate::mail::Payload::from_buf([crate::outbox::Entry::new(entry)]);
+        self.board.deliver(&payload, None, to);
+        Ok(())
+    }
+}
