@@ -55,6 +55,8 @@ pub(crate) struct Subscription {
     pub(crate) address: Address,
     pub(crate) kind: ConnKind,
     pub(crate) options: Options,
+    /// The subscriber named its interval itself: network level of detail leaves it alone.
+    pub(crate) rate_asked: bool,
     pub(crate) since: Instant,
     /// It has had a full state, or wants none.
     pub(crate) had_first: bool,
@@ -216,6 +218,7 @@ impl Channel {
             address,
             kind,
             options,
+            rate_asked: false,
             since,
             had_first,
             stale: false,
@@ -241,7 +244,7 @@ impl Channel {
         }
         let access_changed = before.access != sub.options.access;
         if before != sub.options {
-            self.options_changed(board, key, &before);
+            self.options_changed(board, key, &before, false);
         }
         if access_changed { Subscribed::AccessChanged } else { Subscribed::Silently }
     }
@@ -263,7 +266,11 @@ impl Channel {
         if let Some(masks) = masks {
             options.masks = masks.to_vec();
         }
-        self.options_changed(board, key, &before);
+        // A full state that is due comes when it was promised.
+        if matches!(self.subs[key as usize].place, Place::Waiting { .. }) {
+            return;
+        }
+        self.options_changed(board, key, &before, true);
     }
 
     /// Ends a subscription; false when there is none. The owner that unsubscribes is the owner no more.

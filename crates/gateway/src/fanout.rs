@@ -168,8 +168,22 @@ impl Channel {
     }
 
     /// Reacts to a changed subscription. Spec §5.8: a new interval counts from the last fan-out.
-    pub(crate) fn options_changed(&mut self, board: &mut Switchboard, key: u32, before: &Options) {
-        let last = self.last_window(key, board.now, before.interval_ms);
+    ///
+    /// `coarse` is for rates that the gateway chose: long intervals begin at one of eight phases, up to an eighth early,
+    /// so that subscribers share what is merged for them. Otherwise a channel that most subscribers get once a second
+    /// would have a cohort per tick.
+    pub(crate) fn options_changed(
+        &mut self,
+        board: &mut Switchboard,
+        key: u32,
+        before: &Options,
+        coarse: bool,
+    ) {
+        let mut last = self.last_window(key, board.now, before.interval_ms);
+        let interval = millis(self.subs[key as usize].options.interval_ms);
+        if coarse && interval >= MANY_TICKS * self.tick() {
+            last -= last.rem_euclid(interval / 8);
+        }
         let options = &self.subs[key as usize].options;
         let (could, can) = (before.can_read(), options.can_read());
         let moved = before.interval_ms != options.interval_ms || before.masks != options.masks;
@@ -730,6 +744,9 @@ impl Channel {
         assert_eq!(due, fan.wake.is_some(), "the timer and what is due differ");
     }
 }
+
+/// Intervals that the gateway chose and that have at least so many ticks have eight phases.
+const MANY_TICKS: i64 = 16;
 
 /// Ring slots kept while nothing is pending; a burst gives back what it took.
 const RING_KEEP: usize = 32;

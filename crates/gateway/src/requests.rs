@@ -343,7 +343,12 @@ impl Shard {
                 return Err(Refusal::SubscriptionsPerConnection);
             }
         }
-        if channel.subscribe(board, address, peer.kind, options.as_ref()) == Subscribed::Silently {
+        let subscribed = channel.subscribe(board, address, peer.kind, options.as_ref());
+        let names_rate = options.as_ref().is_some_and(|options| options.fan_out_interval_ms.is_some());
+        if let Some(key) = channel.key(target).filter(|_| names_rate) {
+            channel.subs[key as usize].rate_asked = true;
+        }
+        if subscribed == Subscribed::Silently {
             // Clients change their level of detail this way and expect no answer (spec §9.5).
             return Ok(());
         }
@@ -354,6 +359,9 @@ impl Shard {
         }
         if let Some(owner) = channel.owner.filter(|owner| *owner != sender.conn && *owner != target) {
             board.send(owner, head.copy(), &result);
+        }
+        if subscribed == Subscribed::New {
+            self.rate(target, head.channel);
         }
         Ok(())
     }

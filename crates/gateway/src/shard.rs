@@ -167,6 +167,7 @@ impl Shard {
                 Timer::Connection(handle) => self.connection_due(handle),
                 Timer::Settle(conn) => self.on_settle_timer(conn),
                 Timer::Expire(conn) => self.expire_lost(conn),
+                Timer::Balance => self.balance_due(),
             }
             self.settle();
         }
@@ -252,8 +253,17 @@ impl Shard {
     }
 
     /// Channels of this shard, for monitoring. Costs a walk over all of them.
-    pub fn channels(&self) -> impl Iterator<Item = ChannelView> {
-        self.channels.values().map(|channel| ChannelView::new(channel))
+    pub fn channels(&self) -> impl Iterator<Item = ChannelView> + '_ {
+        let start = self.board.config.entity_channel_start;
+        self.channels.values().map(move |channel| {
+            let world = self.world.as_ref().filter(|_| channel.id.0 >= start);
+            let cell = world.and_then(|world| world.cell_of(channel.id));
+            ChannelView {
+                cell: cell.map(|cell| self.board.config.cell_channel(cell)),
+                version: world.and_then(|world| world.version_of(channel.id)).unwrap_or(0),
+                ..ChannelView::new(channel)
+            }
+        })
     }
 
     /// The channel's data in its encoded form with its type name, for tools. `None` when it is not here or has none.

@@ -59,6 +59,10 @@ pub struct Stats {
     pub handovers_across_servers: u64,
     /// Handover payloads encoded: at most two per pair of cells, whatever the number of subscribers.
     pub handover_encodes: u64,
+    /// Rates changed by network level of detail.
+    pub lod_changes: u64,
+    /// Cells that the load balancer moved.
+    pub cells_moved: u64,
     /// Entities too large for a handover message, sent through their channels instead.
     pub handovers_oversize: u64,
 }
@@ -117,6 +121,8 @@ impl Default for Stats {
             handovers_across_servers: 0,
             handover_encodes: 0,
             handovers_oversize: 0,
+            lod_changes: 0,
+            cells_moved: 0,
         }
     }
 }
@@ -191,6 +197,8 @@ impl Stats {
         self.handovers_across_servers += other.handovers_across_servers;
         self.handover_encodes += other.handover_encodes;
         self.handovers_oversize += other.handovers_oversize;
+        self.lod_changes += other.lod_changes;
+        self.cells_moved += other.cells_moved;
     }
 
     pub(crate) fn kind_mut(&mut self, kind: ConnKind) -> &mut KindStats {

@@ -53,6 +53,8 @@ pub(crate) enum Timer {
     Settle(ConnId),
     /// A lost connection has not returned (shard 0).
     Expire(ConnId),
+    /// The load balancer looks at the loads (shard 0).
+    Balance,
 }
 
 #[derive(Debug)]

@@ -90,6 +90,10 @@ pub struct ChannelView {
     pub backlog: (usize, usize),
     /// Groups of subscribers that share fan-out.
     pub cohorts: usize,
+    /// The cell that an entity belongs to.
+    pub cell: Option<ChannelId>,
+    /// How often an entity was handed over.
+    pub version: u64,
 }
 
 impl ChannelView {
@@ -107,6 +111,8 @@ impl ChannelView {
             data_heap_bytes: data.map_or(0, |data| data.heap_bytes()),
             backlog: channel.fan.backlog(),
             cohorts: channel.fan.cohort_count(),
+            cell: None,
+            version: 0,
         }
     }
 }

@@ -363,10 +363,16 @@ fn a19_clients_have_no_authority_by_default() {
     world
         .send(client, [Send::new(MessageType::RemoveChannel, &RemoveChannelMessage { channel_id: channel })]);
     assert_eq!(world.refused(Refusal::Access), 1);
-    // A forged wrapper stays payload, also under types that the gateway interprets from servers.
+    // Types that the gateway interprets from servers it does not take from clients at all.
     let forged = ServerForwardMessage { client_conn_id: 1, payload: vec![8, 9, 0x20, 0] };
     world.take(server);
-    world.send(client, [Send::user(104, &prost::Message::encode_to_vec(&forged)).to(channel).broadcast(2)]);
+    let spoofed = Send::user(104, &prost::Message::encode_to_vec(&forged)).to(channel).broadcast(2);
+    let refused = world.refused(Refusal::Permission);
+    world.send(client, [spoofed]);
+    assert!(world.take(server).is_empty());
+    assert_eq!(world.refused(Refusal::Permission), refused + 1);
+    // Under other types a forged wrapper stays payload.
+    world.send(client, [Send::user(105, &prost::Message::encode_to_vec(&forged)).to(channel).broadcast(2)]);
     let got = world.take(server).pop().expect("forwarded to the owner");
     let wrapper: ServerForwardMessage = got.decode();
     assert_eq!(wrapper.client_conn_id, world.conn(client));

@@ -28,6 +28,89 @@ pub(crate) fn channel_settings(name: &str) -> Result<ChannelSettings, String> {
         .map_err(|error| format!("{}: {}", preset.name, error.problems.join("; ")))
 }
 
+/// What the spatial keys say, checked against the ids that the gateway has for cells.
+///
+/// # Errors
+/// The key within `gateway.spatial` and a phrase that says what is wrong.
+pub(crate) fn spatial(settings: &Settings) -> Result<core::Spatial, (&'static str, String)> {
+    let keys = &settings.spatial;
+    let grid = match keys.controller.as_str() {
+        "" => None,
+        name => {
+            let wrong = |why| ("controller", why);
+            let preset = presets::spatial_controller(name).map_err(wrong)?;
+            let grid = core::parse_controller(&preset.text)
+                .map_err(|problems| wrong(format!("{}: {}", preset.name, problems.join("; "))))?;
+            let gateway = &settings.gateway;
+            let room = gateway.entity_channel_id_first.saturating_sub(gateway.spatial_channel_id_first);
+            if grid.cell_count() > room {
+                let cells = grid.cell_count();
+                return Err(wrong(format!(
+                    "{}: {cells} cells do not fit into the {room} ids from `gateway.spatial_channel_id_first` on",
+                    preset.name
+                )));
+            }
+            Some(grid)
+        }
+    };
+    let coverage = match keys.aoi.as_str() {
+        "sampled" => core::spatial::Coverage::Sampled,
+        _ => core::spatial::Coverage::Exact,
+    };
+    let mut damping = Vec::new();
+    for text in &keys.damping {
+        let step = damping_step(text)
+            .ok_or_else(|| ("damping", format!("`{text}` is not `distance:interval_ms`")))?;
+        damping.push(step);
+    }
+    if damping.is_empty() || !damping.is_sorted_by(|a: &core::DampingStep, b| a.distance < b.distance) {
+        return Err(("damping", "steps must begin with the nearest and not repeat a distance".to_owned()));
+    }
+    let mut bands = Vec::new();
+    for text in &keys.lod {
+        let band = text.split_once(':').and_then(|(within, interval)| {
+            let within =
+                within.trim().parse::<f64>().ok().filter(|within| within.is_finite() && *within > 0.0)?;
+            Some(core::LodBand { within, interval_ms: interval.trim().parse().ok()? })
+        });
+        bands.push(band.ok_or_else(|| ("lod", format!("`{text}` is not `distance:interval_ms`")))?);
+    }
+    if !bands.is_sorted_by(|a: &core::LodBand, b| a.within < b.within) {
+        return Err(("lod", "distances must begin with the nearest and not repeat".to_owned()));
+    }
+    let positions = keys.positions.iter().map(|text| match text.strip_suffix(":z-up") {
+        Some(path) => core::PositionPath { path: path.to_owned(), z_up: true },
+        None => core::PositionPath { path: text.clone(), z_up: false },
+    });
+    Ok(core::Spatial {
+        grid,
+        coverage,
+        damping,
+        positions: positions.collect(),
+        place_entities: keys.place_entities,
+        lod: (!bands.is_empty()).then(|| core::Lod {
+            bands,
+            beyond_interval_ms: keys.lod_beyond_ms,
+            hysteresis: f64::from(keys.lod_hysteresis),
+        }),
+        follow_radius: f64::from(keys.follow_radius),
+        balance: keys.balance.then(core::Balance::default),
+        ..core::Spatial::default()
+    })
+}
+
+/// `distance:interval_ms`, then masks after a `+` each.
+fn damping_step(text: &str) -> Option<core::DampingStep> {
+    let mut parts = text.split('+');
+    let (distance, interval_ms) = parts.next()?.split_once(':')?;
+    let masks = parts.map(str::to_owned).collect();
+    Some(core::DampingStep {
+        distance: distance.trim().parse().ok()?,
+        interval_ms: interval_ms.trim().parse().ok()?,
+        masks,
+    })
+}
+
 /// The core's configuration, and remarks about the files that it was read from.
 ///
 /// # Errors
@@ -102,7 +185,12 @@ pub(crate) fn build(settings: &Settings, secret: [u8; 32]) -> Result<(core::Conf
             stall_timeout: Duration::from_millis(limits.stall_timeout_ms),
         },
         recording: settings.recordings.enabled,
-        unreal_objects: channeld || gateway.channels == "ue",
+        unreal_objects: match settings.spatial.unreal.as_str() {
+            "on" => true,
+            "off" => false,
+            _ => channeld || gateway.channels == "ue",
+        },
+        spatial: spatial(settings).map_err(|(key, why)| format!("`gateway.spatial.{key}`: {why}"))?,
         secret,
     };
     Ok((config, remarks))

@@ -22,6 +22,14 @@ const CHANNEL_SETTINGS: &[(&str, &str)] = &[
     ("ue", include_str!("../presets/channels_ue.json")),
 ];
 
+const CONTROLLERS: &[(&str, &str)] = &[
+    ("2x2", include_str!("../presets/spatial_2x2.json")),
+    ("4x1", include_str!("../presets/spatial_4x1.json")),
+    ("benchmark", include_str!("../presets/spatial_benchmark.json")),
+    ("tanks_big", include_str!("../presets/spatial_tanks_big.json")),
+    ("tanks_small", include_str!("../presets/spatial_tanks_small.json")),
+];
+
 /// The state machine that `name` means: a built-in one or a file.
 ///
 /// # Errors
@@ -36,6 +44,14 @@ pub fn state_machine(name: &str) -> Result<Preset, String> {
 /// As [`state_machine`].
 pub fn channel_settings(name: &str) -> Result<Preset, String> {
     find(name, CHANNEL_SETTINGS, |name| format!("channel_settings_{name}.json"))
+}
+
+/// The spatial controller that `name` means: a built-in grid or a file.
+///
+/// # Errors
+/// As [`state_machine`].
+pub fn spatial_controller(name: &str) -> Result<Preset, String> {
+    find(name, CONTROLLERS, |name| format!("spatial_static_{name}.json"))
 }
 
 /// A file wins over a preset; the reference's stock file names mean the presets when there is no such file, so
@@ -73,7 +89,7 @@ mod tests {
 
     #[test]
     fn presets_are_json() {
-        for (_, text) in STATE_MACHINES.iter().chain(CHANNEL_SETTINGS) {
+        for (_, text) in STATE_MACHINES.iter().chain(CHANNEL_SETTINGS).chain(CONTROLLERS) {
             serde_json::from_str::<serde_json::Value>(text).unwrap();
         }
     }

@@ -120,12 +120,7 @@ const FLAGS: &[Flag] = &[
         Does::Translated("gateway.compression", compression),
         "compression offered at login: 0 none, 1 Snappy",
     ),
-    flag(
-        "scc",
-        "",
-        Does::Remark("spatial channels are not part of this version"),
-        "spatial controller file; no effect yet",
-    ),
+    flag("scc", "", Does::Key("gateway.spatial.controller"), "spatial controller file"),
     flag("scs", "65536", Does::Key("gateway.spatial_channel_id_first"), "first spatial channel id"),
     flag("ecs", "524288", Does::Key("gateway.entity_channel_id_first"), "first entity channel id"),
     flag("mcb", "31", Does::Key("gateway.connection_id_bits"), "bits of connection ids"),

@@ -199,7 +199,7 @@ impl Shard {
     }
 
     /// All regions, in as many messages as fit.
-    fn regions(&self) -> Vec<SpatialRegionsUpdateMessage> {
+    pub(super) fn regions(&self) -> Vec<SpatialRegionsUpdateMessage> {
         let config = &self.board.config;
         let (Some(grid), Some(world)) = (&config.spatial.grid, &self.world) else { return Vec::new() };
         let regions: Vec<SpatialRegion> = world
@@ -258,7 +258,7 @@ impl Shard {
 
 impl super::World {
     /// The cells of a server's region, in ascending order.
-    fn cells_of(&self, index: ServerIndex) -> Vec<Cell> {
+    pub(super) fn cells_of(&self, index: ServerIndex) -> Vec<Cell> {
         let cells = self.cells.iter().enumerate().filter(|(_, state)| state.server == index);
         cells.map(|(cell, _)| Cell(cell as u32)).collect()
     }

@@ -111,6 +111,8 @@ impl Shard {
         if let Some(cell) = cell {
             self.add_to_cell_data(cell, id, &object);
         }
+        self.look_at(id);
+        self.follow(id);
         if request.is_well_known {
             if let Some(world) = &mut self.world {
                 world.well_known.insert(id);
@@ -155,6 +157,7 @@ impl Shard {
         if channel.subscribe(board, address, ConnKind::Client, options) == Subscribed::New {
             let result = channel.sub_result(conn, ConnKind::Client);
             board.send(conn, Head::new(id, MessageType::SubToChannel as u32), &result);
+            self.rate(conn, id);
         }
     }
 
@@ -265,6 +268,9 @@ impl Shard {
         world.entities.remove(&id);
         world.waiting.remove(&id);
         world.well_known.remove(&id);
+        if let Some(lod) = &mut world.lod {
+            lod.remove(id);
+        }
         let Some(cell) = cell else { return };
         let channel_id = self.board.config.cell_channel(cell);
         let Some(channel) = self.channels.get_mut(&channel_id).filter(|channel| channel.holds_entities())
@@ -388,9 +394,18 @@ impl Entity {
             known: super::Known::new(),
             position: None,
             object: Bytes::new(),
+            client: None,
             handover: Membership::Never,
             lock: None,
         }
+    }
+
+    /// Takes over the reference to its object, which also says whose entity it is.
+    pub(super) fn set_object(&mut self, object: Bytes) {
+        let decoded = UnrealObjectRef::decode(&object[..]).ok();
+        let client = decoded.and_then(|object| object.owning_conn_id).filter(|id| *id != 0);
+        self.client = client.map(ConnId).or(self.client);
+        self.object = object;
     }
 
     /// Reads what complete data says of the entity.
@@ -398,7 +413,7 @@ impl Entity {
         self.known = locator.unknown();
         self.position = locator.observe(&mut self.known, bytes);
         if let Some(object) = locator.object(bytes) {
-            self.object = Bytes::copy_from_slice(object);
+            self.set_object(Bytes::copy_from_slice(object));
         }
         self.locator = Some(locator);
     }

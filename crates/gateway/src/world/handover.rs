@@ -45,11 +45,15 @@ impl Shard {
         }
         let Some(entity) = world.entities.get_mut(&id) else { return };
         let Some(locator) = &entity.locator else { return };
+        let cell = entity.cell;
         if let Some(position) = locator.observe(&mut entity.known, update) {
             entity.position = Some(position);
         } else if !world.waiting.contains(&id) && entity.cell.is_some() {
+            self.weigh(cell);
             return;
         }
+        self.weigh(cell);
+        self.look_at(id);
         self.settle_entity(id, cause);
     }
 
@@ -172,6 +176,9 @@ impl Shard {
             None => SmallVec::new(),
         };
         self.tell(ids, source.unwrap_or(target), target, cause, &leaving, &audience);
+        for &id in ids {
+            self.follow(id);
+        }
     }
 
     /// A server takes over the entities of a cell that it has come to own.
@@ -241,6 +248,7 @@ impl Shard {
         leaving: &[(Address, ConnKind)],
         audience: &[(Address, ConnKind)],
     ) {
+        let mut rated: SmallVec<[(ConnId, ChannelId); 16]> = SmallVec::new();
         let mut in_full: SmallVec<[Address; 16]> = SmallVec::new();
         let mut by_reference: SmallVec<[Address; 16]> = leaving.iter().map(|(address, _)| *address).collect();
         for &(address, kind) in audience {
@@ -259,6 +267,7 @@ impl Shard {
                 let board = &mut self.board;
                 if channel.subscribe(board, address, kind, Some(&options)) != Subscribed::Silently {
                     needs_data = true;
+                    rated.push((address.conn, id));
                     let result = channel.sub_result(address.conn, kind);
                     board.send(address.conn, Head::new(id, MessageType::SubToChannel as u32), &result);
                 }
@@ -270,6 +279,9 @@ impl Shard {
                 let payload = self.handover_payload(ids, source, target, cause, full);
                 self.board.deliver(&payload, None, to);
             }
+        }
+        for (client, id) in rated {
+            self.rate(client, id);
         }
     }
 

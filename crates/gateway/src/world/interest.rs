@@ -101,6 +101,20 @@ impl Shard {
         }
     }
 
+    /// The interest of a client follows its entity, where that is configured.
+    pub(super) fn follow(&mut self, id: ChannelId) {
+        let config = Arc::clone(&self.board.config);
+        let radius = config.spatial.follow_radius;
+        let (Some(grid), Some(world)) = (&config.spatial.grid, &self.world) else { return };
+        let Some(entity) = world.entities.get(&id).filter(|_| radius > 0.0) else { return };
+        let (Some(client), Some(centre)) = (entity.client, entity.position) else { return };
+        let query = AreaQuery { sphere: Some(Sphere { centre, radius }), ..AreaQuery::default() };
+        // A position that is no number has been refused before.
+        if let Ok(interest) = grid.interest(&query, config.spatial.coverage) {
+            self.set_interest(client, interest);
+        }
+    }
+
     fn leave_cell(&mut self, id: ChannelId, target: ConnId, kind: ConnKind) {
         let Some(channel) = self.channels.get_mut(&id) else { return };
         // A server's own cells are not a matter of interest: leaving one would leave it without an owner.

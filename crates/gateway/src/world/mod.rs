@@ -12,13 +12,17 @@
 //! | `entity` | entity channels, groups, well-known entities |
 //! | `handover` | an entity changes its cell, its owner, or both |
 //! | `objects` | Unreal's SPAWN and DESTROY |
+//! | `lod` | rates of entity channels by distance |
+//! | `balance` | cells that move between servers by load |
 //! | `position` | where encoded data says that an entity is |
 
+mod balance;
 mod config;
 mod controller;
 mod entity;
 mod handover;
 mod interest;
+mod lod;
 mod objects;
 mod position;
 
@@ -54,6 +58,9 @@ pub(crate) struct World {
     /// Interest of connections as last asked for; what they are subscribed to may differ.
     interests: IdMap<ConnId, Interest>,
     locators: Vec<(Arc<Plan>, Arc<Locator>)>,
+    /// Rates by distance, where the gateway sets them.
+    lod: Option<lod::LodIndex>,
+    scales: balance::Scales,
 }
 
 /// The place of one spatial server.
@@ -86,6 +93,8 @@ pub(crate) struct Entity {
     position: Option<Point>,
     /// Encoded reference to the object.
     object: Bytes,
+    /// The client whose entity it is.
+    client: Option<ConnId>,
     handover: Membership,
     lock: Option<usize>,
 }
@@ -119,6 +128,8 @@ impl World {
             well_known: BTreeSet::new(),
             interests: IdMap::with_hasher(hasher),
             locators: Vec::new(),
+            lod: config.spatial.lod.as_ref().map(|lod| lod::LodIndex::new(lod, hasher)),
+            scales: balance::Scales::default(),
         }
     }
 
@@ -135,6 +146,16 @@ impl World {
         let locator = Arc::new(Locator::compile(plan, &config.spatial.positions));
         self.locators.push((Arc::clone(plan), Arc::clone(&locator)));
         locator
+    }
+
+    /// The cell that an entity belongs to.
+    pub(crate) fn cell_of(&self, id: ChannelId) -> Option<Cell> {
+        self.entities.get(&id)?.cell
+    }
+
+    /// How often an entity was handed over.
+    pub(crate) fn version_of(&self, id: ChannelId) -> Option<u64> {
+        self.entities.get(&id).map(|entity| entity.version)
     }
 
     /// Puts an entity into the index of a cell, out of the one it was in.
@@ -181,7 +202,7 @@ impl Membership {
 
 impl Config {
     /// The channel of a cell.
-    fn cell_channel(&self, cell: Cell) -> ChannelId {
+    pub(crate) fn cell_channel(&self, cell: Cell) -> ChannelId {
         ChannelId(self.spatial_channel_start.saturating_add(cell.0))
     }
 

@@ -138,7 +138,7 @@ impl Shard {
     /// The reference to the object of an entity is another one from now on.
     fn set_object(&mut self, id: ChannelId, object: Bytes) {
         let Some(entity) = self.world.as_mut().and_then(|world| world.entities.get_mut(&id)) else { return };
-        entity.object = object;
+        entity.set_object(object);
         let Some(data) = self.channels.get_mut(&id).and_then(|channel| channel.data.as_mut()) else { return };
         let mut bytes = Vec::new();
         data.content.encode(None, &mut bytes);
@@ -149,6 +149,8 @@ impl Shard {
         {
             data.content = content;
         }
+        self.look_at(id);
+        self.follow(id);
     }
 
     /// Subscribers of the entity's cell have been told of its end if that was said in the cell.

@@ -249,6 +249,11 @@ fn check_gateway(config: &Config, problems: &mut Vec<Problem>) {
         let message = format!("`gateway.channels`: {why}");
         problems.push(at(config, ProblemKind::BadReference, "gateway.channels", message));
     }
+    if let Err((name, why)) = crate::gateway_config::spatial(&config.settings) {
+        let key = format!("gateway.spatial.{name}");
+        let message = format!("`{key}`: {why}");
+        problems.push(at(config, ProblemKind::BadReference, &key, message));
+    }
     for file in &gateway.schemas {
         check_exists(config, "gateway.schemas", file, problems);
     }

@@ -273,6 +273,18 @@ section! {
         positions: Vec<String> = ["actorState.replicatedMovement.location:z-up", "sceneComponentState.relativeLocation:z-up", "position"], Kind::List;
         /// Entities that are created in GLOBAL and have a position belong to the owner of the cell at that position.
         place_entities: bool = true, Kind::Bool;
+        /// Rates of entity channels by the distance to the client's own entity, for clients that name no rate themselves:
+        /// `distance:interval_ms`, nearest first, in world units. The published table is `1000:50`, `5000:100` in Unreal's
+        /// centimetres. Empty leaves rates to the clients.
+        lod: Vec<String> = [], Kind::List;
+        /// Rate of entity channels beyond the last distance of `lod`.
+        lod_beyond_ms: u32 = 1_000, int(1, DAY_MS), "ms";
+        /// How much further than a distance of `lod` an entity must be before its rate falls, in world units.
+        lod_hysteresis: u32 = 100, int(0, 1_000_000_000);
+        /// Radius, in world units, of the interest that follows each client's own entity without the servers' doing; 0 = off.
+        follow_radius: u32 = 0, int(0, 1_000_000_000);
+        /// Moves cells between servers by load, one at a time.
+        balance: bool = false, Kind::Bool;
         /// Acts on Unreal's SPAWN and DESTROY messages. `auto` does so with the `ue` channel settings and the `channeld`
         /// permissions.
         unreal: String = "auto", Kind::Choice(&["auto", "on", "off"]);
@@ -449,6 +461,8 @@ pub struct Settings {
     pub servers: Listener,
     /// `[gateway.clients]`
     pub clients: Listener,
+    /// `[gateway.spatial]`
+    pub spatial: Spatial,
     /// `[gateway.auth]`
     pub auth: Auth,
     /// `[gateway.limits]`
@@ -473,6 +487,7 @@ impl Settings {
             gateway: Gateway::read(values, "gateway"),
             servers: Listener::read(values, "gateway.servers"),
             clients: Listener::read(values, "gateway.clients"),
+            spatial: Spatial::read(values, "gateway.spatial"),
             auth: Auth::read(values, "gateway.auth"),
             limits: Limits::read(values, "gateway.limits"),
             recovery: Recovery::read(values, "gateway.recovery"),
@@ -494,6 +509,11 @@ pub const SECTIONS: &[Section] = &[
         heading: "Network (game servers)",
     },
     Section { path: "gateway.clients", doc: "The listener for players.", heading: "Network (players)" },
+    Section {
+        path: "gateway.spatial",
+        doc: "The world: spatial channels, interest, entities.",
+        heading: "Spatial",
+    },
     Section { path: "gateway.auth", doc: "Who may log in.", heading: "Authentication" },
     Section { path: "gateway.limits", doc: "Bounds on what one peer can cost.", heading: "Limits" },
     Section {
@@ -514,6 +534,7 @@ pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
     keys.extend(Gateway::keys("gateway"));
     keys.extend(listener_keys("gateway.servers", "127.0.0.1:11288", "server_authoratative"));
     keys.extend(listener_keys("gateway.clients", "127.0.0.1:12108", "client_non_authoratative"));
+    keys.extend(Spatial::keys("gateway.spatial"));
     keys.extend(Auth::keys("gateway.auth"));
     keys.extend(Limits::keys("gateway.limits"));
     keys.extend(Recovery::keys("gateway.recovery"));

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 pub use keys::{
     Auth, Gateway, Http, KEYS, Key, Limits, Listener, Log, Metrics, Recordings, Recovery, SECTIONS, Section,
-    Server, Settings, key,
+    Server, Settings, Spatial, key,
 };
 pub use load::Loader;
 pub use problem::{Origin, Problem, ProblemKind, Problems};
