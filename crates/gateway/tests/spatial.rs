@@ -116,10 +116,7 @@ fn ungroup(world: &mut World, server: Id, id: u32, kind: EntityGroupType, ids: &
 
 fn interest(world: &mut World, server: Id, client: u32, x: f64, radius: f64) {
     let center = Some(SpatialInfo { x, y: 0.0, z: 5.0 });
-    let query = SpatialInterestQuery {
-        sphere_aoi: Some(SphereAoi { center, radius }),
-        ..Default::default()
-    };
+    let query = SpatialInterestQuery { sphere_aoi: Some(SphereAoi { center, radius }), ..Default::default() };
     let body = UpdateSpatialInterestMessage { conn_id: client, query: Some(query) };
     world.send(server, [Send::new(MessageType::UpdateSpatialInterest, &body).to(CELL)]);
 }
@@ -213,7 +210,10 @@ fn a15_an_entity_that_oscillates_on_a_border_is_handed_over_once_per_crossing() 
         assert_eq!(world.stats().handovers, round + 1);
     }
     let view = world.shards[0].channels().find(|view| view.id.0 == E + 1).expect("exists");
-    assert_eq!((view.version, view.cell, view.owner.map(|o| o.0)), (50, Some(ChannelId(CELL)), Some(world.conn(a))));
+    assert_eq!(
+        (view.version, view.cell, view.owner.map(|o| o.0)),
+        (50, Some(ChannelId(CELL)), Some(world.conn(a)))
+    );
 }
 
 #[test]
@@ -242,7 +242,13 @@ fn groups_move_together_from_several_servers_and_locks_hold_them() {
     let mut world = world(config(3, 3));
     let servers = ["a", "b", "c"].map(|pit| spatial_server(&mut world, pit));
     for (index, &server) in servers.iter().enumerate() {
-        create_entity(&mut world, server, CELL + index as u32, E + 1 + index as u32, 5.0 + 10.0 * index as f32);
+        create_entity(
+            &mut world,
+            server,
+            CELL + index as u32,
+            E + 1 + index as u32,
+            5.0 + 10.0 * index as f32,
+        );
     }
     group(&mut world, servers[0], E + 1, EntityGroupType::Handover, &[E + 1, E + 2, E + 3]);
     move_to(&mut world, servers[0], E + 1, 25.0);
@@ -354,7 +360,8 @@ fn rates_and_masks_fall_with_distance_and_the_last_step_holds_beyond() {
     interest(&mut world, a, conn, 5.0, 70.0);
     let got = world.take(client);
     let options = |cell: u32| {
-        let result = got.iter().find(|got| got.msg_type == 6 && got.channel == CELL + cell).expect("subscribed");
+        let result =
+            got.iter().find(|got| got.msg_type == 6 && got.channel == CELL + cell).expect("subscribed");
         let options = result.decode::<SubscribedToChannelResultMessage>().sub_options.expect("options");
         (options.fan_out_interval_ms.expect("given"), options.data_field_masks.len())
     };
@@ -399,10 +406,12 @@ fn entity_rates_follow_distance_with_hysteresis_unless_a_client_names_its_own() 
     world.send(clients[1], [Send::new(MessageType::SubToChannel, &sub(Some(250))).to(E + 9)]);
     world.run_ms(500);
     // Updates that each client gets in two seconds while the entity stands about `x`.
-    let mut count = |world: &mut World, x: f32| {
+    let count = |world: &mut World, x: f32| {
         move_to(world, a, E + 9, x);
         world.run_ms(1200);
-        clients.map(|client| world.take(client));
+        for client in clients {
+            world.take(client);
+        }
         for step in 0..200 {
             move_to(world, a, E + 9, x + (step % 2) as f32 * 0.01);
             world.run_ms(10);
@@ -428,7 +437,13 @@ fn cells_move_from_a_crowded_server_and_come_to_rest() {
         let servers = ["a", "b", "c"].map(|pit| spatial_server(&mut world, pit));
         // A crowd in the region of the first server: 30 entities over its four cells.
         for index in 0..30 {
-            create_entity(&mut world, servers[0], CELL + index % 4, E + 1 + index, 1.0 + (index % 4) as f32 * 10.0);
+            create_entity(
+                &mut world,
+                servers[0],
+                CELL + index % 4,
+                E + 1 + index,
+                1.0 + (index % 4) as f32 * 10.0,
+            );
         }
         let mut loads = Vec::new();
         let mut moved = Vec::new();
@@ -443,10 +458,11 @@ fn cells_move_from_a_crowded_server_and_come_to_rest() {
             for server in servers {
                 world.take(server);
             }
-            loads = servers.map(|id| {
-                (0..30).filter(|index| entity(&world, E + 1 + index).1 == Some(world.conn(id))).count()
-            })
-            .to_vec();
+            loads = servers
+                .map(|id| {
+                    (0..30).filter(|index| entity(&world, E + 1 + index).1 == Some(world.conn(id))).count()
+                })
+                .to_vec();
             moved.push(world.stats().cells_moved);
         }
         (loads, moved, world.shards[0].regions_by_cell())
@@ -484,7 +500,10 @@ fn spawned_objects_are_noted_where_they_lie_and_destroyed_ones_forgotten() {
     let payload = got.decode::<ServerForwardMessage>().payload;
     let passed_on = SpawnObjectMessage::decode(&payload[..]).expect("valid");
     assert_eq!((got.channel, passed_on.channel_id), (CELL, Some(CELL + 1)));
-    world.send(a, [spawn(E + 8, None, 5.0).to(CELL), spawn(E + 9, None, -5.0).to(CELL), spawn(0, None, 5.0).to(CELL)]);
+    world.send(
+        a,
+        [spawn(E + 8, None, 5.0).to(CELL), spawn(E + 9, None, -5.0).to(CELL), spawn(0, None, 5.0).to(CELL)],
+    );
     assert_eq!((listed(&world, CELL), listed(&world, CELL + 1)), (vec![E + 1, E + 8], vec![E + 7]));
     assert_eq!((world.refused(Refusal::OutsideWorld), world.refused(Refusal::BadBody)), (1, 1));
 
