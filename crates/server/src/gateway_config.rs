@@ -95,7 +95,6 @@ pub(crate) fn spatial(settings: &Settings) -> Result<core::Spatial, (&'static st
         }),
         follow_radius: f64::from(keys.follow_radius),
         balance: keys.balance.then(core::Balance::default),
-        ..core::Spatial::default()
     })
 }
 
