@@ -180,6 +180,9 @@ static void service(size_t index) {
             if (client->state == CONNECTING) {
                 client->state = CONNECTED;
                 ++swarm.connected;
+                /* No throttle, at either end: what is missing then was lost. */
+                enet_peer_throttle_configure(client->peer, ENET_PEER_PACKET_THROTTLE_INTERVAL,
+                                             ENET_PEER_PACKET_THROTTLE_SCALE, 0);
             }
             break;
         case ENET_EVENT_TYPE_DISCONNECT:

@@ -85,8 +85,8 @@ pub enum Naming {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pings {
-    /// When a peer was silent for the ping interval, and every ten intervals to keep measuring the round trip. Clients
-    /// ping by themselves, so this halves the cost of idle ones; one that vanishes is missed one interval later.
+    /// When a peer was silent for two ping intervals, and every ten to keep measuring the round trip. Clients ping by
+    /// themselves, so this halves the cost of idle ones; one that vanishes is missed an interval later.
     #[default]
     WhenSilent,
     /// Whenever nothing was acknowledged for the ping interval, whatever has arrived meanwhile, as the C library does it.

@@ -553,7 +553,10 @@ impl Peer {
         is_quiet.then(|| {
             self.last_ack_ms.map_or(0, |acked| {
                 let heard = u64::from(self.heard_eighths) * HEARD_STEP_MS;
-                acked.max(heard.min(acked + (PING_REST - 1) * interval)) + interval
+                if heard == 0 {
+                    return acked + interval;
+                }
+                (acked + interval).max((heard + SILENCE * interval).min(acked + PING_REST * interval))
             })
         })
     }
@@ -666,6 +669,9 @@ fn floor_ms(config: &Config) -> u32 {
 const WINDOW_SCALE: u32 = 65_536;
 /// How exactly it is known when something arrived: exactly enough for pings, in half the bytes.
 const HEARD_STEP_MS: u64 = 125;
+/// Ping intervals of silence after which a peer is pinged that would have pinged by itself: clients do so every interval,
+/// a little late.
+const SILENCE: u64 = 2;
 /// Ping intervals after which a peer is pinged although it was heard.
 const PING_REST: u64 = 10;
 const PING_INTERVAL_MS: u32 = 500;

@@ -588,8 +588,9 @@ fn connect(peer_id: u16, lanes: u8, id: &[u8]) -> Handshake {
         incoming_bandwidth: 0,
         outgoing_bandwidth: 0,
         throttle_interval: 5_000,
-        throttle_acceleration: 2,
-        throttle_deceleration: 2,
+        // The throttle opens at once and never closes: what is missing then was lost.
+        throttle_acceleration: 32,
+        throttle_deceleration: 0,
         connect_id: id.try_into().unwrap_or_default(),
     }
 }
