@@ -167,6 +167,8 @@ impl Peer {
         let mut child = Command::new(&program[0])
             .args(&program[1..])
             .args(words)
+            // Godot writes a log into the folder that it runs in.
+            .current_dir(env!("CARGO_TARGET_TMPDIR"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -206,8 +208,9 @@ impl Peer {
 }
 
 fn signal(pid: u32, signal: &str) {
-    let status = Command::new("kill").args([signal, &pid.to_string()]).status().expect("there is a kill");
-    assert!(status.success(), "kill {signal} {pid}");
+    // The shell's own kill: small systems have no program of that name.
+    let status = Command::new("sh").args(["-c", &format!("kill {signal} {pid}")]).status();
+    assert!(status.is_ok_and(|status| status.success()), "kill {signal} {pid}");
 }
 
 impl Drop for Peer {
