@@ -469,8 +469,8 @@ impl Progress for Live {
         let at = Duration::from_secs_f64(sample.at_s.max(0.0));
         let left =
             self.window.map(|window| format!("{} s left  ", window.saturating_sub(at).as_secs_f64().ceil()));
-        self.bar.set_position(at.as_millis() as u64);
         self.bar.set_message(left.unwrap_or_default() + &sample_line(sample));
+        self.bar.set_position(at.as_millis() as u64);
     }
 }
 
