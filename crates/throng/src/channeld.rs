@@ -25,8 +25,6 @@ enum Does {
     Profile,
     /// Where to.
     ProfileDir,
-    /// As `Ignored`, for switches and texts, with a remark when it is used.
-    Remark(&'static str),
 }
 
 /// Name, default, whether it is a switch, what it does, meaning.
@@ -264,8 +262,6 @@ fn apply(parsed: &mut Parsed, flag: &Flag, shown: &str, value: &str) -> Result<(
             _ => return Err(bad("expected cpu, mem or goroutine".to_owned())),
         },
         Does::ProfileDir => value.clone_into(&mut parsed.profile_dir),
-        Does::Remark(_) if value.is_empty() => {}
-        Does::Remark(remark) => parsed.remarks.push(format!("{shown} has no effect: {remark}")),
     }
     Ok(())
 }
@@ -403,7 +399,7 @@ mod tests {
         for flag in FLAGS {
             let key = match flag.does {
                 Does::Key(key) | Does::Translated(key, _) => key,
-                Does::Profile | Does::ProfileDir | Does::Ignored | Does::Remark(_) => continue,
+                Does::Profile | Does::ProfileDir | Does::Ignored => continue,
             };
             // Not set is not the same as set to the reference's word for the default folder.
             if matches!(flag.name, "rspd") {
