@@ -1,9 +1,74 @@
-//! State replication: an authoritative server brings the replicas of its clients up to date, within a byte budget each.
+//! State replication: an authoritative server brings the replicas of its clients up to date over an unreliable transport,
+//! within a byte budget each.
 //!
-//! Everything that does not depend on the connection is done once a frame: values are quantised, compared and written
-//! as records. A connection then selects what it may see and copies records.
+//! Everything that does not depend on the connection is done once a frame (the *shared stage*): values that were set are
+//! quantised, compared, and written as records. Then each connection (the *connection stage*) finds what it may see and
+//! copies records. An object that did not change costs neither stage more than a bit; one that changed and that nobody
+//! sees is not even written.
 //!
-//! `docs/replication.md` describes the wire format.
+//! - [`Class`] describes a type: its properties, how many bits each takes, who gets it.
+//! - [`Server`] holds objects and connections and writes packets.
+//! - [`Client`] takes packets and holds replicas.
+//!
+//! None of them touches a socket or a clock: packets go in and out as bytes, time comes in as a value.
+//!
+//! # Replicate your first object
+//!
+//! ```
+//! use throng_replication::{
+//!     Axis, Class, Classes, Client, ClientConfig, Property, Quantiser, Server, ServerConfig, Value, View,
+//! };
+//! use throng_stdx::Instant;
+//!
+//! // Both sides describe the same classes in the same order.
+//! let metres = Axis::new(-5242.88, 0.01, 20);
+//! let mut classes = Classes::new();
+//! let character = classes.register(
+//!     Class::builder("character")
+//!         .property(Property::new("position", Quantiser::Vec3([metres; 3])).world_position())
+//!         .property(Property::new("health", Quantiser::UInt(10)))
+//!         .cull_distance(250.0)
+//!         .build()?,
+//! )?;
+//!
+//! let mut server = Server::new(ServerConfig::default(), &classes);
+//! let mut client = Client::new(ClientConfig::default(), &classes);
+//! let player = server.connect().expect("a server for thousands");
+//! server.set_views(player, &[View { position: [0.0, 0.0, 1.8], ..View::default() }]);
+//!
+//! let ogre = server.create(character)?;
+//! server.set(ogre, 0, [12.0_f32, 5.0, 0.0])?;
+//! server.set(ogre, 1, 900_u32)?;
+//!
+//! // One frame: the packets of each connection go to its transport, here straight to the client.
+//! server.tick(Instant::from_millis(33), |packets| {
+//!     for packet in packets.iter() {
+//!         client.receive(packet).expect("the server's packets are right");
+//!     }
+//! });
+//! // The client answers, so that the server knows what arrived.
+//! if let Some(answer) = client.poll_packet(Instant::from_millis(40)) {
+//!     server.receive(player, answer)?;
+//! }
+//! let replica = client.replica(ogre.index()).expect("it is 13 metres away");
+//! assert_eq!(replica.value(1), Some(Value::UInt(900)));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What is promised
+//!
+//! An object that stops changing ends up bit for bit the same on every receiver that has it in scope, whatever is lost,
+//! doubled or reordered, as long as something arrives at all. Nothing is sent twice unless it was lost, and then the value
+//! of that moment goes out, not the old one. Intermediate values may be skipped, and two properties that changed together
+//! may arrive apart when a packet between them is lost.
+//!
+//! # Who sees what, and how soon
+//!
+//! Objects are in scope of views within their cull distance ([`Filter::Grid`]), of everybody, or of nobody; on top of that
+//! come owners, lists of connections, and groups. With a budget ([`Server::set_budget`]) the highest accumulated priority
+//! goes first ([`Prioritiser`]), and what has to wait is sent later with the value of then.
+//!
+//! `docs/replication.md` describes the wire format and says what of the design is not built.
 
 #![forbid(unsafe_code)]
 

@@ -59,7 +59,7 @@ fn an_update_is_what_the_specification_says() {
     net.step();
     let packet = &net.peers[0].sent[0];
     // One section, one record: index, not full, mask of five with bit 2, no difference, eight bits; 15 bits in all.
-    let bits = 0_u16 | 0b00100 << 1 | 0 << 6 | 0xa5 << 7;
+    let bits = 0b00100_u16 << 1 | 0xa5 << 7;
     let expected = [kind::UPDATE, 1, thing.index() as u8, bits as u8, (bits >> 8) as u8];
     assert_eq!(packet[HEADER_BYTES..], expected);
 }

@@ -5,6 +5,7 @@ use throng_replication::{Axis, Codec, Handle, Quantiser, QuantiserError, Value, 
 use throng_stdx::Rng;
 
 /// Values per quantiser. `THRONG_CASES=1000000` runs what the specification asks for.
+#[expect(clippy::disallowed_methods, reason = "a test may be asked for more cases")]
 fn cases() -> u64 {
     std::env::var("THRONG_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(20_000)
 }
