@@ -28,7 +28,8 @@ pub(crate) struct Channel {
     /// The live owner. A lost or closed owner is no owner.
     pub(crate) owner: Option<ConnId>,
     pub(crate) settings: Arc<TypeSettings>,
-    /// Channel time zero; ticks lie at whole multiples of the tick interval after it.
+    /// Channel time zero, at most one tick before the creation; ticks lie at whole multiples of the tick interval
+    /// after it.
     pub(crate) created: Instant,
     pub(crate) subs: Slab<Subscription>,
     by_conn: IdMap<ConnId, u32>,
@@ -161,13 +162,17 @@ impl Channel {
         now: Instant,
         hasher: IdHasher,
     ) -> Self {
+        // Cells and entities tick together: what a thousand of them have for one subscriber leaves in one write.
+        let together = matches!(channel_type, ChannelType::SPATIAL | ChannelType::ENTITY);
+        let tick = u64::try_from(settings.tick_interval.as_nanos()).unwrap_or(u64::MAX);
+        let since_tick = now.as_nanos().checked_rem(tick).filter(|_| together).unwrap_or(0);
         Self {
             id,
             channel_type,
             metadata: String::new(),
             owner: None,
             settings,
-            created: now,
+            created: Instant::from_nanos(now.as_nanos() - since_tick),
             subs: Slab::new(),
             by_conn: IdMap::with_hasher(hasher),
             lost: Vec::new(),

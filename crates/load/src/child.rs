@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use crate::bare::{self, BarePlan};
+use crate::spatial::{Grid, avatar};
 use crate::{arena, interrupt, probe};
 
 /// How long a server may take to become ready before the bench gives up.
@@ -74,6 +75,19 @@ pub struct ServerOptions {
     pub flags: Vec<String>,
     /// Listen where a server listens by default, if all of that is free; on free ports otherwise.
     pub default_ports: bool,
+    /// The world that it is to have, if any.
+    pub world: Option<World>,
+    /// Whether it chooses the rates of entities by distance, in a world without cells.
+    pub lod: bool,
+}
+
+/// A world that a server is configured for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum World {
+    /// Cells and their servers.
+    Grid(Grid),
+    /// No cells: everyone sees everyone.
+    Open,
 }
 
 impl OwnServer {
@@ -91,6 +105,12 @@ impl OwnServer {
             None => listen([0; 3]).map_err(failed)?,
         };
         std::fs::write(folder.path("demo.proto"), arena::SCHEMA).map_err(failed)?;
+        if let Some(world) = options.world {
+            std::fs::write(folder.path("world.proto"), avatar::SCHEMA).map_err(failed)?;
+            if let World::Grid(grid) = world {
+                std::fs::write(folder.path("grid.json"), grid.config()).map_err(failed)?;
+            }
+        }
         let config = config(options, &folder, clients, servers, http);
         std::fs::write(folder.path("throng.toml"), config).map_err(failed)?;
         let log = std::fs::File::create(folder.path("log")).map_err(failed)?;
@@ -154,9 +174,27 @@ fn config(
     if let Some(shards) = options.shards {
         line(format_args!("shards = {shards}"));
     }
-    line(format_args!("[gateway]\nschemas = [{}]", quote(folder.path("demo.proto"))));
+    let schema = if options.world.is_some() { "world.proto" } else { "demo.proto" };
+    line(format_args!("[gateway]\nschemas = [{}]", quote(folder.path(schema))));
+    match options.world {
+        Some(World::Grid(_)) => {
+            let grid = quote(folder.path("grid.json"));
+            line(format_args!("[gateway.spatial]\ncontroller = {grid}\nunreal = \"on\""));
+            // Servers crash in this world, and return.
+            line(format_args!("[gateway.recovery]\nservers = true"));
+        }
+        Some(World::Open) if options.lod => {
+            // The published table, in centimetres: 20 Hz, 10 Hz, and 1 Hz beyond.
+            line(format_args!("[gateway.spatial]\nlod = [\"1000:50\", \"5000:100\"]\nlod_beyond_ms = 1000"));
+        }
+        _ => {}
+    }
     line(format_args!("[gateway.servers]\naddr = \"{servers}\""));
     line(format_args!("[gateway.clients]\naddr = \"{clients}\""));
+    if options.world.is_some() {
+        // Players subscribe to the characters that they see.
+        line(format_args!("state_machine = \"client_authoratative\""));
+    }
     if let Some(transport) = &options.transport {
         line(format_args!("transport = {}\nkcp_profile = \"game\"", toml_string(transport)));
     }

@@ -18,13 +18,15 @@ use crate::protocol::CHANNEL_TYPE_GLOBAL;
 use crate::stats::Counts;
 
 /// What is still on the way when the window closes may arrive this much later and count, as late as it is.
-const GRACE: Duration = Duration::from_secs(3);
+pub(crate) const GRACE: Duration = Duration::from_secs(3);
 /// Shortest such wait: senders are behind by less than this, or the run is of no use.
-const SETTLE: Duration = Duration::from_millis(250);
+pub(crate) const SETTLE: Duration = Duration::from_millis(250);
 /// Connections opened per second, all threads together. A login storm is another test.
 const CONNECTS_PER_SECOND: u32 = 4_000;
+/// Longest wait between two updates of a slow subscription, and something on top.
+pub(crate) const MARGIN: Duration = Duration::from_millis(1_300);
 /// How often the run looks around while it waits.
-const GLANCE: Duration = Duration::from_millis(10);
+pub(crate) const GLANCE: Duration = Duration::from_millis(10);
 /// Players that read and check everything, per thread.
 const CHECKERS_PER_THREAD: usize = 1;
 
@@ -198,6 +200,19 @@ pub enum RunError {
         /// Idle channels wanted.
         wanted: usize,
     },
+    /// The grid did not come up.
+    #[error(
+        "only {cells} of {wanted} spatial channels were there and ready within {waited:?}; is the server configured with \
+         the grid of this scenario, and is nobody else on it?"
+    )]
+    NoCells {
+        /// Time given.
+        waited: Duration,
+        /// Spatial channels that the game servers got.
+        cells: u64,
+        /// Spatial channels of the grid.
+        wanted: usize,
+    },
     /// Players did not get in.
     #[error("only {ready} of {wanted} players were in after {waited:?}{}", first_error.as_ref().map(|error| format!("; first problem: {error}")).unwrap_or_default())]
     NotReady {
@@ -248,6 +263,9 @@ pub struct Sample {
     pub p50_ms: f64,
     /// 99th percentile of the state latency.
     pub p99_ms: f64,
+    /// Characters handed from one spatial channel to another, where there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub handovers_per_s: Option<f64>,
 }
 
 /// What a run found.
@@ -305,28 +323,47 @@ impl Outcome {
     /// Whether the generator, not the server, was the limit; and how one can tell.
     #[must_use]
     pub fn saturation(&self) -> Option<String> {
-        let fleet = self.counts.lateness.quantile_ms(0.99);
-        let owner = self.owner.lateness.quantile_ms(0.99);
         let window = self.window.as_secs_f64();
-        let fleet_busy = self.fleet_cpu.as_secs_f64() / window / self.threads as f64;
-        let owner_busy = self.owner_cpu.as_secs_f64() / window;
-        if owner > LATE_MS {
-            Some(format!("the simulated game server sent {owner:.1} ms late (p99)"))
-        } else if fleet > LATE_MS {
-            Some(format!("players sent {fleet:.1} ms late (p99)"))
-        } else if fleet_busy > THREAD_BUSY {
-            Some(format!("player threads were busy {:.0}% of the time", fleet_busy * 100.0))
-        } else if owner_busy > THREAD_BUSY {
-            Some(format!("the simulated game server was busy {:.0}% of the time", owner_busy * 100.0))
-        } else {
-            None
+        Saturation {
+            players_late_ms: self.counts.lateness.quantile_ms(0.99),
+            servers_late_ms: self.owner.lateness.quantile_ms(0.99),
+            players_busy: self.fleet_cpu.as_secs_f64() / window / self.threads as f64,
+            servers_busy: self.owner_cpu.as_secs_f64() / window,
         }
+        .describe()
     }
 
     /// Whether the whole machine was in use, so that generator and server took time from each other.
     #[must_use]
     pub fn is_machine_full(&self) -> bool {
         self.machine_busy.is_some_and(|busy| busy > MACHINE_BUSY)
+    }
+}
+
+/// How the generator fared.
+pub(crate) struct Saturation {
+    /// Intended to actual send at the 99th percentile.
+    pub(crate) players_late_ms: f64,
+    pub(crate) servers_late_ms: f64,
+    /// Share of the time that a thread computed.
+    pub(crate) players_busy: f64,
+    pub(crate) servers_busy: f64,
+}
+
+impl Saturation {
+    /// Why the generator was the limit, if it was.
+    pub(crate) fn describe(&self) -> Option<String> {
+        if self.servers_late_ms > LATE_MS {
+            Some(format!("the simulated game server sent {:.1} ms late (p99)", self.servers_late_ms))
+        } else if self.players_late_ms > LATE_MS {
+            Some(format!("players sent {:.1} ms late (p99)", self.players_late_ms))
+        } else if self.players_busy > THREAD_BUSY {
+            Some(format!("player threads were busy {:.0}% of the time", self.players_busy * 100.0))
+        } else if self.servers_busy > THREAD_BUSY {
+            Some(format!("the simulated game server was busy {:.0}% of the time", self.servers_busy * 100.0))
+        } else {
+            None
+        }
     }
 }
 
@@ -378,7 +415,8 @@ pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Re
     })
 }
 
-struct StopOnDrop<'a>(&'a Control);
+/// Ends the threads of a run.
+pub(crate) struct StopOnDrop<'a>(pub(crate) &'a Control);
 
 impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
@@ -619,15 +657,25 @@ impl Watch<'_> {
             bytes_out_per_s: rate(mark.received_bytes, last.received_bytes),
             p50_ms: recent.quantile_ms(0.5),
             p99_ms: recent.quantile_ms(0.99),
+            handovers_per_s: None,
         }
     }
 }
 
 /// Sum and number of the rounds that a server's threads made of their work, in seconds.
-const ROUND_SECONDS_SUM: &[&str] = &["throng_shard_round_seconds_sum"];
-const ROUND_COUNT: &[&str] = &["throng_shard_round_seconds_count"];
+pub(crate) const ROUND_SECONDS_SUM: &[&str] = &["throng_shard_round_seconds_sum"];
+pub(crate) const ROUND_COUNT: &[&str] = &["throng_shard_round_seconds_count"];
+/// Their durations by size.
+pub(crate) const ROUND_BUCKETS: &str = "throng_shard_round_seconds_bucket";
 /// The reference's gauge: milliseconds of the latest tick.
-const TICK_MS: &[&str] = &["channel_tick_duration"];
+pub(crate) const TICK_MS: &[&str] = &["channel_tick_duration"];
+
+/// Mean duration of the rounds between two looks at the metrics page, in milliseconds.
+pub(crate) fn mean_round_ms(now: &probe::Metrics, before: &probe::Metrics) -> Option<f64> {
+    let count = now.sum(ROUND_COUNT)? - before.sum(ROUND_COUNT)?;
+    let seconds = now.sum(ROUND_SECONDS_SUM)? - before.sum(ROUND_SECONDS_SUM)?;
+    (count > 0.0).then(|| seconds / count * 1e3)
+}
 
 #[cfg(test)]
 mod tests {

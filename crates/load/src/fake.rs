@@ -31,14 +31,20 @@ struct Shared {
     channels: u32,
 }
 
-struct Connection {
-    id: u32,
-    is_server: bool,
+pub(crate) struct Connection {
+    pub(crate) id: u32,
+    pub(crate) is_server: bool,
     stream: TcpStream,
 }
 
+/// What stands behind the listeners.
+pub(crate) trait Hub: Send + 'static {
+    fn connections(&mut self) -> &mut Vec<Arc<Connection>>;
+    fn handle(&mut self, from: &Connection, message: &MessagePack<'_>);
+}
+
 impl Connection {
-    fn send(&self, write: impl FnOnce(&mut Vec<u8>)) {
+    pub(crate) fn send(&self, write: impl FnOnce(&mut Vec<u8>)) {
         let mut packet = Vec::new();
         write(&mut packet);
         let mut frame = frame::tag(packet.len(), Compression::None).to_vec();
@@ -47,35 +53,40 @@ impl Connection {
         let _ = (&self.stream).write_all(&frame);
     }
 
-    fn message(&self, message: &MessagePack<'_>) {
+    pub(crate) fn message(&self, message: &MessagePack<'_>) {
         self.send(|out| write_entry(out, message));
     }
 }
 
 impl Fake {
     pub(crate) fn start(lose_every: Option<u64>) -> Self {
-        let shared = Arc::new(Mutex::new(Shared { lose_every, ..Shared::default() }));
-        let listen = |is_server: bool| {
-            let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
-            let addr = listener.local_addr().expect("bound");
-            let shared = Arc::clone(&shared);
-            thread::spawn(move || {
-                for stream in listener.incoming().flatten() {
-                    let mut state = lock(&shared);
-                    let id = u32::try_from(state.connections.len()).expect("few") + 1;
-                    let connection = Arc::new(Connection { id, is_server, stream });
-                    state.connections.push(Arc::clone(&connection));
-                    let shared = Arc::clone(&shared);
-                    thread::spawn(move || serve(&connection, &shared));
-                }
-            });
-            addr
-        };
-        Self { clients: listen(false), servers: listen(true) }
+        let [clients, servers] = listen(Shared { lose_every, ..Shared::default() });
+        Self { clients, servers }
     }
 }
 
-fn serve(connection: &Connection, shared: &Mutex<Shared>) {
+/// Opens the listeners of players and of game servers in front of `hub`.
+pub(crate) fn listen(hub: impl Hub) -> [SocketAddr; 2] {
+    let shared = Arc::new(Mutex::new(hub));
+    [false, true].map(|is_server| {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+        let addr = listener.local_addr().expect("bound");
+        let shared = Arc::clone(&shared);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let mut hub = lock(&shared);
+                let id = u32::try_from(hub.connections().len()).expect("few") + 1;
+                let connection = Arc::new(Connection { id, is_server, stream });
+                hub.connections().push(Arc::clone(&connection));
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || serve(&connection, &shared));
+            }
+        });
+        addr
+    })
+}
+
+fn serve<H: Hub>(connection: &Connection, shared: &Mutex<H>) {
     let mut reader = FrameReader::default();
     let mut buf = vec![0; 128 * 1024];
     while let Ok(count @ 1..) = (&connection.stream).read(&mut buf) {
@@ -92,7 +103,11 @@ fn serve(connection: &Connection, shared: &Mutex<Shared>) {
     let _ = connection.stream.shutdown(Shutdown::Both);
 }
 
-impl Shared {
+impl Hub for Shared {
+    fn connections(&mut self) -> &mut Vec<Arc<Connection>> {
+        &mut self.connections
+    }
+
     fn handle(&mut self, from: &Connection, message: &MessagePack<'_>) {
         let find = |id: u32| self.connections.iter().find(|connection| connection.id == id);
         match message.msg_type {

@@ -39,7 +39,7 @@ const STALLED_BUFFER_BYTES: usize = 8 * 1024;
 /// Smallest input: time, sequence number, turn, jump.
 pub(crate) const INPUT_BYTES: usize = 17;
 /// Chance per second that a player turns, and that it jumps: the published scenario has both at 10%.
-const TURN_OR_JUMP_PER_SECOND: f64 = 0.1;
+pub(crate) const TURN_OR_JUMP_PER_SECOND: f64 = 0.1;
 
 /// What the players of a run do.
 #[derive(Debug, Clone)]

@@ -49,6 +49,7 @@ pub mod probe;
 mod protocol;
 pub mod report;
 mod socket;
+pub mod spatial;
 pub mod stats;
 pub mod suites;
 mod websocket;

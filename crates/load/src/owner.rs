@@ -101,7 +101,7 @@ pub(crate) fn run(plan: &OwnerPlan, control: &Control, shared: &Mutex<OwnerCount
 
 /// Asks for a higher priority, which only some users get. A game server has its own machine in real life; here a frame
 /// that leaves late because the generator waited for a processor would count as merged by the gateway.
-fn prefer_this_thread() {
+pub(crate) fn prefer_this_thread() {
     // SAFETY: no pointers involved; for the process 0 the system takes the calling thread. A refusal changes nothing.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -10) };
 }
@@ -471,7 +471,7 @@ impl Inbox<'_> {
 }
 
 /// Layout: u64 time, u32 sequence number, f32 turn, u8 jump, little-endian.
-fn read_input(raw: &[u8; INPUT_BYTES]) -> Input {
+pub(crate) fn read_input(raw: &[u8; INPUT_BYTES]) -> Input {
     let [t0, t1, t2, t3, t4, t5, t6, t7, s0, s1, s2, s3, a0, a1, a2, a3, jump] = *raw;
     Input {
         sent_ns: u64::from_le_bytes([t0, t1, t2, t3, t4, t5, t6, t7]),

@@ -121,6 +121,47 @@ impl Metrics {
             Some(samples.map(|sample| sample.1).sum())
         })
     }
+
+    /// The samples of one name by the value of one label, added up over other labels.
+    pub(crate) fn by_label(&self, name: &str, label: &str) -> Vec<(String, f64)> {
+        let mut found: Vec<(String, f64)> = Vec::new();
+        for (sample, value) in &self.0 {
+            let Some(labels) = sample.strip_prefix(name).and_then(|rest| rest.strip_prefix('{')) else {
+                continue;
+            };
+            let Some((_, rest)) = labels.split_once(&format!("{label}=\"")) else { continue };
+            let of = rest.split('"').next().unwrap_or_default();
+            match found.iter_mut().find(|found| found.0 == of) {
+                Some(found) => found.1 += value,
+                None => found.push((of.to_owned(), *value)),
+            }
+        }
+        found
+    }
+
+    /// The upper bound of the highest bucket of a histogram that has grown since `before`.
+    pub(crate) fn longest_since(&self, before: &Self, name: &str) -> Option<f64> {
+        let bounds = |page: &Self| -> Vec<(f64, f64)> {
+            let mut bounds: Vec<(f64, f64)> = page
+                .by_label(name, "le")
+                .iter()
+                .filter_map(|(bound, count)| Some((bound.replace("+Inf", "inf").parse().ok()?, *count)))
+                .collect();
+            bounds.sort_by(|a, b| a.0.total_cmp(&b.0));
+            bounds
+        };
+        // Buckets are cumulative: the last one in which the difference to the one below is not zero.
+        let (now, before) = (bounds(self), bounds(before));
+        let mut below = 0.0;
+        let mut longest = None;
+        for ((bound, now), (_, before)) in now.into_iter().zip(before) {
+            if now - before > below {
+                longest = Some(bound);
+            }
+            below = now - before;
+        }
+        longest
+    }
 }
 
 /// CPU time of the whole machine since its start: busy and all, in clock ticks.
@@ -182,6 +223,19 @@ mod tests {
         assert_eq!(metrics.sum(&["none", "a_total"]), Some(5.5));
         assert_eq!(metrics.sum(&["b"]), Some(1_000.0));
         assert_eq!(metrics.sum(&["a"]), None);
+    }
+
+    #[test]
+    fn histograms_tell_the_longest_since_a_look_before() {
+        let page = |a: u32, b: u32, c: u32| {
+            Metrics::parse(&format!(
+                "h_bucket{{s=\"0\",le=\"0.1\"}} {a}\nh_bucket{{s=\"0\",le=\"0.5\"}} {b}\nh_bucket{{s=\"0\",le=\"+Inf\"}} {c}\n"
+            ))
+        };
+        assert_eq!(page(5, 9, 10).longest_since(&page(4, 4, 5), "h_bucket"), Some(0.5));
+        assert_eq!(page(9, 9, 10).longest_since(&page(4, 4, 5), "h_bucket"), Some(0.1));
+        assert_eq!(page(1, 1, 1).longest_since(&page(1, 1, 1), "h_bucket"), None);
+        assert_eq!(page(1, 2, 3).by_label("h_bucket", "le")[1], ("0.5".to_owned(), 2.0));
     }
 
     #[test]

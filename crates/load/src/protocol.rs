@@ -21,11 +21,24 @@ pub(crate) mod kind {
     pub(crate) const AUTH: u32 = 1;
     pub(crate) const CREATE_CHANNEL: u32 = 3;
     pub(crate) const SUB_TO_CHANNEL: u32 = 6;
+    pub(crate) const UNSUB_FROM_CHANNEL: u32 = 7;
     pub(crate) const CHANNEL_DATA_UPDATE: u32 = 8;
+    pub(crate) const CREATE_SPATIAL_CHANNEL: u32 = 10;
+    pub(crate) const QUERY_SPATIAL_CHANNEL: u32 = 11;
+    pub(crate) const CHANNEL_DATA_HANDOVER: u32 = 12;
+    pub(crate) const UPDATE_SPATIAL_INTEREST: u32 = 14;
+    pub(crate) const CREATE_ENTITY_CHANNEL: u32 = 15;
+    pub(crate) const SPATIAL_CHANNELS_READY: u32 = 18;
+    pub(crate) const RECOVERY_CHANNEL_DATA: u32 = 20;
+    pub(crate) const RECOVERY_END: u32 = 21;
     /// Input of a player, forwarded to the owner.
     pub(crate) const INPUT: u32 = 100;
     /// Message of the owner to one player.
     pub(crate) const NOTICE: u32 = 101;
+    /// An object comes into being (Unreal).
+    pub(crate) const SPAWN: u32 = 103;
+    /// The login server asks the owner of a cell for a player's character.
+    pub(crate) const ENTER: u32 = 120;
 }
 
 /// Channel types used here.
@@ -126,6 +139,35 @@ pub(crate) fn subscribe(out: &mut Vec<u8>, stub: u32, channel: u32, conn: u32, i
         }),
     };
     let head = Head { channel, stub, kind: kind::SUB_TO_CHANNEL, ..Head::default() };
+    put_message(out, head, &body.encode_to_vec());
+}
+
+/// Subscribes connection `conn` to `channel` for reading, with the channel's defaults.
+pub(crate) fn subscribe_other(out: &mut Vec<u8>, channel: u32, conn: u32) {
+    let sub_options = pb::ChannelSubscriptionOptions {
+        data_access: Some(pb::ChannelDataAccess::ReadAccess.into()),
+        ..pb::ChannelSubscriptionOptions::default()
+    };
+    let body = pb::SubscribedToChannelMessage { conn_id: conn, sub_options: Some(sub_options) };
+    let head = Head { channel, kind: kind::SUB_TO_CHANNEL, ..Head::default() };
+    put_message(out, head, &body.encode_to_vec());
+}
+
+/// A player subscribes itself to `channel` with the channel's defaults, or with this fan-out interval.
+pub(crate) fn subscribe_self(out: &mut Vec<u8>, channel: u32, conn: u32, interval_ms: Option<u32>) {
+    let sub_options = interval_ms.map(|interval_ms| pb::ChannelSubscriptionOptions {
+        fan_out_interval_ms: Some(interval_ms),
+        ..pb::ChannelSubscriptionOptions::default()
+    });
+    let body = pb::SubscribedToChannelMessage { conn_id: conn, sub_options };
+    let head = Head { channel, kind: kind::SUB_TO_CHANNEL, ..Head::default() };
+    put_message(out, head, &body.encode_to_vec());
+}
+
+/// A connection leaves `channel`.
+pub(crate) fn unsubscribe(out: &mut Vec<u8>, channel: u32, conn: u32) {
+    let body = pb::UnsubscribedFromChannelMessage { conn_id: conn };
+    let head = Head { channel, kind: kind::UNSUB_FROM_CHANNEL, ..Head::default() };
     put_message(out, head, &body.encode_to_vec());
 }
 
@@ -396,6 +438,46 @@ pub(crate) fn auth_result(body: &[u8]) -> (u32, bool) {
     (conn, result == 0)
 }
 
+/// Whether an `AuthResultMessage` says that its receiver gets back what it had.
+pub(crate) fn should_recover(body: &[u8]) -> bool {
+    Fields(body).any(|(field, value)| field == 4 && value.number() != 0)
+}
+
+/// A repeated number field, packed or not.
+pub(crate) fn numbers(body: &[u8], number: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    for (_, value) in Fields(body).filter(|&(field, _)| field == number) {
+        match value {
+            Value::Number(value) => found.push(value as u32),
+            Value::Bytes { mut bytes, .. } => {
+                while let Some((value, rest)) = take_varint(bytes) {
+                    found.push(value as u32);
+                    bytes = rest;
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Channel and data of a `ChannelDataRecoveryMessage`.
+pub(crate) fn recovery(body: &[u8]) -> (u32, &[u8]) {
+    let (mut channel, mut data) = (0, &[][..]);
+    for (field, value) in Fields(body) {
+        match field {
+            1 => channel = value.number() as u32,
+            7 => data = any_value(value.bytes()),
+            _ => {}
+        }
+    }
+    (channel, data)
+}
+
+/// The connection id that a result of SUB_TO_CHANNEL or UNSUB_FROM_CHANNEL is about.
+pub(crate) fn subject(body: &[u8]) -> u32 {
+    Fields(body).find(|&(field, _)| field == 1).map_or(0, |(_, value)| value.number() as u32)
+}
+
 /// The channel id of a `CreateChannelResultMessage`.
 pub(crate) fn created_channel(body: &[u8]) -> u32 {
     Fields(body).find(|&(field, _)| field == 4).map_or(0, |(_, value)| value.number() as u32)
@@ -416,7 +498,11 @@ pub(crate) fn forwarded(body: &[u8]) -> (u32, &[u8]) {
 
 /// (The beginning of) the value in (the beginning of) a `ChannelDataUpdateMessage`.
 pub(crate) fn update_value(body: &[u8]) -> &[u8] {
-    let any = Fields(body).find(|&(field, _)| field == 1).map_or(&[][..], |(_, value)| value.bytes());
+    any_value(Fields(body).find(|&(field, _)| field == 1).map_or(&[][..], |(_, value)| value.bytes()))
+}
+
+/// The value of (the beginning of) a serialized `Any`.
+pub(crate) fn any_value(any: &[u8]) -> &[u8] {
     Fields(any).find(|&(field, _)| field == 2).map_or(&[][..], |(_, value)| value.bytes())
 }
 

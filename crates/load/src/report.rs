@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::engine::{Outcome, Sample};
 use crate::probe::Machine;
+use crate::spatial::BandOutcome;
 use crate::stats::TimesSummary;
 
 /// Names the version of the JSON form; `docs/bench-report.schema.json` describes it.
@@ -172,6 +173,55 @@ pub struct Run {
     pub generator: Generator,
     /// Looks around during the window.
     pub samples: Vec<Sample>,
+    /// What a world that is spread over channels adds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub world: Option<WorldRun>,
+}
+
+/// Figures of a run in a world that is spread over channels.
+#[derive(Debug, Clone, Serialize)]
+pub struct WorldRun {
+    /// Channels at the end by type: those that the game servers made, or what the server's metrics page says.
+    pub channels: BTreeMap<String, u64>,
+    /// Subscriptions of players to characters at the end.
+    pub subscriptions: u64,
+    /// Character states delivered to players per second.
+    pub states_per_s: f64,
+    /// Bytes that a player received per second.
+    pub bytes_per_player_s: f64,
+    /// Characters that walked from cell to cell per second.
+    pub crossings_per_s: f64,
+    /// Handovers per second, and those between servers among them.
+    pub handovers_per_s: f64,
+    /// See `handovers_per_s`.
+    pub server_handovers_per_s: f64,
+    /// Update due that crosses a border to the new server's being told.
+    pub handover: TimesSummary,
+    /// Inputs that reached a server without authority over the character.
+    pub stray_inputs: u64,
+    /// Updates that reached a player twice.
+    pub repeated: u64,
+    /// Mean and longest round of a server thread in milliseconds; the longest is the bound of its histogram bucket.
+    pub round_mean_ms: Option<f64>,
+    /// See `round_mean_ms`.
+    pub round_longest_ms: Option<f64>,
+    /// From the first connection to everyone's having a character.
+    pub joined_s: f64,
+    /// To everyone's having the state of everyone.
+    pub complete_s: Option<f64>,
+    /// Characters that players saw although elsewhere, did not see although in sight, or saw in an old state, after
+    /// the run had come to rest.
+    pub ghosts: u64,
+    /// See `ghosts`.
+    pub unseen: u64,
+    /// See `ghosts`.
+    pub stale: u64,
+    /// Deliveries by distance band.
+    pub bands: Vec<BandOutcome>,
+    /// Characters that the crashed server had, and that it got back.
+    pub orphaned: u64,
+    /// See `orphaned`.
+    pub recovered: u64,
 }
 
 /// How the generator itself fared.
@@ -236,6 +286,82 @@ impl Run {
                 saturated: outcome.saturation(),
             },
             samples: outcome.samples.clone(),
+            world: None,
+        }
+    }
+
+    /// Summarises an outcome of a world that is spread over channels.
+    #[must_use]
+    pub fn of_world(name: impl Into<String>, outcome: &crate::spatial::Outcome) -> Self {
+        let seconds = outcome.window.as_secs_f64();
+        let (counts, servers) = (&outcome.counts, &outcome.servers);
+        let per_connection = outcome.server_memory.map(|(before, after)| {
+            let grown = after.anonymous_bytes.saturating_sub(before.anonymous_bytes);
+            grown as f64 / outcome.players.max(1) as f64
+        });
+        let made = [("GLOBAL", 1), ("SPATIAL", servers.cells), ("ENTITY", servers.entities)];
+        let channels = if outcome.channels.is_empty() {
+            made.map(|(kind, count)| (kind.to_owned(), count)).into()
+        } else {
+            outcome.channels.iter().map(|(kind, count)| (kind.clone(), *count as u64)).collect()
+        };
+        let [ghosts, unseen, stale] = outcome.wrong;
+        Self {
+            name: name.into(),
+            players: outcome.players,
+            window_s: seconds,
+            expected: outcome.expected,
+            delivered: counts.delivered,
+            delivered_share: outcome.delivered_share(),
+            inputs_due: counts.due,
+            inputs_refused: counts.refused,
+            inputs_arrived: servers.inputs,
+            notices_due: 0,
+            notices_arrived: 0,
+            state: counts.state.summary(),
+            input: servers.input.summary(),
+            notice: TimesSummary::default(),
+            bytes_per_s: outcome.window_bytes_in as f64 / seconds,
+            frames_per_s: outcome.window_frames_in as f64 / seconds,
+            server_frames_per_s: outcome.frames_per_s,
+            server_cores: outcome.server_cores(),
+            server_resident_bytes: outcome.server_memory.map(|(_, after)| after.resident_bytes),
+            server_bytes_per_connection: per_connection,
+            lost: counts.lost,
+            checked_equal: outcome.views.0,
+            checked: outcome.views.1,
+            generator: Generator {
+                threads: outcome.threads,
+                player_cores: outcome.fleet_cpu.as_secs_f64() / seconds,
+                owner_cores: outcome.servers_cpu.as_secs_f64() / seconds,
+                player_lateness: counts.lateness.summary(),
+                owner_lateness: servers.lateness.summary(),
+                machine_busy: outcome.machine_busy,
+                saturated: outcome.saturation(),
+            },
+            samples: outcome.samples.clone(),
+            world: Some(WorldRun {
+                channels,
+                subscriptions: outcome.subscriptions,
+                states_per_s: outcome.per_second(counts.delivered),
+                bytes_per_player_s: outcome.window_bytes_in as f64 / seconds / outcome.players.max(1) as f64,
+                crossings_per_s: outcome.per_second(servers.crossings),
+                handovers_per_s: outcome.per_second(servers.handovers),
+                server_handovers_per_s: outcome.per_second(servers.server_handovers),
+                handover: servers.handover.summary(),
+                stray_inputs: servers.stray_inputs,
+                repeated: outcome.repeated,
+                round_mean_ms: outcome.round_ms.map(|(mean, _)| mean),
+                round_longest_ms: outcome.round_ms.map(|(_, longest)| longest),
+                joined_s: outcome.joined.as_secs_f64(),
+                complete_s: outcome.complete.map(|complete| complete.as_secs_f64()),
+                ghosts,
+                unseen,
+                stale,
+                bands: outcome.bands.clone(),
+                orphaned: servers.orphaned,
+                recovered: servers.recovered,
+            }),
         }
     }
 }
@@ -270,6 +396,9 @@ pub struct Report {
     pub raw: BTreeMap<String, Value>,
     /// Whether all thresholds hold.
     pub passed: bool,
+    /// Pictures beside the chart: file name and SVG text.
+    #[serde(skip)]
+    pub pictures: Vec<(String, String)>,
     /// A small try on a machine that may be busy: conditions are not even stated.
     #[serde(skip)]
     pub unjudged: bool,
@@ -294,6 +423,7 @@ impl Report {
             runs: Vec::new(),
             raw: BTreeMap::new(),
             passed: true,
+            pictures: Vec::new(),
             unjudged: false,
         }
     }
@@ -442,6 +572,31 @@ fn run_line(run: &Run) -> String {
     }
     if let Some(bytes) = run.server_resident_bytes {
         let _ = write!(line, ", {:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    }
+    if let Some(world) = &run.world {
+        if world.crossings_per_s > 0.0 {
+            let _ = write!(
+                line,
+                "; {:.0} handovers/s ({:.0} between servers, p99 {:.1} ms)",
+                world.handovers_per_s, world.server_handovers_per_s, world.handover.p99_ms
+            );
+        }
+        for band in &world.bands {
+            let _ =
+                write!(line, "; {} {:.1}%, p99 {:.0} ms", band.name, band.share * 100.0, band.state.p99_ms);
+        }
+        let _ = write!(line, "; views {}/{}", run.checked_equal, run.checked);
+        if world.ghosts + world.unseen + world.stale + world.stray_inputs + world.repeated > 0 {
+            let _ = write!(
+                line,
+                " ({} ghosts, {} unseen, {} stale, {} stray inputs, {} repeated)",
+                world.ghosts, world.unseen, world.stale, world.stray_inputs, world.repeated
+            );
+        }
+        let _ = write!(line, "; joined in {:.1} s", world.joined_s);
+        if let Some(complete) = world.complete_s {
+            let _ = write!(line, ", complete in {complete:.1} s");
+        }
     }
     let generator = &run.generator;
     let _ = write!(

@@ -4,6 +4,8 @@
 //! measures any server that speaks the protocol. Every test has one canonical load, which the published figures and
 //! marks are for; any other load is measured but not judged.
 
+mod worlds;
+
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,7 +14,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::bare::BarePlan;
-use crate::child::{BareWriter, DEFAULT_PORTS, OwnServer, ServerOptions, StartError};
+use crate::child::{BareWriter, DEFAULT_PORTS, OwnServer, ServerOptions, StartError, World};
 use crate::engine::{self, Outcome, Plan, RunError, Sample};
 use crate::link::Transport;
 use crate::probe::{self, Probe};
@@ -53,6 +55,21 @@ pub const TESTS: &[Test] = &[
         name: "channel fanout-only",
         summary: "400 subscribers of 400 characters, 30 updates a second, nothing else: CPU",
         run: channel_fan_out_only,
+    },
+    Test {
+        name: "channel spatial",
+        summary: "nine game servers on a grid of 225 cells, handover, interest of 30 m around each player",
+        run: worlds::spatial,
+    },
+    Test {
+        name: "channel handover",
+        summary: "one entity at a time changes cells and servers in front of 20 subscribers: time",
+        run: worlds::handover,
+    },
+    Test {
+        name: "channel entity-lod",
+        summary: "everyone sees everyone on 400 m x 400 m: 20 Hz near, 10 Hz further, 1 Hz far away",
+        run: worlds::entity_lod,
     },
     Test {
         name: "gateway idle",
@@ -107,6 +124,11 @@ pub struct Options {
     pub transport: Transport,
     /// Generator threads for players; 0 chooses.
     pub threads: usize,
+    /// For `channel spatial`: one game server crashes this long into the window, and returns two seconds later.
+    pub crash_server_at: Option<Duration>,
+    /// For `channel entity-lod`: players ask for the rates themselves, as the Unreal plugin does, although the server
+    /// could choose them.
+    pub ask_for_rates: bool,
     /// Small and short, to see that everything works.
     pub quick: bool,
     /// Seed of everything random.
@@ -208,6 +230,10 @@ impl Context<'_> {
     }
 
     fn server(&self) -> Result<Server, BenchError> {
+        self.server_with(None)
+    }
+
+    fn server_with(&self, world: Option<World>) -> Result<Server, BenchError> {
         let options = self.options;
         let (own, target) = match options.target {
             Some(target) => (None, target),
@@ -218,6 +244,8 @@ impl Context<'_> {
                     transport: (options.transport != Transport::Tcp).then(|| options.transport.to_string()),
                     flags: options.server_flags.clone(),
                     default_ports: options.default_ports,
+                    world,
+                    lod: !options.ask_for_rates,
                 })?;
                 let (clients, servers) = (own.clients, own.servers);
                 let target = Target { clients, servers, pid: Some(own.pid()), metrics: Some(own.http) };
@@ -669,6 +697,8 @@ pub struct Swarm {
     pub duration: Option<Duration>,
     /// Join this channel of a server whose world is already run by a game server, instead of bringing one.
     pub join: Option<u32>,
+    /// Play on the published grid of nine game servers, with handover, instead of on one channel.
+    pub spatial: bool,
 }
 
 impl Swarm {
@@ -686,6 +716,9 @@ impl Swarm {
             Context { name: "swarm", options: &self.options, progress: std::cell::RefCell::new(progress) };
         let mut report = context.report(false);
         report.setting("players", self.players);
+        if self.spatial {
+            return worlds::swarm(&context, report, self, on_start);
+        }
         let server = context.server()?;
         on_start(&server.target);
         let plan = Plan {
@@ -750,7 +783,7 @@ mod tests {
         assert!(row(&report, "memory per connection").ratio.is_some());
         assert_eq!(report.runs[0].checked, report.runs[0].checked_equal);
         assert!(check_schema(&serde_json::to_value(&report).expect("serialises")).is_empty());
-        let svg = chart::svg(&report).expect("drawable").expect("a picture");
+        let svg = chart::svg(&report).expect("a picture");
         assert!(svg.starts_with("<svg") && svg.contains("state latency"));
     }
 
@@ -762,7 +795,7 @@ mod tests {
             [0.0, 5.0, 10.0].contains(&row(&report, "players held").measured),
             "a busy machine may hold none"
         );
-        let svg = chart::svg(&report).expect("drawable").expect("a picture");
+        let svg = chart::svg(&report).expect("a picture");
         assert!(svg.contains("players"));
     }
 
@@ -790,6 +823,32 @@ mod tests {
         let measured = row(&report, "forwarded").measured;
         assert!(measured >= 0.0, "a busy machine may not hold the rate: {measured}");
         assert_eq!(report.runs[0].inputs_arrived, report.runs[0].inputs_due);
+    }
+
+    /// Runs a test with a world small against a fake that has cells.
+    fn try_out_world(name: &str, grid: Option<crate::spatial::Grid>) -> Report {
+        let fake = crate::spatial::fake::Fake::start(grid);
+        try_out(name, |options| {
+            options.target =
+                Some(Target { clients: fake.clients, servers: fake.servers, pid: None, metrics: None });
+            options.duration = Some(Duration::from_millis(800));
+        })
+    }
+
+    #[test]
+    fn worlds_report_handovers_rates_and_a_picture() {
+        let spatial = try_out_world("channel spatial", Some(crate::spatial::Grid::PUBLISHED));
+        let world = spatial.runs[0].world.as_ref().expect("a world");
+        assert_eq!((world.channels["SPATIAL"], world.channels["ENTITY"]), (225, 40));
+        assert!(row(&spatial, "state latency p99").measured > 0.0);
+        assert_eq!(spatial.runs[0].checked, spatial.runs[0].checked_equal, "{:?}", spatial.runs[0]);
+        let lod = try_out_world("channel entity-lod", None);
+        assert_eq!(lod.runs[0].world.as_ref().expect("a world").bands.len(), 3);
+        assert!(row(&lod, "server frame rate").measured > 25.0);
+        for report in [spatial, lod] {
+            assert!(check_schema(&serde_json::to_value(&report).expect("serialises")).is_empty());
+            assert!(report.pictures[0].1.starts_with("<svg"));
+        }
     }
 
     #[test]

@@ -43,6 +43,12 @@ pub(crate) struct BenchArgs {
     quick: bool,
     #[command(flatten)]
     server: ServerArgs,
+    /// For `channel spatial`: crash one game server this long into the window; it returns two seconds later
+    #[arg(hide_short_help = true, long, value_parser = duration::parse, value_name = "TIME", help_heading = "Load")]
+    crash_server_at: Option<Duration>,
+    /// For `channel entity-lod`: players ask for the rates of the distance bands, as the Unreal plugin does
+    #[arg(hide_short_help = true, long, help_heading = "Load")]
+    ask_for_rates: bool,
     /// Print the report as JSON instead of a table
     #[arg(long)]
     json: bool,
@@ -159,6 +165,7 @@ Examples:
   throng bench                                     100 players on one channel, two lines
   throng bench channel single                      the published scenario up to 1,000 players
   throng bench channel single --players 600 --duration 30s --out runs/600
+  throng bench channel spatial --players 500 --out runs/world
   throng bench gateway idle --json > idle.json
   throng bench channel single --players 100 --addr 127.0.0.1:12108 --pid $(pidof channeld)
   throng bench all --quick                         everything once, small
@@ -330,6 +337,8 @@ fn options(args: &BenchArgs) -> Result<Options, AnyError> {
         duration: args.duration,
         warmup: args.warmup,
         quick: args.quick,
+        crash_server_at: args.crash_server_at,
+        ask_for_rates: args.ask_for_rates,
         ..args.server.options()?
     })
 }
@@ -392,8 +401,11 @@ fn save(args: &BenchArgs, report: &Report, folder: &str) -> Result<(), AnyError>
     let mut table = Vec::new();
     report.write_table(&mut table)?;
     write("report.txt", &table)?;
-    if let Some(svg) = chart::svg(report)? {
+    if let Some(svg) = chart::svg(report) {
         write("chart.svg", svg.as_bytes())?;
+    }
+    for (name, svg) in &report.pictures {
+        write(name, svg.as_bytes())?;
     }
     Ok(())
 }
@@ -478,8 +490,9 @@ impl Progress for Live {
 pub(crate) fn sample_line(sample: &Sample) -> String {
     let cores = sample.server_cores.map(|cores| format!("  server {cores:.2} cores")).unwrap_or_default();
     let memory = sample.server_resident_bytes.map(|bytes| format!(" {:.0} MiB", bytes as f64 / 1_048_576.0));
+    let handovers = sample.handovers_per_s.map(|rate| format!("  {rate:.0} handovers/s")).unwrap_or_default();
     format!(
-        "{:>4.0} s  {} players{cores}{}  in {:.0} msg/s  out {:.0} msg/s {:.1} MB/s  p50 {:.1} p99 {:.1} ms  world {:.0} fps",
+        "{:>4.0} s  {} players{cores}{}{handovers}  in {:.0} msg/s  out {:.0} msg/s {:.1} MB/s  p50 {:.1} p99 {:.1} ms  world {:.0} fps",
         sample.at_s,
         sample.connections,
         memory.unwrap_or_default(),

@@ -1,6 +1,7 @@
 //! `throng swarm` and `throng demo`: simulated players without a verdict.
 
 use std::cell::RefCell;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -56,6 +57,12 @@ pub(crate) struct DemoArgs {
     /// Threads of the server
     #[arg(long, value_name = "N")]
     shards: Option<u16>,
+    /// One world over nine simulated game servers instead of one channel
+    #[arg(long)]
+    spatial: bool,
+    /// Write a moving picture of the first seconds to this file
+    #[arg(long, value_name = "FILE", requires = "spatial")]
+    picture: Option<PathBuf>,
 }
 
 /// Runs `throng swarm`.
@@ -71,9 +78,9 @@ pub(crate) fn run(args: SwarmArgs) -> ExitCode {
         say(found);
     }
     let join = args.join.then_some(args.channel);
-    let swarm = Swarm { options, players: args.players, duration: args.duration, join };
+    let swarm = Swarm { options, players: args.players, duration: args.duration, join, spatial: false };
     let on_start = &mut |target: &Target| say(&format!("players connect to {}", target.clients));
-    play(&swarm, args.json, on_start, Live::new())
+    play(&swarm, args.json, None, on_start, Live::new())
 }
 
 /// Runs `throng demo`.
@@ -84,10 +91,13 @@ pub(crate) fn demo(args: DemoArgs) -> ExitCode {
     };
     let options =
         throng_load::suites::Options { program, shards: args.shards, seed: 1, ..Default::default() };
-    let swarm = Swarm { options, players: args.players, duration: args.duration, join: None };
+    let swarm =
+        Swarm { options, players: args.players, duration: args.duration, join: None, spatial: args.spatial };
     let text = RefCell::new(None);
-    let on_start = &mut |target: &Target| *text.borrow_mut() = Some(introduction(args.players, target));
-    play(&swarm, false, on_start, Introduced { text: &text, live: Live::new() })
+    let on_start =
+        &mut |target: &Target| *text.borrow_mut() = Some(introduction(args.players, args.spatial, target));
+    let progress = Introduced { text: &text, live: Live::new() };
+    play(&swarm, false, args.picture.as_deref(), on_start, progress)
 }
 
 /// Introduces the demo with its first sample: what it offers to try works when everyone is in, not before. Who joins
@@ -110,9 +120,21 @@ impl Progress for Introduced<'_> {
     }
 }
 
-fn introduction(players: usize, target: &Target) -> String {
+fn introduction(players: usize, spatial: bool, target: &Target) -> String {
     let Target { clients, servers, metrics, .. } = target;
     let http = metrics.map(|http| http.to_string()).unwrap_or_default();
+    if spatial {
+        return format!(
+            "Throng demo: {players} simulated players walk through one world of 225 cells over nine game servers.
+
+  players        {clients}
+  game servers   {servers}   (nine simulated ones own the cells, one lets players in)
+  open           http://{http}/metrics
+  try            curl -s http://{http}/metrics | grep handovers
+
+Ctrl-C ends it with a summary."
+        );
+    }
     let addr = if clients.port() == 12_108 { String::new() } else { format!(" --join --addr {clients}") };
     format!(
         "Throng demo: {players} simulated players walk, turn and jump on one channel.
@@ -131,6 +153,7 @@ Ctrl-C ends it with a summary."
 fn play(
     swarm: &Swarm,
     json: bool,
+    picture: Option<&Path>,
     on_start: &mut dyn FnMut(&Target),
     mut progress: impl Progress,
 ) -> ExitCode {
@@ -140,6 +163,11 @@ fn play(
     drop(progress);
     match result {
         Ok(report) => {
+            if let (Some(path), Some((_, svg))) = (picture, report.pictures.first())
+                && let Err(error) = std::fs::write(path, svg)
+            {
+                return fail(&format!("cannot write {}: {error}", path.display()));
+            }
             let text = if json {
                 serde_json::to_string_pretty(&report).unwrap_or_default() + "\n"
             } else {
@@ -184,6 +212,16 @@ fn summary(report: &Report) -> String {
             "inputs",
             format!("{} of {} arrived, p99 {:.1} ms", run.inputs_arrived, run.inputs_due, input.p99_ms),
         );
+    }
+    if let Some(world) = &run.world {
+        line(
+            "handovers",
+            format!(
+                "{:.0} a second, {:.0} of them between servers; p99 {:.1} ms",
+                world.handovers_per_s, world.server_handovers_per_s, world.handover.p99_ms
+            ),
+        );
+        line("views", format!("{} of {} players saw exactly what there is", run.checked_equal, run.checked));
     }
     line("received", format!("{:.1} MB/s in {:.0} frames/s", run.bytes_per_s / 1e6, run.frames_per_s));
     if let Some(cores) = run.server_cores {

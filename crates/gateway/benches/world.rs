@@ -1,0 +1,288 @@
+//! What spatial play costs on one core, without sockets.
+//!
+//! `handover`: one entity walks back and forth over a border that 20 players watch, per handover, everything written.
+//! `handovers`: 1,000 entities in 225 cells of nine servers all change their cell, with the players of the published
+//! scenario (interest of 30 m each), or with nobody but the servers watching.
+//! `tick`: the fan-out of one entity channel with one update, by number of subscribers: the tick that the publication calls
+//! the largest, at 130 players even if all of them stand in one place.
+//! `interest`: a sphere of 30 m goes on to the next cell.
+
+use std::cell::RefCell;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use divan::counter::ItemsCount;
+use divan::{Bencher, black_box};
+use prost::Message;
+use throng_gateway::data::SchemasBuilder;
+use throng_gateway::{Config, ConnId, ConnKind, Framing, Shard, ShardIndex, Spatial, spatial};
+use throng_stdx::Instant;
+use throng_wire::channeldpb::{
+    self as pb, AuthMessage, ChannelDataUpdateMessage, CreateChannelMessage, MessageType,
+};
+use throng_wire::frame::{self, Compression};
+use throng_wire::unrealpb::{ActorState, FRepMovement, FVector, UnrealObjectRef};
+use throng_wire::{MessagePack, write_message_entry};
+
+fn main() {
+    divan::main();
+}
+
+const PROTO: &str = "syntax = \"proto3\"; package bench; import \"unreal_common.proto\";
+message Entity { optional unrealpb.UnrealObjectRef objRef = 1; optional unrealpb.ActorState actorState = 2; }";
+const CELLS: u32 = 0x1_0000;
+const ENTITIES: u32 = 0x8_0000;
+/// Side of a cell; the world counts in centimetres.
+const SIDE: f64 = 2_000.0;
+const RADIUS: f64 = 3_000.0;
+
+#[derive(Clone, PartialEq, Message)]
+struct Entity {
+    #[prost(message, optional, tag = "1")]
+    object: Option<UnrealObjectRef>,
+    #[prost(message, optional, tag = "2")]
+    state: Option<ActorState>,
+}
+
+impl Entity {
+    fn at(id: u32, (x, z): (f64, f64)) -> Self {
+        let axis = |value: f64| Some(value as f32);
+        let vector = |x, z| Some(FVector { x: axis(x), y: axis(z), z: Some(0.0) });
+        let movement = FRepMovement {
+            linear_velocity: vector(400.0, 0.0),
+            location: vector(x, z),
+            rotation: vector(0.0, 0.0),
+            ..FRepMovement::default()
+        };
+        let state = ActorState { replicated_movement: Some(movement), ..ActorState::default() };
+        let object = UnrealObjectRef { net_guid: Some(id), ..UnrealObjectRef::default() };
+        Self { object: Some(object), state: Some(state) }
+    }
+
+    fn any(&self) -> Option<prost_types::Any> {
+        Some(prost_types::Any { type_url: "x/bench.Entity".into(), value: self.encode_to_vec() })
+    }
+}
+
+struct World {
+    shard: Shard,
+    now: Instant,
+    columns: u32,
+    /// Owners of the cells, by slot.
+    servers: Vec<ConnId>,
+    server_columns: u32,
+    written: usize,
+}
+
+impl World {
+    /// A square grid with this many cells and servers along a side.
+    fn new(columns: u32, server_columns: u32) -> Self {
+        let grid = spatial::Grid::new(spatial::GridConfig {
+            offset_x: 0.0,
+            offset_z: 0.0,
+            cell_width: SIDE,
+            cell_height: SIDE,
+            columns,
+            rows: columns,
+            server_columns,
+            server_rows: server_columns,
+            border_cells: 0,
+        });
+        let config = Config {
+            development: true,
+            spatial: Spatial { grid: Some(grid.expect("a valid grid")), ..Spatial::default() },
+            ..Config::reference()
+        };
+        let schemas = SchemasBuilder::new().add_proto("bench.proto", PROTO).build().expect("it compiles");
+        let shard = Shard::new(Arc::new(config), Arc::new(schemas), ShardIndex(0), 1, 1, 0);
+        let mut world =
+            Self { shard, now: Instant::ZERO, columns, servers: Vec::new(), server_columns, written: 0 };
+        for _ in 0..server_columns * server_columns {
+            let server = world.join(ConnKind::Server);
+            world.servers.push(server);
+            let request = CreateChannelMessage { channel_type: 4, ..CreateChannelMessage::default() };
+            world.request(server, 0, MessageType::CreateSpatialChannel, &request);
+        }
+        world
+    }
+
+    fn join(&mut self, kind: ConnKind) -> ConnId {
+        let addr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let accepted = self.shard.accept(self.now, kind, Framing::Stream, addr).expect("accepted");
+        let auth = AuthMessage { player_identifier_token: "p".into(), ..Default::default() };
+        self.request(accepted.conn, 0, MessageType::Auth, &auth);
+        accepted.conn
+    }
+
+    fn request(&mut self, from: ConnId, channel: u32, msg_type: MessageType, body: &impl Message) {
+        let bytes = message(channel, msg_type, body);
+        self.shard.handle_bytes(self.now, from, &bytes);
+        self.drain();
+    }
+
+    /// Takes everything that is to be written, as a transport that never blocks.
+    fn drain(&mut self) {
+        while let Some(conn) = self.shard.poll_writable() {
+            let Some(outbox) = self.shard.outbox(conn) else { continue };
+            let mut slices = Vec::with_capacity(4);
+            outbox.gather(&mut slices);
+            let bytes: usize = slices.iter().map(|slice| slice.len()).sum();
+            self.written += bytes;
+            self.shard.handle_written(self.now, conn, bytes);
+        }
+        while let Some(effect) = self.shard.poll_effect() {
+            drop(black_box(effect));
+        }
+    }
+
+    fn cell(&self, column: u32, row: u32) -> u32 {
+        CELLS + row * self.columns + column
+    }
+
+    fn owner(&self, column: u32, row: u32) -> ConnId {
+        let block = self.columns / self.server_columns;
+        self.servers[(column / block + row / block * self.server_columns) as usize]
+    }
+
+    fn place(&mut self, index: u32, (column, row): (u32, u32)) {
+        let id = ENTITIES + index;
+        let request = pb::CreateEntityChannelMessage {
+            entity_id: id,
+            data: Entity::at(id, middle(column, row)).any(),
+            ..Default::default()
+        };
+        let (owner, cell) = (self.owner(column, row), self.cell(column, row));
+        self.request(owner, cell, MessageType::CreateEntityChannel, &request);
+    }
+
+    fn look(&mut self, player: ConnId, (column, row): (u32, u32)) {
+        let bytes = self.interest(player, (column, row));
+        let owner = self.owner(column, row);
+        self.shard.handle_bytes(self.now, owner, &bytes);
+        self.drain();
+    }
+
+    fn interest(&self, player: ConnId, (column, row): (u32, u32)) -> Vec<u8> {
+        let (x, z) = middle(column, row);
+        let sphere = pb::spatial_interest_query::SphereAoi {
+            center: Some(pb::SpatialInfo { x, y: 0.0, z }),
+            radius: RADIUS,
+        };
+        let query = pb::SpatialInterestQuery { sphere_aoi: Some(sphere), ..Default::default() };
+        let request = pb::UpdateSpatialInterestMessage { conn_id: player.0, query: Some(query) };
+        message(self.cell(column, row), MessageType::UpdateSpatialInterest, &request)
+    }
+
+    fn update(&self, index: u32, (column, row): (u32, u32)) -> Vec<u8> {
+        let id = ENTITIES + index;
+        let data = Entity { object: None, ..Entity::at(id, middle(column, row)) }.any();
+        message(id, MessageType::ChannelDataUpdate, &ChannelDataUpdateMessage { data, context_conn_id: 0 })
+    }
+}
+
+fn middle(column: u32, row: u32) -> (f64, f64) {
+    ((f64::from(column) + 0.5) * SIDE, (f64::from(row) + 0.5) * SIDE)
+}
+
+fn message(channel: u32, msg_type: MessageType, body: &impl Message) -> Vec<u8> {
+    let head = MessagePack { channel_id: channel, msg_type: msg_type as u32, ..Default::default() };
+    let mut packet = Vec::new();
+    write_message_entry(&mut packet, &head, body);
+    [&frame::tag(packet.len(), Compression::None)[..], &packet].concat()
+}
+
+/// Two cells with 20 players who see both, of one server or of two.
+#[divan::bench(args = ["one server", "two servers"])]
+fn handover(bencher: Bencher<'_, '_>, case: &str) {
+    let mut world = World::new(2, if case == "one server" { 1 } else { 2 });
+    for _ in 0..20 {
+        let player = world.join(ConnKind::Client);
+        world.look(player, (0, 0));
+    }
+    world.place(0, (0, 0));
+    let updates = [world.update(0, (1, 0)), world.update(0, (0, 0))];
+    let owners = [world.owner(0, 0), world.owner(1, 0)];
+    let before = world.shard.stats().handovers;
+    let mut turn = 0;
+    bencher.counter(ItemsCount::new(1u32)).bench_local(|| {
+        world.shard.handle_bytes(world.now, owners[turn], &updates[turn]);
+        world.drain();
+        turn = 1 - turn;
+    });
+    assert!(world.shard.stats().handovers > before, "every update crosses the border");
+}
+
+/// Everyone walks to the next column and back.
+#[divan::bench(args = [0, 1_000])]
+fn handovers(bencher: Bencher<'_, '_>, players: u32) {
+    let mut world = World::new(15, 3);
+    let at = |index: u32| (index % 14, index / 14 % 15);
+    for index in 0..1_000 {
+        world.place(index, at(index));
+        if index < players {
+            let player = world.join(ConnKind::Client);
+            world.look(player, at(index));
+        }
+    }
+    let next = |index: u32| (at(index).0 + 1, at(index).1);
+    let there: Vec<(ConnId, Vec<u8>)> = (0..1_000)
+        .map(|index| (world.owner(at(index).0, at(index).1), world.update(index, next(index))))
+        .collect();
+    let back: Vec<(ConnId, Vec<u8>)> = (0..1_000)
+        .map(|index| (world.owner(next(index).0, next(index).1), world.update(index, at(index))))
+        .collect();
+    let before = world.shard.stats().handovers;
+    let mut turn = 0;
+    bencher.counter(ItemsCount::new(1_000u32)).bench_local(|| {
+        for (owner, update) in if turn == 0 { &there } else { &back } {
+            world.shard.handle_bytes(world.now, *owner, update);
+        }
+        world.drain();
+        turn = 1 - turn;
+    });
+    assert_eq!((world.shard.stats().handovers - before) % 1_000, 0, "every update crosses a border");
+}
+
+/// A player walks to the next cell and back.
+#[divan::bench]
+fn interest(bencher: Bencher<'_, '_>) {
+    let mut world = World::new(15, 3);
+    let player = world.join(ConnKind::Client);
+    world.look(player, (7, 7));
+    let requests = [world.interest(player, (8, 7)), world.interest(player, (7, 7))];
+    let owner = world.owner(7, 7);
+    let mut turn = 0;
+    bencher.counter(ItemsCount::new(1u32)).bench_local(|| {
+        world.shard.handle_bytes(world.now, owner, &requests[turn]);
+        world.drain();
+        turn = 1 - turn;
+    });
+}
+
+/// One update goes out to everybody.
+#[divan::bench(args = [1, 10, 130, 1_000])]
+fn tick(bencher: Bencher<'_, '_>, subscribers: u32) {
+    let world = RefCell::new(World::new(2, 1));
+    let owner = world.borrow().owner(0, 0);
+    world.borrow_mut().place(0, (0, 0));
+    for _ in 0..subscribers {
+        let player = world.borrow_mut().join(ConnKind::Client);
+        let request = pb::SubscribedToChannelMessage { conn_id: player.0, sub_options: None };
+        world.borrow_mut().request(player, ENTITIES, MessageType::SubToChannel, &request);
+    }
+    let update = world.borrow().update(0, (0, 0));
+    let before = world.borrow().shard.stats().fan_out_messages;
+    bencher
+        .with_inputs(|| {
+            let world = &mut *world.borrow_mut();
+            world.drain();
+            world.shard.handle_bytes(world.now, owner, &update);
+            world.now += Duration::from_millis(40);
+        })
+        .bench_local_values(|()| {
+            let world = &mut *world.borrow_mut();
+            world.shard.handle_timeout(world.now);
+        });
+    assert!(world.borrow().shard.stats().fan_out_messages > before);
+}

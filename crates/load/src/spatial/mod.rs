@@ -1,0 +1,773 @@
+//! Worlds spread over channels: the second and the third published scenario.
+//!
+//! *Spatial*: nine game servers share a grid of cells; every character is an entity channel that the gateway hands from
+//! cell to cell, and with it from server to server; players see the cells around them. *Entity LOD*: one game server, no
+//! cells, every character a channel that everyone is subscribed to, at a rate that depends on the distance.
+//!
+//! The game servers are one thread ([`servers`]), the players one or more ([`players`]). What is real stands in
+//! [`truth`]: the players' deliveries are judged by the updates that were sent and by whom they should have reached, and
+//! when the run has come to rest every player's view is compared with the world.
+
+pub(crate) mod avatar;
+#[cfg(test)]
+pub(crate) mod fake;
+mod land;
+pub(crate) mod lod;
+pub(crate) mod picture;
+mod players;
+mod servers;
+pub(crate) mod tape;
+mod truth;
+
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
+
+use crate::clock::{self, nanoseconds};
+use crate::engine::{GLANCE, GRACE, MARGIN, RunError, SETTLE, Sample, Saturation};
+use crate::fleet::{Control, lock};
+use crate::interrupt;
+use crate::link::Transport;
+use crate::probe::{self, Memory, Probe};
+use crate::stats::{Counts, Times};
+
+pub use servers::ServersCounts;
+
+use players::{PlayersCounts, PlayersPlan, Views};
+use servers::ServersPlan;
+use tape::Tape;
+use truth::Truth;
+
+/// The reference's first ids of spatial and of entity channels.
+pub(crate) const SPATIAL_FIRST: u32 = 0x1_0000;
+pub(crate) const ENTITY_FIRST: u32 = 0x8_0000;
+/// Connections opened per second, all threads together.
+const CONNECTS_PER_SECOND: u32 = 4_000;
+
+/// Cells and servers of a grid.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Grid {
+    /// Cells along each side.
+    pub columns: u32,
+    /// Servers along each side; divides `columns`.
+    pub server_columns: u32,
+    /// Side of a cell in metres.
+    pub cell_metres: f32,
+}
+
+impl Grid {
+    /// The published grid: 15 x 15 cells of 20 m, 3 x 3 servers.
+    pub const PUBLISHED: Self = Self { columns: 15, server_columns: 3, cell_metres: 20.0 };
+
+    /// How many servers share it.
+    #[must_use]
+    pub fn servers(&self) -> usize {
+        (self.server_columns * self.server_columns) as usize
+    }
+
+    /// How many cells it has.
+    #[must_use]
+    pub fn cells(&self) -> usize {
+        (self.columns * self.columns) as usize
+    }
+
+    /// The spatial channel at a place of the map.
+    fn cell(&self, x: f32, z: f32) -> u32 {
+        let along = |metres: f32| ((metres / self.cell_metres) as u32).min(self.columns - 1);
+        SPATIAL_FIRST + along(z) * self.columns + along(x)
+    }
+
+    /// The server slot of a cell.
+    pub(crate) fn server_of(&self, cell: u32) -> u32 {
+        let index = cell.saturating_sub(SPATIAL_FIRST);
+        let block = self.columns.div_ceil(self.server_columns);
+        (index % self.columns) / block + (index / self.columns) / block * self.server_columns
+    }
+
+    /// The controller's configuration in the reference's form. The world counts in centimetres from its middle.
+    #[must_use]
+    pub fn config(&self) -> String {
+        let cell = self.cell_metres * 100.0;
+        let offset = -cell * self.columns as f32 / 2.0;
+        let (columns, servers) = (self.columns, self.server_columns);
+        format!(
+            "{{ \"SpatialControllerType\": \"Static2DSpatialController\",\n  \"Config\": {{ \"WorldOffsetX\": {offset}, \
+             \"WorldOffsetZ\": {offset}, \"GridWidth\": {cell}, \"GridHeight\": {cell}, \"GridCols\": {columns}, \
+             \"GridRows\": {columns}, \"ServerCols\": {servers}, \"ServerRows\": {servers}, \
+             \"ServerInterestBorderSize\": 0 }} }}\n"
+        )
+    }
+}
+
+/// The shape of a world.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Layout {
+    /// Cells and their servers.
+    Grid(Grid),
+    /// One server, and everyone sees everyone.
+    Open {
+        /// Side of the square map in metres.
+        side_metres: f32,
+    },
+}
+
+impl Layout {
+    pub(crate) fn grid(&self) -> Option<&Grid> {
+        match self {
+            Self::Grid(grid) => Some(grid),
+            Self::Open { .. } => None,
+        }
+    }
+
+    pub(crate) fn side_metres(&self) -> f32 {
+        match self {
+            Self::Grid(grid) => grid.cell_metres * grid.columns as f32,
+            Self::Open { side_metres } => *side_metres,
+        }
+    }
+
+    /// The spatial channel at a place, 0 without cells.
+    fn cell(&self, x: f32, z: f32) -> u32 {
+        self.grid().map_or(0, |grid| grid.cell(x, z))
+    }
+}
+
+/// What to run, against what.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Listener for players.
+    pub clients: SocketAddr,
+    /// Listener for game servers.
+    pub servers: SocketAddr,
+    /// How players connect.
+    pub transport: Transport,
+    /// Simulated players, each with a character.
+    pub players: usize,
+    /// Shape of the world.
+    pub layout: Layout,
+    /// Radius of a player's interest in metres, where there are cells.
+    pub interest_metres: f32,
+    /// Inputs per second and player.
+    pub inputs_per_second: f64,
+    /// Players ask for the rates of the distance bands themselves, where everyone sees everyone; otherwise the server
+    /// under test is expected to send at these rates by itself.
+    pub ask_for_rates: bool,
+    /// One server crashes this long into the window, and returns two seconds later.
+    pub crash_at: Option<Duration>,
+    /// Keep what the picture needs.
+    pub picture: bool,
+    /// Generator threads for players; 0 chooses.
+    pub threads: usize,
+    /// Time between everyone's being there and the measured window.
+    pub warmup: Duration,
+    /// Length of the measured window; `None` until interrupted.
+    pub duration: Option<Duration>,
+    /// How long everyone's coming in may take.
+    pub patience: Duration,
+    /// Time between samples.
+    pub sample_interval: Duration,
+    /// Seed of everything random.
+    pub seed: u64,
+}
+
+impl Plan {
+    /// The published scenario with nine servers.
+    #[must_use]
+    pub fn spatial(clients: SocketAddr, servers: SocketAddr, players: usize) -> Self {
+        Self {
+            clients,
+            servers,
+            transport: Transport::Tcp,
+            players,
+            layout: Layout::Grid(Grid::PUBLISHED),
+            interest_metres: 30.0,
+            inputs_per_second: 30.0,
+            ask_for_rates: false,
+            crash_at: None,
+            picture: false,
+            threads: 0,
+            warmup: Duration::from_secs(3),
+            duration: Some(Duration::from_secs(10)),
+            patience: Duration::from_secs(60),
+            sample_interval: Duration::from_secs(1),
+            seed: 1,
+        }
+    }
+
+    /// The published scenario with rates by distance, on a square of 400 m.
+    #[must_use]
+    pub fn entity_lod(clients: SocketAddr, servers: SocketAddr, players: usize) -> Self {
+        let layout = Layout::Open { side_metres: 400.0 };
+        Self { layout, ..Self::spatial(clients, servers, players) }
+    }
+
+    fn thread_count(&self) -> usize {
+        let chosen = match self.threads {
+            0 => thread::available_parallelism().map_or(1, usize::from).div_ceil(2),
+            threads => threads,
+        };
+        chosen.clamp(1, self.players.max(1))
+    }
+}
+
+/// One distance band of a run.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct BandOutcome {
+    /// Rate and distances in words.
+    pub name: &'static str,
+    /// Updates that the distances of the window promise.
+    pub expected: u64,
+    /// Updates that came in time to count.
+    pub delivered: u64,
+    /// `delivered / expected`, at most 1: what comes more often than promised makes up for nothing.
+    pub share: f64,
+    /// Update due at the game server to update read by a player.
+    pub state: crate::stats::TimesSummary,
+}
+
+/// What a run found.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Players asked for.
+    pub players: usize,
+    /// Length of the measured window.
+    pub window: Duration,
+    /// What the players saw.
+    pub counts: Counts,
+    /// What the game servers saw.
+    pub servers: ServersCounts,
+    /// Updates that should have reached players.
+    pub expected: u64,
+    /// Distance bands, where there are any.
+    pub bands: Vec<BandOutcome>,
+    /// Updates that came twice.
+    pub repeated: u64,
+    /// From the first connection to everyone's having their character, and to everyone's having the state of all others.
+    pub joined: Duration,
+    /// See `joined`; only where everyone sees everyone.
+    pub complete: Option<Duration>,
+    /// Subscriptions to characters at the end.
+    pub subscriptions: u64,
+    /// Bytes received by players inside the window.
+    pub window_bytes_in: u64,
+    /// Frames received by players inside the window.
+    pub window_frames_in: u64,
+    /// Frames that all game servers simulated inside the window, per server and second.
+    pub frames_per_s: f64,
+    /// CPU time that the server used inside the window.
+    pub server_cpu: Option<Duration>,
+    /// Memory of the server before the players came, and at the end of the window.
+    pub server_memory: Option<(Memory, Memory)>,
+    /// Mean and longest round of the server's threads inside the window, in milliseconds; the longest is the upper
+    /// bound of the histogram bucket it fell into.
+    pub round_ms: Option<(f64, f64)>,
+    /// Channels by type at the end, as the server's metrics page has them.
+    pub channels: Vec<(String, f64)>,
+    /// CPU time of the player threads inside the window.
+    pub fleet_cpu: Duration,
+    /// CPU time of the game servers' thread inside the window.
+    pub servers_cpu: Duration,
+    /// Share of all processors of the machine that was in use inside the window, by anyone.
+    pub machine_busy: Option<f64>,
+    /// Player threads.
+    pub threads: usize,
+    /// How many players ended with a view equal to the world, of how many; and what was wrong with the others: characters
+    /// seen that are elsewhere, not seen although in sight, or seen in an old state.
+    pub views: (usize, usize),
+    /// See `views`.
+    pub wrong: [u64; 3],
+    /// Looks around during the window.
+    pub samples: Vec<Sample>,
+    /// What happened, for the picture.
+    pub(crate) tape: Tape,
+    pub(crate) layout: Layout,
+}
+
+impl Outcome {
+    /// Share of the expected updates that arrived, 0 to 1. With distance bands it is that of the worst band.
+    #[must_use]
+    pub fn delivered_share(&self) -> f64 {
+        if self.bands.is_empty() {
+            share(self.counts.delivered, self.expected)
+        } else {
+            self.bands.iter().map(|band| band.share).fold(1.0, f64::min)
+        }
+    }
+
+    /// Processors that the server used.
+    #[must_use]
+    pub fn server_cores(&self) -> Option<f64> {
+        self.server_cpu.map(|cpu| cpu.as_secs_f64() / self.window.as_secs_f64())
+    }
+
+    /// A count of the window per second.
+    #[must_use]
+    pub fn per_second(&self, count: u64) -> f64 {
+        count as f64 / self.window.as_secs_f64()
+    }
+
+    /// Whether the generator, not the server, was the limit; and how one can tell.
+    #[must_use]
+    pub fn saturation(&self) -> Option<String> {
+        Saturation {
+            players_late_ms: self.counts.lateness.quantile_ms(0.99),
+            servers_late_ms: self.servers.lateness.quantile_ms(0.99),
+            players_busy: self.fleet_cpu.as_secs_f64() / self.window.as_secs_f64() / self.threads as f64,
+            servers_busy: self.servers_cpu.as_secs_f64() / self.window.as_secs_f64(),
+        }
+        .describe()
+    }
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 1.0 } else { part as f64 / whole as f64 }
+}
+
+/// Runs `plan`, looking at the server through `probe`, and calls `on_sample` for every sample taken.
+///
+/// # Errors
+/// See [`RunError`]. A server that is merely slow is not an error but a result.
+pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Result<Outcome, RunError> {
+    let threads = plan.thread_count();
+    let control = Control::new();
+    // Room for a few logins that end early and come again.
+    let truth = Truth::new(plan.players);
+    let bands = plan.layout.grid().is_none();
+    let players_plan = PlayersPlan {
+        server: plan.clients,
+        transport: plan.transport,
+        connects_per_second: (CONNECTS_PER_SECOND / u32::try_from(threads).unwrap_or(1)).max(1),
+        inputs_per_second: plan.inputs_per_second,
+        players: plan.players,
+        cells: !bands,
+        bands,
+        ask_for_rates: bands && plan.ask_for_rates,
+        seed: plan.seed,
+    };
+    let servers_plan = ServersPlan {
+        server: plan.servers,
+        layout: plan.layout,
+        interest_metres: plan.interest_metres,
+        crash_at: plan.crash_at,
+        tape: plan.picture,
+        seed: plan.seed,
+    };
+    let numbers: Vec<Vec<usize>> =
+        (0..threads).map(|thread| (thread..plan.players).step_by(threads).collect()).collect();
+    let counts: Vec<Mutex<PlayersCounts>> = (0..threads).map(|_| Mutex::default()).collect();
+    let servers_counts = Mutex::new(ServersCounts::default());
+    thread::scope(|scope| {
+        // Whatever happens below, the threads must end, or the scope would wait for ever.
+        let stop = crate::engine::StopOnDrop(&control);
+        let servers = scope.spawn(|| servers::run(&servers_plan, &control, &truth, &servers_counts));
+        let watch = Watch {
+            plan,
+            probe,
+            control: &control,
+            truth: &truth,
+            counts: &counts,
+            servers: &servers_counts,
+        };
+        watch.wait_for_servers()?;
+        let memory_before = probe.memory();
+        let begun_ns = clock::now_ns();
+        let fleets: Vec<_> = numbers
+            .iter()
+            .zip(&counts)
+            .map(|(numbers, counts)| {
+                scope.spawn(|| players::run(&players_plan, numbers, &control, &truth, counts))
+            })
+            .collect();
+        watch.wait_for_players()?;
+        let mut outcome = watch.measure(memory_before, on_sample)?;
+        drop(stop);
+        outcome.tape = servers.join().unwrap_or_default();
+        let mut views = Views::default();
+        for fleet in fleets {
+            views.add(fleet.join().map_err(|_| std::io::Error::other("a generator thread panicked"))??);
+        }
+        let sum = watch.counts();
+        outcome.views = (views.equal, views.players);
+        outcome.wrong = [views.ghosts, views.unseen, views.stale];
+        outcome.joined = Duration::from_nanos(sum.ready_ns.saturating_sub(begun_ns));
+        let everyone = sum.complete >= plan.players as u64;
+        outcome.complete =
+            (bands && everyone).then(|| Duration::from_nanos(sum.complete_ns.saturating_sub(begun_ns)));
+        outcome.repeated = sum.repeated;
+        outcome.subscriptions = sum.subscriptions;
+        outcome.servers = lock(&servers_counts).clone();
+        if bands {
+            for (outcome, counted) in outcome.bands.iter_mut().zip(&sum.bands) {
+                outcome.delivered = counted.delivered;
+                outcome.share = share(counted.delivered, outcome.expected).min(1.0);
+                outcome.state = counted.state.summary();
+            }
+            outcome.expected = outcome.bands.iter().map(|band| band.expected).sum();
+        } else {
+            outcome.bands.clear();
+            outcome.expected = sum.expected + views.expected;
+        }
+        outcome.counts = sum.base;
+        Ok(outcome)
+    })
+}
+
+/// The coordinating side of a run.
+struct Watch<'a> {
+    plan: &'a Plan,
+    probe: &'a Probe,
+    control: &'a Control,
+    truth: &'a Truth,
+    counts: &'a [Mutex<PlayersCounts>],
+    servers: &'a Mutex<ServersCounts>,
+}
+
+/// Totals at one instant, of which differences are taken.
+#[derive(Default, Clone)]
+struct Mark {
+    at_ns: u64,
+    cpu: Option<Duration>,
+    fleet_cpu: Duration,
+    servers_cpu: Duration,
+    machine: Option<(u64, u64)>,
+    frames_in: u64,
+    bytes_in: u64,
+    sent_messages: u64,
+    sent_bytes: u64,
+    received_messages: u64,
+    received_bytes: u64,
+    frames: u64,
+    ready: u64,
+    channels: u64,
+    handovers: u64,
+    metrics: Option<probe::Metrics>,
+}
+
+impl Watch<'_> {
+    fn counts(&self) -> PlayersCounts {
+        let mut sum = PlayersCounts::default();
+        for counts in self.counts {
+            sum.add(&lock(counts));
+        }
+        sum
+    }
+
+    fn failure(&self) -> Option<RunError> {
+        lock(self.servers).error.clone().map(RunError::Owner)
+    }
+
+    fn wait_for_servers(&self) -> Result<(), RunError> {
+        let patience = Duration::from_secs(20).min(self.plan.patience);
+        let until = clock::now_ns() + nanoseconds(patience);
+        loop {
+            if let Some(failure) = self.failure() {
+                return Err(failure);
+            }
+            let servers = lock(self.servers);
+            let (ready, cells) = (servers.ready, servers.cells);
+            drop(servers);
+            if ready {
+                return Ok(());
+            }
+            if interrupt::requested() {
+                return Err(RunError::Interrupted);
+            }
+            if clock::now_ns() > until {
+                let wanted = self.plan.layout.grid().map_or(0, Grid::cells);
+                return Err(RunError::NoCells { waited: patience, cells, wanted });
+            }
+            thread::sleep(GLANCE);
+        }
+    }
+
+    fn wait_for_players(&self) -> Result<(), RunError> {
+        let started = clock::now_ns();
+        let wanted = self.plan.players as u64;
+        loop {
+            let (mut ready, mut lost, mut complete) = (0, 0, 0);
+            for counts in self.counts {
+                let counts = lock(counts);
+                ready += counts.base.ready;
+                lost += counts.base.lost;
+                complete += counts.complete;
+            }
+            let waited = Duration::from_nanos(clock::now_ns() - started);
+            // Where everyone sees everyone, everyone's state is waited for, within reason.
+            let open = self.plan.layout.grid().is_none();
+            if ready >= wanted && (!open || complete >= wanted || waited > self.plan.patience / 2) {
+                return Ok(());
+            }
+            if let Some(failure) = self.failure() {
+                return Err(failure);
+            }
+            if interrupt::requested() {
+                return Err(RunError::Interrupted);
+            }
+            if waited > self.plan.patience || ready + lost >= wanted && lost > 0 {
+                let (wanted, first_error) = (self.plan.players, self.counts().base.first_error);
+                return Err(RunError::NotReady { ready, wanted, waited, first_error });
+            }
+            thread::sleep(GLANCE);
+        }
+    }
+
+    fn measure(
+        &self,
+        memory_before: Option<Memory>,
+        on_sample: &mut dyn FnMut(&Sample),
+    ) -> Result<Outcome, RunError> {
+        self.sleep_until(clock::now_ns() + nanoseconds(self.plan.warmup));
+        if interrupt::requested() && self.plan.duration.is_some() {
+            return Err(RunError::Interrupted);
+        }
+        let from = clock::now_ns();
+        let planned_end = self.plan.duration.map_or(u64::MAX, |duration| from + nanoseconds(duration));
+        self.control.measure(from, planned_end);
+        let first = self.mark(from);
+        let mut last = first.clone();
+        let mut samples = Vec::new();
+        let mut next = from;
+        let (mut promised, mut judged_ns) = ([0.0; lod::BANDS], from);
+        let end = loop {
+            next = (next + nanoseconds(self.plan.sample_interval)).min(planned_end);
+            self.judge_until(next, &mut judged_ns, &mut promised);
+            let now = clock::now_ns();
+            let mark = self.mark(now);
+            let sample = self.sample(&last, &mark, from);
+            on_sample(&sample);
+            samples.push(sample);
+            last = mark;
+            if now >= planned_end || interrupt::requested() || self.failure().is_some() {
+                break now;
+            }
+        };
+        self.control.measure(from, planned_end.min(end));
+        let memory = memory_before.zip(self.probe.memory());
+        self.wait_for_stragglers();
+        let machine_busy = first.machine.zip(last.machine).map(|((busy_0, all_0), (busy_1, all_1))| {
+            (busy_1 - busy_0) as f64 / all_1.saturating_sub(all_0).max(1) as f64
+        });
+        let seconds = (last.at_ns - from) as f64 / 1e9;
+        let servers = self.plan.layout.grid().map_or(1, Grid::servers);
+        let bands = lod::TABLE.iter().zip(promised).map(|(rate, promised)| BandOutcome {
+            name: rate.name,
+            expected: promised.round() as u64,
+            delivered: 0,
+            share: 1.0,
+            state: crate::stats::TimesSummary::default(),
+        });
+        let round_ms = first.metrics.as_ref().zip(last.metrics.as_ref()).and_then(|(first, last)| {
+            let count = last.sum(crate::engine::ROUND_COUNT)? - first.sum(crate::engine::ROUND_COUNT)?;
+            let sum =
+                last.sum(crate::engine::ROUND_SECONDS_SUM)? - first.sum(crate::engine::ROUND_SECONDS_SUM)?;
+            let longest = last.longest_since(first, crate::engine::ROUND_BUCKETS)?;
+            (count > 0.0).then(|| (sum / count * 1e3, longest * 1e3))
+        });
+        Ok(Outcome {
+            players: self.plan.players,
+            window: Duration::from_nanos(last.at_ns - from),
+            counts: Counts::default(),
+            servers: ServersCounts::default(),
+            expected: 0,
+            bands: bands.collect(),
+            repeated: 0,
+            joined: Duration::ZERO,
+            complete: None,
+            subscriptions: 0,
+            window_bytes_in: last.bytes_in - first.bytes_in,
+            window_frames_in: last.frames_in - first.frames_in,
+            frames_per_s: (last.frames - first.frames) as f64 / seconds / servers as f64,
+            server_cpu: first.cpu.zip(last.cpu).map(|(first, last)| last.saturating_sub(first)),
+            server_memory: memory,
+            round_ms,
+            channels: last.metrics.as_ref().map(|page| page.by_label(CHANNELS, "type")).unwrap_or_default(),
+            fleet_cpu: last.fleet_cpu.saturating_sub(first.fleet_cpu),
+            servers_cpu: last.servers_cpu.saturating_sub(first.servers_cpu),
+            machine_busy,
+            threads: self.counts.len(),
+            views: (0, 0),
+            wrong: [0; 3],
+            samples,
+            tape: Tape::default(),
+            layout: self.plan.layout,
+        })
+    }
+
+    /// Sleeps until `at_ns` or an interrupt; on the way it adds up what the distances of the players promise.
+    fn judge_until(&self, at_ns: u64, judged_ns: &mut u64, promised: &mut [f64; lod::BANDS]) {
+        let bands = self.plan.layout.grid().is_none();
+        while clock::now_ns() < at_ns && !interrupt::requested() {
+            clock::sleep_until(at_ns.min(clock::now_ns() + JUDGE_NS));
+            let now = clock::now_ns().min(at_ns);
+            if bands && now > *judged_ns {
+                lod::expect(self.truth, (now - *judged_ns) as f64 / 1e9, promised);
+                *judged_ns = now;
+            }
+        }
+    }
+
+    fn sleep_until(&self, at_ns: u64) {
+        while clock::now_ns() < at_ns && !interrupt::requested() {
+            clock::sleep_until(at_ns.min(clock::now_ns() + JUDGE_NS));
+        }
+    }
+
+    /// Late arrivals count, so leaving before they are in would call a slow server lossy.
+    fn wait_for_stragglers(&self) {
+        let until = clock::now_ns() + nanoseconds(GRACE);
+        let mut last = 0;
+        loop {
+            // What is still on the way shows in its going on arriving. Counts are published every 100 ms.
+            thread::sleep(SETTLE);
+            let delivered: u64 = self.counts.iter().map(|counts| lock(counts).base.messages_in).sum();
+            let quiet = delivered == last;
+            last = delivered;
+            // At the slowest rate the last state of a character is due a second after it came to rest.
+            let rested = clock::now_ns() + nanoseconds(GRACE) > until + nanoseconds(MARGIN);
+            if quiet && rested || interrupt::requested() || clock::now_ns() > until {
+                return;
+            }
+        }
+    }
+
+    fn mark(&self, at_ns: u64) -> Mark {
+        let cpu = self.probe.cpu();
+        let PlayersCounts { base, .. } = self.counts();
+        let servers = lock(self.servers);
+        let mut mark = Mark {
+            at_ns,
+            cpu,
+            fleet_cpu: base.cpu,
+            servers_cpu: servers.cpu,
+            machine: probe::machine_ticks(),
+            frames_in: base.frames_in,
+            bytes_in: base.bytes_in,
+            sent_messages: base.messages_out + servers.messages_out,
+            sent_bytes: base.bytes_out + servers.bytes_out,
+            received_messages: base.messages_in + servers.messages_in,
+            received_bytes: base.bytes_in + servers.bytes_in,
+            frames: servers.frames,
+            ready: base.ready,
+            channels: 1 + servers.cells + servers.entities,
+            handovers: servers.handovers,
+            metrics: None,
+        };
+        drop(servers);
+        // Last, since a page takes its time.
+        mark.metrics = self.probe.metrics();
+        mark
+    }
+
+    fn sample(&self, last: &Mark, mark: &Mark, from_ns: u64) -> Sample {
+        let seconds = (mark.at_ns - last.at_ns) as f64 / 1e9;
+        let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
+        let mut recent = Times::default();
+        for counts in self.counts {
+            let mut counts = lock(counts);
+            recent.add(&counts.base.recent);
+            counts.base.recent.clear();
+        }
+        let servers = self.plan.layout.grid().map_or(1, Grid::servers);
+        let round = mark
+            .metrics
+            .as_ref()
+            .zip(last.metrics.as_ref())
+            .and_then(|(now, before)| crate::engine::mean_round_ms(now, before));
+        Sample {
+            at_s: (mark.at_ns - from_ns) as f64 / 1e9,
+            connections: mark.ready,
+            channels: mark.channels,
+            server_cores: mark.cpu.zip(last.cpu).map(|(now, before)| (now - before).as_secs_f64() / seconds),
+            server_resident_bytes: self.probe.memory().map(|memory| memory.resident_bytes),
+            tick_ms: mark.metrics.as_ref().and_then(|page| page.sum(crate::engine::TICK_MS)).or(round),
+            frames_per_s: rate(mark.frames, last.frames) / servers as f64,
+            messages_in_per_s: rate(mark.sent_messages, last.sent_messages),
+            messages_out_per_s: rate(mark.received_messages, last.received_messages),
+            bytes_in_per_s: rate(mark.sent_bytes, last.sent_bytes),
+            bytes_out_per_s: rate(mark.received_bytes, last.received_bytes),
+            p50_ms: recent.quantile_ms(0.5),
+            p99_ms: recent.quantile_ms(0.99),
+            handovers_per_s: self.plan.layout.grid().map(|_| rate(mark.handovers, last.handovers)),
+        }
+    }
+}
+
+/// How often the distances between players are looked at.
+const JUDGE_NS: u64 = 250_000_000;
+const CHANNELS: &str = "throng_gateway_channels";
+
+#[cfg(test)]
+mod tests {
+    use super::fake::Fake;
+    use super::*;
+
+    fn go(plan: &Plan) -> Outcome {
+        let probe = Probe::new(Some(std::process::id()), None).expect("own process");
+        run(plan, &probe, &mut |_| {}).expect("a result")
+    }
+
+    fn tiny(plan: Plan) -> Plan {
+        Plan {
+            warmup: Duration::from_millis(200),
+            duration: Some(Duration::from_millis(1_500)),
+            sample_interval: Duration::from_millis(500),
+            threads: 2,
+            patience: Duration::from_secs(20),
+            ..plan
+        }
+    }
+
+    #[test]
+    fn characters_walk_from_server_to_server_and_nothing_is_lost() {
+        let grid = Grid { columns: 6, server_columns: 3, cell_metres: 10.0 };
+        let fake = Fake::start(Some(grid));
+        let plan = Plan {
+            layout: Layout::Grid(grid),
+            interest_metres: 15.0,
+            picture: true,
+            ..tiny(Plan::spatial(fake.clients, fake.servers, 40))
+        };
+        let outcome = go(&plan);
+        assert_eq!(outcome.servers.cells, 36);
+        assert_eq!(outcome.servers.entities, 40);
+        assert!(
+            outcome.servers.handovers > 0 && outcome.servers.server_handovers > 0,
+            "{:?}",
+            outcome.servers
+        );
+        assert_eq!(outcome.servers.stray_inputs, 0, "inputs follow their character");
+        assert!(outcome.servers.inputs > 0);
+        assert_eq!((outcome.wrong, outcome.views), ([0; 3], (40, 40)));
+        assert!(outcome.delivered_share() > 0.98, "{}", outcome.delivered_share());
+        assert!(outcome.counts.delivered <= outcome.expected, "{outcome:?}");
+        assert_eq!(outcome.repeated, 0);
+        let svg = picture::svg(&outcome).expect("there is a tape");
+        assert!(svg.starts_with("<svg") && svg.contains("<animate"));
+    }
+
+    #[test]
+    fn everyone_sees_everyone_without_cells() {
+        let fake = Fake::start(None);
+        let plan = Plan { ask_for_rates: true, ..tiny(Plan::entity_lod(fake.clients, fake.servers, 20)) };
+        let outcome = go(&plan);
+        assert_eq!(outcome.bands.len(), 3);
+        assert!(outcome.complete.is_some() && outcome.subscriptions == 400);
+        assert!(outcome.bands[0].expected > 0 && outcome.bands[0].delivered > 0);
+        assert_eq!(outcome.views, (20, 20));
+    }
+
+    #[test]
+    fn the_published_grid_is_the_stock_file() {
+        let config: serde_json::Value = serde_json::from_str(&Grid::PUBLISHED.config()).expect("JSON");
+        let config = &config["Config"];
+        for (key, value) in
+            [("WorldOffsetX", -15_000), ("GridWidth", 2_000), ("GridCols", 15), ("ServerRows", 3)]
+        {
+            assert_eq!(config[key], value, "{key}");
+        }
+        assert_eq!(Grid::PUBLISHED.cell(0.0, 0.0), SPATIAL_FIRST);
+        assert_eq!(Grid::PUBLISHED.cell(299.9, 20.1), SPATIAL_FIRST + 15 + 14);
+        assert_eq!(Grid::PUBLISHED.server_of(SPATIAL_FIRST + 15 * 5 + 5), 4);
+    }
+}
