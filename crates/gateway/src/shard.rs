@@ -445,7 +445,7 @@ impl Shard {
         }
         self.leave_channels(conn, kind, keep);
         if let Some(world) = &mut self.world {
-            world.forget_connection(conn);
+            world.forget_connection(conn, keep);
         }
         if self.global.is_none() {
             return;

@@ -37,9 +37,11 @@ pub mod data;
 mod fault;
 pub mod link;
 mod run;
+mod spatial;
 mod world;
 
 pub use check::Violation;
 pub use fault::{Fault, FaultKind};
 pub use run::{Outcome, run};
+pub use spatial::{SpatialOutcome, run_spatial};
 pub use world::{ClosedByGateway, Conditions, Leave, Note, PeerId, UNIX_START_NS, World};

@@ -61,6 +61,7 @@ impl Shard {
         }
         let merge_options = request.merge_options.as_ref().map(merge_options);
         world.slots[free].owner = Some(sender.conn);
+        world.spatial.insert(sender.conn);
         world.slots[free].options.clone_from(&request.sub_options);
 
         let settings = self.settings_of(ChannelType::SPATIAL);

@@ -144,9 +144,15 @@ impl Shard {
 
         // 1. Owners. Without a live one at the destination an entity keeps its own.
         let crosses = new_owner.is_some() && new_owner != source_owner;
-        if let Some(new_owner) = new_owner.filter(|_| crosses) {
+        let mut changed = 0;
+        if let Some(new_owner) = new_owner {
             for &id in ids {
-                self.change_owner(id, target, new_owner, source_owner);
+                let owner = self.channels.get(&id).and_then(|channel| channel.owner);
+                let follows = |owner| self.world.as_ref().is_some_and(|world| world.spatial.contains(&owner));
+                if owner != Some(new_owner) && (crosses || owner.is_none_or(follows)) {
+                    self.change_owner(id, target, new_owner, source_owner);
+                    changed += 1;
+                }
             }
         }
         // 2. Cells.
@@ -163,7 +169,7 @@ impl Shard {
             self.add_to_cell_data(to, id, &object);
         }
         self.board.stats.handovers += ids.len() as u64;
-        self.board.stats.handovers_across_servers += if crosses { ids.len() as u64 } else { 0 };
+        self.board.stats.handovers_across_servers += changed;
 
         // 3. Audiences.
         let audience = self.audience(target);
@@ -186,7 +192,6 @@ impl Shard {
         let id = self.board.config.cell_channel(cell);
         let Some(world) = &self.world else { return };
         let Some(state) = world.cells.get(cell.0 as usize) else { return };
-        let servers: SmallVec<[ConnId; 16]> = world.slots.iter().filter_map(|slot| slot.owner).collect();
         // Entities of others, a master's or a client's, are theirs wherever they stand.
         let orphans: Vec<ChannelId> = state
             .entities
@@ -194,7 +199,9 @@ impl Shard {
             .copied()
             .filter(|entity| {
                 let held = self.channels.get(entity).map(|channel| channel.owner);
-                held.is_some_and(|held| held.is_none_or(|held| held != owner && servers.contains(&held)))
+                held.is_some_and(|held| {
+                    held.is_none_or(|held| held != owner && world.spatial.contains(&held))
+                })
             })
             .collect();
         if orphans.is_empty() {
@@ -215,19 +222,24 @@ impl Shard {
         }
     }
 
-    /// Gives an entity another owner. A former one that does not see the destination is unsubscribed.
+    /// Gives an entity another owner. Former ones, its own and that of its cell, are unsubscribed where they do not see
+    /// the destination.
     fn change_owner(&mut self, id: ChannelId, target: ChannelId, new_owner: ConnId, former: Option<ConnId>) {
         let sees = |conn: ConnId| self.channels.get(&target).is_some_and(|cell| cell.key(conn).is_some());
-        let gone = former.filter(|former| *former != new_owner && !sees(*former));
+        let old = self.channels.get(&id).and_then(|channel| channel.owner);
+        let gone: SmallVec<[ConnId; 2]> = [old, former.filter(|former| Some(*former) != old)]
+            .into_iter()
+            .flatten()
+            .filter(|&conn| conn != new_owner && !sees(conn))
+            .collect();
         let Some(channel) = self.channels.get_mut(&id) else { return };
-        let was_owner = channel.owner == gone;
         channel.owner_replaced(&mut self.board, new_owner);
-        if let Some(gone) = gone
-            && (channel.unsubscribe(&mut self.board, gone) || was_owner)
-        {
-            let kind = self.board.peers.get(&gone).map_or(ConnKind::Server, |peer| peer.kind);
-            let result = channel.unsub_result(gone, kind);
-            self.board.send(gone, Head::new(id, MessageType::UnsubFromChannel as u32), &result);
+        for conn in gone {
+            if channel.unsubscribe(&mut self.board, conn) || old == Some(conn) {
+                let kind = self.board.peers.get(&conn).map_or(ConnKind::Server, |peer| peer.kind);
+                let result = channel.unsub_result(conn, kind);
+                self.board.send(conn, Head::new(id, MessageType::UnsubFromChannel as u32), &result);
+            }
         }
     }
 

@@ -47,6 +47,8 @@ use position::{Known, Locator};
 pub(crate) struct World {
     /// By server index. Empty without a grid.
     slots: Vec<Slot>,
+    /// Servers that hold a slot or held one: what they own follows the cells, unlike what a master or a client owns.
+    spatial: BTreeSet<ConnId>,
     /// By cell. Empty without a grid.
     cells: Vec<CellState>,
     entities: IdMap<ChannelId, Entity>,
@@ -119,6 +121,7 @@ impl World {
         };
         Self {
             slots: (0..grid.map_or(0, |grid| grid.server_count())).map(|_| Slot::default()).collect(),
+            spatial: BTreeSet::new(),
             cells: grid
                 .map(|grid| (0..grid.cell_count()).map(|index| cell(grid, index)).collect())
                 .unwrap_or_default(),
@@ -133,9 +136,12 @@ impl World {
         }
     }
 
-    /// A connection is gone.
-    pub(crate) fn forget_connection(&mut self, conn: ConnId) {
+    /// A connection is gone, for good unless `keep`.
+    pub(crate) fn forget_connection(&mut self, conn: ConnId, keep: bool) {
         self.interests.remove(&conn);
+        if !keep {
+            self.spatial.remove(&conn);
+        }
     }
 
     /// The locator for a type of entity data.
