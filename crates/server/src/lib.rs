@@ -23,6 +23,7 @@
 
 pub mod auth;
 pub mod config;
+mod ddc;
 pub mod doctor;
 #[cfg(test)]
 mod faults;

@@ -5,8 +5,14 @@
 /// Game servers and players, in the protocol of channeld.
 pub(crate) const GATEWAY: &str = "gateway";
 
+/// Derived data for editors.
+pub(crate) const DDC: &str = "ddc";
+
 /// Name and purpose of every service.
-pub const SERVICES: &[(&str, &str)] = &[(GATEWAY, "game servers and players, in the protocol of channeld")];
+pub const SERVICES: &[(&str, &str)] = &[
+    (GATEWAY, "game servers and players, in the protocol of channeld"),
+    (DDC, "derived data for Unreal editors; without --only it needs an address (ddc.addr)"),
+];
 
 /// Whether the service `name` runs where `only` (`server.only`) is configured.
 pub(crate) fn is_selected(only: &[String], name: &str) -> bool {

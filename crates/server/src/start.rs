@@ -21,7 +21,7 @@ use crate::mailbox::{Mailbox, Post};
 use crate::monitor::Watch;
 use crate::recorder::Recorder;
 use crate::worker::{Heartbeat, ListenerRole, Worker, WorkerParts};
-use crate::{gateway_config, process, schemas, services, tls};
+use crate::{ddc, gateway_config, process, schemas, services, tls};
 
 /// Shards that "one per two cores" stops at. Beyond, mail between shards outweighs what another one adds.
 ///
@@ -61,6 +61,10 @@ pub enum Service {
     Clients,
     /// Health, metrics, monitoring.
     Admin,
+    /// Derived data, for editors.
+    Cache,
+    /// Derived data and its administration, for machines inside.
+    CacheInternal,
 }
 
 /// Why a process did not start.
@@ -106,6 +110,7 @@ pub struct Running {
     acceptors: Vec<(Section, TlsAcceptor)>,
     secret: [u8; 32],
     http_end: Arc<Notify>,
+    cache: Option<ddc::Cache>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,6 +198,9 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         addresses.push(Address { service: Service::Admin, scheme: "http", addr: *addr });
     }
 
+    let cache = ddc::start(settings, runtime.handle())?;
+    addresses.extend(cache.iter().flat_map(ddc::Cache::addresses));
+
     let mailboxes: Arc<[Mailbox]> =
         loops.iter().map(|each| Mailbox::new(each.waker(), settings.server.mailbox_len_max)).collect();
     logins.connect(Arc::clone(&mailboxes));
@@ -223,6 +231,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         logins,
         acceptors,
         secret,
+        cache,
         config: Mutex::new(config),
     };
     running.serve_admin(admin);
@@ -321,6 +330,9 @@ impl Running {
         // The last shard thread held the last recorder handle.
         let complete = join_all(self.recorder.take().into_iter().collect(), until) && complete;
         self.http_end.notify_waiters();
+        if let Some(cache) = self.cache.take() {
+            cache.stop(until.saturating_duration_since(Instant::now()));
+        }
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_timeout(until.saturating_duration_since(Instant::now()).min(SHUTDOWN_RESERVE));
         }
@@ -519,7 +531,7 @@ fn bind_admin(
     }
 }
 
-fn bind_error(key: String, addr: SocketAddr, source: std::io::Error) -> StartError {
+pub(crate) fn bind_error(key: String, addr: SocketAddr, source: std::io::Error) -> StartError {
     let hint = match source.kind() {
         std::io::ErrorKind::AddrInUse => {
             let flag = key.replace(".extra", ".addr");

@@ -6,12 +6,14 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::ArgMatches;
-use throng_server::config::{Config, Loader};
+use throng_server::config::{Config, Loader, Value};
 use throng_server::{Address, CpuProfile, End, Running, Service, Signals};
 
 use crate::keys;
 use crate::output::{complain, print};
 
+/// Where the cache listens unless it is told otherwise.
+const CACHE_ADDR: &str = "127.0.0.1:8558";
 /// Exit code for wrong input and failed starts.
 const WRONG: u8 = 2;
 
@@ -29,7 +31,23 @@ pub(crate) fn config(matches: &ArgMatches) -> Result<Config, ExitCode> {
     if matches.get_flag("dev") {
         loader = loader.flag("--dev", "gateway.dev", "true");
     }
+    let only: Vec<&str> =
+        matches.get_many::<String>("only").into_iter().flatten().map(String::as_str).collect();
+    let cache_only = only == ["ddc"];
+    if cache_only {
+        // Nothing but the cache listens, and `--http` is its address.
+        loader = loader.command_default("up --only ddc", "http.addr", Value::Text(String::new()));
+        if let Some(addr) = text("http") {
+            loader = loader.flag("--http", "ddc.addr", addr.as_str());
+        }
+    }
+    if only.contains(&"ddc") {
+        loader = loader.command_default("up --only ddc", "ddc.addr", Value::Text(CACHE_ADDR.to_owned()));
+    }
     for (flag, key) in [("data", "server.data"), ("http", "http.addr")] {
+        if cache_only && flag == "http" {
+            continue;
+        }
         if let Some(value) = text(flag) {
             loader = loader.flag(format!("--{flag}"), key, value.as_str());
         }
@@ -135,6 +153,8 @@ fn ready_block(running: &Running, took: Duration, data: &str) -> String {
         ("game servers", of(Service::Servers)),
         ("players", of(Service::Clients)),
         ("admin", of(Service::Admin)),
+        ("cache", of(Service::Cache)),
+        ("cache, inside", of(Service::CacheInternal)),
     ];
     for (what, addresses) in listeners.iter().filter(|(_, addresses)| !addresses.is_empty()) {
         out.push_str(&line(what, addresses));
@@ -154,8 +174,33 @@ fn ready_block(running: &Running, took: Duration, data: &str) -> String {
             ),
         ));
     }
+    if let Some(address) = running.addresses().iter().find(|address| address.service == Service::Cache) {
+        out.push_str(&cache_block(address, &running.settings().ddc.tokens_file));
+    }
     out.push_str(&line("stop", "Ctrl-C (again to force)"));
     out
+}
+
+/// What makes an Unreal project use the cache, and a command that proves that it works.
+fn cache_block(address: &Address, tokens_file: &str) -> String {
+    let (token, header) = match tokens_file {
+        "" => ("", ""),
+        _ => (
+            ", AuthScheme=\"ServiceAccount\", OAuthAccess=\"TOKEN\"",
+            " -H 'Authorization: ServiceAccount TOKEN'",
+        ),
+    };
+    let key = "00000000000000000000000000000000000000aa";
+    let hash = "4878CA0425C739FA427F7EDA20FE845F6B2E46BA";
+    format!(
+        "\n  paste into Config/DefaultEngine.ini of the Unreal project:\n\n\
+         [StorageServers]\n\
+         Cloud=(Host=\"{address}\", Namespace=\"my.project\"{token})\n\n  \
+         prove that it works (stores and reads back the word test):\n\n\
+         curl -fsS -X PUT {address}/api/v1/refs/my.project/default/{key} --data-binary test \\\n  \
+         -H 'Content-Type: application/octet-stream' -H 'X-Jupiter-IoHash: {hash}'{header} &&\n\
+         curl -fsS {address}/api/v1/refs/my.project/default/{key}.json{header}\n\n"
+    )
 }
 
 #[cfg(test)]

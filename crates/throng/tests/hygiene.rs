@@ -31,7 +31,16 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     // Composition.
     (
         "throng-server",
-        &["throng-gateway", "throng-http", "throng-net", "throng-stdx", "throng-wire"],
+        &[
+            "throng-cache",
+            "throng-ddc",
+            "throng-gateway",
+            "throng-http",
+            "throng-net",
+            "throng-stdx",
+            "throng-store",
+            "throng-wire",
+        ],
         &["throng-client", "throng-conformance"],
     ),
     (

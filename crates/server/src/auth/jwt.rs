@@ -123,8 +123,19 @@ impl Jwt {
     }
 
     async fn verdict(&self, login: &Login) -> Verdict {
-        let token = login.token.0.as_str();
-        let Some(algorithm_and_kid) = self.rules.header(token) else { return Verdict::InvalidLt };
+        match self.claims(&login.token.0).await {
+            Err(verdict) => verdict,
+            Ok(claims) if self.rules.names_player(&claims, &login.player.0) => Verdict::Success,
+            Ok(_) => Verdict::InvalidPit,
+        }
+    }
+
+    /// What a token claims, if it is valid.
+    ///
+    /// # Errors
+    /// [`Verdict::InvalidLt`] if it is not, [`Verdict::Error`] if that cannot be found out.
+    pub(crate) async fn claims(&self, token: &str) -> Result<Value, Verdict> {
+        let Some(algorithm_and_kid) = self.rules.header(token) else { return Err(Verdict::InvalidLt) };
         let (algorithm, kid) = algorithm_and_kid;
         let unknown = match &kid {
             Some(kid) => !self.keys().by_id.contains_key(kid),
@@ -135,17 +146,13 @@ impl Jwt {
         }
         let keys = self.keys();
         if keys.is_empty() {
-            return Verdict::Error("there are no keys to verify tokens with".to_owned());
+            return Err(Verdict::Error("there are no keys to verify tokens with".to_owned()));
         }
         let validation = self.rules.validation(algorithm);
-        let claims = keys
-            .candidates(kid.as_deref(), algorithm)
-            .find_map(|key| jsonwebtoken::decode::<Value>(token, &key.decoding, &validation).ok());
-        match claims {
-            None => Verdict::InvalidLt,
-            Some(token) if self.rules.names_player(&token.claims, &login.player.0) => Verdict::Success,
-            Some(_) => Verdict::InvalidPit,
-        }
+        keys.candidates(kid.as_deref(), algorithm)
+            .find_map(|key| jsonwebtoken::decode::<Value>(token, &key.decoding, &validation).ok())
+            .map(|token| token.claims)
+            .ok_or(Verdict::InvalidLt)
     }
 
     fn keys(&self) -> Arc<Keys> {

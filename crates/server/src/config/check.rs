@@ -25,6 +25,7 @@ pub(super) fn check(config: &Config) -> Vec<Problem> {
     check_listener(config, "gateway.servers", &settings.servers, &mut problems);
     check_listener(config, "gateway.clients", &settings.clients, &mut problems);
     check_http(config, &mut problems);
+    check_ddc(config, &mut problems);
     check_auth(config, &mut problems);
     check_gateway(config, &mut problems);
     if let Err(why) = settings.log.level.parse::<tracing_subscriber::EnvFilter>() {
@@ -158,6 +159,53 @@ fn check_http(config: &Config, problems: &mut Vec<Problem>) {
             }
         }
         Ok(_) => {}
+    }
+}
+
+fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
+    let ddc = &config.settings.ddc;
+    for name in ["tokens_file", "jwt_keys_file", "tls_cert", "tls_key"] {
+        check_file(config, &format!("ddc.{name}"), problems);
+    }
+    if ddc.tls_cert.is_empty() != ddc.tls_key.is_empty() {
+        let message = "`ddc.tls_cert` and `ddc.tls_key` are set together or not at all";
+        problems.push(at(config, ProblemKind::Conflict, "ddc.tls_cert", message));
+    }
+    let open = ddc.tokens_file.is_empty() && ddc.jwt_keys_file.is_empty() && ddc.jwt_jwks_url.is_empty();
+    for (key, addr) in [("ddc.addr", &ddc.addr), ("ddc.internal_addr", &ddc.internal_addr)] {
+        if addr.is_empty() {
+            continue;
+        }
+        match resolve_addr(addr) {
+            Err(why) => {
+                problems.push(at(
+                    config,
+                    ProblemKind::BadValue,
+                    key,
+                    format!("bad value for `{key}`: {why}"),
+                ));
+            }
+            Ok(bound) if open && !ddc.unsafe_binds && !bound.ip().is_loopback() => {
+                let message =
+                    format!("{bound} is reachable from other machines and everything is allowed there");
+                problems.push(
+                    at(config, ProblemKind::UnsafeBind, key, message)
+                        .note("name a file with tokens in `ddc.tokens_file` and what they may do in `ddc.grants`")
+                        .note("or, inside a network that only your own people reach, set `ddc.unsafe_binds = true`"),
+                );
+            }
+            Ok(_) => {}
+        }
+    }
+    for (name, grant) in &ddc.grants {
+        if let Err(why) = crate::ddc::read_grant(name, grant) {
+            problems.push(at(
+                config,
+                ProblemKind::BadValue,
+                "ddc.grants",
+                format!("bad value for `ddc.grants`: {why}"),
+            ));
+        }
     }
 }
 

@@ -411,6 +411,52 @@ section! {
 }
 
 section! {
+    /// The derived-data cache for editors.
+    Ddc {
+        /// Address of the cache; empty opens none. `throng up --only ddc` opens it where `--http` says.
+        addr: String = "", Kind::Addr;
+        /// Address of a second listener, for machines inside: it also serves namespaces that are not public,
+        /// administration and the replication log.
+        internal_addr: String = "", Kind::Addr;
+        /// Certificate chain for TLS on both listeners, PEM; empty = plain HTTP.
+        tls_cert: String = "", Kind::Path;
+        /// Private key for TLS, PEM.
+        tls_key: String = "", Kind::Path;
+        /// When an upload is acknowledged. `sync`: when it is on disk. `cache`: when the system has it, which a power
+        /// failure may undo.
+        durability: String = "sync", Kind::Choice(&["sync", "cache"]);
+        /// File with service accounts: a line has a token and what it claims, as in `TOKEN group=build`. `#` starts a comment.
+        tokens_file: String = "", Kind::Path;
+        /// For signed tokens (JWT): the signature algorithms that are accepted, and no others.
+        jwt_algorithms: Vec<String> = ["RS256", "ES256", "EdDSA"], Kind::List;
+        /// For signed tokens: a file with the keys, a JWKS (JSON) or a public key (PEM).
+        jwt_keys_file: String = "", Kind::Path;
+        /// For signed tokens: address of a JWKS, http or https. It is cached and refreshed.
+        jwt_jwks_url: String = "", Kind::Text;
+        /// For signed tokens: required audience (`aud`); empty = not checked.
+        jwt_audience: String = "", Kind::Text;
+        /// For signed tokens: required issuer (`iss`); empty = not checked.
+        jwt_issuer: String = "", Kind::Text;
+        /// Who may do what, by a name of your choice: `CLAIMS ACTIONS NAMESPACES`, each a list with commas, as in
+        /// `group=artists ReadObject,WriteObject game,test`. `*` is any caller or namespace. Without tokens and keys
+        /// everything is allowed.
+        grants: BTreeMap<String, String> = (), Kind::Map;
+        /// Namespaces that only the internal listener serves.
+        internal_namespaces: Vec<String> = [], Kind::List;
+        /// Allows a listener beyond loopback that asks nobody who they are.
+        unsafe_binds: bool = false, Kind::Bool;
+        /// Replaces the object of a ref without the client having to say that it means it.
+        overwrite_refs: bool = true, Kind::Bool;
+        /// Takes compressed buffers whose content cannot be verified here: those of Oodle, which editors send by default.
+        unverified: bool = true, Kind::Bool;
+        /// Largest upload of one blob.
+        blob_bytes_max: u64 = 16 * GIB, int(1 << 20, 1024 * GIB), "bytes";
+        /// Connections that may be open at a time.
+        connections_max: usize = 1_024, int(1, 65_536), "connections";
+    }
+}
+
+section! {
     /// The listener for health, metrics, monitoring and profiles.
     Http {
         /// Address of the listener; empty opens none.
@@ -471,6 +517,8 @@ pub struct Settings {
     pub recovery: Recovery,
     /// `[gateway.recordings]`
     pub recordings: Recordings,
+    /// `[ddc]`
+    pub ddc: Ddc,
     /// `[http]`
     pub http: Http,
     /// `[metrics]`
@@ -492,6 +540,7 @@ impl Settings {
             limits: Limits::read(values, "gateway.limits"),
             recovery: Recovery::read(values, "gateway.recovery"),
             recordings: Recordings::read(values, "gateway.recordings"),
+            ddc: Ddc::read(values, "ddc"),
             http: Http::read(values, "http"),
             metrics: Metrics::read(values, "metrics"),
             log: Log::read(values, "log"),
@@ -522,6 +571,7 @@ pub const SECTIONS: &[Section] = &[
         heading: "Recovery",
     },
     Section { path: "gateway.recordings", doc: "Recordings of what clients send.", heading: "Recordings" },
+    Section { path: "ddc", doc: "The derived-data cache for editors.", heading: "Derived-data cache" },
     Section { path: "http", doc: "Health, metrics, monitoring and profiles.", heading: "Admin HTTP" },
     Section { path: "metrics", doc: "The metrics page.", heading: "Metrics" },
     Section { path: "log", doc: "Logs.", heading: "Logging" },
@@ -539,6 +589,7 @@ pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
     keys.extend(Limits::keys("gateway.limits"));
     keys.extend(Recovery::keys("gateway.recovery"));
     keys.extend(Recordings::keys("gateway.recordings"));
+    keys.extend(Ddc::keys("ddc"));
     keys.extend(Http::keys("http"));
     keys.extend(Metrics::keys("metrics"));
     keys.extend(Log::keys("log"));

@@ -1,0 +1,150 @@
+//! `throng up --only ddc` from outside: the lines to paste, and what a process leaves behind when it is killed.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Hash of the word `test`, and the ref that the ready text writes.
+const HASH: &str = "4878CA0425C739FA427F7EDA20FE845F6B2E46BA";
+/// Times that the process is killed while it takes uploads.
+const KILLS: usize = 12;
+
+struct Cache {
+    child: Child,
+    addr: String,
+    block: String,
+}
+
+impl Cache {
+    fn start(folder: &Path) -> Cache {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_throng"))
+            .args(["up", "--only", "ddc", "--data", "d", "--http", "127.0.0.1:0"])
+            .current_dir(folder)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the program starts");
+        let mut block = String::new();
+        let mut addr = String::new();
+        for line in BufReader::new(child.stdout.take().expect("it is piped")).lines() {
+            let line = line.expect("text");
+            if let Some((_, rest)) =
+                line.split_once("http://").filter(|_| line.trim_start().starts_with("cache"))
+            {
+                addr = rest.trim().to_owned();
+            }
+            block.push_str(&line);
+            block.push('\n');
+            if line.trim_start().starts_with("stop") {
+                break;
+            }
+        }
+        assert!(!addr.is_empty(), "not ready: {block}");
+        Cache { child, addr, block }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.addr).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time limit");
+        stream
+    }
+
+    fn kill(mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it ended");
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends a request on a kept connection: status and body. `None` if the connection broke.
+fn send(
+    stream: &mut TcpStream,
+    method: &str,
+    path: &str,
+    headers: &str,
+    body: &[u8],
+) -> Option<(u16, Vec<u8>)> {
+    let head =
+        format!("{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n{headers}\r\n", body.len());
+    stream.write_all(&[head.as_bytes(), body].concat()).ok()?;
+    let mut answer = Vec::new();
+    let end = loop {
+        if let Some(at) = answer.windows(4).position(|window| window == b"\r\n\r\n") {
+            break at + 4;
+        }
+        let mut piece = [0; 4096];
+        let count = stream.read(&mut piece).ok().filter(|count| *count > 0)?;
+        answer.extend_from_slice(&piece[..count]);
+    };
+    let head = String::from_utf8_lossy(&answer[..end]).to_ascii_lowercase();
+    let status = head.split(' ').nth(1)?.parse().ok()?;
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "))?.trim().parse().ok()?;
+    let mut body = answer.split_off(end);
+    let have = body.len();
+    body.resize(length, 0);
+    stream.read_exact(&mut body[have.min(length)..]).ok()?;
+    Some((status, body))
+}
+
+#[test]
+fn the_ready_text_tells_what_to_paste_and_its_proof_works() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let cache = Cache::start(folder.path());
+    let host = format!("Cloud=(Host=\"http://{}\", Namespace=\"my.project\")", cache.addr);
+    assert!(cache.block.contains("[StorageServers]\n") && cache.block.contains(&host), "{}", cache.block);
+    let path = cache.block.split_whitespace().find(|word| word.contains("/api/v1/refs/")).expect("a curl");
+    let (_, path) = path.split_once(&cache.addr).expect("an address");
+    let headers = format!("Content-Type: application/octet-stream\r\nX-Jupiter-IoHash: {HASH}\r\n");
+    let mut stream = cache.connect();
+    let put = send(&mut stream, "PUT", path, &headers, b"test").expect("an answer");
+    assert_eq!(put, (200, b"{\"needs\":[]}".to_vec()));
+    let got = send(&mut stream, "GET", &format!("{path}.json"), "", b"").expect("an answer");
+    assert_eq!(got.1, format!("{{\"RawHash\":\"{}\",\"RawSize\":4}}", HASH.to_lowercase()).into_bytes());
+}
+
+#[test]
+fn what_was_acknowledged_survives_being_killed() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut acknowledged: Vec<(String, Vec<u8>)> = Vec::new();
+    for round in 0..KILLS {
+        let cache = Cache::start(folder.path());
+        // Everything of earlier lives first.
+        let mut stream = cache.connect();
+        for (path, body) in &acknowledged {
+            let got = send(&mut stream, "GET", path, "Accept: */*\r\n", b"").expect("an answer");
+            assert_eq!(got, (200, body.clone()), "{path} was acknowledged");
+        }
+        // The server computes the hash and names it: what it names is acknowledged.
+        let writer = std::thread::spawn(move || {
+            let mut done = Vec::new();
+            for number in 0_u32.. {
+                let size = [10, 5_000, 70_000, 1_500_000][number as usize % 4];
+                let mut body = vec![round as u8; size];
+                body[..4].copy_from_slice(&number.to_le_bytes());
+                let type_ = "Content-Type: application/octet-stream\r\n";
+                let Some((200, answer)) = send(&mut stream, "POST", "/api/v1/blobs/test", type_, &body)
+                else {
+                    break;
+                };
+                let answer: serde_json::Value = serde_json::from_slice(&answer).expect("JSON");
+                let hash = answer["identifier"].as_str().expect("a hash");
+                done.push((format!("/api/v1/blobs/test/{hash}"), body));
+            }
+            done
+        });
+        // The moment is the writer's: killed after some answers, in the middle of the next.
+        std::thread::park_timeout(Duration::from_millis(20 + 13 * round as u64 % 60));
+        cache.kill();
+        acknowledged.extend(writer.join().expect("the writer ends when the connection does"));
+    }
+    assert!(!acknowledged.is_empty(), "nothing was acknowledged in {KILLS} lives");
+}
