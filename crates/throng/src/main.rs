@@ -10,6 +10,7 @@ mod health;
 mod keys;
 mod output;
 mod replay;
+mod replication;
 mod shell;
 mod swarm;
 mod up;
@@ -26,6 +27,12 @@ fn main() -> ExitCode {
     // The reference's flags are no clap flags: one dash, Go's rules for values.
     if arguments.get(1).is_some_and(|word| word == "channeld") {
         return channeld::run(&arguments[2..]);
+    }
+    // Its flags are its own, and none of the load suite's.
+    if arguments.get(1).is_some_and(|word| word == "bench")
+        && arguments.get(2).is_some_and(|word| word == "replication")
+    {
+        return replication::run(&arguments[3..]);
     }
     let matches = match cli::command().try_get_matches_from(&arguments) {
         Ok(matches) => matches,

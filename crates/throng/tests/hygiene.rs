@@ -45,7 +45,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ),
     (
         "throng",
-        &["throng-load", "throng-server", "throng-sim"],
+        &["throng-load", "throng-replication-bench", "throng-server", "throng-sim"],
         &["throng-client", "throng-gateway", "throng-wire"],
     ),
     ("throng-replication-bench", &["throng-replication", "throng-stdx"], &[]),

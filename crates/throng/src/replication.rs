@@ -1,0 +1,201 @@
+//! `throng bench replication`: the replication workloads, method by method, beside the published figures.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+use throng_replication_bench::case::{self, Case, Mode, Outcome};
+use throng_replication_bench::workload::{Chests, Group, SEED_BASE};
+
+use crate::bench::{print, say};
+
+/// Measure state replication: the published groups, by thread CPU time
+#[derive(Debug, Parser)]
+#[command(name = "throng bench replication", after_help = AFTER_HELP)]
+struct ReplicationArgs {
+    /// One group, 1 to 5
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=5), value_name = "N")]
+    group: Option<u8>,
+    /// One method
+    #[arg(long, value_enum)]
+    mode: Option<ModeName>,
+    /// How often chests change, in groups 3 and 4
+    #[arg(long, value_enum)]
+    chests: Option<ChestsName>,
+    /// Every group and method, as a table beside the published figures; also what happens without arguments
+    #[arg(long)]
+    all: bool,
+    /// Chance of a packet to be lost, in percent
+    #[arg(long, default_value_t = 0.0, value_name = "PERCENT")]
+    loss: f64,
+    /// Bytes that a connection may get in a frame
+    #[arg(long, value_name = "BYTES")]
+    budget: Option<usize>,
+    /// Seed of the world
+    #[arg(long, default_value_t = SEED_BASE, value_name = "SEED")]
+    seed_base: u64,
+    /// Measured frames
+    #[arg(long, default_value_t = 300)]
+    frames: u32,
+    /// Frames before them
+    #[arg(long, default_value_t = 60)]
+    warmup: u32,
+    /// Threads of the connection stage
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+    /// Feed every packet to a receiver and compare all replicas; the times mean nothing then
+    #[arg(long)]
+    verify: bool,
+    /// Print JSON, one object a line
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ModeName {
+    Legacy,
+    Graph,
+    Shared,
+    SharedDelta,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ChestsName {
+    Sparse,
+    Full,
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  throng bench replication                                 every group and method
+  throng bench replication --group 1 --mode shared --json  one case
+  throng bench replication --group 3 --loss 5 --verify     every method's replicas, compared bit by bit
+
+Exit code 1: a checksum is not the published one, or replicas differ.";
+
+/// Published averages of other engines' methods, in microseconds: flush of all connections, and one connection.
+const PUBLISHED: &[(u8, &str, f64, f64)] = &[
+    (1, "Legacy", 58_050.0, 450.0),
+    (1, "Legacy + RG", 62_700.0, 602.0),
+    (1, "Iris", 8_680.0, 50.0),
+    (2, "Legacy", 7_160.0, 48.3),
+    (2, "Legacy + RG", 8_810.0, 64.0),
+    (2, "Iris", 6_700.0, 24.4),
+    (3, "Legacy + RG", 20_630.0, 179.0),
+    (3, "Iris", 12_840.0, 85.9),
+    (4, "Legacy + RG", 32_120.0, 288.0),
+    (4, "Iris", 24_280.0, 95.1),
+];
+
+/// Runs with the words after `bench replication`.
+pub(crate) fn run(words: &[OsString]) -> ExitCode {
+    let name = OsString::from("throng bench replication");
+    let args = match ReplicationArgs::try_parse_from(std::iter::once(&name).chain(words)) {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(error.exit_code().clamp(0, 2) as u8);
+        }
+    };
+    match run_cases(&args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            say(&format!("error: {error}"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run_cases(args: &ReplicationArgs) -> Result<bool, Box<dyn std::error::Error>> {
+    let groups: Vec<u8> = args.group.filter(|_| !args.all).map_or((1..=5).collect(), |group| vec![group]);
+    let modes: Vec<Mode> = match args.mode.filter(|_| !args.all) {
+        None => Mode::ALL.to_vec(),
+        Some(ModeName::Legacy) => vec![Mode::Legacy],
+        Some(ModeName::Graph) => vec![Mode::Graph],
+        Some(ModeName::Shared) => vec![Mode::Shared],
+        Some(ModeName::SharedDelta) => vec![Mode::SharedDelta],
+    };
+    let mut holds = true;
+    for number in groups {
+        let variants = match (number, args.chests) {
+            (3 | 4, None) => vec![Chests::Sparse, Chests::Full],
+            (_, Some(ChestsName::Full)) => vec![Chests::Full],
+            _ => vec![Chests::Sparse],
+        };
+        for chests in variants {
+            if !args.json {
+                print(&heading(number, chests))?;
+            }
+            for mode in &modes {
+                let Some(group) = Group::new(number) else { continue };
+                let case = Case {
+                    chests,
+                    seed_base: args.seed_base,
+                    frames: args.frames,
+                    warmup: args.warmup,
+                    loss: args.loss / 100.0,
+                    budget: args.budget,
+                    threads: args.threads,
+                    verify: args.verify,
+                    ..Case::new(group, *mode)
+                };
+                let outcome = case::run(&case);
+                holds &= outcome.holds();
+                if args.json {
+                    print(&format!("{}\n", serde_json::to_string(&outcome)?))?;
+                } else {
+                    print(&row(&outcome))?;
+                }
+            }
+            if !args.json {
+                print(&published(number))?;
+            }
+        }
+    }
+    Ok(holds)
+}
+
+fn heading(number: u8, chests: Chests) -> String {
+    let variant = match (number, chests) {
+        (3 | 4, Chests::Sparse) => ", chests change sparsely",
+        (3 | 4, Chests::Full) => ", chests change every frame",
+        _ => "",
+    };
+    format!(
+        "\nGroup {number}{variant}\n{:<14}{:>10}{:>10}{:>10}{:>10}{:>12}{:>12}{:>10}{:>9}\n",
+        "method", "net us", "p50", "p99", "max", "per conn us", "shared us", "frame us", "bytes"
+    )
+}
+
+fn row(outcome: &Outcome) -> String {
+    let net = outcome.net_us;
+    let mut row = format!(
+        "{:<14}{:>10.1}{:>10.1}{:>10.1}{:>10.1}{:>12.3}{:>12.1}{:>10.1}{:>9.1}",
+        outcome.mode,
+        net.mean,
+        net.p50,
+        net.p99,
+        net.max,
+        outcome.per_conn_us.mean,
+        outcome.shared_us.mean,
+        outcome.frame_us.mean,
+        outcome.bytes_per_client_frame,
+    );
+    if outcome.checksum_matches == Some(false) {
+        row.push_str("  workload differs");
+    }
+    if let Some(verified) = outcome.verify {
+        row.push_str(&format!("  {} replicas, {} differ", verified.replicas, verified.differing));
+    }
+    row.push('\n');
+    row
+}
+
+fn published(number: u8) -> String {
+    let rows = PUBLISHED.iter().filter(|(group, ..)| *group == number);
+    rows.map(|(_, name, net, conn)| {
+        format!("{:<14}{net:>10.0}{:>42.1}   published, another engine and machine\n", name, conn)
+    })
+    .collect()
+}
