@@ -1,7 +1,20 @@
-//! Bytes per client stay within the published bounds.
+//! All methods bring all replicas up to date, with and without loss; threads change no byte.
 
 use throng_replication_bench::case::{Case, Mode, run};
 use throng_replication_bench::workload::Group;
+
+#[test]
+fn every_method_converges() {
+    for mode in Mode::ALL {
+        for (number, loss, frames) in [(1, 0.05, 4), (3, 0.02, 4)] {
+            let group = Group::new(number).unwrap();
+            let case = Case { loss, frames, warmup: 4, verify: true, ..Case::new(group, mode) };
+            let verified = run(&case).verify.unwrap();
+            assert!(verified.replicas > 90, "{verified:?}");
+            assert_eq!(verified.differing, 0, "group {number}, {mode:?}, loss {loss}: {verified:?}");
+        }
+    }
+}
 
 #[test]
 fn records_are_shared_and_bytes_within_bounds() {
