@@ -232,6 +232,7 @@ impl Channel {
         }) as u32;
         self.by_conn.insert(address.conn, key);
         board.add_place(address.conn, self.id);
+        board.tell_held(address.conn, self.id, true);
         board.stats.subscriptions += 1;
         self.start_fan_out(board, key);
     }
@@ -283,6 +284,7 @@ impl Channel {
         let Some(key) = self.by_conn.remove(&conn) else { return false };
         self.leave(key);
         self.subs.remove(key as usize);
+        board.tell_held(conn, self.id, false);
         board.stats.subscriptions -= 1;
         if self.owner != Some(conn) {
             board.remove_place(conn, self.id);

@@ -108,7 +108,7 @@ pub struct Limits {
     pub channels: usize,
     /// Channels that one client connection has created and that still exist.
     pub channels_per_client: usize,
-    /// Subscriptions of one client connection, per shard.
+    /// Subscriptions of one client connection.
     pub subscriptions_per_client: usize,
     /// Bytes of a channel's metadata.
     pub metadata_bytes: usize,

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use smallvec::SmallVec;
 use throng_stdx::{Instant, TimerKey};
 use throng_wire::FrameReader;
 
@@ -39,6 +40,8 @@ pub(crate) struct Connection {
     pub(crate) progressed: Instant,
     /// The one timer of the connection, for whatever deadline comes first.
     pub(crate) timer: Option<(Instant, TimerKey)>,
+    /// Channels that a client is subscribed to, on whatever shard, or has asked for.
+    pub(crate) held: SmallVec<[ChannelId; 4]>,
     /// Channels whose state updates were dropped and that have not been made good.
     pub(crate) lagging: Vec<Lag>,
     pub(crate) reader: FrameReader,

@@ -3,9 +3,9 @@
 //! | from | to | letters |
 //! |---|---|---|
 //! | a connection's shard | a channel's home | [`Letter::Messages`], [`Letter::Resume`] |
-//! | a channel's home | connections' shards | [`Letter::Append`], [`Letter::Deliver`], [`Letter::NotSubscribed`] |
+//! | a channel's home | connections' shards | [`Letter::Append`], [`Letter::Deliver`], [`Letter::NotSubscribed`], [`Letter::Held`] |
 //! | shard 0 | all | [`Letter::Opened`], [`Letter::Authenticated`], [`Letter::Recovered`], [`Letter::Restore`], [`Letter::Settled`], [`Letter::Expired`], [`Letter::GlobalOwner`] |
-//! | a connection's shard | all | [`Letter::Closed`] |
+//! | a connection's shard | all | [`Letter::Closed`], [`Letter::Full`] |
 //! | shard 0 | a channel's home | [`Letter::CreateChannel`] |
 //! | any | a channel's home | [`Letter::RemoveChannel`] |
 //! | a channel's home | shard 0 | [`Letter::ChannelRemoved`], [`Letter::Restored`], [`Letter::SpawnInCell`], [`Letter::ObjectSpawned`], [`Letter::ObjectDestroyed`] |
@@ -111,6 +111,17 @@ pub(crate) enum Letter {
     NotSubscribed {
         channel: ChannelId,
         conn: ConnId,
+    },
+    /// A client of the receiving shard is, or is no longer, subscribed to a channel of the sending one.
+    Held {
+        conn: ConnId,
+        channel: ChannelId,
+        held: bool,
+    },
+    /// A client has, or no longer has, as many subscriptions as it may.
+    Full {
+        conn: ConnId,
+        full: bool,
     },
     CreateChannel(Box<NewChannel>),
     /// Remove a channel if the sender may; `head` is the request's.

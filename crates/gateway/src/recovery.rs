@@ -283,12 +283,13 @@ impl Shard {
         };
         // Nothing that happened to the fresh id carries over.
         self.leave_channels(fresh, peer.kind, false);
-        let peer = crate::switchboard::Peer { recovering: true, ..peer };
+        let peer = crate::switchboard::Peer { recovering: true, full: false, ..peer };
         self.board.peers.insert(old, peer);
         if peer.shard == self.board.index
             && let Some(conn) = self.board.conns.get_mut(peer.slot as usize)
         {
             conn.id = old;
+            conn.held.clear();
         }
     }
 

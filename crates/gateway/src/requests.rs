@@ -223,6 +223,7 @@ impl Shard {
             subscribers.chain(channel.owner).chain(channel.lost.iter().map(|lost| lost.conn)).collect();
         for conn in involved {
             board.remove_place(conn, id);
+            board.tell_held(conn, id, false);
         }
         board.stats.subscriptions -= channel.subs.len() as u64;
         if let Some(count) = board.stats.channels.get_mut(&channel.channel_type) {
@@ -337,11 +338,9 @@ impl Shard {
         }
         let existing = channel.subscription(target).map(|sub| sub.options.masks.len());
         check_masks(board, existing.unwrap_or(0), options.as_ref())?;
-        if existing.is_none() && peer.kind == ConnKind::Client {
-            let held = board.places.get(&target).map_or(0, |places| places.len());
-            if held >= config.limits.subscriptions_per_client {
-                return Err(Refusal::SubscriptionsPerConnection);
-            }
+        // What a client asks for itself its own shard has admitted.
+        if existing.is_none() && target != sender.conn && peer.full {
+            return Err(Refusal::SubscriptionsPerConnection);
         }
         let subscribed = channel.subscribe(board, address, peer.kind, options.as_ref());
         let names_rate = options.as_ref().is_some_and(|options| options.fan_out_interval_ms.is_some());

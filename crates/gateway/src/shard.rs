@@ -375,6 +375,7 @@ impl Shard {
                 received: board.now,
                 progressed: board.now,
                 timer: None,
+                held: Default::default(),
                 lagging: Vec::new(),
                 reader: FrameReader::new(limits),
                 outbox: Outbox::new(framing),
@@ -387,7 +388,7 @@ impl Shard {
                 board.doom_slot(slot, CloseReason::Shutdown);
             }
         }
-        self.board.peers.insert(conn, Peer { kind, shard, slot, recovering: false });
+        self.board.peers.insert(conn, Peer { kind, shard, slot, recovering: false, full: false });
     }
 
     /// Handles what this input has caused within the shard: letters to itself, then closures, until none are left.
@@ -585,6 +586,13 @@ impl Shard {
             stub: message.stub_id,
             msg_type,
         };
+        if msg_type == MessageType::SubToChannel as u32
+            && sender.kind == ConnKind::Client
+            && !board.reserve(slot, head.channel)
+        {
+            board.refuse(Refusal::SubscriptionsPerConnection);
+            return ControlFlow::Continue(());
+        }
         let home = board.home(head.channel);
         // Authentication takes effect after the read that brought it, as if it had gone through a queue: whatever was
         // sent along with it is still refused (spec §4.3).
@@ -630,6 +638,18 @@ impl Shard {
         };
         if let Err(refusal) = result {
             self.board.refuse(refusal);
+            if head.msg_type == MessageType::SubToChannel as u32 {
+                self.subscription_refused(sender.conn, head.channel);
+            }
+        }
+    }
+
+    /// Gives back what a client's shard reserved for a subscription.
+    #[cold]
+    fn subscription_refused(&mut self, conn: ConnId, channel: ChannelId) {
+        let known = self.channels.get(&channel);
+        if known.is_none_or(|channel| channel.subscription(conn).is_none()) {
+            self.board.tell_held(conn, channel, false);
         }
     }
 
@@ -694,6 +714,12 @@ impl Shard {
                 }
             }
             Letter::ChannelRemoved { channel } => self.channel_removed(channel),
+            Letter::Held { conn, channel, held } => self.board.set_held(conn, channel, held),
+            Letter::Full { conn, full } => {
+                if let Some(peer) = self.board.peers.get_mut(&conn) {
+                    peer.full = full;
+                }
+            }
             letter @ (Letter::SpawnInCell { .. }
             | Letter::ObjectSpawned { .. }
             | Letter::ObjectDestroyed { .. }) => {

@@ -32,6 +32,8 @@ pub(crate) struct Peer {
     pub(crate) slot: u32,
     /// It has returned and RECOVERY_END has not been sent.
     pub(crate) recovering: bool,
+    /// A client with as many subscriptions as it may have.
+    pub(crate) full: bool,
 }
 
 /// Where to find a recipient without a look-up; kept by channels for their subscribers.
@@ -436,6 +438,54 @@ impl Switchboard {
     /// The shard that owns a channel.
     pub(crate) fn home(&self, channel: ChannelId) -> ShardIndex {
         channel.home(self.config.spatial_channel_start, self.count)
+    }
+
+    /// Tells a client's own shard that it is, or is no longer, subscribed to a channel of this shard. Only there all its
+    /// subscriptions are known.
+    pub(crate) fn tell_held(&mut self, conn: ConnId, channel: ChannelId, held: bool) {
+        match self.peers.get(&conn) {
+            Some(peer) if peer.kind == ConnKind::Client && peer.shard == self.index => {
+                self.set_held(conn, channel, held);
+            }
+            Some(peer) if peer.kind == ConnKind::Client => {
+                self.post(peer.shard, Letter::Held { conn, channel, held });
+            }
+            _ => {}
+        }
+    }
+
+    /// Keeps the subscriptions of a client of this shard, and tells the others when it reaches or leaves the limit.
+    pub(crate) fn set_held(&mut self, conn: ConnId, channel: ChannelId, held: bool) {
+        let Some(peer) = self.peers.get_mut(&conn).filter(|peer| peer.shard == self.index) else { return };
+        let Some(local) = self.conns.get_mut(peer.slot as usize).filter(|local| local.id == conn) else {
+            return;
+        };
+        let place = local.held.iter().position(|other| *other == channel);
+        match (held, place) {
+            (true, None) => local.held.push(channel),
+            (false, Some(at)) => {
+                local.held.swap_remove(at);
+            }
+            _ => return,
+        }
+        let full = local.held.len() >= self.config.limits.subscriptions_per_client;
+        if peer.full != full {
+            peer.full = full;
+            self.post_others(|| Letter::Full { conn, full });
+        }
+    }
+
+    /// A client of this shard asks for a subscription. False when it would be one too many.
+    pub(crate) fn reserve(&mut self, slot: u32, channel: ChannelId) -> bool {
+        let Some(conn) = self.conns.get(slot as usize) else { return false };
+        if conn.held.contains(&channel) {
+            return true;
+        }
+        let (id, room) = (conn.id, conn.held.len() < self.config.limits.subscriptions_per_client);
+        if room {
+            self.set_held(id, channel, true);
+        }
+        room
     }
 
     pub(crate) fn address(&self, conn: ConnId) -> Option<Address> {

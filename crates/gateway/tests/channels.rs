@@ -416,6 +416,69 @@ fn permissions_are_configurable() {
     assert_eq!(world.refused(Refusal::Permission), 3);
 }
 
+// a client has as many subscriptions as it may, wherever the channels live and however fast it asks.
+#[test]
+fn a20_subscriptions_are_limited_per_connection_whatever_the_shards() {
+    for shards in [1, 2, 4] {
+        let limits = Limits { subscriptions_per_client: 3, ..Limits::default() };
+        let mut world = World::sharded(Config { limits, ..config() }, shards);
+        let server = world.join(ConnKind::Server, "s");
+        // More clients than shards, so that some live elsewhere than their channels.
+        let clients: Vec<Id> = (0..4).map(|_| world.join(ConnKind::Client, "c")).collect();
+        let channels: Vec<u32> =
+            (0..8).map(|_| send_create(&mut world, server, &create(3)).expect("created")).collect();
+        let ask = |channel: u32| {
+            let request = SubscribedToChannelMessage { conn_id: 0, sub_options: None };
+            Send::new(MessageType::SubToChannel, &request).to(channel)
+        };
+        let answers = |world: &mut World, client: Id| -> Vec<u32> {
+            let got = world.take(client);
+            let answers = got.iter().filter(|message| message.msg_type == MessageType::SubToChannel as u32);
+            answers.map(|message| message.channel).collect()
+        };
+        let mut kept = None;
+        for (number, &client) in clients.iter().enumerate() {
+            let refused = |world: &World| world.refused(Refusal::SubscriptionsPerConnection) as usize;
+            let before = refused(&world);
+            // What is refused does not count: channel 99 does not exist.
+            world.send(client, [ask(99)]);
+            assert_eq!(world.refused(Refusal::UnknownChannel) as usize, number + 1);
+            // All at once: no shard can know what the others are about to admit.
+            world.send(client, channels.iter().map(|&channel| ask(channel)));
+            let mut held = answers(&mut world, client);
+            assert_eq!((held.len(), refused(&world) - before), (3, 5), "{shards} shards");
+            // Another level of detail of a channel that it has is no further subscription.
+            let slower = ChannelSubscriptionOptions { fan_out_interval_ms: Some(90), ..Default::default() };
+            let request = SubscribedToChannelMessage { conn_id: 0, sub_options: Some(slower) };
+            world.send(client, [Send::new(MessageType::SubToChannel, &request).to(held[0])]);
+            assert_eq!(refused(&world) - before, 5);
+            // A server cannot exceed the limit for it either.
+            let other = *channels.iter().find(|channel| !held.contains(channel)).expect("eight are too many");
+            subscribe_other(&mut world, server, client, other);
+            assert_eq!((answers(&mut world, client), refused(&world) - before), (vec![], 6));
+            // What it leaves, and what is removed, makes room.
+            let leave = UnsubscribedFromChannelMessage { conn_id: world.conn(client) };
+            world.send(client, [Send::new(MessageType::UnsubFromChannel, &leave).to(held.remove(0))]);
+            subscribe_other(&mut world, server, client, other);
+            assert_eq!((answers(&mut world, client), refused(&world) - before), (vec![other], 6));
+            world.send(client, [ask(held[0])]);
+            assert_eq!(refused(&world) - before, 6, "asking again for what it has");
+            kept = kept.or(Some(held[0]));
+        }
+        let removed = RemoveChannelMessage { channel_id: kept.expect("there are clients") };
+        world.send(server, [Send::new(MessageType::RemoveChannel, &removed)]);
+        let client = clients[0];
+        world.take(client);
+        world.send(client, channels[4..].iter().map(|&channel| ask(channel)));
+        assert_eq!(answers(&mut world, client).len(), 1, "{shards} shards: one was removed");
+    }
+}
+
+fn subscribe_other(world: &mut World, server: Id, client: Id, channel: u32) {
+    let request = SubscribedToChannelMessage { conn_id: world.conn(client), sub_options: None };
+    world.send(server, [Send::new(MessageType::SubToChannel, &request).to(channel)]);
+}
+
 // everything that a peer can make grow has a bound and a counted refusal.
 #[test]
 fn a20_limits_hold_and_are_counted() {
