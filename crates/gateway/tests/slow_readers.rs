@@ -211,6 +211,53 @@ fn a_full_state_larger_than_the_bounds_still_gets_through() {
 }
 
 /// One entry of `testpb.TestMergeMessage.kv` (2): key (1), value (2) with `removed` (1) or `content` (2).
+/// A state cannot tell a receiver to forget a list, so one that appends sees again what it knew. What the state holds is
+/// complete, in order and without repetition, and what follows is new.
+#[test]
+fn a_resynchronised_reader_gets_its_lists_again() {
+    for shards in [1, 2, 4] {
+        let mut world = World::sharded(config(), shards);
+        let owner = world.join(ConnKind::Server, "s");
+        let channel = channel(&mut world, owner);
+        let slow = world.join(ConnKind::Client, "slow");
+        subscribe(&mut world, slow, channel);
+        world.take(slow);
+        // Elements of the list (3) with a number (1), and a text (1) that fills the reader's queue.
+        let append = |number: u8| {
+            let value = [&[0x1A, 2, 0x08, number][..], &state(&"x".repeat(100))].concat();
+            let data = Some(prost_types::Any { type_url: TYPE_URL.into(), value });
+            let body = ChannelDataUpdateMessage { data, context_conn_id: 0 };
+            Send::new(MessageType::ChannelDataUpdate, &body).to(channel)
+        };
+        let lists = |messages: &[Received]| -> Vec<Vec<u8>> {
+            let updates = messages.iter().filter(|message| message.msg_type == 8);
+            let values =
+                updates.map(|message| message.decode::<ChannelDataUpdateMessage>().data.expect("data").value);
+            let element = |pair: &[u8]| (pair[..3] == [0x1A, 2, 0x08]).then(|| pair[3]);
+            values.map(|value| value.windows(4).filter_map(element).collect()).collect()
+        };
+        for number in 1..=3 {
+            world.send(owner, [append(number)]);
+            world.run_ms(20);
+        }
+        assert_eq!(lists(&world.take(slow)), [[1], [2], [3]]);
+        world.set_reading(slow, false);
+        for number in 4..=120 {
+            world.send(owner, [append(number)]);
+            world.run_ms(20);
+        }
+        assert!(world.stats().state_dropped > 0);
+        world.set_reading(slow, true);
+        world.run_ms(50);
+        let got = lists(&world.take(slow));
+        let full: Vec<u8> = (1..=120).collect();
+        assert_eq!(got.last(), Some(&full), "the whole list, each element once");
+        world.send(owner, [append(121)]);
+        world.run_ms(20);
+        assert_eq!(lists(&world.take(slow)), [[121]]);
+    }
+}
+
 fn entry(key: u8, content: Option<&str>) -> Vec<u8> {
     let value = match content {
         Some(text) => [&[0x12, text.len() as u8], text.as_bytes()].concat(),
