@@ -2,6 +2,7 @@
 //!
 //! `forward`: 64-byte messages of many clients to the owner of GLOBAL, ns per message.
 //! `fan_out`: the state of 400 entities (58 bytes each) to 400 subscribers, per flush and per delivery.
+//! `all_write`: every subscriber writes its own entity once per window and does not want it back, per flush and per delivery.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -114,8 +115,12 @@ fn forward(bencher: Bencher<'_, '_>, clients: usize) {
 }
 
 fn states(entities: u32, round: u8) -> Vec<u8> {
+    states_of(0..entities, round)
+}
+
+fn states_of(entities: std::ops::Range<u32>, round: u8) -> Vec<u8> {
     let mut out = Vec::new();
-    for entity in 0..entities {
+    for entity in entities {
         let mut entry = vec![0x08];
         throng_wire::write_varint(&mut entry, u64::from(entity) + 1);
         entry.extend_from_slice(&[0x12, 52, 0x0A, 50]);
@@ -151,6 +156,44 @@ fn fan_out(bencher: Bencher<'_, '_>, (subscribers, entities): (usize, u32)) {
     let before = gateway.shard.stats().fan_out_messages;
     bencher.counter(ItemsCount::new(subscribers)).bench_local(|| {
         gateway.shard.handle_bytes(gateway.now, owner, &read);
+        gateway.run(Duration::from_millis(20));
+    });
+    assert!(gateway.shard.stats().fan_out_messages > before);
+}
+
+/// One update of each of the writers, which all subscribe to the same channel, and one flush. `shared` says whether they
+/// write the same entity instead of one each.
+#[divan::bench(args = [(50, false), (200, false), (600, false), (600, true)])]
+fn all_write(bencher: Bencher<'_, '_>, (writers, shared): (u32, bool)) {
+    let mut gateway = Gateway::new();
+    let any = |value| Some(prost_types::Any { type_url: "x/bench.World".into(), value });
+    let create = CreateChannelMessage { channel_type: 1, data: any(Vec::new()), ..Default::default() };
+    let owner = gateway.join(ConnKind::Server);
+    gateway.request(owner, 0, MessageType::CreateChannel, &create);
+    let mut reads = Vec::new();
+    for writer in 0..writers {
+        let client = gateway.join(ConnKind::Client);
+        let options = ChannelSubscriptionOptions {
+            data_access: Some(2),
+            fan_out_interval_ms: Some(20),
+            ..Default::default()
+        };
+        let request = SubscribedToChannelMessage { conn_id: 0, sub_options: Some(options) };
+        gateway.request(client, 0, MessageType::SubToChannel, &request);
+        let entity = if shared { 0 } else { writer };
+        let state = any(states_of(entity..entity + 1, 1));
+        let update = ChannelDataUpdateMessage { data: state, context_conn_id: 0 };
+        let mut packet = Vec::new();
+        let head = MessagePack { msg_type: 8, ..Default::default() };
+        write_message_entry(&mut packet, &head, &update);
+        reads.push((client, framed(&packet)));
+    }
+    gateway.run(Duration::from_millis(100));
+    let before = gateway.shard.stats().fan_out_messages;
+    bencher.counter(ItemsCount::new(writers)).bench_local(|| {
+        for (client, read) in &reads {
+            gateway.shard.handle_bytes(gateway.now, *client, read);
+        }
         gateway.run(Duration::from_millis(20));
     });
     assert!(gateway.shard.stats().fan_out_messages > before);

@@ -11,8 +11,8 @@
 //! Subscribers with the same interval, phase and mask form a cohort. When a window of the cohort ends, the pending
 //! updates are merged and encoded once, and the bytes are shared by all members; a single pending update passes through
 //! as it is. Own bytes are made only for a member that sent one of the pending updates itself and does not want it back,
-//! and for joiners, who are members from then on. Selecting by handling index makes delivery exactly-once whatever the
-//! arrival times.
+//! and for joiners, who are members from then on. Where many members wrote, each one's bytes are pieces of the same pages
+//! ([`Mosaic`]). Selecting by handling index makes delivery exactly-once whatever the arrival times.
 //!
 //! Windows end at `anchor + k * interval` and are flushed at the first tick of the channel at or after that. Since ticks
 //! and windows are whole multiples of their greatest common divisor apart, phases are rounded up to it: that changes no
@@ -30,10 +30,10 @@ use slab::Slab;
 use smallvec::SmallVec;
 use throng_stdx::{Instant, TimerKey};
 use throng_wire::frame::PACKET_BYTES_SEND_MAX;
-use throng_wire::{data_update_entry_len, write_data_update_entry};
+use throng_wire::{data_update_entry_len, write_data_update_entry, write_data_update_head};
 
 use crate::channel::{Channel, Options};
-use crate::data::{Delta, FieldMask, MergeOptions, Plan, Update, filter, removals, split};
+use crate::data::{FieldMask, MergeOptions, Mosaic, Plan, Update, filter, merged, removals, split};
 use crate::ids::{ChannelId, ConnId};
 use crate::mail::{Payload, State};
 use crate::outbox::Entry;
@@ -528,10 +528,15 @@ impl Channel {
             let to = members.iter().filter(|member| !is_private(member)).map(|member| member.address);
             board.deliver(&shared, state, to);
         }
-        for member in members.iter().filter(|member| is_private(member)) {
-            let own = Some(member.address.conn);
-            let payload = self.range_payload(board, start, end, &mask, &folded, own, made);
-            board.deliver(&payload, state, [member.address]);
+        let privates = members.iter().filter(|member| is_private(member));
+        if privates.clone().count() < MOSAIC_MEMBERS_MIN {
+            for member in privates {
+                let own = Some(member.address.conn);
+                let payload = self.range_payload(board, start, end, &mask, &folded, own, made);
+                board.deliver(&payload, state, [member.address]);
+            }
+        } else {
+            self.flush_mosaic(board, start, &mask, &folded, privates);
         }
 
         let mut early = Vec::new();
@@ -565,6 +570,60 @@ impl Channel {
             .any(|joiner| joiner.cursor < end || !joiner.folded.is_empty())
             .then(|| cohort.due_after(at, tick));
         cohort.joiners = early;
+    }
+
+    /// Gives each of many members the updates from `start` on without its own, in pieces of shared pages.
+    fn flush_mosaic<'a>(
+        &self,
+        board: &mut Switchboard,
+        start: u64,
+        mask: &Option<Arc<FieldMask>>,
+        folded: &[Update],
+        members: impl Iterator<Item = &'a Member>,
+    ) {
+        let Some(data) = &self.data else { return };
+        let plan = data.content.plan();
+        let name = EntryName { channel: self.id, type_url: &data.type_url };
+        let from = start.saturating_sub(self.fan.first) as usize;
+        // What was folded is nobody's: who sent some of it has become a joiner. No connection has the id 0.
+        let folded = folded.iter().map(|update| (0, update));
+        let changes = self.fan.ring.range(from..).map(|change| (change.sender.0, &change.update));
+        let mut mosaic = Mosaic::new(
+            plan,
+            self.merge_options,
+            mask.clone(),
+            name.value_bytes_max(),
+            folded.chain(changes),
+        );
+        let state = Some(State { channel: self.id, full: false });
+        let pages: Vec<Payload> = mosaic
+            .pages()
+            .iter()
+            .map(|page| {
+                let mut payload = Payload::new();
+                if !page.is_empty() {
+                    append_entries(board, plan, name, page, &mut payload);
+                }
+                payload
+            })
+            .collect();
+        board.stats.fan_out_encodes += pages.len() as u64;
+        for member in members {
+            let others = mosaic.others(member.address.conn.0);
+            let mut payload: Payload = pages[..others.without.start].iter().flatten().cloned().collect();
+            let value_len: usize = others.pieces.iter().map(bytes::Bytes::len).sum();
+            if value_len > 0 {
+                let mut head = Vec::new();
+                write_data_update_head(&mut head, name.channel.0, name.type_url, value_len);
+                payload.push(Entry::in_pieces(head, others.pieces));
+            }
+            payload.extend(pages[others.without.end..].iter().flatten().cloned());
+            for message in others.messages.iter().filter(|message| !message.is_empty()) {
+                append_entries(board, plan, name, message, &mut payload);
+                board.stats.fan_out_encodes += 1;
+            }
+            board.deliver(&payload, state, [member.address]);
+        }
     }
 
     /// The updates of `start..end`, without those of `own`, as one message; made once per tick for the same range.
@@ -748,6 +807,10 @@ impl Channel {
 /// Intervals that the gateway chose and that have at least so many ticks have eight phases.
 const MANY_TICKS: i64 = 16;
 
+/// Members with own updates in a window from which on their messages are laid out in shared pages. Below, as many merges
+/// cost less than finding out which senders touched the same.
+const MOSAIC_MEMBERS_MIN: usize = 3;
+
 /// Ring slots kept while nothing is pending; a burst gives back what it took.
 const RING_KEEP: usize = 32;
 
@@ -828,27 +891,13 @@ struct EntryName<'a> {
     type_url: &'a str,
 }
 
-/// Merges updates to the messages that say the same; one message in nearly every case.
-fn merged<'a>(
-    plan: &Arc<Plan>,
-    options: Option<&MergeOptions>,
-    mask: Option<&FieldMask>,
-    mut updates: impl Iterator<Item = &'a Update>,
-) -> SmallVec<[bytes::Bytes; 1]> {
-    let Some(first) = updates.next() else { return SmallVec::new() };
-    let Some(second) = updates.next() else {
-        let Some(mask) = mask else { return SmallVec::from_buf([first.bytes().clone()]) };
-        let mut out = Vec::new();
-        filter(plan, mask, first.bytes(), &mut out);
-        return SmallVec::from_buf([out.into()]);
-    };
-    let mut delta = Delta::new(Arc::clone(plan));
-    for update in [first, second].into_iter().chain(updates) {
-        delta.accumulate_checked(update, options);
+impl EntryName<'_> {
+    /// The longest value that fits a packet.
+    fn value_bytes_max(self) -> usize {
+        let overhead = data_update_entry_len(self.channel.0, self.type_url, PACKET_BYTES_SEND_MAX)
+            - PACKET_BYTES_SEND_MAX;
+        PACKET_BYTES_SEND_MAX - overhead
     }
-    let mut out = Vec::new();
-    delta.encode_messages(mask, &mut out);
-    out.into()
 }
 
 /// Merges updates into as few as possible, for keeping.
@@ -881,10 +930,8 @@ fn append_entries(
         out.push(entry(value));
         return;
     }
-    let overhead =
-        data_update_entry_len(name.channel.0, name.type_url, PACKET_BYTES_SEND_MAX) - PACKET_BYTES_SEND_MAX;
     let mut parts = Vec::new();
-    match split(plan, value, PACKET_BYTES_SEND_MAX - overhead, &mut parts) {
+    match split(plan, value, name.value_bytes_max(), &mut parts) {
         Ok(_) => out.extend(parts.iter().map(|part| entry(part))),
         // A single element over the size of a packet cannot be sent to anybody.
         Err(_) => board.refuse(Refusal::Oversize),

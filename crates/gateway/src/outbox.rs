@@ -16,6 +16,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::{Arc, OnceLock};
 
+use bytes::Bytes;
 use throng_wire::Compressor;
 use throng_wire::frame::{self, Compression, PACKET_BYTES_SEND_MAX, TAG_BYTES};
 
@@ -32,7 +33,10 @@ pub enum Framing {
 /// A complete `Packet.messages` entry shared by everyone who gets it.
 #[derive(Debug)]
 pub(crate) struct Entry {
+    /// All of it, or what comes before the pieces.
     bytes: Box<[u8]>,
+    /// The rest, by reference to bytes that entries share.
+    pieces: Box<[Bytes]>,
     /// The entry alone as a Snappy block; made when the first compressing peer needs it. Empty when compression does not
     /// pay.
     snappy: OnceLock<Box<[u8]>>,
@@ -41,16 +45,25 @@ pub(crate) struct Entry {
 impl Entry {
     pub(crate) fn new(bytes: Vec<u8>) -> Arc<Self> {
         debug_assert!(bytes.len() <= PACKET_BYTES_SEND_MAX, "an entry must fit a packet");
-        Arc::new(Self { bytes: bytes.into_boxed_slice(), snappy: OnceLock::new() })
+        Arc::new(Self { bytes: bytes.into_boxed_slice(), pieces: Box::default(), snappy: OnceLock::new() })
+    }
+
+    /// An entry whose end is made of pieces that other entries have as well.
+    pub(crate) fn in_pieces(head: Vec<u8>, pieces: impl IntoIterator<Item = Bytes>) -> Arc<Self> {
+        let pieces: Box<[Bytes]> = pieces.into_iter().collect();
+        let entry = Self { bytes: head.into_boxed_slice(), pieces, snappy: OnceLock::new() };
+        debug_assert!(entry.len() <= PACKET_BYTES_SEND_MAX, "an entry must fit a packet");
+        Arc::new(entry)
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.bytes.len()
+        self.bytes.len() + self.pieces.iter().map(Bytes::len).sum::<usize>()
     }
 
     fn form(&self, form: Form) -> &[u8] {
         match form {
             Form::Plain => &self.bytes,
+            Form::Piece(index) => &self.pieces[usize::from(index)],
             Form::Snappy => self.snappy(),
         }
     }
@@ -118,6 +131,8 @@ enum Segment {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Plain,
+    /// One of the pieces behind the plain bytes.
+    Piece(u16),
     Snappy,
 }
 
@@ -194,6 +209,7 @@ impl Outbox {
         let Segment::Shared { entry, start: 0, form } = body else { return None };
         let compression = match form {
             Form::Plain => Compression::None,
+            Form::Piece(_) => return None,
             Form::Snappy => Compression::Snappy,
         };
         let tag = frame::tag(body.len(), compression);
@@ -294,7 +310,7 @@ impl Outbox {
     #[inline]
     pub(crate) fn push_shared(&mut self, entry: &Arc<Entry>) {
         let len = entry.len();
-        let alone = self.compress && len >= SNAPPY_ALONE_BYTES;
+        let alone = self.compress && len >= SNAPPY_ALONE_BYTES && entry.pieces.is_empty();
         if alone && self.push_shared_compressed(entry) {
             return;
         }
@@ -305,6 +321,10 @@ impl Outbox {
             open.incompressible |= alone;
         }
         self.segments.push_back(Segment::Shared { entry: Arc::clone(entry), start: 0, form: Form::Plain });
+        for index in 0..entry.pieces.len() {
+            let form = Form::Piece(index as u16);
+            self.segments.push_back(Segment::Shared { entry: Arc::clone(entry), start: 0, form });
+        }
     }
 
     /// Gives a shared entry a frame of its own, so that the block compressed for one peer serves all. False when
@@ -569,6 +589,45 @@ mod tests {
             bytes = &bytes[header + len..];
         }
         out
+    }
+
+    /// An entry in pieces is the same bytes as one in a piece, whatever the framing and the compression.
+    #[test]
+    fn entries_in_pieces_are_their_concatenation() {
+        let bytes: Vec<u8> = (0..2000_u32).map(|i| (i / 7) as u8).collect();
+        let whole = Bytes::from(bytes.clone());
+        for (framing, compress) in
+            [(Framing::Stream, false), (Framing::Stream, true), (Framing::WebSocket, false)]
+        {
+            let entry = |in_pieces: bool| match in_pieces {
+                true => {
+                    let pieces = [whole.slice(10..1500), whole.slice(1500..1600), whole.slice(1600..)];
+                    Entry::in_pieces(bytes[..10].to_vec(), pieces)
+                }
+                false => Entry::new(bytes.clone()),
+            };
+            let written = |in_pieces: bool| {
+                let mut outbox = Outbox::new(framing);
+                outbox.push_shared(&entry(in_pieces));
+                outbox.push_inline(3, |out| out.extend_from_slice(b"end"));
+                if compress {
+                    outbox.set_compress();
+                }
+                let mut out = Vec::new();
+                // Bit by bit, as a slow transport takes it.
+                while !outbox.is_empty() {
+                    let mut slices = Vec::new();
+                    outbox.gather(&mut slices);
+                    let all: Vec<u8> = slices.iter().flat_map(|slice| slice.to_vec()).collect();
+                    let taken = all.len().min(700);
+                    out.extend_from_slice(&all[..taken]);
+                    outbox.advance(taken);
+                }
+                out
+            };
+            assert_eq!(entry(true).len(), entry(false).len());
+            assert_eq!(written(true), written(false));
+        }
     }
 
     #[test]

@@ -82,7 +82,7 @@ pub fn data(input: &[u8]) {
 }
 
 /// The types whose data is attacked: every shape of field, every merge profile, and one that nobody described.
-const TYPES: [&str; 9] = [
+const TYPES: [&str; 10] = [
     "testpb.TestFieldMaskMessage",
     "testpb.TestMapMessage",
     "testpb.TestMergeMessage",
@@ -92,20 +92,31 @@ const TYPES: [&str; 9] = [
     "tpspb.EntityChannelData",
     "unrealpb.CharacterState",
     "nobody.Knows",
+    "tankspb.TankGameChannelData",
 ];
 
-static PLANS: LazyLock<Vec<Arc<Plan>>> =
-    LazyLock::new(|| plans(builder().profile("testpb.TestMergeMessage", Profile::Removable)));
+static PLANS: LazyLock<Vec<Arc<Plan>>> = LazyLock::new(|| {
+    let copy = |fields: &str| format!("copy {fields}").parse().expect("a rule");
+    plans(
+        builder()
+            .profile("testpb.TestMergeMessage", Profile::Removable)
+            .profile("tankspb.TankGameChannelData", Profile::Removable)
+            .rule("tankspb.TankGameChannelData.tankStates", copy("health"))
+            .rule("tankspb.TankGameChannelData.transformStates", copy("position rotation scale")),
+    )
+});
 
 /// The same types as receivers merge them, who know no profiles.
 static READERS: LazyLock<Vec<Arc<Plan>>> = LazyLock::new(|| {
-    plans(TYPES[..8].iter().fold(builder(), |builder, name| builder.profile(name, Profile::Reflect)))
+    let described = TYPES.iter().filter(|name| **name != "nobody.Knows");
+    plans(described.fold(builder(), |builder, name| builder.profile(name, Profile::Reflect)))
 });
 
 fn builder() -> SchemasBuilder {
     SchemasBuilder::new()
         .add_proto("test.proto", include_str!("../../../fixtures/proto/test.proto"))
         .add_proto("chat.proto", include_str!("../../../fixtures/proto/chat.proto"))
+        .add_proto("tanks.proto", include_str!("../../../fixtures/proto/tanks.proto"))
         .add_proto("tps.proto", include_str!("../../../fixtures/proto/tps.proto"))
 }
 

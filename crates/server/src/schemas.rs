@@ -26,6 +26,10 @@ pub(crate) fn load(settings: &Settings) -> Result<Schemas, String> {
         };
         builder = builder.profile(name, profile);
     }
+    for (field, rule) in &gateway.merge_rules {
+        let rule = rule.parse().map_err(|why| format!("`gateway.merge_rules`: `{field}`: {why}"))?;
+        builder = builder.rule(field, rule);
+    }
     let mut sources = Sources::new(&gateway.schema_includes);
     for file in &gateway.schemas {
         let path = Path::new(file);

@@ -177,6 +177,15 @@ pub fn write_data_update_entry_with(
     value_len: usize,
     write_value: impl FnOnce(&mut Vec<u8>),
 ) {
+    write_data_update_head(out, channel_id, type_url, value_len);
+    out.reserve(value_len);
+    let start = out.len();
+    write_value(out);
+    assert_eq!(out.len() - start, value_len, "the value has the length announced");
+}
+
+/// Appends a `CHANNEL_DATA_UPDATE` entry up to its value, for a value of `value_len` bytes that is kept elsewhere.
+pub fn write_data_update_head(out: &mut Vec<u8>, channel_id: u32, type_url: &str, value_len: usize) {
     let any_len = any_len(type_url, value_len);
     // The Any is written even when it is empty: a message field is either there or not.
     let body_len = 1 + varint_len(any_len as u64) + any_len;
@@ -197,13 +206,10 @@ pub fn write_data_update_entry_with(
         value_prefix.byte(0x12);
         value_prefix.varint(value_len as u64);
     }
-    out.reserve(prefix.as_slice().len() + any_len);
+    out.reserve(prefix.as_slice().len() + any_len - value_len);
     out.extend_from_slice(prefix.as_slice());
     out.extend_from_slice(type_url.as_bytes());
     out.extend_from_slice(value_prefix.as_slice());
-    let start = out.len();
-    write_value(out);
-    assert_eq!(out.len() - start, value_len, "the value has the length announced");
 }
 
 /// Bytes that [`write_data_update_entry`] appends.

@@ -77,7 +77,7 @@ mod varint;
 
 pub use body::{
     AnyRef, DataUpdate, Forward, data_update_entry_len, forward_entry_len, write_data_update_entry,
-    write_data_update_entry_with, write_forward_entry,
+    write_data_update_entry_with, write_data_update_head, write_forward_entry,
 };
 pub use encode::{Compressor, FrameWriter, MessageTooLarge, write_frame};
 pub use field::{Field, Fields, GROUP_DEPTH_MAX, WireError, WireType, fields, read_field};

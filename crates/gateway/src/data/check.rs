@@ -85,7 +85,7 @@ pub(crate) fn check(plan: &Plan, bytes: &[u8]) -> Result<Notes, DataError> {
         None => check_opaque(bytes),
     };
     outcome.map_err(|fault| fault.describe(&plan.types))?;
-    if plan.profile == super::Profile::Unreal && !notes.irregular {
+    if (plan.profile == super::Profile::Unreal || plan.has_copies()) && !notes.irregular {
         notes.irregular = has_repeated_keys(plan, bytes);
     }
     Ok(notes)

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 
 use super::DataError;
 use super::check::Update;
@@ -151,4 +152,36 @@ impl Delta {
             None => out.extend_from_slice(&self.opaque),
         }
     }
+}
+
+/// Merges updates to the messages that say the same; one message in nearly every case. A single update passes as it is.
+pub fn merged<'a>(
+    plan: &Arc<Plan>,
+    options: Option<&MergeOptions>,
+    mask: Option<&FieldMask>,
+    mut updates: impl Iterator<Item = &'a Update>,
+) -> SmallVec<[Bytes; 1]> {
+    let Some(first) = updates.next() else { return SmallVec::new() };
+    let Some(second) = updates.next() else {
+        let Some(mask) = mask else { return SmallVec::from_buf([first.bytes().clone()]) };
+        let mut out = Vec::new();
+        super::filter(plan, mask, first.bytes(), &mut out);
+        return SmallVec::from_buf([out.into()]);
+    };
+    let mut delta = Delta::new(Arc::clone(plan));
+    for update in [first, second].into_iter().chain(updates) {
+        delta.accumulate_checked(update, options);
+    }
+    let mut out = Vec::new();
+    delta.encode_messages(mask, &mut out);
+    out.into()
+}
+
+/// An update without what means nothing: zeros of fields without presence.
+pub(crate) fn rewritten(plan: &Arc<Plan>, mask: Option<&FieldMask>, update: &Update) -> Vec<Bytes> {
+    let mut delta = Delta::new(Arc::clone(plan));
+    delta.accumulate_checked(update, None);
+    let mut out = Vec::new();
+    delta.encode_messages(mask, &mut out);
+    out
 }

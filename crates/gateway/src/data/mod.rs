@@ -3,7 +3,7 @@
 //! Games bring their own message types. [`Schemas`] compiles their `.proto` files or descriptor sets into one [`Plan`]
 //! per type; a plan knows every field's number, shape and merge rule. With it [`ChannelData`] merges updates and
 //! encodes full states, [`Delta`] folds the updates of a fan-out window into one, [`FieldMask`] cuts both down to what
-//! a subscriber wants, and [`split`] cuts what is too long for a packet. Nothing is ever decoded into objects: the data
+//! a subscriber wants, [`Mosaic`] leaves out what a subscriber said itself, and [`split`] cuts what is too long for a packet. Nothing is ever decoded into objects: the data
 //! is a tree whose leaves are slices of encoded bytes.
 //!
 //! An update passes [`Update::check`] once. What it cannot refuse there cannot fail later, so a merge happens whole or
@@ -35,9 +35,11 @@ mod list;
 mod map;
 mod mask;
 mod merge;
+mod mosaic;
 mod node;
 mod plan;
 mod removal;
+mod rule;
 mod schema;
 pub(crate) mod shape;
 mod split;
@@ -46,10 +48,12 @@ mod state;
 mod tests;
 
 pub use check::{DEPTH_MAX, Update, validate};
-pub use delta::Delta;
+pub use delta::{Delta, merged};
 pub use mask::{FieldMask, filter};
+pub use mosaic::{Mosaic, Others};
 pub use plan::{DataLimits, MergeOptions, Plan, Profile};
 pub use removal::removals;
+pub use rule::FieldRule;
 pub use schema::{SchemaError, Schemas, SchemasBuilder};
 pub use split::{Joint, Oversize, split};
 pub use state::ChannelData;

@@ -12,6 +12,7 @@ use super::merge::merge_message;
 use super::plan::{
     Class, FieldPlan, Kind, MapValue, MergeOptions, Plan, Profile, TypeIndex, TypePlan, Types,
 };
+use super::rule::{Rule, copy_fields, truncate_retaining};
 
 /// One message. Fields that hold nothing are absent.
 #[derive(Clone, Debug, Default)]
@@ -113,8 +114,9 @@ impl Node {
                         actors = true;
                         continue;
                     }
+                    let rule = plan.rule(slot).filter(|_| rules.target != Target::Load);
                     let map = self.map_mut(slot, &mut hint);
-                    apply_entry(types, map, key, value, class, &record, notes, rules, &mut scratch);
+                    apply_entry(types, map, key, value, class, rule, &record, notes, rules, &mut scratch);
                 }
                 Kind::Records(_) | Kind::Numbers { .. } => {
                     let list = self.list_mut(slot);
@@ -182,7 +184,7 @@ impl Node {
                 continue;
             }
             let map = self.map_mut(slot, &mut hint);
-            apply_entry(&plan.types, map, key, value, Class::Actor, &record, notes, rules, scratch);
+            apply_entry(&plan.types, map, key, value, Class::Actor, None, &record, notes, rules, scratch);
             let parts = entry_parts(record.raw);
             if notes.removed && says_removed(&plan.types, value, parts.value()) {
                 for field in &mut self.fields {
@@ -202,11 +204,15 @@ impl Node {
         for field in &mut self.fields {
             let field_plan = &type_plan.fields[usize::from(field.slot)];
             match &mut field.value {
-                Value::List(list) => {
-                    if let Some((limit, keep_last)) = rules.list_limit {
+                Value::List(list) => match (rules.list_limit, plan.rule(field.slot)) {
+                    (Some((limit, true)), Some(&Rule::Retain { number, span })) => {
+                        truncate_retaining(list, limit, number, span);
+                    }
+                    (Some((limit, keep_last)), _) => {
                         list.truncate(scalar_of(field_plan), limit, keep_last);
                     }
-                }
+                    (None, _) => {}
+                },
                 Value::Map(map) => {
                     if let (true, true, Kind::Map { value, .. }) =
                         (rules.sweeps, map.holds_removed, field_plan.kind)
@@ -417,7 +423,7 @@ impl Node {
     /// left a message member and came back to it.
     pub(crate) fn conflicts(&mut self, plan: &Plan, root: TypeIndex, update: &[u8]) -> bool {
         let type_plan = plan.types.get(root);
-        (plan.profile == Profile::Unreal && self.revives(plan, type_plan, update))
+        ((plan.profile == Profile::Unreal || plan.has_copies()) && self.revives(plan, type_plan, update))
             || (type_plan.has_message_oneof && self.switches_back(plan, root, update))
     }
 
@@ -431,8 +437,13 @@ impl Node {
         for record in Records::new(update) {
             let Some(slot) = type_plan.classify(record.number, record.wire) else { continue };
             let Kind::Map { key, value } = type_plan.fields[usize::from(slot)].kind else { continue };
+            let copies = plan.rule(slot).is_some();
+            if !copies && plan.profile != Profile::Unreal {
+                continue;
+            }
             let parts = entry_parts(record.raw);
-            if plan.class(slot) != Class::Plain && says_removed(&plan.types, value, parts.value()) {
+            if (copies || plan.class(slot) != Class::Plain) && says_removed(&plan.types, value, parts.value())
+            {
                 continue;
             }
             for field in &mut self.fields {
@@ -498,13 +509,14 @@ fn apply_entry(
     key: super::plan::Scalar,
     value: MapValue,
     class: Class,
+    rule: Option<&Rule>,
     record: &Record<'_>,
     notes: Notes,
     rules: Rules,
     scratch: &mut Scratch,
 ) {
     let map_key = Key::of_entry(key, record.payload);
-    if !rules.unreal && !notes.removed {
+    if !rules.unreal && !notes.removed && rule.is_none() {
         map.put(map_key, record.raw);
         return;
     }
@@ -516,11 +528,19 @@ fn apply_entry(
             return;
         }
         map.holds_removed = true;
-        if rules.unreal && class != Class::Plain {
+        if (rules.unreal && class != Class::Plain) || (rule.is_some() && rules.target == Target::Delta) {
             // A removal says all there is to say about the entry.
             map.put(map_key, record.raw);
             return;
         }
+    }
+    if let (Some(Rule::Copy(slots)), MapValue::Message(sub), Some(old)) = (rule, value, map.get(map_key)) {
+        let out = &mut scratch.record;
+        out.clear();
+        let tag = record.number << 3 | u32::from(LEN);
+        copy_fields(types, sub, slots, tag, old, record.raw, out);
+        map.put(map_key, out);
+        return;
     }
     let deep = rules.unreal;
     match (deep, value) {

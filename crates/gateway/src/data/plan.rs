@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::cursor::{FIXED32, FIXED64, LEN, VARINT, read_key_varint, read_varint};
+use super::rule::Rule;
 
 /// How updates of a type are merged into its channel data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,6 +62,8 @@ pub struct Plan {
     pub(crate) root: Option<TypeIndex>,
     /// Fields of the root that the Unreal profile treats in its own way, by slot. Empty in other profiles.
     pub(crate) classes: Box<[Class]>,
+    /// Rules of fields of the root, by slot. Empty when there are none.
+    pub(crate) rules: Box<[Option<Rule>]>,
 }
 
 impl Plan {
@@ -74,6 +77,7 @@ impl Plan {
             types: Arc::new(Types::default()),
             root: None,
             classes: Box::default(),
+            rules: Box::default(),
         }
     }
 
@@ -105,6 +109,16 @@ impl Plan {
     #[must_use]
     pub fn bytes_max(&self) -> usize {
         if self.is_opaque() { self.limits.opaque_bytes_max } else { self.limits.state_bytes_max }
+    }
+
+    /// The rule of the root's field `slot`.
+    pub(crate) fn rule(&self, slot: u16) -> Option<&Rule> {
+        self.rules.get(usize::from(slot))?.as_ref()
+    }
+
+    /// Whether entries of some map take over parts of an update instead of being replaced by it.
+    pub(crate) fn has_copies(&self) -> bool {
+        self.rules.iter().any(|rule| matches!(rule, Some(Rule::Copy(_))))
     }
 
     /// The Unreal class of the root's field `slot`.

@@ -13,6 +13,8 @@ use super::plan::{
     TypeIndex, TypePlan, Types,
 };
 
+use super::rule::{FieldRule, Rule};
+
 /// Files every schema may import, under the names the reference ships them with.
 const BUILT_IN: [(&str, &str); 3] = [
     ("channeld.proto", throng_wire::proto::CHANNELD_PROTO),
@@ -74,6 +76,7 @@ pub struct SchemasBuilder {
     sources: Vec<Source>,
     sets: Vec<(String, Vec<u8>)>,
     profiles: BTreeMap<String, Profile>,
+    rules: BTreeMap<String, FieldRule>,
     limits: DataLimits,
     allow_opaque: bool,
 }
@@ -117,6 +120,14 @@ impl SchemasBuilder {
         self
     }
 
+    /// Sets a rule for a top-level field, by the full name of its type and its own, as in
+    /// `chatpb.ChatChannelData.chatMessages`. Rules act in the profiles [`Profile::Reflect`] and [`Profile::Removable`].
+    #[must_use]
+    pub fn rule(mut self, field: &str, rule: FieldRule) -> Self {
+        self.rules.insert(field.to_owned(), rule);
+        self
+    }
+
     /// Sets the bounds of channel data.
     #[must_use]
     pub fn limits(mut self, limits: DataLimits) -> Self {
@@ -152,14 +163,22 @@ impl SchemasBuilder {
         let types = Arc::new(Types(types));
         for name in self.profiles.keys() {
             if !names.contains_key(name) {
-                let message = format!("merge profile given for {name}, which no schema file defines");
-                return Err(SchemaError { file: String::new(), line: 0, column: 0, message });
+                return Err(unplaced(format!(
+                    "merge profile given for {name}, which no schema file defines"
+                )));
             }
         }
+        let mut rules = compile_rules(&self.rules, &types, &names)?;
         let mut plans = HashMap::with_capacity(names.len());
         for (name, &index) in &names {
             let plan = types.get(index);
             let profile = self.profiles.get(name).copied().unwrap_or_else(|| default_profile(&types, plan));
+            let rules = rules.remove(name).unwrap_or_default();
+            if profile == Profile::Unreal && !rules.is_empty() {
+                return Err(unplaced(format!(
+                    "rules of fields given for {name}, which merges by the profile unreal"
+                )));
+            }
             let classes =
                 if profile == Profile::Unreal { unreal_classes(&types, plan) } else { Box::default() };
             plans.insert(
@@ -171,11 +190,43 @@ impl SchemasBuilder {
                     types: types.clone(),
                     root: Some(index),
                     classes,
+                    rules,
                 }),
             );
         }
         Ok(Schemas { plans, pool, limits: self.limits, allow_opaque: self.allow_opaque })
     }
+}
+
+fn unplaced(message: String) -> SchemaError {
+    SchemaError { file: String::new(), line: 0, column: 0, message }
+}
+
+type SlotRules = Box<[Option<Rule>]>;
+
+/// The rules of each type that has some, by slot.
+fn compile_rules(
+    rules: &BTreeMap<String, FieldRule>,
+    types: &Types,
+    names: &HashMap<String, TypeIndex>,
+) -> Result<HashMap<String, SlotRules>, SchemaError> {
+    let mut compiled: HashMap<String, SlotRules> = HashMap::new();
+    for (path, rule) in rules {
+        let (type_name, field_name) = path.rsplit_once('.').unwrap_or(("", path));
+        let place = names.get(type_name).and_then(|&index| {
+            let fields = &types.get(index).fields;
+            let slot = fields.iter().position(|field| &*field.name == field_name)?;
+            Some((slot, fields))
+        });
+        let Some((slot, fields)) = place else {
+            return Err(unplaced(format!("merge rule given for {path}, which no schema file defines")));
+        };
+        let rule = Rule::compile(rule, types, fields[slot].kind)
+            .map_err(|why| unplaced(format!("merge rule for {path}: {why}")))?;
+        let slots = compiled.entry(type_name.to_owned()).or_insert_with(|| vec![None; fields.len()].into());
+        slots[slot] = Some(rule);
+    }
+    Ok(compiled)
 }
 
 /// Every known message type with its merge plan. The default knows none and refuses what it does not know.

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use throng_gateway::data::FieldRule;
 
 use super::Config;
 use super::keys::Listener;
@@ -291,6 +292,12 @@ fn check_gateway(config: &Config, problems: &mut Vec<Problem>) {
                 at(config, ProblemKind::BadValue, "gateway.profiles", message)
                     .note(format!("allowed: {}", PROFILES.join(", "))),
             );
+        }
+    }
+    for (field, rule) in &gateway.merge_rules {
+        if let Err(why) = rule.parse::<FieldRule>() {
+            let message = format!("bad value for `gateway.merge_rules`: `{field}`: {why}");
+            problems.push(at(config, ProblemKind::BadValue, "gateway.merge_rules", message));
         }
     }
     if let Err(why) = crate::gateway_config::channel_settings(&gateway.channels) {

@@ -240,6 +240,9 @@ section! {
         /// How the data of a message type merges, by full name: `reflect` (the reference's default), `removable`
         /// (honours `removed` map entries), `unreal`.
         profiles: BTreeMap<String, String> = (), Kind::Map;
+        /// Rules of single fields, by the full name of the type and the field: `retain FIELD SPAN` for a list that is cut
+        /// to its last elements, `copy FIELD ...` for a map whose entries take over only these fields.
+        merge_rules: BTreeMap<String, String> = (), Kind::Map;
         /// Channel data of types that no schema describes. `allow` keeps it as bounded opaque bytes, `refuse` drops the update.
         unknown_types: String = "allow", Kind::Choice(&["allow", "refuse"]);
         /// What peers may do. `safe` lets clients act on what they own only, `channeld` lets everyone do what the
@@ -355,7 +358,7 @@ section! {
         channels_max: usize = 65_536, int(1, 4_294_967_295), "channels"; reload;
         /// Channels that one client has created and that still exist.
         channels_per_client_max: usize = 64, int(0, 4_294_967_295), "channels"; reload;
-        /// Subscriptions of one client, per shard.
+        /// Subscriptions of one client.
         subscriptions_per_client_max: usize = 8_192, int(1, 4_294_967_295), "channels"; reload;
         /// Bytes of a channel's metadata.
         metadata_bytes_max: usize = 4_096, int(0, 65_000), "bytes"; reload;

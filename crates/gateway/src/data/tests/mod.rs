@@ -4,6 +4,7 @@ mod behaviour;
 mod fixtures;
 mod model;
 mod property;
+mod rules;
 mod schema;
 mod unreal;
 

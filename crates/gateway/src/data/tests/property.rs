@@ -7,7 +7,7 @@ use throng_stdx::Rng;
 
 use super::*;
 use crate::data::cursor::{LEN, Records, write_prefixed, write_varint};
-use crate::data::{Delta, Joint, Update, filter, split, validate};
+use crate::data::{Delta, Joint, Mosaic, Update, filter, merged, split, validate};
 
 const SHAPES_PROTO: &str = include_str!("shapes.proto");
 
@@ -196,6 +196,46 @@ fn a_delta_does_what_its_updates_did() {
                 &options,
             );
             delta.clear();
+        }
+    });
+}
+
+/// What a writer gets of a window in pieces of shared pages does what a merge without its own updates does.
+#[test]
+fn a_mosaic_without_one_sender_is_the_merge_without_it() {
+    for_all(300, |world, rng| {
+        let start = world.random_bytes(rng);
+        let options = world.options(rng);
+        let senders = 1 + rng.below(5) as u32;
+        let updates: Vec<(u32, Update)> = (0..rng.below(8))
+            .map(|_| {
+                let update = Update::check(&world.plan, Bytes::from(world.random_bytes(rng))).expect("valid");
+                (rng.below(u64::from(senders)) as u32, update)
+            })
+            .collect();
+        let page_max = [20, 200, 60_000][rng.below(3) as usize];
+        let each = updates.iter().map(|(sender, update)| (*sender, update));
+        let mut mosaic = Mosaic::new(&world.plan, options, None, page_max, each);
+        let applied = |messages: &[Bytes]| {
+            let mut data = ChannelData::from_bytes(world.plan.clone(), &start).expect("valid");
+            data.merge(&[], options.as_ref()).expect("empty");
+            for message in messages {
+                data.merge(message, options.as_ref()).expect("valid");
+            }
+            world.decode(&encoded(&data, None))
+        };
+        for sender in 0..=senders {
+            let others = mosaic.others(sender);
+            let without = others.without.clone();
+            let mut messages: Vec<Bytes> = mosaic.pages()[..without.start].to_vec();
+            let piece = others.pieces.concat();
+            assert!(piece.len() <= page_max || mosaic.pages()[without.start].len() > page_max);
+            messages.push(piece.into());
+            messages.extend_from_slice(&mosaic.pages()[without.end..]);
+            messages.extend(others.messages);
+            let plain = updates.iter().filter(|(from, _)| *from != sender).map(|(_, update)| update);
+            let plain = merged(&world.plan, options.as_ref(), None, plain);
+            assert_same(&applied(&messages), &applied(&plain), &(sender, &options));
         }
     });
 }
