@@ -2,7 +2,7 @@
 //!
 //! The published workload: every client sends a small packet each 100 ms, on four lanes in turn, every fifth reliable,
 //! and gets it back. Servers are processes of their own; clients are either real ones on the C library
-//! (`bench/peers/libenet`), each with a host and a socket, or [lean ones](swarm) of our own, where a library would need the
+//! (`bench/peers/libenet`), each with a host and a socket, or lean ones (`swarm`) of our own, where a library would need the
 //! whole machine. The limit is a server that sends every datagram back as it came, with the same batched calls.
 
 mod echo;

@@ -4,8 +4,8 @@
 //! cell to cell, and with it from server to server; players see the cells around them. *Entity LOD*: one game server, no
 //! cells, every character a channel that everyone is subscribed to, at a rate that depends on the distance.
 //!
-//! The game servers are one thread ([`servers`]), the players one or more ([`players`]). What is real stands in
-//! [`truth`]: the players' deliveries are judged by the updates that were sent and by whom they should have reached, and
+//! The game servers are one thread (`servers`), the players one or more (`players`). What is real stands in
+//! `truth`: the players' deliveries are judged by the updates that were sent and by whom they should have reached, and
 //! when the run has come to rest every player's view is compared with the world.
 
 pub(crate) mod avatar;
