@@ -358,9 +358,8 @@ impl Service {
                 }
             }
             Route::BlobBatch => self.blob_batch(&mut ask).await,
-            Route::Family(family, namespace) if ask.method == Method::Delete => {
+            Route::Family(_, namespace) if ask.method == Method::Delete => {
                 self.permit(&ask, DeleteNamespace, &namespace, None)?;
-                let _ = family;
                 self.delete_blobs(&namespace).await?;
                 Ok(empty(StatusCode::NO_CONTENT))
             }

@@ -261,8 +261,9 @@ impl Route {
             | Route::Snapshots(_)
             | Route::Settings => &[Get],
             Route::RefBlob(..) => &[Get, Head, Put],
-            Route::Family(Family::Objects, _) => &[Delete],
-            Route::Family(..) => &[Post, Delete],
+            // Only the family of plain blobs is deleted as a whole.
+            Route::Family(Family::Blobs, _) => &[Post, Delete],
+            Route::Family(..) => &[Post],
             Route::Exists(..) | Route::Exist(..) | Route::RefCleanup | Route::LastAccessRollup => &[Post],
             Route::Blob(..) => &[Get, Head, Put, Delete],
             Route::ContentIdUpdate(..) => &[Put],
@@ -328,7 +329,7 @@ fn refs(parts: &[&str]) -> Result<Route, RouteError> {
 
 fn family(family: Family, parts: &[&str]) -> Result<Route, RouteError> {
     Ok(match *parts {
-        [ns] => Route::Family(family, name(ns)?),
+        [ns] if family != Family::Objects => Route::Family(family, name(ns)?),
         [ns, "exists"] => Route::Exists(family, name(ns)?),
         [ns, "exist"] => Route::Exist(family, name(ns)?),
         [ns, blob] => Route::Blob(family, name(ns)?, hash(blob)?),
@@ -478,6 +479,14 @@ mod tests {
         for unknown in ["", "/", "//", "/api/v2/refs", "/api/v1/refs/n/b/k/x/y/z", "/health"] {
             assert_eq!(find(Method::Get, unknown), Err(RouteError::Unknown), "{unknown}");
         }
+    }
+
+    #[test]
+    fn only_the_family_of_plain_blobs_is_deleted_as_a_whole() {
+        let delete = |path| Route::find(Method::Delete, path);
+        assert_eq!(delete("/api/v1/blobs/n"), Ok(Route::Family(Family::Blobs, "n".parse().unwrap())));
+        assert_eq!(delete("/api/v1/compressed-blobs/n"), Err(RouteError::Method(&[Method::Post])));
+        assert_eq!(delete("/api/v1/objects/n"), Err(RouteError::Unknown));
     }
 
     #[test]

@@ -147,9 +147,9 @@ pub(crate) fn rows() -> Vec<Row> {
         ("create a cell by its own type", Master, 0, 10, 0, create(4), "refused spatial_unavailable"),
         ("query cells", Master, 0, 11, 0, none(), "refused spatial_unavailable"),
         ("update interest", Master, 0, 14, 0, none(), "refused spatial_unavailable"),
-        ("create an entity", Master, 0, 15, 0, none(), "refused spatial_unavailable"),
-        ("add to a group", Master, 0, 16, 0, none(), "refused spatial_unavailable"),
-        ("remove from a group", Master, 0, 17, 0, none(), "refused spatial_unavailable"),
+        ("create an entity", Master, 0, 15, 0, none(), "refused entity_id"),
+        ("add to a group", Master, 0, 16, 0, none(), "refused not_entity"),
+        ("remove from a group", Master, 0, 17, 0, none(), "refused not_entity"),
         ("ask for regions", Master, 0, 99, 0, none(), "refused spatial_unavailable"),
         // Removing.
         ("remove with a body that does not decode", Master, 0, 4, 0, garbage(), "refused bad_body"),
