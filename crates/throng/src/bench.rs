@@ -307,8 +307,11 @@ fn unknown(name: &str) -> String {
     let known: Vec<&str> = TESTS.iter().map(|test| test.name).collect();
     let near =
         known.iter().find(|known| known.split(' ').any(|word| name.split(' ').any(|given| given == word)));
-    let hint = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
-    format!("there is no test `{name}`{hint} Known tests: {}", known.join(", "))
+    let hint = near.map(|near| format!("; did you mean `{near}`")).unwrap_or_default();
+    format!(
+        "there is no test `{name}`{hint}. Known tests: {}; and the suites enet and replication",
+        known.join(", ")
+    )
 }
 
 fn measure(test: &Test, args: &BenchArgs, folder: &str) -> Result<Report, AnyError> {

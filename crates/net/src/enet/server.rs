@@ -175,10 +175,14 @@ impl Server {
             if shard.events.is_empty() {
                 shard.fetch();
             }
-            if let Some(event) = shard.events.pop_front() {
+            let event = shard.events.pop_front();
+            // One that always has more would keep the others from their turn.
+            if shard.events.is_empty() {
+                self.turn = (index + 1) % self.shards.len();
+            }
+            if let Some(event) = event {
                 return Some((ServerPeer { shard: index as u16, peer: event.peer() }, event));
             }
-            self.turn = (index + 1) % self.shards.len();
         }
         None
     }
