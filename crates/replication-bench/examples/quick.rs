@@ -1,4 +1,5 @@
-//! Cost of the library's stages in each group, in a few seconds: `cargo run --release --example quick`.
+//! Cost of the library's stages in each group, in a few seconds: `cargo run --release --example quick`. With the number
+//! of a group and a count of frames, only that one: long enough for a profiler.
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::collections::VecDeque;
@@ -9,6 +10,8 @@ use throng_replication_bench::shared::Shared;
 use throng_replication_bench::workload::{Chests, Group, SEED_BASE, World};
 
 fn main() {
+    let words: Vec<u32> = std::env::args().skip(1).filter_map(|word| word.parse().ok()).collect();
+    let (only, frames) = (words.first().copied(), words.get(1).copied().unwrap_or(300));
     for delta in [false, true] {
         for (number, chests) in [
             (1, Chests::Sparse),
@@ -19,12 +22,14 @@ fn main() {
             (4, Chests::Full),
             (5, Chests::Sparse),
         ] {
-            run(number, chests, delta);
+            if only.is_none_or(|only| only == u32::from(number)) {
+                run(number, chests, delta, frames);
+            }
         }
     }
 }
 
-fn run(number: u8, chests: Chests, delta: bool) {
+fn run(number: u8, chests: Chests, delta: bool, frames: u32) {
     let group = Group::new(number).expect("five groups");
     let mut world = World::new(group, chests, SEED_BASE);
     let mut shared = Shared::new(group.connections, delta, None, 4600.0);
@@ -32,7 +37,7 @@ fn run(number: u8, chests: Chests, delta: bool) {
     let mut arriving: VecDeque<Vec<(u16, u16, u64)>> = VecDeque::new();
     let (mut total, mut stage, mut lanes, mut ack, mut bytes, mut packets) = (0, 0, 0, 0, 0, 0);
     let mut seq = 0_u16;
-    for frame in 1..=360_u32 {
+    for frame in 1..=60 + frames {
         world.step();
         shared.apply(&world.things);
         let start = thread_cpu_ns();
@@ -73,8 +78,8 @@ fn run(number: u8, chests: Chests, delta: bool) {
             lanes += run - begun;
         }
     }
-    let us = |ns: u64| ns as f64 / 300.0 / 1000.0;
-    let per_client = (300 * group.connections) as f64;
+    let us = |ns: u64| ns as f64 / f64::from(frames) / 1000.0;
+    let per_client = (frames as usize * group.connections) as f64;
     println!(
         "group {number} {chests:?} delta {delta}: net {:.1} us (acks {:.1}, shared {:.1}, connections {:.1} = {:.3} each), {:.1} bytes, {:.2} packets",
         us(total),

@@ -52,21 +52,33 @@ pub(crate) struct Stream {
     pub(crate) bytes: Vec<u8>,
     /// Place in the present list by object; meaningful for listed objects only.
     pub(crate) places: Vec<u32>,
+    /// Bit w: the present list has word w.
+    pub(crate) top: Vec<u64>,
+    /// Place in the present list by word; meaningful for listed words only.
+    at: Vec<u32>,
+    /// Records leave properties out that a nearer band carries, so they never complete a receiver's state.
+    pub(crate) partial: bool,
 }
 
 impl Stream {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(partial: bool) -> Self {
         Self {
             ring: (0..RING).map(|_| FrameList::default()).collect(),
             present: 0,
             offsets: vec![0],
             bytes: vec![0; SLACK],
             places: Vec::new(),
+            top: Vec::new(),
+            at: Vec::new(),
+            partial,
         }
     }
 
     /// Clears the present list: `frame` begins.
     pub(crate) fn begin(&mut self, frame: u32, objects: usize) {
+        for word in &self.ring[self.present].words {
+            self.top[word.word as usize / 64] = 0;
+        }
         self.present = frame as usize % RING;
         let list = &mut self.ring[self.present];
         list.words.clear();
@@ -76,6 +88,8 @@ impl Stream {
         self.bytes.clear();
         if self.places.len() < objects {
             self.places.resize(objects, 0);
+            self.at.resize(objects / 64, 0);
+            self.top.resize((objects / 64).div_ceil(64), 0);
         }
     }
 
@@ -90,7 +104,11 @@ impl Stream {
                 last.bits |= bit;
                 last.fast |= if fast { bit } else { 0 };
             }
-            _ => list.words.push(Word { word, first: place, bits: bit, fast: if fast { bit } else { 0 } }),
+            _ => {
+                self.top[word as usize / 64] |= 1 << (word % 64);
+                self.at[word as usize] = list.words.len() as u32;
+                list.words.push(Word { word, first: place, bits: bit, fast: if fast { bit } else { 0 } });
+            }
         }
         list.masks.push(mask);
         self.offsets.push(self.bytes.len() as u32);
@@ -105,6 +123,29 @@ impl Stream {
     #[inline]
     pub(crate) fn present(&self) -> &FrameList {
         &self.ring[self.present]
+    }
+
+    /// Changed objects of the words that `scope` has as well.
+    #[inline]
+    pub(crate) fn among<'a>(&'a self, scope: &'a [u64]) -> impl Iterator<Item = &'a Word> {
+        let words = self.top.iter().zip(scope).map(|(changed, seen)| changed & seen);
+        crate::bitmap::members(words).map(|word| &self.present().words[self.at[word] as usize])
+    }
+
+    /// What changed of an object, if the present list has it.
+    pub(crate) fn mask_of(&self, object: u32) -> u64 {
+        let word = object as usize / 64;
+        if self.top.get(word / 64).is_none_or(|top| top >> (word % 64) & 1 == 0) {
+            return 0;
+        }
+        let listed = self.present().words[self.at[word] as usize].bits >> (object % 64) & 1 != 0;
+        if listed { self.present().masks[self.places[object as usize] as usize] } else { 0 }
+    }
+
+    /// Place of a listed word in the present list.
+    #[inline]
+    pub(crate) fn place_of(&self, word: u32) -> usize {
+        self.at[word as usize] as usize
     }
 
     /// The list of a frame at most [`RING`] - 1 before the present one.

@@ -3,7 +3,7 @@
 //! Cells hold their objects' positions as arrays, so that a query is arithmetic over contiguous memory. An object lives
 //! in one cell of the level whose cell edge is at least its cull distance: three by three cells then hold everything.
 
-use crate::bitmap::Bitmap;
+use crate::bitmap::Sparse;
 
 /// Bounds and cell size of the world. Positions outside are put into the cell at the border, and counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,14 +28,24 @@ const LEVELS_MAX: usize = 16;
 /// Objects that one step of a query tests.
 const LANES: usize = 4;
 
+/// Some objects side by side. Lanes beyond the cell's last object have a negative limit, below which no square lies.
+#[derive(Clone, Copy, Debug)]
+struct Lanes {
+    x: [f32; LANES],
+    y: [f32; LANES],
+    z: [f32; LANES],
+    /// Square of the cull distance.
+    cull: [f32; LANES],
+    objects: [u32; LANES],
+}
+
+const NO_LANES: Lanes =
+    Lanes { x: [0.0; LANES], y: [0.0; LANES], z: [0.0; LANES], cull: [-1.0; LANES], objects: [0; LANES] };
+
 #[derive(Clone, Debug, Default)]
 struct Cell {
-    objects: Vec<u32>,
-    x: Vec<f32>,
-    y: Vec<f32>,
-    z: Vec<f32>,
-    /// Square of the cull distance.
-    cull: Vec<f32>,
+    lanes: Vec<Lanes>,
+    count: usize,
 }
 
 /// Where an object is kept.
@@ -62,7 +72,19 @@ pub(crate) struct Query<'a> {
     pub(crate) view: [f32; 3],
     /// Square of the exit factor; 1 turns the second test off.
     pub(crate) exit: f32,
-    pub(crate) before: &'a Bitmap,
+    pub(crate) before: &'a Sparse,
+    /// Squared limits of bands of detail, nearest first: objects within each, and within the distance at which they
+    /// leave it, are wanted too.
+    pub(crate) bands: &'a [(f32, f32)],
+}
+
+/// What a query finds.
+pub(crate) struct Found<'a> {
+    /// Objects in range, and the words that have any.
+    pub(crate) scope: &'a mut [u64],
+    pub(crate) top: &'a mut [u64],
+    /// For each band: objects within its limit, and those not yet beyond the distance at which they leave it.
+    pub(crate) near: &'a mut [(Vec<u64>, Vec<u64>)],
 }
 
 #[derive(Clone, Debug)]
@@ -111,11 +133,7 @@ impl GridIndex {
         match self.places[object as usize] {
             Some(place) if place.level == level && place.cell == cell => {
                 let cell = &mut self.levels[usize::from(level)].cells[cell as usize];
-                let slot = place.slot as usize;
-                cell.x[slot] = position[0];
-                cell.y[slot] = position[1];
-                cell.z[slot] = position[2];
-                cell.cull[slot] = cull * cull;
+                cell.put(place.slot as usize, object, position, cull * cull);
             }
             _ => {
                 self.remove(object);
@@ -135,21 +153,15 @@ impl GridIndex {
         level.counts[place.cell as usize] -= 1;
         level.objects -= 1;
         let cell = &mut level.cells[place.cell as usize];
-        let slot = place.slot as usize;
-        cell.objects.swap_remove(slot);
-        cell.x.swap_remove(slot);
-        cell.y.swap_remove(slot);
-        cell.z.swap_remove(slot);
-        cell.cull.swap_remove(slot);
-        if let Some(moved) = cell.objects.get(slot) {
-            let moved = &mut self.places[*moved as usize];
+        if let Some(moved) = cell.swap_remove(place.slot as usize) {
+            let moved = &mut self.places[moved as usize];
             *moved = moved.map(|old| Place { slot: place.slot, ..old });
         }
     }
 
-    /// Sets the bits of all objects in range in `out`, which must have a word for each object. Costs a nanosecond for
+    /// Sets the bits of all objects in range in `found`, which must have room for each object. Costs a nanosecond for
     /// a few objects of the three by three cells, and one for each in range.
-    pub(crate) fn query(&self, query: &Query<'_>, out: &mut [u64]) {
+    pub(crate) fn query(&self, query: &Query<'_>, found: &mut Found<'_>) {
         for level in self.levels.iter().filter(|level| level.objects > 0) {
             let column = level.column(&self.config, query.view[0]);
             let row = level.row(&self.config, query.view[1]);
@@ -157,7 +169,7 @@ impl GridIndex {
                 for column in (column - 1).max(0)..=(column + 1).min(level.columns - 1) {
                     let at = (row * level.columns + column) as usize;
                     if level.counts[at] > 0 {
-                        level.cells[at].query(query, out);
+                        level.cells[at].query(query, found);
                     }
                 }
             }
@@ -194,75 +206,89 @@ impl Level {
 
 impl Cell {
     fn push(&mut self, object: u32, position: [f32; 3], cull: f32) {
-        self.objects.push(object);
-        self.x.push(position[0]);
-        self.y.push(position[1]);
-        self.z.push(position[2]);
-        self.cull.push(cull);
+        if self.count.is_multiple_of(LANES) {
+            self.lanes.push(NO_LANES);
+        }
+        self.count += 1;
+        self.put(self.count - 1, object, position, cull);
     }
 
     #[inline]
-    fn query(&self, query: &Query<'_>, out: &mut [u64]) {
-        let (x, x_rest) = self.x.as_chunks::<LANES>();
-        let (y, y_rest) = self.y.as_chunks::<LANES>();
-        let (z, z_rest) = self.z.as_chunks::<LANES>();
-        let (cull, cull_rest) = self.cull.as_chunks::<LANES>();
+    fn put(&mut self, slot: usize, object: u32, [x, y, z]: [f32; 3], cull: f32) {
+        let (lanes, lane) = (&mut self.lanes[slot / LANES], slot % LANES);
+        (lanes.x[lane], lanes.y[lane], lanes.z[lane]) = (x, y, z);
+        (lanes.cull[lane], lanes.objects[lane]) = (cull, object);
+    }
+
+    /// Puts the last object in the place of another; returns which, unless it was that one.
+    fn swap_remove(&mut self, slot: usize) -> Option<u32> {
+        self.count -= 1;
+        let (last, lane) = (self.lanes[self.count / LANES], self.count % LANES);
+        let moved = last.objects[lane];
+        if slot != self.count {
+            self.put(slot, moved, [last.x[lane], last.y[lane], last.z[lane]], last.cull[lane]);
+        }
+        if lane == 0 {
+            self.lanes.pop();
+        } else {
+            self.put(self.count, 0, [0.0; 3], -1.0);
+        }
+        (slot != self.count).then_some(moved)
+    }
+
+    #[inline]
+    fn query(&self, query: &Query<'_>, found: &mut Found<'_>) {
         // Results are gathered 64 at a time: a loop over the bits of a word ends unpredictably, but once.
-        let (mut word, mut first) = (0_u64, 0);
-        for (at, (((x, y), z), cull)) in x.iter().zip(y).zip(z).zip(cull).enumerate() {
-            let lane = at * LANES - first;
-            let objects = &self.objects[at * LANES..][..LANES];
-            word |= u64::from(test(query, [x, y, z, cull], objects)) << lane;
-            if lane == 64 - LANES {
-                spread(&self.objects[first..], word, out);
-                (word, first) = (0, first + 64);
+        for chunk in self.lanes.chunks(64 / LANES) {
+            let mut word = 0_u64;
+            let mut squares = [0.0; 64];
+            for (at, lanes) in chunk.iter().enumerate() {
+                let (inside, square) = test(query, lanes);
+                word |= u64::from(inside) << (at * LANES);
+                if !query.bands.is_empty() {
+                    squares[at * LANES..][..LANES].copy_from_slice(&square);
+                }
+            }
+            let object = |bit: usize| chunk[bit / LANES].objects[bit % LANES];
+            for bit in crate::wire::bits_of(word) {
+                let word = object(bit) as usize / 64;
+                found.scope[word] |= 1 << (object(bit) % 64);
+                found.top[word / 64] |= 1 << (word % 64);
+            }
+            for ((limit, leave), (near, within)) in query.bands.iter().zip(found.near.iter_mut()) {
+                let inside =
+                    (0..64).fold(0_u64, |bits, i| bits | u64::from(squares[i] <= *leave) << i) & word;
+                for bit in crate::wire::bits_of(inside) {
+                    let (word, mask) = (object(bit) as usize / 64, 1 << (object(bit) % 64));
+                    within[word] |= mask;
+                    near[word] |= if squares[bit] <= *limit { mask } else { 0 };
+                }
             }
         }
-        if !x_rest.is_empty() {
-            // Missing lanes have a negative limit, below which no square lies.
-            let fill = |rest: &[f32], with: f32| {
-                let mut lanes = [with; LANES];
-                lanes[..rest.len()].copy_from_slice(rest);
-                lanes
-            };
-            let from = self.objects.len() - x_rest.len();
-            let lanes = [fill(x_rest, 0.0), fill(y_rest, 0.0), fill(z_rest, 0.0), fill(cull_rest, -1.0)];
-            word |= u64::from(test(query, lanes.each_ref(), &self.objects[from..])) << (from - first);
-        }
-        spread(&self.objects[first..], word, out);
     }
 }
 
-/// Sets the bits of those objects whose bit in `word` is set.
+/// Bit i: object i is in range; and the squares of the distances.
 #[inline(always)]
-fn spread(objects: &[u32], mut word: u64, out: &mut [u64]) {
-    while word != 0 {
-        let object = objects[word.trailing_zeros() as usize];
-        word &= word - 1;
-        out[object as usize / 64] |= 1 << (object % 64);
-    }
-}
-
-/// Bit i: object i is in range.
-#[inline(always)]
-fn test(query: &Query<'_>, [x, y, z, cull]: [&[f32; LANES]; 4], objects: &[u32]) -> u32 {
+fn test(query: &Query<'_>, lanes: &Lanes) -> (u32, [f32; LANES]) {
     let square: [f32; LANES] = core::array::from_fn(|i| {
-        let (dx, dy, dz) = (x[i] - query.view[0], y[i] - query.view[1], z[i] - query.view[2]);
+        let (dx, dy) = (lanes.x[i] - query.view[0], lanes.y[i] - query.view[1]);
+        let dz = lanes.z[i] - query.view[2];
         dx * dx + dy * dy + dz * dz
     });
-    let mut inside = at_most(&square, cull);
+    let mut inside = at_most(&square, &lanes.cull);
     if query.exit > 1.0 {
-        let limit = cull.map(|cull| cull * query.exit);
+        let limit = lanes.cull.map(|cull| cull * query.exit);
         let mut outer = at_most(&square, &limit) & !inside;
         while outer != 0 {
             let lane = outer.trailing_zeros();
             outer &= outer - 1;
-            if query.before.get(objects[lane as usize]) {
+            if query.before.get(lanes.objects[lane as usize]) {
                 inside |= 1 << lane;
             }
         }
     }
-    inside
+    (inside, square)
 }
 
 /// Bit i: `a[i] <= b[i]`.
@@ -276,12 +302,12 @@ mod tests {
     use super::*;
 
     fn seen(grid: &GridIndex, view: [f32; 3]) -> Vec<u32> {
-        let mut out = vec![0; 256];
-        grid.query(&Query { view, exit: 1.0, before: &Bitmap::default() }, &mut out);
-        let bits = |(at, word): (usize, &u64)| {
-            crate::wire::bits_of(*word).map(move |bit| (at * 64 + bit) as u32).collect::<Vec<_>>()
-        };
-        out.iter().enumerate().flat_map(bits).collect()
+        let (mut scope, mut top) = (vec![0; 256], vec![0; 4]);
+        let mut found = Found { scope: &mut scope, top: &mut top, near: &mut [] };
+        grid.query(&Query { view, exit: 1.0, before: &Sparse::default(), bands: &[] }, &mut found);
+        let words: Vec<usize> = crate::bitmap::members(top.iter().copied()).collect();
+        assert!(scope.iter().enumerate().all(|(at, word)| (*word != 0) == words.contains(&at)));
+        crate::bitmap::members(scope.into_iter()).map(|object| object as u32).collect()
     }
 
     #[test]

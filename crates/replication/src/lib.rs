@@ -81,6 +81,7 @@ mod connection;
 mod frames;
 mod grid;
 mod handle;
+mod lod;
 mod objects;
 mod pairs;
 mod priority;
@@ -96,9 +97,10 @@ pub use class::{
 pub use client::{Client, ClientConfig, ClientEvent, Received, Replica};
 pub use grid::GridConfig;
 pub use handle::Handle;
+pub use lod::{BANDS_MAX, Band, LodProfile};
 pub use priority::{CustomPrioritiser, FieldOfView, Prioritiser, Sphere, View};
 pub use quantise::{Axis, Codec, Quantiser, QuantiserError, Value, ValueMismatch, WORDS_MAX};
 pub use server::{
-    ConnId, ConnectionStats, DestroyReason, Event, FRAME_INTERVAL, Filter, GroupKind, Lane, ObjectError,
-    Packets, PrioritiserId, Server, ServerConfig, ServerStats, properties_of,
+    ConnId, ConnectionStats, DestroyReason, Event, FRAME_INTERVAL, Filter, GroupKind, Hint, Lane,
+    ObjectError, Packets, PrioritiserId, ProtocolMismatch, Server, ServerConfig, ServerStats, properties_of,
 };

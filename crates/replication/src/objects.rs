@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::bitmap::Bitmap;
+use crate::bitmap::{Bitmap, Sparse};
 use crate::class::Class;
 use crate::wire::HeapValue;
 
@@ -202,12 +202,21 @@ pub(crate) struct Objects {
     pub(crate) disabled: Vec<u64>,
     /// Marked since the last frame.
     pub(crate) dirty_mask: Vec<u64>,
-    pub(crate) dirty: Bitmap,
+    pub(crate) dirty: Sparse,
     pub(crate) alive: Bitmap,
     /// In scope of everybody whom no static filter excludes.
-    pub(crate) always: Bitmap,
-    /// Not sent through common records: differences, conditions by group, sub-objects.
+    pub(crate) always: Sparse,
+    /// Not sent through common records: conditions by group, hidden references.
     pub(crate) special: Bitmap,
+    /// Its class sends differences.
+    pub(crate) delta: Bitmap,
+    /// What of it is lost is sent again together.
+    pub(crate) atomic: Bitmap,
+    /// Sent less often when far away.
+    pub(crate) lod: Bitmap,
+    /// Others are in scope because it is, and the other way round.
+    pub(crate) leads: Bitmap,
+    pub(crate) follows: Bitmap,
     /// Its class gives some connections other properties than the rest.
     pub(crate) conditional: Bitmap,
     pub(crate) dormant: Bitmap,
@@ -247,16 +256,21 @@ impl Objects {
             self.dirty_mask.resize(len, 0);
             self.destroy_reason.resize(len, 0);
             for bitmap in [
-                &mut self.dirty,
                 &mut self.alive,
-                &mut self.always,
                 &mut self.special,
+                &mut self.delta,
+                &mut self.atomic,
+                &mut self.lod,
+                &mut self.leads,
+                &mut self.follows,
                 &mut self.conditional,
                 &mut self.dormant,
                 &mut self.flush,
             ] {
                 bitmap.grow(len / 64);
             }
+            self.dirty.grow(len / 64);
+            self.always.grow(len / 64);
             // Index 0 names nothing.
             self.free.extend((first.max(1)..len as u32).rev());
         }

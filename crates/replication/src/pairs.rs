@@ -119,50 +119,118 @@ impl Pending {
     }
 }
 
-/// What a receiver is known to hold of an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Base {
-    /// Newest frame whose state the receiver holds in full; [`Base::NEVER`] for none.
-    pub(crate) frame: u32,
-    /// Acknowledgements of frames before this one prove nothing: something of the object was lost and sent again in
-    /// this frame. [`Base::NEVER`] while it was not sent again.
-    pub(crate) mark: u32,
-}
-
-impl Base {
-    pub(crate) const NEVER: u32 = u32::MAX;
-    pub(crate) const UNKNOWN: Self = Self { frame: Self::NEVER, mark: 0 };
-}
-
-/// Baselines of all pairs of a connection.
+/// Which states a receiver is known to hold (spec §9.1), for the 64 objects of a word together: objects that travel
+/// together were acknowledged together, so a few groups name the baselines of all.
 #[derive(Debug, Default)]
 pub(crate) struct Bases {
-    index: Vec<u32>,
-    pages: Vec<[Base; 64]>,
+    words: Vec<BaseWord>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct BaseWord {
+    /// (frame, objects): the receiver holds these objects' states of that frame in full.
+    held: Vec<(u32, u64)>,
+    /// Something of these objects was lost and not sent again yet: no acknowledgement proves anything.
+    broken: u64,
+    /// (frame, objects): what was lost was sent again in that frame; acknowledgements of earlier ones prove nothing.
+    mended: Vec<(u32, u64)>,
+}
+
+impl BaseWord {
+    fn forget(&mut self, bits: u64) {
+        take(&mut self.held, bits);
+        take(&mut self.mended, bits);
+    }
+}
+
+/// Takes `bits` out of all groups; empty ones go.
+fn take(groups: &mut Vec<(u32, u64)>, bits: u64) {
+    groups.retain_mut(|(_, members)| {
+        *members &= !bits;
+        *members != 0
+    });
+}
+
+fn put(groups: &mut Vec<(u32, u64)>, frame: u32, bits: u64) {
+    take(groups, bits);
+    match groups.iter_mut().find(|(known, _)| *known == frame) {
+        Some((_, members)) => *members |= bits,
+        None => groups.push((frame, bits)),
+    }
 }
 
 impl Bases {
-    pub(crate) fn get(&self, object: u32) -> Base {
-        match self.index.get(object as usize / 64) {
-            Some(page) if *page != NONE => self.pages[*page as usize][object as usize % 64],
-            _ => Base::UNKNOWN,
+    /// Groups of (frame, objects) of a word.
+    #[inline]
+    pub(crate) fn held(&self, word: u32) -> &[(u32, u64)] {
+        self.words.get(word as usize).map_or(&[], |word| &word.held)
+    }
+
+    /// The frame whose state the receiver holds.
+    pub(crate) fn frame(&self, object: u32) -> Option<u32> {
+        let groups = self.held(object / 64);
+        groups.iter().find(|(_, members)| members >> (object % 64) & 1 != 0).map(|(frame, _)| *frame)
+    }
+
+    fn at(&mut self, word: u32) -> &mut BaseWord {
+        let word = word as usize;
+        if self.words.len() <= word {
+            self.words.resize_with(word + 1, BaseWord::default);
+        }
+        &mut self.words[word]
+    }
+
+    /// Everything of these objects up to `frame` has arrived, unless something is missing.
+    pub(crate) fn delivered(&mut self, word: u32, bits: u64, frame: u32) {
+        let at = self.at(word);
+        let mut whole = bits & !at.broken;
+        for (since, members) in &mut at.mended {
+            if since.wrapping_sub(frame) as i32 > 0 {
+                whole &= !*members;
+            } else {
+                *members &= !bits;
+            }
+        }
+        at.mended.retain(|(_, members)| *members != 0);
+        if whole != 0 {
+            put(&mut at.held, frame, whole);
         }
     }
 
-    pub(crate) fn at(&mut self, object: u32) -> &mut Base {
-        let word = object as usize / 64;
-        if self.index.len() <= word {
-            self.index.resize(word + 1, NONE);
+    /// Something of these objects was lost.
+    pub(crate) fn lost(&mut self, word: u32, bits: u64) {
+        let at = self.at(word);
+        at.broken |= bits;
+        take(&mut at.mended, bits);
+    }
+
+    /// What was lost of these objects has been sent again, in `frame` at the latest.
+    pub(crate) fn sent_again(&mut self, word: u32, bits: u64, frame: u32) {
+        let at = self.at(word);
+        let bits = bits & at.broken;
+        if bits != 0 {
+            at.broken &= !bits;
+            put(&mut at.mended, frame, bits);
         }
-        if self.index[word] == NONE {
-            self.index[word] = self.pages.len() as u32;
-            self.pages.push([Base::UNKNOWN; 64]);
-        }
-        &mut self.pages[self.index[word] as usize][object as usize % 64]
+    }
+
+    /// The receiver's old states are of no use.
+    pub(crate) fn invalidate(&mut self, object: u32) {
+        let at = self.at(object / 64);
+        at.forget(1 << (object % 64));
+        at.broken |= 1 << (object % 64);
+    }
+
+    /// The object begins anew.
+    pub(crate) fn reset(&mut self, object: u32) {
+        let at = self.at(object / 64);
+        at.forget(1 << (object % 64));
+        at.broken &= !(1 << (object % 64));
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.pages.capacity() * size_of::<[Base; 64]>() + self.index.capacity() * 4
+        let groups = |word: &BaseWord| (word.held.capacity() + word.mended.capacity()) * 16;
+        self.words.capacity() * size_of::<BaseWord>() + self.words.iter().map(groups).sum::<usize>()
     }
 }
 

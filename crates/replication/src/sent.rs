@@ -3,8 +3,6 @@
 //! Fates are decided in the order of sending: an acknowledgement of packet n settles everything before n, because a
 //! receiver never applies an older packet after a newer one. So memory of what was sent is a queue.
 
-use std::collections::VecDeque;
-
 use throng_stdx::Instant;
 
 use crate::frames::SLACK;
@@ -14,7 +12,7 @@ use crate::wire::{AckState, HEADER_BYTES, Header};
 const COUNT_MAX: u8 = 127;
 
 /// Something that a packet contained, other than common records.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Item {
     /// A record of its own; `complete`: nothing of the object stayed pending.
     Update {
@@ -65,12 +63,51 @@ pub(crate) struct SentPacket {
     items: u32,
 }
 
+/// A queue of small values in one piece: taking many from its front costs nothing.
+#[derive(Debug)]
+struct Queue<T> {
+    values: Vec<T>,
+    head: usize,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Self { values: Vec::new(), head: 0 }
+    }
+}
+
+impl<T: Copy> Queue<T> {
+    #[inline]
+    fn push(&mut self, value: T) {
+        // The room of what was taken is used again, at the cost of one move for each value in its life.
+        if self.values.len() == self.values.capacity() && self.head * 2 >= self.values.len() {
+            self.values.copy_within(self.head.., 0);
+            self.values.truncate(self.values.len() - self.head);
+            self.head = 0;
+        }
+        self.values.push(value);
+    }
+
+    #[inline]
+    fn waiting(&self) -> &[T] {
+        &self.values[self.head..]
+    }
+
+    /// The oldest `count` values.
+    #[inline]
+    fn take(&mut self, count: usize) -> &[T] {
+        let from = self.head;
+        self.head += count;
+        &self.values[from..from + count]
+    }
+}
+
 /// Queue of packets whose fate is open.
 #[derive(Debug, Default)]
 pub(crate) struct SentLog {
-    packets: VecDeque<SentPacket>,
-    words: VecDeque<SentWord>,
-    items: VecDeque<Item>,
+    packets: Queue<SentPacket>,
+    words: Queue<SentWord>,
+    items: Queue<Item>,
     next_seq: u16,
     /// Of the packet being written.
     new_words: u32,
@@ -87,11 +124,11 @@ impl SentLog {
     }
 
     pub(crate) fn in_flight(&self) -> usize {
-        self.packets.len()
+        self.packets.waiting().len()
     }
 
     pub(crate) fn front(&self) -> Option<&SentPacket> {
-        self.packets.front()
+        self.packets.waiting().first()
     }
 
     pub(crate) fn newest_seq(&self) -> u16 {
@@ -101,23 +138,23 @@ impl SentLog {
     #[inline]
     pub(crate) fn push_word(&mut self, stream: usize, word: u32, bits: u64) {
         let key = (stream as u32) << 24 | word;
-        match self.words.back_mut() {
+        match self.words.values.last_mut() {
             Some(last) if self.new_words > 0 && last.key == key => last.bits |= bits,
             _ => {
-                self.words.push_back(SentWord { key, bits });
+                self.words.push(SentWord { key, bits });
                 self.new_words += 1;
             }
         }
     }
 
     pub(crate) fn push_item(&mut self, item: Item) {
-        self.items.push_back(item);
+        self.items.push(item);
         self.new_items += 1;
     }
 
     fn finish(&mut self, frame: u32, at: Instant) {
         let (words, items) = (self.new_words, self.new_items);
-        self.packets.push_back(SentPacket { seq: self.next_seq, frame, at, words, items });
+        self.packets.push(SentPacket { seq: self.next_seq, frame, at, words, items });
         self.next_seq = self.next_seq.wrapping_add(1);
         self.laden += u32::from(words + items > 0);
         self.newest_at = at;
@@ -125,32 +162,34 @@ impl SentLog {
     }
 
     /// Takes the oldest packet and what it contained into the given vectors.
+    #[inline]
     pub(crate) fn pop(&mut self, words: &mut Vec<SentWord>, items: &mut Vec<Item>) -> Option<SentPacket> {
-        words.clear();
-        items.clear();
-        let packet = self.packets.pop_front()?;
+        let packet = *self.packets.waiting().first()?;
+        self.packets.take(1);
         self.laden -= u32::from(packet.words + packet.items > 0);
-        words.extend(self.words.drain(..packet.words as usize));
-        items.extend(self.items.drain(..packet.items as usize));
+        words.clear();
+        words.extend_from_slice(self.words.take(packet.words as usize));
+        items.clear();
+        items.extend_from_slice(self.items.take(packet.items as usize));
         Some(packet)
     }
 
-    /// As `pop`, for a packet whose common records need no second look; returns whether it had items.
+    /// As `pop`, for a packet whose common records need no second look.
+    #[inline]
     pub(crate) fn pop_delivered(&mut self, items: &mut Vec<Item>) -> Option<SentPacket> {
-        let packet = self.packets.pop_front()?;
+        let packet = *self.packets.waiting().first()?;
+        self.packets.take(1);
         self.laden -= u32::from(packet.words + packet.items > 0);
-        self.words.drain(..packet.words as usize);
+        self.words.take(packet.words as usize);
         items.clear();
-        if packet.items > 0 {
-            items.extend(self.items.drain(..packet.items as usize));
-        }
+        items.extend_from_slice(self.items.take(packet.items as usize));
         Some(packet)
     }
 
     /// Calls `each` with frame and common records of every packet still in flight.
     pub(crate) fn for_each_word(&self, mut each: impl FnMut(u32, SentWord)) {
-        let mut words = self.words.iter();
-        for packet in &self.packets {
+        let mut words = self.words.waiting().iter();
+        for packet in self.packets.waiting() {
             for word in words.by_ref().take(packet.words as usize) {
                 each(packet.frame, *word);
             }
@@ -158,7 +197,7 @@ impl SentLog {
     }
 
     pub(crate) fn items(&self) -> impl Iterator<Item = &Item> {
-        self.items.iter()
+        self.items.waiting().iter()
     }
 }
 

@@ -1,0 +1,211 @@
+//! Beginnings and ends of replicas, and calls: what is written beside updates (spec §10 and §11).
+
+use std::sync::Arc;
+
+use super::write::hide;
+use super::{Count, Pair, Stage};
+use crate::attach::{Outgoing, Ready};
+use crate::bits::write_varint;
+use crate::class::Role;
+use crate::priority::View;
+use crate::sent::Item;
+use crate::wire::{bits_of, kind, write_record};
+
+impl Stage<'_> {
+    pub(super) fn write_destroys(&mut self) {
+        let (conn, sh) = (&mut *self.conn, self.sh);
+        if conn.destroys.is_empty() {
+            return;
+        }
+        let queued = core::mem::take(&mut conn.destroys);
+        let mut kept = Vec::new();
+        for object in queued {
+            let conn = &mut *self.conn;
+            let Some(Pair::DestroyQueued(reason)) = conn.pairs.get(&object).copied() else { continue };
+            let scratch = &mut *self.scratch;
+            scratch.delta.clear();
+            if sh.objects.flush.get(object) {
+                // The whole last state travels in the same packet, so that it arrives if the end does.
+                let store = sh.store(object);
+                let (class, slot) = (&store.class, sh.objects.slot[object as usize]);
+                let mask = conn.mask_for(sh, object, false);
+                scratch.delta.extend_from_slice(&[0; 2]);
+                write_record(&mut scratch.delta, object, class, mask, store.quant(slot), store.heap(slot));
+                let len = scratch.delta.len() as u16 - 2;
+                scratch.delta[..2].copy_from_slice(&len.to_le_bytes());
+            }
+            scratch.record.clear();
+            write_varint(&mut scratch.record, u64::from(object));
+            scratch.record.push(reason);
+            scratch.out.keep_together(&mut conn.log, scratch.delta.len() + scratch.record.len() + 4);
+            if !scratch.delta.is_empty() {
+                if !scratch.out.reserve(&mut conn.log, kind::SIZED_UPDATE, scratch.delta.len()) {
+                    kept.push(object);
+                    continue;
+                }
+                scratch.out.put(&scratch.delta);
+            }
+            if !scratch.out.reserve(&mut conn.log, kind::DESTROY, scratch.record.len()) {
+                kept.push(object);
+                continue;
+            }
+            scratch.out.put(&scratch.record);
+            conn.log.push_item(Item::Destroy { object });
+            conn.pairs.insert(object, Pair::Destroying(reason));
+            conn.stats.destroys += 1;
+        }
+        self.conn.destroys = kept;
+    }
+
+    /// Finds the objects whose state waits for their attachments.
+    pub(super) fn hold(&mut self) {
+        let conn = &mut *self.conn;
+        if conn.attachments.is_idle() {
+            return;
+        }
+        conn.calling.extend(conn.attachments.objects());
+        for object in &conn.calling {
+            conn.held.set(*object);
+        }
+    }
+
+    /// State and attachments of an object stand in one packet: so an attachment never overtakes the state of its frame,
+    /// even when a packet is lost or comes too late.
+    pub(super) fn write_attachments(&mut self, allowance: usize) {
+        let share = (allowance as f64 * self.sh.config.attach_share) as usize;
+        let calling = core::mem::take(&mut self.conn.calling);
+        for object in &calling {
+            let object = *object;
+            if self.scratch.out.spent() > share {
+                break;
+            }
+            let known = self.conn.live.get(object);
+            let ready = match (self.conn.scope.get(object), known) {
+                (false, _) => Ready::OutOfScope,
+                (true, false) => Ready::Later,
+                (true, true) => Ready::Yes,
+            };
+            if self.conn.pending.mask(object) != 0 {
+                let together =
+                    self.sh.record_bytes_max(object) + self.conn.attachments.first_bytes(object) + 8;
+                let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
+                scratch.out.keep_together(&mut conn.log, together);
+                if !self.write_pending(object) {
+                    continue;
+                }
+            }
+            let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
+            let (log, out, record) = (&mut conn.log, &mut scratch.out, &mut scratch.record);
+            conn.attachments.write(object, ready, |outgoing: Outgoing<'_>| {
+                record.clear();
+                outgoing.write(record);
+                if !out.reserve(log, kind::ATTACH, record.len()) {
+                    return false;
+                }
+                out.put(record);
+                if let Some(sequence) = outgoing.sequence {
+                    log.push_item(Item::Attach { object: outgoing.object, sequence });
+                }
+                true
+            });
+        }
+        self.conn.calling = calling;
+    }
+
+    /// Create items, nearest first when not all fit; `waiting`: updates want their share too.
+    pub(super) fn write_creates(&mut self, allowance: usize, waiting: bool) {
+        if self.conn.creates.is_empty() {
+            return;
+        }
+        let sh = self.sh;
+        let mut queued = core::mem::take(&mut self.conn.creates);
+        let share = if waiting { (allowance as f64 * sh.config.create_share) as usize } else { allowance };
+        let parent = &sh.objects.parent;
+        if self.conn.budget.is_some() {
+            let views = &self.conn.views;
+            let square = |object: u32| {
+                let at = object as usize;
+                let position = [sh.objects.x[at], sh.objects.y[at], sh.objects.z[at]];
+                let to = |view: &View| (0..3).map(|i| (view.position[i] - position[i]).powi(2)).sum::<f32>();
+                views.iter().map(to).fold(f32::MAX, f32::min)
+            };
+            queued.sort_by(|a, b| square(*a).total_cmp(&square(*b)).then(a.cmp(b)));
+        } else {
+            queued.sort_unstable();
+        }
+        let mut kept = Vec::new();
+        let mut full = false;
+        for object in queued {
+            if !matches!(self.conn.pairs.get(&object), Some(Pair::CreateQueued { .. })) {
+                continue;
+            }
+            // A parent's creation comes first, in this packet or an earlier one.
+            let above = parent[object as usize];
+            let orphan = above != 0 && matches!(self.conn.pairs.get(&above), Some(Pair::CreateQueued { .. }));
+            if full || self.scratch.out.spent() > share || orphan || !self.write_create(object) {
+                full |= !orphan;
+                kept.push(object);
+            }
+        }
+        self.conn.creates.extend(kept);
+    }
+
+    fn write_create(&mut self, object: u32) -> bool {
+        let sh = self.sh;
+        let store = sh.store(object);
+        let class = Arc::clone(&store.class);
+        let slot = sh.objects.slot[object as usize];
+        let heap = store.heap(slot);
+        let mut mask = self.conn.mask_for(sh, object, true);
+        let quant = hide(self.conn, sh, object, mask, &mut self.scratch.block);
+        for at in bits_of(mask) {
+            let prop = &class.props[at];
+            let same = if prop.codec.is_heap() {
+                let (bytes, bits) = &class.heap_defaults[prop.heap];
+                heap[prop.heap].1 == *bits && heap[prop.heap].0[..] == bytes[..]
+            } else {
+                prop.words(quant) == prop.words(&class.defaults)
+            };
+            if same {
+                mask &= !(1 << at);
+            }
+        }
+        let conn = &mut *self.conn;
+        let record = &mut self.scratch.record;
+        record.clear();
+        write_varint(record, u64::from(object));
+        record.extend_from_slice(&sh.objects.generation[object as usize].to_le_bytes());
+        write_varint(record, u64::from(sh.objects.class[object as usize]));
+        let above = sh.objects.parent[object as usize];
+        let owner = conn.role(sh, object) == Role::Owner;
+        let flags = u8::from(above != 0)
+            | u8::from(owner) << 2
+            | u8::from(class.flags.temporary) << 3
+            | u8::from(sh.objects.dormant.get(object)) << 4;
+        record.push(flags);
+        if above != 0 {
+            write_varint(record, u64::from(above));
+        }
+        if owner {
+            record.push(1);
+        }
+        let mut writer = crate::bits::BitWriter::new(record);
+        crate::wire::write_mask(&mut writer, mask, class.props.len() as u32);
+        crate::wire::write_properties(&mut writer, &class, mask, quant, heap);
+        writer.finish();
+        if !self.scratch.out.reserve(&mut conn.log, kind::CREATE, record.len()) {
+            return false;
+        }
+        self.scratch.out.put(record);
+        conn.log.push_item(Item::Create { object });
+        if conn.pairs.insert(object, Pair::Creating) == Some(Pair::CreateQueued { known: false }) {
+            conn.counts.push(Count::Know(object));
+        }
+        conn.pending.remove(object);
+        if class.flags.delta {
+            conn.bases.reset(object);
+        }
+        conn.stats.creates += 1;
+        true
+    }
+}

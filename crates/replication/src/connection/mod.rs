@@ -1,0 +1,463 @@
+//! The connection stage: what one receiver gets in a frame (spec §5.2).
+//!
+//! A pair (connection, object) that is in scope, known to the receiver and up to date is two set bits and nothing else.
+//! Changed objects of such pairs take the fast way: runs of common records are copied as they lie. Everything out of
+//! the ordinary (creation, loss, differences, conditions, a spent budget) takes the slow way through `pending`.
+
+mod cache;
+mod life;
+mod scope;
+mod write;
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+
+use crate::attach::Attachments;
+use crate::bitmap::{Bitmap, Sparse};
+use crate::class::Role;
+use crate::frames::RING;
+use crate::pairs::{Bases, Pending};
+use crate::priority::View;
+use crate::sent::{Budget, Item, SentLog, SentWord};
+use crate::server::{ConnId, ConnectionStats, Event, Shared};
+use crate::wire::{AckState, DecodeError, bits_of};
+
+pub(crate) use cache::Scratch;
+
+/// Life of a pair that is not simply absent or live (spec §10.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pair {
+    /// In scope; the create item waits to be written. `known`: the receiver may know the object already.
+    CreateQueued { known: bool },
+    /// The create item is on its way.
+    Creating,
+    /// The receiver may know the object; the destroy item waits to be written.
+    DestroyQueued(u8),
+    /// The destroy item is on its way.
+    Destroying(u8),
+}
+
+/// Changes to counts that all connections share; applied after the stage, in the order of connections.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Count {
+    Ref(u32),
+    Unref(u32),
+    Know(u32),
+    Forget(u32),
+}
+
+/// Maps whose order never reaches the output: what is iterated is sorted first.
+type Map<V> = HashMap<u32, V, FixedState>;
+
+/// Indices are ours, not the peer's choice, so a hasher without a key will do.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FixedState;
+
+impl core::hash::BuildHasher for FixedState {
+    type Hasher = FixedHasher;
+
+    fn build_hasher(&self) -> FixedHasher {
+        FixedHasher(0)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FixedHasher(u64);
+
+impl core::hash::Hasher for FixedHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u32(u32::from(*byte));
+        }
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.0 = (self.0 ^ u64::from(value)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(26);
+    }
+}
+
+/// One remote endpoint, as the server sees it.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) id: ConnId,
+    pub(crate) views: Vec<View>,
+    pub(crate) replay: bool,
+    /// Condition groups it is a member of.
+    pub(crate) groups: u64,
+    /// Objects that should be on the receiver.
+    pub(crate) scope: Sparse,
+    /// Objects by stream: those sent every frame, then the bands of detail. Empty without bands.
+    bands: Vec<Sparse>,
+    /// Reused while fates are decided.
+    fate: Fate,
+    /// Objects whose creation the receiver has confirmed.
+    live: Bitmap,
+    /// What static filters decided: in whatever the dynamic filter says, or out.
+    pub(crate) forced_in: Sparse,
+    pub(crate) forced_out: Bitmap,
+    pub(crate) owned: Bitmap,
+    /// Owned objects whose owner gets other properties than the rest.
+    pub(crate) owned_special: Bitmap,
+    pairs: Map<Pair>,
+    creates: Vec<u32>,
+    destroys: Vec<u32>,
+    /// Objects that the dynamic filter refused, and the frame in which they leave.
+    lingering: Vec<(u32, u32)>,
+    pending: Pending,
+    /// References sent as none because the receiver may not know the target: (object, property) by target.
+    hidden: Map<Vec<(u32, u64)>>,
+    bases: Bases,
+    log: SentLog,
+    acks: AckState,
+    /// The peer sent something that no packet has acknowledged yet.
+    ack_owed: bool,
+    pub(crate) budget: Option<Budget>,
+    pub(crate) attachments: Attachments,
+    /// Objects whose state travels with their attachments in this frame, and the same as bits.
+    calling: Vec<u32>,
+    held: Bitmap,
+    /// Classes that the peer describes differently.
+    pub(crate) refused_classes: Vec<u16>,
+    pub(crate) counts: Vec<Count>,
+    pub(crate) events: VecDeque<Event>,
+    pub(crate) stats: ConnectionStats,
+    /// Round-trip time, smoothed, in nanoseconds.
+    rtt_ns: u64,
+}
+impl Connection {
+    pub(crate) fn new(id: ConnId) -> Self {
+        Self {
+            id,
+            views: Vec::new(),
+            replay: false,
+            groups: 0,
+            scope: Sparse::default(),
+            live: Bitmap::default(),
+            forced_in: Sparse::default(),
+            bands: Vec::new(),
+            fate: Fate::default(),
+            forced_out: Bitmap::default(),
+            owned: Bitmap::default(),
+            owned_special: Bitmap::default(),
+            pairs: Map::default(),
+            creates: Vec::new(),
+            destroys: Vec::new(),
+            lingering: Vec::new(),
+            pending: Pending::default(),
+            hidden: Map::default(),
+            bases: Bases::default(),
+            log: SentLog::default(),
+            acks: AckState::default(),
+            ack_owed: false,
+            budget: None,
+            attachments: Attachments::default(),
+            calling: Vec::new(),
+            held: Bitmap::default(),
+            refused_classes: Vec::new(),
+            counts: Vec::new(),
+            events: VecDeque::new(),
+            stats: ConnectionStats::default(),
+            rtt_ns: 0,
+        }
+    }
+
+    /// Room for objects in `words` bitmap words, sent through `streams` streams.
+    fn grow(&mut self, words: usize, streams: usize) {
+        self.scope.grow(words);
+        self.forced_in.grow(words);
+        self.live.grow(words);
+        self.forced_out.grow(words);
+        if streams > 1 {
+            self.bands.resize_with(streams, Sparse::default);
+            self.bands.iter_mut().for_each(|band| band.grow(words));
+        }
+    }
+
+    /// Objects of a word that have something pending and may be written by themselves.
+    fn waiting(&self, word: u32) -> u64 {
+        self.pending.bits(word) & !self.held.word(word as usize) & self.scope.word(word as usize)
+    }
+
+    /// The stream that an object is sent through, and what it has gathered there since it was sent last.
+    fn gathered(&self, sh: &Shared, object: u32) -> (usize, u64) {
+        let Some(band) = self.bands.iter().skip(1).position(|band| band.get(object)) else { return (0, 0) };
+        (band + 1, sh.gatherings[band].gathered(object) & self.mask_for(sh, object, false))
+    }
+
+    /// Objects that the receiver may know, for a connection that ends.
+    pub(crate) fn known(&self) -> impl Iterator<Item = u32> + '_ {
+        let unconfirmed = self.pairs.iter().filter(|(_, pair)| **pair != Pair::CreateQueued { known: false });
+        self.live.iter().chain(unconfirmed.map(|(object, _)| *object))
+    }
+
+    fn role(&self, sh: &Shared, object: u32) -> Role {
+        if self.replay {
+            Role::Replay
+        } else if sh.objects.owner[object as usize] == self.id.0 {
+            Role::Owner
+        } else {
+            Role::Other
+        }
+    }
+
+    /// Properties that this connection gets of the object, in updates or in its create item.
+    fn mask_for(&self, sh: &Shared, object: u32, create: bool) -> u64 {
+        let class = &sh.store(object).class;
+        let role = self.role(sh, object) as usize;
+        let mut mask = if create { class.create_masks[role] } else { class.update_masks[role] };
+        mask &= !sh.objects.disabled[object as usize];
+        for (group, properties) in &class.groups {
+            if self.groups >> group & 1 == 0 {
+                mask &= !properties;
+            }
+        }
+        mask
+    }
+
+    /// Properties that became visible to this connection: they are sent with their present value.
+    pub(crate) fn reveal(&mut self, sh: &Shared, object: u32, mask: u64) {
+        if self.live.get(object) || self.pairs.get(&object) == Some(&Pair::Creating) {
+            let mask = mask & self.mask_for(sh, object, false);
+            self.pending.add(object, mask);
+        }
+        // The receiver's old states lack these properties.
+        self.bases.invalidate(object);
+    }
+
+    // ------------------------------------------------------------------------------------------------ delivery
+
+    /// Applies the acknowledgement in a packet's header.
+    pub(crate) fn acknowledge(&mut self, sh: &Shared, ack: u16, bits: u64) -> Result<(), DecodeError> {
+        if self.log.newest_seq().wrapping_sub(ack) >= 0x8000 {
+            return Err(DecodeError::AckUnsent);
+        }
+        while let Some(packet) = self.log.front() {
+            let age = ack.wrapping_sub(packet.seq);
+            if age >= 0x8000 {
+                break;
+            }
+            if age == 0 {
+                let sample = sh.now.since(packet.at).as_nanos() as u64;
+                self.rtt_ns =
+                    if self.rtt_ns == 0 { sample } else { self.rtt_ns - self.rtt_ns / 8 + sample / 8 };
+            }
+            if age == 0 || age <= 64 && bits >> (age - 1) & 1 != 0 {
+                self.delivered(sh);
+            } else {
+                self.lost(sh);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up packets that no acknowledgement will speak of any more.
+    fn expire(&mut self, sh: &Shared) {
+        let patience = (4 * self.rtt_ns).max(1_000_000_000);
+        while let Some(packet) = self.log.front() {
+            let old = sh.frame.wrapping_sub(packet.frame) >= RING as u32 - 1;
+            if !old && sh.now.since(packet.at).as_nanos() as u64 <= patience {
+                break;
+            }
+            self.lost(sh);
+        }
+    }
+
+    fn delivered(&mut self, sh: &Shared) {
+        let mut fate = core::mem::take(&mut self.fate);
+        let packet = if sh.any_delta {
+            self.log.pop(&mut fate.words, &mut fate.items)
+        } else {
+            self.log.pop_delivered(&mut fate.items)
+        };
+        let Some(packet) = packet else { return };
+        self.stats.packets_delivered += 1;
+        for word in fate.words.drain(..) {
+            if !sh.streams[word.stream()].partial {
+                let at = word.word() as usize;
+                let bits = word.bits & sh.objects.delta.word(at) & self.live.word(at);
+                if bits != 0 {
+                    self.bases.delivered(word.word(), bits, packet.frame);
+                }
+            }
+        }
+        for item in fate.items.drain(..) {
+            match item {
+                Item::Update { object, complete, .. } => {
+                    if complete && self.live.get(object) && sh.is_delta(object) {
+                        self.bases.delivered(object / 64, 1 << (object % 64), packet.frame);
+                    }
+                }
+                Item::Create { object } => {
+                    if self.pairs.get(&object) == Some(&Pair::Creating) {
+                        self.pairs.remove(&object);
+                        self.live.set(object);
+                        if sh.is_delta(object) {
+                            self.bases.delivered(object / 64, 1 << (object % 64), packet.frame);
+                        }
+                    }
+                }
+                Item::Destroy { object } => {
+                    if let Some(Pair::Destroying(_)) = self.pairs.get(&object) {
+                        self.pairs.remove(&object);
+                        self.counts.push(Count::Forget(object));
+                        if self.scope.get(object) {
+                            self.pairs.insert(object, Pair::CreateQueued { known: false });
+                            self.creates.push(object);
+                        }
+                    }
+                }
+                Item::Attach { object, sequence } => self.attachments.delivered(object, sequence),
+                Item::Reset { .. } => {}
+            }
+        }
+        self.fate = fate;
+    }
+
+    fn lost(&mut self, sh: &Shared) {
+        let mut fate = core::mem::take(&mut self.fate);
+        let Some(packet) = self.log.pop(&mut fate.words, &mut fate.items) else { return };
+        self.stats.packets_lost += 1;
+        for word in fate.words.drain(..) {
+            self.lost_records(sh, packet.frame, word);
+        }
+        for item in fate.items.drain(..) {
+            match item {
+                Item::Update { object, mask, .. } => {
+                    if sh.is_delta(object) {
+                        self.bases.lost(object / 64, 1 << (object % 64));
+                    }
+                    let known = self.live.get(object) || self.pairs.get(&object) == Some(&Pair::Creating);
+                    if known && self.scope.get(object) {
+                        let mask = mask & self.mask_for(sh, object, false);
+                        self.stats.properties_resent += u64::from(mask.count_ones());
+                        self.pending.add(object, mask);
+                    }
+                }
+                Item::Create { object } => {
+                    if self.pairs.get(&object) == Some(&Pair::Creating) {
+                        self.pairs.insert(object, Pair::CreateQueued { known: true });
+                        self.creates.push(object);
+                        self.pending.remove(object);
+                    }
+                }
+                Item::Destroy { object } => {
+                    if let Some(Pair::Destroying(reason)) = self.pairs.get(&object).copied() {
+                        self.pairs.insert(object, Pair::DestroyQueued(reason));
+                        self.destroys.push(object);
+                    }
+                }
+                Item::Attach { object, sequence } => self.attachments.lost(object, sequence),
+                Item::Reset { .. } => {}
+            }
+        }
+        self.fate = fate;
+    }
+
+    /// Common records were lost: what no later packet carries has to be sent again, with the value of then.
+    fn lost_records(&mut self, sh: &Shared, frame: u32, lost: SentWord) {
+        let word = lost.word();
+        let wanted = lost.bits & self.scope.word(word as usize) & self.live.word(word as usize);
+        if wanted == 0 {
+            return;
+        }
+        let deltas = wanted & sh.objects.delta.word(word as usize);
+        if deltas != 0 {
+            self.bases.lost(word, deltas);
+        }
+        let mut masks = [0_u64; 64];
+        sh.streams[lost.stream()].list(frame).masks_of(word, wanted, |bit, mask| masks[bit] = mask);
+        self.log.for_each_word(|frame, later| {
+            if later.word() == word && later.bits & wanted != 0 {
+                let list = sh.streams[later.stream()].list(frame);
+                list.masks_of(word, later.bits & wanted, |bit, mask| masks[bit] &= !mask);
+            }
+        });
+        for item in self.log.items() {
+            if let Item::Update { object, mask, .. } = item
+                && object / 64 == word
+            {
+                masks[*object as usize % 64] &= !mask;
+            }
+        }
+        // An atomic object's properties go together or not at all.
+        for bit in bits_of(wanted & sh.objects.atomic.word(word as usize)) {
+            sh.streams[lost.stream()].list(frame).masks_of(word, 1 << bit, |_, mask| masks[bit] = mask);
+        }
+        // What still waits for an earlier loss is not whole, whatever later packets carry.
+        let carried = bits_of(deltas & !self.pending.bits(word)).filter(|bit| masks[*bit] == 0);
+        let carried = carried.fold(0, |all, bit| all | 1_u64 << bit);
+        if carried != 0 {
+            self.bases.sent_again(word, carried, sh.frame);
+        }
+        for bit in bits_of(wanted) {
+            let object = word * 64 + bit as u32;
+            self.stats.properties_resent += u64::from(masks[bit].count_ones());
+            let mask = masks[bit] & self.mask_for(sh, object, false);
+            self.pending.add(object, mask);
+        }
+    }
+
+    /// Notes that a packet of the peer was applied. A pure acknowledgement owes no answer.
+    pub(crate) fn applied(&mut self, seq: u16, owes: bool) {
+        self.acks.applied(seq);
+        self.ack_owed |= owes;
+    }
+
+    pub(crate) fn is_new(&self, seq: u16) -> bool {
+        self.acks.is_new(seq)
+    }
+
+    /// The receiver lost the state that a difference named.
+    pub(crate) fn reset_baseline(&mut self, sh: &Shared, object: u32) {
+        if self.live.get(object) && self.scope.get(object) {
+            let mask = self.mask_for(sh, object, false);
+            self.pending.add(object, mask);
+            self.bases.invalidate(object);
+        }
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let bitmaps = [&self.live, &self.forced_out].map(Bitmap::heap_bytes).iter().sum::<usize>();
+        let sparse = [&self.scope, &self.forced_in].map(Sparse::heap_bytes).iter().sum::<usize>();
+        bitmaps
+            + sparse
+            + self.bands.iter().map(Sparse::heap_bytes).sum::<usize>()
+            + self.pending.heap_bytes()
+            + self.bases.heap_bytes()
+    }
+
+    pub(crate) fn is_live(&self, object: u32) -> bool {
+        self.live.get(object)
+    }
+}
+
+/// What a packet contained whose fate is being decided.
+#[derive(Debug, Default)]
+struct Fate {
+    words: Vec<SentWord>,
+    items: Vec<Item>,
+}
+
+/// One connection's turn.
+pub(crate) struct Stage<'a> {
+    pub(crate) conn: &'a mut Connection,
+    pub(crate) sh: &'a Shared,
+    pub(crate) scratch: &'a mut Scratch,
+}
+
+impl Stage<'_> {
+    /// Decides and writes everything of this frame; the packets are in `scratch.out` then.
+    pub(crate) fn run(&mut self) {
+        self.conn.expire(self.sh);
+        self.update_scope();
+        if !self.scratch.entered.is_empty() || !self.scratch.left.is_empty() {
+            self.apply_transitions();
+        }
+        self.write();
+    }
+}

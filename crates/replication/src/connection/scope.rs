@@ -1,0 +1,219 @@
+//! Which objects a connection has in scope (spec §12), at which level of detail (§14), and what enters and leaves.
+
+use super::{Connection, Count, Pair, Stage};
+use crate::bitmap::members;
+use crate::grid::Query;
+use crate::server::Event;
+use crate::wire::bits_of;
+
+impl Stage<'_> {
+    pub(super) fn update_scope(&mut self) {
+        let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
+        let objects = &sh.objects;
+        let words = objects.bitmap_words();
+        conn.grow(words, sh.streams.len());
+        scratch.grow(words, sh.bands.len());
+        let exit = sh.config.exit_factor * sh.config.exit_factor;
+        for view in &conn.views {
+            let bands = &sh.bands[..];
+            let query = Query { view: view.position, exit, before: &conn.scope, bands };
+            sh.grid.query(&query, &mut scratch.found());
+        }
+        // What is in scope without the grid, then what is out in spite of everything.
+        let others = objects.always.top().iter().zip(conn.forced_in.top());
+        for (at, (always, forced)) in others.enumerate() {
+            scratch.top[at] |= always | forced;
+        }
+        for word in members(scratch.top.iter().copied()) {
+            let seen = scratch.scope[word] | objects.always.word(word) | conn.forced_in.word(word);
+            scratch.scope[word] = seen & !conn.forced_out.word(word) & objects.alive.word(word);
+        }
+        if sh.config.hysteresis_frames > 0 {
+            self.linger();
+        }
+        if sh.any_follower {
+            self.promote();
+        }
+        if !sh.bands.is_empty() {
+            self.detail();
+        }
+        let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
+        for at in 0..conn.scope.top().len() {
+            for bit in bits_of(scratch.top[at] | conn.scope.top()[at]) {
+                let word = at * 64 + bit;
+                let (old, new) = (conn.scope.word(word), core::mem::take(&mut scratch.scope[word]));
+                if old != new {
+                    let name = |bit: usize| (word * 64 + bit) as u32;
+                    scratch.entered.extend(bits_of(new & !old).map(name));
+                    scratch.left.extend(bits_of(old & !new).map(name));
+                    conn.scope.put_word(word, new);
+                }
+            }
+            scratch.top[at] = 0;
+        }
+    }
+
+    /// Keeps what the dynamic filter alone refused for some frames more (step 8).
+    fn linger(&mut self) {
+        let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
+        let keeps =
+            |conn: &Connection, object: u32| sh.objects.alive.get(object) && !conn.forced_out.get(object);
+        // Those whose time is up are out in this frame; they must not begin to linger again.
+        let mut expired = core::mem::take(&mut scratch.words);
+        expired.clear();
+        let mut lingering = core::mem::take(&mut conn.lingering);
+        lingering.retain(|(object, until)| {
+            let (word, bit) = (*object as usize / 64, 1_u64 << (object % 64));
+            if scratch.scope[word] & bit != 0 || !keeps(conn, *object) {
+                return false;
+            }
+            if sh.frame.wrapping_sub(*until) as i32 >= 0 {
+                expired.push(*object);
+                return false;
+            }
+            scratch.scope[word] |= bit;
+            scratch.top[word / 64] |= 1 << (word % 64);
+            true
+        });
+        let until = sh.frame.wrapping_add(u32::from(sh.config.hysteresis_frames));
+        for word in members(conn.scope.top().iter().copied()) {
+            let refused = conn.scope.word(word) & !scratch.scope[word];
+            for place in bits_of(refused) {
+                let object = (word * 64 + place) as u32;
+                if keeps(conn, object) && !expired.contains(&object) && !sh.objects.follows.get(object) {
+                    scratch.scope[word] |= 1 << place;
+                    scratch.top[word / 64] |= 1 << (word % 64);
+                    lingering.push((object, until));
+                }
+            }
+        }
+        conn.lingering = lingering;
+        scratch.words = expired;
+    }
+
+    /// Sub-objects are where their root is; dependents and creation parents of what is in scope come with it (step 9).
+    fn promote(&mut self) {
+        let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
+        let mut queue = core::mem::take(&mut scratch.words);
+        queue.clear();
+        for word in members(scratch.top.iter().copied()) {
+            let leads = scratch.scope[word] & sh.objects.leads.word(word);
+            queue.extend(bits_of(leads).map(|bit| (word * 64 + bit) as u32));
+        }
+        while let Some(leader) = queue.pop() {
+            for follower in sh.followers.get(&leader).into_iter().flatten() {
+                let object = follower.object;
+                let (word, bit) = (object as usize / 64, 1_u64 << (object % 64));
+                let refused = conn.forced_out.get(object) || !sh.objects.alive.get(object);
+                if refused || scratch.scope[word] & bit != 0 {
+                    continue;
+                }
+                scratch.scope[word] |= bit;
+                scratch.top[word / 64] |= 1 << (word % 64);
+                if sh.objects.leads.get(object) {
+                    queue.push(object);
+                }
+            }
+        }
+        scratch.words = queue;
+    }
+
+    /// Puts each object in scope into its band: inward at the limit, outward beyond 1.1 times the limit. What had
+    /// accumulated in a band that an object leaves becomes pending, so that nothing is lost in between.
+    fn detail(&mut self) {
+        let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
+        let last = sh.bands.len();
+        for at in 0..scratch.top.len() {
+            for bit in bits_of(scratch.top[at] | conn.scope.top()[at]) {
+                let word = at * 64 + bit;
+                let banded = sh.objects.lod.word(word) & !conn.owned.word(word);
+                let mut rest = scratch.scope[word] & banded;
+                conn.bands[0].put_word(word, scratch.scope[word] & !banded);
+                for band in 0..=last {
+                    let before = conn.bands[band + 1].word(word);
+                    let inside = match scratch.near.get_mut(band) {
+                        Some((near, within)) => {
+                            let nearer: u64 =
+                                (0..=band).fold(0, |all, at| all | conn.bands[at + 1].word(word));
+                            (core::mem::take(&mut near[word]) | core::mem::take(&mut within[word]) & nearer)
+                                & rest
+                        }
+                        None => rest,
+                    };
+                    rest &= !inside;
+                    scratch.moves[band] = (before, inside);
+                }
+                for band in 0..=last {
+                    let (before, inside) = scratch.moves[band];
+                    if before == inside {
+                        continue;
+                    }
+                    conn.bands[band + 1].put_word(word, inside);
+                    let stays = scratch.scope[word] & conn.scope.word(word) & conn.live.word(word);
+                    for bit in bits_of(before & !inside & stays) {
+                        let object = (word * 64 + bit) as u32;
+                        let missing = sh.missing(band + 1, object) & conn.mask_for(sh, object, false);
+                        conn.pending.add(object, missing);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Begins and ends lives of pairs that entered or left.
+    pub(super) fn apply_transitions(&mut self) {
+        let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
+        for object in scratch.left.drain(..) {
+            conn.counts.push(Count::Unref(object));
+            let reason =
+                if sh.objects.alive.get(object) { 1 } else { sh.objects.destroy_reason[object as usize] };
+            match conn.pairs.get(&object) {
+                Some(Pair::CreateQueued { known }) => {
+                    conn.creates.retain(|queued| *queued != object);
+                    if *known {
+                        conn.pairs.insert(object, Pair::DestroyQueued(reason));
+                        conn.destroys.push(object);
+                    } else {
+                        conn.pairs.remove(&object);
+                    }
+                }
+                Some(Pair::DestroyQueued(_) | Pair::Destroying(_)) => {}
+                Some(Pair::Creating) | None => {
+                    conn.live.clear(object);
+                    conn.pending.remove(object);
+                    conn.pairs.insert(object, Pair::DestroyQueued(reason));
+                    conn.destroys.push(object);
+                }
+            }
+            if !sh.objects.alive.get(object) {
+                let count = conn.attachments.target_gone(object);
+                if count > 0 {
+                    conn.events.push_back(Event::AttachmentsDropped { connection: conn.id, object, count });
+                }
+            }
+        }
+        for object in scratch.entered.drain(..) {
+            conn.counts.push(Count::Ref(object));
+            for (referrer, property) in conn.hidden.remove(&object).unwrap_or_default() {
+                if conn.live.get(referrer) && conn.scope.get(referrer) {
+                    conn.pending.add(referrer, property);
+                }
+            }
+            match conn.pairs.get(&object) {
+                // A destroy that was not written yet is taken back; the receiver's copy is brought up to date.
+                Some(Pair::DestroyQueued(_)) => {
+                    conn.destroys.retain(|queued| *queued != object);
+                    conn.pairs.insert(object, Pair::CreateQueued { known: true });
+                    conn.creates.push(object);
+                }
+                // Wanted again, but only after the receiver has confirmed the destruction.
+                Some(Pair::Destroying(_)) => {}
+                Some(Pair::CreateQueued { .. } | Pair::Creating) => {}
+                None => {
+                    conn.pairs.insert(object, Pair::CreateQueued { known: false });
+                    conn.creates.push(object);
+                }
+            }
+        }
+    }
+}

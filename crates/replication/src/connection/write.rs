@@ -1,0 +1,535 @@
+//! Updates: copies of common records where that will do, records of their own where something is out of the ordinary,
+//! the best first where the budget does not suffice.
+
+use std::time::Duration;
+
+use super::{Connection, Pair, Stage};
+use crate::frames::{SLACK, Stream, Word};
+use crate::sent::Item;
+use crate::server::{FollowerKind, Hint, Shared};
+use crate::wire::{BASELINE_AGE_MAX, HEADER_BYTES, bits_of, kind, write_delta_record, write_record};
+
+impl Stage<'_> {
+    // ------------------------------------------------------------------------------------------------ writing
+
+    pub(super) fn write(&mut self) {
+        let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
+        let allowance = conn.budget.as_mut().map_or(usize::MAX / 2, |budget| budget.refill(sh.now));
+        let overhead = if conn.budget.is_some() { sh.config.overhead_bytes } else { 0 };
+        let packet_max = if conn.log.in_flight() + 8 < sh.config.packets_in_flight_max {
+            sh.config.packet_bytes_max
+        } else {
+            // Too much on its way: nothing more until something is settled.
+            0
+        };
+        scratch.out.begin((allowance, packet_max, overhead), &conn.acks, sh.frame, sh.now);
+        scratch.cache.begin(sh.frame);
+
+        self.hold();
+        self.write_destroys();
+        self.collect_slow();
+        self.write_attachments(allowance);
+        // Without a budget everything has room.
+        let waiting = if self.conn.budget.is_none() { 0 } else { self.estimate_updates() };
+        self.write_creates(allowance, waiting > 0);
+        let left = allowance.saturating_sub(self.scratch.out.spent());
+        let packets = waiting / (sh.config.packet_bytes_max - HEADER_BYTES - 4) + 2;
+        if self.conn.budget.is_none() && packet_max > 0 {
+            self.write_all();
+        } else if waiting > 0 || packet_max == 0 {
+            if waiting + packets * (HEADER_BYTES + 4 + overhead) <= left && packet_max > 0 {
+                self.write_all();
+            } else {
+                self.write_best(left);
+            }
+        }
+
+        let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
+        for object in conn.calling.drain(..) {
+            conn.held.clear(object);
+        }
+        // With nothing to send, an empty packet after a round trip asks what became of the last ones.
+        let round_trip = Duration::from_nanos(conn.rtt_ns + conn.rtt_ns / 4);
+        if conn.ack_owed || conn.log.is_quiet(sh.now - round_trip) {
+            scratch.out.acknowledge(&mut conn.log);
+        }
+        scratch.out.close(&mut conn.log);
+        if !scratch.out.ends().is_empty() {
+            conn.ack_owed = false;
+        }
+        if let Some(budget) = &mut conn.budget {
+            budget.tokens -= scratch.out.spent() as f64;
+        }
+        conn.stats.packets_sent += scratch.out.ends().len() as u64;
+        conn.stats.bytes_sent += scratch.out.bytes().len() as u64;
+    }
+
+    /// Objects of a frame-list word that can be sent by copying their common record.
+    #[inline]
+    fn fast_bits(conn: &Connection, sh: &Shared, stream: usize, word: &Word) -> u64 {
+        let at = word.word as usize;
+        let mut bits = word.fast & conn.scope.words()[at] & conn.live.words()[at];
+        if let Some(band) = conn.bands.get(stream) {
+            bits &= band.words()[at];
+        }
+        bits &= !conn.owned_special.word(at);
+        if conn.replay {
+            bits &= !sh.objects.conditional.word(at);
+        }
+        if !conn.calling.is_empty() {
+            bits &= !conn.held.word(at);
+        }
+        if conn.pending.is_empty() { bits } else { bits & !conn.pending.bits(word.word) }
+    }
+
+    /// Everything that changed and cannot be copied becomes pending.
+    fn collect_slow(&mut self) {
+        let (conn, sh) = (&mut *self.conn, self.sh);
+        if conn.pairs.is_empty()
+            && !sh.any_special
+            && !conn.replay
+            && conn.pending.is_empty()
+            && conn.owned_special.words().is_empty()
+            && conn.calling.is_empty()
+        {
+            return;
+        }
+        for (index, stream) in sh.streams.iter().enumerate() {
+            let list = stream.present();
+            for word in stream.among(conn.scope.top()) {
+                let at = word.word as usize;
+                let mut slow = word.bits & conn.scope.words()[at] & !Self::fast_bits(conn, sh, index, word);
+                if let Some(band) = conn.bands.get(index) {
+                    slow &= band.words()[at];
+                }
+                for bit in bits_of(slow) {
+                    let object = word.word * 64 + bit as u32;
+                    let known = conn.live.get(object) || conn.pairs.get(&object) == Some(&Pair::Creating);
+                    if known {
+                        let place = stream.places[object as usize] as usize;
+                        let mask = list.masks[place] & conn.mask_for(sh, object, false);
+                        conn.pending.add(object, mask);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Upper bound of the bytes of all updates that wait.
+    fn estimate_updates(&mut self) -> usize {
+        let (conn, sh) = (&*self.conn, self.sh);
+        let mut bytes = 0;
+        for (index, stream) in sh.streams.iter().enumerate() {
+            for word in stream.among(conn.scope.top()) {
+                let bits = Self::fast_bits(conn, sh, index, word);
+                if bits != 0 {
+                    for bit in bits_of(bits) {
+                        let place = stream.places[word.word as usize * 64 + bit] as usize;
+                        bytes += (stream.offsets[place + 1] - stream.offsets[place]) as usize;
+                    }
+                }
+            }
+        }
+        if !conn.pending.is_empty() {
+            bytes += conn.pending.iter().map(|object| sh.record_bytes_max(object)).sum::<usize>();
+        }
+        bytes
+    }
+
+    /// The frame has room for everything: in index order, without sorting.
+    fn write_all(&mut self) {
+        let sh = self.sh;
+        for (at, stream) in sh.streams.iter().enumerate() {
+            for seen in 0..self.conn.scope.top().len() {
+                let words = stream.top.get(seen).copied().unwrap_or(0) & self.conn.scope.top()[seen];
+                for bit in bits_of(words) {
+                    let word = &stream.present().words[stream.place_of((seen * 64 + bit) as u32)];
+                    let bits = Self::fast_bits(self.conn, sh, at, word);
+                    if bits != 0 {
+                        self.write_word(at, stream, word, bits);
+                    }
+                }
+            }
+        }
+        if self.conn.pending.is_empty() {
+            return;
+        }
+        let mut words = core::mem::take(&mut self.scratch.words);
+        self.conn.pending.words(&mut words);
+        for word in &words {
+            let bits = self.conn.waiting(*word);
+            if bits == 0 {
+                continue;
+            }
+            self.prioritise(*word, bits);
+            for bit in bits_of(bits) {
+                let object = word * 64 + bit as u32;
+                let priority = self.conn.pending.grow(object, self.scratch.priorities.0[bit]);
+                if priority >= sh.config.send_threshold {
+                    self.write_pending(object);
+                }
+            }
+        }
+        self.scratch.words = words;
+    }
+
+    /// Computes priorities of the objects `bits` of `word`; returns those below the threshold.
+    #[inline]
+    fn prioritise(&mut self, word: u32, bits: u64) -> u64 {
+        let (conn, objects) = (&*self.conn, &self.sh.objects);
+        let (batch, lanes) = (&mut *self.scratch.batch, &mut self.scratch.priorities.0);
+        let threshold = self.sh.config.send_threshold;
+        let first = word as usize * 64;
+        let kinds = &objects.prioritiser[first..first + 64];
+        let kind = kinds[bits.trailing_zeros() as usize];
+        let mut below = 0;
+        if bits.count_ones() >= 24 && kinds.iter().all(|other| *other == kind) {
+            batch.x.copy_from_slice(&objects.x[first..first + 64]);
+            batch.y.copy_from_slice(&objects.y[first..first + 64]);
+            batch.z.copy_from_slice(&objects.z[first..first + 64]);
+            batch.first = Some(first as u32);
+            batch.owned = conn.owned.word(word as usize);
+            batch.len = 64;
+            self.sh.prioritisers[usize::from(kind)].run(&conn.views, batch);
+            lanes.copy_from_slice(&batch.p);
+            if lanes.iter().fold(f32::MAX, |least, p| least.min(*p)) >= threshold {
+                return 0;
+            }
+            for bit in bits_of(bits) {
+                below |= u64::from(lanes[bit] < threshold) << bit;
+            }
+            return below;
+        }
+        let mut left = bits;
+        while left != 0 {
+            let kind = kinds[left.trailing_zeros() as usize];
+            let (mut same, mut len) = (0_u64, 0);
+            batch.owned = 0;
+            for bit in bits_of(left) {
+                if kinds[bit] == kind {
+                    same |= 1 << bit;
+                    batch.x[len] = objects.x[first + bit];
+                    batch.y[len] = objects.y[first + bit];
+                    batch.z[len] = objects.z[first + bit];
+                    batch.objects[len] = (first + bit) as u32;
+                    batch.owned |= (conn.owned.word(word as usize) >> bit & 1) << len;
+                    len += 1;
+                }
+            }
+            batch.len = len;
+            batch.first = None;
+            self.sh.prioritisers[usize::from(kind)].run(&conn.views, batch);
+            for (bit, p) in bits_of(same).zip(batch.p) {
+                lanes[bit] = p;
+                below |= u64::from(p < threshold) << bit;
+            }
+            left &= !same;
+        }
+        below
+    }
+
+    /// Common records that are not sent now become pending, with the priority just computed.
+    fn postpone(&mut self, stream: &Stream, word: &Word, bits: u64) {
+        for bit in bits_of(bits) {
+            let object = word.word * 64 + bit as u32;
+            let place = stream.places[object as usize] as usize;
+            self.conn.pending.add(object, stream.present().masks[place]);
+            self.conn.pending.grow(object, self.scratch.priorities.0[bit]);
+        }
+    }
+
+    /// Writes the changed objects `bits` of a word through records that connections share.
+    #[inline]
+    fn write_word(&mut self, index: usize, stream: &Stream, word: &Word, mut bits: u64) {
+        let sh = self.sh;
+        let below = self.prioritise(word.word, bits);
+        if below != 0 {
+            self.postpone(stream, word, bits & below);
+            bits &= !below;
+        }
+        if sh.any_delta {
+            bits = self.copy_differences(index, stream, word, bits);
+        }
+        let first = word.first as usize;
+        let offsets = &stream.offsets[first..];
+        let left = copy_records(self, (index, word, bits), offsets, &stream.bytes);
+        self.postpone(stream, word, left);
+    }
+
+    /// Copies differences to what the receiver is known to hold; returns the objects that are sent plain.
+    fn copy_differences(&mut self, index: usize, stream: &Stream, word: &Word, mut bits: u64) -> u64 {
+        let sh = self.sh;
+        let mut rest = bits & sh.objects.delta.word(word.word as usize);
+        let mut at = 0;
+        while rest != 0 {
+            let Some((frame, members)) = self.conn.bases.held(word.word).get(at).copied() else { break };
+            at += 1;
+            let age = sh.frame.wrapping_sub(frame);
+            let group = rest & members;
+            if group == 0 || !(1..=BASELINE_AGE_MAX).contains(&age) {
+                continue;
+            }
+            // Borrowed apart from the rest of the scratch memory while the records are copied.
+            let mut variants = core::mem::take(&mut self.scratch.variants);
+            let built = &mut self.conn.stats.records_built;
+            let (offsets, bytes) = variants.records(sh, (index, stream), word, age, built);
+            let left = copy_records(self, (index, word, group), offsets, bytes);
+            self.scratch.variants = variants;
+            self.postpone(stream, word, left);
+            rest &= !group;
+            bits &= !group;
+        }
+        bits
+    }
+
+    /// Writes what is pending of one object; true when it went out and nothing is pending any more.
+    pub(super) fn write_pending(&mut self, object: u32) -> bool {
+        let (conn, sh) = (&mut *self.conn, self.sh);
+        let mut mask = conn.pending.mask(object);
+        // What a band of detail had gathered goes along, so that nothing stays behind.
+        let (band, missing) = conn.gathered(sh, object);
+        mask |= missing;
+        let creating = !conn.live.get(object);
+        let store = sh.store(object);
+        let slot = sh.objects.slot[object as usize];
+        let held = if store.class.flags.delta && !creating { conn.bases.frame(object) } else { None };
+        let hides = store.class.hide_mask & mask != 0;
+        // What hid references were sent as is not what the kept states say.
+        let held = held.filter(|_| !hides).map(|frame| (frame, sh.frame.wrapping_sub(frame)));
+        let state = held
+            .filter(|(_, age)| (1..=BASELINE_AGE_MAX).contains(age))
+            .and_then(|(frame, age)| Some((store.state_at(slot, frame, sh.frame)?, age, frame)));
+        let base = state.map_or(u32::MAX, |(_, _, frame)| frame);
+
+        let (cache, out) = (&mut self.scratch.cache, &mut self.scratch.out);
+        let words = hide(conn, sh, object, mask, &mut self.scratch.block);
+        if hides || cache.find(object, mask, base).is_none() {
+            let record = &mut self.scratch.record;
+            record.clear();
+            write_record(record, object, &store.class, mask, words, store.heap(slot));
+            if let Some((state, age, _)) = state {
+                let delta = &mut self.scratch.delta;
+                delta.clear();
+                write_delta_record(delta, object, &store.class, mask, (state, age), words, store.heap(slot));
+                if delta.len() < record.len() {
+                    core::mem::swap(record, delta);
+                }
+            }
+            conn.stats.records_built += 1;
+            if !hides {
+                cache.keep(object, mask, base, record, sh.config.record_cache_bytes);
+            }
+        } else {
+            conn.stats.records_hit += 1;
+        }
+        let cached = if hides { None } else { cache.find(object, mask, base) };
+        let record = cached.unwrap_or(&self.scratch.record);
+        let len = record.len();
+        if creating {
+            if !out.reserve(&mut conn.log, kind::SIZED_UPDATE, len + 2) {
+                return false;
+            }
+            out.buf[out.at..out.at + 2].copy_from_slice(&(len as u16).to_le_bytes());
+            out.buf[out.at + 2..out.at + 2 + len].copy_from_slice(record);
+            out.wrote(len + 2, 1);
+        } else {
+            if !out.reserve(&mut conn.log, kind::UPDATE, len) {
+                return false;
+            }
+            out.put(record);
+        }
+        let complete = !sh.streams[band].partial;
+        conn.log.push_item(Item::Update { object, mask, complete });
+        if store.class.flags.delta && complete {
+            conn.bases.sent_again(object / 64, 1 << (object % 64), sh.frame);
+        }
+        conn.pending.remove(object);
+        true
+    }
+
+    /// Writes what depends on an object and waits, those that go before it or those that go after.
+    fn write_dependents(&mut self, object: u32, before: bool) {
+        let sh = self.sh;
+        for follower in sh.followers.get(&object).into_iter().flatten() {
+            let FollowerKind::Dependent(hint) = follower.kind else { continue };
+            let initial = !self.conn.live.get(object);
+            let first = hint == Hint::Before || hint == Hint::BeforeIfInitial && initial;
+            let waits = self.conn.waiting(follower.object / 64) >> (follower.object % 64) & 1 != 0;
+            if first == before && waits {
+                self.write_pending(follower.object);
+            }
+        }
+    }
+
+    /// The frame has no room for everything: the best first (spec §13).
+    fn write_best(&mut self, left: usize) {
+        let sh = self.sh;
+        let mut candidates = core::mem::take(&mut self.scratch.candidates);
+        candidates.clear();
+        // Whatever is not written now is pending; so everything becomes pending first, with its priority.
+        for (index, stream) in sh.streams.iter().enumerate() {
+            for word in stream.among(&stream.top) {
+                let bits = Self::fast_bits(self.conn, sh, index, word);
+                for bit in bits_of(bits) {
+                    let object = word.word * 64 + bit as u32;
+                    let place = stream.places[object as usize] as usize;
+                    self.conn.pending.add(object, stream.present().masks[place]);
+                }
+            }
+        }
+        let mut words = core::mem::take(&mut self.scratch.words);
+        self.conn.pending.words(&mut words);
+        let mut bytes = 0;
+        for word in &words {
+            let bits = self.conn.waiting(*word);
+            if bits == 0 {
+                continue;
+            }
+            self.prioritise(*word, bits);
+            let owned = self.conn.owned.word(*word as usize);
+            for bit in bits_of(bits) {
+                let object = word * 64 + bit as u32;
+                let priority = self.conn.pending.grow(object, self.scratch.priorities.0[bit]);
+                if priority >= sh.config.send_threshold {
+                    // Positive floats order like their bits; the lower index wins a tie; the owner's own come first.
+                    let rank = if owned >> bit & 1 != 0 { u32::MAX } else { priority.to_bits() };
+                    candidates.push(u64::from(rank) << 32 | u64::from(u32::MAX - object));
+                    bytes += sh.record_bytes_max(object);
+                }
+            }
+        }
+        self.scratch.words = words;
+        self.conn.stats.budget_saturated_frames += 1;
+        // About as many as fit, and some: only these are sorted.
+        let fits = candidates.len() * left / bytes.max(1) * 5 / 4 + 8;
+        let mut from = 0;
+        while from < candidates.len() {
+            let rest = &mut candidates[from..];
+            let count = fits.clamp(8, rest.len().max(8)).min(rest.len());
+            if count < rest.len() {
+                rest.select_nth_unstable_by(count, |a, b| b.cmp(a));
+            }
+            rest[..count].sort_unstable_by(|a, b| b.cmp(a));
+            let mut refused = 0;
+            for candidate in &rest[..count] {
+                let object = u32::MAX - (*candidate & u64::from(u32::MAX)) as u32;
+                // A dependent may have gone before, with its parent.
+                if self.conn.pending.mask(object) == 0 {
+                    continue;
+                }
+                if sh.objects.leads.get(object) {
+                    self.write_dependents(object, true);
+                }
+                let written = self.write_pending(object);
+                if written && sh.objects.leads.get(object) {
+                    self.write_dependents(object, false);
+                }
+                if !written {
+                    refused += 1;
+                    // A smaller record may still fit, a fourth refusal says that nothing does.
+                    if refused > 3 {
+                        break;
+                    }
+                }
+            }
+            if refused > 0 {
+                break;
+            }
+            from += count;
+        }
+        self.scratch.candidates = candidates;
+    }
+}
+
+/// The object's words as this receiver may see them: hidden references to what it does not have in scope become none,
+/// and are noted, to be sent when the target comes into scope.
+pub(super) fn hide<'a>(
+    conn: &mut Connection,
+    sh: &'a Shared,
+    object: u32,
+    mask: u64,
+    block: &'a mut Vec<u64>,
+) -> &'a [u64] {
+    let store = sh.store(object);
+    let words = store.quant(sh.objects.slot[object as usize]);
+    let hidden = store.class.hide_mask & mask;
+    if hidden == 0 {
+        return words;
+    }
+    block.clear();
+    block.extend_from_slice(words);
+    for property in bits_of(hidden) {
+        let word = &mut block[store.class.props[property].word];
+        let target = *word as u32;
+        if target != 0 && !conn.scope.get(target) {
+            *word = 0;
+            let waiting = conn.hidden.entry(target).or_default();
+            if !waiting.contains(&(object, 1 << property)) {
+                waiting.push((object, 1 << property));
+            }
+        }
+    }
+    block
+}
+
+/// Copies the records of the objects `bits` of a word: runs that nothing interrupts in one piece, as far as a packet has
+/// room. `offsets` begin with the word's first listed object. Returns what found no room.
+#[inline]
+fn copy_records(
+    stage: &mut Stage<'_>,
+    (index, word, bits): (usize, &Word, u64),
+    offsets: &[u32],
+    bytes: &[u8],
+) -> u64 {
+    let (log, out) = (&mut stage.conn.log, &mut stage.scratch.out);
+    let place_of = |bit: u32| (word.bits & ((1 << bit) - 1)).count_ones() as usize;
+    let mut left = bits;
+    while left != 0 {
+        let start = left.trailing_zeros();
+        let interrupted = word.bits & !bits & (u64::MAX << start);
+        // Bits of this run: up to the first listed object that is not copied.
+        let mut run =
+            if interrupted == 0 { left } else { left & ((interrupted & interrupted.wrapping_neg()) - 1) };
+        left &= !run;
+        let mut place = place_of(start);
+        let end = place + run.count_ones() as usize;
+        while place < end {
+            let from = offsets[place] as usize;
+            let one = offsets[place + 1] as usize - from;
+            if !out.reserve(log, kind::UPDATE, one) {
+                // The estimate was too low: what is left waits for the next frame.
+                return run | left;
+            }
+            let (room, items) = out.room();
+            let rest = &offsets[place + 1..(place + items).min(end) + 1];
+            let limit = (from + room) as u32;
+            let count = match rest.last() {
+                Some(last) if *last <= limit => rest.len(),
+                _ => rest.partition_point(|end| *end <= limit),
+            };
+            let len = offsets[place + count] as usize - from;
+            if len <= SLACK {
+                out.buf[out.at..out.at + SLACK].copy_from_slice(&bytes[from..from + SLACK]);
+            } else {
+                out.buf[out.at..out.at + len].copy_from_slice(&bytes[from..from + len]);
+            }
+            out.wrote(len, count);
+            place += count;
+            let written = if place == end { run } else { first_bits(run, count) };
+            run &= !written;
+            log.push_word(index, word.word, written);
+        }
+    }
+    stage.conn.stats.records_copied += u64::from(bits.count_ones());
+    0
+}
+
+/// The lowest `count` set bits.
+#[inline]
+fn first_bits(bits: u64, count: usize) -> u64 {
+    let mut rest = bits;
+    for _ in 0..count {
+        rest &= rest.wrapping_sub(1);
+    }
+    bits & !rest
+}

@@ -1,0 +1,279 @@
+//! A frame: the shared stage (spec §5.1), the connection stages in lanes, and what they leave behind.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use throng_stdx::Instant;
+
+use super::{ConnId, Filter, FollowerKind, Server, ServerStats, Shared};
+use crate::connection::{Connection, Count, Scratch, Stage};
+use crate::objects::{NOBODY, Objects};
+use crate::wire::{bits_of, write_record};
+
+impl Server {
+    /// Runs a whole frame on this thread and hands each connection's packets to `sink`.
+    pub fn tick(&mut self, now: Instant, mut sink: impl FnMut(Packets<'_>)) {
+        self.begin_frame(now);
+        for mut lane in self.lanes(1) {
+            lane.run(&mut sink);
+        }
+        self.end_frame();
+    }
+
+    /// The shared stage: quantises what was marked, compares, moves objects in the grid, and writes one record for each
+    /// changed object that somebody sees. `now` never goes back.
+    pub fn begin_frame(&mut self, now: Instant) {
+        let shared = &mut self.shared;
+        shared.now = now;
+        shared.frame = shared.frame.wrapping_add(1);
+        let frame = shared.frame;
+        let count = shared.objects.class.len();
+        for stream in &mut shared.streams {
+            stream.begin(frame, count);
+        }
+        for gathering in &mut shared.gatherings {
+            gathering.grow(count);
+        }
+        for top in 0..shared.objects.dirty.top().len() {
+            for bit in bits_of(shared.objects.dirty.top()[top]) {
+                let word = top * 64 + bit;
+                let dirty = shared.objects.dirty.word(word);
+                shared.objects.dirty.put_word(word, 0);
+                for bit in bits_of(dirty) {
+                    let index = (word * 64 + bit) as u32;
+                    collect(shared, &self.filters, &mut self.slept, &mut self.stats, &mut self.record, index);
+                }
+            }
+        }
+        for band in 0..shared.gatherings.len() {
+            let mut due = core::mem::take(&mut self.due);
+            due.clear();
+            shared.gatherings[band].take_due(frame, |object, mask| due.push((object, mask)));
+            for (object, mask) in &due {
+                if shared.objects.refs[*object as usize] > 0 && shared.objects.alive.get(*object) {
+                    list(shared, &mut self.stats, &mut self.record, band + 1, *object, *mask);
+                }
+            }
+            self.due = due;
+        }
+        for stream in &mut shared.streams {
+            stream.end();
+        }
+    }
+
+    /// The connection stages, in `count` parts of neighbouring connections. Parts may run on different threads; what a
+    /// connection gets does not depend on how many there are.
+    pub fn lanes(&mut self, count: usize) -> impl Iterator<Item = Lane<'_>> {
+        let count = count.max(1);
+        if self.scratch.len() < count {
+            self.scratch.resize_with(count, Scratch::default);
+        }
+        let shared = &self.shared;
+        let size = self.connections.len().div_ceil(count).max(1);
+        let chunks = self.connections.chunks_mut(size);
+        chunks.zip(&mut self.scratch).map(move |(connections, scratch)| Lane { shared, connections, scratch })
+    }
+
+    /// Brings counts and events together that the connection stages left behind. Costs what happened.
+    pub fn end_frame(&mut self) {
+        for conn in self.connections.iter_mut().flatten() {
+            for count in conn.counts.drain(..) {
+                apply_count(&mut self.shared.objects, count);
+            }
+            self.events.extend(conn.events.drain(..));
+        }
+        let objects = &mut self.shared.objects;
+        let stores = &mut self.shared.stores;
+        self.dying.retain(|index| {
+            let at = *index as usize;
+            if objects.refs[at] > 0 || objects.known[at] > 0 {
+                return true;
+            }
+            stores[usize::from(objects.class[at])].release(objects.slot[at]);
+            objects.generation[at] = objects.generation[at].wrapping_add(1);
+            objects.flush.clear(*index);
+            objects.give_back(*index);
+            false
+        });
+    }
+
+    /// The present frame's number.
+    #[must_use]
+    pub fn frame(&self) -> u32 {
+        self.shared.frame
+    }
+
+    /// Counts of the shared stage.
+    #[must_use]
+    pub fn stats(&self) -> ServerStats {
+        self.stats
+    }
+}
+
+/// One object of the shared stage's work set.
+#[inline]
+fn collect(
+    shared: &mut Shared,
+    filters: &[Filter],
+    slept: &mut BTreeMap<u32, u64>,
+    stats: &mut ServerStats,
+    record: &mut Vec<u8>,
+    index: u32,
+) {
+    let at = index as usize;
+    let objects = &mut shared.objects;
+    let mask = core::mem::take(&mut objects.dirty_mask[at]);
+    let store = &mut shared.stores[usize::from(objects.class[at])];
+    let slot = objects.slot[at];
+    let (changed, nans) = store.quantise(slot, mask);
+    stats.nans += u64::from(nans);
+    let alive = objects.alive.get(index);
+    if let Some(property) = store.class.position
+        && mask >> property & 1 != 0
+        && alive
+    {
+        let live = &store.live(slot)[store.class.props[property].live..][..3];
+        let position = [0, 1, 2].map(|axis| f32::from_bits(live[axis]));
+        // What is not a number keeps the last place; it was counted when it was quantised.
+        if position.iter().all(|part| !part.is_nan()) {
+            [objects.x[at], objects.y[at], objects.z[at]] = position;
+            if filters[at] == Filter::Grid {
+                shared.grid.place(index, position, objects.cull[at]);
+            }
+            if objects.leads.get(index) {
+                for follower in shared.followers.get(&index).into_iter().flatten() {
+                    if follower.kind == FollowerKind::Sub {
+                        let part = follower.object as usize;
+                        [objects.x[part], objects.y[part], objects.z[part]] = position;
+                    }
+                }
+            }
+        }
+    }
+    if changed == 0 || !(alive || objects.flush.get(index)) {
+        return;
+    }
+    if store.class.flags.delta {
+        store.remember(slot, shared.frame);
+    }
+    let mask = changed & store.class.update_mask & !objects.disabled[at];
+    stats.objects_dirty += 1;
+    stats.properties_dirty += u64::from(changed.count_ones());
+    if mask == 0 || objects.refs[at] == 0 || store.class.flags.temporary {
+        return;
+    }
+    if objects.dormant.get(index) {
+        *slept.entry(index).or_default() |= mask;
+        return;
+    }
+    if !shared.gatherings.is_empty() && objects.lod.get(index) {
+        for gathering in &mut shared.gatherings {
+            gathering.add(index, mask);
+        }
+        // Only its owner gets every change in its frame.
+        if objects.owner[at] == NOBODY {
+            return;
+        }
+    }
+    list(shared, stats, record, 0, index, mask);
+}
+
+/// Lists a changed object in a stream, with its common record.
+#[inline]
+fn list(
+    shared: &mut Shared,
+    stats: &mut ServerStats,
+    record: &mut Vec<u8>,
+    stream: usize,
+    index: u32,
+    mask: u64,
+) {
+    let at = index as usize;
+    let (objects, stream) = (&shared.objects, &mut shared.streams[stream]);
+    let store = &shared.stores[usize::from(objects.class[at])];
+    let slot = objects.slot[at];
+    let common = mask & store.class.update_masks[0];
+    let mut fast = !objects.special.get(index) && common != 0;
+    if fast {
+        let from = stream.bytes.len();
+        if store.class.heap_count == 0 {
+            write_record(&mut stream.bytes, index, &store.class, common, store.quant(slot), &[]);
+        } else {
+            record.clear();
+            write_record(record, index, &store.class, common, store.quant(slot), store.heap(slot));
+            stream.bytes.extend_from_slice(record);
+        }
+        // What fits no packet beside a header takes the slow way.
+        if stream.bytes.len() - from > shared.config.packet_bytes_max - crate::wire::HEADER_BYTES - 2 {
+            stream.bytes.truncate(from);
+            fast = false;
+        } else {
+            stats.records_shared += 1;
+        }
+    }
+    stream.push(index, mask, fast);
+}
+
+pub(super) fn apply_count(objects: &mut Objects, count: Count) {
+    match count {
+        Count::Ref(object) => objects.refs[object as usize] += 1,
+        Count::Unref(object) => objects.refs[object as usize] -= 1,
+        Count::Know(object) => objects.known[object as usize] += 1,
+        Count::Forget(object) => objects.known[object as usize] -= 1,
+    }
+}
+
+/// A part of the connections, to be run on one thread.
+#[derive(Debug)]
+pub struct Lane<'a> {
+    shared: &'a Shared,
+    connections: &'a mut [Option<Box<Connection>>],
+    scratch: &'a mut Scratch,
+}
+
+impl Lane<'_> {
+    /// Runs the connection stage of each connection, in the order of their numbers, and hands its packets to `sink`.
+    /// The bytes are valid during the call only.
+    pub fn run(&mut self, sink: &mut impl FnMut(Packets<'_>)) {
+        for conn in self.connections.iter_mut().flatten() {
+            let id = conn.id;
+            Stage { conn, sh: self.shared, scratch: self.scratch }.run();
+            let out = &self.scratch.out;
+            if !out.ends().is_empty() {
+                sink(Packets { connection: id, bytes: out.bytes(), ends: out.ends() });
+            }
+        }
+    }
+}
+
+/// The packets of one connection and frame, one after the other, as a driver may hand them to the kernel in one piece.
+#[derive(Clone, Copy, Debug)]
+pub struct Packets<'a> {
+    /// For whom they are.
+    pub connection: ConnId,
+    /// All packets.
+    pub bytes: &'a [u8],
+    /// Where each packet ends.
+    pub ends: &'a [usize],
+}
+
+impl<'a> Packets<'a> {
+    /// Packet by packet.
+    pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let (bytes, ends) = (self.bytes, self.ends);
+        let mut from = 0;
+        ends.iter().map(move |end| {
+            let packet = &bytes[from..*end];
+            from = *end;
+            packet
+        })
+    }
+}
+
+/// Time between two frames, for drivers that have no other wish: 30 Hz.
+pub const FRAME_INTERVAL: Duration = Duration::from_nanos(33_333_333);
+
+/// Properties of `mask` by index.
+pub fn properties_of(mask: u64) -> impl Iterator<Item = usize> {
+    bits_of(mask)
+}

@@ -1,0 +1,347 @@
+//! The sending side: objects and connections. A frame is in `frame`, what peers send in `receive`.
+
+mod filters;
+mod frame;
+mod objects;
+mod receive;
+mod relations;
+mod types;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use throng_stdx::Instant;
+
+use crate::bitmap::Bitmap;
+use crate::class::{ClassId, Classes};
+use crate::connection::{Connection, Scratch};
+use crate::frames::Stream;
+use crate::grid::GridIndex;
+use crate::handle::Handle;
+use crate::lod::{BANDS_MAX, Gathering, LodProfile};
+use crate::objects::{ClassStore, NOBODY, Objects};
+use crate::priority::{Prioritiser, View};
+use crate::sent::Budget;
+
+pub use frame::{FRAME_INTERVAL, Lane, Packets, properties_of};
+pub use types::{
+    ConnId, ConnectionStats, DestroyReason, Event, Filter, ObjectError, PrioritiserId, ProtocolMismatch,
+    ServerConfig, ServerStats,
+};
+
+/// What connection stages read. Nothing of it changes while they run.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: ServerConfig,
+    pub(crate) stores: Vec<ClassStore>,
+    pub(crate) objects: Objects,
+    pub(crate) grid: GridIndex,
+    pub(crate) prioritisers: Vec<Prioritiser>,
+    pub(crate) streams: Vec<Stream>,
+    pub(crate) frame: u32,
+    pub(crate) now: Instant,
+    /// Limits of the bands of detail but the last, squared: where they end, and where objects leave them.
+    pub(crate) bands: Vec<(f32, f32)>,
+    /// What objects have gathered in each band; the band's records are in the stream after it.
+    pub(crate) gatherings: Vec<Gathering>,
+    /// Sub-objects, dependents and creation parents of objects.
+    pub(crate) followers: BTreeMap<u32, Vec<Follower>>,
+    pub(crate) any_follower: bool,
+    /// Some object needs the slow way for everybody.
+    pub(crate) any_special: bool,
+    /// Some class sends differences.
+    pub(crate) any_delta: bool,
+}
+
+/// An object that is in scope where another one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Follower {
+    pub(crate) object: u32,
+    pub(crate) kind: FollowerKind,
+}
+
+/// Why an object follows another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FollowerKind {
+    /// A part of it: created after it, destroyed with it, scheduled as it.
+    Sub,
+    /// It must be there before the other is created.
+    Parent,
+    /// Considered when the other is sent.
+    Dependent(Hint),
+}
+
+/// When a dependent is written relative to its parent (spec §17.2). It is loose: they need not share a packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hint {
+    /// After it.
+    #[default]
+    After,
+    /// Before it.
+    Before,
+    /// Before it while it is being created, otherwise after.
+    BeforeIfInitial,
+}
+
+impl Shared {
+    #[inline]
+    pub(crate) fn store(&self, object: u32) -> &ClassStore {
+        &self.stores[usize::from(self.objects.class[object as usize])]
+    }
+
+    /// Properties that a connection lacks whose object leaves the band behind `stream`.
+    pub(crate) fn missing(&self, stream: usize, object: u32) -> u64 {
+        self.gatherings[stream - 1].missing(object) | self.streams[stream].mask_of(object)
+    }
+
+    pub(crate) fn is_delta(&self, object: u32) -> bool {
+        self.store(object).class.flags.delta
+    }
+
+    /// No record of the object is longer.
+    pub(crate) fn record_bytes_max(&self, object: u32) -> usize {
+        let store = self.store(object);
+        let heap = store.heap(self.objects.slot[object as usize]);
+        store.class.record_bytes_max + heap.iter().map(|value| value.0.len()).sum::<usize>()
+    }
+}
+
+/// Filters of an object beyond the dynamic one; most objects have none.
+#[derive(Clone, Debug, Default)]
+struct StaticFilter {
+    only_to_owner: bool,
+    /// Connections, and whether they are those admitted or those refused.
+    list: Option<(bool, Vec<u32>)>,
+    groups: Vec<u16>,
+}
+
+/// A group of objects that is opened for connections (spec §12, steps 5 and 6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupKind {
+    /// Objects are out for every connection for which the group is not open.
+    Exclusion,
+    /// Objects are in for every connection for which the group is open.
+    Inclusion,
+}
+
+#[derive(Debug)]
+struct Group {
+    kind: GroupKind,
+    members: Bitmap,
+    /// Connections for which it is open.
+    open: Bitmap,
+}
+
+/// The authoritative side: holds objects and connections and writes packets.
+///
+/// One frame is [`begin_frame`](Self::begin_frame) (the shared stage), then [`lanes`](Self::lanes) (the connection
+/// stages, on as many threads as there are lanes), then [`end_frame`](Self::end_frame). [`tick`](Self::tick) does all
+/// three on the calling thread. Between frames the game creates, changes and destroys objects, and hands packets from
+/// clients to [`receive`](Self::receive).
+#[derive(Debug)]
+pub struct Server {
+    shared: Shared,
+    connections: Vec<Option<Box<Connection>>>,
+    scratch: Vec<Scratch>,
+    /// Connections whose peers describe some class differently.
+    refusing: Vec<ConnId>,
+    statics: BTreeMap<u32, StaticFilter>,
+    groups: BTreeMap<u16, Group>,
+    filters: Vec<Filter>,
+    /// Objects destroyed, whose index some receiver may still know.
+    dying: Vec<u32>,
+    /// What changed while an object was dormant.
+    slept: BTreeMap<u32, u64>,
+    events: VecDeque<Event>,
+    stats: ServerStats,
+    record: Vec<u8>,
+    /// Objects that are due in a band, and what they have gathered.
+    due: Vec<(u32, u64)>,
+}
+
+impl Server {
+    /// A server for objects of `classes`.
+    #[must_use]
+    pub fn new(config: ServerConfig, classes: &Classes) -> Self {
+        let lod = config.lod.as_ref().filter(|profile| !profile.bands.is_empty());
+        let bands = lod.map_or(&[][..], |profile| &profile.bands[..profile.bands.len().min(BANDS_MAX)]);
+        let rate = lod.map_or(1.0, |profile| profile.frame_rate);
+        let gatherings: Vec<Gathering> = bands.iter().map(|band| Gathering::new(band, rate)).collect();
+        let partial = gatherings.iter().map(|band| band.properties != u64::MAX);
+        let streams = core::iter::once(false).chain(partial).map(Stream::new).collect();
+        let limits = lod.map_or_else(Vec::new, LodProfile::limits);
+        let grid = GridIndex::new(config.grid, config.exit_factor);
+        Self {
+            shared: Shared {
+                stores: classes.iter().map(|class| ClassStore::new(Arc::clone(class))).collect(),
+                objects: Objects::default(),
+                grid,
+                prioritisers: vec![Prioritiser::Static(1.0)],
+                streams,
+                bands: limits,
+                gatherings,
+                followers: BTreeMap::new(),
+                any_follower: false,
+                any_delta: classes.iter().any(|class| class.flags.delta),
+                frame: 0,
+                now: Instant::ZERO,
+                any_special: false,
+                config,
+            },
+            connections: Vec::new(),
+            scratch: Vec::new(),
+            refusing: Vec::new(),
+            statics: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            filters: Vec::new(),
+            dying: Vec::new(),
+            slept: BTreeMap::new(),
+            events: VecDeque::new(),
+            stats: ServerStats::default(),
+            record: Vec::new(),
+            due: Vec::new(),
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------ connections
+
+    /// Adds a connection; `None` at the limit. It sees nothing before it has a view, apart from objects that every
+    /// connection sees.
+    pub fn connect(&mut self) -> Option<ConnId> {
+        let place = self.connections.iter().position(Option::is_none).unwrap_or(self.connections.len());
+        if place >= self.shared.config.connections_max as usize {
+            return None;
+        }
+        let id = ConnId(place as u32);
+        if place == self.connections.len() {
+            self.connections.push(None);
+        }
+        self.connections[place] = Some(Box::new(Connection::new(id)));
+        let filtered: Vec<u32> = self.statics.keys().copied().collect();
+        for object in filtered {
+            self.decide(object, id.0);
+        }
+        Some(id)
+    }
+
+    /// Removes a connection. Objects that it owned belong to nobody then. Costs a look at each object it knows.
+    pub fn disconnect(&mut self, id: ConnId) {
+        let Some(conn) = self.connections.get_mut(id.0 as usize).and_then(Option::take) else { return };
+        for object in conn.scope.iter() {
+            self.shared.objects.refs[object as usize] -= 1;
+        }
+        for object in conn.known() {
+            self.shared.objects.known[object as usize] -= 1;
+        }
+        for count in &conn.counts {
+            frame::apply_count(&mut self.shared.objects, *count);
+        }
+        for object in conn.owned.iter() {
+            self.shared.objects.owner[object as usize] = NOBODY;
+        }
+        for group in self.groups.values_mut() {
+            group.open.clear(id.0);
+        }
+        self.refusing.retain(|refusing| *refusing != id);
+    }
+
+    /// Compares what a peer says of its classes with our own, class by class in the order of registration (see
+    /// [`Classes::protocol_hashes`]). Objects of classes that differ, or that the peer lacks, never come into its scope;
+    /// returns these classes.
+    ///
+    /// # Errors
+    /// The first class that differs and is [required](crate::ClassBuilder::required): the connection should be closed.
+    pub fn check_protocol(&mut self, id: ConnId, hashes: &[u64]) -> Result<Vec<ClassId>, ProtocolMismatch> {
+        let stores = self.shared.stores.iter().enumerate();
+        let differing = stores.filter(|(at, store)| hashes.get(*at) != Some(&store.class.protocol_hash()));
+        let mut refused = Vec::new();
+        for (at, store) in differing {
+            self.stats.protocol_mismatches += 1;
+            if store.class.flags.required {
+                return Err(ProtocolMismatch { class: store.class.name().to_owned() });
+            }
+            refused.push(ClassId(at as u16));
+        }
+        let Some(conn) = self.conn(id) else { return Ok(refused) };
+        conn.refused_classes = refused.iter().map(|class| class.0).collect();
+        if !refused.is_empty() {
+            self.refusing.push(id);
+            let objects: Vec<u32> = self.shared.objects.alive.iter().collect();
+            for object in objects {
+                self.decide(object, id.0);
+            }
+        }
+        Ok(refused)
+    }
+
+    fn conn(&mut self, id: ConnId) -> Option<&mut Connection> {
+        self.connections.get_mut(id.0 as usize)?.as_deref_mut()
+    }
+
+    /// Places from which the connection looks: one, or up to four for split screens. More are ignored.
+    pub fn set_views(&mut self, id: ConnId, views: &[View]) {
+        if let Some(conn) = self.conn(id) {
+            conn.views.clear();
+            conn.views.extend_from_slice(&views[..views.len().min(4)]);
+        }
+    }
+
+    /// Limits the connection to `bytes_per_second`, with `burst` bytes saved up at most; `None` lifts the limit.
+    pub fn set_budget(&mut self, id: ConnId, limit: Option<(f64, f64)>) {
+        let now = self.shared.now;
+        if let Some(conn) = self.conn(id) {
+            conn.budget = limit.map(|(rate, burst)| Budget { rate, burst, tokens: burst, at: now });
+        }
+    }
+
+    /// Makes the connection a recording: it gets what [`Condition`](crate::Condition)s give to replays.
+    pub fn set_replay(&mut self, id: ConnId, replay: bool) {
+        if let Some(conn) = self.conn(id) {
+            conn.replay = replay;
+        }
+    }
+
+    /// Adds the connection to condition groups and removes it from others: bit g is group g. Properties of groups that
+    /// are new to it are sent with their present value.
+    pub fn set_condition_groups(&mut self, id: ConnId, groups: u64) {
+        let shared = &self.shared;
+        let Some(Some(conn)) = self.connections.get_mut(id.0 as usize) else { return };
+        let new = groups & !conn.groups;
+        conn.groups = groups;
+        let objects: Vec<u32> = conn.scope.iter().collect();
+        for object in objects {
+            let class = &shared.store(object).class;
+            let mask = class.groups.iter().filter(|(group, _)| new >> group & 1 != 0);
+            let mask = mask.fold(0, |all, (_, properties)| all | properties);
+            if mask != 0 {
+                conn.reveal(shared, object, mask);
+            }
+        }
+    }
+
+    /// Counts of a connection.
+    #[must_use]
+    pub fn connection_stats(&self, id: ConnId) -> Option<ConnectionStats> {
+        Some(self.connections.get(id.0 as usize)?.as_ref()?.stats)
+    }
+
+    /// Bytes that a connection keeps about objects.
+    #[must_use]
+    pub fn connection_bytes(&self, id: ConnId) -> Option<usize> {
+        Some(self.connections.get(id.0 as usize)?.as_ref()?.heap_bytes())
+    }
+
+    /// Whether the object should be on the connection's receiver.
+    #[must_use]
+    pub fn in_scope(&self, id: ConnId, handle: Handle) -> bool {
+        let conn = self.connections.get(id.0 as usize).and_then(Option::as_ref);
+        conn.is_some_and(|conn| self.index(handle).is_some_and(|object| conn.scope.get(object)))
+    }
+
+    /// Whether the receiver has confirmed the object's creation.
+    #[must_use]
+    pub fn is_live(&self, id: ConnId, handle: Handle) -> bool {
+        let conn = self.connections.get(id.0 as usize).and_then(Option::as_ref);
+        conn.is_some_and(|conn| self.index(handle).is_some_and(|object| conn.is_live(object)))
+    }
+}

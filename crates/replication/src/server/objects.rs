@@ -1,0 +1,319 @@
+//! Objects: their lives, values, owners and sleep.
+
+use std::sync::Arc;
+
+use super::{ConnId, DestroyReason, Filter, FollowerKind, ObjectError, Server};
+use crate::class::ClassId;
+use crate::handle::Handle;
+use crate::objects::NOBODY;
+use crate::quantise::Value;
+
+impl Server {
+    pub(super) fn index(&self, handle: Handle) -> Option<u32> {
+        let at = handle.index() as usize;
+        let objects = &self.shared.objects;
+        (at < objects.class.len()
+            && objects.alive.get(handle.index())
+            && objects.generation[at] == handle.generation())
+        .then_some(handle.index())
+    }
+
+    pub(super) fn known(&self, handle: Handle) -> Result<u32, ObjectError> {
+        self.index(handle).ok_or(ObjectError::Unknown)
+    }
+
+    /// Creates an object with the defaults of its class. Receivers get it with the values it has at the next frame.
+    ///
+    /// # Errors
+    /// For an unknown class, or at the limit of objects.
+    pub fn create(&mut self, class: ClassId) -> Result<Handle, ObjectError> {
+        let objects = &mut self.shared.objects;
+        let store = self.shared.stores.get_mut(usize::from(class.0)).ok_or(ObjectError::UnknownClass)?;
+        let max = self.shared.config.objects_max;
+        let index = objects.allocate(max).ok_or(ObjectError::TooMany(max))?;
+        let at = index as usize;
+        objects.class[at] = class.0;
+        objects.slot[at] = store.allocate();
+        objects.owner[at] = NOBODY;
+        objects.cull[at] = store.class.cull_distance;
+        objects.prioritiser[at] = 0;
+        objects.parent[at] = 0;
+        objects.disabled[at] = 0;
+        objects.dirty_mask[at] = store.class.all_mask();
+        objects.dirty.set(index);
+        objects.alive.set(index);
+        let class = &store.class;
+        let special = !class.groups.is_empty() || class.hide_mask != 0;
+        objects.delta.assign(index, class.flags.delta);
+        objects.atomic.assign(index, class.flags.atomic);
+        objects.lod.assign(index, class.position.is_some());
+        objects.leads.clear(index);
+        objects.follows.clear(index);
+        objects.special.assign(index, special);
+        objects.conditional.assign(index, class.is_conditional());
+        self.shared.any_special |= special;
+        objects.dormant.clear(index);
+        objects.flush.clear(index);
+        if self.filters.len() <= at {
+            self.filters.resize(objects.class.len(), Filter::default());
+        }
+        self.filters[at] = Filter::Grid;
+        objects.always.clear(index);
+        [objects.x[at], objects.y[at], objects.z[at]] = [0.0; 3];
+        let generation = objects.generation[at];
+        for gathering in &mut self.shared.gatherings {
+            gathering.forget(index);
+        }
+        for at in 0..self.refusing.len() {
+            self.decide(index, self.refusing[at].0);
+        }
+        Ok(Handle::from_parts(index, generation))
+    }
+
+    /// Destroys an object. With `flush` its last changes are sent before its end.
+    ///
+    /// # Errors
+    /// When the handle names nothing.
+    pub fn destroy(&mut self, handle: Handle, reason: DestroyReason, flush: bool) -> Result<(), ObjectError> {
+        let index = self.known(handle)?;
+        self.end_relations(index, reason, flush);
+        let owner = self.shared.objects.owner[index as usize];
+        if let Some(conn) = self.conn(ConnId(owner)) {
+            conn.owned.clear(index);
+            conn.owned_special.clear(index);
+        }
+        let objects = &mut self.shared.objects;
+        objects.alive.clear(index);
+        objects.always.clear(index);
+        objects.destroy_reason[index as usize] = reason as u8;
+        if flush {
+            objects.flush.set(index);
+        } else {
+            objects.dirty.clear(index);
+            objects.dirty_mask[index as usize] = 0;
+        }
+        self.shared.grid.remove(index);
+        self.slept.remove(&index);
+        if let Some(filter) = self.statics.remove(&index) {
+            for group in filter.groups {
+                if let Some(group) = self.groups.get_mut(&group) {
+                    group.members.clear(index);
+                }
+            }
+        }
+        for conn in self.connections.iter_mut().flatten() {
+            conn.forced_in.clear(index);
+            conn.forced_out.clear(index);
+        }
+        self.dying.push(index);
+        Ok(())
+    }
+
+    /// Whether the handle names an object.
+    #[must_use]
+    pub fn exists(&self, handle: Handle) -> bool {
+        self.index(handle).is_some()
+    }
+
+    /// Sets a property and marks it. Costs some nanoseconds; setting the value it has sends nothing.
+    ///
+    /// # Errors
+    /// When the object or property does not exist or the value does not fit.
+    pub fn set(
+        &mut self,
+        handle: Handle,
+        property: usize,
+        value: impl Into<Value>,
+    ) -> Result<(), ObjectError> {
+        let index = self.known(handle)?;
+        let store = &mut self.shared.stores[usize::from(self.shared.objects.class[index as usize])];
+        let slot = self.shared.objects.slot[index as usize];
+        let class = Arc::clone(&store.class);
+        let prop = class.props.get(property).ok_or(ObjectError::UnknownProperty(property))?;
+        let value = value.into();
+        if prop.codec.is_heap() {
+            let mut bytes = Vec::new();
+            let bits = prop
+                .codec
+                .write_heap(&value, &mut bytes)
+                .map_err(|error| ObjectError::Value(property, error))?;
+            store.staged[slot as usize * class.heap_count + prop.heap] = Some((bytes, bits));
+        } else {
+            let live = &mut store.live_mut(slot)[prop.live..];
+            prop.codec.store(&value, live).map_err(|error| ObjectError::Value(property, error))?;
+        }
+        self.mark(index, 1 << property);
+        Ok(())
+    }
+
+    /// Lets `write` change the object's live block (see [`Class::layout`](crate::Class::layout)) and marks the properties
+    /// of `mask`: the fast way to set many.
+    ///
+    /// # Errors
+    /// When the object does not exist.
+    #[inline]
+    pub fn write_live(
+        &mut self,
+        handle: Handle,
+        mask: u64,
+        write: impl FnOnce(&mut [u32]),
+    ) -> Result<(), ObjectError> {
+        let index = self.known(handle)?;
+        let store = &mut self.shared.stores[usize::from(self.shared.objects.class[index as usize])];
+        write(store.live_mut(self.shared.objects.slot[index as usize]));
+        self.mark(index, mask);
+        Ok(())
+    }
+
+    /// Marks properties without setting them.
+    pub fn mark_dirty(&mut self, handle: Handle, mask: u64) {
+        match self.index(handle) {
+            Some(index) => self.mark(index, mask),
+            None => self.stats.stale_marks += 1,
+        }
+    }
+
+    #[inline]
+    pub(super) fn mark(&mut self, index: u32, mask: u64) {
+        self.shared.objects.dirty_mask[index as usize] |= mask;
+        self.shared.objects.dirty.set(index);
+    }
+
+    /// The value that receivers see, or will see: what the quantised copy holds. With it a simulation can go on from
+    /// exactly what its clients have.
+    ///
+    /// # Errors
+    /// When the object or property does not exist.
+    pub fn quantised(&self, handle: Handle, property: usize) -> Result<Value, ObjectError> {
+        let index = self.known(handle)?;
+        let store = self.shared.store(index);
+        let slot = self.shared.objects.slot[index as usize];
+        let prop = store.class.props.get(property).ok_or(ObjectError::UnknownProperty(property))?;
+        if prop.codec.is_heap() {
+            let bytes = &store.heap(slot)[prop.heap].0;
+            return Ok(prop.codec.read_heap(bytes).unwrap_or_else(|_| prop.codec.dequantise(&[0])));
+        }
+        Ok(prop.codec.dequantise(prop.words(store.quant(slot))))
+    }
+
+    /// The quantised words of an object, for comparisons with a replica's.
+    #[must_use]
+    pub fn quantised_words(&self, handle: Handle) -> Option<&[u64]> {
+        let index = self.index(handle)?;
+        Some(self.shared.store(index).quant(self.shared.objects.slot[index as usize]))
+    }
+
+    /// Gives the object to a connection, or to nobody. Its scope and conditions follow in the next frame.
+    ///
+    /// # Errors
+    /// When the object or the connection does not exist.
+    pub fn set_owner(&mut self, handle: Handle, owner: Option<ConnId>) -> Result<(), ObjectError> {
+        let index = self.known(handle)?;
+        if let Some(owner) = owner
+            && self.conn(owner).is_none()
+        {
+            return Err(ObjectError::UnknownConnection);
+        }
+        let before = core::mem::replace(
+            &mut self.shared.objects.owner[index as usize],
+            owner.map_or(NOBODY, |owner| owner.0),
+        );
+        let special = self.shared.objects.conditional.get(index);
+        let shared = &self.shared;
+        let class = &shared.store(index).class;
+        if let Some(Some(conn)) = self.connections.get_mut(before as usize) {
+            conn.owned.clear(index);
+            conn.owned_special.clear(index);
+            if special {
+                conn.reveal(shared, index, class.update_masks[0] & !class.update_masks[1]);
+            }
+        }
+        if let Some(owner) = owner
+            && let Some(Some(conn)) = self.connections.get_mut(owner.0 as usize)
+        {
+            conn.owned.set(index);
+            if special {
+                conn.owned_special.set(index);
+                conn.reveal(shared, index, class.update_masks[1] & !class.update_masks[0]);
+            }
+        }
+        self.decide_all(index);
+        // What belongs to it goes with it.
+        let parts = self.shared.followers.get(&index).map_or(&[][..], Vec::as_slice);
+        let parts = parts.iter().filter(|follower| follower.kind == FollowerKind::Sub);
+        let parts: Vec<u32> = parts.map(|follower| follower.object).collect();
+        for part in parts {
+            let generation = self.shared.objects.generation[part as usize];
+            self.set_owner(Handle::from_parts(part, generation), owner)?;
+        }
+        Ok(())
+    }
+
+    /// Switches properties with the condition `Custom` on or off, for all connections. Those switched on are sent with
+    /// their present value.
+    ///
+    /// # Errors
+    /// When the object does not exist.
+    pub fn set_condition_enabled(
+        &mut self,
+        handle: Handle,
+        properties: u64,
+        enabled: bool,
+    ) -> Result<(), ObjectError> {
+        let index = self.known(handle)?;
+        let mask = properties & self.shared.store(index).class.custom_mask;
+        let disabled = &mut self.shared.objects.disabled[index as usize];
+        let revealed = if enabled { *disabled & mask } else { 0 };
+        *disabled = if enabled { *disabled & !mask } else { *disabled | mask };
+        let shared = &self.shared;
+        for conn in self.connections.iter_mut().flatten() {
+            if revealed != 0 && conn.scope.get(index) {
+                conn.reveal(shared, index, revealed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the object to sleep or wakes it (spec §15). Changes while asleep are kept, and sent on waking.
+    ///
+    /// # Errors
+    /// When the object does not exist.
+    pub fn set_dormant(&mut self, handle: Handle, dormant: bool) -> Result<(), ObjectError> {
+        let index = self.known(handle)?;
+        self.shared.objects.dormant.assign(index, dormant);
+        if !dormant {
+            self.wake(index);
+        }
+        Ok(())
+    }
+
+    /// Sends what changed while the object slept; it sleeps on.
+    ///
+    /// # Errors
+    /// When the object does not exist.
+    pub fn flush_dormant(&mut self, handle: Handle) -> Result<(), ObjectError> {
+        let index = self.known(handle)?;
+        if self.shared.objects.dormant.get(index) {
+            // What was marked since the last frame belongs to the flush.
+            let slot = self.shared.objects.slot[index as usize];
+            let marked = core::mem::take(&mut self.shared.objects.dirty_mask[index as usize]);
+            let class = usize::from(self.shared.objects.class[index as usize]);
+            let (changed, nans) = self.shared.stores[class].quantise(slot, marked);
+            self.stats.nans += u64::from(nans);
+            *self.slept.entry(index).or_default() |= changed;
+            self.wake(index);
+        }
+        Ok(())
+    }
+
+    /// Everybody who has the object needs what changed in its sleep.
+    fn wake(&mut self, index: u32) {
+        let Some(mask) = self.slept.remove(&index) else { return };
+        let shared = &self.shared;
+        for conn in self.connections.iter_mut().flatten() {
+            if conn.scope.get(index) {
+                conn.reveal(shared, index, mask);
+            }
+        }
+    }
+}

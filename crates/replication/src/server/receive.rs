@@ -1,0 +1,139 @@
+//! What clients send: acknowledgements, calls, inputs; and calls to them.
+
+use std::sync::Arc;
+
+use super::{ConnId, Event, Server, Shared};
+use crate::attach::{AttachError, ItemView};
+use crate::bits::BitReader;
+use crate::connection::Connection;
+use crate::handle::Handle;
+use crate::wire::{DecodeError, Header, kind};
+
+impl Server {
+    /// Takes a packet from a client: acknowledgements, attachments, inputs. Old packets are discarded.
+    ///
+    /// # Errors
+    /// When the client sent what it must not; nothing was changed, and the connection should be closed.
+    pub fn receive(&mut self, id: ConnId, packet: &[u8]) -> Result<(), DecodeError> {
+        let shared = &self.shared;
+        let Some(Some(conn)) = self.connections.get_mut(id.0 as usize) else { return Ok(()) };
+        let result = receive(shared, conn, packet);
+        if result.is_err() {
+            self.stats.decode_errors += 1;
+        }
+        result
+    }
+
+    /// The oldest event not taken yet.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Queues a call on an object for one connection.
+    ///
+    /// # Errors
+    /// When object or connection do not exist, the bytes are too many, or the queue of reliable attachments is full.
+    pub fn attach(
+        &mut self,
+        id: ConnId,
+        handle: Handle,
+        method: u64,
+        bytes: &[u8],
+        reliable: bool,
+    ) -> Result<(), AttachError> {
+        let index = self.index(handle).ok_or(AttachError::UnknownObject)?;
+        let conn = self.conn(id).ok_or(AttachError::UnknownConnection)?;
+        conn.attachments.push(index, method, &Arc::from(bytes), reliable)
+    }
+
+    /// Queues a call on an object for every connection that has it in scope; the bytes are shared. Connections whose
+    /// queue is full do not get it; they are returned and should be closed.
+    ///
+    /// # Errors
+    /// When the object does not exist or the bytes are too many.
+    pub fn attach_all(
+        &mut self,
+        handle: Handle,
+        method: u64,
+        bytes: &[u8],
+        reliable: bool,
+    ) -> Result<Vec<ConnId>, AttachError> {
+        let index = self.index(handle).ok_or(AttachError::UnknownObject)?;
+        let bytes: Arc<[u8]> = Arc::from(bytes);
+        let mut full = Vec::new();
+        for conn in self.connections.iter_mut().flatten().filter(|conn| conn.scope.get(index)) {
+            match conn.attachments.push(index, method, &bytes, reliable) {
+                Ok(()) => {}
+                Err(AttachError::Overflow) => full.push(conn.id),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(full)
+    }
+}
+
+fn receive(shared: &Shared, conn: &mut Connection, packet: &[u8]) -> Result<(), DecodeError> {
+    let (header, sections) = Header::parse(packet)?;
+    if !conn.is_new(header.seq) {
+        conn.stats.packets_stale += 1;
+        return Ok(());
+    }
+    // First everything is checked, then everything is applied.
+    let mut resets = Vec::new();
+    let mut attachments = Vec::new();
+    let mut inputs = Vec::new();
+    let mut reader = BitReader::new(sections);
+    while reader.bits_left() > 0 {
+        let section = reader.get(8)? as u8;
+        let count = reader.get_varint()?;
+        match section {
+            kind::ATTACH => {
+                for _ in 0..count {
+                    let item = ItemView::read(&mut reader)?;
+                    let owned = shared.objects.owner.get(item.object as usize) == Some(&conn.id.0);
+                    if !owned || !shared.objects.alive.get(item.object) {
+                        return Err(DecodeError::Forbidden);
+                    }
+                    conn.attachments.check(&item)?;
+                    attachments.push(item);
+                }
+            }
+            kind::BASELINE_RESET | kind::INPUT => {
+                let len = reader.get(16)? as usize;
+                let from = reader.byte_position();
+                reader.skip_bytes(len)?;
+                let bytes = &sections[from..from + len];
+                if section == kind::INPUT {
+                    inputs.push(bytes);
+                    continue;
+                }
+                let mut items = BitReader::new(bytes);
+                for _ in 0..count {
+                    let index = u32::try_from(items.get_varint()?).map_err(|_| DecodeError::Index)?;
+                    if index as usize >= shared.objects.class.len() {
+                        return Err(DecodeError::Index);
+                    }
+                    resets.push(index);
+                }
+            }
+            kind::SKIPPABLE.. => {
+                let len = reader.get(16)? as usize;
+                reader.skip_bytes(len)?;
+            }
+            _ => return Err(DecodeError::Forbidden),
+        }
+    }
+    conn.acknowledge(shared, header.ack, header.ack_bits)?;
+    conn.applied(header.seq, !sections.is_empty());
+    for index in resets {
+        conn.reset_baseline(shared, index);
+    }
+    let id = conn.id;
+    let mut arrived = Vec::new();
+    for item in &attachments {
+        conn.attachments.receive(item, &mut |attachment| arrived.push(Event::Attachment(id, attachment)));
+    }
+    conn.events.extend(arrived);
+    conn.events.extend(inputs.into_iter().map(|bytes| Event::Input(id, bytes.to_vec())));
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! Objects that go with others (spec §17): sub-objects, dependents, creation parents.
+
+use super::{DestroyReason, Follower, FollowerKind, Hint, ObjectError, Server};
+use crate::class::ClassId;
+use crate::handle::Handle;
+
+/// Sub-objects of one root at most.
+const SUBS_MAX: usize = 255;
+/// Longest way from an object to one that it brings into scope.
+const DEPTH_MAX: usize = 8;
+
+impl Server {
+    /// Creates a part of `root`: it is in scope where the root is, created after it and destroyed with it, and belongs to
+    /// its owner. Where the root moves, the part moves, for prioritisers.
+    ///
+    /// # Errors
+    /// When the root or the class does not exist, the root is itself a part or has 255 parts, or at the limit of
+    /// objects.
+    pub fn create_sub(&mut self, root: Handle, class: ClassId) -> Result<Handle, ObjectError> {
+        let above = self.known(root)?;
+        let is_sub =
+            self.shared.objects.follows.get(above) && self.shared.objects.parent[above as usize] != 0;
+        if is_sub || self.count(above, |kind| kind == FollowerKind::Sub) >= SUBS_MAX {
+            return Err(ObjectError::Relation);
+        }
+        let handle = self.create(class)?;
+        let index = handle.index();
+        self.set_filter(handle, super::Filter::Never)?;
+        let owner = self.shared.objects.owner[above as usize];
+        let owner = (owner != crate::objects::NOBODY).then_some(super::ConnId(owner));
+        self.shared.objects.parent[index as usize] = above;
+        self.follow(above, Follower { object: index, kind: FollowerKind::Sub });
+        self.set_owner(handle, owner)?;
+        let (from, to) = (above as usize, index as usize);
+        let objects = &mut self.shared.objects;
+        objects.prioritiser[to] = objects.prioritiser[from];
+        for axis in [&mut objects.x, &mut objects.y, &mut objects.z] {
+            axis[to] = axis[from];
+        }
+        Ok(handle)
+    }
+
+    /// Names the object that must be on a receiver before this one is created there: what it is attached to. It comes
+    /// into scope with the object. `None` ends that.
+    ///
+    /// # Errors
+    /// When an object does not exist, is a sub-object, or the relation would form a circle or be deeper than 8.
+    pub fn set_parent(&mut self, handle: Handle, parent: Option<Handle>) -> Result<(), ObjectError> {
+        let index = self.known(handle)?;
+        let above = parent.map(|parent| self.known(parent)).transpose()?;
+        let old = self.shared.objects.parent[index as usize];
+        if self.shared.objects.follows.get(index) && self.is_sub(index) {
+            return Err(ObjectError::Relation);
+        }
+        if let Some(above) = above {
+            self.check_relation(index, above)?;
+        }
+        if old != 0 {
+            self.unfollow(index, |follower| follower.object == old && follower.kind == FollowerKind::Parent);
+        }
+        self.shared.objects.parent[index as usize] = above.unwrap_or(0);
+        if let Some(above) = above {
+            self.follow(index, Follower { object: above, kind: FollowerKind::Parent });
+        }
+        Ok(())
+    }
+
+    /// Makes `child` dependent on `parent`: no dynamic filter refuses it while the parent is in scope, and it is
+    /// considered whenever the parent is sent.
+    ///
+    /// # Errors
+    /// When an object does not exist or the relation would form a circle or be deeper than 8.
+    pub fn add_dependent(&mut self, parent: Handle, child: Handle, hint: Hint) -> Result<(), ObjectError> {
+        let (above, below) = (self.known(parent)?, self.known(child)?);
+        self.check_relation(above, below)?;
+        self.unfollow(above, |follower| {
+            follower.object == below && matches!(follower.kind, FollowerKind::Dependent(_))
+        });
+        self.follow(above, Follower { object: below, kind: FollowerKind::Dependent(hint) });
+        Ok(())
+    }
+
+    /// Ends what [`add_dependent`](Self::add_dependent) began.
+    ///
+    /// # Errors
+    /// When an object does not exist.
+    pub fn remove_dependent(&mut self, parent: Handle, child: Handle) -> Result<(), ObjectError> {
+        let (above, below) = (self.known(parent)?, self.known(child)?);
+        self.unfollow(above, |follower| {
+            follower.object == below && matches!(follower.kind, FollowerKind::Dependent(_))
+        });
+        Ok(())
+    }
+
+    pub(super) fn is_sub(&self, index: u32) -> bool {
+        let above = self.shared.objects.parent[index as usize];
+        let followers = self.shared.followers.get(&above).map_or(&[][..], Vec::as_slice);
+        followers.contains(&Follower { object: index, kind: FollowerKind::Sub })
+    }
+
+    fn count(&self, leader: u32, is: impl Fn(FollowerKind) -> bool) -> usize {
+        let followers = self.shared.followers.get(&leader).map_or(&[][..], Vec::as_slice);
+        followers.iter().filter(|follower| is(follower.kind)).count()
+    }
+
+    /// `leader` may bring `follower` into scope: no way leads back, and none gets too long.
+    fn check_relation(&self, leader: u32, follower: u32) -> Result<(), ObjectError> {
+        let mut level = vec![follower];
+        for _ in 0..DEPTH_MAX {
+            if level.contains(&leader) {
+                return Err(ObjectError::Relation);
+            }
+            let followers = level.iter().filter_map(|object| self.shared.followers.get(object)).flatten();
+            level = followers.map(|follower| follower.object).collect();
+            if level.is_empty() {
+                return Ok(());
+            }
+        }
+        Err(ObjectError::Relation)
+    }
+
+    fn follow(&mut self, leader: u32, follower: Follower) {
+        self.shared.followers.entry(leader).or_default().push(follower);
+        self.shared.objects.leads.set(leader);
+        self.shared.objects.follows.set(follower.object);
+        self.shared.any_follower = true;
+    }
+
+    fn unfollow(&mut self, leader: u32, which: impl Fn(&Follower) -> bool) {
+        if let Some(list) = self.shared.followers.get_mut(&leader) {
+            list.retain(|follower| !which(follower));
+            if list.is_empty() {
+                self.shared.followers.remove(&leader);
+                self.shared.objects.leads.clear(leader);
+            }
+        }
+    }
+
+    /// The object ends: its parts end with it, and nothing follows it or is followed by it any more.
+    pub(super) fn end_relations(&mut self, index: u32, reason: DestroyReason, flush: bool) {
+        if !self.shared.objects.leads.get(index) && !self.shared.objects.follows.get(index) {
+            return;
+        }
+        for follower in self.shared.followers.remove(&index).unwrap_or_default() {
+            if follower.kind == FollowerKind::Sub {
+                let generation = self.shared.objects.generation[follower.object as usize];
+                // A part that was destroyed by itself is not listed any more.
+                let _ = self.destroy(Handle::from_parts(follower.object, generation), reason, flush);
+            }
+        }
+        let leaders: Vec<u32> = self.shared.followers.keys().copied().collect();
+        for leader in leaders {
+            self.unfollow(leader, |follower| follower.object == index);
+        }
+        self.shared.objects.leads.clear(index);
+        self.shared.objects.follows.clear(index);
+        self.shared.any_follower = !self.shared.followers.is_empty();
+    }
+}

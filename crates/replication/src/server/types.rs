@@ -1,0 +1,211 @@
+//! Limits, names, errors, events and counts of a server.
+
+use crate::attach::Attachment;
+use crate::grid::GridConfig;
+use crate::lod::LodProfile;
+use crate::quantise::ValueMismatch;
+use crate::wire::DecodeError;
+
+/// Limits and rules of a [`Server`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerConfig {
+    /// Most objects at one time. Default 65,536.
+    pub objects_max: u32,
+    /// Most connections at one time. Default 4,096.
+    pub connections_max: u32,
+    /// Largest packet in bytes, 64 to 65,535. Default 1,200.
+    pub packet_bytes_max: usize,
+    /// Packets of one connection whose fate is open; at the limit nothing more is sent. Default 512.
+    pub packets_in_flight_max: usize,
+    /// Bytes that the layers below add to each packet; counted against budgets. Default 28: IP and UDP.
+    pub overhead_bytes: usize,
+    /// Frames that an object stays in scope after the dynamic filter refused it, 0 to 255. Default 2.
+    pub hysteresis_frames: u8,
+    /// Objects leave at the cull distance times this; at least 1. Default 1.
+    pub exit_factor: f32,
+    /// Accumulated priority from which on an object may be sent. Default 1.
+    pub send_threshold: f32,
+    /// Share of the budget for create items while updates wait. Default 0.5.
+    pub create_share: f64,
+    /// Share of the budget kept for attachments while some wait. Default 0.25.
+    pub attach_share: f64,
+    /// Bytes of record variants kept in a frame, for each thread. Default 16 MiB.
+    pub record_cache_bytes: usize,
+    /// The grid filter's world.
+    pub grid: GridConfig,
+    /// Levels of detail for objects in the grid, unless they opt out; `None` sends every change in its frame. An
+    /// owner's own objects, creations, ends and calls know no bands. Default none.
+    pub lod: Option<LodProfile>,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            objects_max: 65_536,
+            connections_max: 4096,
+            packet_bytes_max: 1200,
+            packets_in_flight_max: 512,
+            overhead_bytes: 28,
+            hysteresis_frames: 2,
+            exit_factor: 1.0,
+            send_threshold: 1.0,
+            create_share: 0.5,
+            attach_share: 0.25,
+            record_cache_bytes: 16 << 20,
+            grid: GridConfig::default(),
+            lod: None,
+        }
+    }
+}
+
+/// Names a connection of a [`Server`]. Numbers are used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnId(pub u32);
+
+/// Names a prioritiser of a [`Server`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrioritiserId(pub(super) u8);
+
+/// The dynamic filter of an object (spec §12, step 7).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Filter {
+    /// In scope of views within the cull distance.
+    #[default]
+    Grid,
+    /// In scope of everybody.
+    Always,
+    /// In scope of nobody but those whom other filters let in.
+    Never,
+}
+
+/// Why an object left a receiver (spec §10.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum DestroyReason {
+    /// It no longer exists.
+    Destroyed = 0,
+    /// The receiver may no longer see it.
+    OutOfScope = 1,
+    /// The replica lives on without replication; its last state was sent before.
+    TornOff = 2,
+    /// The level that replaced it has its own.
+    Streamed = 3,
+    /// The two sides describe its class differently.
+    ProtocolMismatch = 4,
+}
+
+impl DestroyReason {
+    pub(crate) fn from_wire(byte: u8) -> Result<Self, DecodeError> {
+        Ok(match byte {
+            0 => Self::Destroyed,
+            1 => Self::OutOfScope,
+            2 => Self::TornOff,
+            3 => Self::Streamed,
+            4 => Self::ProtocolMismatch,
+            _ => return Err(DecodeError::Value),
+        })
+    }
+}
+
+/// Something that connections reported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// A client called something on an object.
+    Attachment(ConnId, Attachment),
+    /// A client's input, at most once, in order.
+    Input(ConnId, Vec<u8>),
+    /// Reliable attachments will never arrive: their object is gone.
+    AttachmentsDropped {
+        /// For whom they were.
+        connection: ConnId,
+        /// Network index of the object.
+        object: u32,
+        /// How many.
+        count: usize,
+    },
+}
+
+/// Why an operation on an object failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ObjectError {
+    /// The handle names nothing, or an object that was destroyed.
+    #[error("the handle names no object")]
+    Unknown,
+    /// No such class.
+    #[error("the class is not registered")]
+    UnknownClass,
+    /// No such property.
+    #[error("the class has no property {0}")]
+    UnknownProperty(usize),
+    /// The value does not fit.
+    #[error("property {0}: {1}")]
+    Value(usize, ValueMismatch),
+    /// At [`ServerConfig::objects_max`].
+    #[error("{0} objects exist, the limit; raise objects_max")]
+    TooMany(u32),
+    /// It would lead back to where it began, or too deep, or has too many beside it.
+    #[error("the relation would form a circle, be deeper than 8, or be the 256th of its parent")]
+    Relation,
+    /// A connection was named that does not exist.
+    #[error("the connection does not exist")]
+    UnknownConnection,
+}
+
+/// Counts of one connection, from its beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectionStats {
+    /// Packets written.
+    pub packets_sent: u64,
+    /// Bytes written, without what lower layers add.
+    pub bytes_sent: u64,
+    /// Packets acknowledged.
+    pub packets_delivered: u64,
+    /// Packets that were not.
+    pub packets_lost: u64,
+    /// Properties that losses made pending again.
+    pub properties_resent: u64,
+    /// Common records copied.
+    pub records_copied: u64,
+    /// Record variants found in the cache.
+    pub records_hit: u64,
+    /// Record variants built.
+    pub records_built: u64,
+    /// Create items written.
+    pub creates: u64,
+    /// Destroy items written.
+    pub destroys: u64,
+    /// Frames in which the budget did not suffice.
+    pub budget_saturated_frames: u64,
+    /// Packets discarded because a newer one had been applied.
+    pub packets_stale: u64,
+}
+
+/// Counts of the shared stage, from the beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerStats {
+    /// Objects with a changed property, summed over frames.
+    pub objects_dirty: u64,
+    /// Changed properties, summed over frames.
+    pub properties_dirty: u64,
+    /// Common records written.
+    pub records_shared: u64,
+    /// Marks of objects that do not exist.
+    pub stale_marks: u64,
+    /// Numbers that were not numbers.
+    pub nans: u64,
+    /// Packets from peers that were refused.
+    pub decode_errors: u64,
+    /// Classes that a peer describes differently, summed over peers.
+    pub protocol_mismatches: u64,
+}
+
+/// The peer describes a class differently that both must share.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("protocol_mismatch: the peer's description of the required class {class} differs")]
+pub struct ProtocolMismatch {
+    /// Name of the class.
+    pub class: String,
+}
