@@ -86,6 +86,7 @@ mod objects;
 mod pairs;
 mod priority;
 mod quantise;
+mod replicate;
 mod sent;
 mod server;
 pub mod wire;
@@ -100,7 +101,10 @@ pub use handle::Handle;
 pub use lod::{BANDS_MAX, Band, LodProfile};
 pub use priority::{CustomPrioritiser, FieldOfView, Prioritiser, Sphere, View};
 pub use quantise::{Axis, Codec, Quantiser, QuantiserError, Value, ValueMismatch, WORDS_MAX};
+pub use replicate::{FromValue, Replicate};
 pub use server::{
     ConnId, ConnectionStats, DestroyReason, Event, FRAME_INTERVAL, Filter, GroupKind, Hint, Lane,
     ObjectError, Packets, PrioritiserId, ProtocolMismatch, Server, ServerConfig, ServerStats, properties_of,
 };
+/// Implements the trait of the same name for a struct; options are described there.
+pub use throng_replication_derive::Replicate;

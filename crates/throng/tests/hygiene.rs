@@ -19,7 +19,8 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-enet", &["throng-stdx"], &[]),
     ("throng-spatial", &["throng-stdx"], &[]),
     ("throng-ddc", &["throng-stdx"], &[]),
-    ("throng-replication", &["throng-stdx"], &[]),
+    ("throng-replication-derive", &[], &[]),
+    ("throng-replication", &["throng-replication-derive", "throng-stdx"], &[]),
     ("throng-gateway", &["throng-spatial", "throng-stdx", "throng-wire"], &[]),
     ("throng-enet", &["throng-stdx"], &[]),
     // Edges: the cores and the operating system, never each other.
@@ -76,6 +77,8 @@ const CORE_TABLE: &[(&str, &[&str])] = &[
     // Packets are shared by everybody they are broadcast to (bytes); addresses need a keyed hasher (hashbrown);
     // encryption that is not our own (chacha20poly1305).
     ("throng-enet", &["bytes", "chacha20poly1305", "hashbrown", "thiserror"]),
+    // A derive macro reads and writes Rust.
+    ("throng-replication-derive", &["proc-macro2", "quote", "syn"]),
     // What a connection keeps of few objects (hashbrown).
     ("throng-replication", &["hashbrown", "thiserror"]),
     // Schemas are compiled from .proto text (protox) and described by prost-reflect; state machines and channel settings
