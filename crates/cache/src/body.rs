@@ -9,7 +9,9 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use throng_ddc::{Hasher, IoHash, Namespace};
-use throng_store::{Blob, Store};
+use throng_store::Blob;
+
+use crate::service::Service;
 
 /// Bytes that one step reads. Half of it costs an eighth more in system calls, twice of it falls out of the second-level
 /// cache before it is sent.
@@ -17,7 +19,7 @@ const PIECE_BYTES: u64 = 512 << 10;
 
 /// The body of an answer: bytes in memory and parts of blobs, one after the other.
 #[derive(Default)]
-pub struct Body {
+pub(crate) struct Body {
     parts: VecDeque<Part>,
     left: u64,
 }
@@ -27,9 +29,16 @@ enum Part {
     Blob { blob: Blob, at: u64, end: u64, check: Option<Box<Check>> },
 }
 
+/// A part of a blob that may be sent as it is.
+pub(crate) struct FilePart {
+    pub(crate) blob: Blob,
+    pub(crate) at: u64,
+    pub(crate) end: u64,
+}
+
 /// A blob that is read for the first time is hashed on its way out.
 pub(crate) struct Check {
-    pub(crate) store: Arc<Store>,
+    pub(crate) service: Arc<Service>,
     pub(crate) namespace: Namespace,
     pub(crate) hash: IoHash,
     pub(crate) hasher: Hasher,
@@ -66,7 +75,16 @@ impl Body {
         self.left
     }
 
-    fn step(&mut self) -> Option<io::Result<Bytes>> {
+    /// What comes next, if it is part of a file that needs no look on its way out.
+    pub(crate) fn take_file(&mut self) -> Option<FilePart> {
+        let taken = self.parts.pop_front_if(|part| matches!(part, Part::Blob { check: None, .. }))?;
+        let Part::Blob { blob, at, end, .. } = taken else { return None };
+        self.left -= end - at;
+        Some(FilePart { blob, at, end })
+    }
+
+    /// The next bytes.
+    pub(crate) fn step(&mut self) -> Option<io::Result<Bytes>> {
         let bytes = match self.parts.front_mut()? {
             Part::Bytes(bytes) => {
                 let bytes = std::mem::take(bytes);
@@ -82,10 +100,13 @@ impl Body {
                 *at += piece;
                 if let Some(check) = check {
                     check.hasher.update(&bytes);
-                    if *at == *end && check.hasher.finish() != check.hash {
-                        // The last piece is not sent: the receiver sees an answer that broke off.
-                        check.store.discard_damaged(&check.namespace, &check.hash, blob);
-                        return Some(Err(io::Error::other("a stored blob is damaged")));
+                    if *at == *end {
+                        if check.hasher.finish() != check.hash {
+                            // The last piece is not sent: the receiver sees an answer that broke off.
+                            check.service.store.discard_damaged(&check.namespace, &check.hash, blob);
+                            return Some(Err(io::Error::other("a stored blob is damaged")));
+                        }
+                        check.service.set_verified(blob);
                     }
                 }
                 if *at == *end {

@@ -4,13 +4,18 @@
 //! `Accept` or a `Range` header means is decided in `throng_ddc::api`, what is stored and when in `throng_store`; this crate
 //! moves bytes between both and turns outcomes into status codes.
 //!
-//! Uploads are hashed while they arrive and never held in memory as a whole beyond a megabyte; downloads are read in
-//! pieces of half a megabyte.
+//! Uploads are hashed while they arrive and never held in memory as a whole beyond a megabyte. Downloads over plain
+//! HTTP/1.1 go from the file to the socket within the kernel; with TLS or HTTP/2 they are read in pieces of half a megabyte.
+//! What is read for the first time since start is hashed on its way out.
 #![forbid(unsafe_code)]
 
 mod access;
+mod admin;
 mod answer;
+mod blobs;
 mod body;
+mod http1;
+mod lists;
 mod node;
 mod refs;
 mod serve;

@@ -33,7 +33,7 @@ impl Service {
 
     pub(crate) async fn put_ref(
         self: &Arc<Service>,
-        ask: &mut Ask,
+        ask: &mut Ask<'_>,
         name: &RefName,
         suffix: Option<Media>,
     ) -> Answer {
@@ -133,7 +133,7 @@ impl Service {
     }
 
     /// Stores the attachments of a package as they arrive. Gives the root object.
-    async fn receive_package(&self, ask: &mut Ask, namespace: &Namespace) -> Result<Bytes, Problem> {
+    async fn receive_package(&self, ask: &mut Ask<'_>, namespace: &Namespace) -> Result<Bytes, Problem> {
         ask.upload.limit(self.rules.package_bytes_max)?;
         let head = ask.upload.exactly(HEAD_BYTES).await?;
         let table_bytes = Table::bytes_needed(&head).map_err(Problem::bad)?;
@@ -169,7 +169,7 @@ impl Service {
         Ok(root)
     }
 
-    async fn receive_root(&self, ask: &mut Ask, entry: &Entry) -> Result<Bytes, Problem> {
+    async fn receive_root(&self, ask: &mut Ask<'_>, entry: &Entry) -> Result<Bytes, Problem> {
         if entry.size > self.rules.object_bytes_max {
             return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "the root object is too large"));
         }
@@ -190,7 +190,7 @@ impl Service {
 
     pub(crate) async fn finalise(
         &self,
-        ask: &Ask,
+        ask: &Ask<'_>,
         name: &RefName,
         hash: IoHash,
         suffix: Option<Media>,
@@ -245,7 +245,12 @@ impl Service {
         Ok((value, bytes))
     }
 
-    pub(crate) fn get_ref(self: &Arc<Service>, ask: &Ask, name: &RefName, suffix: Option<Media>) -> Answer {
+    pub(crate) fn get_ref(
+        self: &Arc<Service>,
+        ask: &Ask<'_>,
+        name: &RefName,
+        suffix: Option<Media>,
+    ) -> Answer {
         let offers = [Media::CompactBinary, Media::Json, Media::Octets, Media::Inline, Media::Package];
         let media = suffix.or_else(|| negotiate(ask.accept(), &offers));
         let media =
@@ -391,7 +396,7 @@ impl Service {
         Ok(json(&fields))
     }
 
-    pub(crate) fn references(&self, ask: &Ask, name: &RefName) -> Answer {
+    pub(crate) fn references(&self, ask: &Ask<'_>, name: &RefName) -> Answer {
         let value = self.store.reference(&name.namespace, &name.bucket, &name.key)?;
         let value = value.ok_or_else(|| Problem::missing("no such ref"))?;
         let bytes = self.store.object(&name.namespace, &value)?;
@@ -425,7 +430,7 @@ impl Service {
         })))
     }
 
-    pub(crate) fn refs_exist(&self, ask: &Ask, namespace: &Namespace) -> Answer {
+    pub(crate) fn refs_exist(&self, ask: &Ask<'_>, namespace: &Namespace) -> Answer {
         let mut missing = Vec::new();
         for text in query_values(&ask.query, "names") {
             let (bucket, key) =
@@ -445,7 +450,7 @@ impl Service {
 
     // --- Delete
 
-    pub(crate) async fn delete_ref(&self, ask: &Ask, name: &RefName) -> Answer {
+    pub(crate) async fn delete_ref(&self, ask: &Ask<'_>, name: &RefName) -> Answer {
         let outcome =
             self.commit(|done| self.store.delete_ref(&name.namespace, &name.bucket, &name.key, done)).await?;
         let count = u64::from(outcome == Outcome::Done);
@@ -473,7 +478,7 @@ impl Service {
 
     // --- Batch
 
-    pub(crate) async fn batch(self: &Arc<Service>, ask: &mut Ask, namespace: &Namespace) -> Answer {
+    pub(crate) async fn batch(self: &Arc<Service>, ask: &mut Ask<'_>, namespace: &Namespace) -> Answer {
         ask.content_type(&[Media::CompactBinary])?;
         ask.upload.limit(BATCH_BYTES_MAX)?;
         let body = ask.upload.all().await?;

@@ -5,21 +5,21 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 
-use crate::service::Service;
+use crate::http1::{self, Wire};
+use crate::service::{Question, Service};
+use crate::upload::Streamed;
 
-/// Time to send a complete request head; also ends idle kept-alive connections.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 /// Time for a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes that are read in one step. Uploads are hashed in such steps; below 128 KiB hashing is slower.
-const READ_BYTES: usize = 512 << 10;
 /// Requests of one HTTP/2 connection at a time: an editor has at most 128 GETs and 3 x 64 others in flight.
 const STREAMS_MAX: u32 = 512;
 /// Bytes that an HTTP/2 stream and connection may send before they are taken.
@@ -84,11 +84,11 @@ pub async fn serve(
         let (service, options) = (Arc::clone(&service), options.clone());
         tasks.spawn(async move {
             match options.tls {
-                None => connection(TokioIo::new(stream), service, options.listener).await,
+                None => connection(stream, service, options.listener).await,
                 Some(tls) => {
                     let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream));
                     if let Ok(Ok(stream)) = handshake.await {
-                        connection(TokioIo::new(stream), service, options.listener).await;
+                        connection(stream, service, options.listener).await;
                     }
                 }
             }
@@ -97,29 +97,30 @@ pub async fn serve(
     }
 }
 
-async fn connection<S>(stream: S, service: Arc<Service>, listener: Listener)
-where
-    S: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
-{
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+async fn connection<S: Wire>(stream: S, service: Arc<Service>, listener: Listener) {
+    let Some(stream) = http1::serve(stream, &service, listener).await else { return };
+    let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
-        .max_buf_size(READ_BYTES)
-        .writev(true);
-    builder
-        .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_MAX)
         .max_header_list_size(16 << 10)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .keep_alive_interval(Some(Duration::from_secs(30)));
-    let answer = service_fn(move |request| {
+    let answer = service_fn(move |request: Request<Incoming>| {
         let service = Arc::clone(&service);
-        async move { Ok::<_, std::convert::Infallible>(service.answer(listener, request).await) }
+        async move {
+            let (parts, body) = request.into_parts();
+            let question = Question {
+                method: parts.method.as_str(),
+                path: parts.uri.path(),
+                query: parts.uri.query().unwrap_or_default(),
+                headers: parts.headers,
+                source: Box::new(Streamed::new(body)),
+            };
+            Ok::<_, std::convert::Infallible>(service.answer(listener, question).await)
+        }
     });
     // How a connection ends is the peer's business.
-    let _ = builder.serve_connection(stream, answer).await;
+    let _ = builder.serve_connection(TokioIo::new(stream), answer).await;
 }

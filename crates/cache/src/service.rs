@@ -6,30 +6,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
-use hyper::{Request, Response, StatusCode};
-use throng_ddc::api::{Allow, Family, Media, Method, Range, Route, RouteError, negotiate, query_values};
-use throng_ddc::compressed::{Decoder, HEADER_BYTES, Header};
+use hyper::{Response, StatusCode};
+use throng_ddc::api::{Allow, Family, Media, Method, Route, RouteError, negotiate};
+use throng_ddc::compressed::{HEADER_BYTES, Header};
 use throng_ddc::gc::RefPolicy;
 use throng_ddc::policy::Action;
-use throng_ddc::{Bucket, Document, Hasher, IoHash, Namespace, Timestamp, Value};
+use throng_ddc::{Bucket, Document, IoHash, Namespace, Timestamp, Value};
 use throng_store::{Blob, Done, Outcome, Store, StoreError};
 use tokio::sync::oneshot;
 
 use crate::access::{Access, Caller, Identity};
-use crate::answer::{Answer, IO_HASH, Problem, empty, object, reply};
-use crate::body::{Body, Check};
+use crate::answer::{Answer, Problem, empty, object, reply};
+use crate::body::Body;
 use crate::serve::Listener;
-use crate::upload::{Received, Upload, verified};
+use crate::upload::{Source, Upload};
 
-/// Blobs that were read and found sound; when there are more, the oldest knowledge is dropped and gained again.
-const VERIFIED_MAX: usize = 1 << 18;
-/// Bytes of a request that lists hashes or operations.
-const LIST_BYTES_MAX: u64 = 16 << 20;
+/// Refs whose last use is kept in memory.
+const ACCESSES_MAX: usize = 1 << 18;
 
 /// How one namespace is treated.
 #[derive(Clone, Debug)]
@@ -97,14 +92,17 @@ pub(crate) struct Counters {
     pub(crate) blob_misses: AtomicU64,
     pub(crate) bytes_in: AtomicU64,
     pub(crate) bytes_out: AtomicU64,
+    /// What arrived and was no request.
+    pub(crate) malformed: AtomicU64,
 }
 
 /// Answers requests. One for all listeners.
 pub struct Service {
     pub(crate) store: Arc<Store>,
     pub(crate) rules: Rules,
-    verified: Mutex<HashSet<IoHash>>,
-    accesses: Mutex<HashMap<(Namespace, Bucket, throng_ddc::Key), Timestamp>>,
+    /// Blobs whose bytes were seen to have their hash since start, by where they lie.
+    pub(crate) verified: Mutex<HashSet<throng_store::Place>>,
+    pub(crate) accesses: Mutex<HashMap<(Namespace, Bucket, throng_ddc::Key), Timestamp>>,
     pub(crate) counters: Counters,
 }
 
@@ -114,17 +112,26 @@ impl fmt::Debug for Service {
     }
 }
 
+/// A request as a connection gives it.
+pub(crate) struct Question<'c> {
+    pub(crate) method: &'c str,
+    pub(crate) path: &'c str,
+    pub(crate) query: &'c str,
+    pub(crate) headers: HeaderMap,
+    pub(crate) source: Box<dyn Source + 'c>,
+}
+
 /// A request, taken apart.
-pub(crate) struct Ask {
+pub(crate) struct Ask<'c> {
     pub(crate) method: Method,
     pub(crate) headers: HeaderMap,
     pub(crate) query: String,
     pub(crate) caller: Caller,
     pub(crate) listener: Listener,
-    pub(crate) upload: Upload,
+    pub(crate) upload: Upload<'c>,
 }
 
-impl Ask {
+impl Ask<'_> {
     pub(crate) fn header(&self, name: HeaderName) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
@@ -191,6 +198,7 @@ impl Service {
         serde_json::json!({
             "requests": read(&counters.requests),
             "failures": read(&counters.failures),
+            "malformed": read(&counters.malformed),
             "refs": { "hits": ref_hits, "misses": ref_misses, "hit_ratio": rate(ref_hits, ref_misses) },
             "blobs": { "hits": blob_hits, "misses": blob_misses, "hit_ratio": rate(blob_hits, blob_misses) },
             "bytes_in": read(&counters.bytes_in),
@@ -206,22 +214,21 @@ impl Service {
     }
 
     /// Answers one request.
-    pub async fn answer(
-        self: Arc<Service>,
+    pub(crate) async fn answer(
+        self: &Arc<Service>,
         listener: Listener,
-        request: Request<Incoming>,
+        question: Question<'_>,
     ) -> Response<Body> {
-        let is_head = request.method() == hyper::Method::HEAD;
-        let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
-        let accept = accept.map(str::to_owned);
+        let is_head = question.method == "HEAD";
+        let accept = question.headers.get(header::ACCEPT).cloned();
         self.counters.requests.fetch_add(1, Ordering::Relaxed);
-        let mut response = match self.dispatch(listener, request).await {
+        let mut response = match self.dispatch(listener, question).await {
             Ok(response) => response,
             Err(problem) => {
                 if problem.status.is_server_error() {
                     self.counters.failures.fetch_add(1, Ordering::Relaxed);
                 }
-                problem.answer(accept.as_deref())
+                problem.answer(accept.as_ref().and_then(|accept| accept.to_str().ok()))
             }
         };
         let length = response.body().len();
@@ -235,12 +242,18 @@ impl Service {
         response
     }
 
-    async fn dispatch(self: &Arc<Service>, listener: Listener, request: Request<Incoming>) -> Answer {
-        let (parts, incoming) = request.into_parts();
-        let method = Method::parse(parts.method.as_str());
+    /// Something arrived that was no request.
+    pub(crate) fn count_refusal(&self) {
+        self.counters.requests.fetch_add(1, Ordering::Relaxed);
+        self.counters.malformed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    async fn dispatch(self: &Arc<Service>, listener: Listener, question: Question<'_>) -> Answer {
+        let Question { method, path, query, headers, source } = question;
+        let method = Method::parse(method);
         let method =
             method.ok_or_else(|| Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no route has this method"))?;
-        let route = Route::find(method, parts.uri.path()).map_err(|error| match error {
+        let route = Route::find(method, path).map_err(|error| match error {
             RouteError::Unknown => Problem::missing("no such route"),
             RouteError::Malformed(why) => Problem::bad(why),
             RouteError::Method(allowed) => {
@@ -258,7 +271,7 @@ impl Service {
             }
             _ => {}
         }
-        let authorization = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let caller = self.rules.access.identify(authorization).await.map_err(|identity| match identity {
             Identity::Unavailable(why) => Problem::new(StatusCode::SERVICE_UNAVAILABLE, why),
             _ => {
@@ -266,13 +279,12 @@ impl Service {
                     .with(header::WWW_AUTHENTICATE, "Bearer")
             }
         })?;
-        let upload = Upload::new(incoming, self.rules.blob_bytes_max)?;
-        let query = parts.uri.query().unwrap_or_default().to_owned();
-        let ask = Ask { method, headers: parts.headers, query, caller, listener, upload };
+        let upload = Upload::new(source, self.rules.blob_bytes_max)?;
+        let ask = Ask { method, headers, query: query.to_owned(), caller, listener, upload };
         self.route(ask, route).await
     }
 
-    async fn route(self: &Arc<Service>, mut ask: Ask, route: Route) -> Answer {
+    async fn route(self: &Arc<Service>, mut ask: Ask<'_>, route: Route) -> Answer {
         use Action::{AdminAction, DeleteBucket, DeleteNamespace, DeleteObject, ReadObject, WriteObject};
         match route {
             Route::Health | Route::HealthChecked => unreachable!("answered before"),
@@ -424,7 +436,7 @@ impl Service {
 
     pub(crate) fn permit(
         &self,
-        ask: &Ask,
+        ask: &Ask<'_>,
         action: Action,
         namespace: &Namespace,
         bucket: Option<&Bucket>,
@@ -461,286 +473,10 @@ impl Service {
         let now = self.now();
         let key = (name.namespace.clone(), name.bucket.clone(), name.key);
         let mut accesses = self.accesses.lock().unwrap_or_else(PoisonError::into_inner);
-        if accesses.len() >= VERIFIED_MAX && !accesses.contains_key(&key) {
+        if accesses.len() >= ACCESSES_MAX && !accesses.contains_key(&key) {
             accesses.clear();
         }
         accesses.insert(key, now)
-    }
-
-    // --- Blobs
-
-    async fn blob_route(
-        self: &Arc<Service>,
-        ask: &mut Ask,
-        family: Family,
-        namespace: &Namespace,
-        hash: IoHash,
-    ) -> Answer {
-        match (ask.method, family) {
-            (Method::Put, Family::Compressed) => {
-                ask.content_type(&[Media::Compressed])?;
-                self.put_compressed(ask, namespace, Some(hash)).await
-            }
-            (Method::Put, Family::Objects) => {
-                ask.content_type(&[Media::CompactBinary])?;
-                self.put_blob(ask, namespace, Some(hash), true).await
-            }
-            (Method::Put, Family::Blobs) => {
-                ask.content_type(&[Media::Octets])?;
-                self.put_blob(ask, namespace, Some(hash), false).await
-            }
-            (Method::Delete, Family::Compressed) => {
-                let mut result = Ok(Outcome::Unchanged);
-                let (sender, receiver) = oneshot::channel();
-                self.store.delete_content(
-                    namespace,
-                    &hash,
-                    Box::new(move |outcome| drop(sender.send(outcome))),
-                )?;
-                if let Ok(outcome) = receiver.await {
-                    result = outcome;
-                }
-                match result? {
-                    Outcome::Unchanged => Err(Problem::missing("no such compressed blob")),
-                    _ => Ok(empty(StatusCode::OK)),
-                }
-            }
-            (Method::Delete, _) => {
-                let outcome = self.commit(|done| self.store.delete_blob(namespace, &hash, done)).await?;
-                match (outcome, family) {
-                    (Outcome::Unchanged, _) => Err(Problem::missing("no such blob")),
-                    (_, Family::Objects) => {
-                        let value = Value::object([("deletedCount", Value::Integer(1))]);
-                        Ok(object(&value, ask.answer_media(None)))
-                    }
-                    _ => Ok(empty(StatusCode::NO_CONTENT)),
-                }
-            }
-            (_, Family::Compressed) => self.get_compressed(ask, namespace, &hash),
-            (_, Family::Objects) => self.get_blob(ask, namespace, &hash, Media::CompactBinary),
-            (_, Family::Blobs) => self.get_blob(ask, namespace, &hash, Media::Octets),
-        }
-    }
-
-    fn get_blob(
-        self: &Arc<Service>,
-        ask: &Ask,
-        namespace: &Namespace,
-        hash: &IoHash,
-        media: Media,
-    ) -> Answer {
-        let blob = self.find_blob(namespace, hash)?.ok_or_else(|| Problem::missing("no such blob"))?;
-        self.blob_answer(ask, namespace, hash, blob, media)
-    }
-
-    pub(crate) fn get_compressed(
-        self: &Arc<Service>,
-        ask: &Ask,
-        namespace: &Namespace,
-        id: &IoHash,
-    ) -> Answer {
-        let (hash, media) = match self.store.content(namespace, id)? {
-            Some(form) => (form, Media::Compressed),
-            None => (*id, Media::Octets),
-        };
-        let blob =
-            self.find_blob(namespace, &hash)?.ok_or_else(|| Problem::missing("no such compressed blob"))?;
-        if negotiate(ask.accept(), &[media]).is_none() {
-            let title = format!("what is stored is {}", media.name());
-            return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, title));
-        }
-        let mut response = self.blob_answer(ask, namespace, &hash, blob, media)?;
-        if response.status() == StatusCode::OK {
-            response.headers_mut().insert(IO_HASH, hash_value(&hash));
-        }
-        Ok(response)
-    }
-
-    pub(crate) fn find_blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<Blob>, StoreError> {
-        let found = self.store.blob(namespace, hash)?;
-        let counter = if found.is_some() { &self.counters.blob_hits } else { &self.counters.blob_misses };
-        counter.fetch_add(1, Ordering::Relaxed);
-        Ok(found)
-    }
-
-    /// A blob, or the part of it that was asked for, or that the client has it.
-    fn blob_answer(
-        self: &Arc<Service>,
-        ask: &Ask,
-        namespace: &Namespace,
-        hash: &IoHash,
-        blob: Blob,
-        media: Media,
-    ) -> Answer {
-        let tag = format!("\"{hash}\"");
-        let mut response = if matches_tag(ask.header(header::IF_NONE_MATCH), &tag) {
-            empty(StatusCode::NOT_MODIFIED)
-        } else {
-            // A part of something else than the client has is of no use to it.
-            let range = ask.header(header::RANGE).filter(|_| {
-                ask.method == Method::Get && ask.header(header::IF_RANGE).is_none_or(|wanted| wanted == tag)
-            });
-            let len = blob.len();
-            match Range::read(range, len) {
-                Range::Unsatisfiable => {
-                    return Err(Problem::new(
-                        StatusCode::RANGE_NOT_SATISFIABLE,
-                        format!("the blob has {len} bytes"),
-                    )
-                    .with(header::CONTENT_RANGE, format!("bytes */{len}")));
-                }
-                Range::Part { start, end } => {
-                    let mut body = Body::default();
-                    body.push_blob(blob, start, end, None);
-                    let mut response = Response::new(body);
-                    *response.status_mut() = StatusCode::PARTIAL_CONTENT;
-                    if let Ok(value) = HeaderValue::try_from(format!("bytes {start}-{}/{len}", end - 1)) {
-                        response.headers_mut().insert(header::CONTENT_RANGE, value);
-                    }
-                    response
-                }
-                Range::Whole => {
-                    let mut body = Body::default();
-                    if ask.method == Method::Get {
-                        self.push_whole(&mut body, namespace, hash, blob)?;
-                    } else {
-                        body.push_blob(blob, 0, len, None);
-                    }
-                    Response::new(body)
-                }
-            }
-        };
-        let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media.name()));
-        headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-        headers.extend(HeaderValue::try_from(tag).ok().map(|tag| (header::ETAG, tag)));
-        Ok(response)
-    }
-
-    /// Adds a whole blob to a body. What is read for the first time is verified: small blobs before anything is sent, large
-    /// ones before their last piece is.
-    pub(crate) fn push_whole(
-        self: &Arc<Service>,
-        body: &mut Body,
-        namespace: &Namespace,
-        hash: &IoHash,
-        blob: Blob,
-    ) -> Result<(), Problem> {
-        let len = blob.len();
-        let known = self.is_verified(hash);
-        if len > crate::upload::SMALL_BYTES_MAX as u64 {
-            let check = (!known).then(|| {
-                let (store, namespace) = (Arc::clone(&self.store), namespace.clone());
-                Box::new(Check { store, namespace, hash: *hash, hasher: Hasher::new() })
-            });
-            body.push_blob(blob, 0, len, check);
-            return Ok(());
-        }
-        let bytes = blob.read(0, len as usize)?;
-        if !known {
-            if IoHash::of(&bytes) != *hash {
-                self.store.discard_damaged(namespace, hash, &blob);
-                return Err(Problem::missing("the blob was damaged and is gone"));
-            }
-            self.set_verified(hash);
-        }
-        body.push_bytes(bytes);
-        Ok(())
-    }
-
-    fn is_verified(&self, hash: &IoHash) -> bool {
-        self.verified.lock().unwrap_or_else(PoisonError::into_inner).contains(hash)
-    }
-
-    fn set_verified(&self, hash: &IoHash) {
-        let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
-        if verified.len() >= VERIFIED_MAX {
-            verified.clear();
-        }
-        verified.insert(*hash);
-    }
-
-    pub(crate) async fn put_blob(
-        self: &Arc<Service>,
-        ask: &mut Ask,
-        namespace: &Namespace,
-        wanted: Option<IoHash>,
-        is_object: bool,
-    ) -> Answer {
-        let received = if is_object {
-            ask.upload.limit(self.rules.object_bytes_max)?;
-            let bytes = ask.upload.all().await?;
-            Document::parse(&bytes).map_err(Problem::bad)?;
-            let hash = IoHash::of(&bytes);
-            Received::Small(bytes, hash)
-        } else {
-            ask.upload.receive(&self.store, None, None).await?
-        };
-        let hash = received.hash();
-        check_hash(wanted, hash)?;
-        self.keep(namespace, received).await?;
-        let value = Value::object([("identifier", Value::Hash(hash))]);
-        Ok(object(&value, ask.answer_media(None)))
-    }
-
-    pub(crate) async fn put_compressed(
-        self: &Arc<Service>,
-        ask: &mut Ask,
-        namespace: &Namespace,
-        wanted: Option<IoHash>,
-    ) -> Answer {
-        let mut decoder = Decoder::new();
-        let received = ask.upload.receive(&self.store, None, Some(&mut decoder)).await?;
-        let raw = self.keep_compressed(namespace, received, decoder, wanted).await?;
-        let value = Value::object([("identifier", Value::Hash(raw))]);
-        Ok(object(&value, ask.answer_media(None)))
-    }
-
-    /// Stores a compressed buffer and its content id, which is given.
-    pub(crate) async fn keep_compressed(
-        &self,
-        namespace: &Namespace,
-        received: Received,
-        decoder: Decoder,
-        wanted: Option<IoHash>,
-    ) -> Result<IoHash, Problem> {
-        let found = verified(decoder)?;
-        let raw = found.header.raw_hash;
-        check_hash(wanted, raw)?;
-        if !found.hash_checked && !self.rules_of(namespace).unverified {
-            return Err(Problem::bad(
-                "this namespace takes only compressed buffers whose content can be verified",
-            ));
-        }
-        let (hash, len) = (received.hash(), received.len());
-        self.keep(namespace, received).await?;
-        self.commit(|done| self.store.put_content(namespace, raw, len, hash, done)).await?;
-        Ok(raw)
-    }
-
-    /// Stores what was received, under its own hash.
-    pub(crate) async fn keep(&self, namespace: &Namespace, received: Received) -> Result<(), Problem> {
-        let hash = received.hash();
-        self.counters.bytes_in.fetch_add(received.len(), Ordering::Relaxed);
-        // The usual repeated upload: what is in the index is durable.
-        if self.store.has_blob(namespace, &hash)? {
-            return Ok(());
-        }
-        let now = self.now();
-        let (sender, receiver) = oneshot::channel();
-        let done: Done = Box::new(move |outcome| drop(sender.send(outcome)));
-        match received {
-            Received::Small(bytes, _) => {
-                // A piece of the connection's read buffer would keep all of it alive while it waits.
-                self.store.put_blob(namespace, hash, bytes, now, done);
-            }
-            Received::Large(writer) => {
-                tokio::task::block_in_place(|| self.store.put_large(namespace, *writer, now, done))?;
-            }
-        }
-        receiver.await.unwrap_or(Err(StoreError::Busy))?;
-        self.set_verified(&hash);
-        Ok(())
     }
 
     async fn delete_blobs(&self, namespace: &Namespace) -> Result<(), Problem> {
@@ -750,188 +486,15 @@ impl Service {
         receiver.await.unwrap_or(Err(StoreError::Busy))?;
         Ok(())
     }
-
-    async fn exists(&self, ask: &mut Ask, family: Family, namespace: &Namespace) -> Answer {
-        let mut ids = Vec::new();
-        for text in query_values(&ask.query, "id") {
-            ids.push(text.parse::<IoHash>().map_err(Problem::bad)?);
-        }
-        ask.upload.limit(LIST_BYTES_MAX)?;
-        let body = ask.upload.all().await?;
-        if ids.is_empty() && !body.is_empty() {
-            ids = if ask.header(header::CONTENT_TYPE).and_then(Media::parse) == Some(Media::CompactBinary) {
-                hashes_of_array(&body).ok_or_else(|| Problem::bad("the body is no array of hashes"))?
-            } else {
-                let texts: Vec<String> = serde_json::from_slice(&body).map_err(Problem::bad)?;
-                texts.iter().map(|text| text.parse()).collect::<Result<_, _>>().map_err(Problem::bad)?
-            };
-        }
-        let mut missing = Vec::new();
-        for id in ids {
-            let there = match family {
-                Family::Compressed => {
-                    self.store.content(namespace, &id)?.is_some() || self.store.has_blob(namespace, &id)?
-                }
-                _ => self.store.has_blob(namespace, &id)?,
-            };
-            if !there {
-                missing.push(id);
-            }
-        }
-        let value = Value::object([("needs", Value::hashes(missing))]);
-        Ok(object(&value, ask.answer_media(None)))
-    }
-
-    async fn blob_batch(self: &Arc<Service>, ask: &mut Ask) -> Answer {
-        ask.upload.limit(LIST_BYTES_MAX)?;
-        let body = ask.upload.all().await?;
-        let request: serde_json::Value = serde_json::from_slice(&body).map_err(Problem::bad)?;
-        let member = |value: &serde_json::Value, name: &str| {
-            let object = value.as_object()?;
-            object.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.clone())
-        };
-        let operations = member(&request, "operations").and_then(|value| value.as_array().cloned());
-        let operations = operations.ok_or_else(|| Problem::bad("there is no array named operations"))?;
-        let mut planned = Vec::new();
-        for operation in &operations {
-            let text =
-                |name: &str| member(operation, name).and_then(|value| value.as_str().map(str::to_owned));
-            let op = text("op").unwrap_or_default().to_ascii_uppercase();
-            let namespace: Namespace = text("namespace").unwrap_or_default().parse().map_err(Problem::bad)?;
-            let action = match op.as_str() {
-                "GET" | "HEAD" => Action::ReadObject,
-                "PUT" => Action::WriteObject,
-                "DELETE" => Action::DeleteObject,
-                _ => return Err(Problem::bad("op is GET, HEAD, PUT or DELETE")),
-            };
-            self.permit(ask, action, &namespace, None)?;
-            let content =
-                text("content").map(|content| STANDARD.decode(content)).transpose().map_err(Problem::bad)?;
-            let id = match text("id") {
-                Some(id) => Some(id.parse::<IoHash>().map_err(Problem::bad)?),
-                None if op == "PUT" => None,
-                None => return Err(Problem::bad("an operation has no id")),
-            };
-            planned.push((op, namespace, id, content));
-        }
-        let mut results = Vec::new();
-        for (op, namespace, id, content) in planned {
-            let hash = id.unwrap_or_default();
-            results.push(match op.as_str() {
-                "GET" => {
-                    let blob =
-                        self.find_blob(&namespace, &hash)?.ok_or_else(|| Problem::missing("no such blob"))?;
-                    let bytes = blob.read(0, usize::try_from(blob.len()).unwrap_or(usize::MAX))?;
-                    STANDARD.encode(bytes).into()
-                }
-                "HEAD" if self.store.has_blob(&namespace, &hash)? => serde_json::Value::Null,
-                "HEAD" => format!("{hash:X}").into(),
-                "PUT" => {
-                    let bytes = Bytes::from(content.ok_or_else(|| Problem::bad("a PUT has no content"))?);
-                    let found = IoHash::of(&bytes);
-                    check_hash(id, found)?;
-                    self.keep(&namespace, Received::Small(bytes, found)).await?;
-                    format!("{found:X}").into()
-                }
-                _ => {
-                    self.commit(|done| self.store.delete_blob(&namespace, &hash, done)).await?;
-                    serde_json::Value::Null
-                }
-            });
-        }
-        Ok(json(&serde_json::Value::Array(results)))
-    }
-
-    // --- The service itself
-
-    fn peers(&self, ask: &Ask) -> Response<Body> {
-        let site = Value::string(&self.rules.site);
-        let endpoints = self.rules.endpoints.iter().map(|endpoint| Value::string(endpoint)).collect();
-        let peer = Value::object([
-            ("site", site.clone()),
-            ("fullName", site.clone()),
-            ("latency", Value::Integer(0)),
-            ("endpoints", Value::Array(endpoints)),
-        ]);
-        let value = Value::object([("currentSite", site), ("peers", Value::Array(vec![peer]))]);
-        object(&value, ask.answer_media(None))
-    }
-
-    fn actions(&self, ask: &Ask, namespace: &Namespace, bucket: Option<&Bucket>) -> Response<Body> {
-        let permitted = |action: &&Action| self.rules.access.permit(&ask.caller, **action, namespace, bucket);
-        let names: Vec<&str> = Action::ALL.iter().filter(permitted).map(|action| action.name()).collect();
-        let mut matched = Vec::new();
-        if let Some(claims) = &ask.caller.claims {
-            for policy in self.rules.access.policies.matching(claims, namespace, bucket) {
-                let actions: Vec<&str> = policy.acl.actions.iter().map(|action| action.name()).collect();
-                matched.push(serde_json::json!({
-                    "name": policy.name, "actions": actions, "claims": policy.acl.claims,
-                }));
-            }
-        }
-        json(&serde_json::json!({ "actions": names, "logOutput": [], "matchedPolicies": matched }))
-    }
-
-    fn admin(&self, ask: &Ask, route: &Route) -> Answer {
-        if ask.listener != Listener::Internal {
-            return Err(Problem::missing("no such route on this listener"));
-        }
-        let everywhere: Namespace = "admin".parse().map_err(Problem::bad)?;
-        let (action, namespace) = match route {
-            Route::ReplicationLog(namespace) | Route::Snapshots(namespace) => {
-                (Action::ReadTransactionLog, namespace)
-            }
-            Route::SnapshotCreate(namespace) => (Action::WriteTransactionLog, namespace),
-            _ => (Action::AdminAction, &everywhere),
-        };
-        self.permit(ask, action, namespace, None)?;
-        match route {
-            Route::Settings => Ok(json(&serde_json::json!({ "settings": { "site": self.rules.site } }))),
-            Route::LastAccessRollup => Ok(json(&serde_json::json!({ "updatedRecords": [] }))),
-            Route::RefCleanup => {
-                let policy = |namespace: &Namespace| self.rules_of(namespace).refs;
-                let last = |namespace: &Namespace, bucket: &Bucket, key: &throng_ddc::Key| {
-                    let key = (namespace.clone(), bucket.clone(), *key);
-                    self.accesses.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
-                };
-                let options = throng_store::CollectOptions {
-                    now: self.now(),
-                    policy: &policy,
-                    last_access: &last,
-                    blob_age_min: throng_ddc::gc::BLOB_AGE_MIN,
-                };
-                let collected = tokio::task::block_in_place(|| self.store.collect(&options))?;
-                Ok(json(&serde_json::json!({ "countOfRemovedRecords": collected.refs })))
-            }
-            _ => Err(Problem::new(StatusCode::NOT_IMPLEMENTED, "this node keeps no replication log")),
-        }
-    }
 }
 
-fn check_hash(wanted: Option<IoHash>, found: IoHash) -> Result<(), Problem> {
+pub(crate) fn check_hash(wanted: Option<IoHash>, found: IoHash) -> Result<(), Problem> {
     match wanted {
         Some(wanted) if wanted != found => {
             Err(Problem::hash_mismatch(format!("the data hashes to {found:X}, not to {wanted:X}")))
         }
         _ => Ok(()),
     }
-}
-
-/// Whether a list of entity tags has this one.
-fn matches_tag(header: Option<&str>, tag: &str) -> bool {
-    header.is_some_and(|header| {
-        header.split(',').map(str::trim).any(|each| each == "*" || each.trim_start_matches("W/") == tag)
-    })
-}
-
-/// The hashes of a compact binary array.
-fn hashes_of_array(bytes: &[u8]) -> Option<Vec<IoHash>> {
-    let unreadable = throng_ddc::check(bytes).iter().any(|defect| {
-        use throng_ddc::Defect::{InvalidType, OutOfBounds, Padding, TooDeep};
-        [OutOfBounds, InvalidType, Padding, TooDeep].contains(&defect)
-    });
-    let (field, _) = throng_ddc::Field::read(bytes).filter(|(field, _)| !unreadable && field.is_array())?;
-    field.iter().map(|item| item.hash().or_else(|| item.text()?.parse().ok())).collect()
 }
 
 pub(crate) fn hash_value(hash: &IoHash) -> HeaderValue {

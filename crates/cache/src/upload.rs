@@ -1,7 +1,9 @@
 //! Bodies of requests, into memory or the store while they are hashed.
 
 use std::future::poll_fn;
+use std::io;
 use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -13,6 +15,7 @@ use throng_ddc::{Hasher, IoHash};
 use throng_store::{LargeWriter, Store};
 
 use crate::answer::Problem;
+use crate::http1::Watchdog;
 
 /// Blobs up to this size are held in memory until they are written to the log; larger ones go to files as they arrive.
 pub(crate) const SMALL_BYTES_MAX: usize = 1 << 20;
@@ -21,9 +24,57 @@ const STEP_BYTES: usize = 1 << 20;
 /// A client that sends nothing for this long is cut off.
 const STALL: Duration = Duration::from_secs(60);
 
-/// The body of a request. Memory: what the connection has received, at most one step of it here.
-pub(crate) struct Upload {
+/// Where the body of a request comes from.
+pub(crate) trait Source: Send + Sync {
+    /// The next bytes; `None` at the end.
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>>;
+    /// How many bytes are to come, if that was said.
+    fn declared(&self) -> Option<u64>;
+    /// Takes back a piece that is of no more use, so that its memory can be the next one's.
+    fn recycle(&mut self, _piece: Bytes) {}
+}
+
+/// The body of a request of HTTP/2.
+pub(crate) struct Streamed {
     incoming: Incoming,
+    watchdog: Watchdog,
+}
+
+impl Streamed {
+    pub(crate) fn new(incoming: Incoming) -> Streamed {
+        Streamed { incoming, watchdog: Watchdog::new(STALL) }
+    }
+}
+
+impl Source for Streamed {
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        loop {
+            let Poll::Ready(frame) = Pin::new(&mut self.incoming).poll_frame(context) else {
+                return self.watchdog.poll(context);
+            };
+            self.watchdog.within(STALL);
+            match frame {
+                None => return Poll::Ready(Ok(None)),
+                Some(Err(error)) => return Poll::Ready(Err(io::Error::other(error))),
+                Some(Ok(frame)) => {
+                    if let Ok(bytes) = frame.into_data()
+                        && !bytes.is_empty()
+                    {
+                        return Poll::Ready(Ok(Some(bytes)));
+                    }
+                }
+            }
+        }
+    }
+
+    fn declared(&self) -> Option<u64> {
+        self.incoming.size_hint().exact()
+    }
+}
+
+/// The body of a request. Memory: what the connection has received, at most one step of it here.
+pub(crate) struct Upload<'c> {
+    source: Box<dyn Source + 'c>,
     rest: Bytes,
     received: u64,
     limit: u64,
@@ -35,6 +86,8 @@ pub(crate) enum Received {
     Small(Bytes, IoHash),
     /// In a file.
     Large(Box<LargeWriter>),
+    /// Nowhere: they were stored before, and so only hashed. Their hash and how many there were.
+    Known(IoHash, u64),
 }
 
 impl Received {
@@ -42,6 +95,7 @@ impl Received {
         match self {
             Received::Small(_, hash) => *hash,
             Received::Large(writer) => writer.hash(),
+            Received::Known(hash, _) => *hash,
         }
     }
 
@@ -49,22 +103,24 @@ impl Received {
         match self {
             Received::Small(bytes, _) => bytes.len() as u64,
             Received::Large(writer) => writer.written(),
+            Received::Known(_, len) => *len,
         }
     }
 }
 
-impl Upload {
+impl<'c> Upload<'c> {
     /// At most `limit` bytes.
-    pub(crate) fn new(incoming: Incoming, limit: u64) -> Result<Upload, Problem> {
-        if incoming.size_hint().lower() > limit {
+    pub(crate) fn new(source: Box<dyn Source + 'c>, limit: u64) -> Result<Upload<'c>, Problem> {
+        let upload = Upload { source, rest: Bytes::new(), received: 0, limit };
+        if upload.declared().is_some_and(|declared| declared > limit) {
             return Err(too_large(limit));
         }
-        Ok(Upload { incoming, rest: Bytes::new(), received: 0, limit })
+        Ok(upload)
     }
 
     /// Lowers the limit.
     pub(crate) fn limit(&mut self, limit: u64) -> Result<(), Problem> {
-        if self.incoming.size_hint().lower() > limit {
+        if self.declared().is_some_and(|declared| declared > limit) {
             return Err(too_large(limit));
         }
         self.limit = self.limit.min(limit);
@@ -73,7 +129,7 @@ impl Upload {
 
     /// How many bytes come, if the client says so.
     pub(crate) fn declared(&self) -> Option<u64> {
-        self.incoming.size_hint().exact()
+        self.source.declared()
     }
 
     /// The next bytes; `None` at the end.
@@ -81,20 +137,16 @@ impl Upload {
         if !self.rest.is_empty() {
             return Ok(Some(std::mem::take(&mut self.rest)));
         }
-        loop {
-            let frame = poll_fn(|context| Pin::new(&mut self.incoming).poll_frame(context));
-            let frame = tokio::time::timeout(STALL, frame).await.map_err(|_| {
+        let piece = poll_fn(|context| self.source.poll_piece(context)).await;
+        let piece = piece.map_err(|error| match error.kind() {
+            io::ErrorKind::TimedOut => {
                 Problem::new(StatusCode::REQUEST_TIMEOUT, "nothing of the body arrived for 60 s")
-            })?;
-            let Some(frame) = frame else { return Ok(None) };
-            let frame = frame.map_err(|_| Problem::bad("the body broke off"))?;
-            if let Ok(bytes) = frame.into_data()
-                && !bytes.is_empty()
-            {
-                self.received += bytes.len() as u64;
-                return if self.received > self.limit { Err(too_large(self.limit)) } else { Ok(Some(bytes)) };
             }
-        }
+            io::ErrorKind::InvalidData => Problem::bad(error),
+            _ => Problem::bad("the body broke off"),
+        })?;
+        self.received += piece.as_ref().map_or(0, |piece| piece.len() as u64);
+        if self.received > self.limit { Err(too_large(self.limit)) } else { Ok(piece) }
     }
 
     /// Everything, in memory.
@@ -135,6 +187,17 @@ impl Upload {
         Ok(self.rest.is_empty())
     }
 
+    /// Takes everything and only hashes it.
+    pub(crate) async fn hash(&mut self) -> Result<Received, Problem> {
+        let (mut hasher, mut len) = (Hasher::new(), 0);
+        while let Some(piece) = self.next().await? {
+            hasher.update(&piece);
+            len += piece.len() as u64;
+            self.source.recycle(piece);
+        }
+        Ok(Received::Known(hasher.finish(), len))
+    }
+
     /// Takes `count` bytes, or everything, for the store; with a decoder, verifies them as a compressed buffer.
     pub(crate) async fn receive(
         &mut self,
@@ -173,7 +236,10 @@ impl Upload {
                     none => none.insert(Box::new(store.begin_large()?)),
                 };
                 match only.take() {
-                    Some(bytes) => write(file, &bytes)?,
+                    Some(bytes) => {
+                        write(file, &bytes)?;
+                        self.source.recycle(bytes);
+                    }
                     None => {
                         write(file, &buffer)?;
                         buffer.clear();

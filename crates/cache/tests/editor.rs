@@ -1,5 +1,6 @@
 //! The conversations of an editor with its cache, in its order and with its headers.
 
+#[allow(dead_code, reason = "each test file uses a part of it")]
 mod common;
 
 use common::{Client, Server};

@@ -20,14 +20,23 @@ pub(crate) fn name(file: u64) -> String {
 #[derive(Clone, Debug)]
 pub struct Blob {
     file: Arc<dyn File>,
-    offset: u64,
+    id: Place,
     len: u64,
     put: Timestamp,
 }
 
+/// Where the bytes of a blob lie. Never used for another blob again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    large: bool,
+    file: u64,
+    offset: u64,
+}
+
 impl Blob {
     pub(crate) fn new(file: Arc<dyn File>, location: &Location) -> Blob {
-        Blob { file, offset: location.offset, len: location.len, put: location.put }
+        let Location { large, file: number, offset, len, put } = *location;
+        Blob { file, id: Place { large, file: number, offset }, len, put }
     }
 
     /// Size in bytes.
@@ -48,10 +57,16 @@ impl Blob {
         self.put
     }
 
+    /// What tells its bytes from all others that are or were stored.
+    #[must_use]
+    pub fn id(&self) -> Place {
+        self.id
+    }
+
     /// The file that holds it, and where in it: to send from without copying.
     #[must_use]
     pub fn place(&self) -> (&Arc<dyn File>, u64) {
-        (&self.file, self.offset)
+        (&self.file, self.id.offset)
     }
 
     /// Reads `len` bytes from `offset`, which must lie within the blob.
@@ -63,7 +78,7 @@ impl Blob {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let mut bytes = vec![0; len];
-        self.file.read_at(&mut bytes, self.offset + offset)?;
+        self.file.read_at(&mut bytes, self.id.offset + offset)?;
         Ok(bytes.into())
     }
 
@@ -77,7 +92,7 @@ impl Blob {
         let mut done = 0;
         while done < self.len {
             let piece = (self.len - done).min(buf.len() as u64) as usize;
-            self.file.read_at(&mut buf[..piece], self.offset + done)?;
+            self.file.read_at(&mut buf[..piece], self.id.offset + done)?;
             hasher.update(&buf[..piece]);
             done += piece as u64;
         }

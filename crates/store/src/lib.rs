@@ -24,7 +24,7 @@ mod log;
 mod record;
 mod store;
 
-pub use blob::{Blob, LargeWriter};
+pub use blob::{Blob, LargeWriter, Place};
 pub use care::{CollectOptions, Collected, Scrubbed};
 pub use fs::{File, Folder, Fs};
 pub use index::IndexError;

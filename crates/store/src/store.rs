@@ -19,6 +19,8 @@ use crate::log::{self, AppendError, Entry, Log, Place};
 const BATCH_BYTES: usize = 16 << 20;
 /// Changes that one write takes at most.
 const BATCH_LEN: usize = 4096;
+/// The index follows the log also when this much was appended since: a start reads and hashes it again.
+const CHECKPOINT_LOG_BYTES: u64 = 1 << 30;
 /// A ref that is put again unchanged is written again only when it is older than this, for policies that count from it.
 const REF_REFRESH_MS: u64 = 3600 * 1000;
 
@@ -218,7 +220,10 @@ pub struct Store {
     options: Options,
     pub(crate) index: Index,
     queue: Mutex<Queue>,
+    /// There is something to commit, or nothing will come any more.
     arrived: Condvar,
+    /// Nothing will come any more.
+    closing: Condvar,
     pub(crate) log: Mutex<Log>,
     /// Held while a checkpoint runs.
     checkpoint: Mutex<()>,
@@ -228,6 +233,8 @@ pub struct Store {
     pub(crate) first_large: u64,
     /// Held by collections and scrubs: one at a time.
     pub(crate) care: Mutex<()>,
+    /// What `log_bytes` was at the last checkpoint.
+    checkpointed_bytes: AtomicU64,
     broken: Mutex<Option<Arc<io::Error>>>,
     is_broken: AtomicBool,
     /// Blobs that refs came to rely on since the running collection began; `None` when none runs. Only used by whoever
@@ -276,6 +283,8 @@ impl Store {
             index,
             queue: Mutex::default(),
             arrived: Condvar::new(),
+            closing: Condvar::new(),
+            checkpointed_bytes: AtomicU64::new(0),
             log: Mutex::new(log),
             checkpoint: Mutex::default(),
             segments: RwLock::default(),
@@ -650,12 +659,14 @@ impl Store {
                 if queue.closed {
                     return;
                 }
-                let wait = self.arrived.wait_timeout_while(queue, every, |queue| !queue.closed);
+                let wait = self.closing.wait_timeout_while(queue, every, |queue| !queue.closed);
                 drop(wait);
             }
-            if self.index.fresh_bytes() >= self.options.checkpoint_bytes
-                && let Err(error) = self.checkpoint()
-            {
+            let written = self.counters.log_bytes.load(Ordering::Relaxed);
+            let unseen = written - self.checkpointed_bytes.load(Ordering::Relaxed);
+            let due =
+                self.index.fresh_bytes() >= self.options.checkpoint_bytes || unseen >= CHECKPOINT_LOG_BYTES;
+            if due && let Err(error) = self.checkpoint() {
                 tracing::error!(%error, "the index could not be written; the log keeps growing");
             }
         }
@@ -665,6 +676,7 @@ impl Store {
     pub fn shut(&self) {
         lock(&self.queue).closed = true;
         self.arrived.notify_all();
+        self.closing.notify_all();
     }
 
     /// Commits everything that is queued, in batches. Returns how many changes there were.
@@ -795,6 +807,7 @@ impl Store {
                 return Err(self.set_broken(error));
             }
             self.index.begin_checkpoint();
+            self.checkpointed_bytes.store(self.counters.log_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
             log.position()
         };
         self.index.finish_checkpoint(position)?;

@@ -16,7 +16,7 @@ pub(crate) struct Server {
     pub(crate) addr: SocketAddr,
     _node: Node,
     end: Arc<Notify>,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Drop for Server {
@@ -35,7 +35,12 @@ impl Server {
         let (service, stop) = (Arc::clone(node.service()), Arc::clone(&end));
         let options = ServeOptions { listener, connections_max: 100, tls: None };
         tokio::spawn(async move { serve(socket, service, options, stop.notified()).await });
-        Server { addr, _node: node, end, _folder: folder }
+        Server { addr, _node: node, end, folder }
+    }
+
+    /// Where it keeps everything.
+    pub(crate) fn folder(&self) -> &std::path::Path {
+        self.folder.path()
     }
 
     pub(crate) async fn client(&self) -> Client {

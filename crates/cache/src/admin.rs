@@ -1,0 +1,83 @@
+//! The service about itself: peers, rights, administration.
+
+use std::sync::PoisonError;
+
+use hyper::{Response, StatusCode};
+use throng_ddc::api::Route;
+use throng_ddc::policy::Action;
+use throng_ddc::{Bucket, Namespace, Value};
+
+use crate::answer::{Answer, Problem, object};
+use crate::body::Body;
+use crate::serve::Listener;
+use crate::service::{Ask, Service, json};
+
+impl Service {
+    pub(crate) fn peers(&self, ask: &Ask<'_>) -> Response<Body> {
+        let site = Value::string(&self.rules.site);
+        let endpoints = self.rules.endpoints.iter().map(|endpoint| Value::string(endpoint)).collect();
+        let peer = Value::object([
+            ("site", site.clone()),
+            ("fullName", site.clone()),
+            ("latency", Value::Integer(0)),
+            ("endpoints", Value::Array(endpoints)),
+        ]);
+        let value = Value::object([("currentSite", site), ("peers", Value::Array(vec![peer]))]);
+        object(&value, ask.answer_media(None))
+    }
+
+    pub(crate) fn actions(
+        &self,
+        ask: &Ask<'_>,
+        namespace: &Namespace,
+        bucket: Option<&Bucket>,
+    ) -> Response<Body> {
+        let permitted = |action: &&Action| self.rules.access.permit(&ask.caller, **action, namespace, bucket);
+        let names: Vec<&str> = Action::ALL.iter().filter(permitted).map(|action| action.name()).collect();
+        let mut matched = Vec::new();
+        if let Some(claims) = &ask.caller.claims {
+            for policy in self.rules.access.policies.matching(claims, namespace, bucket) {
+                let actions: Vec<&str> = policy.acl.actions.iter().map(|action| action.name()).collect();
+                matched.push(serde_json::json!({
+                    "name": policy.name, "actions": actions, "claims": policy.acl.claims,
+                }));
+            }
+        }
+        json(&serde_json::json!({ "actions": names, "logOutput": [], "matchedPolicies": matched }))
+    }
+
+    pub(crate) fn admin(&self, ask: &Ask<'_>, route: &Route) -> Answer {
+        if ask.listener != Listener::Internal {
+            return Err(Problem::missing("no such route on this listener"));
+        }
+        let everywhere: Namespace = "admin".parse().map_err(Problem::bad)?;
+        let (action, namespace) = match route {
+            Route::ReplicationLog(namespace) | Route::Snapshots(namespace) => {
+                (Action::ReadTransactionLog, namespace)
+            }
+            Route::SnapshotCreate(namespace) => (Action::WriteTransactionLog, namespace),
+            _ => (Action::AdminAction, &everywhere),
+        };
+        self.permit(ask, action, namespace, None)?;
+        match route {
+            Route::Settings => Ok(json(&serde_json::json!({ "settings": { "site": self.rules.site } }))),
+            Route::LastAccessRollup => Ok(json(&serde_json::json!({ "updatedRecords": [] }))),
+            Route::RefCleanup => {
+                let policy = |namespace: &Namespace| self.rules_of(namespace).refs;
+                let last = |namespace: &Namespace, bucket: &Bucket, key: &throng_ddc::Key| {
+                    let key = (namespace.clone(), bucket.clone(), *key);
+                    self.accesses.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
+                };
+                let options = throng_store::CollectOptions {
+                    now: self.now(),
+                    policy: &policy,
+                    last_access: &last,
+                    blob_age_min: throng_ddc::gc::BLOB_AGE_MIN,
+                };
+                let collected = tokio::task::block_in_place(|| self.store.collect(&options))?;
+                Ok(json(&serde_json::json!({ "countOfRemovedRecords": collected.refs })))
+            }
+            _ => Err(Problem::new(StatusCode::NOT_IMPLEMENTED, "this node keeps no replication log")),
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Bodies of requests.
+
+use std::future::Future as _;
+use std::io;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, ready};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use tokio::io::AsyncReadExt as _;
+
+use super::{Connection, STALL_TIMEOUT, Wire};
+use crate::upload::{SMALL_BYTES_MAX, Source};
+
+/// Bytes of a large body that are handed on together: enough for hashing at full speed, little enough to be in the
+/// second-level cache still when they are written.
+const PIECE_BYTES: u64 = 512 << 10;
+/// Room for what comes in chunks.
+const CHUNK_ROOM: usize = 64 << 10;
+/// Bytes of the line before a chunk, and of all trailers.
+const LINE_BYTES_MAX: usize = 4 << 10;
+
+/// What is to come of a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Left {
+    framing: Framing,
+    /// The client waits to be told that it may send.
+    awaited: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Framing {
+    /// So many bytes.
+    Length(u64),
+    /// So many bytes of a chunk.
+    Chunk(u64),
+    /// The line break behind a chunk's bytes.
+    ChunkEnd,
+    /// The line before a chunk.
+    ChunkSize,
+    /// Trailers, of which so many bytes were read.
+    Trailers(usize),
+}
+
+impl Left {
+    pub(super) const NOTHING: Left = Left { framing: Framing::Length(0), awaited: false };
+
+    pub(super) fn length(length: u64, awaited: bool) -> Left {
+        Left { framing: Framing::Length(length), awaited: awaited && length > 0 }
+    }
+
+    pub(super) fn chunked(awaited: bool) -> Left {
+        Left { framing: Framing::ChunkSize, awaited }
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.framing == Framing::Length(0)
+    }
+
+    pub(super) fn is_awaited(&self) -> bool {
+        self.awaited
+    }
+
+    pub(super) fn at_most(&self, limit: u64) -> bool {
+        matches!(self.framing, Framing::Length(left) if left <= limit)
+    }
+}
+
+/// The body of the request that a connection is at.
+pub(super) struct Incoming<'c, S>(pub(super) &'c mut Connection<S>);
+
+impl<S: Wire> Source for Incoming<'_, S> {
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        self.0.poll_piece(context)
+    }
+
+    fn declared(&self) -> Option<u64> {
+        match self.0.left.framing {
+            Framing::Length(left) => Some(left),
+            _ => None,
+        }
+    }
+
+    fn recycle(&mut self, piece: Bytes) {
+        if let Ok(mut piece) = piece.try_into_mut() {
+            piece.clear();
+            self.0.spare = piece;
+        }
+    }
+}
+
+impl<S: Wire> Connection<S> {
+    /// The next bytes of the body; `None` at its end.
+    pub(super) fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        if self.left.is_done() {
+            return Poll::Ready(Ok(None));
+        }
+        if self.left.awaited {
+            if self.buf.is_empty() {
+                ready!(self.poll_continue(context))?;
+            }
+            self.left.awaited = false;
+        }
+        self.watchdog.within(STALL_TIMEOUT);
+        match self.left.framing {
+            Framing::Length(left) => self.poll_length(context, left),
+            _ => self.poll_chunked(context),
+        }
+    }
+
+    /// Tells the client to send.
+    fn poll_continue(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.out.is_empty() {
+            self.out.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+        }
+        while !self.out.is_empty() {
+            match Pin::new(&mut self.stream).poll_write(context, &self.out)? {
+                Poll::Ready(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Poll::Ready(count) => drop(self.out.drain(..count)),
+                Poll::Pending => return self.watchdog.poll(context),
+            }
+        }
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    /// A body of known length comes in one piece if it is small, in large ones if it is not.
+    fn poll_length(&mut self, context: &mut Context<'_>, left: u64) -> Poll<io::Result<Option<Bytes>>> {
+        let wanted = if left > SMALL_BYTES_MAX as u64 { PIECE_BYTES } else { left } as usize;
+        if self.piece.capacity() == 0 {
+            let held = self.buf.len().min(wanted);
+            self.piece = match std::mem::take(&mut self.spare) {
+                spare if spare.capacity() >= wanted => spare,
+                _ => BytesMut::with_capacity(wanted),
+            };
+            self.piece.extend_from_slice(&self.buf.split_to(held));
+        }
+        while self.piece.len() < wanted {
+            let room = wanted - self.piece.len();
+            let mut space = (&mut self.piece).limit(room);
+            let read = pin!(self.stream.read_buf(&mut space)).poll(context);
+            match read {
+                Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => return self.watchdog.poll(context),
+            }
+        }
+        self.left.framing = Framing::Length(left - wanted as u64);
+        Poll::Ready(Ok(Some(std::mem::take(&mut self.piece).freeze())))
+    }
+
+    fn poll_chunked(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        loop {
+            match step(self.left.framing, &mut self.buf)? {
+                Step::Piece(piece, next) => {
+                    self.left.framing = next;
+                    return Poll::Ready(Ok(Some(piece)));
+                }
+                Step::Next(next) => {
+                    self.left.framing = next;
+                    if self.left.is_done() {
+                        return Poll::Ready(Ok(None));
+                    }
+                }
+                Step::More => {
+                    self.buf.reserve(CHUNK_ROOM);
+                    match pin!(self.stream.read_buf(&mut self.buf)).poll(context) {
+                        Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+                        Poll::Ready(Ok(_)) => {}
+                        Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                        Poll::Pending => return self.watchdog.poll(context),
+                    }
+                }
+            }
+        }
+    }
+}
+
+enum Step {
+    Piece(Bytes, Framing),
+    Next(Framing),
+    More,
+}
+
+/// Takes the next part of a chunked body out of `buf`.
+fn step(framing: Framing, buf: &mut BytesMut) -> io::Result<Step> {
+    let malformed = || io::Error::new(io::ErrorKind::InvalidData, "a chunk is malformed");
+    Ok(match framing {
+        Framing::Chunk(left) => {
+            if buf.is_empty() {
+                return Ok(Step::More);
+            }
+            let count = usize::try_from(left).unwrap_or(usize::MAX).min(buf.len());
+            let rest = left - count as u64;
+            let next = if rest == 0 { Framing::ChunkEnd } else { Framing::Chunk(rest) };
+            Step::Piece(buf.split_to(count).freeze(), next)
+        }
+        Framing::ChunkEnd => match buf.get(..2) {
+            None => Step::More,
+            Some(b"\r\n") => {
+                let _ = buf.split_to(2);
+                Step::Next(Framing::ChunkSize)
+            }
+            Some(_) => return Err(malformed()),
+        },
+        Framing::ChunkSize => {
+            let Some(line) = take_line(buf, malformed)? else { return Ok(Step::More) };
+            // What follows the size means nothing to us.
+            let digits = line[..].split(|byte| *byte == b';').next().unwrap_or_default();
+            let valid = (1..=16).contains(&digits.len()) && digits.iter().all(u8::is_ascii_hexdigit);
+            let text = std::str::from_utf8(digits).ok().filter(|_| valid).ok_or_else(malformed)?;
+            match u64::from_str_radix(text, 16).map_err(|_| malformed())? {
+                0 => Step::Next(Framing::Trailers(0)),
+                size => Step::Next(Framing::Chunk(size)),
+            }
+        }
+        Framing::Trailers(read) => match take_line(buf, malformed)? {
+            None => Step::More,
+            Some(line) if line.is_empty() => Step::Next(Framing::Length(0)),
+            Some(line) if read + line.len() > LINE_BYTES_MAX => return Err(malformed()),
+            Some(line) => Step::Next(Framing::Trailers(read + line.len() + 2)),
+        },
+        Framing::Length(_) => Step::Next(framing),
+    })
+}
+
+/// A line without its end, which must be a carriage return and a line feed.
+fn take_line(buf: &mut BytesMut, malformed: impl Fn() -> io::Error) -> io::Result<Option<BytesMut>> {
+    match buf.iter().take(LINE_BYTES_MAX).position(|byte| *byte == b'\n') {
+        Some(at) if at > 0 && buf[at - 1] == b'\r' => {
+            let mut line = buf.split_to(at + 1);
+            line.truncate(at - 1);
+            if line.contains(&b'\r') { Err(malformed()) } else { Ok(Some(line)) }
+        }
+        None if buf.len() < LINE_BYTES_MAX => Ok(None),
+        _ => Err(malformed()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a chunked body holds, fed byte by byte; `None` if it is refused.
+    fn read(text: &[u8]) -> Option<(Vec<u8>, usize)> {
+        let (mut buf, mut out, mut framing) = (BytesMut::new(), Vec::new(), Framing::ChunkSize);
+        for (at, byte) in text.iter().enumerate() {
+            buf.extend_from_slice(&[*byte]);
+            loop {
+                match step(framing, &mut buf).ok()? {
+                    Step::Piece(piece, next) => {
+                        out.extend_from_slice(&piece);
+                        framing = next;
+                    }
+                    Step::Next(Framing::Length(_)) => return Some((out, at + 1)),
+                    Step::Next(next) => framing = next,
+                    Step::More => break,
+                }
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn chunks_are_joined() {
+        let text = b"3\r\nabc\r\n0a;x=y\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\nGET";
+        assert_eq!(read(text), Some((b"abc0123456789".to_vec(), text.len() - 3)));
+        assert_eq!(read(b"0\r\n\r\n"), Some((Vec::new(), 5)));
+    }
+
+    #[test]
+    fn malformed_chunks_are_refused() {
+        for text in [
+            &b"3\nabc\r\n0\r\n\r\n"[..],
+            b"3\r\nabc0\r\n\r\n",
+            b"3\r\nabcd\r\n0\r\n\r\n",
+            b"+3\r\nabc\r\n0\r\n\r\n",
+            b"0x3\r\nabc\r\n0\r\n\r\n",
+            b"\r\n\r\n",
+            b" 3\r\nabc\r\n0\r\n\r\n",
+            b"11111111111111111\r\n",
+            b"3\r\nabc\r\n0\r\nx: y\n\r\n",
+            b"3\r\r\nabc\r\n0\r\n\r\n",
+        ] {
+            assert_eq!(read(text), None, "{}", String::from_utf8_lossy(text));
+        }
+        let endless = [b"3;".to_vec(), vec![b'x'; LINE_BYTES_MAX]].concat();
+        assert_eq!(read(&endless), None);
+    }
+}

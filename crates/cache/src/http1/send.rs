@@ -1,0 +1,182 @@
+//! Answers on their way out.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::io::{self, Write as _};
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use hyper::{Response, StatusCode, header};
+use rustix::net::SendFlags;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+
+use super::{Connection, STALL_TIMEOUT, Wire};
+use crate::body::{Body, FilePart};
+
+/// Bytes that are copied behind the head, to go out with it, rather than sent by themselves.
+const COPY_BYTES_MAX: usize = 16 << 10;
+/// Bytes of a file that the kernel is asked to send in one call; other connections of the thread wait meanwhile.
+const SENDFILE_BYTES: u64 = 2 << 20;
+
+impl<S: Wire> Connection<S> {
+    pub(super) async fn send(&mut self, answer: Response<Body>, keep: bool, old: bool) -> io::Result<()> {
+        let (parts, mut body) = answer.into_parts();
+        self.out.clear();
+        let (status, out) = (parts.status, &mut self.out);
+        // Writing to a Vec cannot fail.
+        let _ = write!(out, "HTTP/1.1 {} {}\r\n", status.as_str(), status.canonical_reason().unwrap_or("-"));
+        for (name, value) in &parts.headers {
+            for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+                out.extend_from_slice(part);
+            }
+        }
+        let bodiless =
+            status.is_informational() || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+        if !bodiless && !parts.headers.contains_key(header::CONTENT_LENGTH) {
+            let _ = write!(out, "content-length: {}\r\n", body.len());
+        }
+        if !keep {
+            out.extend_from_slice(b"connection: close\r\n");
+        } else if old {
+            out.extend_from_slice(b"connection: keep-alive\r\n");
+        }
+        write_date(out);
+        out.extend_from_slice(b"\r\n");
+        while body.len() > 0 {
+            match body.take_file() {
+                Some(part) => self.send_file(part, body.len() > 0).await?,
+                None => {
+                    let Some(bytes) = body.step() else { break };
+                    self.send_bytes(bytes?, body.len() > 0).await?;
+                }
+            }
+        }
+        self.flush(false).await?;
+        if self.stream.tcp().is_none() {
+            let Connection { stream, watchdog, .. } = self;
+            poll_fn(|context| match Pin::new(&mut *stream).poll_flush(context) {
+                Poll::Ready(flushed) => Poll::Ready(flushed),
+                Poll::Pending => watchdog.poll(context),
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    async fn send_bytes(&mut self, bytes: Bytes, more: bool) -> io::Result<()> {
+        if bytes.len() <= COPY_BYTES_MAX {
+            self.out.extend_from_slice(&bytes);
+            return if self.out.len() > 2 * COPY_BYTES_MAX { self.flush(more).await } else { Ok(()) };
+        }
+        self.flush(true).await?;
+        self.write_all(&bytes, more).await
+    }
+
+    /// Sends part of a file, by the kernel alone where that is possible.
+    async fn send_file(&mut self, part: FilePart, more: bool) -> io::Result<()> {
+        self.flush(true).await?;
+        let FilePart { blob, mut at, end } = part;
+        let (file, start) = blob.place();
+        let (Some(file), true) = (file.as_std(), self.stream.tcp().is_some()) else {
+            while at < end {
+                let count = (end - at).min(256 << 10);
+                let bytes = blob.read(at, count as usize)?;
+                at += count;
+                self.write_all(&bytes, more || at < end).await?;
+            }
+            return Ok(());
+        };
+        let mut offset = start + at;
+        while offset < start + end {
+            let count = (start + end - offset).min(SENDFILE_BYTES) as usize;
+            let sent = self
+                .with_socket(|socket| Ok(rustix::fs::sendfile(socket, file, Some(&mut offset), count)?))
+                .await?;
+            if sent == 0 {
+                // The file is shorter than it was when it was put.
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(())
+    }
+
+    async fn flush(&mut self, more: bool) -> io::Result<()> {
+        if self.out.is_empty() {
+            return Ok(());
+        }
+        let out = std::mem::take(&mut self.out);
+        let sent = self.write_all(&out, more).await;
+        self.out = out;
+        self.out.clear();
+        sent
+    }
+
+    /// Writes bytes; `more` says that others follow at once, so that the last packet may wait for them.
+    async fn write_all(&mut self, mut bytes: &[u8], more: bool) -> io::Result<()> {
+        let is_socket = self.stream.tcp().is_some();
+        while !bytes.is_empty() {
+            let count = if is_socket {
+                let flags = if more { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
+                self.with_socket(|socket| Ok(rustix::net::send(socket, bytes, flags)?)).await?
+            } else {
+                let Connection { stream, watchdog, .. } = self;
+                watchdog.within(STALL_TIMEOUT);
+                poll_fn(|context| match Pin::new(&mut *stream).poll_write(context, bytes) {
+                    Poll::Ready(written) => Poll::Ready(written),
+                    Poll::Pending => watchdog.poll(context),
+                })
+                .await?
+            };
+            if count == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            bytes = &bytes[count..];
+        }
+        Ok(())
+    }
+
+    /// Calls `send` until the socket takes something.
+    async fn with_socket(
+        &mut self,
+        mut send: impl FnMut(&TcpStream) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let Connection { stream, watchdog, .. } = self;
+        let socket = stream.tcp().ok_or(io::ErrorKind::Unsupported)?;
+        let mut waited = false;
+        loop {
+            match socket.try_io(Interest::WRITABLE, || send(socket)) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                other => return other,
+            }
+            if !waited {
+                watchdog.within(STALL_TIMEOUT);
+                waited = true;
+            }
+            poll_fn(|context| match socket.poll_write_ready(context) {
+                Poll::Ready(ready) => Poll::Ready(ready),
+                Poll::Pending => watchdog.poll(context),
+            })
+            .await?;
+        }
+    }
+}
+
+thread_local! {
+    /// The time as a header has it, which changes once a second.
+    static DATE: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
+}
+
+fn write_date(out: &mut Vec<u8>) {
+    let now = SystemTime::now();
+    let second = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    DATE.with_borrow_mut(|(made, text)| {
+        if *made != second || text.is_empty() {
+            (*made, *text) = (second, format!("date: {}\r\n", httpdate::fmt_http_date(now)));
+        }
+        out.extend_from_slice(text.as_bytes());
+    });
+}
