@@ -290,7 +290,7 @@ fn listen(ports: [u16; 3]) -> io::Result<[SocketAddr; 3]> {
     Ok([a.local_addr()?, b.local_addr()?, c.local_addr()?])
 }
 
-fn tail(path: &Path) -> String {
+pub(crate) fn tail(path: &Path) -> String {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let start = text.char_indices().rev().nth(LOG_TAIL).map_or(0, |(index, _)| index);
     text[start..].to_owned()
@@ -298,18 +298,23 @@ fn tail(path: &Path) -> String {
 
 /// A folder of our own under the system's temporary one, removed when dropped.
 #[derive(Debug)]
-struct Folder(PathBuf);
+pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
+        Self::below(&std::env::temp_dir())
+    }
+
+    /// A folder of our own below another one, for what must lie on a certain disk.
+    pub(crate) fn below(parent: &Path) -> io::Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("throng-bench-{}-{number}", std::process::id()));
+        let path = parent.join(format!("throng-bench-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&path)?;
         Ok(Self(path))
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 }

@@ -35,6 +35,7 @@ pub mod case;
 pub mod chart;
 pub mod child;
 pub mod clock;
+pub mod ddc;
 pub mod duration;
 pub mod enet;
 pub mod engine;

@@ -60,6 +60,15 @@ impl Probe {
         Some(parse_status(&status))
     }
 
+    /// Bytes that the process gave to the disk so far, those still in the system's memory included; `None` as for
+    /// [`Self::cpu`].
+    #[must_use]
+    pub fn disk_bytes(&self) -> Option<u64> {
+        let io = std::fs::read_to_string(format!("/proc/{}/io", self.pid?)).ok()?;
+        let line = io.lines().find_map(|line| line.strip_prefix("write_bytes: "));
+        line?.trim().parse().ok()
+    }
+
     /// The metrics page, if there is one and it answers in time.
     #[must_use]
     pub fn metrics(&self) -> Option<Metrics> {

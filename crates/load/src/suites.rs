@@ -188,6 +188,9 @@ pub enum BenchError {
         /// Why.
         source: io::Error,
     },
+    /// What was asked for does not fit, or a server does not do it.
+    #[error("{0}")]
+    Unfit(String),
     /// The test measures something that only a server of our own has.
     #[error("`{0}` measures a server that it starts itself; leave --addr away")]
     NeedsOwnServer(&'static str),

@@ -212,6 +212,11 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             }
             text.push_str(&format!(
                 "{:<20}  {}\n",
+                "ddc [TEST]",
+                "the derived-data cache: the published tests; saturation beside nginx (ddc --list)"
+            ));
+            text.push_str(&format!(
+                "{:<20}  {}\n",
                 "replay CASE.json", "recorded sessions, played by many connections"
             ));
             print(&text)?;
@@ -309,7 +314,7 @@ fn unknown(name: &str) -> String {
         known.iter().find(|known| known.split(' ').any(|word| name.split(' ').any(|given| given == word)));
     let hint = near.map(|near| format!("; did you mean `{near}`")).unwrap_or_default();
     format!(
-        "there is no test `{name}`{hint}. Known tests: {}; and the suites enet and replication",
+        "there is no test `{name}`{hint}. Known tests: {}; and the suites ddc, enet and replication",
         known.join(", ")
     )
 }
@@ -392,14 +397,20 @@ fn json(report: &Report) -> Result<String, AnyError> {
 }
 
 fn save(args: &BenchArgs, report: &Report, folder: &str) -> Result<(), AnyError> {
-    let Some(out) = &args.out else { return Ok(()) };
-    let folder = out.join(folder.replace(' ', "-"));
+    match &args.out {
+        Some(out) => write_report(&out.join(folder.replace(' ', "-")), report),
+        None => Ok(()),
+    }
+}
+
+/// Writes a report into a folder: for programs, for people, and as a picture where it has one.
+pub(crate) fn write_report(folder: &Path, report: &Report) -> Result<(), AnyError> {
     let write = |name: &str, content: &[u8]| -> Result<(), AnyError> {
         let path: &Path = &folder.join(name);
         std::fs::write(path, content)
             .map_err(|error| format!("cannot write {}: {error}", path.display()).into())
     };
-    std::fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+    std::fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
     write("report.json", json(report)?.as_bytes())?;
     let mut table = Vec::new();
     report.write_table(&mut table)?;

@@ -1,6 +1,7 @@
 //! The `throng` command: parse, call, print, exit code.
 
 mod bench;
+mod bench_ddc;
 mod channeld;
 mod cli;
 mod config;
@@ -28,11 +29,13 @@ fn main() -> ExitCode {
     if arguments.get(1).is_some_and(|word| word == "channeld") {
         return channeld::run(&arguments[2..]);
     }
-    // Its flags are its own, and none of the load suite's.
-    if arguments.get(1).is_some_and(|word| word == "bench")
-        && arguments.get(2).is_some_and(|word| word == "replication")
-    {
-        return replication::run(&arguments[3..]);
+    // Their flags are their own, and none of the load suite's.
+    if arguments.get(1).is_some_and(|word| word == "bench") {
+        match arguments.get(2).and_then(|word| word.to_str()) {
+            Some("replication") => return replication::run(&arguments[3..]),
+            Some("ddc") => return bench_ddc::run(&arguments[3..]),
+            _ => {}
+        }
     }
     let matches = match cli::command().try_get_matches_from(&arguments) {
         Ok(matches) => matches,

@@ -52,7 +52,11 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-replication-bench", &["throng-replication", "throng-stdx"], &[]),
     // Tools. A generator shares no code with what it measures, codecs and transports aside.
     ("throng-client", &["throng-stdx", "throng-wire"], &[]),
-    ("throng-load", &["throng-client", "throng-enet", "throng-net", "throng-stdx", "throng-wire"], &[]),
+    (
+        "throng-load",
+        &["throng-client", "throng-ddc", "throng-enet", "throng-net", "throng-stdx", "throng-wire"],
+        &[],
+    ),
     (
         "throng-sim",
         &["throng-client", "throng-gateway", "throng-stdx", "throng-wire"],

@@ -1,0 +1,144 @@
+//! The servers that a bench measures: ours, one that runs already, and nginx with the same files.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::child::{self, StartError};
+use crate::probe::{self, Probe};
+
+/// How long a server may take to become ready. Opening a million entries takes a while.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server under load.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    /// Where it listens.
+    pub(crate) addr: SocketAddr,
+    /// What it uses.
+    pub(crate) probe: Probe,
+    /// From the start of the process to its first answer, if it was started here.
+    pub(crate) start: Duration,
+    child: Option<Own>,
+}
+
+#[derive(Debug)]
+struct Own(Child);
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        child::terminate(&mut self.0);
+    }
+}
+
+impl Peer {
+    /// A server that runs already.
+    pub(crate) fn running(url: &str, pid: Option<u32>) -> io::Result<Self> {
+        let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidInput, why);
+        let host = url.strip_prefix("http://").ok_or_else(|| {
+            invalid(format!("`{url}` is not http://HOST:PORT; the bench measures plain HTTP"))
+        })?;
+        let host = host.trim_end_matches('/');
+        let host = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };
+        let addr = host.to_socket_addrs()?.next();
+        let addr = addr.ok_or_else(|| invalid(format!("`{host}` has no address")))?;
+        Ok(Self { addr, probe: Probe::new(pid, None)?, start: Duration::ZERO, child: None })
+    }
+
+    /// Starts `throng up --only ddc` with its data in `data`.
+    pub(crate) fn throng(program: &Path, data: &Path, durability: &str) -> Result<Self, StartError> {
+        let name = program.display().to_string();
+        let failed = |source| StartError::Io { program: name.clone(), source };
+        let addr = free_port().map_err(failed)?;
+        std::fs::create_dir_all(data).map_err(failed)?;
+        let (config, log) = (data.join("throng.toml"), data.join("log.txt"));
+        let text = format!("[ddc]\ndurability = \"{durability}\"\n[log]\nlevel = \"warn\"\n");
+        std::fs::write(&config, text).map_err(failed)?;
+        let log_file = std::fs::File::create(&log).map_err(failed)?;
+        let mut command = Command::new(program);
+        command.args(["up", "--only", "ddc", "--http", &addr.to_string()]);
+        command.arg("--config").arg(&config).arg("--data").arg(data);
+        command.stdin(Stdio::null()).stdout(log_file.try_clone().map_err(failed)?).stderr(log_file);
+        Self::start(command, addr, &name, &log)
+    }
+
+    /// Starts nginx to serve files below `folder`, and to take them by PUT, in one process.
+    pub(crate) fn nginx(program: &str, folder: &Path) -> Result<Self, StartError> {
+        let failed = |source| StartError::Io { program: program.to_owned(), source };
+        let addr = free_port().map_err(failed)?;
+        let at = |name: &str| folder.join(name).display().to_string();
+        for name in ["files", "uploads"] {
+            std::fs::create_dir_all(folder.join(name)).map_err(failed)?;
+        }
+        let unused: String = ["proxy", "fastcgi", "uwsgi", "scgi"]
+            .iter()
+            .map(|module| format!("{module}_temp_path {};\n", at(module)))
+            .collect();
+        let text = format!(
+            "daemon off; master_process off; pid {pid}; error_log {log};\n\
+             events {{ worker_connections 2048; }}\n\
+             http {{\n\
+             access_log off; sendfile on; tcp_nodelay on; keepalive_timeout 600; keepalive_requests 1000000000;\n\
+             client_max_body_size 0; client_body_temp_path {uploads};\n{unused}\
+             server {{ listen {addr}; root {files};\n\
+             location /health {{ return 200 'Healthy'; }}\n\
+             location / {{ dav_methods PUT; create_full_put_path on; }} }} }}\n",
+            pid = at("pid"),
+            log = at("log"),
+            uploads = at("uploads"),
+            files = at("files"),
+        );
+        let (config, log) = (folder.join("nginx.conf"), folder.join("log"));
+        std::fs::write(&config, text).map_err(failed)?;
+        let mut command = Command::new(program);
+        command.arg("-e").arg(&log).arg("-p").arg(folder).arg("-c").arg(&config);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Self::start(command, addr, program, &log)
+    }
+
+    fn start(mut command: Command, addr: SocketAddr, name: &str, log: &Path) -> Result<Self, StartError> {
+        let failed = |source| StartError::Io { program: name.to_owned(), source };
+        let started = Instant::now();
+        let child = command.spawn().map_err(failed)?;
+        let probe = Probe::new(Some(child.id()), None).map_err(failed)?;
+        let mut own = Own(child);
+        loop {
+            if probe::fetch(addr, "/health/ready").is_ok() {
+                return Ok(Self { addr, probe, start: started.elapsed(), child: Some(own) });
+            }
+            let ended = own.0.try_wait().map_err(failed)?;
+            if ended.is_some() || started.elapsed() > PATIENCE {
+                let what = ended.map_or_else(
+                    || format!("was not ready within {PATIENCE:?}"),
+                    |status| format!("ended with {status}"),
+                );
+                let program = name.to_owned();
+                return Err(StartError::NotReady { program, what, log: child::tail(log) });
+            }
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    }
+
+    /// Ends a server that was started here as a power cut of the process would.
+    pub(crate) fn kill(mut self) {
+        if let Some(own) = &mut self.child {
+            // It may have ended; then there is nothing left to do.
+            let _ = own.0.kill();
+            let _ = own.0.wait();
+        }
+    }
+}
+
+/// The nginx of this machine, if it has one.
+pub(crate) fn find_nginx() -> Option<String> {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&paths).chain([PathBuf::from("/usr/sbin")]);
+    let found = folders.map(|folder| folder.join("nginx")).find(|path| path.is_file())?;
+    Some(found.display().to_string())
+}
+
+fn free_port() -> io::Result<SocketAddr> {
+    TcpListener::bind(("127.0.0.1", 0))?.local_addr()
+}

@@ -1,0 +1,140 @@
+//! `throng bench ddc`: the derived-data cache under the published load.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use throng_load::ddc::{self, Options};
+use throng_load::duration;
+
+use crate::bench::{print, say, write_report};
+
+/// Measure a derived-data cache: the published tests, and what a request costs at saturation
+#[derive(Debug, Parser)]
+#[command(name = "throng bench ddc", after_help = AFTER_HELP)]
+struct Args {
+    /// Tests and groups (see --list); `all` for the thirteen tests, which is also what happens without a name
+    #[arg(value_name = "TEST")]
+    names: Vec<String>,
+    /// List the tests and groups
+    #[arg(long)]
+    list: bool,
+    /// A running server; without it one is started
+    #[arg(long, value_name = "http://HOST:PORT", help_heading = "Server")]
+    url: Option<String>,
+    /// Process id of that server, when it runs here: for CPU and memory
+    #[arg(long, requires = "url", help_heading = "Server")]
+    pid: Option<u32>,
+    /// Namespace to work in
+    #[arg(long, value_name = "NAME", default_value = "test.benchmark", help_heading = "Server")]
+    namespace: String,
+    /// A further header for every request, `Name: value`; can be repeated
+    #[arg(long, value_name = "HEADER", help_heading = "Server")]
+    header: Vec<String>,
+    /// Program to start as the server [default: this one], to compare builds with the same generator
+    #[arg(long, value_name = "FILE", conflicts_with = "url", help_heading = "Server")]
+    program: Option<PathBuf>,
+    /// When the server that is started acknowledges an upload: `sync`, when it is on disk, or `cache`
+    #[arg(long, value_parser = ["sync", "cache"], default_value = "sync", conflicts_with = "url", help_heading = "Server")]
+    durability: String,
+    /// Keep the data of servers that are started below this folder; it decides which disk is measured
+    #[arg(long, value_name = "DIR", help_heading = "Server")]
+    data: Option<PathBuf>,
+    /// Only put the data that the tests need
+    #[arg(long, requires = "url")]
+    seed: bool,
+    /// Put no data: they are there from an earlier run
+    #[arg(long, requires = "url", conflicts_with = "seed")]
+    no_seed: bool,
+    /// Length of each window instead of the published one
+    #[arg(long, value_parser = duration::parse, value_name = "TIME")]
+    duration: Option<Duration>,
+    /// Part of the data and a second each: shows that everything works, judges nothing
+    #[arg(long)]
+    quick: bool,
+    /// Leave nginx out of `saturation`
+    #[arg(long)]
+    no_nginx: bool,
+    /// Write target lists for load tools (`METHOD URL`, headers, `@FILE`) into this folder, and measure nothing
+    #[arg(long, value_name = "DIR")]
+    targets: Option<PathBuf>,
+    /// Print the report as JSON instead of a table
+    #[arg(long)]
+    json: bool,
+    /// Also write report.json and report.txt into this folder
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  throng bench ddc                                      the thirteen tests, a server of its own
+  throng bench ddc saturation                           rates and CPU per request, beside nginx
+  throng bench ddc small_blob_downloads --duration 10s
+  throng bench ddc --url http://ddc:8558 --namespace test.benchmark --header 'Authorization: Bearer TOKEN'
+  throng bench ddc --targets targets --url http://ddc:8558
+
+Exit codes: 0 all thresholds hold, 99 a threshold is missed, 2 no result.";
+
+/// Runs with the words after `bench ddc`.
+pub(crate) fn run(words: &[OsString]) -> ExitCode {
+    let name = OsString::from("throng bench ddc");
+    let args = match Args::try_parse_from(std::iter::once(&name).chain(words)) {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(error.exit_code().clamp(0, 2) as u8);
+        }
+    };
+    match measure(args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(99),
+        Err(error) => {
+            say(&format!("error: {error}"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn measure(args: Args) -> Result<bool, Box<dyn std::error::Error>> {
+    if args.list {
+        let lines = ddc::list().into_iter().map(|(name, about)| format!("{name:<22}  {about}\n"));
+        print(&lines.collect::<String>())?;
+        return Ok(true);
+    }
+    throng_load::interrupt::catch();
+    let program = match args.program {
+        Some(program) => program,
+        None => std::env::current_exe()?,
+    };
+    let options = Options {
+        program,
+        names: args.names,
+        url: args.url,
+        pid: args.pid,
+        namespace: args.namespace,
+        headers: args.header,
+        seed_only: args.seed,
+        no_seed: args.no_seed,
+        duration: args.duration,
+        quick: args.quick,
+        durability: args.durability,
+        data: args.data,
+        without_nginx: args.no_nginx,
+        targets: args.targets,
+    };
+    let report = ddc::run(&options, &mut |what| say(what))?;
+    if let Some(folder) = &args.out {
+        write_report(folder, &report)?;
+    }
+    if args.json {
+        print(&(serde_json::to_string_pretty(&report)? + "\n"))?;
+    } else if options.targets.is_none() && !options.seed_only {
+        let mut table = Vec::new();
+        report.write_table(&mut table)?;
+        print(&String::from_utf8_lossy(&table))?;
+    }
+    Ok(report.passed)
+}
