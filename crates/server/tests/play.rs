@@ -2,6 +2,11 @@
 
 mod common;
 
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
 use common::*;
 use prost::Message as _;
 use throng_server::Service;
@@ -111,6 +116,46 @@ fn tcp_with_tls() {
 #[test]
 fn enet() {
     play_on("enet", false);
+}
+
+/// The C library's own client plays: `peer/bridge.c` passes a player's bytes on through it.
+#[test]
+#[allow(clippy::print_stderr, reason = "a test that is left out says so")]
+fn enet_with_the_c_library() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peer/bridge.c");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("enet-bridge");
+    let mut probe = Command::new("cc");
+    probe.args(["-E", "-include", "enet/enet.h", "-x", "c", "/dev/null", "-o", "/dev/null"]);
+    if !probe.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+        eprintln!("skipped: no C compiler or no enet/enet.h; scripts/setup --tests installs libenet-dev");
+        return;
+    }
+    let built = Command::new("cc").arg("-o").arg(&program).arg(&source).arg("-lenet").status();
+    assert!(built.is_ok_and(|status| status.success()), "bridge.c does not compile");
+
+    let data = tempfile::tempdir().unwrap();
+    let running = gateway(&[
+        ("server.shards", "2"),
+        ("server.data", data.path().to_str().unwrap()),
+        ("gateway.clients.transport", "enet"),
+    ]);
+    let port = clients(&running).port().to_string();
+    let mut bridges = Vec::new();
+    let mut server = Peer::login(servers(&running), &Dial::Tcp, "server", "");
+    // More players than shards, so that every shard has one.
+    for index in 0..3 {
+        let mut bridge = Command::new(&program).arg(&port).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(bridge.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        bridges.push(bridge);
+        let addr = SocketAddr::from(([127, 0, 0, 1], line.trim().parse().unwrap()));
+        let mut player = Peer::login(addr, &Dial::Tcp, &format!("player {index}"), "");
+        play(&mut server, &mut player);
+    }
+    // Their players have left; that is the end of each.
+    for mut bridge in bridges {
+        assert!(bridge.wait().unwrap().success());
+    }
 }
 
 #[test]
