@@ -1,5 +1,6 @@
-//! Throng and Godot 3's high-level multiplayer over loopback: its clients at our host, our client at its server, and two
-//! of its clients that talk to each other through a relay on our host. Without `godot3-server` the tests say so and pass.
+//! Throng and Godot 3's high-level multiplayer over loopback: its client at our host, our clients at its server. Without
+//! `godot3-server` the tests say so and pass. Clients that talk to each other through us are in the tests of `throng-net`,
+//! with its relay.
 //!
 //! What Godot 3 puts above ENet, and a host must play along with (crates/enet/GODOT.md):
 //! CONNECT carries the client's id, at least 2; lane 0 announces other clients; packets on the other lanes begin with
@@ -13,7 +14,6 @@
 
 mod peer;
 
-use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -30,7 +30,7 @@ fn their_client_talks_to_our_server() {
         let mut our = Ours::new(config(false, coder));
         let port = our.address().port().to_string();
         let mut their = Peer::start(program, &["connect", &port, word(coder)]);
-        serve_until_all_left(&mut our, 1);
+        echo_until_left(&mut our);
         let mut lines = words(&mut their);
         assert_eq!(lines.pop().as_deref(), Some("done"));
         // Their server is simply there, and everything came back.
@@ -44,21 +44,6 @@ fn their_client_talks_to_our_server() {
         expected.sort();
         assert_eq!(lines, expected);
     }
-}
-
-#[test]
-fn their_clients_talk_to_each_other_over_our_relay() {
-    let Some(program) = &*GODOT else { return };
-    let mut our = Ours::new(config(false, true));
-    let port = our.address().port().to_string();
-    let mut answers = Peer::start(program, &["wait", &port, "1"]);
-    let mut asks = Peer::start(program, &["call", &port, "1"]);
-    serve_until_all_left(&mut our, 2);
-    let asked = words(&mut asks);
-    assert!(asked.contains(&"joined client".to_owned()), "{asked:?}");
-    assert_eq!(asked.iter().filter(|line| line.starts_with("echo")).count(), 9, "{asked:?}");
-    let answered = words(&mut answers);
-    assert!(answered.contains(&"left client".to_owned()), "{answered:?}");
 }
 
 #[test]
@@ -100,86 +85,35 @@ fn our_clients_talk_to_their_server() {
     }
 }
 
-/// Everything that a host has to do for Godot 3's clients: a relay and an echo server in one.
-#[derive(Default)]
-struct Scene {
-    clients: BTreeMap<u32, PeerId>,
-}
-
-impl Scene {
-    fn handle(&mut self, our: &mut Ours, event: Event) {
-        match event {
-            Event::Connected { peer, data: id } => {
-                // Ids below 2 mean everybody and the server.
-                if id < 2 || id > i32::MAX as u32 || self.clients.contains_key(&id) {
-                    our.host.reset(peer);
-                    return;
-                }
-                for (&other, &them) in &self.clients {
-                    announce(our, them, 0, id);
-                    announce(our, peer, 0, other);
-                }
-                self.clients.insert(id, peer);
-            }
-            Event::Disconnected { peer, .. } => {
-                let Some((&id, _)) = self.clients.iter().find(|&(_, &them)| them == peer) else { return };
-                self.clients.remove(&id);
-                for &them in self.clients.values() {
-                    announce(our, them, 1, id);
-                }
-            }
-            Event::Received { peer, lane, data, delivery } => {
-                let head = data.split_first_chunk::<4>().and_then(|(source, rest)| {
-                    rest.split_first_chunk::<4>().map(|(target, rest)| (source, target, rest))
-                });
-                let Some((source, target, content)) = head else { return };
-                let (source, target) = (u32::from_le_bytes(*source), i32::from_le_bytes(*target));
-                // Nobody speaks for others.
-                if self.clients.get(&source) != Some(&peer) || lane == Lane(0) {
-                    return;
-                }
-                if target == 1 {
-                    let echo = packet(1, source as i32, content);
-                    our.host.send(peer, lane, echo, delivery).expect("there is room");
-                    return;
-                }
-                for (&id, &them) in &self.clients {
-                    let id = id as i32;
-                    let is_meant = target == id || target == 0 || target < 0 && -target != id;
-                    if is_meant && them != peer {
-                        our.host.send(them, lane, data.clone(), delivery).expect("there is room");
-                    }
-                }
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-}
-
-fn announce(our: &mut Ours, to: PeerId, what: u32, id: u32) {
-    our.host.send(to, Lane(0), packet(what, id as i32, &[]), Delivery::Reliable).expect("there is room");
-}
-
 fn packet(first: u32, second: i32, content: &[u8]) -> Vec<u8> {
     [&first.to_le_bytes()[..], &second.to_le_bytes(), content].concat()
 }
 
-fn serve_until_all_left(our: &mut Ours, clients: usize) {
-    let mut scene = Scene::default();
-    let (mut came, mut left) = (0, 0);
+/// A server without a game: every packet goes back to its sender.
+fn echo_until_left(our: &mut Ours) {
     let start = Clock::now();
-    // The first of two that leaves tells the second to leave.
-    while left < clients {
-        assert!(start.elapsed() < 2 * PATIENCE, "{came} came, {left} left: {:?}", our.host);
+    let mut client = None;
+    loop {
+        assert!(start.elapsed() < 2 * PATIENCE, "{:?}", our.host);
         our.turn();
         while let Some(event) = our.host.poll_event() {
-            came += usize::from(matches!(event, Event::Connected { .. }));
-            left += usize::from(matches!(event, Event::Disconnected { .. }));
-            scene.handle(our, event);
+            match event {
+                Event::Connected { data: id, .. } => client = Some(id),
+                Event::Received { peer, lane, data, delivery } => {
+                    let id = client.expect("packets follow the connection");
+                    let head = packet(id, 1, &[]);
+                    assert_eq!(data[..8], head, "from itself to the server");
+                    let echo = packet(1, id as i32, &data[8..]);
+                    our.host.send(peer, lane, echo, delivery).expect("there is room");
+                }
+                Event::Disconnected { .. } => {
+                    assert_eq!(our.host.stats().dropped_malformed, 0);
+                    return our.host.check_invariants();
+                }
+                other => panic!("{other:?}"),
+            }
         }
     }
-    assert_eq!((came, our.host.stats().dropped_malformed), (clients, 0));
-    our.host.check_invariants();
 }
 
 fn join(address: SocketAddr, coder: bool, id: u32) -> (Ours, PeerId) {
