@@ -91,6 +91,9 @@ struct EnetArgs {
     /// Echo datagrams without any protocol
     #[arg(long, hide = true)]
     bare: bool,
+    /// One datagram per buffer, as if every client had a socket of its own
+    #[arg(long, hide = true)]
+    no_segmentation: bool,
 }
 
 /// Which server to load, and how; common to everything that makes load.
@@ -230,6 +233,7 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
                 shards: u16::try_from(args.server.threads).unwrap_or(u16::MAX).max(1),
                 game_hz: args.enet.game_hz,
                 interval: args.enet.interval,
+                segmentation: !args.enet.no_segmentation,
                 bare: args.enet.bare,
             };
             enet::serve(&plan, io::stdout())?;

@@ -39,6 +39,9 @@ impl Echo {
         command.args(["--slots", &plan.slots.to_string(), "--threads", &plan.shards.to_string()]);
         command.args(["--game-hz", &plan.game_hz.to_string()]);
         command.args(["--interval", &format!("{}us", plan.interval.as_micros())]);
+        if !plan.segmentation {
+            command.arg("--no-segmentation");
+        }
         if plan.bare {
             command.arg("--bare");
         }

@@ -26,6 +26,8 @@ pub struct ServePlan {
     pub game_hz: u32,
     /// Shortest time between two rounds of a busy thread.
     pub interval: Duration,
+    /// Whether the kernel may cut up and coalesce.
+    pub segmentation: bool,
     /// No ENet at all: datagrams go back as they come. The physical limit.
     pub bare: bool,
 }
@@ -206,7 +208,8 @@ fn serve_on_threads(
     announce: impl FnOnce(SocketAddr) -> io::Result<()>,
 ) -> Result<(), enet::OpenError> {
     let clock = Clock::start();
-    let udp = UdpOptions { shared: plan.shards > 1, ..UdpOptions::default() };
+    let udp =
+        UdpOptions { shared: plan.shards > 1, segmentation: plan.segmentation, ..UdpOptions::default() };
     let pacing = Pacing { interval: plan.interval };
     let (mut addr, mut endpoints) = (plan.addr, Vec::new());
     for _ in 0..plan.shards.max(1) {
@@ -261,6 +264,7 @@ fn serve_at_ticks(
     let options = ServerOptions {
         shards: plan.shards,
         pacing: Pacing { interval: plan.interval },
+        udp: UdpOptions { segmentation: plan.segmentation, ..UdpOptions::default() },
         ..ServerOptions::default()
     };
     let mut server = Server::start(plan.addr, &options, |seed| config(plan, seed))?;
@@ -276,10 +280,10 @@ fn serve_at_ticks(
         }
         server.flush();
         shown.show(index, &mut seen, || {
-            let stats = server.stats();
+            let hosts = server.stats().hosts;
             let waiting =
-                Served { peers: stats.peers as u64, half_open: stats.half_open as u64, ..Served::default() };
-            Served::of_udp(&stats.udp).and(&Served::of_enet(&stats.enet)).and(&waiting)
+                Served { peers: hosts.peers as u64, half_open: hosts.half_open as u64, ..Served::default() };
+            Served::of_udp(&hosts.udp).and(&Served::of_enet(&hosts.enet)).and(&waiting)
         });
         due += tick;
         std::thread::sleep(due.saturating_duration_since(std::time::Instant::now()));

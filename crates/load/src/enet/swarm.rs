@@ -1,16 +1,22 @@
 //! Many lean ENet clients on one thread.
 //!
-//! A client has a socket of its own, as a real one has (two share one when descriptors run out), and the least state that the protocol allows: it connects, sends one
-//! small packet per interval, acknowledges, pings, sends again what is not acknowledged, and checks what comes back. It
-//! shares no code with the host under test, the reading and writing of single commands aside.
+//! A client has the least state that the protocol allows: it connects, sends one small packet per interval, acknowledges,
+//! pings, sends again what is not acknowledged, and checks what comes back. It shares no code with the host under test, the
+//! reading and writing of single commands aside.
+//!
+//! A client has a socket of its own, as a real one has (two share one when descriptors run out). Where that would need more
+//! than the machine has, clients share a few sockets, told apart by the ids that the protocol has for that, and their
+//! datagrams go in and out in batches.
 //!
 //! Everything is due at fixed times; a packet carries the time at which it was due, and its echo is measured from there.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd as _, RawFd};
 use std::time::Duration;
 
 use throng_enet::wire::{Body, CHANNEL_NONE, Command, Handshake, Header, PEER_ID_NONE, SESSION_UNUSED};
+use throng_net::udp::{UdpOptions, UdpPort};
 use throng_stdx::Rng;
 
 use crate::clock;
@@ -31,15 +37,33 @@ const SLOTS: usize = 100;
 const CLIENTS_PER_ADDRESS: usize = 14_000;
 /// Descriptors left for everything that is no client.
 const DESCRIPTORS_KEPT: usize = 200;
-/// A command that is not acknowledged is sent again after this, doubled each time.
-const RESEND_NS: u64 = 250_000_000;
+/// A command that is not acknowledged is sent again after this, doubled each time. Real clients wait for the round trip and
+/// four times its variance, half a second at first: a host that is late is not to be drowned in repetitions.
+const RESEND_NS: u64 = 1_000_000_000;
 /// Without an acknowledgement for this long the server counts as gone.
 const PATIENCE_NS: u64 = 5_000_000_000;
 /// Silence after which a client pings.
 const PING_NS: u64 = 500_000_000;
 const DATAGRAM_BYTES: usize = 4_096;
+/// Clients that can share a socket: so many ids the protocol has.
+const CLIENTS_PER_SOCKET: usize = PEER_ID_NONE as usize;
+/// Datagrams that wait for a shared socket before they are given to the kernel.
+const FLUSH_AT: usize = 64;
+/// Reads from one socket, of a datagram or a batch, before the clock has its turn again.
+const READS_PER_STEP: usize = 4;
 /// The smallest packet that carries what is checked: client, number, time.
 pub(crate) const PACKET_BYTES_MIN: usize = 16;
+
+/// Which clients share a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// None, as long as there are descriptors.
+    None,
+    /// Thousands; each datagram goes its own way.
+    Single,
+    /// Thousands; the kernel takes and gives their datagrams in runs.
+    Runs,
+}
 
 /// What the clients do.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,6 +82,8 @@ pub(crate) struct SwarmPlan {
     pub(crate) patience: Duration,
     /// Plain datagrams of the same length instead of ENet.
     pub(crate) bare: bool,
+    /// Whose the sockets are.
+    pub(crate) sockets: Sharing,
     pub(crate) seed: u64,
 }
 
@@ -138,7 +164,7 @@ struct Waiting {
 /// Clients and their clock.
 pub(crate) struct Swarm {
     plan: SwarmPlan,
-    sockets: Vec<Stream>,
+    sockets: Sockets,
     clients: Vec<Client>,
     poller: Poller,
     /// Time of slot 0 of the first look.
@@ -149,7 +175,7 @@ pub(crate) struct Swarm {
     sends_from_ns: u64,
     window: (u64, u64),
     rng: Rng,
-    scratch: Vec<u8>,
+    arrived: Arrived,
     out: Vec<u8>,
     packet: Vec<u8>,
     pub(crate) seen: Seen,
@@ -158,18 +184,14 @@ pub(crate) struct Swarm {
 impl Swarm {
     /// Opens the sockets. Nothing is sent yet.
     pub(crate) fn new(plan: SwarmPlan) -> io::Result<Self> {
-        let descriptors = usize::try_from(crate::socket::raise_descriptor_limit()).unwrap_or(usize::MAX);
         let poller = Poller::new()?;
-        let count = plan.clients.min(descriptors.saturating_sub(DESCRIPTORS_KEPT).max(1));
-        let mut sockets = Vec::with_capacity(count);
+        let sockets = match plan.sockets {
+            Sharing::None => Sockets::own(&plan)?,
+            Sharing::Single | Sharing::Runs => Sockets::shared(&plan)?,
+        };
+        let count = sockets.count();
         for index in 0..count {
-            // One address does not have enough ports for everybody. Loopback has sixteen million addresses.
-            let host = u8::try_from(2 + index / CLIENTS_PER_ADDRESS).unwrap_or(u8::MAX);
-            let from = plan.server.ip().is_loopback() && plan.server.is_ipv4();
-            let from = from.then(|| IpAddr::V4(Ipv4Addr::new(127, 0, 0, host)));
-            let socket = Stream::connect_datagram(plan.server, from)?;
-            poller.add(socket.raw(), index, true, false)?;
-            sockets.push(socket);
+            poller.add(sockets.raw(index), index, true, false)?;
         }
         let clients = (0..plan.clients).map(|index| Client {
             socket: index % count,
@@ -198,7 +220,7 @@ impl Swarm {
             slots_done: 0,
             sends_from_ns: u64::MAX,
             window: (u64::MAX, u64::MAX),
-            scratch: vec![0; DATAGRAM_BYTES],
+            arrived: Arrived { bytes: vec![0; DATAGRAM_BYTES], ends: Vec::new() },
             out: Vec::with_capacity(DATAGRAM_BYTES),
             packet: Vec::new(),
             seen: Seen { connected, ..Seen::default() },
@@ -266,6 +288,7 @@ impl Swarm {
             }
             now = clock::now_ns();
         }
+        self.sockets.flush();
         let next = (self.start_ns + self.slots_done * slot_ns).min(until_ns);
         let ready: Vec<usize> = self
             .poller
@@ -275,6 +298,7 @@ impl Swarm {
         for socket in ready {
             self.read(socket);
         }
+        self.sockets.flush();
         Ok(())
     }
 
@@ -318,7 +342,7 @@ impl Swarm {
             };
             command(waiting.channel, waiting.number, true, body).encode(&mut self.out);
             again += u64::from(waiting.tries > 0);
-            waiting.due_ns = now + (RESEND_NS << waiting.tries.min(4));
+            waiting.due_ns = now + (RESEND_NS << waiting.tries.min(2));
             waiting.tries += 1;
         }
         self.seen.resent += again;
@@ -426,42 +450,53 @@ impl Swarm {
 
     fn transmit(&mut self, index: usize) {
         // A full buffer or a vanished server loses datagrams; what is reliable comes again.
-        if self.sockets[self.clients[index].socket].write(&self.out).is_ok() {
+        if self.sockets.send(self.clients[index].socket, self.plan.server, &self.out) {
             self.seen.datagrams_out += 1;
             self.seen.bytes_out += self.out.len() as u64;
         }
     }
 
     fn read(&mut self, socket: usize) {
-        let mut scratch = std::mem::take(&mut self.scratch);
-        while let Some(stream) = self.sockets.get(socket)
-            && let Ok(Taken::Bytes(len)) = stream.read(&mut scratch)
-        {
-            self.seen.datagrams_in += 1;
-            self.seen.bytes_in += len as u64;
+        let mut arrived = std::mem::take(&mut self.arrived);
+        for _ in 0..READS_PER_STEP {
+            let may_have_more = self.sockets.read(socket, &mut arrived);
             let now = clock::now_ns();
-            let datagram = &scratch[..len];
-            let id = if self.plan.bare {
-                // The packet says whose it is.
-                datagram
-                    .get(BARE_HEAD_BYTES..)
-                    .and_then(|packet| packet.first_chunk())
-                    .map_or(0, |of| u32::from_be_bytes(*of) as usize / self.sockets.len())
-            } else {
-                Header::decode(datagram).map_or(0, |(header, _)| header.peer_id.into())
-            };
-            let index = id * self.sockets.len() + socket;
-            if index >= self.clients.len() {
-                self.seen.wrong += 1;
-            } else if self.plan.bare {
-                if let Some(packet) = datagram.get(BARE_HEAD_BYTES..) {
-                    self.check(index, None, packet, now);
-                }
-            } else {
-                self.take(index, datagram, now);
+            let mut start = 0;
+            for &end in &arrived.ends {
+                self.sort(socket, &arrived.bytes[start..end], now);
+                start = end;
+            }
+            if !may_have_more {
+                break;
             }
         }
-        self.scratch = scratch;
+        self.arrived = arrived;
+    }
+
+    /// Gives a datagram to the client that it is for.
+    fn sort(&mut self, socket: usize, datagram: &[u8], now: u64) {
+        self.seen.datagrams_in += 1;
+        self.seen.bytes_in += datagram.len() as u64;
+        let count = self.sockets.count();
+        let id = if self.plan.bare {
+            // The packet says whose it is.
+            datagram
+                .get(BARE_HEAD_BYTES..)
+                .and_then(|packet| packet.first_chunk())
+                .map_or(0, |of| u32::from_be_bytes(*of) as usize / count)
+        } else {
+            Header::decode(datagram).map_or(0, |(header, _)| header.peer_id.into())
+        };
+        let index = id * count + socket;
+        if index >= self.clients.len() {
+            self.seen.wrong += 1;
+        } else if self.plan.bare {
+            if let Some(packet) = datagram.get(BARE_HEAD_BYTES..) {
+                self.check(index, None, packet, now);
+            }
+        } else {
+            self.take(index, datagram, now);
+        }
     }
 
     fn take(&mut self, index: usize, datagram: &[u8], now: u64) {
@@ -550,6 +585,113 @@ impl Swarm {
         if (self.window.0..self.window.1).contains(&due) {
             self.seen.echoed += 1;
             self.seen.rtt.record_between(due, now);
+        }
+    }
+}
+
+/// Datagrams that were received together.
+#[derive(Default)]
+struct Arrived {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+enum Sockets {
+    /// One for each client.
+    Own(Vec<Stream>),
+    /// A few, and which of them have something to send.
+    Shared { ports: Vec<UdpPort>, waiting: Vec<usize> },
+}
+
+impl Sockets {
+    fn own(plan: &SwarmPlan) -> io::Result<Self> {
+        let descriptors = usize::try_from(crate::socket::raise_descriptor_limit()).unwrap_or(usize::MAX);
+        let count = plan.clients.min(descriptors.saturating_sub(DESCRIPTORS_KEPT).max(1));
+        let streams = (0..count).map(|index| {
+            // One address does not have enough ports for everybody. Loopback has sixteen million addresses.
+            let host = u8::try_from(2 + index / CLIENTS_PER_ADDRESS).unwrap_or(u8::MAX);
+            let from = plan.server.ip().is_loopback() && plan.server.is_ipv4();
+            let from = from.then(|| IpAddr::V4(Ipv4Addr::new(127, 0, 0, host)));
+            Stream::connect_datagram(plan.server, from)
+        });
+        Ok(Self::Own(streams.collect::<io::Result<_>>()?))
+    }
+
+    fn shared(plan: &SwarmPlan) -> io::Result<Self> {
+        let segmentation = plan.sockets == Sharing::Runs;
+        let options = UdpOptions { segmentation, ..UdpOptions::default() };
+        let any = if plan.server.is_ipv4() {
+            IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+        } else {
+            IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+        };
+        let count = plan.clients.div_ceil(CLIENTS_PER_SOCKET).max(1);
+        let ports = (0..count).map(|_| UdpPort::bind(SocketAddr::new(any, 0), &options));
+        Ok(Self::Shared { ports: ports.collect::<io::Result<_>>()?, waiting: Vec::new() })
+    }
+
+    fn count(&self) -> usize {
+        match self {
+            Self::Own(streams) => streams.len(),
+            Self::Shared { ports, .. } => ports.len(),
+        }
+    }
+
+    fn raw(&self, index: usize) -> RawFd {
+        match self {
+            Self::Own(streams) => streams[index].raw(),
+            Self::Shared { ports, .. } => ports[index].fd().as_raw_fd(),
+        }
+    }
+
+    /// Whether the datagram is on its way, at the latest after a [`flush`](Self::flush).
+    fn send(&mut self, index: usize, to: SocketAddr, datagram: &[u8]) -> bool {
+        match self {
+            Self::Own(streams) => streams[index].write(datagram).is_ok(),
+            Self::Shared { ports, waiting } => {
+                let port = &mut ports[index];
+                if port.pending() == 0 {
+                    waiting.push(index);
+                }
+                port.push(to, datagram);
+                if port.pending() < FLUSH_AT {
+                    return true;
+                }
+                waiting.retain(|other| *other != index);
+                port.flush().is_ok()
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        let Self::Shared { ports, waiting } = self else { return };
+        for index in waiting.drain(..) {
+            // As with a socket of one's own, what does not leave is lost.
+            let _ = ports[index].flush();
+        }
+    }
+
+    /// Takes what has arrived, one datagram or a batch; whether there may be more.
+    fn read(&mut self, index: usize, arrived: &mut Arrived) -> bool {
+        arrived.ends.clear();
+        match self {
+            Self::Own(streams) => {
+                if let Some(Ok(Taken::Bytes(len))) =
+                    streams.get(index).map(|stream| stream.read(&mut arrived.bytes))
+                {
+                    arrived.ends.push(len);
+                }
+                !arrived.ends.is_empty()
+            }
+            Self::Shared { ports, .. } => {
+                arrived.bytes.clear();
+                let Arrived { bytes, ends } = arrived;
+                let received = ports[index].receive(|_, datagram| {
+                    bytes.extend_from_slice(datagram);
+                    ends.push(bytes.len());
+                });
+                received.unwrap_or(false)
+            }
         }
     }
 }
