@@ -966,9 +966,9 @@ fn is_broadcast(address: SocketAddr) -> bool {
     address.ip() == IpAddr::V4(Ipv4Addr::BROADCAST)
 }
 
-/// Datagrams to one peer before the next has its turn: a full window goes out in one batch (47 datagrams of 1,392
-/// bytes), and the kernel can segment it.
-const BURST_MAX: u32 = 48;
+/// Datagrams to one peer before the next has its turn. A full window has 47 of 1,392 bytes; in parts it keeps nobody waiting
+/// for longer than a tenth of a millisecond, and the kernel can still segment them.
+const BURST_MAX: u32 = 12;
 /// Answers to strangers and other datagrams without a connection that may wait, some 100 bytes each. A driver sends them
 /// after every batch; as many as half-open connections by default, so that a batch of that many CONNECTs gets its answers.
 const LOOSE_MAX: usize = 16_384;
