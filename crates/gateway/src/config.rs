@@ -143,6 +143,9 @@ pub struct OutboxBounds {
     pub hard_bytes: [usize; 2],
     /// The connection is closed when output waits and the transport takes none of it for this long.
     pub stall_timeout: Duration,
+    /// Where state updates may get lost ([`Framing::Packets`](crate::Framing::Packets)): the longest time from one that did
+    /// to the full state that makes it good.
+    pub repair_interval: Duration,
 }
 
 impl Default for Config {
@@ -284,6 +287,7 @@ impl Default for OutboxBounds {
             low_water_bytes: 16 << 10,
             hard_bytes: [64 << 20, 4 << 20],
             stall_timeout: Duration::from_secs(30),
+            repair_interval: Duration::from_secs(1),
         }
     }
 }

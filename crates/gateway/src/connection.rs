@@ -9,6 +9,7 @@ use throng_wire::FrameReader;
 use crate::config::{Config, Limits};
 use crate::fsm::StateIndex;
 use crate::ids::{ChannelId, ConnId, ConnKind};
+use crate::mail::State;
 use crate::outbox::Outbox;
 use crate::reason::CloseReason;
 use crate::record::Recorder;
@@ -44,6 +45,8 @@ pub(crate) struct Connection {
     pub(crate) held: SmallVec<[ChannelId; 4]>,
     /// Channels whose state updates were dropped and that have not been made good.
     pub(crate) lagging: Vec<Lag>,
+    /// Channels of which updates were sent that may have got lost, with the time of the full state that makes that good.
+    pub(crate) unsure: Vec<(Instant, ChannelId)>,
     pub(crate) reader: FrameReader,
     pub(crate) outbox: Outbox,
     pub(crate) recorder: Option<Box<Recorder>>,
@@ -58,6 +61,22 @@ pub(crate) struct Lag {
 }
 
 impl Connection {
+    /// Keeps track of what may be missing on the other side: a full state makes everything good, an update that may get
+    /// lost does not, before `repair_at`.
+    pub(crate) fn note_state(&mut self, state: State, loose: bool, repair_at: Instant) {
+        let known = self.unsure.iter().position(|(_, channel)| *channel == state.channel);
+        match known {
+            Some(at) if state.full => drop(self.unsure.swap_remove(at)),
+            None if loose => self.unsure.push((repair_at, state.channel)),
+            _ => {}
+        }
+    }
+
+    /// When the next full state is due that makes losses good.
+    pub(crate) fn repair_at(&self) -> Option<Instant> {
+        self.unsure.iter().map(|(at, _)| *at).min()
+    }
+
     /// The earliest time at which something about this connection may be overdue, and what.
     pub(crate) fn deadline(&self, config: &Config) -> Option<(Instant, CloseReason)> {
         let auth = (!self.authenticated)

@@ -28,6 +28,9 @@ pub enum Framing {
     /// WebSocket: each frame is one binary message. Its header is part of the bytes, so drivers write plain bytes either
     /// way.
     WebSocket,
+    /// Packets of which some may get lost: small state updates have frames of their own, and what
+    /// [`Outbox::gather`] gives is either made of these or of everything else, see [`Outbox::may_get_lost`].
+    Packets,
 }
 
 /// A complete `Packet.messages` entry shared by everyone who gets it.
@@ -118,6 +121,15 @@ pub struct Outbox {
     avoid_legacy_sizes: bool,
     /// Frames closed since the shard last asked.
     packets: u32,
+    /// With [`Framing::Packets`]: how the bytes of the closed frames are to travel, in order.
+    runs: Option<VecDeque<Run>>,
+}
+
+/// Whole frames that are written together.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    bytes: usize,
+    loose: bool,
 }
 
 #[derive(Debug)]
@@ -146,6 +158,8 @@ struct OpenFrame {
     body: usize,
     /// It holds a shared entry that is known not to compress; trying again for every peer would be waste.
     incompressible: bool,
+    /// It may get lost.
+    loose: bool,
 }
 
 /// Most slices handed out by one `gather`: Linux takes no more in one call.
@@ -158,6 +172,11 @@ const KEEP_SEGMENTS: usize = 8;
 const COMPACT_BYTES: usize = 64 << 10;
 /// Below this, compressing a shared entry on its own costs more in tags than it saves.
 const SNAPPY_ALONE_BYTES: usize = 256;
+/// Entries that may get lost, and bytes of a frame of such: with its tag, and what a transport adds, it fits a datagram on
+/// every usual path. A longer one would be lost whenever one of its parts is.
+pub(crate) const LOOSE_BYTES_MAX: usize = 1_150;
+/// Reliable frames are written together up to about this size.
+const RUN_BYTES: usize = 64 << 10;
 
 impl Outbox {
     pub(crate) fn new(framing: Framing) -> Self {
@@ -170,7 +189,19 @@ impl Outbox {
             compress: false,
             avoid_legacy_sizes: true,
             packets: 0,
+            runs: (framing == Framing::Packets).then(VecDeque::new),
         }
+    }
+
+    /// Whether state updates of this connection may get lost.
+    pub(crate) fn is_loose(&self) -> bool {
+        self.runs.is_some()
+    }
+
+    /// Whether what [`gather`](Self::gather) gives next may get lost. Closes the open frame.
+    pub fn may_get_lost(&mut self) -> bool {
+        self.close_frame();
+        self.runs.as_ref().and_then(|runs| runs.front()).is_some_and(|run| run.loose)
     }
 
     /// Whether nothing waits to be written.
@@ -187,13 +218,21 @@ impl Outbox {
 
     /// Appends slices of the waiting bytes to `iov`, in order, and closes the open frame.
     ///
-    /// May stop after a thousand slices. Whoever has written all of it asks again: after
-    /// [`Shard::handle_written`](crate::Shard::handle_written) the connection is polled as writable once more.
+    /// May stop after a thousand slices, and with [`Framing::Packets`] where bytes begin that travel differently. Whoever
+    /// has written all of it asks again: after [`Shard::handle_written`](crate::Shard::handle_written) the connection is
+    /// polled as writable once more.
     pub fn gather<'a>(&'a mut self, iov: &mut Vec<IoSlice<'a>>) {
         self.close_frame();
         let own = &self.own;
+        let run = self.runs.as_ref().and_then(|runs| runs.front()).map_or(usize::MAX, |run| run.bytes);
+        let mut left = run;
         for segment in self.segments.iter().take(SLICES_MAX) {
-            iov.push(IoSlice::new(segment.bytes(own)));
+            if left == 0 {
+                break;
+            }
+            let bytes = segment.bytes(own);
+            left = left.saturating_sub(bytes.len());
+            iov.push(IoSlice::new(bytes));
         }
     }
 
@@ -224,6 +263,7 @@ impl Outbox {
     pub fn advance(&mut self, mut written: usize) {
         debug_assert!(written <= self.queued, "more written than queued");
         self.queued -= written.min(self.queued);
+        self.advance_runs(written);
         while written > 0 {
             let Some(front) = self.segments.front_mut() else { break };
             let len = front.len();
@@ -245,6 +285,21 @@ impl Outbox {
         }
     }
 
+    fn advance_runs(&mut self, mut written: usize) {
+        let Some(runs) = &mut self.runs else { return };
+        while let Some(run) = runs.front_mut().filter(|_| written > 0) {
+            let part = run.bytes.min(written);
+            run.bytes -= part;
+            written -= part;
+            if run.bytes == 0 {
+                runs.pop_front();
+            }
+        }
+        if runs.is_empty() && runs.capacity() > KEEP_SEGMENTS {
+            *runs = VecDeque::new();
+        }
+    }
+
     /// Queues transport control bytes (a WebSocket pong or close) at the next frame border.
     pub fn push_control(&mut self, bytes: &[u8]) {
         self.close_frame();
@@ -252,6 +307,17 @@ impl Outbox {
         self.own.extend_from_slice(bytes);
         self.segments.push_back(Segment::Own { start: start as u32, end: self.own.len() as u32 });
         self.queued += bytes.len();
+        self.note_run(bytes.len(), false);
+    }
+
+    /// Notes how bytes that are complete are to travel.
+    fn note_run(&mut self, bytes: usize, loose: bool) {
+        let Some(runs) = &mut self.runs else { return };
+        // A frame that may get lost is a packet of its own: the loss of one costs nothing else.
+        match runs.back_mut() {
+            Some(run) if !run.loose && !loose && run.bytes + bytes <= RUN_BYTES => run.bytes += bytes,
+            _ => runs.push_back(Run { bytes, loose }),
+        }
     }
 
     /// Moves everything that waits into `out`.
@@ -260,6 +326,7 @@ impl Outbox {
         for segment in self.segments.drain(..) {
             out.extend_from_slice(segment.bytes(&self.own));
         }
+        self.runs.iter_mut().for_each(|runs| runs.clear());
         self.queued = 0;
         self.own = Vec::new();
     }
@@ -291,7 +358,7 @@ impl Outbox {
     #[inline]
     pub(crate) fn push_inline(&mut self, len: usize, write: impl FnOnce(&mut Vec<u8>)) {
         debug_assert!(len <= PACKET_BYTES_SEND_MAX);
-        self.make_room(len);
+        self.make_room(len, false);
         let start = self.own.len();
         write(&mut self.own);
         debug_assert_eq!(self.own.len(), start + len, "an entry has another length than announced");
@@ -306,15 +373,15 @@ impl Outbox {
         }
     }
 
-    /// Appends a shared entry without copying it.
+    /// Appends a shared entry without copying it; `loose` is for those that may get lost.
     #[inline]
-    pub(crate) fn push_shared(&mut self, entry: &Arc<Entry>) {
+    pub(crate) fn push_shared(&mut self, entry: &Arc<Entry>, loose: bool) {
         let len = entry.len();
         let alone = self.compress && len >= SNAPPY_ALONE_BYTES && entry.pieces.is_empty();
-        if alone && self.push_shared_compressed(entry) {
+        if alone && self.push_shared_compressed(entry, loose) {
             return;
         }
-        self.make_room(len);
+        self.make_room(len, loose);
         self.queued += len;
         if let Some(open) = &mut self.open {
             open.body += len;
@@ -329,13 +396,13 @@ impl Outbox {
 
     /// Gives a shared entry a frame of its own, so that the block compressed for one peer serves all. False when
     /// compression does not pay or gives a size that a legacy peer misreads; then nothing has changed.
-    fn push_shared_compressed(&mut self, entry: &Arc<Entry>) -> bool {
+    fn push_shared_compressed(&mut self, entry: &Arc<Entry>, loose: bool) -> bool {
         let body = entry.snappy().len();
         if body == 0 || (self.avoid_legacy_sizes && frame::is_ambiguous_for_legacy(body)) {
             return false;
         }
         self.close_frame();
-        self.open_frame();
+        self.open_frame(loose);
         self.segments.push_back(Segment::Shared { entry: Arc::clone(entry), start: 0, form: Form::Snappy });
         self.queued += body;
         if let Some(open) = &mut self.open {
@@ -346,28 +413,29 @@ impl Outbox {
     }
 
     #[inline]
-    fn make_room(&mut self, len: usize) {
+    fn make_room(&mut self, len: usize, loose: bool) {
+        let max = if loose { LOOSE_BYTES_MAX } else { PACKET_BYTES_SEND_MAX };
         match &self.open {
-            Some(open) if open.body + len <= PACKET_BYTES_SEND_MAX => return,
+            Some(open) if open.body + len <= max && open.loose == loose => return,
             Some(_) => self.close_frame(),
             None => {}
         }
-        self.open_frame();
+        self.open_frame(loose);
     }
 
-    fn open_frame(&mut self) {
+    fn open_frame(&mut self, loose: bool) {
         let header_at = self.own.len();
         let reserved = self.header_reserve();
         self.own.extend_from_slice(&[0; WS_HEADER_BYTES_MAX + TAG_BYTES][..reserved]);
         let first_segment = self.segments.len();
-        self.open = Some(OpenFrame { header_at, first_segment, body: 0, incompressible: false });
+        self.open = Some(OpenFrame { header_at, first_segment, body: 0, incompressible: false, loose });
         self.segments.push_back(Segment::Own { start: header_at as u32, end: self.own.len() as u32 });
         self.queued += reserved;
     }
 
     fn header_reserve(&self) -> usize {
         match self.framing {
-            Framing::Stream => TAG_BYTES,
+            Framing::Stream | Framing::Packets => TAG_BYTES,
             Framing::WebSocket => WS_HEADER_BYTES_MAX + TAG_BYTES,
         }
     }
@@ -437,6 +505,8 @@ impl Outbox {
             self.queued -= start - open.header_at;
         }
         self.packets += 1;
+        // Its header is in place, and has the length that was reserved: there is none of WebSocket here.
+        self.note_run(TAG_BYTES + open.body, open.loose);
     }
 
     /// Everything is written: start over, keeping a little memory for the next frame.
@@ -608,7 +678,7 @@ mod tests {
             };
             let written = |in_pieces: bool| {
                 let mut outbox = Outbox::new(framing);
-                outbox.push_shared(&entry(in_pieces));
+                outbox.push_shared(&entry(in_pieces), false);
                 outbox.push_inline(3, |out| out.extend_from_slice(b"end"));
                 if compress {
                     outbox.set_compress();
@@ -634,7 +704,7 @@ mod tests {
     fn a_frame_of_one_shared_entry_is_recognised_and_is_what_gather_gives() {
         let shared = Entry::new(entry(1, 30_000));
         let mut outbox = Outbox::new(Framing::Stream);
-        outbox.push_shared(&shared);
+        outbox.push_shared(&shared, false);
         assert!(outbox.shared_frame(40_000).is_none(), "too short");
         let found = outbox.shared_frame(20_000).expect("one shared entry");
         assert_eq!(found.holders(), 3, "this test, the outbox and what was found");
@@ -651,21 +721,21 @@ mod tests {
     fn frames_that_hold_more_or_are_partly_written_are_not_shared() {
         let shared = Entry::new(entry(1, 30_000));
         let mut with_another = Outbox::new(Framing::Stream);
-        with_another.push_shared(&shared);
+        with_another.push_shared(&shared, false);
         push(&mut with_another, &entry(2, 10));
         assert_eq!(with_another.shared_frame(0), None);
         let mut behind_another = Outbox::new(Framing::Stream);
         push(&mut behind_another, &entry(2, 10));
-        behind_another.push_shared(&shared);
+        behind_another.push_shared(&shared, false);
         assert_eq!(behind_another.shared_frame(0), None);
         for written in [1, TAG_BYTES, TAG_BYTES + 1] {
             let mut begun = Outbox::new(Framing::Stream);
-            begun.push_shared(&shared);
+            begun.push_shared(&shared, false);
             take(&mut begun, written);
             assert_eq!(begun.shared_frame(0), None, "{written} bytes written");
         }
         let mut websocket = Outbox::new(Framing::WebSocket);
-        websocket.push_shared(&shared);
+        websocket.push_shared(&shared, false);
         assert_eq!(websocket.shared_frame(0), None);
     }
 
@@ -709,7 +779,7 @@ mod tests {
                         let len = if rng.chance(0.1) { rng.below(40_000) } else { rng.below(300) };
                         let entry = entry(number, len as usize);
                         if rng.chance(0.5) {
-                            outbox.push_shared(&Entry::new(entry));
+                            outbox.push_shared(&Entry::new(entry), false);
                         } else {
                             push(&mut outbox, &entry);
                         }
@@ -747,7 +817,7 @@ mod tests {
             for shared in [false, true] {
                 let mut outbox = Outbox::new(Framing::Stream);
                 if shared {
-                    outbox.push_shared(&Entry::new(entry.clone()))
+                    outbox.push_shared(&Entry::new(entry.clone()), false)
                 } else {
                     push(&mut outbox, &entry)
                 }
@@ -769,7 +839,7 @@ mod tests {
                 let mut outbox = Outbox::new(Framing::Stream);
                 outbox.set_compress();
                 if shared {
-                    outbox.push_shared(&Entry::new(bytes))
+                    outbox.push_shared(&Entry::new(bytes), false)
                 } else {
                     push(&mut outbox, &bytes)
                 }
@@ -793,7 +863,7 @@ mod tests {
             let mut outbox = Outbox::new(Framing::Stream);
             outbox.set_compress();
             push(&mut outbox, &entry(4, 3));
-            outbox.push_shared(&shared);
+            outbox.push_shared(&shared, false);
             push(&mut outbox, &entry(5, 3));
             let bytes = take_all(&mut outbox);
             let (stubs, frames) = read(&bytes);
@@ -814,7 +884,7 @@ mod tests {
         write_entry(&mut bytes, &MessagePack { stub_id: 1, msg_type: 8, body: &noise, ..Default::default() });
         let mut outbox = Outbox::new(Framing::Stream);
         outbox.set_compress();
-        outbox.push_shared(&Entry::new(bytes.clone()));
+        outbox.push_shared(&Entry::new(bytes.clone()), false);
         push(&mut outbox, &bytes);
         let (_, frames) = read(&take_all(&mut outbox));
         assert_eq!(frames.iter().map(|(_, compression)| *compression).collect::<Vec<_>>(), [0, 0]);
@@ -841,13 +911,13 @@ mod tests {
         take_all(&mut outbox);
         let shared = Entry::new(entry(0, 500));
         for _ in 0..3 {
-            outbox.push_shared(&shared);
+            outbox.push_shared(&shared, false);
             take_all(&mut outbox);
         }
         let kept = outbox.heap_bytes();
         assert!(kept <= 600, "{kept} bytes kept");
         for _ in 0..100 {
-            outbox.push_shared(&shared);
+            outbox.push_shared(&shared, false);
             take_all(&mut outbox);
             assert_eq!(outbox.heap_bytes(), kept, "steady state allocates nothing");
         }

@@ -377,6 +377,7 @@ impl Shard {
                 timer: None,
                 held: Default::default(),
                 lagging: Vec::new(),
+                unsure: Vec::new(),
                 reader: FrameReader::new(limits),
                 outbox: Outbox::new(framing),
                 recorder,
@@ -762,6 +763,7 @@ impl Shard {
         let Some(peer) = self.board.peers.get(&id) else { return };
         if let Some(conn) = self.board.conns.get_mut(peer.slot as usize).filter(|conn| conn.id == id) {
             conn.lagging.retain(|lag| lag.channel != channel);
+            conn.unsure.retain(|(_, unsure)| *unsure != channel);
         }
     }
 
@@ -805,10 +807,17 @@ impl Shard {
         let Some(&slot) = board.handles.get(&handle) else { return };
         let Some(conn) = board.conns.get_mut(slot as usize) else { return };
         conn.timer = None;
+        let (id, now, again) = (conn.id, board.now, board.now + board.config.outbox.repair_interval);
+        // Asked for again if it does not come; a lag brings its own.
+        let due = conn.unsure.iter_mut().filter(|(at, _)| *at <= now);
+        let repairs: Vec<ChannelId> = due.map(|(at, channel)| (*at = again, *channel).1).collect();
+        for channel in repairs {
+            board.post(board.home(channel), Letter::Resume { channel, conn: id });
+        }
+        let Some(conn) = board.conns.get_mut(slot as usize) else { return };
         match conn.deadline(&board.config) {
             Some((at, reason)) if at <= board.now => board.doom_slot(slot, reason),
-            Some(_) => board.arm_connection(slot),
-            None => {}
+            _ => board.arm_connection(slot),
         }
     }
 

@@ -35,7 +35,9 @@ pub struct Stats {
     pub forwarded: u64,
     /// State updates that a slow reader did not get, replaced by a full state later.
     pub state_dropped: u64,
-    /// Full states sent to slow readers that caught up.
+    /// State updates sent in a way in which they may get lost; a full state follows.
+    pub state_loose: u64,
+    /// Full states sent to readers that missed updates, or may have missed some.
     pub resyncs: u64,
     /// Updates folded together because a channel's backlog was over its bound.
     pub updates_folded: u64,
@@ -108,6 +110,7 @@ impl Default for Stats {
             fan_out_lateness_ns_max: 0,
             forwarded: 0,
             state_dropped: 0,
+            state_loose: 0,
             resyncs: 0,
             updates_folded: 0,
             mail_sent: 0,
@@ -184,6 +187,7 @@ impl Stats {
         self.fan_out_lateness_ns_max = self.fan_out_lateness_ns_max.max(other.fan_out_lateness_ns_max);
         self.forwarded += other.forwarded;
         self.state_dropped += other.state_dropped;
+        self.state_loose += other.state_loose;
         self.resyncs += other.resyncs;
         self.updates_folded += other.updates_folded;
         self.mail_sent += other.mail_sent;

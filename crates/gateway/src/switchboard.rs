@@ -19,6 +19,7 @@ use crate::connection::{Connection, Lag};
 use crate::effect::{Effect, SecurityEvent};
 use crate::ids::{ChannelId, ConnId, ConnKind, IdHasher, IdMap, ShardIndex};
 use crate::mail::{EntryBatch, Head, Letter, MessageBatch, Payload, State};
+use crate::outbox::LOOSE_BYTES_MAX;
 use crate::reason::{CloseReason, Refusal};
 use crate::stats::Stats;
 
@@ -267,11 +268,20 @@ impl Switchboard {
         if queued == 0 {
             conn.progressed = self.now;
         }
+        let mut loose = false;
+        if let Some(state) = state.filter(|_| conn.outbox.is_loose()) {
+            loose = !state.full && matches!(&payload[..], [entry] if entry.len() <= LOOSE_BYTES_MAX);
+            conn.note_state(state, loose, self.now + self.config.outbox.repair_interval);
+        }
         for entry in payload {
-            conn.outbox.push_shared(entry);
+            conn.outbox.push_shared(entry, loose);
         }
         self.stats.kind_mut(conn.kind).messages_out += payload.len() as u64;
         Self::mark_writable(&mut self.writable, conn);
+        if loose {
+            self.stats.state_loose += 1;
+            self.arm_connection(slot);
+        }
     }
 
     #[inline]
@@ -354,7 +364,8 @@ impl Switchboard {
     /// Makes sure the connection's timer fires at its earliest deadline.
     pub(crate) fn arm_connection(&mut self, slot: u32) {
         let Some(conn) = self.conns.get_mut(slot as usize) else { return };
-        let Some((at, _)) = conn.deadline(&self.config) else { return };
+        let deadline = conn.deadline(&self.config).map(|(at, _)| at);
+        let Some(at) = deadline.into_iter().chain(conn.repair_at()).min() else { return };
         match conn.timer {
             Some((armed, _)) if armed <= at => return,
             Some((_, key)) => {

@@ -1,4 +1,5 @@
-//! Peers that do not read. Weakness A-2: in the reference one of them freezes every channel it subscribes to.
+//! Peers that miss updates: they do not read (weakness A-2: in the reference one of them freezes every channel it
+//! subscribes to), or their transport may lose some.
 
 mod common;
 
@@ -6,7 +7,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use common::{Id, Received, Send, World};
-use throng_gateway::{CloseReason, Config, ConnKind, OutboxBounds, StateMachine};
+use throng_gateway::{CloseReason, Config, ConnKind, Framing, OutboxBounds, StateMachine};
 use throng_wire::channeldpb::{
     ChannelDataMergeOptions, ChannelDataUpdateMessage, ChannelSubscriptionOptions, CreateChannelMessage,
     CreateChannelResultMessage, MessageType, ServerForwardMessage, SubscribedToChannelMessage,
@@ -24,6 +25,7 @@ fn config() -> Config {
             low_water_bytes: 500,
             hard_bytes: [100_000, 50_000],
             stall_timeout: Duration::from_secs(30),
+            repair_interval: Duration::from_millis(500),
         },
         ..Config::reference()
     }
@@ -332,5 +334,70 @@ fn a_resynchronised_reader_keeps_no_entries_that_were_removed_meanwhile() {
         keys_left(&mut keys, &world.take(slow));
         assert_eq!(world.stats().resyncs, 1);
         assert_eq!(keys, BTreeSet::from([2, 3]));
+    }
+}
+
+#[test]
+fn updates_that_get_lost_are_made_good_by_a_full_state_in_time() {
+    for shards in [1, 2, 4] {
+        let mut world = World::sharded(config(), shards);
+        let owner = world.join(ConnKind::Server, "s");
+        let (first, second) = (channel(&mut world, owner), channel(&mut world, owner));
+        let lossy = world.connect_with(ConnKind::Client, Framing::Packets, "10.0.0.9").expect("accepted");
+        world.auth(lossy, "lossy");
+        for channel in [first, second] {
+            subscribe(&mut world, lossy, channel);
+        }
+        world.take(lossy);
+        // Not lossy yet: nothing is held back, and what may get lost arrives.
+        world.send(owner, [update(first, "seen")]);
+        world.run_ms(20);
+        assert_eq!(texts(&world.take(lossy)), ["seen"]);
+        world.run_ms(600);
+        assert_eq!(texts(&world.take(lossy)), ["seen"], "nobody knows whether it has arrived");
+        world.run_ms(5_000);
+        assert!(world.take(lossy).is_empty(), "a full state makes everything good, once");
+
+        // Every small update is lost; messages are not, and full states come in their interval.
+        world.set_losing(lossy, true);
+        let (mut seen, mut heard) = (Vec::new(), 0);
+        let hello = prost::Message::encode_to_vec(&ServerForwardMessage {
+            client_conn_id: world.conn(lossy),
+            payload: b"hello".to_vec(),
+        });
+        for step in 0..200 {
+            world.send(
+                owner,
+                [update(first, &format!("{step}")), Send::user(100, &hello).to(second).broadcast(1)],
+            );
+            world.run_ms(20);
+            let messages = world.take(lossy);
+            heard += messages.iter().filter(|message| message.msg_type == 100).count();
+            seen.extend(texts(&messages).into_iter().map(|text| (step, text)));
+        }
+        assert_eq!(heard, 200, "only state updates may get lost");
+        assert!((6..=9).contains(&seen.len()), "one in half a second: {seen:?}");
+        for (step, text) in &seen {
+            let behind = step - text.parse::<i32>().expect("a number");
+            assert!((0..=2).contains(&behind), "{text} at {step}");
+        }
+        // The last one is made good, too, and then there is silence.
+        world.run_ms(600);
+        assert_eq!(texts(&world.take(lossy)), ["199"]);
+        world.run_ms(5_000);
+        assert!(world.take(lossy).is_empty());
+
+        // What does not fit a datagram, and what goes to others, is not at risk.
+        let long = "y".repeat(100);
+        let loose = world.stats().state_loose;
+        let filler: Vec<Send> = (0..20).map(|_| update(first, &long)).collect();
+        world.send(owner, filler);
+        world.run_ms(20);
+        assert!(world.stats().state_loose <= loose + 1);
+        // Nobody asks for what was given up.
+        let unsub = UnsubscribedFromChannelMessage { conn_id: world.conn(lossy) };
+        world.send(lossy, [Send::new(MessageType::UnsubFromChannel, &unsub).to(first)]);
+        world.run_ms(2_000);
+        assert_eq!(world.closed(lossy), None);
     }
 }

@@ -598,7 +598,7 @@ impl World {
         if let Some(chunk) = end.down.pop(self.now) {
             if end.state == PeerState::Open {
                 let bytes = match end.framing {
-                    Framing::Stream => chunk,
+                    Framing::Stream | Framing::Packets => chunk,
                     Framing::WebSocket => end.websocket.payload_of(&chunk),
                 };
                 if !bytes.is_empty() {

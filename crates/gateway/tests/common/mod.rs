@@ -82,6 +82,8 @@ struct Peer {
     closed: Option<CloseReason>,
     /// Takes what is written to it.
     reads: bool,
+    /// Never gets what may get lost.
+    loses: bool,
     frames: Vec<usize>,
 }
 
@@ -168,6 +170,7 @@ impl World {
             bytes: Vec::new(),
             closed: None,
             reads: true,
+            loses: false,
             frames: Vec::new(),
         });
         self.by_conn.insert(accepted.conn, id);
@@ -231,6 +234,11 @@ impl World {
         }
     }
 
+    /// Whether everything that may get lost on the way to the peer does.
+    pub fn set_losing(&mut self, id: Id, loses: bool) {
+        self.peers[id.0].loses = loses;
+    }
+
     /// Lets the transport of a peer take up to `max` bytes.
     pub fn write(&mut self, id: Id, max: usize) -> usize {
         let peer = &mut self.peers[id.0];
@@ -238,6 +246,7 @@ impl World {
         while total < max {
             let Some(outbox) = self.shards[peer.shard].outbox(peer.conn) else { break };
             let mut slices = Vec::new();
+            let is_lost = outbox.may_get_lost() && peer.loses;
             outbox.gather(&mut slices);
             let mut chunk: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
             chunk.truncate(max - total);
@@ -246,7 +255,9 @@ impl World {
                 break;
             }
             total += chunk.len();
-            peer.bytes.extend_from_slice(&chunk);
+            if !is_lost {
+                peer.bytes.extend_from_slice(&chunk);
+            }
         }
         self.parse(id);
         total
@@ -256,7 +267,7 @@ impl World {
         let peer = &mut self.peers[id.0];
         let bytes = std::mem::take(&mut peer.bytes);
         let (mut stream, rest) = match peer.framing {
-            Framing::Stream => (bytes, Vec::new()),
+            Framing::Stream | Framing::Packets => (bytes, Vec::new()),
             Framing::WebSocket => unwrap_websocket(&bytes),
         };
         // Sizes of frames, for tests about sizes.
