@@ -6,6 +6,7 @@ use core::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundTrips {
     pub(crate) buckets: [u64; BUCKETS],
+    sum_ms: u64,
 }
 
 impl RoundTrips {
@@ -22,6 +23,12 @@ impl RoundTrips {
             i => Duration::from_millis(1 << i),
         });
         bounds.zip(self.buckets)
+    }
+
+    /// All samples together.
+    #[must_use]
+    pub fn sum(&self) -> Duration {
+        Duration::from_millis(self.sum_ms)
     }
 
     /// A time that this share of all round trips stays below: the upper end of a bucket, so up to twice too long. `None`
@@ -46,11 +53,13 @@ impl RoundTrips {
 
     pub(crate) fn add(&mut self, rtt_ms: u32) {
         self.buckets[bucket(rtt_ms)] += 1;
+        self.sum_ms += u64::from(rtt_ms);
     }
 }
 
 impl core::ops::AddAssign for RoundTrips {
     fn add_assign(&mut self, other: Self) {
+        self.sum_ms += other.sum_ms;
         for (count, more) in self.buckets.iter_mut().zip(other.buckets) {
             *count += more;
         }
@@ -77,16 +86,21 @@ pub struct Traffic {
 
 /// The same distribution, as a connection keeps it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Counts([u32; BUCKETS]);
+pub(crate) struct Counts {
+    buckets: [u32; BUCKETS],
+    /// Enough for 49 days of waiting.
+    sum_ms: u32,
+}
 
 impl Counts {
     pub(crate) fn add(&mut self, rtt_ms: u32) {
-        let count = &mut self.0[bucket(rtt_ms)];
+        let count = &mut self.buckets[bucket(rtt_ms)];
         *count = count.saturating_add(1);
+        self.sum_ms = self.sum_ms.saturating_add(rtt_ms);
     }
 
     pub(crate) fn wide(&self) -> RoundTrips {
-        RoundTrips { buckets: self.0.map(u64::from) }
+        RoundTrips { buckets: self.buckets.map(u64::from), sum_ms: self.sum_ms.into() }
     }
 }
 
@@ -108,7 +122,7 @@ mod tests {
         for rtt_ms in [0, 1, 1, 3, 30, 30, 30, 40_000] {
             times.add(rtt_ms);
         }
-        assert_eq!(times.count(), 8);
+        assert_eq!((times.count(), times.sum()), (8, Duration::from_millis(40_095)));
         assert_eq!(times.quantile(0.0), Some(Duration::from_millis(1)));
         assert_eq!(times.quantile(0.3), Some(Duration::from_millis(2)));
         assert_eq!(times.quantile(0.5), Some(Duration::from_millis(4)));

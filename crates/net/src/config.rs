@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use throng_enet::secure::{ConnectToken, GateConfig};
+
 use crate::kcp;
 use crate::tls::{TlsAcceptor, TlsConnector};
 
@@ -36,6 +38,8 @@ pub struct ListenerSpec {
     pub transport: Transport,
     /// TLS in front of TCP or WebSocket; not available for KCP and ENet.
     pub tls: Option<TlsAcceptor>,
+    /// Encryption and admission of ENet peers; `None` for plain ENet. Ignored by other transports.
+    pub enet_gate: Option<GateConfig>,
     /// WebSocket rules; ignored by other transports.
     pub ws: Arc<WsPolicy>,
     /// Bounds and time limits.
@@ -45,7 +49,7 @@ pub struct ListenerSpec {
 impl ListenerSpec {
     /// A listener without TLS and with default rules and limits.
     pub fn new(addr: SocketAddr, transport: Transport) -> Self {
-        Self { addr, transport, tls: None, ws: Arc::default(), limits: Limits::default() }
+        Self { addr, transport, tls: None, enet_gate: None, ws: Arc::default(), limits: Limits::default() }
     }
 }
 
@@ -129,6 +133,8 @@ pub struct ConnectSpec {
     pub transport: Transport,
     /// TLS under TCP or WebSocket.
     pub tls: Option<TlsConnector>,
+    /// ENet: what a server with a [gate](ListenerSpec::enet_gate) lets this connection in for.
+    pub enet_token: Option<ConnectToken>,
     /// WebSocket: the `Host` header; defaults to `addr`.
     pub host: Option<String>,
     /// WebSocket: path and query of the request.
@@ -152,6 +158,7 @@ impl ConnectSpec {
             addr,
             transport,
             tls: None,
+            enet_token: None,
             host: None,
             path: "/".into(),
             origin: None,

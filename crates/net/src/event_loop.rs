@@ -15,6 +15,7 @@ use throng_stdx::{Instant, TimerKey, TimerWheel};
 use crate::clock::Clock;
 use crate::config::{ConnectSpec, ListenerSpec, Transport};
 use crate::enet::sessions::{EnetConn, Enets};
+use crate::enet::{Delivery, HostFigures};
 use crate::handler::{Accept, CloseCause, CloseMode, Flow, Handler, TimedOut, WriteOutcome};
 use crate::listener::{Listener, Permit, ReservedDescriptor, Rules};
 use crate::sessions::{Cx, Session, Sessions};
@@ -495,6 +496,16 @@ impl EventLoop {
         Ok(self.now)
     }
 
+    /// As [`write`](Self::write), for bytes of which the peer may miss all or nothing. Over ENet they travel as an
+    /// unreliable packet that overtakes nothing and is dropped rather than late; other transports know no such thing.
+    pub fn write_loose(&mut self, key: ConnKey, slices: &[IoSlice<'_>]) -> WriteOutcome {
+        if key.is_enet() {
+            let (taken, blocked) = self.enets.write(key, slices, Delivery::Unreliable);
+            return WriteOutcome { taken, blocked };
+        }
+        self.write(key, slices)
+    }
+
     /// Writes the bytes of `slices`, in order, as far as the connection takes them. Never waits.
     ///
     /// Unknown keys take nothing and count as blocked.
@@ -504,7 +515,7 @@ impl EventLoop {
             return WriteOutcome { taken, blocked };
         }
         if key.is_enet() {
-            let (taken, blocked) = self.enets.write(key, slices);
+            let (taken, blocked) = self.enets.write(key, slices, Delivery::Reliable);
             return WriteOutcome { taken, blocked };
         }
         let nothing = WriteOutcome { taken: 0, blocked: true };
@@ -680,6 +691,11 @@ impl EventLoop {
     /// Counts since the loop was made.
     pub fn stats(&self) -> &LoopStats {
         &self.stats
+    }
+
+    /// What the ENet hosts of this loop's listeners and outgoing connections do and hold.
+    pub fn enet_figures(&self) -> HostFigures {
+        self.enets.figures()
     }
 
     fn sessions(&mut self) -> (&mut Sessions, Cx<'_>) {

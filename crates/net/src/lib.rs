@@ -58,6 +58,7 @@ mod config;
 pub mod enet;
 mod event_loop;
 mod handler;
+mod inbox;
 pub mod kcp;
 mod listener;
 mod sessions;

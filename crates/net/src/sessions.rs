@@ -12,7 +12,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{self, IoSlice};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use slab::Slab;
@@ -22,6 +22,7 @@ use throng_stdx::{Instant, Rng, TimerKey, TimerWheel};
 use crate::config::{ConnectSpec, Limits, ListenerSpec};
 use crate::event_loop::{ConnKey, ListenerKey, Timer, Waker};
 use crate::handler::{Accept, CloseCause, Flow, Handler, TimedOut};
+use crate::inbox;
 use crate::kcp::{Kcp, MSS, Profile, Segments, Side};
 use crate::listener::{Admission, Permit, Rules, allow_both_families, canonical};
 use crate::stats::LoopStats;
@@ -41,8 +42,6 @@ const GRAVES_MAX: usize = 4096;
 const GRAVE_TIME: Duration = Duration::from_secs(30);
 /// Datagrams kept for a session on its way to another loop. The peer repeats what exceeds it.
 const HELD_DATAGRAMS_MAX: usize = 32;
-/// Letters in an inbox; datagrams beyond are dropped, as a full socket buffer would.
-const LETTERS_MAX: usize = 16_384;
 /// Command of segments with payload; only these begin a session.
 const PUSH_COMMAND: u8 = 81;
 
@@ -58,26 +57,16 @@ pub(crate) enum Letter {
     Ended { port: ListenerKey, peer: SocketAddr, conv: u32 },
 }
 
-/// A loop's mail.
-pub(crate) struct Inbox {
-    letters: Mutex<Vec<Letter>>,
-    waker: Waker,
-}
+impl inbox::Letter for Letter {
+    /// Datagrams beyond are dropped, as a full socket buffer would.
+    const MAX: usize = 16_384;
 
-impl Inbox {
-    fn post(&self, letter: Letter) {
-        let mut letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
-        if letters.len() < LETTERS_MAX || !matches!(letter, Letter::Datagram { .. }) {
-            letters.push(letter);
-        }
-        drop(letters);
-        self.waker.wake();
-    }
-
-    fn take(&self) -> Vec<Letter> {
-        std::mem::take(&mut self.letters.lock().unwrap_or_else(PoisonError::into_inner))
+    fn may_be_refused(&self) -> bool {
+        matches!(self, Self::Datagram { .. })
     }
 }
+
+type Inbox = inbox::Inbox<Letter>;
 
 /// A UDP socket that accepts sessions.
 struct Port {
@@ -224,7 +213,7 @@ impl Sessions {
         Self {
             sessions: Slab::new(),
             ports: Slab::new(),
-            inbox: Arc::new(Inbox { letters: Mutex::default(), waker }),
+            inbox: Arc::new(Inbox::new(waker)),
             dirty: Vec::new(),
             arrived: Vec::new(),
             out: Outgoing::default(),
@@ -503,7 +492,7 @@ impl Sessions {
                 route.place = Place::There(inbox, key);
             }
             // The peer began another session while this one was on its way.
-            _ => inbox.post(Letter::Replaced { key }),
+            _ => drop(inbox.post(Letter::Replaced { key })),
         }
     }
 
@@ -558,7 +547,7 @@ impl Sessions {
             p.bury(peer, conv, cx.now);
             match old.place {
                 Place::Here(key) => self.end(key, CloseCause::Replaced, cx, handler),
-                Place::There(inbox, key) => inbox.post(Letter::Replaced { key }),
+                Place::There(inbox, key) => drop(inbox.post(Letter::Replaced { key })),
                 Place::Moving(_) => {}
             }
         } else {

@@ -4,6 +4,7 @@
 #[path = "../examples/godot_relay/relay.rs"]
 mod relay;
 
+use std::io::Read as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -60,21 +61,31 @@ fn relayed(config: impl FnMut(u128) -> Config, script: &Path, verbs: [&str; 2]) 
         // The relay's tick.
         std::thread::park_timeout(Duration::from_millis(1));
     }
-    let mut lines = clients.into_iter().map(|client| {
-        let output = client.wait_with_output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{text}");
+    let mut lines = clients.into_iter().map(|mut client| {
+        let mut text = String::new();
+        client.0.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        assert!(client.0.wait().unwrap().success(), "{text}");
         // The engine says other things.
         text.lines().filter_map(|line| line.strip_prefix("- ").map(str::to_owned)).collect()
     });
     [lines.next().unwrap(), lines.next().unwrap()]
 }
 
-fn godot(script: &Path, words: &[&str]) -> Child {
+/// Ends with the test, however that ends.
+struct Godot(Child);
+
+impl Drop for Godot {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn godot(script: &Path, words: &[&str]) -> Godot {
     let mut command = Command::new("godot3-server");
     // It writes a log into the folder that it runs in.
     command.arg("-s").arg(script).arg("--").args(words).current_dir(env!("CARGO_TARGET_TMPDIR"));
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap()
+    Godot(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap())
 }
 
 fn has_godot() -> bool {

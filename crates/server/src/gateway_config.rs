@@ -182,6 +182,7 @@ pub(crate) fn build(settings: &Settings, secret: [u8; 32]) -> Result<(core::Conf
             low_water_bytes: limits.outbox_soft_bytes / 4,
             hard_bytes: [limits.outbox_server_hard_bytes, limits.outbox_hard_bytes],
             stall_timeout: Duration::from_millis(limits.stall_timeout_ms),
+            repair_interval: Duration::from_millis(limits.enet_repair_ms),
         },
         recording: settings.recordings.enabled,
         unreal_objects: match settings.spatial.unreal.as_str() {

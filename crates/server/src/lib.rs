@@ -25,6 +25,7 @@ pub mod auth;
 pub mod config;
 mod ddc;
 pub mod doctor;
+mod enet_gate;
 #[cfg(test)]
 mod faults;
 mod gateway_config;

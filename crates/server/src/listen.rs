@@ -59,7 +59,10 @@ pub(crate) fn plan(listener: &Listener) -> Result<Vec<ListenerPlan>, (&'static s
             _ => Transport::Tcp,
         };
         if matches!(transport, Transport::Kcp | Transport::Enet) && listener.tls {
-            return Err(("tls", "KCP and ENet cannot be encrypted; use tcp or ws".to_owned()));
+            return Err((
+                "tls",
+                "there is no TLS for KCP and ENet; use tcp or ws, or `enet_key_file` for ENet".to_owned(),
+            ));
         }
         let addr = resolve_addr(&listener.addr).map_err(|why| ("addr", why))?;
         plans.push(ListenerPlan { key: "addr", addr, transport, tls: listener.tls });

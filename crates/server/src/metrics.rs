@@ -6,6 +6,7 @@ use std::borrow::Cow;
 
 use throng_gateway::{AcceptRefusal, ChannelType, CloseReason, ConnKind, KindStats, Refusal, Stats};
 use throng_http::{Family, FamilyKind, Sample, SampleValue};
+use throng_net::enet::HostFigures;
 
 use crate::process::ProcessFigures;
 use crate::report::{ROUND_BOUNDS, ShardReport};
@@ -18,6 +19,9 @@ pub(crate) struct Figures<'a> {
     pub(crate) ready: bool,
     pub(crate) logins_pending: usize,
 }
+
+/// Above every bound of the round trips but the last, which has none.
+const ROUND_TRIP_UNBOUNDED_S: f64 = 1e6;
 
 const KINDS: [ConnKind; 2] = [ConnKind::Server, ConnKind::Client];
 
@@ -49,6 +53,7 @@ pub(crate) fn families(figures: &Figures<'_>) -> Vec<Family> {
     let total = total(figures.reports);
     let mut families = gateway_families(&total);
     families.extend(shard_families(figures.reports));
+    families.extend(enet_families(figures.reports));
     families.extend(process_families(figures));
     families
 }
@@ -251,7 +256,16 @@ fn gateway_families(total: &Stats) -> Vec<Family> {
             "State updates that slow readers did not get, replaced by a full state later.",
             total.state_dropped,
         ),
-        count("throng_gateway_resyncs", "Full states sent to slow readers that caught up.", total.resyncs),
+        count(
+            "throng_gateway_state_loose",
+            "State updates sent unreliably; a full state makes good what got lost.",
+            total.state_loose,
+        ),
+        count(
+            "throng_gateway_resyncs",
+            "Full states sent to readers that missed updates, or may have missed some.",
+            total.resyncs,
+        ),
         count(
             "throng_gateway_servers_recovered",
             "Game servers that returned to their place.",
@@ -347,6 +361,121 @@ fn shard_families(reports: &[ShardReport]) -> Vec<Family> {
     ]
 }
 
+/// The ENet hosts under the listeners, all shards together.
+fn enet_families(reports: &[ShardReport]) -> Vec<Family> {
+    use FamilyKind::{Counter, Gauge};
+    let mut hosts = HostFigures::default();
+    reports.iter().for_each(|report| hosts += report.enet);
+    let HostFigures { peers, half_open, held_bytes, queued_bytes, udp, enet, gate, .. } = hosts;
+    let both = |name, help, [inward, outward]: [u64; 2]| {
+        let samples =
+            [("in", inward), ("out", outward)].map(|(way, count)| labelled("direction", way, count as f64));
+        family(name, help, Counter, samples.to_vec())
+    };
+    let count = |name, help, number: u64| family(name, help, Counter, vec![plain(number as f64)]);
+    let dropped = [
+        ("short", enet.dropped_short),
+        ("unknown_peer", enet.dropped_unknown),
+        ("compression", enet.dropped_compression),
+        ("checksum", enet.dropped_checksum),
+        ("malformed", enet.dropped_malformed),
+        ("oversized", udp.oversized),
+        ("no_room", enet.dropped_full),
+        ("forged_acknowledgement", enet.dropped_acks),
+    ];
+    let refused = [("connect", enet.dropped_connects), ("not_completed", enet.dropped_half_open)];
+    let admission = [
+        ("admitted", gate.admitted),
+        ("challenged", gate.challenged),
+        ("bad_token", gate.refused_tokens),
+        ("used_token", gate.refused_used),
+        ("full", gate.refused_full),
+        ("forged", gate.dropped_forged),
+        ("replayed", gate.dropped_replayed),
+        ("plain", gate.dropped_plain),
+    ];
+    let by_reason = |counts: &[(&'static str, u64)]| {
+        counts.iter().map(|&(reason, count)| labelled("reason", reason, count as f64)).collect::<Vec<_>>()
+    };
+    let resent = [("early", enet.resent_early), ("timeout", enet.resent_commands - enet.resent_early)];
+    let bounds = enet.round_trips.buckets().map(|(bound, _)| bound.as_secs_f64());
+    let bounds: Vec<f64> = bounds.filter(|bound| *bound < ROUND_TRIP_UNBOUNDED_S).collect();
+    let trips = SampleValue::Histogram {
+        bounds: Cow::Owned(bounds),
+        counts: enet.round_trips.buckets().map(|(_, count)| count).collect(),
+        sum: enet.round_trips.sum().as_secs_f64(),
+    };
+    vec![
+        family(
+            "throng_enet_peers",
+            "ENet peers, those that come and go included.",
+            Gauge,
+            vec![plain(peers as f64)],
+        ),
+        family(
+            "throng_enet_half_open",
+            "ENet handshakes whose address is not proven yet.",
+            Gauge,
+            vec![plain(half_open as f64)],
+        ),
+        family(
+            "throng_enet_waiting_bytes",
+            "Memory of ENet packets: received and not taken, or sent and not acknowledged.",
+            Gauge,
+            vec![
+                labelled("direction", "in", held_bytes as f64),
+                labelled("direction", "out", queued_bytes as f64),
+            ],
+        ),
+        both("throng_enet_datagrams", "ENet datagrams.", [udp.datagrams_in, udp.datagrams_out]),
+        both("throng_enet_bytes", "Bytes of ENet datagrams.", [udp.bytes_in, udp.bytes_out]),
+        both(
+            "throng_enet_packets",
+            "ENet packets delivered and accepted.",
+            [enet.packets_in, enet.packets_out],
+        ),
+        count("throng_enet_connects", "ENet handshakes completed.", enet.connects),
+        count("throng_enet_disconnects", "ENet connections that ended, attempts included.", enet.disconnects),
+        count("throng_enet_timeouts", "Of these, because the other side no longer answered.", enet.timeouts),
+        family(
+            "throng_enet_refused",
+            "ENet handshakes refused: by a limit or bad values, or not completed in time.",
+            Counter,
+            by_reason(&refused),
+        ),
+        family(
+            "throng_enet_dropped",
+            "ENet datagrams, or their rest, dropped, by reason.",
+            Counter,
+            by_reason(&dropped),
+        ),
+        family(
+            "throng_enet_gate",
+            "What became of datagrams at the gate of sealed ENet: handshakes, and what was refused or dropped.",
+            Counter,
+            admission.map(|(outcome, count)| labelled("outcome", outcome, count as f64)).to_vec(),
+        ),
+        family(
+            "throng_enet_resent",
+            "Reliable ENet commands sent again: overtaken by later ones, or not acknowledged in time.",
+            Counter,
+            resent.map(|(cause, count)| labelled("cause", cause, count as f64)).to_vec(),
+        ),
+        count(
+            "throng_enet_throttled_packets",
+            "Unreliable ENet packets that the protocol's throttle dropped.",
+            enet.throttled_packets,
+        ),
+        count("throng_enet_send_blocked", "Times that an ENet socket's send buffer was full.", udp.blocked),
+        family(
+            "throng_enet_round_trip_seconds",
+            "Round trips of acknowledged ENet commands.",
+            FamilyKind::Histogram,
+            vec![Sample { labels: Vec::new(), value: trips }],
+        ),
+    ]
+}
+
 fn process_families(figures: &Figures<'_>) -> Vec<Family> {
     let process = &figures.process;
     vec![
@@ -413,6 +542,7 @@ mod tests {
         vec![ShardReport {
             stats,
             loop_stats: throng_net::LoopStats::default(),
+            enet: HostFigures::default(),
             rounds: RoundTimes::default(),
             panics: 0,
             congestions: 0,

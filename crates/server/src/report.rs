@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use throng_gateway::{ChannelView, ConnectionView, Stats};
 use throng_net::LoopStats;
+use throng_net::enet::HostFigures;
 
 /// Upper bounds of the round histogram in seconds: 50 us to 1.6 s, factor 2. Below the first nothing matters at a
 /// 20 ms tick, beyond the last the exact figure does not.
@@ -51,6 +52,7 @@ pub(crate) struct ChannelReport {
 pub(crate) struct ShardReport {
     pub(crate) stats: Stats,
     pub(crate) loop_stats: LoopStats,
+    pub(crate) enet: HostFigures,
     pub(crate) rounds: RoundTimes,
     pub(crate) panics: u64,
     pub(crate) congestions: u64,

@@ -452,12 +452,17 @@ fn open_listeners(
         false => None,
     };
     for plan in plans {
-        let spec = listener_spec(settings, listener, &plan, tls.as_ref());
+        let mut spec = listener_spec(settings, listener, &plan, tls.as_ref());
+        if plan.transport == Transport::Enet {
+            spec.enet_gate = crate::enet_gate::gate(listener)
+                .map_err(|(key, why)| StartError::File(format!("`{}.{key}`: {why}", section.name())))?;
+        }
         let (key, addr) = event_loop
             .listen(spec)
             .map_err(|source| bind_error(format!("{}.{}", section.name(), plan.key), plan.addr, source))?;
         let framing = match plan.transport {
             Transport::WebSocket => Framing::WebSocket,
+            Transport::Enet if listener.enet_updates == "unreliable" => Framing::Packets,
             Transport::Tcp | Transport::Kcp | Transport::Enet => Framing::Stream,
         };
         roles.insert(key, ListenerRole { kind: section.kind(), framing });

@@ -17,8 +17,8 @@ use throng_gateway::{
     SharedFrame, Verdict,
 };
 use throng_net::{
-    Accept, Clock, CloseCause, CloseMode, ConnKey, EventLoop, Flow, Handler, ListenerKey, LoopStats,
-    SharedFile, TimedOut,
+    Accept, Clock, CloseCause, CloseMode, ConnKey, EventLoop, Flow, Handler, ListenerKey, SharedFile,
+    TimedOut,
 };
 use throng_stdx::Instant;
 
@@ -289,7 +289,7 @@ impl Worker {
                 Post::Verdict { ticket, verdict } => self.driver.verdicts.push((ticket, verdict)),
                 Post::Report { lists, reply } => {
                     // The asker may have given up waiting.
-                    let _ = reply.try_send(self.driver.report(*self.event_loop.stats(), lists));
+                    let _ = reply.try_send(self.driver.report(&self.event_loop, lists));
                 }
                 Post::Reconfigure(config) => self.driver.shard.reconfigure(&config),
                 Post::Shutdown => self.begin_shutdown(),
@@ -374,8 +374,12 @@ impl Worker {
         let Some(entry) = driver.conns.get_mut(&conn) else { return };
         let Some(outbox) = driver.shard.outbox(conn) else { return };
         let mut slices = recycle(std::mem::take(&mut self.slices));
+        let loose = outbox.may_get_lost();
         outbox.gather(&mut slices);
-        let outcome = self.event_loop.write(entry.key, &slices);
+        let outcome = match loose {
+            true => self.event_loop.write_loose(entry.key, &slices),
+            false => self.event_loop.write(entry.key, &slices),
+        };
         self.slices = recycle(slices);
         entry.blocked = outcome.blocked;
         entry.bytes_out += outcome.taken as u64;
@@ -593,7 +597,7 @@ impl Driver {
         self.mailboxes.iter().enumerate().any(|(index, mailbox)| index != mine && mailbox.is_congested())
     }
 
-    fn report(&self, loop_stats: LoopStats, lists: bool) -> ShardReport {
+    fn report(&self, event_loop: &EventLoop, lists: bool) -> ShardReport {
         let mut connections = Vec::new();
         let mut channels = Vec::new();
         if lists {
@@ -605,7 +609,8 @@ impl Driver {
         }
         ShardReport {
             stats: self.shard.stats().clone(),
-            loop_stats,
+            loop_stats: *event_loop.stats(),
+            enet: event_loop.enet_figures(),
             rounds: self.rounds.clone(),
             panics: self.panics,
             congestions: self.congestions,

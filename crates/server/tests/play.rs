@@ -6,9 +6,11 @@ use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use common::*;
 use prost::Message as _;
+use throng_net::enet::secure::{Claims, TokenKey};
 use throng_server::Service;
 use throng_wire::{Forward, MessagePack, channeldpb as pb};
 
@@ -58,15 +60,25 @@ fn play(server: &mut Peer, player: &mut Peer) {
 }
 
 fn play_on(transport: &str, tls: bool) {
+    play_with(transport, tls, &[]);
+}
+
+fn play_with(transport: &str, tls: bool, keys: &[(&str, &str)]) {
     for shards in ["1", "2", "4"] {
         let data = tempfile::tempdir().unwrap();
-        let running = gateway(&[
-            ("server.shards", shards),
-            ("server.data", data.path().to_str().unwrap()),
-            ("gateway.clients.transport", transport),
-            ("gateway.clients.tls", if tls { "true" } else { "false" }),
-            ("gateway.clients.kcp_profile", "game"),
-        ]);
+        let running = gateway(
+            &[
+                keys,
+                &[
+                    ("server.shards", shards),
+                    ("server.data", data.path().to_str().unwrap()),
+                    ("gateway.clients.transport", transport),
+                    ("gateway.clients.tls", if tls { "true" } else { "false" }),
+                    ("gateway.clients.kcp_profile", "game"),
+                ],
+            ]
+            .concat(),
+        );
         let pem = || std::fs::read(data.path().join("development-cert.pem")).unwrap();
         let dial = match (transport, tls) {
             ("tcp", false) => Dial::Tcp,
@@ -116,6 +128,36 @@ fn tcp_with_tls() {
 #[test]
 fn enet() {
     play_on("enet", false);
+}
+
+#[test]
+fn enet_with_unreliable_updates() {
+    play_with("enet", false, &[("gateway.clients.enet_updates", "unreliable")]);
+}
+
+#[test]
+fn enet_with_tokens() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "0707070707070707070707070707070707070707070707070707070707070707\n")
+        .unwrap();
+    let running = gateway(&[
+        ("server.shards", "2"),
+        ("gateway.clients.transport", "enet"),
+        ("gateway.clients.enet_key_file", file.path().to_str().unwrap()),
+    ]);
+    let mut server = Peer::login(servers(&running), &Dial::Tcp, "server", "");
+    for user_id in 0..3 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        let addr = clients(&running);
+        let claims = Claims { user_id, expires_unix_s: now + 30, servers: vec![addr], ..Claims::default() };
+        let token = TokenKey::new([7; 32]).issue(&claims, [user_id as u8; 88]).unwrap();
+        let mut player = Peer::login(addr, &Dial::Sealed(Box::new(token)), &format!("player {user_id}"), "");
+        play(&mut server, &mut player);
+    }
+    let (_, page) = http(&running, "/metrics");
+    for line in ["throng_enet_gate_total{outcome=\"admitted\"} 3", "throng_enet_connects_total 3"] {
+        assert!(page.lines().any(|known| known == line), "{line} is not in\n{page}");
+    }
 }
 
 /// The C library's own client plays: `peer/bridge.c` passes a player's bytes on through it.

@@ -108,6 +108,30 @@ pub struct GateStats {
     pub dropped_plain: u64,
 }
 
+impl core::ops::AddAssign for GateStats {
+    /// Adds the counts of another gate, for a sum over several.
+    fn add_assign(&mut self, other: Self) {
+        let Self {
+            admitted,
+            challenged,
+            refused_tokens,
+            refused_used,
+            refused_full,
+            dropped_forged,
+            dropped_replayed,
+            dropped_plain,
+        } = other;
+        self.admitted += admitted;
+        self.challenged += challenged;
+        self.refused_tokens += refused_tokens;
+        self.refused_used += refused_used;
+        self.refused_full += refused_full;
+        self.dropped_forged += dropped_forged;
+        self.dropped_replayed += dropped_replayed;
+        self.dropped_plain += dropped_plain;
+    }
+}
+
 struct Session {
     identity: Identity,
     inward: Cipher,

@@ -5,6 +5,7 @@ use std::time::Duration;
 use throng_enet::{Config, ConfigError, Host};
 use throng_stdx::Instant;
 
+use super::HostFigures;
 use crate::clock::Clock;
 use crate::event_loop::Waker;
 use crate::sys::{self, Epoll, Events};
@@ -186,6 +187,12 @@ impl Endpoint {
     #[must_use]
     pub fn port(&self) -> &UdpPort {
         &self.port
+    }
+
+    /// What host and socket have done so far, and what they hold.
+    #[must_use]
+    pub fn figures(&self) -> HostFigures {
+        HostFigures::of(&self.host, &self.port)
     }
 
     /// Interrupts the wait of [`turn`](Self::turn) from any thread.

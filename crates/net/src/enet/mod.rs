@@ -41,13 +41,18 @@
 //! datagrams each. With nothing to do an endpoint sleeps until the next timer, and for ever when nobody is connected.
 
 mod endpoint;
+mod figures;
+mod guard;
+mod port;
 mod server;
 pub(crate) mod sessions;
 
 use std::io::{self, Read as _};
 
 pub use endpoint::{Endpoint, OpenError, Pacing};
+pub use figures::HostFigures;
 pub use server::{Server, ServerOptions, ServerPeer, ServerStats};
+pub use throng_enet::secure;
 pub use throng_enet::{
     Bytes, Config, Delivery, Event, Host, Lane, PeerId, PeerInfo, RangeCoder, Reason, SendError, Stats,
 };

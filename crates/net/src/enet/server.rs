@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use throng_enet::{Bytes, Config, Delivery, Event, Host, Lane, PeerId, SendError, Stats};
+use throng_enet::{Bytes, Config, Delivery, Event, Host, Lane, PeerId, SendError};
 use throng_stdx::Instant;
 
-use super::{Endpoint, OpenError, Pacing, TOO_SLOW, entropy};
+use super::{Endpoint, HostFigures, OpenError, Pacing, TOO_SLOW, entropy};
 use crate::clock::Clock;
 use crate::event_loop::Waker;
-use crate::udp::{UdpOptions, UdpStats};
+use crate::udp::UdpOptions;
 
 /// Requests of the application that are handed over without waiting for [`Server::flush`].
 const ORDERS_PER_POST: usize = 1_024;
@@ -60,10 +60,8 @@ impl ServerPeer {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerStats {
-    /// Peers that are connected, or connecting or disconnecting.
-    pub peers: usize,
-    /// Handshakes that are not proven yet.
-    pub half_open: usize,
+    /// Of the hosts and their sockets.
+    pub hosts: HostFigures,
     /// Packets that were dropped because their peer was gone.
     pub orphaned_packets: u64,
     /// Unreliable packets that were dropped because too much waits for their peer.
@@ -72,10 +70,6 @@ pub struct ServerStats {
     pub too_slow: u64,
     /// Rounds that found the event queue full.
     pub events_full: u64,
-    /// Of the sockets.
-    pub udp: UdpStats,
-    /// Of the protocol.
-    pub enet: Stats,
 }
 
 /// ENet for a game with a tick: shards serve the protocol on threads of their own, the game reads events and sends when
@@ -352,9 +346,7 @@ impl Worker {
 
     fn show(&mut self) {
         self.shown = self.endpoint.now();
-        let (peers, half_open) = (self.endpoint.host().peer_count(), self.endpoint.host().half_open_count());
-        let (udp, enet) = (*self.endpoint.port().stats(), *self.endpoint.host().stats());
-        self.counts = ServerStats { peers, half_open, udp, enet, ..self.counts };
+        self.counts.hosts = self.endpoint.figures();
         *lock(&self.shared.stats) = self.counts;
     }
 
@@ -384,16 +376,12 @@ impl Worker {
 }
 
 fn add(sum: &mut ServerStats, one: &ServerStats) {
-    let ServerStats { peers, half_open, orphaned_packets, dropped_packets, too_slow, events_full, udp, enet } =
-        one;
-    sum.peers += peers;
-    sum.half_open += half_open;
+    let ServerStats { hosts, orphaned_packets, dropped_packets, too_slow, events_full } = one;
+    sum.hosts += *hosts;
     sum.orphaned_packets += orphaned_packets;
     sum.dropped_packets += dropped_packets;
     sum.too_slow += too_slow;
     sum.events_full += events_full;
-    sum.udp += *udp;
-    sum.enet += *enet;
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -403,6 +391,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use throng_enet::Reason;
 
@@ -423,9 +413,8 @@ mod tests {
     impl Clients {
         fn connect(server: &Server, count: usize) -> Self {
             let clock = Clock::start();
-            let addr = "127.0.0.1:0".parse().unwrap();
-            let config = Config::client(1);
-            let pacing = Pacing::default();
+            let addr = SocketAddr::new(server.addr().ip(), 0);
+            let (pacing, config) = (Pacing::default(), Config::client(1));
             let mut endpoint = Endpoint::open(clock, addr, &UdpOptions::default(), pacing, config).unwrap();
             for data in 0..count {
                 endpoint.host().connect(clock.now(), server.addr(), 2, data as u32).unwrap();
@@ -488,6 +477,80 @@ mod tests {
         clients.turn_until("the broadcast", |clients| clients.received.len() == 100);
         drop(server);
         clients.turn_until("the end", |clients| clients.gone.len() == 50);
+    }
+
+    /// Four clients with a socket each, so that they meet different shards, on every address family.
+    #[test]
+    fn shards_share_a_port_in_both_families() {
+        for addr in ["127.0.0.1:0", "[::1]:0"] {
+            let addr: SocketAddr = addr.parse().unwrap();
+            let options = ServerOptions { shards: 2, ..ServerOptions::default() };
+            let mut server = match Server::start(addr, &options, Config::new) {
+                Ok(server) => server,
+                // A machine without IPv6.
+                Err(OpenError::Socket { .. }) if addr.is_ipv6() => return,
+                Err(error) => panic!("{error}"),
+            };
+            let (mut clients, mut shards) = (Vec::new(), BTreeMap::new());
+            // A shard is chosen by a hash over ports that the system gives out: until both have somebody.
+            while shards.len() < 2 {
+                assert!(clients.len() < 64, "64 clients are all on one shard");
+                let mut fresh = Clients::connect(&server, 1);
+                fresh.turn_until("connecting", |clients| !clients.connected.is_empty());
+                let text = clients.len().to_string();
+                fresh.endpoint.host().send(fresh.connected[0], Lane(1), text, Delivery::Reliable).unwrap();
+                let mut met = None;
+                fresh.turn_until("the echo", |clients| {
+                    while let Some((peer, event)) = server.poll_event() {
+                        if let Event::Received { data, lane, delivery, .. } = event {
+                            met = Some(peer.shard());
+                            server.send(peer, lane, data, delivery);
+                        }
+                    }
+                    server.flush();
+                    clients.received.len() == 1
+                });
+                assert_eq!(fresh.received[0].1, clients.len().to_string());
+                *shards.entry(met.unwrap()).or_insert(0) += 1;
+                clients.push(fresh);
+            }
+            // Everybody stays where they are when others have come.
+            for (index, client) in clients.iter_mut().enumerate() {
+                let peer = client.connected[0];
+                client.endpoint.host().send(peer, Lane(0), "again", Delivery::Reliable).unwrap();
+                client.turn_until("the second echo", |clients| {
+                    while let Some((peer, event)) = server.poll_event() {
+                        if let Event::Received { data, lane, delivery, .. } = event {
+                            server.send(peer, lane, data, delivery);
+                        }
+                    }
+                    server.flush();
+                    clients.received.len() == 2
+                });
+                assert!(client.gone.is_empty(), "client {index}");
+            }
+        }
+    }
+
+    #[test]
+    fn shards_take_turns_however_much_one_has_to_tell() {
+        let mut server = server(&ServerOptions { shards: 2, ..ServerOptions::default() });
+        // A name for the events that this test makes up; the shards themselves have nobody.
+        let peer = Clients::connect(&server, 1).endpoint.host().peers().next().unwrap();
+        let put = |server: &Server, shard: usize, data: u32| {
+            lock(&server.shards[shard].shared.events).push_back(Event::Connected { peer, data });
+        };
+        put(&server, 0, 0);
+        put(&server, 0, 1);
+        put(&server, 1, 2);
+        let mut order = Vec::new();
+        for _ in 0..4 {
+            // The first shard always has more.
+            put(&server, 0, 3);
+            let Some((peer, Event::Connected { data, .. })) = server.poll_event() else { panic!("an event") };
+            order.push((peer.shard(), data));
+        }
+        assert_eq!(order, [(0, 0), (0, 1), (0, 3), (1, 2)]);
     }
 
     #[test]

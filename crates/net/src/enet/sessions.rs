@@ -12,18 +12,21 @@ use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use slab::Slab;
 use throng_enet::{Bytes, Config, Delivery, Event, Host, Lane, PeerId, Reason};
 use throng_stdx::Instant;
 
-use super::entropy;
+use super::guard::Guard;
+use super::port::{Place, Port, Progress, Route};
+use super::{HostFigures, entropy};
 use crate::config::{ConnectSpec, ListenerSpec};
 use crate::event_loop::{ConnKey, Waker};
 use crate::handler::{Accept, CloseCause, Flow, Handler, TimedOut};
+use crate::inbox;
 use crate::listener::{Admission, Permit, Rules};
 use crate::stats::LoopStats;
 use crate::udp::{UdpOptions, UdpPort};
@@ -32,15 +35,13 @@ use crate::udp::{UdpOptions, UdpPort};
 const BATCHES_PER_POLL: usize = 8;
 /// Bytes that may wait in the protocol to be sent or acknowledged before a connection counts as blocked: the most that
 /// can be on its way to one peer.
-const QUEUE_BYTES_MAX: u64 = 64 * 1024;
+pub(super) const QUEUE_BYTES_MAX: u64 = 64 * 1024;
 /// What the host holds per peer at most: the queue, and one write on top of it.
 const SEND_BYTES_MAX: usize = 8 << 20;
 /// Longest packet from a peer. A frame has 64 KiB; a packet may hold several.
 const PACKET_BYTES_MAX: usize = 1 << 20;
 /// Bytes kept for a connection whose driver has paused it.
 const HELD_BYTES_MAX: usize = 4 << 20;
-/// Letters in an inbox beyond which data is refused; its sender is then disconnected, as data must not be lost.
-const LETTERS_MAX: usize = 65_536;
 
 /// Socket buffers of an outgoing connection.
 const CLIENT_BUFFER_BYTES: usize = 1 << 20;
@@ -50,81 +51,26 @@ const TIMEOUT_MIN: Duration = Duration::from_secs(5);
 const TIMEOUT_MAX: Duration = Duration::from_secs(30);
 
 /// What loops tell each other about connections.
-enum Letter {
+pub(super) enum Letter {
     Data { key: ConnKey, bytes: Bytes },
     Ended { key: ConnKey, cause: CloseCause },
     Room { key: ConnKey },
-    Write { port: usize, peer: PeerId, bytes: Bytes },
+    Write { port: usize, peer: PeerId, bytes: Bytes, delivery: Delivery },
     Finish { port: usize, peer: PeerId, code: u32, until: Instant },
     Close { port: usize, peer: PeerId },
     Moved { port: usize, peer: PeerId, inbox: Arc<Inbox>, key: ConnKey },
 }
 
-/// A loop's mail.
-pub(crate) struct Inbox {
-    letters: Mutex<Vec<Letter>>,
-    waker: Waker,
-}
+impl inbox::Letter for Letter {
+    /// Data beyond is refused; its sender is then disconnected, as data must not be lost.
+    const MAX: usize = 65_536;
 
-impl Inbox {
-    /// False when the letter was data and there is no room for it.
-    fn post(&self, letter: Letter) -> bool {
-        let mut letters = self.letters.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = letters.len() < LETTERS_MAX || !matches!(letter, Letter::Data { .. });
-        if fits {
-            letters.push(letter);
-        }
-        drop(letters);
-        self.waker.wake();
-        fits
-    }
-
-    fn take(&self) -> Vec<Letter> {
-        std::mem::take(&mut self.letters.lock().unwrap_or_else(PoisonError::into_inner))
+    fn may_be_refused(&self) -> bool {
+        matches!(self, Self::Data { .. })
     }
 }
 
-/// What became of the bytes written to a connection; shared between its loop and its owner.
-#[derive(Default)]
-struct Progress {
-    /// Bytes that the peer has acknowledged.
-    done: AtomicU64,
-}
-
-/// A socket that accepts peers.
-struct Port {
-    udp: UdpPort,
-    host: Host,
-    routes: HashMap<PeerId, Route>,
-    admission: Arc<Admission>,
-    rules: Arc<Rules>,
-    /// Peers that were sent something which is not acknowledged yet.
-    watched: Vec<PeerId>,
-    /// No new peers; the socket stays for those there are.
-    closing: bool,
-    /// The kernel's send buffer is full.
-    blocked: bool,
-}
-
-struct Route {
-    place: Place,
-    progress: Arc<Progress>,
-    accepted_bytes: u64,
-    watched: bool,
-    /// The driver closed it; it ends when everything has arrived, at the latest then.
-    finish_by: Option<Instant>,
-    /// The handshake is complete.
-    connected: bool,
-    /// Its place in the counts of the listener; `None` for outgoing connections.
-    _permit: Option<Permit>,
-}
-
-enum Place {
-    Here(ConnKey),
-    There(Arc<Inbox>, ConnKey),
-    /// Detached, not attached yet; what it is to be told waits.
-    Moving(Vec<Letter>),
-}
+pub(super) type Inbox = inbox::Inbox<Letter>;
 
 /// A connection, in the loop that serves it.
 pub(crate) struct EnetConn {
@@ -182,7 +128,7 @@ pub(crate) struct Enets {
 
 impl Enets {
     pub(crate) fn new(waker: Waker) -> Self {
-        let inbox = Arc::new(Inbox { letters: Mutex::default(), waker });
+        let inbox = Arc::new(Inbox::new(waker));
         Self { conns: Slab::new(), ports: Slab::new(), inbox, news: Vec::new(), buf: Vec::new() }
     }
 
@@ -194,6 +140,14 @@ impl Enets {
 
     pub(crate) fn peer(&self, key: ConnKey) -> Option<SocketAddr> {
         self.get(key).map(EnetConn::peer)
+    }
+
+    pub(crate) fn figures(&self) -> HostFigures {
+        let mut sum = HostFigures::default();
+        for (_, port) in &self.ports {
+            sum += HostFigures { gate: port.guard.stats(), ..HostFigures::of(&port.host, &port.udp) };
+        }
+        sum
     }
 
     fn get(&self, key: ConnKey) -> Option<&EnetConn> {
@@ -226,10 +180,12 @@ impl Enets {
             half_open_timeout: limits.handshake_timeout,
             ..Config::new(entropy()?)
         };
-        let host = Host::new(now, config).map_err(io::Error::other)?;
+        let guard = Guard::gate(now, spec.enet_gate.clone());
+        let host = Host::new(now, guard.fit(config)).map_err(io::Error::other)?;
         let addr = udp.local_addr();
         let slot = self.ports.insert(Port {
             udp,
+            guard,
             host,
             routes: HashMap::new(),
             admission: Arc::new(Admission::new(limits)),
@@ -279,12 +235,14 @@ impl Enets {
             send_bytes_max: SEND_BYTES_MAX,
             ..Config::client(entropy()?)
         };
-        let mut host = Host::new(now, config).map_err(io::Error::other)?;
+        let guard = Guard::entry(now, spec.enet_token.as_ref(), spec.addr, entropy()?);
+        let mut host = Host::new(now, guard.fit(config)).map_err(io::Error::other)?;
         let id = host.connect(now, spec.addr, 1, 0).map_err(io::Error::other)?;
         host.set_timeout(id, 32, spec.timeout, spec.timeout);
         let rules = Rules::outgoing(spec.flush_timeout);
         let slot = self.ports.insert(Port {
             udp,
+            guard,
             host,
             routes: HashMap::new(),
             admission: Arc::new(Admission::new(&rules.limits)),
@@ -299,7 +257,12 @@ impl Enets {
     // --- Driver's requests
 
     /// Takes everything or nothing, so that a packet holds whole frames whenever a write does.
-    pub(crate) fn write(&mut self, key: ConnKey, slices: &[IoSlice<'_>]) -> (usize, bool) {
+    pub(crate) fn write(
+        &mut self,
+        key: ConnKey,
+        slices: &[IoSlice<'_>],
+        delivery: Delivery,
+    ) -> (usize, bool) {
         let Some(conn) = self.get_mut(key) else { return (0, true) };
         if !conn.connected || conn.wanted || conn.waiting() >= QUEUE_BYTES_MAX || conn.ended.is_some() {
             conn.wanted = true;
@@ -315,7 +278,7 @@ impl Enets {
         let blocked = conn.waiting() >= QUEUE_BYTES_MAX;
         conn.wanted = blocked;
         let (port, peer) = (conn.port, conn.id);
-        self.post_to_owner(key, Letter::Write { port, peer, bytes });
+        self.post_to_owner(key, Letter::Write { port, peer, bytes, delivery });
         (taken, blocked)
     }
 
@@ -381,13 +344,8 @@ impl Enets {
     pub(crate) fn read_port(&mut self, slot: usize, now: Instant, stats: &mut LoopStats) {
         let Some(port) = self.ports.get_mut(slot) else { return };
         let before = *port.udp.stats();
-        let host = &mut port.host;
         for _ in 0..BATCHES_PER_POLL {
-            let more = port.udp.receive(|from, datagram| {
-                if !datagram.is_empty() {
-                    host.handle_datagram(now, from, datagram);
-                }
-            });
+            let more = port.guard.receive(now, &mut port.udp, &mut port.host);
             // An error is as good as silence: peers whose datagrams are lost time out.
             if !more.unwrap_or(false) {
                 break;
@@ -430,9 +388,7 @@ impl Enets {
             self.tell_news(key, handler);
         }
         for slot in self.port_slots() {
-            if self.ports[slot].host.next_timeout().is_some_and(|at| at <= now) {
-                self.ports[slot].host.handle_timeout(now);
-            }
+            self.ports[slot].handle_timeout(now);
             while let Some(event) = self.ports.get_mut(slot).and_then(|port| port.host.poll_event()) {
                 match event {
                     Event::Connected { peer, .. } => self.accept(slot, peer, stats, generation, handler),
@@ -626,12 +582,12 @@ impl Enets {
     /// What a connection asks of its host.
     fn handle_request(&mut self, letter: Letter) {
         match letter {
-            Letter::Write { port, peer, bytes } => {
+            Letter::Write { port, peer, bytes, delivery } => {
                 let Some(port) = self.ports.get_mut(port) else { return };
                 let Some(route) = port.routes.get_mut(&peer) else { return };
                 let len = bytes.len() as u64;
                 // Within the limits by construction; a peer that just went away is told of soon.
-                if port.host.send(peer, Lane(0), bytes, Delivery::Reliable).is_ok() {
+                if port.host.send(peer, Lane(0), bytes, delivery).is_ok() {
                     route.accepted_bytes += len;
                 }
                 if !route.watched {
@@ -768,59 +724,6 @@ impl Enets {
         if self.get(key).is_some() {
             self.conns.remove(key.slot()).released = true;
         }
-    }
-}
-
-impl Port {
-    fn send(&mut self, now: Instant, buf: &mut Vec<u8>) {
-        // A socket that has failed altogether sends nothing; its peers time out.
-        self.blocked = !self.udp.flush().unwrap_or(true);
-        while !self.blocked
-            && self.host.poll_transmit(now, buf).map(|transmit| self.udp.push(transmit.to, buf)).is_some()
-        {
-            if self.udp.pending() >= 64 {
-                self.blocked = !self.udp.flush().unwrap_or(true);
-            }
-        }
-        if !self.blocked {
-            self.blocked = !self.udp.flush().unwrap_or(true);
-        }
-    }
-
-    /// Updates what is known about peers that were sent something. Adds those with room again to `room`: for which inbox, or
-    /// here, and under which key.
-    fn look_after_watched(&mut self, now: Instant, room: &mut Vec<(Option<Arc<Inbox>>, ConnKey)>) {
-        let (host, routes) = (&mut self.host, &mut self.routes);
-        let mut late = Vec::new();
-        self.watched.retain(|&peer| {
-            let Some(route) = routes.get_mut(&peer) else { return false };
-            let queued = host.peer(peer).map_or(0, |info| info.queued_bytes as u64);
-            let done = route.accepted_bytes.saturating_sub(queued);
-            let before = route.progress.done.swap(done, Ordering::AcqRel);
-            let waiting = route.accepted_bytes - done.min(route.accepted_bytes);
-            if done != before && waiting <= QUEUE_BYTES_MAX / 2 {
-                match &route.place {
-                    Place::Here(key) => room.push((None, *key)),
-                    Place::There(inbox, key) => room.push((Some(inbox.clone()), *key)),
-                    Place::Moving(_) => {}
-                }
-            }
-            if route.finish_by.is_some_and(|at| at <= now) {
-                late.push(peer);
-            }
-            route.watched = queued > 0 || route.finish_by.is_some();
-            route.watched
-        });
-        for peer in late {
-            routes.remove(&peer);
-            host.disconnect_now(peer, 0);
-        }
-    }
-
-    fn next_timeout(&self) -> Option<Instant> {
-        let finish = self.watched.iter().filter_map(|peer| self.routes.get(peer)?.finish_by).min();
-        let blocked = self.blocked.then_some(Instant::ZERO);
-        [self.host.next_timeout(), finish, blocked].into_iter().flatten().min()
     }
 }
 

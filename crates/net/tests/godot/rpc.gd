@@ -78,6 +78,6 @@ func _idle(_delta):
 			print("- done")
 			is_over = true
 	if is_over or OS.get_ticks_msec() > give_up:
-		enet.close_connection()
-		return true
-	return false
+		if enet.get_connection_status() != NetworkedMultiplayerPeer.CONNECTION_DISCONNECTED:
+			enet.close_connection()
+		quit()

@@ -87,6 +87,10 @@ fn check_listener(config: &Config, section: &str, listener: &Listener, problems:
             ),
         );
     }
+    if let Err((name, why)) = crate::enet_gate::gate(listener) {
+        let key = path(name);
+        problems.push(at(config, ProblemKind::BadReference, &key, format!("`{key}`: {why}")));
+    }
     if let Err(why) = crate::gateway_config::state_machine(&listener.state_machine) {
         let key = path("state_machine");
         problems.push(at(config, ProblemKind::BadReference, &key, format!("`{key}`: {why}")));

@@ -213,6 +213,19 @@ section! {
         origins: Vec<String> = [], Kind::List;
         /// Timing of KCP. `channeld` has the reference's slow defaults, `game` trades bandwidth for latency.
         kcp_profile: String = "channeld", Kind::Choice(&["channeld", "game"]);
+        /// How ENet carries channel data updates that fit a datagram. `unreliable` never lets a lost one hold up the next; what
+        /// was lost, a full state makes good at the latest after `gateway.limits.enet_repair_ms`.
+        enet_updates: String = "reliable", Kind::Choice(&["reliable", "unreliable"]);
+        /// Encrypts ENet and admits only who has a connect token: a file with the 32 bytes, as 64 hexadecimal digits, that are
+        /// shared with the backend that issues tokens. Empty: plain ENet.
+        enet_key_file: String = "", Kind::Path;
+        /// With a key: lets clients without a token speak plain ENet through the same port.
+        enet_plain: bool = false, Kind::Bool;
+        /// With a key: addresses of this gateway as tokens name them, `IP:PORT`; a token that names none of them is refused.
+        /// Empty: tokens for any address.
+        enet_servers: Vec<String> = [], Kind::List;
+        /// With a key: number of the game or version that tokens are issued for; tokens for another are refused.
+        enet_protocol: u64 = 0, int(0, 9_007_199_254_740_991), "";
         /// What connections may send in which state: a file in the reference's JSON form or the name of a built-in one
         /// (`server_authoratative`, `client_authoratative`, `client_non_authoratative`).
         state_machine: String = "", Kind::Text; reload;
@@ -382,6 +395,9 @@ section! {
         outbox_server_hard_bytes: usize = 67_108_864, int(65_536, GIB), "bytes"; reload;
         /// A reader that takes no byte for this long while some wait is disconnected.
         stall_timeout_ms: u64 = 30_000, int(100, DAY_MS), "ms"; reload;
+        /// With unreliable data updates: time from an update that may have got lost to the full state that makes it good.
+        /// Shorter repairs sooner, longer costs fewer bytes.
+        enet_repair_ms: u64 = 1_000, int(20, DAY_MS), "ms"; reload;
     }
 }
 

@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use throng_net::enet::secure::ConnectToken;
 use throng_net::{
     Accept, Clock, CloseCause, ConnKey, ConnectSpec, EventLoop, Flow, Handler, ListenerKey, TlsConnector,
     Transport, ws,
@@ -36,6 +37,8 @@ pub enum Dial {
     Tcp,
     Kcp,
     Enet,
+    /// Through the sealed layer.
+    Sealed(Box<ConnectToken>),
     WebSocket,
     Tls(Vec<u8>),
     Wss(Vec<u8>),
@@ -93,7 +96,7 @@ impl Peer {
         let (transport, trusted) = match dial {
             Dial::Tcp => (Transport::Tcp, None),
             Dial::Kcp => (Transport::Kcp(throng_net::kcp::Profile::GAME), None),
-            Dial::Enet => (Transport::Enet, None),
+            Dial::Enet | Dial::Sealed(_) => (Transport::Enet, None),
             Dial::WebSocket => (Transport::WebSocket, None),
             Dial::Tls(pem) => (Transport::Tcp, Some(pem)),
             Dial::Wss(pem) => (Transport::WebSocket, Some(pem)),
@@ -103,6 +106,9 @@ impl Peer {
             config: throng_net::tls_client_config(pem).unwrap(),
             server_name: "localhost".try_into().unwrap(),
         });
+        if let Dial::Sealed(token) = dial {
+            spec.enet_token = Some((**token).clone());
+        }
         let mut net = EventLoop::new().unwrap();
         let key = net.connect(spec).unwrap();
         let mut peer = Peer {

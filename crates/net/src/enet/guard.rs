@@ -1,0 +1,147 @@
+//! What stands between a socket and a host: nothing, or the sealed layer of [`throng_enet::secure`].
+
+use std::net::SocketAddr;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use throng_enet::secure::{ConnectToken, Entry, Gate, GateConfig, GateStats, Opened, SEAL_BYTES};
+use throng_enet::{Config, Host};
+use throng_stdx::Instant;
+
+use crate::udp::UdpPort;
+
+/// Datagrams kept while a client is not in yet: its CONNECT, and once more.
+const HELD_MAX: usize = 4;
+/// Answers to strangers that wait for the socket, 217 bytes each at most.
+const ANSWERS_MAX: usize = 4_096;
+
+pub(super) enum Guard {
+    /// Plain ENet.
+    None,
+    /// A server's: admits clients.
+    Gate { gate: Box<Gate>, answers: Vec<(SocketAddr, Vec<u8>)>, scratch: Vec<u8> },
+    /// A client's: gets in.
+    Entry { entry: Box<Entry>, server: SocketAddr, held: Vec<Vec<u8>>, scratch: Vec<u8> },
+}
+
+impl Guard {
+    pub(super) fn gate(now: Instant, config: Option<GateConfig>) -> Self {
+        config.map_or(Self::None, |config| Self::Gate {
+            gate: Box::new(Gate::new(now, config)),
+            answers: Vec::new(),
+            scratch: Vec::new(),
+        })
+    }
+
+    pub(super) fn entry(now: Instant, token: Option<&ConnectToken>, server: SocketAddr, seed: u128) -> Self {
+        token.map_or(Self::None, |token| {
+            let entry = Box::new(Entry::new(now, token, seed));
+            Self::Entry { entry, server, held: Vec::new(), scratch: Vec::new() }
+        })
+    }
+
+    /// Makes room for the seal in the datagrams of a host behind this guard.
+    pub(super) fn fit(&self, config: Config) -> Config {
+        match self {
+            Self::None => config,
+            _ => Config { mtu: config.mtu - SEAL_BYTES as u16, ..config },
+        }
+    }
+
+    /// Reads a batch of datagrams into the host; whether there may be more.
+    pub(super) fn receive(
+        &mut self,
+        now: Instant,
+        port: &mut UdpPort,
+        host: &mut Host,
+    ) -> std::io::Result<bool> {
+        match self {
+            Self::None => port.receive(|from, datagram| {
+                // An empty datagram is nobody's; the C library stops reading there.
+                if !datagram.is_empty() {
+                    host.handle_datagram(now, from, datagram);
+                }
+            }),
+            Self::Gate { gate, answers, scratch } => {
+                let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+                port.receive(|from, datagram| match gate.open(now, unix_s, from, datagram, scratch) {
+                    Opened::Enet(datagram) if !datagram.is_empty() => {
+                        host.handle_datagram(now, from, datagram);
+                    }
+                    Opened::Answer(answer) if answers.len() < ANSWERS_MAX => {
+                        answers.push((from, answer.to_vec()));
+                    }
+                    _ => {}
+                })
+            }
+            Self::Entry { entry, server, scratch, .. } => port.receive(|from, datagram| {
+                if from == *server
+                    && let Opened::Enet(datagram) = entry.open(now, datagram, scratch)
+                {
+                    host.handle_datagram(now, from, datagram);
+                }
+            }),
+        }
+    }
+
+    /// Gives the port what the guard itself has to say. Before the host's datagrams.
+    pub(super) fn push_own(&mut self, now: Instant, port: &mut UdpPort) {
+        match self {
+            Self::None => {}
+            Self::Gate { answers, .. } => answers.drain(..).for_each(|(to, answer)| port.push(to, &answer)),
+            Self::Entry { entry, server, held, scratch } => {
+                while entry.poll_transmit(now, scratch) {
+                    port.push(*server, scratch);
+                }
+                if entry.is_ready() {
+                    for datagram in held.drain(..) {
+                        if entry.seal(&datagram, scratch) {
+                            port.push(*server, scratch);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives the port a datagram of the host.
+    pub(super) fn push(&mut self, port: &mut UdpPort, to: SocketAddr, datagram: &[u8]) {
+        match self {
+            Self::None => port.push(to, datagram),
+            Self::Gate { gate, scratch, .. } => {
+                if gate.seal(to, datagram, scratch) {
+                    port.push(to, scratch);
+                }
+            }
+            Self::Entry { entry, held, scratch, .. } => {
+                if entry.seal(datagram, scratch) {
+                    port.push(to, scratch);
+                } else if held.len() < HELD_MAX {
+                    held.push(datagram.to_vec());
+                }
+            }
+        }
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        if let Self::Gate { gate, .. } = self {
+            gate.handle_timeout(now);
+        }
+    }
+
+    /// When something is due here; a client's own datagrams leave with the next [`push_own`](Self::push_own).
+    pub(super) fn next_timeout(&self) -> Option<Instant> {
+        match self {
+            Self::None => None,
+            Self::Gate { gate, .. } => gate.next_timeout(),
+            Self::Entry { entry, .. } => entry.next_timeout(),
+        }
+    }
+
+    /// What the gate has done so far.
+    pub(super) fn stats(&self) -> GateStats {
+        match self {
+            Self::Gate { gate, .. } => *gate.stats(),
+            _ => GateStats::default(),
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! The sealed layer of ENet listeners, from the configuration.
+
+use std::fs;
+use std::net::SocketAddr;
+
+use throng_net::enet::secure::{GateConfig, TokenKey};
+
+use crate::config::Listener;
+
+const KEY_BYTES: usize = 32;
+
+/// What stands before the ENet peers of a section: `None` when no key is configured.
+///
+/// # Errors
+/// The key at fault and a phrase with the reason.
+pub(crate) fn gate(listener: &Listener) -> Result<Option<GateConfig>, (&'static str, String)> {
+    if listener.enet_key_file.is_empty() {
+        return Ok(None);
+    }
+    let file = &listener.enet_key_file;
+    let at_file = |why: String| ("enet_key_file", why);
+    let text = fs::read_to_string(file).map_err(|error| at_file(format!("cannot read `{file}`: {error}")))?;
+    let key = parse_key(text.trim()).ok_or_else(|| {
+        at_file(format!("`{file}` does not contain 64 hexadecimal digits and nothing else"))
+    })?;
+    let servers = listener.enet_servers.iter().map(|text| {
+        let bad = |_| ("enet_servers", format!("`{text}` is no address; expected IP:PORT"));
+        text.parse::<SocketAddr>().map_err(bad)
+    });
+    let seed = throng_net::enet::entropy().map_err(|error| at_file(format!("no randomness: {error}")))?;
+    Ok(Some(GateConfig {
+        protocol: listener.enet_protocol,
+        servers: servers.collect::<Result<_, _>>()?,
+        plain: listener.enet_plain,
+        ..GateConfig::new(TokenKey::new(key), seed)
+    }))
+}
+
+fn parse_key(text: &str) -> Option<[u8; KEY_BYTES]> {
+    let mut key = [0; KEY_BYTES];
+    let pairs = text.as_bytes().chunks(2);
+    if text.len() != 2 * KEY_BYTES {
+        return None;
+    }
+    for (byte, pair) in key.iter_mut().zip(pairs) {
+        let digit = |at: usize| char::from(pair[at]).to_digit(16);
+        *byte = (digit(0)? << 4 | digit(1)?) as u8;
+    }
+    Some(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_sixty_four_digits() {
+        let text = "000102030405060708090a0b0c0d0e0f101112131415161718191A1B1C1D1E1F";
+        let expected: Vec<u8> = (0..32).collect();
+        assert_eq!(parse_key(text).as_ref().map(|key| &key[..]), Some(&expected[..]));
+        assert_eq!(parse_key(&text[1..]), None);
+        assert_eq!(parse_key(&text.replace('a', "g")), None);
+        assert_eq!(parse_key(&text.replace("0a", "ä")), None);
+    }
+}
