@@ -41,6 +41,7 @@
 //! datagrams each. With nothing to do an endpoint sleeps until the next timer, and for ever when nobody is connected.
 
 mod endpoint;
+mod envelope;
 mod figures;
 mod guard;
 mod port;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use throng_enet::{Host, PeerId};
 use throng_stdx::Instant;
 
+use super::envelope::Envelope;
 use super::guard::Guard;
 use super::sessions::{Inbox, Letter, QUEUE_BYTES_MAX};
 use crate::event_loop::ConnKey;
@@ -45,6 +46,8 @@ pub(super) struct Route {
     pub(super) finish_by: Option<Instant>,
     /// The handshake is complete.
     pub(super) connected: bool,
+    /// How the peer wraps its packets; unknown until the first.
+    pub(super) envelope: Option<Envelope>,
     /// Its place in the counts of the listener; `None` for outgoing connections.
     pub(super) _permit: Option<Permit>,
 }

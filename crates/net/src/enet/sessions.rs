@@ -17,9 +17,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use slab::Slab;
-use throng_enet::{Bytes, Config, Delivery, Event, Host, Lane, PeerId, Reason};
+use throng_enet::{Bytes, Config, Delivery, Event, Host, PeerId, Reason};
 use throng_stdx::Instant;
 
+use super::envelope::Envelope;
 use super::guard::Guard;
 use super::port::{Place, Port, Progress, Route};
 use super::{HostFigures, entropy};
@@ -529,6 +530,7 @@ impl Enets {
             watched: false,
             finish_by: None,
             connected,
+            envelope: None,
             _permit: permit,
         };
         port.routes.insert(id, route);
@@ -540,6 +542,7 @@ impl Enets {
         else {
             return;
         };
+        let data = route.envelope.get_or_insert_with(|| Envelope::of(&data)).open(data);
         match &mut route.place {
             Place::Here(key) => {
                 let key = *key;
@@ -586,8 +589,9 @@ impl Enets {
                 let Some(port) = self.ports.get_mut(port) else { return };
                 let Some(route) = port.routes.get_mut(&peer) else { return };
                 let len = bytes.len() as u64;
+                let (packet, lane) = route.envelope.unwrap_or(Envelope::None).close(bytes, delivery);
                 // Within the limits by construction; a peer that just went away is told of soon.
-                if port.host.send(peer, Lane(0), bytes, delivery).is_ok() {
+                if port.host.send(peer, lane, packet, delivery).is_ok() {
                     route.accepted_bytes += len;
                 }
                 if !route.watched {
