@@ -18,10 +18,12 @@
 
 mod access;
 mod exposition;
+mod files;
 mod profile;
 mod routes;
 
 pub use access::Access;
 pub use exposition::{Family, FamilyKind, Format, Sample, SampleValue, render};
+pub use files::{File, serve_files};
 pub use profile::{CpuProfile, ProfileError};
 pub use routes::{Health, Monitor, Page, Part, Report, ServeOptions, serve};

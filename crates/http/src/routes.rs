@@ -116,8 +116,17 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let app = App { monitor, access: options.access, listener: listener.local_addr()? };
-    let router = router(app);
-    let slots = Arc::new(Semaphore::new(options.connections_max));
+    serve_router(listener, router(app), options.connections_max, shutdown).await
+}
+
+/// Answers requests with `router` until `shutdown` completes.
+pub(crate) async fn serve_router(
+    listener: TcpListener,
+    router: Router,
+    connections_max: usize,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let slots = Arc::new(Semaphore::new(connections_max));
     let mut tasks = tokio::task::JoinSet::new();
     tokio::pin!(shutdown);
     loop {
@@ -130,7 +139,7 @@ pub async fn serve(
             Ok((stream, _)) => stream,
             Err(error) => {
                 // Out of descriptors, most likely: others may give theirs back soon.
-                tracing::warn!(%error, "the admin listener cannot accept");
+                tracing::warn!(%error, "an HTTP listener cannot accept");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
