@@ -1,16 +1,15 @@
-//! A chat client: joins a room (or opens it) and prints what is said; lines from standard input are said.
+//! A chat room: enters it, or opens it when there is none, says one line and prints what is said until somebody says
+//! "bye". The gateway needs the schema `fixtures/proto/chat.proto` and the permissions `channeld`.
 //!
-//! Try it against a gateway with the schema of `fixtures/proto/chat.proto`:
-//! `cargo run --example chat_client -- ws://127.0.0.1:12108 alice lobby`
+//!     cargo run --example chat_client -- ws://127.0.0.1:12108 alice lobby "hello"
 
-#![allow(clippy::print_stderr, reason = "this is what the example is for")]
+#![allow(clippy::print_stdout, reason = "this is what the example is for")]
 
 use std::time::Duration;
 
 use prost::Message as _;
 use throng_client::{
-    Access, ChannelId, ChannelType, Client, CreateChannel, Event, MergeOptions, SessionConfig,
-    SubscribeOptions,
+    ChannelId, ChannelType, Client, CreateChannel, Event, MergeOptions, SessionConfig, SubscribeOptions,
 };
 
 /// `chatpb.ChatChannelData`; games generate these from their `.proto` files.
@@ -31,53 +30,46 @@ struct ChatMessage {
 const CHAT: &str = "chatpb.ChatChannelData";
 
 #[tokio::main]
+#[allow(dead_code, reason = "a test calls `chat` itself")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
-    let endpoint = args.next().unwrap_or("127.0.0.1:12108".into()).parse()?;
-    let name = args.next().unwrap_or("alice".into());
-    let room = args.next().unwrap_or("lobby".into());
+    let mut arg = |default: &str| args.next().unwrap_or(default.into());
+    chat(&arg("127.0.0.1:12108"), &arg("alice"), &arg("lobby"), &arg("hello"), |line| println!("{line}"))
+        .await
+}
 
-    let config = SessionConfig { resume: true, ..SessionConfig::client(&name, "") };
-    let (client, mut events) = Client::connect(endpoint, config).await?;
-    let channel = enter(&client, &room).await?;
-    eprintln!("in room {room} (channel {channel}) as {name}; type to talk");
-
-    let (lines, mut said) = tokio::sync::mpsc::channel(16);
-    std::thread::spawn(move || {
-        for line in std::io::stdin().lines().map_while(Result::ok) {
-            if lines.blocking_send(line).is_err() {
-                break;
-            }
-        }
-    });
-    loop {
-        tokio::select! {
-            line = said.recv() => {
-                let Some(content) = line else { break };
-                let message = ChatMessage { sender: name.clone(), content };
-                let update = ChatData { messages: vec![message] }.encode_to_vec();
-                client.update(channel, CHAT, update).await?;
-            }
-            event = events.next() => match event {
-                Some(Event::Update { channel: from, value, .. }) if from == channel => {
-                    for message in ChatData::decode(value)?.messages {
-                        eprintln!("<{}> {}", message.sender, message.content);
+pub(crate) async fn chat(
+    address: &str,
+    name: &str,
+    room: &str,
+    says: &str,
+    mut print: impl FnMut(String),
+) -> Result<(), Box<dyn std::error::Error>> {
+    let config = SessionConfig { resume: true, ..SessionConfig::client(name, "") };
+    let (client, mut events) = Client::connect(address.parse()?, config).await?;
+    let channel = enter(&client, room).await?;
+    client.update(channel, CHAT, line(name, says)).await?;
+    while let Some(event) = events.next().await {
+        match event {
+            Event::Update { channel: from, value, .. } if from == channel => {
+                for message in ChatData::decode(value)?.messages {
+                    print(format!("<{}> {}", message.sender, message.content));
+                    if message.content == "bye" {
+                        client.close().await;
+                        return Ok(());
                     }
                 }
-                Some(Event::Closed { reason }) => eprintln!("connection lost ({reason}), trying again"),
-                Some(_) => {}
-                None => break,
-            },
+            }
+            Event::Closed { reason } => print(format!("connection lost ({reason})")),
+            _ => {}
         }
     }
-    client.close().await;
     Ok(())
 }
 
-/// Subscribes to the room, or opens it when there is none.
+/// Subscribes to the room, or opens it.
 async fn enter(client: &Client, room: &str) -> Result<ChannelId, Box<dyn std::error::Error>> {
     let options = SubscribeOptions {
-        access: Some(Access::Write),
         skip_self: Some(false),
         ..SubscribeOptions::write().every(Duration::from_millis(50))
     };
@@ -88,8 +80,13 @@ async fn enter(client: &Client, room: &str) -> Result<ChannelId, Box<dyn std::er
     }
     let create = CreateChannel::new(ChannelType::SUBWORLD)
         .metadata(room)
-        .data(CHAT, ChatData::default().encode_to_vec())
+        .data(CHAT, line("room", "it is open"))
         .merge(MergeOptions { list_size_limit: 100, truncate_top: true, ..MergeOptions::default() })
         .options(options);
     Ok(client.create_channel(create).await?.channel)
+}
+
+fn line(sender: &str, content: &str) -> Vec<u8> {
+    let message = ChatMessage { sender: sender.to_owned(), content: content.to_owned() };
+    ChatData { messages: vec![message] }.encode_to_vec()
 }

@@ -328,6 +328,25 @@ impl Client {
         self.run(Box::new(move |session, _| operation(session).map(|()| None))).await.map(drop)
     }
 
+    /// Sends a request whose answer comes as an event with the returned id, for callers that do not wait.
+    ///
+    /// # Errors
+    /// What the operation returns.
+    pub async fn submit(
+        &self,
+        operation: impl FnOnce(&mut Session, Instant) -> Result<RequestId, SendError> + Send + 'static,
+    ) -> Result<RequestId, RequestError> {
+        let (sent, id) = oneshot::channel();
+        // Without an id of its own the operation leaves the answer to the events.
+        let operation = move |session: &mut Session, now| {
+            // A caller that stopped waiting finds the answer among the events all the same.
+            let _ = sent.send(operation(session, now)?);
+            Ok(None)
+        };
+        self.run(Box::new(operation)).await?;
+        id.await.map_err(|_| RequestError::Closed)
+    }
+
     /// Ends the connection for all handles.
     pub async fn close(&self) {
         // When the task is gone already there is nothing to close.

@@ -64,4 +64,6 @@ pub use options::{Access, CreateChannel, MergeOptions, SubscribeOptions};
 pub use session::{
     CompressionPolicy, Counters, SendError, Session, SessionConfig, TagForm, Transmit, broadcast, msg_type,
 };
+/// The session's time; see [`Session`].
+pub use throng_stdx::Instant;
 pub use transport::{Endpoint, EndpointError, OpenError, tls_trusting};

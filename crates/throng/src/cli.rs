@@ -10,6 +10,7 @@ use crate::bench::BenchArgs;
 use crate::keys::with_keys;
 use crate::replay::ReplayArgs;
 use crate::swarm::{DemoArgs, SwarmArgs};
+use crate::tag::TagArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -20,6 +21,7 @@ const MORE_EXAMPLES: &str = "\
 Examples:
   throng                                   start a gateway on this machine
   throng demo                              the same, with players in a small world
+  throng tag                               a game to play in the browser
   throng swarm --players 100               let 100 simulated players join it
   throng channeld -dev -cfsm=config/client_authoratative_fsm.json
   throng bench channel single              the published scenario
@@ -78,6 +80,12 @@ pub(crate) fn command() -> Command {
         )
         .subcommand(
             SwarmArgs::augment_args(Command::new("swarm")).about("Let simulated players join a server"),
+        )
+        .subcommand(
+            // The short help has no line to spare; the demo plays it too, and says so.
+            TagArgs::augment_args(Command::new("tag"))
+                .about("Play tag in the browser, against simulated players")
+                .hide(true),
         )
         .subcommand(
             ReplayArgs::augment_args(Command::new("replay"))

@@ -14,6 +14,7 @@ mod replay;
 mod replication;
 mod shell;
 mod swarm;
+mod tag;
 mod up;
 mod version;
 
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         Some(("demo", matches)) => with(matches, swarm::demo),
         Some(("bench", matches)) => with(matches, bench::run),
         Some(("swarm", matches)) => with(matches, swarm::run),
+        Some(("tag", matches)) => with(matches, tag::run),
         Some(("replay", matches)) => with(matches, |arguments| replay::run(&arguments)),
         Some(("config", matches)) => config::run(matches),
         Some(("health", matches)) => health::run(matches),

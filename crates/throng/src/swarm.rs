@@ -12,6 +12,7 @@ use throng_load::suites::{self, Progress, Swarm, Target};
 use throng_load::{duration, interrupt};
 
 use crate::bench::{Live, ServerArgs, print, say};
+use crate::tag::Game;
 
 /// Let simulated players play, and watch how the server does
 #[derive(Debug, Args)]
@@ -93,9 +94,16 @@ pub(crate) fn demo(args: DemoArgs) -> ExitCode {
         throng_load::suites::Options { program, shards: args.shards, seed: 1, ..Default::default() };
     let swarm =
         Swarm { options, players: args.players, duration: args.duration, join: None, spatial: args.spatial };
+    // The demo is about the players above; where the game cannot start, it goes on without.
+    let game = Game::beside().map_err(|why| say(&format!("no game of tag: {why}"))).ok();
+    let page = game.as_ref().map(|game| format!("http://{}/", game.page()));
     let text = RefCell::new(None);
-    let on_start =
-        &mut |target: &Target| *text.borrow_mut() = Some(introduction(args.players, args.spatial, target));
+    let on_start = &mut |target: &Target| {
+        let play = page.as_ref().map_or(String::new(), |page| {
+            format!("\n  play           {page}   (tag, against simulated players; in two tabs for two)")
+        });
+        *text.borrow_mut() = Some(introduction(args.players, args.spatial, target, &play));
+    };
     let progress = Introduced { text: &text, live: Live::new() };
     play(&swarm, false, args.picture.as_deref(), on_start, progress)
 }
@@ -120,7 +128,7 @@ impl Progress for Introduced<'_> {
     }
 }
 
-fn introduction(players: usize, spatial: bool, target: &Target) -> String {
+fn introduction(players: usize, spatial: bool, target: &Target, play: &str) -> String {
     let Target { clients, servers, metrics, .. } = target;
     let http = metrics.map(|http| http.to_string()).unwrap_or_default();
     if spatial {
@@ -128,7 +136,7 @@ fn introduction(players: usize, spatial: bool, target: &Target) -> String {
             "Throng demo: {players} simulated players walk through one world of 225 cells over nine game servers.
 
   players        {clients}
-  game servers   {servers}   (nine simulated ones own the cells, one lets players in)
+  game servers   {servers}   (nine simulated ones own the cells, one lets players in){play}
   open           http://{http}/metrics
   try            curl -s http://{http}/metrics | grep handovers
 
@@ -140,7 +148,7 @@ Ctrl-C ends it with a summary."
         "Throng demo: {players} simulated players walk, turn and jump on one channel.
 
   players        {clients}
-  game servers   {servers}   (a simulated one owns the GLOBAL channel)
+  game servers   {servers}   (a simulated one owns the GLOBAL channel){play}
   open           http://{http}/metrics
                  http://{http}/health/ready
   try            throng swarm --players 100{addr}

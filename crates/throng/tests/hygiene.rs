@@ -46,12 +46,14 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ),
     (
         "throng",
-        &["throng-load", "throng-replication-bench", "throng-server", "throng-sim"],
-        &["throng-client", "throng-gateway", "throng-wire"],
+        &["throng-load", "throng-replication-bench", "throng-server", "throng-sim", "throng-tag"],
+        &["throng-client", "throng-client-ffi", "throng-gateway", "throng-wire"],
     ),
     ("throng-replication-bench", &["throng-replication", "throng-stdx"], &[]),
     // Tools. A generator shares no code with what it measures, codecs and transports aside.
     ("throng-client", &["throng-stdx", "throng-wire"], &[]),
+    ("throng-client-ffi", &["throng-client"], &[]),
+    ("throng-tag", &["throng-client", "throng-http", "throng-stdx"], &[]),
     (
         "throng-load",
         &["throng-client", "throng-ddc", "throng-enet", "throng-net", "throng-stdx", "throng-wire"],
@@ -124,6 +126,7 @@ const NEVER_UNDER_A_CORE: &[&str] = &[
 
 /// Crates whose code may contain `unsafe`, and why.
 const UNSAFE_TABLE: &[(&str, &str)] = &[
+    ("client-ffi", "the C interface: pointers come from C, under the contract that its header states"),
     ("net", "epoll, eventfd and batched reads have no safe interface in libc"),
     ("load", "resource use of the measured process, and the bare writer that figures are compared with"),
     ("server", "signals and resource limits"),
@@ -423,8 +426,8 @@ fn read(path: &Path) -> String {
 
 /// Every text file that is part of the repository, lock files aside.
 fn texts() -> Vec<(PathBuf, String)> {
-    // What git ignores, and the fuzz corpora, which are bytes.
-    let skipped = [".git", "artifacts", "corpus", "replays", "throng-data"];
+    // What git ignores or others wrote, and the fuzz corpora, which are bytes.
+    let skipped = [".git", "artifacts", "corpus", "node_modules", "replays", "throng-data"];
     let mut found = Vec::new();
     let mut folders = vec![root().to_path_buf()];
     while let Some(folder) = folders.pop() {

@@ -1,0 +1,203 @@
+/*
+ * C interface of the Throng client (crate throng-client-ffi): a player's or a game server's connection to a gateway
+ * over TCP, TLS or WebSocket. It logs in, reconnects with growing pauses and resumes its session by itself.
+ *
+ * A program connects, then calls throng_poll in its loop, and sends whenever it likes:
+ *
+ *     throng_options options = {.size = sizeof options, .endpoint = "127.0.0.1:12108", .pit = "alice"};
+ *     throng_client *client;
+ *     if (throng_connect(&options, &client) != THRONG_OK) fprintf(stderr, "%s\n", throng_error());
+ *     throng_event event;
+ *     while (throng_poll(client, 16, &event) >= 0) { ... }
+ *     throng_close(client);
+ *
+ * OWNERSHIP. What is passed in is copied before the function returns. What an event points to belongs to the client
+ * and is valid until its next throng_poll or throng_close. Texts are UTF-8 and end with a zero byte; texts passed in
+ * may be NULL for empty.
+ *
+ * THREADS. Every client has one thread of its own, which does the input and output. All functions but throng_poll and
+ * throng_close may be called for one client from several threads at a time. throng_poll is for one thread at a time:
+ * another one waits for its end. After throng_close nobody may use the client.
+ *
+ * ERRORS. Functions return THRONG_OK (or a positive count) or one of the negative codes below; throng_error() says in
+ * words what the last failure on the calling thread was. Requests are answered by events: the request number that
+ * the function stores is that of the event. The protocol has no negative answers, so a refused request fails with
+ * THRONG_EVENT_REQUEST_FAILED after five seconds. Calls take microseconds, but throng_connect waits for the login.
+ *
+ * Structures begin with their size, so that later versions can add fields: set it to sizeof. Fields that are zero
+ * have their default.
+ */
+#ifndef THRONG_H
+#define THRONG_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Version of this interface: rises by one with every addition; nothing is removed or changed. */
+#define THRONG_ABI_VERSION 1
+
+typedef struct throng_client throng_client;
+
+/* Results. */
+enum {
+    THRONG_OK = 0,
+    THRONG_ERROR_ARGUMENT = -1,      /* NULL where something is needed, text that is not UTF-8, a wrong size */
+    THRONG_ERROR_ENDPOINT = -2,      /* the endpoint or the certificates cannot be understood */
+    THRONG_ERROR_CONNECT = -3,       /* nobody answers, or not in time */
+    THRONG_ERROR_REFUSED = -4,       /* the gateway refused the login */
+    THRONG_ERROR_NOT_CONNECTED = -5, /* the connection is lost at the moment; it is being tried again */
+    THRONG_ERROR_QUEUE_FULL = -6,    /* more waits to be sent, or to be answered, than the limit allows */
+    THRONG_ERROR_TOO_LARGE = -7,     /* no packet can hold the message */
+    THRONG_ERROR_CLOSED = -8,        /* the connection has ended for good */
+    THRONG_ERROR_INTERNAL = -9       /* a mistake of this library; the client should be closed */
+};
+
+/* Kinds of events, and which fields of throng_event they use besides `kind`. */
+enum {
+    THRONG_EVENT_AUTHENTICATED = 1,   /* conn; flag: the session is being resumed */
+    THRONG_EVENT_RECOVERED = 2,       /* one per channel of a resumed session: channel, channel_type, conn (owner),
+                                         text (name of the data's type), data */
+    THRONG_EVENT_RECOVERY_END = 3,    /* the last of them was told */
+    THRONG_EVENT_CREATED = 4,         /* request, channel, channel_type, conn (owner), text (metadata) */
+    THRONG_EVENT_REMOVED = 5,         /* request, channel */
+    THRONG_EVENT_LISTED = 6,          /* one per channel of a list: request, channel, channel_type, text (metadata) */
+    THRONG_EVENT_LIST_END = 7,        /* request */
+    THRONG_EVENT_SUBSCRIBED = 8,      /* request, channel, channel_type, conn, flag: conn is a server */
+    THRONG_EVENT_UNSUBSCRIBED = 9,    /* the same */
+    THRONG_EVENT_UPDATE = 10,         /* channel, text (name of the data's type), data */
+    THRONG_EVENT_MESSAGE = 11,        /* channel, msg_type, conn, broadcast, data */
+    THRONG_EVENT_PEER = 12,           /* to the owner of GLOBAL, a login: conn, code (0 = admitted), flag: it returned */
+    THRONG_EVENT_OWNER_LOST = 13,     /* channel */
+    THRONG_EVENT_OWNER_RECOVERED = 14,/* channel */
+    THRONG_EVENT_REQUEST_FAILED = 15, /* request, code (1 = no answer in time, 2 = the connection ended) */
+    THRONG_EVENT_DISCONNECTED = 16,   /* text (why); it is tried again, THRONG_EVENT_AUTHENTICATED follows */
+    THRONG_EVENT_OTHER = 17           /* request, channel, msg_type, broadcast, data */
+};
+
+enum { THRONG_CLIENT = 0, THRONG_SERVER = 1 };
+
+/* Types of channels; games may use others. */
+enum {
+    THRONG_CHANNEL_GLOBAL = 1,
+    THRONG_CHANNEL_PRIVATE = 2,
+    THRONG_CHANNEL_SUBWORLD = 3,
+    THRONG_CHANNEL_SPATIAL = 4,
+    THRONG_CHANNEL_ENTITY = 5
+};
+
+enum { THRONG_ACCESS_DEFAULT = 0, THRONG_ACCESS_NONE = 1, THRONG_ACCESS_READ = 2, THRONG_ACCESS_WRITE = 3 };
+
+/* Who receives a server's message; combine with |. */
+enum {
+    THRONG_TO_OWNER = 0,
+    THRONG_TO_ONE = 1,
+    THRONG_TO_ALL = 2,
+    THRONG_TO_ALL_BUT_SENDER = 4,
+    THRONG_TO_ALL_BUT_OWNER = 8,
+    THRONG_TO_ALL_BUT_CLIENTS = 16,
+    THRONG_TO_ALL_BUT_SERVERS = 32,
+    THRONG_TO_ADJACENT = 64
+};
+
+typedef struct throng_options {
+    size_t size;
+    const char *endpoint;    /* HOST:PORT, or tcp://, tls://, ws://, wss:// in front of it */
+    const char *pit;         /* who this is: the player identifier token */
+    const char *login_token; /* the proof */
+    const char *ca_pem;      /* certificates to trust for tls:// and wss://, as PEM text (not a file name) */
+    uint32_t kind;           /* THRONG_CLIENT or THRONG_SERVER: which listener the endpoint is */
+    uint32_t reconnects;     /* attempts after a loss; 0 = for ever, UINT32_MAX = none */
+} throng_options;
+
+typedef struct throng_subscription {
+    size_t size;
+    uint32_t access;      /* THRONG_ACCESS_... */
+    uint32_t interval_ms; /* shortest time between two updates; 0 = default of the channel's type */
+    uint32_t receive_own; /* not 0: also get the updates that this connection sent */
+    uint32_t skip_first;  /* not 0: do not begin with the full state */
+} throng_subscription;
+
+typedef struct throng_create {
+    size_t size;
+    uint32_t channel_type;
+    const char *metadata;     /* free text by which lists are filtered */
+    const char *data_type;    /* full name of the data's type; NULL = no data */
+    const uint8_t *data;      /* serialized message */
+    size_t data_size;
+    uint32_t list_size_limit; /* longest list kept; 0 = unlimited */
+    uint32_t truncate_top;    /* not 0: of a list that is too long drop the front */
+    uint32_t replace_list;    /* not 0: a list in an update replaces the list */
+    uint32_t check_removable; /* not 0: entries of maps whose value has removed = true are deleted */
+    throng_subscription subscription; /* of the creator; its size may be 0 for the defaults */
+} throng_create;
+
+typedef struct throng_event {
+    uint32_t kind;         /* THRONG_EVENT_... */
+    uint32_t request;      /* the request that this answers; 0 = none */
+    uint32_t channel;
+    uint32_t channel_type;
+    uint32_t conn;
+    uint32_t msg_type;
+    uint32_t broadcast;
+    uint32_t code;
+    uint32_t flag;
+    const char *text;      /* never NULL */
+    const uint8_t *data;   /* never NULL */
+    size_t data_size;
+} throng_event;
+
+/* THRONG_ABI_VERSION of the library. */
+uint32_t throng_abi_version(void);
+
+/* What the last failure on this thread was; valid until the next call on it. Never NULL. */
+const char *throng_error(void);
+
+/* Connects and logs in; waits for the result, ten seconds at most for the connection and five for the login. */
+int32_t throng_connect(const throng_options *options, throng_client **client);
+
+/* Waits up to timeout_ms for the next event: 1 = stored in *event, 0 = none, THRONG_ERROR_CLOSED = no more will come. */
+int32_t throng_poll(throng_client *client, uint32_t timeout_ms, throng_event *event);
+
+/* Id of the connection, as the latest THRONG_EVENT_AUTHENTICATED that was polled said. */
+uint32_t throng_conn(const throng_client *client);
+
+/* Lists channels of a type (0 = all) whose metadata contains `metadata` (NULL = all). */
+int32_t throng_list(const throng_client *client, uint32_t channel_type, const char *metadata, uint32_t *request);
+
+/* Creates a channel; this connection owns it and is subscribed to it. */
+int32_t throng_create_channel(const throng_client *client, const throng_create *create, uint32_t *request);
+
+int32_t throng_remove_channel(const throng_client *client, uint32_t channel, uint32_t *request);
+
+/* Subscribes this connection (conn = 0), or for servers another one, to a channel. `subscription` may be NULL. */
+int32_t throng_subscribe(const throng_client *client, uint32_t channel, uint32_t conn,
+                         const throng_subscription *subscription, uint32_t *request);
+
+int32_t throng_unsubscribe(const throng_client *client, uint32_t channel, uint32_t conn, uint32_t *request);
+
+/* Sends an update of a channel's data: a serialized message, and the full name of its type. Not answered. */
+int32_t throng_update(const throng_client *client, uint32_t channel, const char *data_type, const uint8_t *data,
+                      size_t size);
+
+/* Sends a message (msg_type from 100 on) to the owner of a channel. Not answered. */
+int32_t throng_send(const throng_client *client, uint32_t channel, uint32_t msg_type, const uint8_t *data, size_t size);
+
+/* As a server, sends a message to those whom `broadcast` (THRONG_TO_...) selects; conn is the one of THRONG_TO_ONE. */
+int32_t throng_forward(const throng_client *client, uint32_t channel, uint32_t broadcast, uint32_t msg_type,
+                       uint32_t conn, const uint8_t *data, size_t size);
+
+/* Asks the gateway to close another connection. Not answered. */
+int32_t throng_disconnect(const throng_client *client, uint32_t conn);
+
+/* Sends what is still waiting, ends the connection and frees the client. NULL is allowed. */
+void throng_close(throng_client *client);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

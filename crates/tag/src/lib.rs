@@ -1,0 +1,176 @@
+//! Tag: a small game that shows what a game on Throng is made of.
+//!
+//! - `tag.proto` is the channel data, which the gateway merges and fans out, and the messages, which it passes on.
+//! - [`Arena`] is the game itself, without sockets and clock.
+//! - The game server owns a channel per room, brings players into rooms and sends what changes.
+//! - Simulated players are connections like any other.
+//! - `web/` is the page for people, on the TypeScript client; its built form is part of this crate.
+//!
+//! [`Tag::start`] connects all of that to a gateway that runs already.
+
+mod arena;
+pub mod messages;
+mod players;
+mod server;
+mod view;
+
+use std::net::SocketAddr;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use throng_client::{Client, ConnectError, Endpoint, EndpointError, RequestError, SessionConfig};
+use throng_http::{File, serve_files};
+use tokio::net::TcpListener;
+use tokio::runtime::Builder;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+pub use arena::Arena;
+
+/// `tag.proto`, which the gateway has to be given as a schema.
+pub const SCHEMA: &str = include_str!("../tag.proto");
+
+/// How to play.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The gateway's listener for game servers, TCP.
+    pub servers: SocketAddr,
+    /// Its listener for players, WebSocket.
+    pub players: SocketAddr,
+    /// Where to serve the page.
+    pub page: SocketAddr,
+    /// Simulated players.
+    pub simulated: usize,
+    /// Length of a round.
+    pub round: Duration,
+    /// Of the simulated players' moods.
+    pub seed: u64,
+}
+
+/// A game that is being played, on a thread of its own. Dropping it ends it.
+#[derive(Debug)]
+pub struct Tag {
+    /// Where the page is.
+    pub page: SocketAddr,
+    /// Dropped to end the thread.
+    _stop: oneshot::Sender<()>,
+}
+
+/// Why there is no game.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The system gives no thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[from] std::io::Error),
+    /// The players' address is none.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    /// The page's address is taken, most likely.
+    #[error("cannot serve the page on {addr}: {source}")]
+    Page {
+        /// The address.
+        addr: SocketAddr,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The gateway is not there, or refuses the game server.
+    #[error("cannot connect the game server: {0}")]
+    Connect(#[from] ConnectError),
+    /// The gateway has a game server already.
+    #[error("cannot open the game: {0}; is there another game server on this gateway?")]
+    Open(#[from] RequestError),
+}
+
+impl Tag {
+    /// Starts the game server, the simulated players and the page.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start(options: Options) -> Result<Tag, StartError> {
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (ready, started) = mpsc::sync_channel(1);
+        std::thread::Builder::new().name("tag".to_owned()).spawn(move || {
+            let runtime = match Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime,
+                // Nobody else holds the other end: it is waiting for this.
+                Err(error) => return drop(ready.send(Err(StartError::Thread(error)))),
+            };
+            runtime.block_on(async {
+                match start(options).await {
+                    Ok((page, _tasks)) => {
+                        drop(ready.send(Ok(page)));
+                        // An error says that the handle was dropped, which is what is waited for.
+                        let _ = stopped.await;
+                    }
+                    Err(error) => drop(ready.send(Err(error))),
+                }
+            });
+        })?;
+        let page = started.recv().unwrap_or(Err(StartError::Thread(std::io::ErrorKind::Other.into())))?;
+        Ok(Tag { page, _stop: stop })
+    }
+}
+
+/// Starts everything as tasks, which end when the set is dropped.
+async fn start(options: Options) -> Result<(SocketAddr, JoinSet<()>), StartError> {
+    let failed = |source| StartError::Page { addr: options.page, source };
+    let listener = TcpListener::bind(options.page).await.map_err(failed)?;
+    let page = listener.local_addr().map_err(failed)?;
+    let url = format!("ws://{}", options.players);
+    let players: Endpoint = url.parse()?;
+    let config = SessionConfig::server("tag", "");
+    let (client, events) = Client::connect(Endpoint::tcp(options.servers), config).await?;
+    let server = server::GameServer::open(client, options.round).await?;
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        if let Err(error) = server.run(events).await {
+            tracing::warn!(%error, "the game of tag has ended");
+        }
+    });
+    for index in 0..options.simulated {
+        let (endpoint, seed) = (players.clone(), options.seed);
+        tasks.spawn(async move {
+            if let Err(error) = players::play(endpoint, index, seed).await {
+                tracing::warn!(%error, "a simulated player of tag cannot connect");
+            }
+        });
+    }
+    let files = files(&url);
+    tasks.spawn(async move {
+        if let Err(error) = serve_files(listener, files, std::future::pending()).await {
+            tracing::warn!(%error, "the page of tag is gone");
+        }
+    });
+    Ok((page, tasks))
+}
+
+/// The page, and where it finds the gateway.
+fn files(gateway: &str) -> Vec<File> {
+    const SCRIPT: &str = "text/javascript; charset=utf-8";
+    macro_rules! built {
+        ($($path:literal),*) => {
+            [$(File::new(concat!("/", $path), SCRIPT, include_str!(concat!("../web/dist/", $path)))),*]
+        };
+    }
+    let scripts = built![
+        "tag.js",
+        "draw.js",
+        "model.js",
+        "throng/client.js",
+        "throng/errors.js",
+        "throng/events.js",
+        "throng/frame.js",
+        "throng/index.js",
+        "throng/messages.js",
+        "throng/proto.js",
+        "throng/state.js"
+    ];
+    let mut files = vec![
+        File::new("/", "text/html; charset=utf-8", include_str!("../web/index.html")),
+        // An address needs no escapes in JSON.
+        File::new("/config.json", "application/json", format!("{{\"gateway\":\"{gateway}\"}}")),
+    ];
+    files.extend(scripts);
+    files
+}

@@ -1,0 +1,140 @@
+//! The messages of `tag.proto`, which documents them.
+
+use std::collections::BTreeMap;
+
+/// Full name of the channel data's type.
+pub const ARENA_TYPE: &str = "tag.Arena";
+
+/// Numbers of the game's messages.
+pub const HELLO: u32 = 100;
+/// See [`Steer`].
+pub const STEER: u32 = 101;
+/// See [`Caught`].
+pub const CAUGHT: u32 = 110;
+
+/// What a room looks like.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ArenaData {
+    /// By connection.
+    #[prost(btree_map = "uint32, message", tag = "1")]
+    pub players: BTreeMap<u32, PlayerData>,
+    /// By connection.
+    #[prost(btree_map = "uint32, message", tag = "2")]
+    pub bodies: BTreeMap<u32, Body>,
+    /// The round.
+    #[prost(message, optional, tag = "3")]
+    pub round: Option<Round>,
+    /// What never changes.
+    #[prost(message, optional, tag = "4")]
+    pub rules: Option<Rules>,
+}
+
+/// A player but for the place.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct PlayerData {
+    /// Has left.
+    #[prost(bool, tag = "1")]
+    pub removed: bool,
+    /// As shown.
+    #[prost(string, tag = "2")]
+    pub name: String,
+    /// Of the colour, in degrees.
+    #[prost(uint32, tag = "3")]
+    pub hue: u32,
+    /// Played by a program.
+    #[prost(bool, tag = "4")]
+    pub simulated: bool,
+    /// Points of this round.
+    #[prost(uint32, tag = "5")]
+    pub score: u32,
+}
+
+/// A player's place, in quarters of a unit.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct Body {
+    /// Has left.
+    #[prost(bool, tag = "1")]
+    pub removed: bool,
+    /// Across.
+    #[prost(sint32, tag = "2")]
+    pub x: i32,
+    /// Down.
+    #[prost(sint32, tag = "3")]
+    pub y: i32,
+    /// Per second.
+    #[prost(sint32, tag = "4")]
+    pub vx: i32,
+    /// Per second.
+    #[prost(sint32, tag = "5")]
+    pub vy: i32,
+}
+
+/// A round; no field is ever zero.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct Round {
+    /// From 1 on.
+    #[prost(uint32, tag = "1")]
+    pub number: u32,
+    /// 1 played, 2 over.
+    #[prost(uint32, tag = "2")]
+    pub phase: u32,
+    /// Until the phase ends.
+    #[prost(uint32, tag = "3")]
+    pub seconds_left: u32,
+    /// Who has to catch the others.
+    #[prost(uint32, tag = "4")]
+    pub it: u32,
+    /// Who won the round before.
+    #[prost(uint32, tag = "5")]
+    pub winner: u32,
+}
+
+/// What never changes.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Rules {
+    /// Of the arena.
+    #[prost(uint32, tag = "1")]
+    pub width: u32,
+    /// Of the arena.
+    #[prost(uint32, tag = "2")]
+    pub height: u32,
+    /// Of every player.
+    #[prost(uint32, tag = "3")]
+    pub radius: u32,
+    /// Three numbers each.
+    #[prost(uint32, repeated, tag = "4")]
+    pub pillars: Vec<u32>,
+}
+
+/// Who a player is.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Hello {
+    /// As typed; the server cuts it.
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Played by a program.
+    #[prost(bool, tag = "2")]
+    pub simulated: bool,
+}
+
+/// Where a player wants to go.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct Steer {
+    /// Percent, across.
+    #[prost(sint32, tag = "1")]
+    pub x: i32,
+    /// Percent, down.
+    #[prost(sint32, tag = "2")]
+    pub y: i32,
+}
+
+/// One has caught another.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct Caught {
+    /// Was it.
+    #[prost(uint32, tag = "1")]
+    pub by: u32,
+    /// Is it now.
+    #[prost(uint32, tag = "2")]
+    pub who: u32,
+}

@@ -1,0 +1,233 @@
+//! The clients for other languages against the real program: TypeScript's own tests, and a chat room in which the
+//! samples of all languages meet. What is not installed here is left out, and the test says so.
+#![allow(clippy::print_stderr, reason = "says what is left out")]
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+// Its C interface has to be built; see `c_library`.
+use throng_client_ffi as _;
+
+#[path = "../../client/examples/chat_client.rs"]
+mod rust_sample;
+
+/// A busy machine starts Node and Godot in seconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn has(program: &str) -> bool {
+    let runs =
+        Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
+    if !runs {
+        eprintln!("left out: no {program} here; scripts/setup --tests installs it");
+    }
+    runs
+}
+
+/// Node with the packages that the tests need.
+fn has_node() -> bool {
+    let installed = repository().join("sdk/typescript/node_modules/typescript").exists();
+    if !installed {
+        eprintln!("left out: no packages in sdk/typescript; scripts/setup --tests installs them");
+    }
+    installed && has("node")
+}
+
+#[test]
+fn the_typescript_client_passes_its_tests() {
+    if !has_node() {
+        return;
+    }
+    let output = Command::new("npm")
+        .args(["test", "--silent"])
+        .current_dir(repository().join("sdk/typescript"))
+        .env("THRONG", env!("CARGO_BIN_EXE_throng"))
+        .output()
+        .expect("npm comes with node");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A process that ends with the test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A gateway in which clients may open rooms, with a listener for each kind of client.
+struct Gateway {
+    _process: Process,
+    tcp: String,
+    ws: String,
+    enet: String,
+}
+
+fn gateway(folder: &Path) -> Gateway {
+    let schema = repository().join("fixtures/proto/chat.proto");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_throng"))
+        .args(["up", "--only", "gateway", "--data", "data", "--http", "127.0.0.1:0"])
+        .args(["--gateway.servers.addr", "127.0.0.1:0", "--gateway.clients.addr", "127.0.0.1:0"])
+        .args(["--gateway.clients.extra", "ws://127.0.0.1:0,enet://127.0.0.1:0"])
+        .args(["--gateway.permissions", "channeld"])
+        .args(["--gateway.clients.state_machine", "client_authoratative"])
+        .arg("--schema")
+        .arg(schema)
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the program starts");
+    let mut players = String::new();
+    for line in BufReader::new(child.stdout.take().expect("it is piped")).lines() {
+        let line = line.expect("text");
+        if let Some(rest) = line.trim_start().strip_prefix("players") {
+            players = rest.to_owned();
+        }
+        if line.trim_start().starts_with("stop") {
+            break;
+        }
+    }
+    let of = |scheme: &str| {
+        let mut all = players.split_ascii_whitespace();
+        let found = all.find(|address| address.starts_with(scheme));
+        found.unwrap_or_else(|| panic!("no {scheme} in {players}")).to_owned()
+    };
+    Gateway { tcp: of("tcp://"), ws: of("ws://"), enet: of("enet://"), _process: Process(child) }
+}
+
+/// The shared library of the C interface: beside this test, where cargo puts it as a dependency of it.
+fn c_library() -> PathBuf {
+    let here = std::env::current_exe().expect("a test has a path");
+    here.parent().expect("in a folder").to_path_buf()
+}
+
+fn build_c_sample(folder: &Path) -> PathBuf {
+    let (crate_folder, library) = (repository().join("crates/client-ffi"), c_library());
+    let program = folder.join("chat");
+    let output = Command::new("cc")
+        .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror"])
+        .arg(crate_folder.join("sample/chat.c"))
+        .arg("-I")
+        .arg(crate_folder.join("include"))
+        .arg("-L")
+        .arg(&library)
+        .arg("-lthrong_client_ffi")
+        .arg(format!("-Wl,-rpath,{}", library.display()))
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .expect("cc runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    program
+}
+
+/// Starts a sample and passes its lines on with its name in front.
+fn start(command: &mut Command, name: &'static str, lines: &mpsc::Sender<(&'static str, String)>) -> Process {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let (stdout, mut stderr) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
+    let lines = lines.clone();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            let _ = lines.send((name, line));
+        }
+        let mut errors = String::new();
+        let _ = stderr.read_to_string(&mut errors);
+        let _ = lines.send((name, format!("ended {errors}")));
+    });
+    Process(child)
+}
+
+#[test]
+fn the_samples_of_all_languages_meet_in_a_room() {
+    let folder = tempfile::tempdir().expect("a folder for the test");
+    let gateway = gateway(folder.path());
+    let (lines, heard) = mpsc::channel();
+    let mut processes = Vec::new();
+    let mut names: Vec<&'static str> = Vec::new();
+    let mut saw = Vec::new();
+    // One after another: who comes first opens the room.
+    let mut join = |name: &'static str, mut command: Command, address: &str| {
+        command.args([address, name, "lobby", "hello"]);
+        processes.push(start(&mut command, name, &lines));
+        names.push(name);
+        wait_for(&heard, &mut saw, |saw| saw.contains(&(name, format!("<{name}> hello"))));
+    };
+    join("c", Command::new(build_c_sample(folder.path())), &gateway.tcp);
+    if has_node() {
+        let mut node = Command::new("node");
+        node.arg(repository().join("sdk/typescript/sample/chat.mjs"));
+        join("typescript", node, &gateway.ws);
+    }
+    if has("godot3-server") {
+        let mut godot = Command::new("godot3-server");
+        godot.arg("-s").arg(repository().join("sdk/godot/chat.gd")).arg("--").current_dir(folder.path());
+        join("godot", godot, &gateway.enet);
+    }
+
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let rust_lines = lines.clone();
+    let print = move |line| drop(rust_lines.send(("rust", line)));
+    let address = gateway.ws.clone();
+    let (bye, says_bye) = (address.clone(), |_| ());
+    runtime.spawn(async move {
+        let end = rust_sample::chat(&address, "rust", "lobby", "hello", print).await;
+        assert!(end.is_ok());
+    });
+    names.push("rust");
+    let everyone = names.clone();
+    wait_for(&heard, &mut saw, |saw| {
+        everyone.iter().all(|name| saw.contains(&(*name, "<rust> hello".to_owned())))
+    });
+    runtime.block_on(async {
+        let end = rust_sample::chat(&bye, "host", "lobby", "bye", says_bye).await;
+        end.expect("the host can say it");
+    });
+    wait_for(&heard, &mut saw, |saw| {
+        everyone.iter().all(|name| saw.contains(&(*name, "<host> bye".to_owned())))
+    });
+    // Who opened the room says so, and nobody lost the connection.
+    assert!(saw.contains(&("c", "<room> it is open".to_owned())), "{saw:?}");
+    assert!(!saw.iter().any(|(_, line)| line.contains("lost")), "{saw:?}");
+}
+
+fn wait_for(
+    heard: &mpsc::Receiver<(&'static str, String)>,
+    saw: &mut Vec<(&'static str, String)>,
+    done: impl Fn(&[(&'static str, String)]) -> bool,
+) {
+    while !done(saw) {
+        match heard.recv_timeout(PATIENCE) {
+            Ok(line) => saw.push(line),
+            Err(_) => panic!("waited in vain; so far: {saw:?}"),
+        }
+    }
+}
+
+#[test]
+fn samples_are_short() {
+    for sample in [
+        "crates/client/examples/chat_client.rs",
+        "crates/client-ffi/sample/chat.c",
+        "sdk/typescript/sample/chat.mjs",
+        "sdk/godot/chat.gd",
+    ] {
+        let text = std::fs::read_to_string(repository().join(sample)).expect(sample);
+        assert!(text.lines().count() < 100, "{sample} has {} lines", text.lines().count());
+    }
+}

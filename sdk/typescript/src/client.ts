@@ -1,0 +1,545 @@
+import { ThrongError } from "./errors.js";
+import { Emitter, report, type ThrongEvents } from "./events.js";
+import { encodeEntry, encodeFrame, FrameReader, type Message, PACKET_BYTES_MAX } from "./frame.js";
+import {
+  Broadcast, type ChannelInfo, type CreateOptions, decode, encode, MessageType, type RecoveredChannel,
+  type SubscribeOptions,
+} from "./messages.js";
+import { ChannelState, type Merge } from "./state.js";
+
+/** The part of a WebSocket that is used: that of browsers, of Node from 22 on, and of the package `ws`. */
+export interface WebSocketLike {
+  binaryType: string;
+  readonly bufferedAmount: number;
+  onopen: ((event: never) => void) | null;
+  onmessage: ((event: never) => void) | null;
+  onclose: ((event: never) => void) | null;
+  onerror: ((event: never) => void) | null;
+  send(data: Uint8Array<ArrayBuffer>): void;
+  close(): void;
+}
+
+/** When and how often a lost connection is tried again. */
+export interface Backoff {
+  /** Pause before the first attempt in milliseconds; 100 by default. Every failure doubles it. */
+  firstMs?: number;
+  /** Longest pause in milliseconds; 10,000 by default. */
+  longestMs?: number;
+  /** Attempts before giving up; for ever by default. */
+  attempts?: number;
+}
+
+/** Settings of a connection. */
+export interface ThrongOptions {
+  /** Who this is: the player identifier token. */
+  pit?: string;
+  /** The proof, checked by the gateway's authentication provider. */
+  loginToken?: string;
+  /** Which listener the address belongs to; decides how user-space messages are wrapped. Players by default. */
+  kind?: "client" | "server";
+  /** How to reconnect; `false` for not at all. */
+  reconnect?: Backoff | false;
+  /** Longest time for connecting and logging in; 5,000 by default. */
+  authTimeoutMs?: number;
+  /** Longest time for an answer; 5,000 by default. */
+  requestTimeoutMs?: number;
+  /** Bytes that may wait to be sent; 1 MiB by default. Sending more fails with `queue_full`. */
+  queueBytesMax?: number;
+  /** Constructor to use where there is no global WebSocket: `import { WebSocket } from "ws"` in Node before 22. */
+  webSocket?: new (url: string) => WebSocketLike;
+}
+
+/** Events of a {@link Throng.stream} that nobody has taken; more end it. */
+const STREAM_EVENTS_MAX = 1024;
+
+type State = "connecting" | "authenticating" | "recovering" | "open" | "waiting" | "closed";
+
+interface Request {
+  type: number;
+  /** The channel that a REMOVE_CHANNEL names: some gateways answer it without a stub. */
+  victim: number;
+  resolve(body: Uint8Array): void;
+  reject(error: ThrongError): void;
+  timer: ReturnType<typeof setTimeout>;
+}
+
+/**
+ * A connection to a gateway. It logs in, answers requests with promises, tells the rest as events, and after a
+ * loss returns with growing pauses and takes up its session where it was.
+ *
+ * ```ts
+ * const throng = await Throng.connect("ws://127.0.0.1:12108", { pit: "alice" });
+ * throng.on("message", (message) => console.log(message.type, message.payload));
+ * throng.send(0, 100, new TextEncoder().encode("hello"));
+ * ```
+ *
+ * Channel data is state: a slow reader may get several updates merged into one, or everything again.
+ */
+export class Throng extends Emitter<ThrongEvents> {
+  readonly #url: string;
+  readonly #options: ThrongOptions;
+  readonly #socketType: new (url: string) => WebSocketLike;
+  #state: State = "connecting";
+  #socket: WebSocketLike | undefined;
+  #reader = new FrameReader();
+  #conn = 0;
+  #resumeToken = new Uint8Array() as Uint8Array;
+  #attempt = 0;
+  #timer: ReturnType<typeof setTimeout> | undefined;
+  /** Entries that wait for the end of the login or of this turn of the event loop. */
+  #queue: Uint8Array[] = [];
+  #queuedBytes = 0;
+  #flushing = false;
+  #requests = new Map<number, Request>();
+  #lastStub = 1;
+  #states = new Map<number, Set<ChannelState<never>>>();
+  /** What arrived while recovering. */
+  #held: Message[] = [];
+  #recovered: RecoveredChannel[] = [];
+  #malformed = 0;
+  #admitted: { resolve(): void; reject(error: ThrongError): void } | undefined;
+
+  private constructor(url: string, options: ThrongOptions) {
+    super();
+    this.#url = url;
+    this.#options = options;
+    const type = options.webSocket ?? (globalThis as { WebSocket?: typeof WebSocket }).WebSocket;
+    if (type === undefined) {
+      throw new ThrongError("no_websocket", "no global WebSocket here; pass one as the option webSocket");
+    }
+    this.#socketType = type as new (url: string) => WebSocketLike;
+  }
+
+  /**
+   * Connects and logs in.
+   *
+   * @throws ThrongError `closed` when nobody answers, `refused` when the login is, `timeout` when it takes too long.
+   */
+  static async connect(url: string, options: ThrongOptions = {}): Promise<Throng> {
+    const throng = new Throng(url, options);
+    await new Promise<void>((resolve, reject) => {
+      throng.#admitted = { resolve, reject };
+      throng.#open();
+    });
+    return throng;
+  }
+
+  /** Id of this connection; kept during a loss until the next login. */
+  get conn(): number {
+    return this.#conn;
+  }
+
+  /** Whether what is sent now goes out now. */
+  get isOpen(): boolean {
+    return this.#state === "open";
+  }
+
+  /** Received messages whose body did not decode; they are dropped. */
+  get malformed(): number {
+    return this.#malformed;
+  }
+
+  /** Creates a channel; the creator owns it and is subscribed to it. */
+  async createChannel(create: CreateOptions): Promise<ChannelInfo & { owner: number }> {
+    return decode.created(await this.#request(0, MessageType.CREATE_CHANNEL, encode.create(create)));
+  }
+
+  /** Removes a channel. */
+  async removeChannel(channel: number): Promise<void> {
+    await this.#request(0, MessageType.REMOVE_CHANNEL, encode.id(channel), channel);
+  }
+
+  /** Channels of a type (all without one) whose metadata contains one of the filters (all without any). */
+  async listChannels(filter: { type?: number; metadata?: string[] } = {}): Promise<ChannelInfo[]> {
+    const body = encode.list(filter.type, filter.metadata ?? []);
+    return decode.list(await this.#request(0, MessageType.LIST_CHANNEL, body));
+  }
+
+  /** Subscribes this connection, or for servers another one, to a channel; gives the options in force. */
+  async subscribe(channel: number, options?: SubscribeOptions, conn?: number): Promise<SubscribeOptions> {
+    const body = encode.subscribe(conn ?? this.#conn, options);
+    return decode.subscribed(await this.#request(channel, MessageType.SUB_TO_CHANNEL, body)).options;
+  }
+
+  /** Changes the options of a subscription. Not answered. */
+  changeSubscription(channel: number, options: SubscribeOptions, conn?: number): void {
+    this.sendRaw(channel, MessageType.SUB_TO_CHANNEL, encode.subscribe(conn ?? this.#conn, options));
+  }
+
+  /** Ends a subscription: of this connection, or for servers of another one. Nothing of the channel follows. */
+  async unsubscribe(channel: number, conn?: number): Promise<void> {
+    await this.#request(channel, MessageType.UNSUB_FROM_CHANNEL, encode.id(conn ?? this.#conn));
+  }
+
+  /** Sends an update of a channel's data: a serialized message and the full name of its type. Not answered. */
+  update(channel: number, type: string, value: Uint8Array): void {
+    this.sendRaw(channel, MessageType.CHANNEL_DATA_UPDATE, encode.update({ type, value }));
+  }
+
+  /** Sends a user-space message (`type` from 100 on) to the owner of a channel. Not answered. */
+  send(channel: number, type: number, payload: Uint8Array): void {
+    if (this.#options.kind === "server") this.forward(channel, type, payload);
+    else this.sendRaw(channel, type, payload);
+  }
+
+  /** As a server, sends a user-space message to those whom `broadcast` selects. Not answered. */
+  forward(channel: number, type: number, payload: Uint8Array, broadcast: number = Broadcast.NONE, client = 0): void {
+    this.sendRaw(channel, type, encode.forward(client, payload), broadcast);
+  }
+
+  /** Asks the gateway to close another connection. Not answered. */
+  disconnect(conn: number): void {
+    this.sendRaw(0, MessageType.DISCONNECT, encode.id(conn));
+  }
+
+  /**
+   * Sends any message as it is. During a login it waits for the result.
+   *
+   * @throws ThrongError `not_connected` after a loss until the next attempt, `too_large`, or `queue_full`.
+   */
+  sendRaw(channel: number, type: number, body: Uint8Array, broadcast = 0, stub = 0): void {
+    if (this.#state === "closed" || this.#state === "waiting") {
+      throw new ThrongError("not_connected", "there is no connection; wait for the event `authenticated`");
+    }
+    const entry = encodeEntry({ channel, broadcast, stub, type, body });
+    if (entry.length > PACKET_BYTES_MAX) {
+      throw new ThrongError("too_large", `a message of ${entry.length} bytes; the limit is ${PACKET_BYTES_MAX}`);
+    }
+    const limit = this.#options.queueBytesMax ?? 1 << 20;
+    const waiting = this.#queuedBytes + (this.#socket?.bufferedAmount ?? 0);
+    if (waiting + entry.length > limit) {
+      throw new ThrongError("queue_full", `${waiting} of ${limit} bytes are waiting to be sent`);
+    }
+    this.#queue.push(entry);
+    this.#queuedBytes += entry.length;
+    if (this.#state === "open" && !this.#flushing) {
+      // What is sent in the same turn shares a frame.
+      this.#flushing = true;
+      queueMicrotask(() => this.#flush());
+    }
+  }
+
+  /** Keeps the data of a channel with the game's own merge. */
+  track<T>(channel: number, merge: Merge<T>): ChannelState<T> {
+    const state = new ChannelState<T>(channel, merge, (stopped) => {
+      const set = this.#states.get(channel);
+      set?.delete(stopped as unknown as ChannelState<never>);
+      if (set?.size === 0) this.#states.delete(channel);
+    });
+    let set = this.#states.get(channel);
+    if (set === undefined) this.#states.set(channel, (set = new Set()));
+    set.add(state as unknown as ChannelState<never>);
+    return state;
+  }
+
+  /**
+   * Events of one name from now on, for `for await`. Ends with the connection, or with the loop over it.
+   *
+   * @throws ThrongError `queue_full` from the iteration when 1,024 events wait.
+   */
+  stream<K extends keyof ThrongEvents>(name: K): AsyncGenerator<ThrongEvents[K], void, void> {
+    const waiting: ThrongEvents[K][] = [];
+    let wake = (): void => undefined;
+    let ended = this.#state === "closed";
+    let overflow = false;
+    const stops = [
+      this.on(name, (event) => {
+        overflow ||= waiting.length >= STREAM_EVENTS_MAX;
+        if (!overflow) waiting.push(event);
+        wake();
+      }),
+      this.on("closed", () => {
+        ended = true;
+        wake();
+      }),
+    ];
+    // The listeners are there before the first step of the loop, so that nothing is missed.
+    return (async function* () {
+      try {
+        while (true) {
+          const event = waiting.shift();
+          if (event !== undefined) yield event;
+          else if (overflow) throw new ThrongError("queue_full", `${STREAM_EVENTS_MAX} events were not taken`);
+          else if (ended) return;
+          else await new Promise<void>((resolve) => (wake = resolve));
+        }
+      } finally {
+        for (const stop of stops) stop();
+      }
+    })();
+  }
+
+  /** Ends the connection for good. What was sent before still goes out. */
+  close(): void {
+    if (this.#state === "open") this.#flush();
+    this.#end("closed by the application", new ThrongError("closed", "the connection was closed"));
+  }
+
+  #open(): void {
+    this.#state = "connecting";
+    this.#reader = new FrameReader();
+    this.#arm(this.#options.authTimeoutMs ?? 5_000, () =>
+      this.#lost("no login result in time", new ThrongError("timeout", "no login result in time")),
+    );
+    let socket: WebSocketLike;
+    try {
+      socket = new this.#socketType(this.#url);
+    } catch (error) {
+      return this.#end(String(error), new ThrongError("closed", `cannot connect to ${this.#url}: ${String(error)}`));
+    }
+    this.#socket = socket;
+    socket.binaryType = "arraybuffer";
+    socket.onopen = () => {
+      if (socket !== this.#socket) return;
+      this.#state = "authenticating";
+      // An empty token asks for one.
+      const body = encode.auth(this.#options.pit ?? "", this.#options.loginToken ?? "", this.#resumeToken);
+      const entry = encodeEntry({ channel: 0, broadcast: 0, stub: 1, type: MessageType.AUTH, body });
+      socket.send(encodeFrame([entry]));
+    };
+    socket.onmessage = (event: { data: ArrayBuffer }) => {
+      if (socket !== this.#socket) return;
+      let messages: Message[];
+      try {
+        messages = this.#reader.feed(new Uint8Array(event.data));
+      } catch (error) {
+        return this.#lost(String(error), error as ThrongError);
+      }
+      for (const message of messages) {
+        // A listener may have closed the connection meanwhile.
+        if (socket !== this.#socket) return;
+        try {
+          this.#receive(message);
+        } catch {
+          this.#malformed++;
+        }
+      }
+    };
+    const gone = (): void => {
+      if (socket !== this.#socket) return;
+      this.#lost("the transport ended", new ThrongError("closed", `no connection to ${this.#url}`));
+    };
+    socket.onclose = gone;
+    // Of an error nothing can be learnt; a closure follows it.
+    socket.onerror = () => undefined;
+  }
+
+  #receive(message: Message): void {
+    const recovering = this.#state === "recovering";
+    switch (message.type) {
+      case MessageType.AUTH:
+        return this.#handleAuth(message);
+      case MessageType.RECOVERY_CHANNEL_DATA:
+        if (recovering) return this.#handleRecovery(decode.recovery(message.body));
+        break;
+      case MessageType.RECOVERY_END:
+        if (recovering) return this.#handleRecoveryEnd();
+        break;
+    }
+    if (recovering) {
+      // The input may be reused; what is held must not change.
+      this.#held.push({ ...message, body: message.body.slice() });
+    } else {
+      this.#deliver(message);
+    }
+  }
+
+  #handleAuth(message: Message): void {
+    const { result, conn, recovering, resumeToken } = decode.auth(message.body);
+    if (this.#state !== "authenticating") return this.emit("peer", { conn, result, recovering });
+    if (result !== 0) {
+      const why = ["", "the player is refused", "the login token is refused"][result] ?? `login result ${result}`;
+      return this.#end(why, new ThrongError("refused", why));
+    }
+    clearTimeout(this.#timer);
+    this.#conn = conn;
+    this.#attempt = 0;
+    if (resumeToken.length > 0) this.#resumeToken = resumeToken;
+    this.#state = recovering ? "recovering" : "open";
+    if (!recovering) this.#resetStates();
+    const admitted = this.#admitted;
+    this.#admitted = undefined;
+    admitted?.resolve();
+    this.emit("authenticated", { conn, resumed: recovering });
+    if (!recovering) this.#flush();
+  }
+
+  #handleRecovery(part: RecoveredChannel): void {
+    // Updates of the channel that came before are contained in its data.
+    this.#held = this.#held.filter(
+      (held) => held.type !== MessageType.CHANNEL_DATA_UPDATE || held.channel !== part.channel,
+    );
+    if (part.data !== undefined) part.data.value = part.data.value.slice();
+    const known = this.#recovered.find((channel) => channel.channel === part.channel);
+    if (known === undefined) {
+      this.#recovered.push(part);
+    } else if (known.data !== undefined && part.data !== undefined) {
+      // Data over the size of a packet comes in parts; serialized messages merge by standing side by side.
+      const whole = new Uint8Array(known.data.value.length + part.data.value.length);
+      whole.set(known.data.value);
+      whole.set(part.data.value, known.data.value.length);
+      known.data.value = whole;
+    }
+  }
+
+  #handleRecoveryEnd(): void {
+    const time = (channel: RecoveredChannel): bigint => channel.subscribedAtUnixNs;
+    const channels = this.#recovered.sort((a, b) => (time(a) < time(b) ? -1 : time(a) > time(b) ? 1 : 0));
+    const held = this.#held;
+    this.#recovered = [];
+    this.#held = [];
+    this.#state = "open";
+    this.#resetStates();
+    for (const { channel, data } of channels) {
+      if (data !== undefined) this.#apply(channel, data.value, data.type);
+    }
+    this.emit("recovered", { channels });
+    for (const message of held) this.#deliver(message);
+    this.#flush();
+  }
+
+  #deliver(message: Message): void {
+    const { channel, type, broadcast, stub, body } = message;
+    let victim = 0;
+    switch (type) {
+      case MessageType.CHANNEL_DATA_UPDATE: {
+        const update = decode.update(body);
+        this.#apply(channel, update.value, update.type);
+        return this.emit("update", { channel, ...update });
+      }
+      case MessageType.CREATE_CHANNEL:
+        this.emit("created", decode.created(body));
+        break;
+      case MessageType.REMOVE_CHANNEL:
+        victim = decode.id(body);
+        this.#resetStates(victim);
+        this.emit("removed", { channel: victim });
+        break;
+      case MessageType.LIST_CHANNEL:
+        break;
+      case MessageType.SUB_TO_CHANNEL:
+        this.emit("subscribed", { channel, ...decode.subscribed(body) });
+        break;
+      case MessageType.UNSUB_FROM_CHANNEL: {
+        const unsubscribed = decode.unsubscribed(body);
+        if (unsubscribed.conn === this.#conn) this.#resetStates(channel);
+        this.emit("unsubscribed", { channel, ...unsubscribed });
+        break;
+      }
+      case MessageType.CHANNEL_OWNER_LOST:
+        return this.emit("ownerLost", { channel });
+      case MessageType.CHANNEL_OWNER_RECOVERED:
+        return this.emit("ownerRecovered", { channel });
+      default:
+        if (type >= MessageType.USER_SPACE_START) {
+          return this.emit("message", { channel, type, broadcast, stub, ...decode.forward(body) });
+        }
+        this.emit("other", { channel, type, stub, body });
+    }
+    this.#answer(type, stub, victim, body);
+  }
+
+  #answer(type: number, stub: number, victim: number, body: Uint8Array): void {
+    let found = stub;
+    if (stub === 0 && type === MessageType.REMOVE_CHANNEL) {
+      for (const [key, request] of this.#requests) if (request.type === type && request.victim === victim) found = key;
+    }
+    const request = this.#requests.get(found);
+    if (request === undefined || request.type !== type) return;
+    this.#requests.delete(found);
+    clearTimeout(request.timer);
+    request.resolve(body);
+  }
+
+  #request(channel: number, type: number, body: Uint8Array, victim = 0): Promise<Uint8Array> {
+    return new Promise((resolve, reject) => {
+      // Stub 1 is the login's. Ids are not used again soon, so that a late answer is not taken for another's.
+      const stub = (this.#lastStub = this.#lastStub >= 0xffff_ffff ? 2 : this.#lastStub + 1);
+      this.sendRaw(channel, type, body, 0, stub);
+      const timer = setTimeout(() => {
+        this.#requests.delete(stub);
+        reject(new ThrongError("timeout", "no answer in time; the gateway does not answer requests that it refuses"));
+      }, this.#options.requestTimeoutMs ?? 5_000);
+      this.#requests.set(stub, { type, victim, resolve, reject, timer });
+    });
+  }
+
+  #apply(channel: number, value: Uint8Array, type: string): void {
+    for (const state of [...(this.#states.get(channel) ?? [])]) report(() => state.apply(value, type));
+  }
+
+  /** Of one channel, or all. */
+  #resetStates(channel?: number): void {
+    for (const [key, states] of this.#states) {
+      if (channel === undefined || channel === key) for (const state of states) state.reset();
+    }
+  }
+
+  #flush(): void {
+    this.#flushing = false;
+    if (this.#state !== "open") return;
+    let packet: Uint8Array[] = [];
+    let size = 0;
+    for (const entry of this.#queue) {
+      if (size + entry.length > PACKET_BYTES_MAX) {
+        this.#socket?.send(encodeFrame(packet));
+        packet = [];
+        size = 0;
+      }
+      packet.push(entry);
+      size += entry.length;
+    }
+    if (size > 0) this.#socket?.send(encodeFrame(packet));
+    this.#queue = [];
+    this.#queuedBytes = 0;
+  }
+
+  /** This connection is over; another one may follow. */
+  #lost(reason: string, error: ThrongError): void {
+    const { reconnect } = this.#options;
+    // A first connection that fails is reported by `connect`, not tried again behind its back.
+    if (reconnect === false || this.#admitted !== undefined || this.#attempt >= (reconnect?.attempts ?? Infinity)) {
+      return this.#end(reason, error);
+    }
+    this.#drop();
+    this.#state = "waiting";
+    const full = Math.min((reconnect?.firstMs ?? 100) * 2 ** Math.min(this.#attempt, 20), reconnect?.longestMs ?? 10_000);
+    // Between half and the whole, so that those who lost their gateway together do not return together.
+    const pauseMs = full * (0.5 + Math.random() / 2);
+    this.#attempt++;
+    this.#arm(pauseMs, () => this.#open());
+    this.emit("reconnecting", { attempt: this.#attempt, pauseMs, reason });
+  }
+
+  #end(reason: string, error: ThrongError): void {
+    if (this.#state === "closed") return;
+    this.#drop();
+    this.#state = "closed";
+    clearTimeout(this.#timer);
+    this.#admitted?.reject(error);
+    this.#admitted = undefined;
+    this.emit("closed", { reason });
+  }
+
+  /** Forgets what belongs to one connection. */
+  #drop(): void {
+    const socket = this.#socket;
+    this.#socket = undefined;
+    socket?.close();
+    this.#queue = [];
+    this.#queuedBytes = 0;
+    this.#held = [];
+    this.#recovered = [];
+    const requests = [...this.#requests.values()];
+    this.#requests.clear();
+    for (const request of requests) {
+      clearTimeout(request.timer);
+      request.reject(new ThrongError("closed", "the connection ended before the answer"));
+    }
+  }
+
+  #arm(ms: number, act: () => void): void {
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(act, ms);
+  }
+}

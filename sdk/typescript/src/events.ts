@@ -1,0 +1,78 @@
+import type { ChannelInfo, Payload, RecoveredChannel, SubscribeOptions } from "./messages.js";
+
+/** What a connection tells its application, by name. */
+export interface ThrongEvents {
+  /** The gateway admitted this connection, at first or again. */
+  authenticated: {
+    /** Id of the connection; the old one when it was resumed. */
+    conn: number;
+    /** The gateway restored the session: `recovered` follows, and subscriptions are as before. */
+    resumed: boolean;
+  };
+  /** The subscriptions of a resumed session, oldest first. What arrived meanwhile follows. */
+  recovered: { channels: RecoveredChannel[] };
+  /** The connection was lost; another attempt follows after the pause. */
+  reconnecting: { attempt: number; pauseMs: number; reason: string };
+  /** The connection is over for good. */
+  closed: { reason: string };
+  /** Data of a channel: first everything, then what changed. */
+  update: { channel: number } & Payload;
+  /** A user-space message. */
+  message: {
+    channel: number;
+    /** Its number, from 100 on. */
+    type: number;
+    payload: Uint8Array;
+    /** For servers the client that sent it, for clients what the server wrote. */
+    client: number;
+    broadcast: number;
+    stub: number;
+  };
+  /** A channel was created; also as a copy to the owner of GLOBAL. */
+  created: ChannelInfo & { owner: number };
+  removed: { channel: number };
+  /** A connection was subscribed to a channel: this one, or another one to a channel that this one owns. */
+  subscribed: { channel: number; conn: number; kind: number; type: number; options: SubscribeOptions };
+  unsubscribed: { channel: number; conn: number; kind: number; type: number };
+  /** To the owner of GLOBAL: somebody logged in. Result 0 is success. */
+  peer: { conn: number; result: number; recovering: boolean };
+  /** The owner of a channel was lost and may return. */
+  ownerLost: { channel: number };
+  ownerRecovered: { channel: number };
+  /** A message below 100 that has no event of its own. */
+  other: { channel: number; type: number; stub: number; body: Uint8Array };
+}
+
+/** A listener of one event. */
+export type Listener<T> = (event: T) => void;
+
+/** Calls the application's code. What it throws is reported as uncaught and stops nobody else. @internal */
+export function report(call: () => void): void {
+  try {
+    call();
+  } catch (error) {
+    queueMicrotask(() => {
+      throw error;
+    });
+  }
+}
+
+/** Listeners by event. What one throws is reported as uncaught; the others still hear. */
+export class Emitter<Events> {
+  #listeners = new Map<keyof Events, Set<Listener<never>>>();
+
+  /** Calls `listener` for every event of that name from now on. Returns how to stop. */
+  on<K extends keyof Events>(name: K, listener: Listener<Events[K]>): () => void {
+    let set = this.#listeners.get(name);
+    if (set === undefined) this.#listeners.set(name, (set = new Set()));
+    set.add(listener);
+    return () => void set.delete(listener);
+  }
+
+  /** @internal */
+  protected emit<K extends keyof Events>(name: K, event: Events[K]): void {
+    for (const listener of [...(this.#listeners.get(name) ?? [])]) {
+      report(() => (listener as Listener<Events[K]>)(event));
+    }
+  }
+}
