@@ -56,8 +56,7 @@ pub(crate) struct Subscription {
     pub(crate) address: Address,
     pub(crate) kind: ConnKind,
     pub(crate) options: Options,
-    /// The subscriber named its interval itself: network level of detail leaves it alone.
-    pub(crate) rate_asked: bool,
+    pub(crate) rate_by: RateBy,
     pub(crate) since: Instant,
     /// It has had a full state, or wants none.
     pub(crate) had_first: bool,
@@ -66,6 +65,17 @@ pub(crate) struct Subscription {
     /// Channel time in nanoseconds from which its windows count.
     pub(crate) anchor: i64,
     pub(crate) place: Place,
+}
+
+/// Who chose the interval of a subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RateBy {
+    /// Nobody.
+    Default,
+    /// The subscriber named it: network level of detail leaves it alone.
+    Subscriber,
+    /// The gateway, by distance. Such subscriptions share their windows, see [`Channel::shared_phase`].
+    Gateway,
 }
 
 /// The place of a connection that was lost and may return.
@@ -163,7 +173,7 @@ impl Channel {
         hasher: IdHasher,
     ) -> Self {
         // Cells and entities tick together: what a thousand of them have for one subscriber leaves in one write.
-        let together = matches!(channel_type, ChannelType::SPATIAL | ChannelType::ENTITY);
+        let together = is_of_world(channel_type);
         let tick = u64::try_from(settings.tick_interval.as_nanos()).unwrap_or(u64::MAX);
         let since_tick = now.as_nanos().checked_rem(tick).filter(|_| together).unwrap_or(0);
         Self {
@@ -181,6 +191,11 @@ impl Channel {
             fan: FanOut::default(),
             objects: BTreeMap::new(),
         }
+    }
+
+    /// One of the many channels that a player of a world is subscribed to.
+    pub(crate) fn is_of_world(&self) -> bool {
+        is_of_world(self.channel_type)
     }
 
     pub(crate) fn subscription(&self, conn: ConnId) -> Option<&Subscription> {
@@ -223,7 +238,7 @@ impl Channel {
             address,
             kind,
             options,
-            rate_asked: false,
+            rate_by: RateBy::Default,
             since,
             had_first,
             stale: false,
@@ -250,7 +265,7 @@ impl Channel {
         }
         let access_changed = before.access != sub.options.access;
         if before != sub.options {
-            self.options_changed(board, key, &before, false);
+            self.options_changed(board, key, &before);
         }
         if access_changed { Subscribed::AccessChanged } else { Subscribed::Silently }
     }
@@ -263,6 +278,7 @@ impl Channel {
         interval_ms: u32,
         masks: Option<&[String]>,
     ) {
+        self.subs[key as usize].rate_by = RateBy::Gateway;
         let options = &mut self.subs[key as usize].options;
         if options.interval_ms == interval_ms && masks.is_none_or(|masks| options.masks == masks) {
             return;
@@ -276,7 +292,7 @@ impl Channel {
         if matches!(self.subs[key as usize].place, Place::Waiting { .. }) {
             return;
         }
-        self.options_changed(board, key, &before, true);
+        self.options_changed(board, key, &before);
     }
 
     /// Ends a subscription; false when there is none. The owner that unsubscribes is the owner no more.
@@ -372,6 +388,10 @@ impl Channel {
     pub(crate) fn time(&self, now: Instant) -> i64 {
         i64::try_from(now.since(self.created).as_nanos()).unwrap_or(i64::MAX)
     }
+}
+
+fn is_of_world(channel_type: ChannelType) -> bool {
+    matches!(channel_type, ChannelType::SPATIAL | ChannelType::ENTITY)
 }
 
 pub(crate) fn type_url(plan: &Plan) -> Box<str> {

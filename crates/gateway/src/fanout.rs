@@ -32,7 +32,7 @@ use throng_stdx::{Instant, TimerKey};
 use throng_wire::frame::PACKET_BYTES_SEND_MAX;
 use throng_wire::{data_update_entry_len, write_data_update_entry, write_data_update_head};
 
-use crate::channel::{Channel, Options};
+use crate::channel::{Channel, Options, RateBy};
 use crate::data::{FieldMask, MergeOptions, Mosaic, Plan, Update, filter, merged, removals, split};
 use crate::ids::{ChannelId, ConnId};
 use crate::mail::{Payload, State};
@@ -72,6 +72,8 @@ const REMOVALS_BYTES_MAX: usize = 64 * 1024;
 struct Change {
     sender: ConnId,
     update: Update,
+    /// The updates from this index on, up to this one, come to the same as this one alone.
+    covers_from: u64,
 }
 
 #[derive(Debug)]
@@ -168,22 +170,8 @@ impl Channel {
     }
 
     /// Reacts to a changed subscription. Spec §5.8: a new interval counts from the last fan-out.
-    ///
-    /// `coarse` is for rates that the gateway chose: long intervals begin at one of eight phases, up to an eighth early,
-    /// so that subscribers share what is merged for them. Otherwise a channel that most subscribers get once a second
-    /// would have a cohort per tick.
-    pub(crate) fn options_changed(
-        &mut self,
-        board: &mut Switchboard,
-        key: u32,
-        before: &Options,
-        coarse: bool,
-    ) {
-        let mut last = self.last_window(key, board.now, before.interval_ms);
-        let interval = millis(self.subs[key as usize].options.interval_ms);
-        if coarse && interval >= MANY_TICKS * self.tick() {
-            last -= last.rem_euclid(interval / 8);
-        }
+    pub(crate) fn options_changed(&mut self, board: &mut Switchboard, key: u32, before: &Options) {
+        let last = self.last_window(key, board.now, before.interval_ms);
         let options = &self.subs[key as usize].options;
         let (could, can) = (before.can_read(), options.can_read());
         let moved = before.interval_ms != options.interval_ms || before.masks != options.masks;
@@ -292,8 +280,13 @@ impl Channel {
         let mask = compile_mask(data.content.plan(), &sub.options.masks);
         let tick = self.tick();
         let interval = if sub.options.interval_ms == 0 { tick } else { millis(sub.options.interval_ms) };
-        // Spec §7.5, A-10: an interval of zero means every tick.
-        let phase = if sub.options.interval_ms == 0 { 0 } else { phase(sub.anchor, interval, tick) };
+        let phase = match sub.rate_by {
+            // Spec §7.5, A-10: an interval of zero means every tick.
+            _ if sub.options.interval_ms == 0 => 0,
+            RateBy::Gateway => self.shared_phase(sub.address.conn, interval),
+            RateBy::Default if self.is_of_world() => self.shared_phase(sub.address.conn, interval),
+            RateBy::Default | RateBy::Subscriber => phase(sub.anchor, interval, tick),
+        };
         let anchor = sub.anchor;
         let member = Member {
             sub: key,
@@ -303,11 +296,8 @@ impl Channel {
         };
 
         let fan = &mut self.fan;
-        let matching = |cohort: &Cohort| {
-            cohort.interval == interval && cohort.phase == phase && same_mask(&cohort.mask, &mask)
-        };
-        let index = match fan.cohorts.iter().find(|(_, cohort)| matching(cohort)) {
-            Some((index, _)) => index,
+        let index = match fan.cohort_for(interval, phase, &mask) {
+            Some(index) => index,
             None => fan.cohorts.insert(Cohort {
                 interval,
                 phase,
@@ -397,16 +387,33 @@ impl Channel {
             self.arm(board);
             return;
         }
+        let plan = self.data.as_ref().map(|data| data.content.plan());
+        let covers_from = match (fan.ring.back(), plan) {
+            (Some(last), Some(plan)) if update.covers(&last.update, plan) => last.covers_from,
+            _ => fan.end(),
+        };
         fan.bytes += update.bytes().len();
-        fan.ring.push_back(Change { sender, update });
+        fan.ring.push_back(Change { sender, update, covers_from });
         let end = fan.end();
         if let Some(member) = own.and_then(|place| fan.member_mut(place)) {
             member.own_end = end;
         }
-        let mut newly_due = false;
-        for (_, cohort) in fan.cohorts.iter_mut().filter(|(_, cohort)| cohort.due.is_none()) {
-            cohort.due = Some(cohort.due_after(now, tick));
-            newly_due = true;
+        let (mut newly_due, mut pending) = (false, false);
+        for (_, cohort) in &mut fan.cohorts {
+            if cohort.due.is_none() {
+                // An owner often is the only one who gets its channel at its rate, and wants nothing back.
+                if cohort.start + 1 == end && cohort.is_only(sender) {
+                    cohort.start = end;
+                    continue;
+                }
+                cohort.due = Some(cohort.due_after(now, tick));
+                newly_due = true;
+            }
+            pending = true;
+        }
+        if !pending {
+            self.trim();
+            return;
         }
         if fan.bytes > board.config.limits.channel_backlog_bytes {
             self.fold(board);
@@ -639,6 +646,11 @@ impl Channel {
     ) -> Payload {
         let Some(data) = &self.data else { return Payload::new() };
         let shareable = own.is_none() && folded.is_empty();
+        // Where the last update says it all, the others need no merging, and all such ranges are one.
+        let start = match self.fan.ring.back() {
+            Some(last) if shareable && (last.covers_from..end).contains(&start) => end - 1,
+            _ => start,
+        };
         if shareable
             && let Some((_, _, payload)) =
                 made.ranges.iter().find(|(from, with, _)| *from == start && same_mask(with, mask))
@@ -759,6 +771,21 @@ impl Channel {
         i64::try_from(self.settings.tick_interval.as_nanos()).unwrap_or(i64::MAX).max(1)
     }
 
+    /// The phase of a subscription to a cell or an entity whose rate the gateway chose, or nobody.
+    ///
+    /// Subscribers take turns, a tick each: all windows of one end at its turn, in all channels and at all rates, so that
+    /// one write carries what they have for it; and no tick has to serve everybody. A channel flushes each rate
+    /// [`TURNS`] times per interval, however many subscribers it has. Windows of long intervals end at one turn out of
+    /// several, another one in each channel.
+    fn shared_phase(&self, conn: ConnId, interval: i64) -> i64 {
+        let tick = self.tick();
+        let turn = TURNS * tick;
+        let turns = (interval / turn).max(1);
+        let offset = i64::from(conn.0) % TURNS * tick + i64::from(self.id.0) % turns * turn;
+        let created = i64::try_from(self.created.as_nanos()).unwrap_or(i64::MAX);
+        phase(offset.saturating_sub(created), interval, tick)
+    }
+
     fn tick_at_or_after(&self, time: i64) -> i64 {
         let tick = self.tick();
         ceil_to(time.max(0), tick)
@@ -804,8 +831,11 @@ impl Channel {
     }
 }
 
-/// Intervals that the gateway chose and that have at least so many ticks have eight phases.
-const MANY_TICKS: i64 = 16;
+/// Cohorts of one interval and mask in a channel; who comes later joins one of them.
+const PHASES_MAX: usize = 10;
+
+/// Ticks until a subscriber's turn comes again, where the gateway chose the rate.
+const TURNS: i64 = 5;
 
 /// Members with own updates in a window from which on their messages are laid out in shared pages. Below, as many merges
 /// cost less than finding out which senders touched the same.
@@ -842,6 +872,28 @@ impl Removals {
 }
 
 impl FanOut {
+    /// The cohort that a subscription joins, if there is one for it.
+    ///
+    /// A channel that many subscribers get once a second would have a cohort per tick, each with a merge of its own.
+    /// Where there are many cohorts a newcomer shares the one whose window ends next before its own: its first window is
+    /// shorter, all others are as long as it asked for.
+    fn cohort_for(&self, interval: i64, phase: i64, mask: &Option<Arc<FieldMask>>) -> Option<usize> {
+        let (mut count, mut best) = (0, None);
+        for (index, cohort) in &self.cohorts {
+            if cohort.interval == interval && same_mask(&cohort.mask, mask) {
+                let early = (phase - cohort.phase).rem_euclid(interval);
+                if early == 0 {
+                    return Some(index);
+                }
+                count += 1;
+                if best.is_none_or(|(least, _)| early < least) {
+                    best = Some((early, index));
+                }
+            }
+        }
+        best.filter(|_| count >= PHASES_MAX).map(|(_, index)| index)
+    }
+
     /// The handling index of the next update.
     fn end(&self) -> u64 {
         self.first + self.ring.len() as u64
@@ -869,6 +921,12 @@ impl FanOut {
 }
 
 impl Cohort {
+    /// Nobody else is in it, and the connection wants none of its own updates.
+    fn is_only(&self, conn: ConnId) -> bool {
+        self.joiners.is_empty()
+            && matches!(self.members.as_slice(), [only] if only.address.conn == conn && only.skip_self)
+    }
+
     /// The tick at which an update that is handled at `now` leaves: the first one at or after the end of a window that
     /// has not been flushed.
     fn due_after(&self, now: i64, tick: i64) -> i64 {

@@ -177,6 +177,10 @@ const SNAPPY_ALONE_BYTES: usize = 256;
 pub(crate) const LOOSE_BYTES_MAX: usize = 1_150;
 /// Reliable frames are written together up to about this size.
 const RUN_BYTES: usize = 64 << 10;
+/// Up to this size copying a shared entry costs less than a reference to it: the count, the segment, and a slice of the
+/// system call that writes it.
+const COPY_BYTES_MAX: usize = 192;
+const _: () = assert!(COPY_BYTES_MAX < SNAPPY_ALONE_BYTES);
 
 impl Outbox {
     pub(crate) fn new(framing: Framing) -> Self {
@@ -357,8 +361,13 @@ impl Outbox {
     /// In debug builds when `write` appends another number of bytes, or the entry fits no packet.
     #[inline]
     pub(crate) fn push_inline(&mut self, len: usize, write: impl FnOnce(&mut Vec<u8>)) {
+        self.append(len, false, write);
+    }
+
+    #[inline]
+    fn append(&mut self, len: usize, loose: bool, write: impl FnOnce(&mut Vec<u8>)) {
         debug_assert!(len <= PACKET_BYTES_SEND_MAX);
-        self.make_room(len, false);
+        self.make_room(len, loose);
         let start = self.own.len();
         write(&mut self.own);
         debug_assert_eq!(self.own.len(), start + len, "an entry has another length than announced");
@@ -373,9 +382,13 @@ impl Outbox {
         }
     }
 
-    /// Appends a shared entry without copying it; `loose` is for those that may get lost.
+    /// Appends a shared entry, a large one without copying it; `loose` is for those that may get lost.
     #[inline]
     pub(crate) fn push_shared(&mut self, entry: &Arc<Entry>, loose: bool) {
+        if entry.bytes.len() <= COPY_BYTES_MAX && entry.pieces.is_empty() {
+            self.append(entry.bytes.len(), loose, |out| out.extend_from_slice(&entry.bytes));
+            return;
+        }
         let len = entry.len();
         let alone = self.compress && len >= SNAPPY_ALONE_BYTES && entry.pieces.is_empty();
         if alone && self.push_shared_compressed(entry, loose) {

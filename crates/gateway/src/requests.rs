@@ -17,7 +17,7 @@ use throng_wire::channeldpb::{
 use throng_wire::frame::PACKET_BYTES_SEND_MAX;
 use throng_wire::{DataUpdate, entry_len_with};
 
-use crate::channel::{Channel, Subscribed, merge_options};
+use crate::channel::{Channel, RateBy, Subscribed, merge_options};
 use crate::data::{ChannelData, Plan, Schemas, Update};
 use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
 use crate::mail::{Head, Letter, NewChannel};
@@ -345,7 +345,7 @@ impl Shard {
         let subscribed = channel.subscribe(board, address, peer.kind, options.as_ref());
         let names_rate = options.as_ref().is_some_and(|options| options.fan_out_interval_ms.is_some());
         if let Some(key) = channel.key(target).filter(|_| names_rate) {
-            channel.subs[key as usize].rate_asked = true;
+            channel.subs[key as usize].rate_by = RateBy::Subscriber;
         }
         if subscribed == Subscribed::Silently {
             // Clients change their level of detail this way and expect no answer (spec §9.5).

@@ -29,6 +29,7 @@
 //! entry a key comparison and a copy into place. No memory is allocated once the entries have their places.
 
 mod check;
+mod cover;
 mod cursor;
 mod delta;
 mod list;

@@ -16,6 +16,8 @@ use super::plan::{MergeOptions, Plan, TypeIndex};
 pub struct ChannelData {
     plan: Arc<Plan>,
     content: Content,
+    /// The encoded data is no longer than this.
+    len_max: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -40,7 +42,7 @@ impl ChannelData {
             Some(root) => Content::Tree(root, Node::default()),
             None => Content::Opaque(OpaqueData::default()),
         };
-        Self { plan, content }
+        Self { plan, content, len_max: 0 }
     }
 
     /// Data that starts as the encoded message `bytes`: no profile and no options act on it.
@@ -95,7 +97,14 @@ impl ChannelData {
                 let rules = Rules::new(self.plan.profile, target, options);
                 let limit = self.plan.limits.state_bytes_max;
                 let types = &self.plan.types;
-                if node.encoded_len(types, *root) + update.bytes().len() <= limit {
+                // Measuring takes a walk over the data, so that is done when what updates can have added no longer
+                // fits. At worst a list of one-byte numbers is written with a tag of five bytes for each.
+                let grown = update.bytes().len().saturating_mul(8);
+                self.len_max = self.len_max.saturating_add(grown);
+                if self.len_max > limit {
+                    self.len_max = node.encoded_len(types, *root).saturating_add(grown);
+                }
+                if self.len_max <= limit {
                     node.apply(&self.plan, *root, update.bytes(), update.notes, rules);
                     return Ok(());
                 }
@@ -104,9 +113,11 @@ impl ChannelData {
                 copy.apply(&self.plan, *root, update.bytes(), update.notes, rules);
                 let bytes = copy.encoded_len(types, *root);
                 if bytes > limit {
+                    self.len_max -= grown;
                     return Err(DataError::TooLarge { bytes, limit });
                 }
                 *node = copy;
+                self.len_max = bytes;
                 Ok(())
             }
             Content::Opaque(data) => data.push(update.bytes(), self.plan.limits.opaque_bytes_max),
