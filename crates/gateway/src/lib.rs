@@ -69,9 +69,9 @@ pub use outbox::{Framing, Outbox, SharedFrame};
 pub use permission::{Authority, KindPermissions, Permissions, TypeRule};
 pub use reason::{AcceptRefusal, CloseReason, Refusal};
 pub use settings::{AccessLevel, ChannelSettings, ChannelType, SettingsError, TypeSettings};
-pub use shard::Shard;
+pub use shard::{Due, Shard};
 pub use stats::{KindStats, Stats};
-pub use view::{ChannelView, ConnectionView};
+pub use view::{ChannelView, ConnectionView, WorldServerView, WorldView};
 pub use world::{Balance, DampingStep, Lod, LodBand, PositionPath, Spatial, parse_controller};
 
 /// The grid's types, as [`Spatial`] takes them.

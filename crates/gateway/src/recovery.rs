@@ -370,6 +370,7 @@ impl Shard {
                 channel.broadcast(&mut self.board, head, &ChannelOwnerRecoveredMessage {}, not_owner);
             }
         }
+        self.settle_owners(conn);
     }
 }
 

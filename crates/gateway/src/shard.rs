@@ -28,8 +28,18 @@ use crate::requests::Sender;
 use crate::settings::{ChannelType, TypeSettings};
 use crate::stats::Stats;
 use crate::switchboard::{Peer, Switchboard, Timer};
-use crate::view::{ChannelView, ConnectionView};
+use crate::view::{ChannelView, ConnectionView, WorldView};
 use crate::world::{World, is_object_message};
+
+/// What [`Shard::handle_due`] did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Due {
+    /// The fan-out of a channel of this type.
+    Tick(ChannelType),
+    /// Something else: a deadline of a connection, the end of a recovery, a look at the loads.
+    Other,
+}
 
 /// A shard of the gateway. See the crate documentation for how to drive it.
 pub struct Shard {
@@ -152,26 +162,35 @@ impl Shard {
 
     /// Does everything that is due at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
+        while self.handle_due(now).is_some() {}
+    }
+
+    /// Does the next thing that is due at `now`; `None` when nothing is. For drivers that look at their clock in between.
+    pub fn handle_due(&mut self, now: Instant) -> Option<Due> {
         self.advance(now);
-        while let Some((at, timer)) = self.board.timers.pop_due(now) {
-            match timer {
-                Timer::Channel(id) => {
-                    let late = u64::try_from(now.since(at).as_nanos()).unwrap_or(u64::MAX);
-                    self.board.stats.fan_out_lateness_ns += late;
-                    let max = &mut self.board.stats.fan_out_lateness_ns_max;
-                    *max = late.max(*max);
-                    if let Some(channel) = self.channels.get_mut(&id) {
-                        channel.run_tick(&mut self.board);
-                    }
-                }
-                Timer::Connection(handle) => self.connection_due(handle),
-                Timer::Settle(conn) => self.on_settle_timer(conn),
-                Timer::Expire(conn) => self.expire_lost(conn),
-                Timer::Balance => self.balance_due(),
-            }
+        let Some((at, timer)) = self.board.timers.pop_due(now) else {
             self.settle();
+            return None;
+        };
+        let mut due = Due::Other;
+        match timer {
+            Timer::Channel(id) => {
+                let late = u64::try_from(now.since(at).as_nanos()).unwrap_or(u64::MAX);
+                self.board.stats.fan_out_lateness_ns += late;
+                let max = &mut self.board.stats.fan_out_lateness_ns_max;
+                *max = late.max(*max);
+                if let Some(channel) = self.channels.get_mut(&id) {
+                    channel.run_tick(&mut self.board);
+                    due = Due::Tick(channel.channel_type);
+                }
+            }
+            Timer::Connection(handle) => self.connection_due(handle),
+            Timer::Settle(conn) => self.on_settle_timer(conn),
+            Timer::Expire(conn) => self.expire_lost(conn),
+            Timer::Balance => self.balance_due(),
         }
         self.settle();
+        Some(due)
     }
 
     /// Stops accepting and closes every connection of this shard with what is queued for it. Call it on every shard.
@@ -280,6 +299,12 @@ impl Shard {
         self.global.as_mut().map_or(0, |global| global.bans.len(now))
     }
 
+    /// The world, on shard 0. Costs a walk over its cells.
+    #[must_use]
+    pub fn world(&self) -> Option<WorldView> {
+        self.world.as_ref().map(|world| world.view(|conn| self.board.peers.contains_key(&conn)))
+    }
+
     /// Checks what must hold between inputs; for tests and the simulator. Costs a walk over everything.
     ///
     /// # Panics
@@ -341,7 +366,10 @@ impl Shard {
             return Err(AcceptRefusal::ConnectionsPerAddress);
         }
         let conn = global.ids.allocate().ok_or(AcceptRefusal::IdsExhausted)?;
-        let shard = global.least_loaded();
+        // What game servers say of a world concerns channels of shard 0: read there, it needs no mail.
+        let of_world = kind == ConnKind::Server
+            && (self.board.config.spatial.grid.is_some() || self.board.config.spatial.lod.is_some());
+        let shard = if of_world { ShardIndex::FIRST } else { global.least_loaded() };
         global.register(conn, kind, addr, shard);
         self.board.post_others(|| Letter::Opened { conn, kind, shard, framing, addr });
         self.on_opened(conn, kind, shard, framing, addr);

@@ -59,10 +59,14 @@ pub struct Stats {
     pub handovers: u64,
     /// Those of them, and of entities taken over with their cell, that changed their owner.
     pub handovers_across_servers: u64,
+    /// Handovers that were refused at first (no such cell yet, a locked group) and happened later.
+    pub handovers_delayed: u64,
+    /// The time from refusal to handover in nanoseconds, summed over `handovers_delayed`.
+    pub handover_delay_ns: u64,
     /// Handover payloads encoded: at most two per pair of cells, whatever the number of subscribers.
     pub handover_encodes: u64,
-    /// Rates changed by network level of detail.
-    pub lod_changes: u64,
+    /// Subscriptions that network level of detail put into a band, by band: 0 is the nearest, the last is beyond all.
+    pub lod_changes: Vec<u64>,
     /// Cells that the load balancer moved.
     pub cells_moved: u64,
     /// Entities too large for a handover message, sent through their channels instead.
@@ -121,10 +125,12 @@ impl Default for Stats {
             interest_updates: 0,
             entities_created: 0,
             handovers: 0,
+            handovers_delayed: 0,
+            handover_delay_ns: 0,
             handovers_across_servers: 0,
             handover_encodes: 0,
             handovers_oversize: 0,
-            lod_changes: 0,
+            lod_changes: Vec::new(),
             cells_moved: 0,
         }
     }
@@ -198,15 +204,27 @@ impl Stats {
         self.interest_updates += other.interest_updates;
         self.entities_created += other.entities_created;
         self.handovers += other.handovers;
+        self.handovers_delayed += other.handovers_delayed;
+        self.handover_delay_ns += other.handover_delay_ns;
         self.handovers_across_servers += other.handovers_across_servers;
         self.handover_encodes += other.handover_encodes;
         self.handovers_oversize += other.handovers_oversize;
-        self.lod_changes += other.lod_changes;
+        for (band, changes) in other.lod_changes.iter().enumerate() {
+            *self.lod_change(band) += changes;
+        }
         self.cells_moved += other.cells_moved;
     }
 
     pub(crate) fn kind_mut(&mut self, kind: ConnKind) -> &mut KindStats {
         &mut self.kinds[kind.index()]
+    }
+
+    /// Subscriptions that came into a band of network level of detail.
+    pub(crate) fn lod_change(&mut self, band: usize) -> &mut u64 {
+        if self.lod_changes.len() <= band {
+            self.lod_changes.resize(band + 1, 0);
+        }
+        &mut self.lod_changes[band]
     }
 
     pub(crate) fn count_closed(&mut self, kind: ConnKind, reason: CloseReason) {

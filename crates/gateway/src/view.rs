@@ -116,3 +116,29 @@ impl ChannelView {
         }
     }
 }
+
+/// The world at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WorldView {
+    /// By slot. Empty without a grid.
+    pub servers: Vec<WorldServerView>,
+    /// Entities in the cell that has most.
+    pub fullest_cell: usize,
+    /// Entity channels, those outside of all cells included.
+    pub entities: usize,
+    /// Entities whose handover was refused and that wait for another try.
+    pub waiting: usize,
+}
+
+/// One spatial server's slot.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WorldServerView {
+    /// A connected server holds it.
+    pub live: bool,
+    /// Cells of its region.
+    pub cells: usize,
+    /// Entities in these cells.
+    pub entities: usize,
+}

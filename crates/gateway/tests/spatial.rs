@@ -145,7 +145,9 @@ fn a15_a_handover_without_an_owner_at_the_destination_keeps_the_owner() {
     let (a, b) = (spatial_server(&mut world, "a"), spatial_server(&mut world, "b"));
     create_entity(&mut world, a, CELL, E + 1, 5.0);
     world.close(b);
+    world.take(a);
     move_to(&mut world, a, E + 1, 15.0);
+    assert_eq!(world.take(a).iter().filter(|message| message.msg_type == 12).count(), 1);
     assert_eq!(entity(&world, E + 1), (Some(CELL + 1), Some(world.conn(a))));
     assert_eq!((listed(&world, CELL), listed(&world, CELL + 1)), (vec![], vec![E + 1]));
     // Whoever takes the slot takes the entity.
@@ -156,6 +158,21 @@ fn a15_a_handover_without_an_owner_at_the_destination_keeps_the_owner() {
     assert!(got.iter().any(|message| message.msg_type == 12 && message.channel == CELL + 1));
     move_to(&mut world, a, E + 1, 16.0);
     assert_eq!(world.refused(Refusal::WriteAccess), 1, "the former owner's word counts no more");
+}
+
+#[test]
+fn an_owner_hears_of_every_handover_also_between_cells_that_it_does_not_see() {
+    let mut world = world(config(4, 2));
+    let (a, b) = (spatial_server(&mut world, "a"), spatial_server(&mut world, "b"));
+    create_entity(&mut world, a, CELL, E + 1, 5.0);
+    world.close(b);
+    for x in [25.0, 35.0, 39.0, 25.0] {
+        world.take(a);
+        move_to(&mut world, a, E + 1, x);
+        let told = world.take(a).iter().filter(|message| message.msg_type == 12).count();
+        assert_eq!(told, usize::from(x != 39.0), "at {x}");
+    }
+    assert_eq!(entity(&world, E + 1), (Some(CELL + 2), Some(world.conn(a))));
 }
 
 #[test]
@@ -295,6 +312,77 @@ fn a_crashed_server_returns_to_its_cells_and_entities() {
     assert!(world.closed(client).is_none());
     move_to(&mut world, back, E + 1, 15.0);
     assert_eq!(entity(&world, E + 1), (Some(CELL + 1), Some(world.conn(b))));
+}
+
+#[test]
+fn a_returning_server_takes_what_came_into_its_cells_and_leaves_what_left_its_own() {
+    let recovery = Recovery { servers: true, ..Recovery::default() };
+    let mut world = world(Config { recovery, ..config(2, 2) });
+    let (a, b) = (spatial_server(&mut world, "a"), spatial_server(&mut world, "b"));
+    create_entity(&mut world, a, CELL, E + 1, 5.0);
+    create_entity(&mut world, a, CELL, E + 2, 5.0);
+    // Into the cell of a server that is away: nobody is there to own them.
+    world.close(b);
+    move_to(&mut world, a, E + 1, 15.0);
+    move_to(&mut world, a, E + 2, 15.0);
+    assert_eq!(entity(&world, E + 1), (Some(CELL + 1), Some(world.conn(a))));
+    world.close(a);
+    assert_eq!(entity(&world, E + 1), (Some(CELL + 1), None));
+    let returns = |world: &mut World, pit| {
+        let back = world.try_connect(ConnKind::Server, "10.9.9.9").expect("accepted");
+        world.auth(back, pit);
+        world.run_ms(1500);
+        back
+    };
+    let (a_conn, b_conn) = (world.conn(a), world.conn(b));
+    let b = returns(&mut world, "b");
+    assert_eq!(entity(&world, E + 1), (Some(CELL + 1), Some(b_conn)), "it has come into its cell");
+    let got = world.take(b);
+    let handed: Vec<u32> = got
+        .iter()
+        .filter(|message| message.msg_type == 12)
+        .flat_map(|message| {
+            let data = message.decode::<ChannelDataHandoverMessage>().data.expect("entities");
+            SpatialChannelData::decode(&data.value[..]).expect("valid").entities.into_keys()
+        })
+        .collect();
+    assert_eq!(handed.len(), 2, "{handed:?}");
+    // The former owner comes back last, and does not get what lies in another's cell.
+    let a = returns(&mut world, "a");
+    assert_eq!(entity(&world, E + 1), (Some(CELL + 1), Some(b_conn)));
+    assert_eq!(entity(&world, E + 2), (Some(CELL + 1), Some(b_conn)));
+    move_to(&mut world, a, E + 1, 5.0);
+    assert_eq!(entity(&world, E + 1), (Some(CELL + 1), Some(b_conn)));
+    move_to(&mut world, b, E + 1, 5.0);
+    assert_eq!(entity(&world, E + 1), (Some(CELL), Some(a_conn)));
+}
+
+#[test]
+fn a_former_owner_that_returns_first_gives_up_what_lies_in_a_cell_whose_server_follows() {
+    let recovery = Recovery { servers: true, ..Recovery::default() };
+    let mut world = world(Config { recovery, ..config(2, 2) });
+    let (a, b) = (spatial_server(&mut world, "a"), spatial_server(&mut world, "b"));
+    create_entity(&mut world, a, CELL, E + 1, 5.0);
+    world.close(b);
+    move_to(&mut world, a, E + 1, 15.0);
+    world.close(a);
+    for (pit, owner) in [("a", world.conn(a)), ("b", world.conn(b))] {
+        let back = world.try_connect(ConnKind::Server, "10.9.9.9").expect("accepted");
+        world.auth(back, pit);
+        world.run_ms(1500);
+        assert_eq!(entity(&world, E + 1), (Some(CELL + 1), Some(owner)));
+    }
+}
+
+#[test]
+fn a_slot_with_more_cells_than_a_message_names_is_refused() {
+    let mut world = world(config(25_000, 1));
+    let server = world.join(ConnKind::Server, "a");
+    ask_for_slot(&mut world, server);
+    assert_eq!(world.refused(Refusal::Oversize), 1);
+    assert!(world.shards[0].channels().all(|view| view.channel_type != ChannelType::SPATIAL));
+    ask_for_slot(&mut world, server);
+    assert_eq!((world.refused(Refusal::Oversize), world.refused(Refusal::NoSlot)), (2, 0), "it stays free");
 }
 
 #[test]

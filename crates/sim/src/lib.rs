@@ -33,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+mod crowd;
 pub mod data;
 mod fault;
 pub mod link;
@@ -41,6 +42,7 @@ mod spatial;
 mod world;
 
 pub use check::Violation;
+pub use crowd::{CROWD_BALANCE, CrowdOutcome, Motion, run_crowd};
 pub use fault::{Fault, FaultKind};
 pub use run::{Outcome, run};
 pub use spatial::{SpatialOutcome, run_spatial};

@@ -5,7 +5,8 @@
 //! cell away when it has clearly more than the average; the cell lies on its border, goes to the neighbour with the
 //! least load, and goes only if that neighbour has then clearly less than the giver had. Each move therefore lowers the
 //! sum of squared loads, so with steady loads the moves come to an end; with loads that change, a cell that has moved
-//! stays where it is for a while. A world where nothing moves has no timer.
+//! stays where it is for a while, and stays away from where it came from for longer. Where only cells without load lie on the border, one of them opens the way to the load
+//! behind it. A world where nothing moves has no timer.
 
 use std::sync::Arc;
 
@@ -22,6 +23,8 @@ use crate::switchboard::Timer;
 
 /// What a move must leave between the new load of the taker and the old one of the giver, as a share of the latter.
 const MARGIN: f64 = 0.1;
+/// Cooldowns before a cell goes back to the server that it came from.
+const RETURN_COOLDOWNS: u32 = 4;
 /// Share of the newest measurement in a cell's load.
 const NEWEST: f64 = 0.5;
 
@@ -42,7 +45,8 @@ struct CellLoad {
     updates: u32,
     /// Updates per second, averaged.
     load: f64,
-    moved: Option<Instant>,
+    /// When it moved last, and from which server.
+    moved: Option<(Instant, ServerIndex)>,
 }
 
 impl Shard {
@@ -122,33 +126,55 @@ impl Shard {
         let live = |server: usize| {
             world.slots[server].owner.is_some_and(|owner| self.board.peers.contains_key(&owner))
         };
-        let servers: Vec<usize> = (0..loads.len()).filter(|&server| live(server)).collect();
-        let average = servers.iter().map(|&server| loads[server]).sum::<f64>() / servers.len().max(1) as f64;
-        let &giver = servers.iter().max_by(|&&a, &&b| loads[a].total_cmp(&loads[b]))?;
-        if loads[giver] < balance.load_min || loads[giver] < balance.ratio * average {
-            return None;
-        }
+        let mut givers: Vec<usize> = (0..loads.len()).filter(|&server| live(server)).collect();
+        let average = givers.iter().map(|&server| loads[server]).sum::<f64>() / givers.len().max(1) as f64;
+        let least = balance.load_min.max(balance.ratio * average);
+        givers.retain(|&server| loads[server] >= least);
+        givers.sort_by(|&a, &b| loads[b].total_cmp(&loads[a]));
+        // The busiest may be surrounded by others that have too much: then these give first.
+        givers.into_iter().find_map(|giver| self.best_move_of(giver, &loads, balance, grid, &live))
+    }
+
+    /// The cell that a server should give away, and to whom.
+    fn best_move_of(
+        &self,
+        giver: usize,
+        loads: &[f64],
+        balance: &Balance,
+        grid: &Grid,
+        live: &impl Fn(usize) -> bool,
+    ) -> Option<(Cell, ServerIndex)> {
+        let world = self.world.as_ref()?;
         let cooldown = Duration::from_millis(balance.cooldown_ms.into());
-        let mut best: Option<(f64, Cell, ServerIndex)> = None;
+        // Cells without load last, then by the higher of the two loads afterwards.
+        let mut best: Option<((bool, f64), Cell, ServerIndex)> = None;
         let own: Vec<Cell> = world.cells_of(ServerIndex(giver as u32));
         for &cell in &own {
             let scale = world.scales.cells.get(cell.0 as usize)?;
-            let rests = scale.moved.is_some_and(|at| self.board.now.since(at) < cooldown);
-            // A cell without load relieves nobody, and a server keeps at least one cell.
-            if rests || scale.load == 0.0 || own.len() < 2 {
+            let rested =
+                |times: u32| scale.moved.is_none_or(|(at, _)| self.board.now.since(at) >= cooldown * times);
+            // A cell without load relieves nobody, but one with load may lie behind it.
+            let behind = sides(grid, cell)
+                .filter(|side| world.cells[side.0 as usize].server.0 as usize == giver)
+                .filter_map(|side| Some(world.scales.cells.get(side.0 as usize)?.load));
+            let relief = if scale.load > 0.0 { scale.load } else { behind.fold(0.0, f64::max) };
+            // A server keeps at least one cell.
+            if !rested(1) || relief == 0.0 || own.len() < 2 {
                 continue;
             }
             for neighbour in sides(grid, cell) {
                 let taker = world.cells[neighbour.0 as usize].server;
-                if taker.0 as usize == giver || !live(taker.0 as usize) {
+                let returns = scale.moved.is_some_and(|(_, from)| from == taker) && !rested(RETURN_COOLDOWNS);
+                if taker.0 as usize == giver || returns || !live(taker.0 as usize) {
                     continue;
                 }
-                let after = (loads[taker.0 as usize] + scale.load).max(loads[giver] - scale.load);
-                if after <= loads[giver] * (1.0 - MARGIN)
-                    && best.is_none_or(|(least, ..)| after < least)
+                let taken = loads[taker.0 as usize] + relief;
+                let rank = (scale.load == 0.0, taken.max(loads[giver] - relief));
+                if taken <= loads[giver] * (1.0 - MARGIN)
+                    && best.is_none_or(|(least, ..)| rank < least)
                     && stays_whole(grid, &own, cell)
                 {
-                    best = Some((after, cell, taker));
+                    best = Some((rank, cell, taker));
                 }
             }
         }
@@ -163,9 +189,9 @@ impl Shard {
         let Some(world) = &mut self.world else { return };
         let slot = &world.slots[to.0 as usize];
         let (Some(taker), options) = (slot.owner, slot.options.clone()) else { return };
-        world.cells[cell.0 as usize].server = to;
+        let from = std::mem::replace(&mut world.cells[cell.0 as usize].server, to);
         if let Some(scale) = world.scales.cells.get_mut(cell.0 as usize) {
-            scale.moved = Some(self.board.now);
+            scale.moved = Some((self.board.now, from));
         }
         let Some(channel) = self.channels.get_mut(&id) else { return };
         let giver = channel.owner.filter(|giver| *giver != taker);

@@ -126,6 +126,9 @@ impl Default for Balance {
     }
 }
 
+/// Cells of one server: what the result of their creation, one packet, can name.
+const CELLS_PER_SERVER_MAX: u64 = 20_000;
+
 /// The controller that the reference's files name.
 const CONTROLLER: &str = "Static2DSpatialController";
 
@@ -171,7 +174,7 @@ pub fn parse_controller(text: &str) -> Result<Grid, Vec<String>> {
     if !problems.is_empty() {
         return Err(problems);
     }
-    Grid::new(GridConfig {
+    let grid = Grid::new(GridConfig {
         offset_x,
         offset_z,
         cell_width,
@@ -182,7 +185,15 @@ pub fn parse_controller(text: &str) -> Result<Grid, Vec<String>> {
         server_rows,
         border_cells,
     })
-    .map_err(|error| vec![error.to_string()])
+    .map_err(|error| vec![error.to_string()])?;
+    let block = u64::from(columns.div_ceil(server_columns)) * u64::from(rows.div_ceil(server_rows));
+    if block > CELLS_PER_SERVER_MAX {
+        return Err(vec![format!(
+            "a server would own {block} cells; the message that tells it of them holds {CELLS_PER_SERVER_MAX}: use \
+             larger cells or more servers"
+        )]);
+    }
+    Ok(grid)
 }
 
 #[cfg(test)]
@@ -211,6 +222,9 @@ mod tests {
         let zero = r#"{"Config": {"WorldOffsetX": 0, "WorldOffsetZ": 0, "GridWidth": 0, "GridHeight": 1,
                        "GridCols": 1, "GridRows": 1, "ServerCols": 1, "ServerRows": 1}}"#;
         assert!(parse_controller(zero).expect_err("no area")[0].contains("above 0"));
+        let large = r#"{"Config": {"WorldOffsetX": 0, "WorldOffsetZ": 0, "GridWidth": 1, "GridHeight": 1,
+                        "GridCols": 300, "GridRows": 300, "ServerCols": 2, "ServerRows": 2}}"#;
+        assert!(parse_controller(large).expect_err("22,500 cells each")[0].contains("larger cells"));
         assert!(parse_controller("[]").is_err() && parse_controller("{").is_err());
     }
 }

@@ -10,6 +10,7 @@ use throng_wire::channeldpb::{
     QuerySpatialChannelResultMessage, SpatialChannelsReadyMessage, SpatialInfo, SpatialRegion,
     SpatialRegionsUpdateMessage,
 };
+use throng_wire::frame::PACKET_BYTES_SEND_MAX;
 
 use crate::channel::{Channel, Subscribed, merge_options};
 use crate::data::{ChannelData, Update};
@@ -59,6 +60,15 @@ impl Shard {
         if global.directory.len() + missing > config.limits.channels {
             return Err(Refusal::ChannelsMax);
         }
+        let result = CreateSpatialChannelsResultMessage {
+            spatial_channel_id: cells.iter().map(|&cell| config.cell_channel(cell).0).collect(),
+            metadata: request.metadata,
+            owner_conn_id: sender.conn.0,
+        };
+        let head = Head { msg_type: MessageType::CreateSpatialChannel as u32, ..head };
+        if throng_wire::entry_len_with(&head.pack(&[]), result.encoded_len()) > PACKET_BYTES_SEND_MAX {
+            return Err(Refusal::Oversize);
+        }
         let merge_options = request.merge_options.as_ref().map(merge_options);
         world.slots[free].owner = Some(sender.conn);
         world.spatial.insert(sender.conn);
@@ -102,12 +112,6 @@ impl Shard {
         if self.all_slots_taken() {
             self.announce_ready();
         }
-        let result = CreateSpatialChannelsResultMessage {
-            spatial_channel_id: cells.iter().map(|&cell| config.cell_channel(cell).0).collect(),
-            metadata: request.metadata,
-            owner_conn_id: sender.conn.0,
-        };
-        let head = Head { msg_type: MessageType::CreateSpatialChannel as u32, ..head };
         let board = &mut self.board;
         board.send(sender.conn, head, &result);
         if let Some(owner) = board.global_owner.filter(|owner| *owner != sender.conn) {

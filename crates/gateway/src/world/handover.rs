@@ -8,6 +8,7 @@
 //! Per pair of source and destination cell at most two payloads are encoded, whatever the number of subscribers: one
 //! with the entities' references, one with their full data.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -48,7 +49,7 @@ impl Shard {
         let cell = entity.cell;
         if let Some(position) = locator.observe(&mut entity.known, update) {
             entity.position = Some(position);
-        } else if !world.waiting.contains(&id) && entity.cell.is_some() {
+        } else if !world.waiting.contains_key(&id) && entity.cell.is_some() {
             self.weigh(cell);
             return;
         }
@@ -75,25 +76,31 @@ impl Shard {
             return;
         }
         match self.hand_over(id, to, cause) {
-            Ok(()) => {
-                if let Some(world) = &mut self.world {
-                    world.waiting.remove(&id);
-                }
-            }
+            Ok(()) => self.arrived(id),
             Err(refusal) => {
-                if let Some(world) = &mut self.world
-                    && world.waiting.insert(id)
-                {
+                let now = self.board.now;
+                let Some(world) = &mut self.world else { return };
+                world.waiting.entry(id).or_insert_with(|| {
                     self.board.refuse(refusal);
-                }
+                    now
+                });
             }
+        }
+    }
+
+    /// An entity belongs to the cell in which it lies.
+    fn arrived(&mut self, id: ChannelId) {
+        if let Some(since) = self.world.as_mut().and_then(|world| world.waiting.remove(&id)) {
+            self.board.stats.handovers_delayed += 1;
+            self.board.stats.handover_delay_ns +=
+                u64::try_from(self.board.now.since(since).as_nanos()).unwrap_or(u64::MAX);
         }
     }
 
     /// Something that refused handovers may have changed.
     pub(super) fn retry_waiting(&mut self) {
         let Some(world) = &self.world else { return };
-        for id in world.waiting.iter().copied().collect::<Vec<_>>() {
+        for id in world.waiting.keys().copied().collect::<Vec<_>>() {
             self.settle_entity(id, ConnId(0));
         }
     }
@@ -160,9 +167,9 @@ impl Shard {
             if let Some(cell) = from {
                 self.remove_from_cell_data(cell, id);
             }
+            self.arrived(id);
             let Some(world) = &mut self.world else { return };
             world.place(id, Some(to));
-            world.waiting.remove(&id);
             let Some(entity) = world.entities.get_mut(&id) else { continue };
             entity.version += 1;
             let object = entity.object.clone();
@@ -173,17 +180,39 @@ impl Shard {
 
         // 3. Audiences.
         let audience = self.audience(target);
-        let leaving: Audience = match source {
-            Some(source) => {
-                let stays =
-                    |conn| self.channels.get(&target).is_some_and(|channel| channel.key(conn).is_some());
-                self.audience(source).into_iter().filter(|(to, _)| !stays(to.conn)).collect()
-            }
+        let stays = |conn| self.channels.get(&target).is_some_and(|channel| channel.key(conn).is_some());
+        let mut leaving: Audience = match source {
+            Some(source) => self.audience(source).into_iter().filter(|(to, _)| !stays(to.conn)).collect(),
             None => SmallVec::new(),
         };
+        // A server that has kept an entity beyond its own cells sees neither, and moves it all the same.
+        for id in ids {
+            let owner = self.channels.get(id).and_then(|channel| channel.owner);
+            let owner =
+                owner.filter(|&owner| !stays(owner) && leaving.iter().all(|(to, _)| to.conn != owner));
+            leaving.extend(owner.and_then(|owner| Some((self.board.address(owner)?, ConnKind::Server))));
+        }
         self.tell(ids, source.unwrap_or(target), target, cause, &leaving, &audience);
         for &id in ids {
             self.follow(id);
+        }
+    }
+
+    /// A server has returned to its place. What changed cells while it was away, and found nobody at its destination,
+    /// goes to whose cell it lies in: to this server, or from it.
+    pub(crate) fn settle_owners(&mut self, conn: ConnId) {
+        let Some(world) = self.world.as_ref().filter(|world| world.spatial.contains(&conn)) else { return };
+        let places = self.board.places.get(&conn).into_iter().flatten();
+        let owned =
+            places.filter(|id| self.channels.get(*id).is_some_and(|channel| channel.owner == Some(conn)));
+        let cells: BTreeSet<Cell> = owned
+            .filter_map(|&id| self.board.config.channel_cell(id).or_else(|| world.cell_of(id)))
+            .collect();
+        for cell in cells {
+            let channel = self.channels.get(&self.board.config.cell_channel(cell));
+            if let Some(owner) = channel.and_then(|channel| channel.owner) {
+                self.adopt_entities(cell, owner);
+            }
         }
     }
 

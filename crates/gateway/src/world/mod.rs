@@ -26,12 +26,13 @@ mod lod;
 mod objects;
 mod position;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use slab::Slab;
 use throng_spatial::{Cell, Interest, Point, ServerIndex};
+use throng_stdx::Instant;
 use throng_wire::channeldpb::ChannelSubscriptionOptions;
 
 pub use config::{Balance, DampingStep, Lod, LodBand, PositionPath, Spatial, parse_controller};
@@ -40,6 +41,7 @@ pub(crate) use objects::is_object_message;
 use crate::config::Config;
 use crate::data::Plan;
 use crate::ids::{ChannelId, ConnId, IdHasher, IdMap};
+use crate::view::{WorldServerView, WorldView};
 use position::{Known, Locator};
 
 /// The state of the world, on shard 0.
@@ -53,8 +55,8 @@ pub(crate) struct World {
     cells: Vec<CellState>,
     entities: IdMap<ChannelId, Entity>,
     groups: Slab<BTreeSet<ChannelId>>,
-    /// Entities that lie in another cell than they belong to, because a handover was refused.
-    waiting: BTreeSet<ChannelId>,
+    /// Entities that lie in another cell than they belong to, because a handover was refused, and since when.
+    waiting: BTreeMap<ChannelId, Instant>,
     /// Entities that every client is subscribed to.
     well_known: BTreeSet<ChannelId>,
     /// Interest of connections as last asked for; what they are subscribed to may differ.
@@ -127,7 +129,7 @@ impl World {
                 .unwrap_or_default(),
             entities: IdMap::with_hasher(hasher),
             groups: Slab::new(),
-            waiting: BTreeSet::new(),
+            waiting: BTreeMap::new(),
             well_known: BTreeSet::new(),
             interests: IdMap::with_hasher(hasher),
             locators: Vec::new(),
@@ -176,6 +178,24 @@ impl World {
         }
     }
 
+    /// For monitoring. Costs a walk over all cells.
+    pub(crate) fn view(&self, is_live: impl Fn(ConnId) -> bool) -> WorldView {
+        let mut servers: Vec<WorldServerView> = self
+            .slots
+            .iter()
+            .map(|slot| WorldServerView { live: slot.owner.is_some_and(&is_live), cells: 0, entities: 0 })
+            .collect();
+        let mut fullest_cell = 0;
+        for cell in &self.cells {
+            fullest_cell = fullest_cell.max(cell.entities.len());
+            if let Some(server) = servers.get_mut(cell.server.0 as usize) {
+                server.cells += 1;
+                server.entities += cell.entities.len();
+            }
+        }
+        WorldView { servers, fullest_cell, entities: self.entities.len(), waiting: self.waiting.len() }
+    }
+
     /// Checks what must hold between inputs.
     pub(crate) fn check_invariants(&self, exists: impl Fn(ChannelId) -> bool) {
         for (id, entity) in &self.entities {
@@ -193,7 +213,7 @@ impl World {
             }
         }
         assert!(self.groups.iter().all(|(_, group)| !group.is_empty()), "an empty group remains");
-        assert!(self.waiting.iter().chain(&self.well_known).all(|id| self.entities.contains_key(id)));
+        assert!(self.waiting.keys().chain(&self.well_known).all(|id| self.entities.contains_key(id)));
     }
 }
 
