@@ -361,13 +361,8 @@ impl Outbox {
     /// In debug builds when `write` appends another number of bytes, or the entry fits no packet.
     #[inline]
     pub(crate) fn push_inline(&mut self, len: usize, write: impl FnOnce(&mut Vec<u8>)) {
-        self.append(len, false, write);
-    }
-
-    #[inline]
-    fn append(&mut self, len: usize, loose: bool, write: impl FnOnce(&mut Vec<u8>)) {
         debug_assert!(len <= PACKET_BYTES_SEND_MAX);
-        self.make_room(len, loose);
+        self.make_room(len, false);
         let start = self.own.len();
         write(&mut self.own);
         debug_assert_eq!(self.own.len(), start + len, "an entry has another length than announced");
@@ -385,8 +380,8 @@ impl Outbox {
     /// Appends a shared entry, a large one without copying it; `loose` is for those that may get lost.
     #[inline]
     pub(crate) fn push_shared(&mut self, entry: &Arc<Entry>, loose: bool) {
-        if entry.bytes.len() <= COPY_BYTES_MAX && entry.pieces.is_empty() {
-            self.append(entry.bytes.len(), loose, |out| out.extend_from_slice(&entry.bytes));
+        if entry.bytes.len() <= COPY_BYTES_MAX && entry.pieces.is_empty() && !loose {
+            self.push_inline(entry.bytes.len(), |out| out.extend_from_slice(&entry.bytes));
             return;
         }
         let len = entry.len();

@@ -148,8 +148,19 @@ impl Metrics {
         found
     }
 
+    /// The samples whose labels have this value for this one.
+    pub(crate) fn only(&self, label: &str, value: &str) -> Self {
+        let wanted = format!("{label}=\"{value}\"");
+        Self(self.0.iter().filter(|(sample, _)| sample.contains(&wanted)).cloned().collect())
+    }
+
     /// The upper bound of the highest bucket of a histogram that has grown since `before`.
     pub(crate) fn longest_since(&self, before: &Self, name: &str) -> Option<f64> {
+        self.quantile_since(before, name, 1.0)
+    }
+
+    /// The upper bound of the bucket below which this share of what has come since `before` lies.
+    pub(crate) fn quantile_since(&self, before: &Self, name: &str, share: f64) -> Option<f64> {
         let bounds = |page: &Self| -> Vec<(f64, f64)> {
             let mut bounds: Vec<(f64, f64)> = page
                 .by_label(name, "le")
@@ -159,17 +170,16 @@ impl Metrics {
             bounds.sort_by(|a, b| a.0.total_cmp(&b.0));
             bounds
         };
-        // Buckets are cumulative: the last one in which the difference to the one below is not zero.
+        // Buckets are cumulative: the first that holds as much as is wanted. One that has not been there before began
+        // at zero.
         let (now, before) = (bounds(self), bounds(before));
-        let mut below = 0.0;
-        let mut longest = None;
-        for ((bound, now), (_, before)) in now.into_iter().zip(before) {
-            if now - before > below {
-                longest = Some(bound);
-            }
-            below = now - before;
-        }
-        longest
+        let grown = |&(bound, now): &(f64, f64)| {
+            let known = before.iter().find(|(known, _)| *known == bound).map_or(0.0, |(_, count)| *count);
+            (bound, now - known)
+        };
+        let grown: Vec<(f64, f64)> = now.iter().map(grown).collect();
+        let all = grown.last()?.1;
+        grown.into_iter().find(|(_, count)| all > 0.0 && *count >= share * all).map(|(bound, _)| bound)
     }
 }
 
@@ -244,6 +254,8 @@ mod tests {
         assert_eq!(page(5, 9, 10).longest_since(&page(4, 4, 5), "h_bucket"), Some(0.5));
         assert_eq!(page(9, 9, 10).longest_since(&page(4, 4, 5), "h_bucket"), Some(0.1));
         assert_eq!(page(1, 1, 1).longest_since(&page(1, 1, 1), "h_bucket"), None);
+        assert_eq!(page(9, 10, 10).quantile_since(&page(0, 0, 0), "h_bucket", 0.9), Some(0.1));
+        assert_eq!(page(9, 10, 10).quantile_since(&Metrics::default(), "h_bucket", 0.95), Some(0.5));
         assert_eq!(page(1, 2, 3).by_label("h_bucket", "le")[1], ("0.5".to_owned(), 2.0));
     }
 

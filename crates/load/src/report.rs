@@ -205,6 +205,8 @@ pub struct WorldRun {
     pub round_mean_ms: Option<f64>,
     /// See `round_mean_ms`.
     pub round_longest_ms: Option<f64>,
+    /// Ticks of channels, by type.
+    pub ticks: Vec<crate::spatial::TickOutcome>,
     /// From the first connection to everyone's having a character.
     pub joined_s: f64,
     /// To everyone's having the state of everyone.
@@ -353,6 +355,7 @@ impl Run {
                 repeated: outcome.repeated,
                 round_mean_ms: outcome.round_ms.map(|(mean, _)| mean),
                 round_longest_ms: outcome.round_ms.map(|(_, longest)| longest),
+                ticks: outcome.ticks.clone(),
                 joined_s: outcome.joined.as_secs_f64(),
                 complete_s: outcome.complete.map(|complete| complete.as_secs_f64()),
                 ghosts,

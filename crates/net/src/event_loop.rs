@@ -27,6 +27,8 @@ use crate::ws;
 
 /// Events taken per wait. More only makes the time between two waits, and so the reaction to timers, longer.
 const EVENTS_PER_POLL: usize = 512;
+/// The same of prioritised connections; more than these are none.
+const URGENT_PER_POLL: usize = 32;
 /// Bytes read from one connection per poll, and the size of the buffer that all share. Large enough for the biggest
 /// frame of the gateway protocol in one read, small enough to stay in a processor's second-level cache.
 const READ_BYTES: usize = 64 * 1024;
@@ -226,6 +228,8 @@ struct Conn {
     pinged: bool,
     /// It is in the loop's queue of connections with work.
     queued: bool,
+    /// It is served while others wait.
+    urgent: bool,
     stream: Stream,
 }
 
@@ -272,6 +276,9 @@ impl Conn {
 pub struct EventLoop {
     epoll: Epoll,
     events: Events,
+    /// The connections that are served while others wait, once more.
+    urgent: Epoll,
+    urgent_events: Events,
     waker: Waker,
     reserve: ReservedDescriptor,
     listeners: Slab<Listener>,
@@ -295,7 +302,7 @@ impl EventLoop {
     /// Makes a loop without sockets.
     ///
     /// # Errors
-    /// When the process is out of file descriptors; it takes three.
+    /// When the process is out of file descriptors; it takes four.
     pub fn new() -> io::Result<Self> {
         let epoll = Epoll::new()?;
         let waker = Waker::new()?;
@@ -305,6 +312,8 @@ impl EventLoop {
         Ok(Self {
             epoll,
             events: Events::with_capacity(EVENTS_PER_POLL),
+            urgent: Epoll::new()?,
+            urgent_events: Events::with_capacity(URGENT_PER_POLL),
             waker,
             reserve: ReservedDescriptor::new()?,
             listeners: Slab::new(),
@@ -504,6 +513,46 @@ impl EventLoop {
             return WriteOutcome { taken, blocked };
         }
         self.write(key, slices)
+    }
+
+    /// [`EventLoop::poll_urgent`] serves this connection as well from now on. Streams only; other keys are ignored.
+    ///
+    /// # Errors
+    /// The kernel has no memory for it.
+    pub fn prioritise(&mut self, key: ConnKey) -> io::Result<()> {
+        if key.is_session() || key.is_enet() {
+            return Ok(());
+        }
+        let Some(conn) = get_mut(&mut self.conns, key).filter(|conn| !conn.urgent) else { return Ok(()) };
+        self.urgent.add(conn.stream.fd(), key.token(), sys::READABLE | sys::EDGE)?;
+        conn.urgent = true;
+        Ok(())
+    }
+
+    /// Waits for input of [prioritised](EventLoop::prioritise) connections, `timeout` at most, and tells `handler` about
+    /// it and about nothing else: all other events gather for [`EventLoop::poll`]. Returns whether there was any.
+    ///
+    /// # Errors
+    /// Waiting itself failed, which a working system does not do.
+    pub fn poll_urgent(
+        &mut self,
+        clock: &Clock,
+        timeout: Duration,
+        handler: &mut impl Handler,
+    ) -> io::Result<bool> {
+        self.urgent.wait(&mut self.urgent_events, Some(timeout))?;
+        if self.urgent_events.get(0).is_none() {
+            return Ok(false);
+        }
+        self.now = clock.now();
+        self.stats.polls += 1;
+        handler.polled(self.now);
+        let mut index = 0;
+        while let Some((token, conditions)) = self.urgent_events.get(index) {
+            index += 1;
+            self.handle_event(ConnKey::from_token(token), conditions, handler);
+        }
+        Ok(true)
     }
 
     /// Writes the bytes of `slices`, in order, as far as the connection takes them. Never waits.
@@ -956,6 +1005,7 @@ impl EventLoop {
             pinged: false,
             timer: None,
             queued: false,
+            urgent: false,
             stream,
         });
         Ok(key)
@@ -969,6 +1019,9 @@ impl EventLoop {
         }
         // A detached connection must not raise events here; for others closing would do.
         drop(self.epoll.remove(conn.stream.fd()));
+        if std::mem::take(&mut conn.urgent) {
+            drop(self.urgent.remove(conn.stream.fd()));
+        }
         Some(conn)
     }
 

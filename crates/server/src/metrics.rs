@@ -4,12 +4,14 @@
 
 use std::borrow::Cow;
 
-use throng_gateway::{AcceptRefusal, ChannelType, CloseReason, ConnKind, KindStats, Refusal, Stats};
+use throng_gateway::{
+    AcceptRefusal, ChannelType, CloseReason, ConnKind, KindStats, Refusal, Stats, WorldServerView, WorldView,
+};
 use throng_http::{Family, FamilyKind, Sample, SampleValue};
 use throng_net::enet::HostFigures;
 
 use crate::process::ProcessFigures;
-use crate::report::{ROUND_BOUNDS, ShardReport};
+use crate::report::{ROUND_BOUNDS, ShardReport, TICK_BOUNDS, Ticks};
 
 /// What the metrics are made of at one moment.
 pub(crate) struct Figures<'a> {
@@ -52,6 +54,8 @@ pub(crate) fn type_name(channel_type: ChannelType) -> Cow<'static, str> {
 pub(crate) fn families(figures: &Figures<'_>) -> Vec<Family> {
     let total = total(figures.reports);
     let mut families = gateway_families(&total);
+    let world = figures.reports.iter().find_map(|report| report.world.as_ref());
+    families.extend(world_families(&total, world.unwrap_or(&WorldView::default())));
     families.extend(shard_families(figures.reports));
     families.extend(enet_families(figures.reports));
     families.extend(process_families(figures));
@@ -282,6 +286,77 @@ fn gateway_families(total: &Stats) -> Vec<Family> {
     ]
 }
 
+/// Cells, entities and what happens to them.
+fn world_families(total: &Stats, world: &WorldView) -> Vec<Family> {
+    use FamilyKind::{Counter, Gauge};
+    let count = |name, help, number: u64| family(name, help, Counter, vec![plain(number as f64)]);
+    let by_server = |name, help, figure: fn(&WorldServerView) -> f64| {
+        let sample = |(index, server)| labelled("server", Cow::Owned(index_text(index)), figure(server));
+        family(name, help, Gauge, world.servers.iter().enumerate().map(sample).collect())
+    };
+    let bands = total.lod_changes.iter().enumerate();
+    let bands = bands.map(|(band, count)| labelled("band", index_text(band), *count as f64)).collect();
+    vec![
+        count("throng_world_handovers", "Entities that changed their cell.", total.handovers),
+        count(
+            "throng_world_handovers_across_servers",
+            "Entities that changed their owner, with their cell or by themselves.",
+            total.handovers_across_servers,
+        ),
+        count(
+            "throng_world_handover_encodes",
+            "Handover payloads encoded: at most two per pair of cells, whatever the number of subscribers.",
+            total.handover_encodes,
+        ),
+        count(
+            "throng_world_handovers_delayed",
+            "Handovers that were refused at first, for want of a cell or by a lock, and happened later.",
+            total.handovers_delayed,
+        ),
+        family(
+            "throng_world_handover_delay_seconds",
+            "Summed time from refusal to handover of the delayed ones; all others happen with the update that causes \
+             them.",
+            Counter,
+            vec![plain(total.handover_delay_ns as f64 / 1e9)],
+        ),
+        count(
+            "throng_world_handovers_oversize",
+            "Entities too large for a handover message, sent through their channels instead.",
+            total.handovers_oversize,
+        ),
+        count("throng_world_interest_updates", "Areas of interest set.", total.interest_updates),
+        count("throng_world_entities_created", "Entity channels created.", total.entities_created),
+        family(
+            "throng_world_lod_changes",
+            "Subscriptions that network level of detail put into a band; 0 is the nearest, the last beyond all.",
+            Counter,
+            bands,
+        ),
+        count("throng_world_cells_moved", "Cells that the load balancer moved.", total.cells_moved),
+        by_server("throng_world_server_live", "1 when a connected server holds the slot.", |server| {
+            f64::from(u8::from(server.live))
+        }),
+        by_server("throng_world_cells", "Cells, by the slot that they belong to.", |server| {
+            server.cells as f64
+        }),
+        by_server("throng_world_cell_entities", "Entities in cells, by slot.", |server| {
+            server.entities as f64
+        }),
+        gauge(
+            "throng_world_entities",
+            "Entity channels, those outside of all cells included.",
+            world.entities as f64,
+        ),
+        gauge("throng_world_cell_entities_max", "Entities in the fullest cell.", world.fullest_cell as f64),
+        gauge(
+            "throng_world_handovers_waiting",
+            "Entities whose handover was refused and is tried again.",
+            world.waiting as f64,
+        ),
+    ]
+}
+
 fn shard_families(reports: &[ShardReport]) -> Vec<Family> {
     use FamilyKind::{Counter, Gauge, Histogram};
     let each = |name, help, kind, figure: fn(&ShardReport) -> f64| {
@@ -300,7 +375,34 @@ fn shard_families(reports: &[ShardReport]) -> Vec<Family> {
             },
         })
         .collect();
+    let mut ticks = Ticks::default();
+    reports.iter().for_each(|report| ticks.add(&report.ticks));
+    ticks.0.sort_unstable_by_key(|(channel_type, _)| *channel_type);
+    let tick_times = ticks.0.iter().map(|(channel_type, times)| Sample {
+        labels: vec![("type", type_name(*channel_type))],
+        value: SampleValue::Histogram {
+            bounds: Cow::Borrowed(&TICK_BOUNDS),
+            counts: times.counts.to_vec(),
+            sum: times.sum_ns as f64 / 1e9,
+        },
+    });
+    let longest_ticks = ticks
+        .0
+        .iter()
+        .map(|(channel_type, times)| labelled("type", type_name(*channel_type), times.max_ns as f64 / 1e9));
     vec![
+        family(
+            "throng_channel_tick_seconds",
+            "Time of one channel's fan-out: what was due is merged, encoded and queued for its subscribers.",
+            Histogram,
+            tick_times.collect(),
+        ),
+        family(
+            "throng_channel_tick_max_seconds",
+            "Longest of these since the start.",
+            Gauge,
+            longest_ticks.collect(),
+        ),
         family(
             "throng_shard_round_seconds",
             "Time from an event to the last write of the round that it began.",
@@ -536,14 +638,37 @@ mod tests {
     use super::*;
     use crate::report::RoundTimes;
 
+    #[test]
+    fn ticks_are_counted_by_type_and_add_up() {
+        let mut ticks = Ticks::default();
+        ticks.record(ChannelType::ENTITY, 15_000);
+        ticks.record(ChannelType::ENTITY, 20_000);
+        ticks.record(ChannelType::SPATIAL, 90_000_000);
+        let mut sum = ticks.clone();
+        sum.add(&ticks);
+        let (kind, entity) = &sum.0[0];
+        assert_eq!(
+            (*kind, entity.counts[1], entity.sum_ns, entity.max_ns),
+            (ChannelType::ENTITY, 4, 70_000, 20_000)
+        );
+        assert_eq!(sum.0[1].1.counts[TICK_BOUNDS.len()], 2, "beyond the last bound");
+    }
+
     fn example() -> Vec<ShardReport> {
         let mut stats = Stats::default();
         stats.channels.insert(ChannelType::GLOBAL, 1);
+        stats.lod_changes = vec![1];
+        let mut ticks = Ticks::default();
+        ticks.record(ChannelType::GLOBAL, 15_000);
+        let mut world = WorldView::default();
+        world.servers.push(WorldServerView::default());
         vec![ShardReport {
             stats,
             loop_stats: throng_net::LoopStats::default(),
             enet: HostFigures::default(),
             rounds: RoundTimes::default(),
+            ticks,
+            world: Some(world),
             panics: 0,
             congestions: 0,
             mailbox_len: 0,

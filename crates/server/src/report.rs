@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use throng_gateway::{ChannelView, ConnectionView, Stats};
+use throng_gateway::{ChannelType, ChannelView, ConnectionView, Stats, WorldView};
 use throng_net::LoopStats;
 use throng_net::enet::HostFigures;
 
@@ -31,6 +31,53 @@ impl RoundTimes {
     }
 }
 
+/// Upper bounds of the tick histograms in seconds: a tick that takes longer than the last delays all others.
+pub(crate) const TICK_BOUNDS: [f64; 12] = [
+    0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_2, 0.000_4, 0.000_8, 0.001_6, 0.003_2, 0.006_4, 0.012_8,
+    0.025_6,
+];
+
+/// How long the fan-outs of channels of one type took.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TickTimes {
+    pub(crate) counts: [u64; TICK_BOUNDS.len() + 1],
+    pub(crate) sum_ns: u64,
+    pub(crate) max_ns: u64,
+}
+
+/// [`TickTimes`] by type of channel.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ticks(pub(crate) Vec<(ChannelType, TickTimes)>);
+
+impl Ticks {
+    pub(crate) fn record(&mut self, channel_type: ChannelType, ns: u64) {
+        let times = self.of(channel_type);
+        let bucket = TICK_BOUNDS.partition_point(|bound| *bound * 1e9 < ns as f64);
+        times.counts[bucket] += 1;
+        times.sum_ns += ns;
+        times.max_ns = times.max_ns.max(ns);
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (channel_type, more) in &other.0 {
+            let times = self.of(*channel_type);
+            for (count, more) in times.counts.iter_mut().zip(more.counts) {
+                *count += more;
+            }
+            times.sum_ns += more.sum_ns;
+            times.max_ns = times.max_ns.max(more.max_ns);
+        }
+    }
+
+    fn of(&mut self, channel_type: ChannelType) -> &mut TickTimes {
+        let at = self.0.iter().position(|(known, _)| *known == channel_type).unwrap_or_else(|| {
+            self.0.push((channel_type, TickTimes::default()));
+            self.0.len() - 1
+        });
+        &mut self.0[at].1
+    }
+}
+
 /// A connection in a list.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnReport {
@@ -54,6 +101,9 @@ pub(crate) struct ShardReport {
     pub(crate) loop_stats: LoopStats,
     pub(crate) enet: HostFigures,
     pub(crate) rounds: RoundTimes,
+    pub(crate) ticks: Ticks,
+    /// Of the shard that has it.
+    pub(crate) world: Option<WorldView>,
     pub(crate) panics: u64,
     pub(crate) congestions: u64,
     pub(crate) mailbox_len: usize,

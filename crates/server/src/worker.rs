@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 use throng_gateway::{
-    AuthTicket, CloseReason, Closed, ConnId, ConnKind, Effect, Framing, SecurityEvent, Shard, ShardIndex,
-    SharedFrame, Verdict,
+    AuthTicket, CloseReason, Closed, ConnId, ConnKind, Due, Effect, Framing, SecurityEvent, Shard,
+    ShardIndex, SharedFrame, Verdict,
 };
 use throng_net::{
     Accept, Clock, CloseCause, CloseMode, ConnKey, EventLoop, Flow, Handler, ListenerKey, SharedFile,
@@ -26,7 +26,7 @@ use crate::auth::{Login, Logins};
 use crate::mailbox::{Mailbox, Post};
 use crate::pace::Pace;
 use crate::recorder::Recorder;
-use crate::report::{ChannelReport, ConnReport, RoundTimes, ShardReport};
+use crate::report::{ChannelReport, ConnReport, RoundTimes, ShardReport, Ticks};
 
 /// After a panic while running timers: pause before the next try, so that one that repeats does not eat the core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
@@ -40,6 +40,9 @@ const SHARED_FRAME_BYTES_MIN: usize = 16 << 10;
 const SHARED_FRAME_HOLDERS_MIN: usize = 8;
 /// Files kept for the frames of one pass. Cohorts are written one after the other, so a few are enough.
 const SHARED_FILES_MAX: usize = 4;
+
+/// Shortest time between rounds that game servers ask for, within what [`Pace`] puts off.
+const URGENT_INTERVAL: Duration = Duration::from_micros(500);
 
 /// Time a closed connection has to take what was queued for it.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
@@ -105,6 +108,8 @@ pub(crate) struct Worker {
     /// a file where making one failed.
     shared: VecDeque<(SharedFrame, Option<SharedFile>)>,
     pace: Pace,
+    /// A game server ended the last pause.
+    interrupted: bool,
     shutdown_timeout: Duration,
 }
 
@@ -123,6 +128,8 @@ struct Driver {
     mailboxes: Arc<[Mailbox]>,
     /// Posts of this round with their destinations, in the order in which they must be handed over.
     outgoing: VecDeque<(u16, Post)>,
+    /// Game servers of this shard, still to be given priority.
+    newcomers: Vec<ConnKey>,
     /// Accepted for other shards, still to be taken out of the loop.
     hand_offs: Vec<(ConnKey, ConnId, ShardIndex, ConnKind)>,
     dirty: Vec<ConnId>,
@@ -139,6 +146,7 @@ struct Driver {
     recorder: Recorder,
     heartbeat: Arc<Heartbeat>,
     rounds: RoundTimes,
+    ticks: Ticks,
     panics: u64,
     congestions: u64,
     /// No timers before this, after a panic in them.
@@ -188,6 +196,7 @@ impl Worker {
             closed_early: HashSet::new(),
             mailboxes: parts.mailboxes,
             outgoing: VecDeque::new(),
+            newcomers: Vec::new(),
             hand_offs: Vec::new(),
             dirty: Vec::new(),
             closing: Vec::new(),
@@ -200,6 +209,7 @@ impl Worker {
             recorder: parts.recorder,
             heartbeat: parts.heartbeat,
             rounds: RoundTimes::default(),
+            ticks: Ticks::default(),
             panics: 0,
             congestions: 0,
             timers_from: Instant::ZERO,
@@ -213,6 +223,7 @@ impl Worker {
             slices: Vec::new(),
             shared: VecDeque::new(),
             pace: Pace::new(parts.round_interval),
+            interrupted: false,
             shutdown_timeout: parts.shutdown_timeout,
         }
     }
@@ -227,13 +238,10 @@ impl Worker {
                 tracing::error!(shard = self.driver.index, %error, "the event loop failed; stopping the process");
                 std::process::abort();
             }
-            self.round(&mut posts);
-            let now = self.driver.clock.now();
-            self.driver.rounds.record(now.since(self.driver.now).as_nanos() as u64);
-            self.driver.heartbeat.end();
+            let now = self.round(&mut posts);
             self.pace.count(self.driver.now);
             if let Some(wait) = self.pace.wait(now, self.driver.deadline()) {
-                std::thread::sleep(wait);
+                self.pause(now + wait, &mut posts);
             }
             if let Some(until) = self.driver.stopping
                 && (self.event_loop.conn_count() == 0 || now >= until)
@@ -243,7 +251,39 @@ impl Worker {
         }
     }
 
-    fn round(&mut self, posts: &mut VecDeque<Post>) {
+    /// Lets events gather. What a game server says is handled at once: a handover in it should not wait, and game servers
+    /// are few.
+    fn pause(&mut self, until: Instant, posts: &mut VecDeque<Post>) {
+        loop {
+            let clock = self.driver.clock;
+            let until = self.driver.deadline().map_or(until, |deadline| deadline.min(until));
+            if std::mem::take(&mut self.interrupted) {
+                std::thread::sleep(until.since(clock.now()).min(URGENT_INTERVAL));
+            }
+            let left = until.since(clock.now());
+            // A wait that fails would fail in the next poll as well, which reports it.
+            if left.is_zero() || !self.event_loop.poll_urgent(&clock, left, &mut self.driver).unwrap_or(false)
+            {
+                return;
+            }
+            self.interrupted = true;
+            self.round(posts);
+        }
+    }
+
+    /// Everything that a batch of events leads to. Returns the time afterwards.
+    fn round(&mut self, posts: &mut VecDeque<Post>) -> Instant {
+        self.work(posts);
+        let now = self.driver.clock.now();
+        self.driver.rounds.record(now.since(self.driver.now).as_nanos() as u64);
+        self.driver.heartbeat.end();
+        now
+    }
+
+    fn work(&mut self, posts: &mut VecDeque<Post>) {
+        for key in std::mem::take(&mut self.driver.newcomers) {
+            self.prioritise(key);
+        }
         self.hand_off();
         if std::mem::take(&mut self.driver.woken) {
             self.take_posts(posts);
@@ -299,12 +339,21 @@ impl Worker {
         }
     }
 
+    fn prioritise(&mut self, key: ConnKey) {
+        if let Err(error) = self.event_loop.prioritise(key) {
+            tracing::debug!(%error, "a game server goes without priority");
+        }
+    }
+
     fn attach(&mut self, conn: ConnId, kind: ConnKind, socket: throng_net::DetachedConn) {
         match self.event_loop.attach(socket) {
             Ok(key) if self.driver.closed_early.remove(&conn) => self.event_loop.close(key, CloseMode::Now),
             Ok(key) => {
                 self.driver.adopt(conn, kind, key);
                 self.driver.mark_dirty(conn);
+                if kind == ConnKind::Server {
+                    self.prioritise(key);
+                }
             }
             Err(error) => {
                 tracing::debug!(conn = conn.0, %error, "a socket could not be moved to its shard");
@@ -468,10 +517,22 @@ impl Driver {
             && !self.guard(|driver| {
                 #[cfg(test)]
                 driver.faults.on_timeout();
-                driver.shard.handle_timeout(driver.now);
+                driver.tick();
             })
         {
             self.timers_from = self.now + PANIC_PAUSE;
+        }
+    }
+
+    /// Runs what is due, and measures the channels' ticks.
+    fn tick(&mut self) {
+        let mut began = self.clock.now();
+        while let Some(due) = self.shard.handle_due(self.now) {
+            let ended = self.clock.now();
+            if let Due::Tick(channel_type) = due {
+                self.ticks.record(channel_type, ended.since(began).as_nanos() as u64);
+            }
+            began = ended;
         }
     }
 
@@ -612,6 +673,8 @@ impl Driver {
             loop_stats: *event_loop.stats(),
             enet: event_loop.enet_figures(),
             rounds: self.rounds.clone(),
+            ticks: self.ticks.clone(),
+            world: self.shard.world(),
             panics: self.panics,
             congestions: self.congestions,
             mailbox_len: self.mailboxes[usize::from(self.index)].len(),
@@ -638,6 +701,9 @@ impl Handler for Driver {
             Some(Ok(accepted)) if accepted.shard.0 == self.index => {
                 self.adopt(accepted.conn, role.kind, key);
                 self.mark_dirty(accepted.conn);
+                if role.kind == ConnKind::Server {
+                    self.newcomers.push(key);
+                }
                 Accept::Keep
             }
             Some(Ok(accepted)) => {

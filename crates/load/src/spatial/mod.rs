@@ -226,6 +226,21 @@ pub struct BandOutcome {
     pub state: crate::stats::TimesSummary,
 }
 
+/// Ticks of the channels of one type, from the server's histogram: times are upper bounds of buckets.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct TickOutcome {
+    /// Type of channel.
+    pub channel_type: String,
+    /// Ticks of all channels of the type.
+    pub count: f64,
+    /// Their mean, in milliseconds.
+    pub mean_ms: f64,
+    /// 99.9% of them took no longer.
+    pub p999_ms: f64,
+    /// None took longer.
+    pub longest_ms: f64,
+}
+
 /// What a run found.
 #[derive(Debug, Clone)]
 pub struct Outcome {
@@ -262,6 +277,8 @@ pub struct Outcome {
     /// Mean and longest round of the server's threads inside the window, in milliseconds; the longest is the upper
     /// bound of the histogram bucket it fell into.
     pub round_ms: Option<(f64, f64)>,
+    /// Ticks of channels inside the window, by type of channel.
+    pub ticks: Vec<TickOutcome>,
     /// Channels by type at the end, as the server's metrics page has them.
     pub channels: Vec<(String, f64)>,
     /// CPU time of the player threads inside the window.
@@ -564,6 +581,7 @@ impl Watch<'_> {
             let longest = last.longest_since(first, crate::engine::ROUND_BUCKETS)?;
             (count > 0.0).then(|| (sum / count * 1e3, longest * 1e3))
         });
+        let ticks = first.metrics.as_ref().zip(last.metrics.as_ref()).map(ticks_between);
         Ok(Outcome {
             players: self.plan.players,
             window: Duration::from_nanos(last.at_ns - from),
@@ -581,6 +599,7 @@ impl Watch<'_> {
             server_cpu: first.cpu.zip(last.cpu).map(|(first, last)| last.saturating_sub(first)),
             server_memory: memory,
             round_ms,
+            ticks: ticks.unwrap_or_default(),
             channels: last.metrics.as_ref().map(|page| page.by_label(CHANNELS, "type")).unwrap_or_default(),
             fleet_cpu: last.fleet_cpu.saturating_sub(first.fleet_cpu),
             servers_cpu: last.servers_cpu.saturating_sub(first.servers_cpu),
@@ -692,6 +711,28 @@ impl Watch<'_> {
         }
     }
 }
+
+/// The ticks between two looks at the metrics page.
+fn ticks_between((first, last): (&probe::Metrics, &probe::Metrics)) -> Vec<TickOutcome> {
+    let types = last.by_label(TICK_COUNT, "type");
+    let outcomes = types.into_iter().filter_map(|(channel_type, _)| {
+        let (first, last) = (first.only("type", &channel_type), last.only("type", &channel_type));
+        let grown = |name: &str| Some(last.sum(&[name])? - first.sum(&[name]).unwrap_or(0.0));
+        let (count, sum) = (grown(TICK_COUNT)?, grown(TICK_SUM)?);
+        Some(TickOutcome {
+            channel_type,
+            count,
+            mean_ms: sum / count.max(1.0) * 1e3,
+            p999_ms: last.quantile_since(&first, TICK_BUCKETS, 0.999)? * 1e3,
+            longest_ms: last.longest_since(&first, TICK_BUCKETS)? * 1e3,
+        })
+    });
+    outcomes.collect()
+}
+
+const TICK_COUNT: &str = "throng_channel_tick_seconds_count";
+const TICK_SUM: &str = "throng_channel_tick_seconds_sum";
+const TICK_BUCKETS: &str = "throng_channel_tick_seconds_bucket";
 
 /// How often the distances between players are looked at.
 const JUDGE_NS: u64 = 250_000_000;
