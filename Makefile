@@ -1,6 +1,6 @@
 # Every target is one line: the work is in scripts/ and cargo. `make demo` and `make test` need nothing but this clone
 # and a Rust toolchain; they install the rest. ARGS goes to the program: make demo ARGS="--players 300 --for 20s"
-.PHONY: help setup demo test check bench fuzz
+.PHONY: help setup demo test check bench fuzz console
 
 help:  ## What the targets do
 	@grep -E '^[a-z]+: .*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 8
@@ -22,3 +22,6 @@ bench: setup  ## The published scenario against a gateway of its own, with figur
 
 fuzz: setup  ## Every fuzz target for SECONDS_EACH (default 60) seconds
 	@scripts/fuzz $(ARGS)
+
+console: ## The web console, into its checked-in dist folder (needs Node)
+	@scripts/console $(ARGS)

@@ -35,6 +35,7 @@ use throng_wire::{data_update_entry_len, write_data_update_entry, write_data_upd
 use crate::channel::{Channel, Options, RateBy};
 use crate::data::{FieldMask, MergeOptions, Mosaic, Plan, Update, filter, merged, removals, split};
 use crate::ids::{ChannelId, ConnId};
+use crate::inspect::CohortView;
 use crate::mail::{Payload, State};
 use crate::outbox::Entry;
 use crate::reason::Refusal;
@@ -912,6 +913,18 @@ impl FanOut {
     /// Updates that somebody has not had, for monitoring.
     pub(crate) fn backlog(&self) -> (usize, usize) {
         (self.ring.len(), self.bytes)
+    }
+
+    /// Every cohort, for monitoring.
+    pub(crate) fn cohort_views(&self) -> impl Iterator<Item = CohortView> + '_ {
+        self.cohorts.iter().map(|(_, cohort)| CohortView {
+            interval_ns: cohort.interval,
+            phase_ns: cohort.phase,
+            masked: cohort.mask.is_some(),
+            members: cohort.members.len(),
+            joiners: cohort.joiners.len(),
+            pending: self.end().saturating_sub(cohort.start),
+        })
     }
 
     /// Cohorts, for monitoring.

@@ -42,6 +42,7 @@ mod effect;
 mod fanout;
 mod fsm;
 mod ids;
+mod inspect;
 mod mail;
 mod outbox;
 mod permission;
@@ -64,6 +65,10 @@ pub use config::{Abuse, Config, Limits, OutboxBounds, Recovery};
 pub use effect::{Accepted, Closed, Effect, Redacted, SecurityEvent, SecurityEventKind, Verdict};
 pub use fsm::{STATES_MAX, StateMachine, StateMachineError};
 pub use ids::{AuthTicket, ChannelId, ConnId, ConnKind, ShardIndex, address_group};
+pub use inspect::{
+    CLOSURES_MAX, CellView, ChannelDetail, ClosureView, CohortView, EntityView, InterestView,
+    SubscriptionView, WorldDetail,
+};
 pub use mail::Mail;
 pub use outbox::{Framing, Outbox, SharedFrame};
 pub use permission::{Authority, KindPermissions, Permissions, TypeRule};

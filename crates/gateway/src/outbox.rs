@@ -183,6 +183,12 @@ const COPY_BYTES_MAX: usize = 192;
 const _: () = assert!(COPY_BYTES_MAX < SNAPPY_ALONE_BYTES);
 
 impl Outbox {
+    /// How output is framed.
+    #[must_use]
+    pub fn framing(&self) -> Framing {
+        self.framing
+    }
+
     pub(crate) fn new(framing: Framing) -> Self {
         Self {
             own: Vec::new(),

@@ -3,6 +3,7 @@
 use core::fmt;
 use core::mem;
 use core::ops::ControlFlow;
+use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ use crate::data::Schemas;
 use crate::effect::{Accepted, Closed, Effect, SecurityEvent, SecurityEventKind, Verdict};
 use crate::fsm::StateIndex;
 use crate::ids::{AuthTicket, ChannelId, ConnId, ConnKind, IdHasher, IdMap, Secret, ShardIndex};
+use crate::inspect::ClosureView;
 use crate::mail::{Head, Letter, Mail};
 use crate::outbox::{Framing, Outbox};
 use crate::reason::{AcceptRefusal, CloseReason, Refusal};
@@ -53,6 +55,8 @@ pub struct Shard {
     settings: Vec<(ChannelType, Arc<TypeSettings>)>,
     scratch: Scratch,
     pub(crate) draining: bool,
+    /// The latest closures, for people who ask why.
+    pub(crate) closures: VecDeque<ClosureView>,
 }
 
 impl Shard {
@@ -88,6 +92,7 @@ impl Shard {
             settings,
             scratch: Scratch::default(),
             draining: false,
+            closures: VecDeque::new(),
         };
         if shard.global.is_some() {
             // GLOBAL exists from the start, without an owner and without data.
@@ -442,6 +447,7 @@ impl Shard {
     fn close_local(&mut self, handle: ConnId, reason: CloseReason, tell_driver: bool) {
         let Some(slot) = self.board.handles.remove(&handle) else { return };
         let mut conn = self.board.conns.remove(slot as usize);
+        self.remember_closure(ClosureView::new(&conn, reason, self.board.now));
         let board = &mut self.board;
         if let Some((_, key)) = conn.timer.take() {
             board.timers.cancel(key);

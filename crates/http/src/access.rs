@@ -1,7 +1,20 @@
-//! Who may read what.
+//! Who may read what, and who may change something.
+//!
+//! Three ways in: a configured bearer token; a console session, which a one-time token opens and a cookie carries; and,
+//! where no tokens are configured, being on this machine. The last is good for reading only.
 
+use std::collections::VecDeque;
+use std::io::Read as _;
 use std::net::SocketAddr;
-use std::sync::RwLock;
+use std::sync::{Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+/// Console sessions at a time; the oldest makes room.
+const SESSIONS_MAX: usize = 64;
+/// One-time tokens that wait for their use; the oldest makes room.
+const INVITATIONS_MAX: usize = 16;
+/// Life of a session: a working day.
+const SESSION_LIFE: Duration = Duration::from_secs(12 * 3600);
 
 /// The access rules of one listener; tokens can be replaced while it runs.
 #[derive(Debug, Default)]
@@ -9,57 +22,167 @@ pub struct Access {
     tokens: RwLock<Vec<String>>,
     /// Serves `/metrics` to everyone.
     metrics_open: bool,
+    invitations: Mutex<VecDeque<String>>,
+    sessions: Mutex<VecDeque<(String, Instant)>>,
+}
+
+/// What a route shows or does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Guard {
+    /// Served to everyone: whether the process works, and the console's own files.
+    Open,
+    /// Figures: with a credential, or from this machine where no tokens are configured.
+    Monitor,
+    /// What players sent, the configuration, and everything that changes something: with a credential, always.
+    Session,
+}
+
+/// What a request brings along.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Claims<'a> {
+    pub(crate) path: &'a str,
+    /// The method may change something.
+    pub(crate) mutating: bool,
+    pub(crate) host: Option<&'a str>,
+    pub(crate) origin: Option<&'a str>,
+    pub(crate) authorization: Option<&'a str>,
+    pub(crate) cookie: Option<&'a str>,
 }
 
 /// The answer of [`Access::check`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     Allow,
-    /// A token is needed and missing or wrong.
+    /// A credential is needed and missing or wrong.
     Unauthorized,
     /// Nothing would help: no tokens are configured and the request is not local.
     Forbidden,
+    /// A page of another site caused the request.
+    CrossSite,
 }
 
 impl Access {
     /// Rules with these tokens; none means loopback only.
     #[must_use]
     pub fn new(tokens: Vec<String>, metrics_open: bool) -> Access {
-        Access { tokens: RwLock::new(tokens), metrics_open }
+        Access { tokens: RwLock::new(tokens), metrics_open, ..Access::default() }
     }
 
-    /// Replaces the tokens, for a reload.
+    /// Replaces the tokens, for a reload. Console sessions stay.
     pub fn set_tokens(&self, tokens: Vec<String>) {
-        *self.tokens.write().unwrap_or_else(std::sync::PoisonError::into_inner) = tokens;
+        *self.tokens.write().unwrap_or_else(PoisonError::into_inner) = tokens;
     }
 
-    pub(crate) fn check(
-        &self,
-        path: &str,
-        listener: SocketAddr,
-        host: Option<&str>,
-        authorization: Option<&str>,
-    ) -> Decision {
-        if path == "/metrics" && self.metrics_open {
+    /// A new token that opens one console session. `None` when the system gives no random bytes.
+    #[must_use]
+    pub fn invite(&self) -> Option<String> {
+        let token = random()?;
+        let mut invitations = self.invitations.lock().unwrap_or_else(PoisonError::into_inner);
+        if invitations.len() == INVITATIONS_MAX {
+            invitations.pop_front();
+        }
+        invitations.push_back(token.clone());
+        Some(token)
+    }
+
+    /// Opens a session for a one-time token, which is used up by that, or for a configured one.
+    pub(crate) fn open_session(&self, token: &str) -> Option<String> {
+        let invited = {
+            let mut invitations = self.invitations.lock().unwrap_or_else(PoisonError::into_inner);
+            let found = invitations
+                .iter()
+                .enumerate()
+                .fold(None, |found, (index, each)| if same(each, token) { Some(index) } else { found });
+            found.and_then(|index| invitations.remove(index)).is_some()
+        };
+        if !invited && !self.is_token(token) {
+            return None;
+        }
+        let session = random()?;
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.retain(|(_, opened)| opened.elapsed() < SESSION_LIFE);
+        if sessions.len() == SESSIONS_MAX {
+            sessions.pop_front();
+        }
+        sessions.push_back((session.clone(), Instant::now()));
+        Some(session)
+    }
+
+    /// Ends the session that a request's cookie names.
+    pub(crate) fn close_session(&self, listener: SocketAddr, cookie: Option<&str>) {
+        if let Some(session) = session_of(listener, cookie) {
+            let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+            sessions.retain(|(each, _)| !same(each, session));
+        }
+    }
+
+    /// Whether the request belongs to a console session.
+    pub(crate) fn has_session(&self, listener: SocketAddr, cookie: Option<&str>) -> bool {
+        let Some(given) = session_of(listener, cookie) else { return false };
+        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.iter().fold(false, |found, (session, opened)| {
+            found | (same(session, given) && opened.elapsed() < SESSION_LIFE)
+        })
+    }
+
+    pub(crate) fn check(&self, guard: Guard, listener: SocketAddr, claims: &Claims<'_>) -> Decision {
+        // Browsers name the origin of whatever may change something, and scripts of other sites cannot forge it.
+        let cross = claims.mutating && claims.origin.is_some_and(|origin| !is_same_site(origin, claims.host));
+        if cross {
+            return Decision::CrossSite;
+        }
+        if guard == Guard::Open || claims.path == "/metrics" && self.metrics_open {
             return Decision::Allow;
         }
-        let tokens = self.tokens.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if tokens.is_empty() {
-            let local = listener.ip().is_loopback() && host.is_none_or(is_loopback_name);
-            return if local { Decision::Allow } else { Decision::Forbidden };
-        }
-        let given = authorization
+        let bearer = claims
+            .authorization
             .and_then(|value| value.split_once(' '))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-            .map(|(_, token)| token.trim());
-        match given {
-            // Every token is compared, so that the time taken does not tell which one was nearly right.
-            Some(given) if tokens.iter().fold(false, |found, token| found | same(token, given)) => {
-                Decision::Allow
-            }
-            _ => Decision::Unauthorized,
+            .is_some_and(|(_, token)| self.is_token(token.trim()));
+        if bearer {
+            return Decision::Allow;
         }
+        if self.has_session(listener, claims.cookie) {
+            // A cookie comes by itself, so the browser must say on whose behalf.
+            let vouched = !claims.mutating || claims.origin.is_some();
+            return if vouched { Decision::Allow } else { Decision::CrossSite };
+        }
+        let open = self.tokens.read().unwrap_or_else(PoisonError::into_inner).is_empty();
+        if !open || guard == Guard::Session {
+            return Decision::Unauthorized;
+        }
+        let local = listener.ip().is_loopback() && claims.host.is_none_or(is_loopback_name);
+        if local { Decision::Allow } else { Decision::Forbidden }
     }
+
+    /// Every token is compared, so that the time taken does not tell which one was nearly right.
+    fn is_token(&self, given: &str) -> bool {
+        let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
+        tokens.iter().fold(false, |found, token| found | same(token, given))
+    }
+}
+
+/// Name of the session cookie: cookies know no ports, and several gateways may run on one machine.
+pub(crate) fn cookie_name(listener: SocketAddr) -> String {
+    format!("throng_console_{}", listener.port())
+}
+
+fn session_of(listener: SocketAddr, cookie: Option<&str>) -> Option<&str> {
+    let name = cookie_name(listener);
+    cookie?.split(';').find_map(|pair| pair.trim().strip_prefix(&name)?.strip_prefix('='))
+}
+
+/// 128 random bits as hexadecimal digits.
+fn random() -> Option<String> {
+    let mut bytes = [0; 16];
+    std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)).ok()?;
+    Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Whether an `Origin` is the site that the request went to.
+fn is_same_site(origin: &str, host: Option<&str>) -> bool {
+    let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+    matches!((authority, host), (Some(authority), Some(host)) if authority.eq_ignore_ascii_case(host))
 }
 
 /// Compares in a time that depends on the length of `given` only.
@@ -85,10 +208,16 @@ fn is_loopback_name(host: &str) -> bool {
 mod tests {
     use super::*;
 
+    const LOCAL: &str = "127.0.0.1:80";
+
+    fn claims<'a>() -> Claims<'a> {
+        Claims { path: "/api/v1/server", host: Some("localhost:80"), ..Claims::default() }
+    }
+
     #[test]
     fn who_may_read_what() {
         use Decision::{Allow, Forbidden, Unauthorized};
-        let local: SocketAddr = "127.0.0.1:1".parse().unwrap();
+        let local: SocketAddr = LOCAL.parse().unwrap();
         let public: SocketAddr = "0.0.0.0:1".parse().unwrap();
         let none = Access::new(Vec::new(), false);
         let tokens = Access::new(vec!["first".into(), "second".into()], false);
@@ -102,7 +231,9 @@ mod tests {
             (public, Some("localhost"), Forbidden),
         ];
         for (listener, host, expected) in without_tokens {
-            assert_eq!(none.check("/metrics", listener, host, None), expected, "{listener} {host:?}");
+            let given = Claims { path: "/metrics", host, ..Claims::default() };
+            assert_eq!(none.check(Guard::Monitor, listener, &given), expected, "{listener} {host:?}");
+            assert_eq!(none.check(Guard::Session, listener, &given), Unauthorized, "{listener} {host:?}");
         }
         let tries = [
             (None, Unauthorized),
@@ -116,9 +247,71 @@ mod tests {
             (Some("first"), Unauthorized),
         ];
         for (authorization, expected) in tries {
-            assert_eq!(tokens.check("/metrics", public, None, authorization), expected, "{authorization:?}");
+            let given = Claims { path: "/metrics", authorization, ..Claims::default() };
+            for guard in [Guard::Monitor, Guard::Session] {
+                assert_eq!(tokens.check(guard, public, &given), expected, "{authorization:?}");
+            }
         }
-        assert_eq!(open.check("/metrics", public, None, None), Allow);
-        assert_eq!(open.check("/api/v1/server", public, None, None), Forbidden);
+        let metrics = Claims { path: "/metrics", ..Claims::default() };
+        assert_eq!(open.check(Guard::Monitor, public, &metrics), Allow);
+        assert_eq!(open.check(Guard::Monitor, public, &claims()), Forbidden);
+    }
+
+    #[test]
+    fn a_one_time_token_opens_one_session() {
+        let local: SocketAddr = LOCAL.parse().unwrap();
+        let access = Access::new(Vec::new(), false);
+        let token = access.invite().unwrap();
+        assert!(access.open_session("").is_none() && access.open_session(&token[1..]).is_none());
+        let session = access.open_session(&token).unwrap();
+        assert!(access.open_session(&token).is_none(), "used up");
+        let cookie = format!("other=1; throng_console_80={session}");
+        let with = Claims { cookie: Some(&cookie), ..claims() };
+        assert_eq!(access.check(Guard::Session, local, &with), Decision::Allow);
+        // The cookie of the gateway on another port is none here.
+        let other = "127.0.0.1:81".parse().unwrap();
+        assert_eq!(access.check(Guard::Session, other, &with), Decision::Unauthorized);
+        access.close_session(local, Some(&cookie));
+        assert_eq!(access.check(Guard::Session, local, &with), Decision::Unauthorized);
+    }
+
+    #[test]
+    fn other_sites_change_nothing() {
+        let local: SocketAddr = LOCAL.parse().unwrap();
+        let access = Access::new(vec!["secret".into()], false);
+        let session = access.open_session("secret").unwrap();
+        let cookie = format!("throng_console_80={session}");
+        let cases = [
+            (Some("http://localhost:80"), Decision::Allow),
+            (Some("https://LOCALHOST:80"), Decision::Allow),
+            (Some("http://localhost:81"), Decision::CrossSite),
+            (Some("http://evil.example"), Decision::CrossSite),
+            (Some("null"), Decision::CrossSite),
+            (None, Decision::CrossSite),
+        ];
+        for (origin, expected) in cases {
+            let given = Claims { mutating: true, origin, cookie: Some(&cookie), ..claims() };
+            assert_eq!(access.check(Guard::Session, local, &given), expected, "{origin:?}");
+        }
+        let bearer = Claims { mutating: true, authorization: Some("Bearer secret"), ..claims() };
+        assert_eq!(access.check(Guard::Session, local, &bearer), Decision::Allow, "programs name no origin");
+        let forged = Claims { origin: Some("http://evil.example"), ..bearer };
+        assert_eq!(access.check(Guard::Session, local, &forged), Decision::CrossSite);
+    }
+
+    #[test]
+    fn sessions_and_invitations_are_bounded() {
+        let local: SocketAddr = LOCAL.parse().unwrap();
+        let access = Access::new(vec!["secret".into()], false);
+        let first = access.open_session("secret").unwrap();
+        for _ in 0..SESSIONS_MAX {
+            assert!(access.open_session("secret").is_some());
+        }
+        assert!(!access.has_session(local, Some(&format!("throng_console_80={first}"))));
+        let early = access.invite().unwrap();
+        for _ in 0..INVITATIONS_MAX {
+            assert!(access.invite().is_some());
+        }
+        assert!(access.open_session(&early).is_none());
     }
 }

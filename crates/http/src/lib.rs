@@ -3,27 +3,33 @@
 //! What is shown comes from a [`Monitor`], which the server implements; this crate owns routes, access rules and
 //! formats. [`serve`] runs until its shutdown future completes.
 //!
-//! | route | answer |
+//! | file | what |
 //! |---|---|
-//! | `/health/live` | 200 while the process works at all |
-//! | `/health/ready`, `/healthz` | 200 when it takes players, else 503; JSON with every part |
-//! | `/metrics` | Prometheus text or OpenMetrics |
-//! | `/api/v1/{server,connections,channels,limits}` | JSON; lists take `?limit=` and `?offset=` |
-//! | `/debug/pprof/profile?seconds=N` | CPU profile, pprof protobuf |
+//! | `catalogue` | every route of the API; the router and the reference page are made from it |
+//! | `routes` | listening, health, metrics, profiles |
+//! | `api` | the API: one page of a list, one thing in detail, what changes something, events |
+//! | `assets` | the console's files |
 //!
 //! # Access
-//! Health is open. Everything else needs `Authorization: Bearer TOKEN` when tokens are configured; without tokens it
-//! is served to loopback only, and only under a loopback host name, so that a web page cannot reach it through a
-//! name it has pointed at this machine.
+//! Health is open, and the console's files, which hold no figures. Figures need a credential where tokens are
+//! configured; without tokens they are served to loopback only, and only under a loopback host name, so that a web
+//! page cannot reach them through a name it has pointed at this machine. What players sent, the configuration and
+//! whatever changes something need a credential always: a configured token, or a session that a one-time token opens.
 
 mod access;
+mod api;
+mod assets;
+mod catalogue;
 mod exposition;
 mod files;
 mod profile;
 mod routes;
 
-pub use access::Access;
+pub use access::{Access, Guard};
+pub use api::{Ask, Page, Problem};
+pub use assets::DOCS;
+pub use catalogue::{Endpoint, Method, ROUTES, Route, markdown};
 pub use exposition::{Family, FamilyKind, Format, Sample, SampleValue, render};
 pub use files::{File, serve_files};
 pub use profile::{CpuProfile, ProfileError};
-pub use routes::{Health, Monitor, Page, Part, Report, ServeOptions, serve};
+pub use routes::{Health, Monitor, Part, ServeOptions, serve};

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Query, Request, State};
-use axum::http::{HeaderName, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -18,14 +18,12 @@ use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-use crate::access::{Access, Decision};
+use crate::access::{Access, Claims, Decision, Guard};
+use crate::api::{self, Ask, Problem};
+use crate::assets;
 use crate::exposition::{Family, Format, render};
 use crate::profile::{ProfileError, cpu_profile};
 
-/// Entries of a list when the request names no limit.
-const PAGE_DEFAULT: usize = 100;
-/// Most entries of one answer: about a megabyte of JSON.
-const PAGE_MAX: usize = 5_000;
 /// Time to send a complete request head; also ends idle kept-alive connections.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest profile. The connection's own limit is a little longer.
@@ -41,8 +39,11 @@ pub trait Monitor: Send + Sync + 'static {
     fn health(&self) -> Health;
     /// All metrics with their present values.
     fn metrics(&self) -> Vec<Family>;
-    /// One monitoring report as JSON.
-    fn report(&self, report: Report, page: Page) -> serde_json::Value;
+    /// Answers a route of the API.
+    ///
+    /// # Errors
+    /// What is wrong with the question, or why it cannot be answered now.
+    fn answer(&self, ask: &Ask) -> Result<serde_json::Value, Problem>;
 }
 
 /// The answer of the health routes.
@@ -67,28 +68,6 @@ pub struct Part {
     pub detail: String,
 }
 
-/// The monitoring reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Report {
-    /// The process as a whole.
-    Server,
-    /// Live connections.
-    Connections,
-    /// Channels.
-    Channels,
-    /// Every bound and how much of it is in use.
-    Limits,
-}
-
-/// The part of a list that was asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Page {
-    /// Entries to skip.
-    pub offset: usize,
-    /// Most entries to return, at most 5,000.
-    pub limit: usize,
-}
-
 /// How to serve.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
@@ -99,10 +78,12 @@ pub struct ServeOptions {
 }
 
 #[derive(Clone)]
-struct App {
-    monitor: Arc<dyn Monitor>,
-    access: Arc<Access>,
-    listener: SocketAddr,
+pub(crate) struct App {
+    pub(crate) monitor: Arc<dyn Monitor>,
+    pub(crate) access: Arc<Access>,
+    pub(crate) listener: SocketAddr,
+    /// One for each stream of events that may run.
+    pub(crate) streams: Arc<Semaphore>,
 }
 
 /// Serves `monitor` on `listener` until `shutdown` completes. Open requests are dropped then.
@@ -115,7 +96,12 @@ pub async fn serve(
     options: ServeOptions,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let app = App { monitor, access: options.access, listener: listener.local_addr()? };
+    let app = App {
+        monitor,
+        access: options.access,
+        listener: listener.local_addr()?,
+        streams: Arc::new(Semaphore::new(api::STREAMS_MAX)),
+    };
     serve_router(listener, router(app), options.connections_max, shutdown).await
 }
 
@@ -161,10 +147,6 @@ pub(crate) async fn serve_router(
 fn router(app: App) -> Router {
     let guarded = Router::new()
         .route("/metrics", get(metrics))
-        .route("/api/v1/server", get(|app, page| report(app, page, Report::Server)))
-        .route("/api/v1/connections", get(|app, page| report(app, page, Report::Connections)))
-        .route("/api/v1/channels", get(|app, page| report(app, page, Report::Channels)))
-        .route("/api/v1/limits", get(|app, page| report(app, page, Report::Limits)))
         .route("/debug/pprof/profile", get(profile))
         .route_layer(middleware::from_fn_with_state(app.clone(), guard));
     Router::new()
@@ -172,43 +154,79 @@ fn router(app: App) -> Router {
         .route("/health/live", get(live))
         .route("/health/ready", get(ready))
         .route("/healthz", get(ready))
+        .route("/console", get(|| async { Redirect::permanent("/console/") }))
+        .route("/console/", get(assets::file))
+        .route("/console/{*path}", get(assets::file))
         .merge(guarded)
+        .merge(api::router())
         .fallback(unknown)
         .with_state(app)
 }
 
 async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
-    let decision = {
-        let text = |name: HeaderName| request.headers().get(name).and_then(|value| value.to_str().ok());
-        let path = request.uri().path();
-        app.access.check(path, app.listener, text(header::HOST), text(header::AUTHORIZATION))
-    };
-    match decision {
-        Decision::Allow => {
-            let mut response = next.run(request).await;
-            let headers = response.headers_mut();
-            headers.insert(header::CACHE_CONTROL, axum::http::HeaderValue::from_static("no-store"));
-            headers.insert(header::X_CONTENT_TYPE_OPTIONS, axum::http::HeaderValue::from_static("nosniff"));
-            response
-        }
-        Decision::Unauthorized => {
-            let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
-            let body =
-                problem("a token is needed: Authorization: Bearer TOKEN (http.tokens_file lists them)");
-            (StatusCode::UNAUTHORIZED, challenge, body).into_response()
-        }
-        Decision::Forbidden => {
-            let body = problem(
-                "without http.tokens_file this is served on loopback only, as localhost or 127.0.0.1",
-            );
-            (StatusCode::FORBIDDEN, body).into_response()
-        }
+    match allowed(&app, Guard::Monitor, request.method(), request.uri(), request.headers()) {
+        Ok(()) => private(next.run(request).await),
+        Err(refusal) => *refusal,
     }
 }
 
-async fn index() -> impl IntoResponse {
-    "throng\n\n/health/live\n/health/ready\n/metrics\n/api/v1/server\n/api/v1/connections\n/api/v1/channels\n\
-     /api/v1/limits\n/debug/pprof/profile?seconds=10\n"
+/// Checks a request against a guard; the answer if it is refused.
+pub(crate) fn allowed(
+    app: &App,
+    guard: Guard,
+    method: &Method,
+    uri: &Uri,
+    headers: &HeaderMap,
+) -> Result<(), Box<Response>> {
+    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let claims = Claims {
+        path: uri.path(),
+        mutating: !method.is_safe(),
+        host: text(header::HOST),
+        origin: text(header::ORIGIN),
+        authorization: text(header::AUTHORIZATION),
+        cookie: text(header::COOKIE),
+    };
+    let (status, what) = match app.access.check(guard, app.listener, &claims) {
+        Decision::Allow => return Ok(()),
+        Decision::Unauthorized => (
+            StatusCode::UNAUTHORIZED,
+            "a credential is needed: the console's one-time address, or Authorization: Bearer TOKEN \
+             (http.tokens_file lists tokens)",
+        ),
+        Decision::Forbidden => (
+            StatusCode::FORBIDDEN,
+            "without http.tokens_file this is served on loopback only, as localhost or 127.0.0.1",
+        ),
+        Decision::CrossSite => (StatusCode::FORBIDDEN, "this was asked for by a page of another site"),
+    };
+    let mut response = (status, problem(what)).into_response();
+    if status == StatusCode::UNAUTHORIZED {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    Err(Box::new(private(response)))
+}
+
+/// Keeps an answer out of caches and from being taken for something else than it says.
+pub(crate) fn private(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+async fn index(request: Request) -> Response {
+    let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    if accept.is_some_and(|accept| accept.contains("text/html")) {
+        return Redirect::temporary("/console/").into_response();
+    }
+    let mut text = String::from("throng\n\n/console/\n/health/live\n/health/ready\n/metrics\n");
+    for route in crate::ROUTES.iter().filter(|route| route.method == crate::Method::Get) {
+        text.push_str(route.path);
+        text.push('\n');
+    }
+    text.push_str("/debug/pprof/profile?seconds=10\n");
+    text.into_response()
 }
 
 async fn unknown() -> impl IntoResponse {
@@ -234,26 +252,7 @@ async fn metrics(State(app): State<App>, request: Request) -> Response {
     ([(header::CONTENT_TYPE, format.content_type())], page).into_response()
 }
 
-#[derive(Deserialize)]
-struct PageQuery {
-    offset: Option<usize>,
-    limit: Option<usize>,
-}
-
 type BadQuery = axum::extract::rejection::QueryRejection;
-
-async fn report(
-    State(app): State<App>,
-    query: Result<Query<PageQuery>, BadQuery>,
-    report: Report,
-) -> Response {
-    let Ok(Query(query)) = query else {
-        return (StatusCode::BAD_REQUEST, problem("limit and offset are whole numbers")).into_response();
-    };
-    let limit = query.limit.unwrap_or(PAGE_DEFAULT).min(PAGE_MAX);
-    let page = Page { offset: query.offset.unwrap_or(0), limit };
-    axum::Json(off_thread(move || app.monitor.report(report, page)).await).into_response()
-}
 
 #[derive(Deserialize)]
 struct ProfileQuery {
@@ -284,7 +283,7 @@ async fn profile(query: Result<Query<ProfileQuery>, BadQuery>) -> Response {
 }
 
 /// Runs what may wait for a shard beside the runtime, which also answers logins.
-async fn off_thread<T: Default + Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(crate) async fn off_thread<T: Default + Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
         Err(error) => {
@@ -294,6 +293,6 @@ async fn off_thread<T: Default + Send + 'static>(work: impl FnOnce() -> T + Send
     }
 }
 
-fn problem(what: &str) -> axum::Json<serde_json::Value> {
+pub(crate) fn problem(what: &str) -> axum::Json<serde_json::Value> {
     axum::Json(serde_json::json!({ "error": what }))
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use throng_http::{
-    Access, Family, FamilyKind, Health, Monitor, Page, Part, Report, Sample, SampleValue, ServeOptions, serve,
+    Access, Ask, Family, FamilyKind, Guard, Health, Method, Monitor, Part, Problem, ROUTES, Sample,
+    SampleValue, ServeOptions, serve,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -27,8 +28,14 @@ impl Monitor for Fixed {
         vec![Family { name: "throng_x", help: "Counts x.", kind: FamilyKind::Counter, samples }]
     }
 
-    fn report(&self, report: Report, page: Page) -> serde_json::Value {
-        serde_json::json!({ "report": format!("{report:?}"), "offset": page.offset, "limit": page.limit })
+    fn answer(&self, ask: &Ask) -> Result<serde_json::Value, Problem> {
+        if ask.id == Some(404) {
+            return Err(Problem::new(404, "no such thing: <script>"));
+        }
+        Ok(serde_json::json!({
+            "endpoint": format!("{:?}", ask.endpoint), "id": ask.id, "limit": ask.page.limit,
+            "offset": ask.page.offset, "search": ask.search, "body": ask.body,
+        }))
     }
 }
 
@@ -61,11 +68,24 @@ async fn every_route_answers() {
         ("/health/ready", 200, r#""name":"shard 0""#),
         ("/healthz", 200, r#""ready":true"#),
         ("/metrics", 200, "throng_x_total{kind=\"client\"} 3"),
-        ("/api/v1/server", 200, r#""report":"Server""#),
+        ("/api/v1/server", 200, r#""endpoint":"Server""#),
         ("/api/v1/connections?limit=7&offset=2", 200, r#""limit":7,"offset":2"#),
         ("/api/v1/channels?limit=999999", 200, r#""limit":5000"#),
-        ("/api/v1/limits", 200, r#""report":"Limits""#),
+        ("/api/v1/limits", 200, r#""endpoint":"Limits""#),
         ("/api/v1/channels?limit=x", 400, "whole numbers"),
+        ("/api/v1/channels?search=%3CB%3E%20x", 200, r#""search":"<b> x""#),
+        ("/api/v1/channels/7", 200, r#""id":7"#),
+        ("/api/v1/channels/404", 404, "no such thing: <script>"),
+        ("/api/v1/channels/-1", 400, "no id"),
+        ("/api/v1/channels/99999999999", 400, "no id"),
+        ("/api/v1/stream?topic=cats", 400, "topic is"),
+        ("/api/v1/stream?topic=world&interval_ms=1", 400, "from 50 to 60000"),
+        ("/api/v1", 200, r#""path":"/api/v1/world""#),
+        ("/console/", 200, "text/html"),
+        ("/console/app.js", 200, "script-src 'self'"),
+        ("/console/docs", 200, "First gateway"),
+        ("/console/docs/reference/config.md", 200, "text/markdown"),
+        ("/console/../Cargo.toml", 404, "no such"),
         ("/debug/pprof/profile?seconds=0", 400, "from 1 to 300"),
         ("/debug/pprof/profile?seconds=301", 400, "from 1 to 300"),
         ("/nothing", 404, "no such page"),
@@ -150,4 +170,91 @@ async fn oversized_and_broken_heads_are_refused() {
         assert!(!bytes.starts_with(b"HTTP/1.1 200"));
     }
     assert_eq!(request(addr, "/health/live", "").await.0, 200);
+}
+
+async fn send(addr: SocketAddr, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(addr).await.unwrap();
+    let text = format!(
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n{body}",
+        body.len()
+    );
+    stream.write_all(text.as_bytes()).await.unwrap();
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).await.unwrap();
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let status = text.split(' ').nth(1).unwrap_or_default().parse().unwrap_or(0);
+    (status, text)
+}
+
+const JSON: &str = "Content-Type: application/json\r\n";
+
+#[tokio::test]
+async fn every_route_keeps_to_its_guard() {
+    for (tokens, monitor) in [(&[][..], 200), (&["secret"][..], 401)] {
+        let addr = start(true, tokens).await;
+        for route in ROUTES {
+            let path = route.path.replace("{id}", "7");
+            let expected = match route.guard {
+                // The stream has no topic, the login no token.
+                Guard::Open if route.method == Method::Get => 200,
+                Guard::Open => 415,
+                Guard::Monitor if path.ends_with("/stream") && monitor == 200 => 400,
+                Guard::Monitor => monitor,
+                Guard::Session => 401,
+            };
+            let (status, text) = send(addr, route.method.name(), &path, "", "").await;
+            assert_eq!(status, expected, "{} {path}: {text}", route.method.name());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_session_reads_and_changes_and_other_sites_do_not() {
+    let addr = start(true, &["secret"]).await;
+    let wrong = send(addr, "POST", "/api/v1/session", JSON, r#"{"token":"wrong"}"#).await;
+    assert_eq!(wrong.0, 401, "{}", wrong.1);
+    let (status, text) = send(addr, "POST", "/api/v1/session", JSON, r#"{"token":"secret"}"#).await;
+    assert_eq!(status, 200, "{text}");
+    let cookie = text.lines().find_map(|line| line.strip_prefix("set-cookie: ")).unwrap();
+    assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
+    let cookie = format!("Cookie: {}\r\n", cookie.split(';').next().unwrap());
+    assert_eq!(request(addr, "/api/v1/config", &cookie).await.0, 200);
+    let own = format!("{cookie}{JSON}Origin: http://localhost\r\n");
+    let body = r#"{"kind":"swarm","players":5,"seconds":1}"#;
+    let (status, text) = send(addr, "POST", "/api/v1/runs", &own, body).await;
+    assert!(status == 200 && text.contains(r#""players":5"#), "{text}");
+    for other in ["http://evil.example", "http://localhost:1", "null"] {
+        let headers = format!("{cookie}{JSON}Origin: {other}\r\n");
+        assert_eq!(send(addr, "POST", "/api/v1/runs", &headers, body).await.0, 403, "{other}");
+    }
+    assert_eq!(
+        send(addr, "POST", "/api/v1/runs", &format!("{cookie}{JSON}"), body).await.0,
+        403,
+        "no origin"
+    );
+    let form = format!("{cookie}Content-Type: text/plain\r\nOrigin: http://localhost\r\n");
+    assert_eq!(send(addr, "POST", "/api/v1/runs", &form, body).await.0, 415);
+    for (body, status) in
+        [("[]", 400), ("{", 400), ("", 400), (&*format!("{{\"a\":\"{}\"}}", "x".repeat(5_000)), 413)]
+    {
+        assert_eq!(send(addr, "POST", "/api/v1/runs", &own, body).await.0, status, "{body:.20}");
+    }
+    assert_eq!(send(addr, "DELETE", "/api/v1/session", &own, "").await.0, 200);
+    assert_eq!(request(addr, "/api/v1/config", &cookie).await.0, 401, "the session is over");
+}
+
+#[tokio::test]
+async fn events_come_again_and_again() {
+    let addr = start(true, &[]).await;
+    let mut stream = TcpStream::connect(addr).await.unwrap();
+    let head = "GET /api/v1/stream?topic=overview&interval_ms=50 HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    while text.matches("\ndata: {").count() < 2 {
+        let mut part = [0; 4_096];
+        let length = stream.read(&mut part).await.unwrap();
+        assert!(length > 0, "the stream ended: {text}");
+        text.push_str(&String::from_utf8_lossy(&part[..length]));
+    }
+    assert!(text.contains("text/event-stream") && text.contains(r#""endpoint":"Overview""#), "{text}");
 }

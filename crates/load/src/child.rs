@@ -12,12 +12,15 @@ use thiserror::Error;
 
 use crate::bare::{self, BarePlan};
 use crate::spatial::{Grid, avatar};
+use crate::suites::ConsoleToken;
 use crate::{arena, interrupt, probe};
 
 /// How long a server may take to become ready before the bench gives up.
 const START_PATIENCE: Duration = Duration::from_secs(20);
 /// How often a starting server is asked. It bounds the error of the measured start time.
 const ASK_INTERVAL: Duration = Duration::from_micros(500);
+/// How long a server that is ready may take to say where its console is.
+const ANNOUNCEMENT_PATIENCE: Duration = Duration::from_secs(1);
 /// How long an ending server may take.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 /// Characters of a failed server's log that are shown.
@@ -122,6 +125,19 @@ impl OwnServer {
         let mut server = Self { child, folder, clients, servers, http, start: Duration::ZERO };
         server.wait_until_ready(&program, started)?;
         Ok(server)
+    }
+
+    /// What opens one session of its web console. It is printed just after the server is ready, hence a short wait.
+    #[must_use]
+    pub fn console(&self) -> Option<ConsoleToken> {
+        let until = Instant::now() + ANNOUNCEMENT_PATIENCE;
+        loop {
+            let log = std::fs::read_to_string(self.folder.path("log")).ok()?;
+            match ConsoleToken::find(&log) {
+                None if Instant::now() < until => std::thread::sleep(ASK_INTERVAL),
+                found => return found,
+            }
+        }
     }
 
     /// Its process id.
@@ -337,9 +353,15 @@ mod tests {
         let options =
             ServerOptions { shards: Some(2), transport: Some("ws".to_owned()), ..ServerOptions::default() };
         let text = config(&options, &folder, clients, servers, http);
-        for part in
-            ["shards = 2", "demo.proto", "transport = \"ws\"", &clients.to_string(), &http.to_string()]
-        {
+        for part in [
+            "shards = 2",
+            "demo.proto",
+            "tag.proto",
+            "extra = [\"ws://",
+            "transport = \"ws\"",
+            &clients.to_string(),
+            &http.to_string(),
+        ] {
             assert!(text.contains(part), "{part} in {text}");
         }
         assert_eq!(toml_string("a\"b\\c"), "\"a\\\"b\\\\c\"");

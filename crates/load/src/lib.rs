@@ -49,6 +49,7 @@ mod poll;
 pub mod probe;
 mod protocol;
 pub mod report;
+pub mod saved;
 mod socket;
 pub mod spatial;
 pub mod stats;

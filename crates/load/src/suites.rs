@@ -114,6 +114,8 @@ pub struct Options {
     pub server_flags: Vec<String>,
     /// Our own server listens on the default ports when they are free.
     pub default_ports: bool,
+    /// Read the console token of our own server; needs one that prints it.
+    pub console: bool,
     /// Numbers of players, connections or channels to try; the canonical ones when empty.
     pub players: Vec<usize>,
     /// Length of each measured window.
@@ -146,6 +148,28 @@ pub struct Target {
     pub pid: Option<u32>,
     /// Its metrics page.
     pub metrics: Option<SocketAddr>,
+    /// What opens one session of its web console.
+    pub console: Option<ConsoleToken>,
+}
+
+/// A one-time token of a web console: 32 hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConsoleToken([u8; 32]);
+
+impl ConsoleToken {
+    /// Reads the token out of what a server printed when it was ready.
+    #[must_use]
+    pub fn find(text: &str) -> Option<Self> {
+        let (_, rest) = text.split_once("/console/#token=")?;
+        let digits: [u8; 32] = rest.as_bytes().get(..32)?.try_into().ok()?;
+        digits.iter().all(u8::is_ascii_hexdigit).then_some(Self(digits))
+    }
+}
+
+impl std::fmt::Display for ConsoleToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|digit| write!(f, "{}", char::from(*digit)))
+    }
 }
 
 /// Told what goes on, for a display.
@@ -251,7 +275,9 @@ impl Context<'_> {
                     lod: !options.ask_for_rates,
                 })?;
                 let (clients, servers) = (own.clients, own.servers);
-                let target = Target { clients, servers, pid: Some(own.pid()), metrics: Some(own.http) };
+                let console = options.console.then(|| own.console()).flatten();
+                let target =
+                    Target { clients, servers, pid: Some(own.pid()), metrics: Some(own.http), console };
                 (Some(own), target)
             }
         };
@@ -460,8 +486,13 @@ fn bare_ratio(
     let writer = BareWriter::start(&context.options.program, plan)?;
     let probe = Probe::new(Some(writer.pid()), None)
         .map_err(|source| BenchError::Probe { pid: writer.pid(), source })?;
-    let target =
-        Target { clients: writer.addr, servers: writer.addr, pid: Some(writer.pid()), metrics: None };
+    let target = Target {
+        clients: writer.addr,
+        servers: writer.addr,
+        pid: Some(writer.pid()),
+        metrics: None,
+        console: None,
+    };
     let server = Server { own: None, target, probe };
     let plan = Plan {
         transport: Transport::Tcp,
@@ -686,7 +717,7 @@ const CLAIM_PATIENCE: Duration = Duration::from_secs(2);
 pub fn local_server() -> Option<Target> {
     let [clients, servers, http] = DEFAULT_PORTS.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
     probe::fetch(http, "/health/ready").ok()?;
-    Some(Target { clients, servers, pid: None, metrics: Some(http) })
+    Some(Target { clients, servers, pid: None, metrics: Some(http), console: None })
 }
 
 /// Free-form players, for `throng swarm` and `throng demo`.
@@ -759,7 +790,8 @@ mod tests {
     fn try_out(name: &str, change: impl FnOnce(&mut Options)) -> Report {
         let fake = Fake::start(None);
         let pid = Some(std::process::id());
-        let target = Target { clients: fake.clients, servers: fake.servers, pid, metrics: None };
+        let target =
+            Target { clients: fake.clients, servers: fake.servers, pid, metrics: None, console: None };
         let mut options = Options {
             target: Some(target),
             quick: true,
@@ -832,8 +864,13 @@ mod tests {
     fn try_out_world(name: &str, grid: Option<crate::spatial::Grid>) -> Report {
         let fake = crate::spatial::fake::Fake::start(grid);
         try_out(name, |options| {
-            options.target =
-                Some(Target { clients: fake.clients, servers: fake.servers, pid: None, metrics: None });
+            options.target = Some(Target {
+                clients: fake.clients,
+                servers: fake.servers,
+                pid: None,
+                metrics: None,
+                console: None,
+            });
             options.duration = Some(Duration::from_millis(800));
         })
     }
@@ -857,7 +894,8 @@ mod tests {
     #[test]
     fn gateway_start_needs_a_server_of_its_own() {
         let target = "127.0.0.1:1".parse().expect("address");
-        let target = Some(Target { clients: target, servers: target, pid: None, metrics: None });
+        let target =
+            Some(Target { clients: target, servers: target, pid: None, metrics: None, console: None });
         let options = Options { target, ..Options::default() };
         let error = find("gateway start").expect("known").run(&options, &mut Silent).expect_err("refused");
         assert!(error.to_string().contains("--addr"));

@@ -95,6 +95,11 @@ pub(crate) fn start(settings: &Settings, side: &tokio::runtime::Handle) -> Resul
 }
 
 impl Cache {
+    /// What answers its requests.
+    pub(crate) fn service(&self) -> Arc<throng_cache::Service> {
+        Arc::clone(self.node.service())
+    }
+
     /// Where it listens.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = Address> + '_ {
         self.addresses.iter().cloned()

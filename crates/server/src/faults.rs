@@ -56,7 +56,7 @@ mod tests {
         Backoff, ChannelId, ChannelType, Client, CreateChannel, Event, Events, SessionConfig,
         SubscribeOptions,
     };
-    use throng_http::{Monitor as _, Page, Report};
+    use throng_http::{Ask, Endpoint, Monitor as _};
     use throng_wire::{FrameReader, FrameWriter, MessagePack, channeldpb as pb};
 
     use super::Fault;
@@ -134,7 +134,7 @@ mod tests {
 
         /// The shard that serves a connection.
         fn shard_of(&self, conn: u32) -> usize {
-            let list = self.running.watch.report(Report::Connections, Page { offset: 0, limit: 100 });
+            let list = self.running.watch.answer(&Ask::new(Endpoint::Connections)).expect("a list");
             let all = list["connections"].as_array().unwrap();
             let found =
                 all.iter().find(|each| each["id"] == conn).unwrap_or_else(|| panic!("{conn}: {list}"));

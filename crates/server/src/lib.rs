@@ -22,6 +22,7 @@
 //! runtime for what may wait: authentication, the admin listener. Writers for logs and recordings.
 
 pub mod auth;
+mod capture;
 pub mod config;
 mod ddc;
 pub mod doctor;
@@ -29,6 +30,7 @@ mod enet_gate;
 #[cfg(test)]
 mod faults;
 mod gateway_config;
+mod inspect;
 mod listen;
 pub mod log;
 mod mailbox;
@@ -39,6 +41,7 @@ pub mod presets;
 mod process;
 mod recorder;
 mod report;
+mod runs;
 mod schemas;
 mod services;
 mod signals;
@@ -50,5 +53,5 @@ mod worker;
 
 pub use services::SERVICES;
 pub use signals::{End, Signals};
-pub use start::{Address, Running, Service, StartError, start};
+pub use start::{Address, Running, Service, StartError, from_here, start};
 pub use throng_http::{CpuProfile, ProfileError};

@@ -8,10 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use throng_gateway::{AuthTicket, ConnId, ConnKind, Mail, Verdict};
+use throng_gateway::{AuthTicket, ConnId, ConnKind, Mail, Shard, Verdict};
 use throng_net::{DetachedConn, Waker};
 
+use crate::capture::Record;
 use crate::report::ShardReport;
+
+/// A question to a shard: runs on its thread and sends its answer itself.
+pub(crate) type Look = Box<dyn FnOnce(&Shard) + Send>;
 
 /// Something for a shard to do.
 pub(crate) enum Post {
@@ -25,6 +29,10 @@ pub(crate) enum Post {
     Verdict { ticket: AuthTicket, verdict: Verdict },
     /// Tell about yourself.
     Report { lists: bool, reply: SyncSender<ShardReport> },
+    /// Answer a question about what the shard holds.
+    Look(Look),
+    /// Record the messages of a connection, if it is here, and of none otherwise.
+    Capture(Arc<Record>),
     /// Use this configuration from now on.
     Reconfigure(Arc<throng_gateway::Config>),
     /// Say goodbye to everyone and end.

@@ -20,6 +20,8 @@ pub(crate) struct Figures<'a> {
     pub(crate) started_unix_s: f64,
     pub(crate) ready: bool,
     pub(crate) logins_pending: usize,
+    /// What the cache reports about itself, if one runs.
+    pub(crate) cache: Option<serde_json::Value>,
 }
 
 /// Above every bound of the round trips but the last, which has none.
@@ -58,6 +60,7 @@ pub(crate) fn families(figures: &Figures<'_>) -> Vec<Family> {
     families.extend(world_families(&total, world.unwrap_or(&WorldView::default())));
     families.extend(shard_families(figures.reports));
     families.extend(enet_families(figures.reports));
+    families.extend(figures.cache.iter().flat_map(cache_families));
     families.extend(process_families(figures));
     families
 }
@@ -578,6 +581,28 @@ fn enet_families(reports: &[ShardReport]) -> Vec<Family> {
     ]
 }
 
+fn cache_families(report: &serde_json::Value) -> Vec<Family> {
+    use FamilyKind::{Counter, Gauge};
+    let figure = |pointer: &str| report.pointer(pointer).and_then(serde_json::Value::as_f64).unwrap_or(0.0);
+    let one = |name, help, kind, pointer| family(name, help, kind, vec![plain(figure(pointer))]);
+    let kinds = |what: &str| {
+        let sample = |kind: &'static str| labelled("kind", kind, figure(&format!("/{kind}s/{what}")));
+        ["ref", "blob"].map(sample).to_vec()
+    };
+    vec![
+        one("throng_cache_requests", "Requests to the cache.", Counter, "/requests"),
+        one("throng_cache_failures", "Requests that failed for reasons of ours.", Counter, "/failures"),
+        family("throng_cache_hits", "Reads that found what they asked for.", Counter, kinds("hits")),
+        family("throng_cache_misses", "Reads that did not.", Counter, kinds("misses")),
+        one("throng_cache_in_bytes", "Bytes of bodies received.", Counter, "/bytes_in"),
+        one("throng_cache_out_bytes", "Bytes of bodies sent.", Counter, "/bytes_out"),
+        one("throng_cache_commits", "Writes of the log to disk.", Counter, "/store/commits"),
+        one("throng_cache_changes", "Changes that they held; several share one.", Counter, "/store/changes"),
+        one("throng_cache_checkpoints", "Times the index was written.", Counter, "/store/checkpoints"),
+        one("throng_cache_log_bytes", "Log since the last checkpoint.", Gauge, "/store/log_bytes"),
+    ]
+}
+
 fn process_families(figures: &Figures<'_>) -> Vec<Family> {
     let process = &figures.process;
     vec![
@@ -686,6 +711,7 @@ mod tests {
             started_unix_s: 0.0,
             ready: true,
             logins_pending: 0,
+            cache: Some(serde_json::Value::Null),
         };
         (families(&figures), reference_families(&figures))
     }

@@ -2,33 +2,50 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use throng_gateway::data::Schemas;
 use throng_gateway::{ConnKind, Stats};
-use throng_http::{Family, Health, Monitor, Page, Part, Report};
+use throng_http::{Ask, Endpoint, Family, Health, Monitor, Part, Problem};
 use throng_net::Clock;
 
 use crate::auth::Logins;
+use crate::capture::Record;
 use crate::config::{Config, Settings};
+use crate::inspect::{connection_row, paged};
 use crate::mailbox::{Mailbox, Post};
 use crate::metrics::{self, Figures};
 use crate::process::ProcessFigures;
-use crate::report::ShardReport;
+use crate::report::{ChannelReport, ShardReport};
+use crate::runs::Runs;
+use crate::start::Address;
 use crate::worker::Heartbeat;
 
+/// What random searches for faults have found, as the release knew it.
+const RELIABILITY: &str = include_str!("../../../docs/reliability.json");
 /// Longest wait for a shard's report. A healthy shard answers within a round.
-const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
+pub(crate) const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Watches the process from outside its shards.
 pub(crate) struct Watch {
-    clock: Clock,
-    mailboxes: Arc<[Mailbox]>,
+    pub(crate) clock: Clock,
+    pub(crate) mailboxes: Arc<[Mailbox]>,
     heartbeats: Vec<Arc<Heartbeat>>,
     logins: Arc<Logins>,
+    pub(crate) schemas: Arc<Schemas>,
+    /// Load runs that the console starts.
+    pub(crate) runs: Runs,
     ready: AtomicBool,
     settings: RwLock<Settings>,
+    /// The configuration as the console shows it.
+    config: RwLock<Value>,
+    /// What opens only after this was made.
+    cache: OnceLock<Arc<throng_cache::Service>>,
+    addresses: OnceLock<Vec<Address>>,
+    /// The latest capture.
+    capture: Mutex<Option<Arc<Record>>>,
     /// The latest report of each shard, for one that does not answer now.
     latest: Mutex<Vec<Option<ShardReport>>>,
 }
@@ -40,18 +57,51 @@ impl Watch {
         mailboxes: Arc<[Mailbox]>,
         heartbeats: Vec<Arc<Heartbeat>>,
         logins: Arc<Logins>,
+        schemas: Arc<Schemas>,
     ) -> Watch {
-        let latest = Mutex::new(vec![None; mailboxes.len()]);
-        let settings = RwLock::new(config.settings.clone());
-        Watch { clock, mailboxes, heartbeats, logins, ready: AtomicBool::new(false), settings, latest }
+        Watch {
+            clock,
+            heartbeats,
+            logins,
+            schemas,
+            runs: Runs::default(),
+            ready: AtomicBool::new(false),
+            settings: RwLock::new(config.settings.clone()),
+            config: RwLock::new(config_rows(config)),
+            cache: OnceLock::new(),
+            addresses: OnceLock::new(),
+            capture: Mutex::default(),
+            latest: Mutex::new(vec![None; mailboxes.len()]),
+            mailboxes,
+        }
+    }
+
+    /// Tells what has opened since this was made. The first call counts.
+    pub(crate) fn opened(&self, addresses: Vec<Address>, cache: Option<Arc<throng_cache::Service>>) {
+        let _ = self.addresses.set(addresses);
+        if let Some(cache) = cache {
+            let _ = self.cache.set(cache);
+        }
+    }
+
+    pub(crate) fn capture(&self) -> Option<Arc<Record>> {
+        self.capture.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn replace_capture(&self, record: Option<Arc<Record>>) {
+        let mut capture = self.capture.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(old) = std::mem::replace(&mut *capture, record) {
+            old.end("it was stopped");
+        }
     }
 
     pub(crate) fn set_ready(&self, ready: bool) {
         self.ready.store(ready, Ordering::Release);
     }
 
-    pub(crate) fn reconfigure(&self, settings: &Settings) {
-        *self.settings.write().unwrap_or_else(PoisonError::into_inner) = settings.clone();
+    pub(crate) fn reconfigure(&self, config: &Config) {
+        *self.settings.write().unwrap_or_else(PoisonError::into_inner) = config.settings.clone();
+        *self.config.write().unwrap_or_else(PoisonError::into_inner) = config_rows(config);
     }
 
     fn settings(&self) -> Settings {
@@ -59,7 +109,7 @@ impl Watch {
     }
 
     /// Asks every shard at once and waits for the answers.
-    fn reports(&self, lists: bool) -> Vec<ShardReport> {
+    pub(crate) fn reports(&self, lists: bool) -> Vec<ShardReport> {
         let asked: Vec<_> = self
             .mailboxes
             .iter()
@@ -114,33 +164,102 @@ impl Watch {
         })
     }
 
-    fn connections_report(&self, page: Page) -> Value {
-        let mut all: Vec<_> = self.reports(true).into_iter().flat_map(|report| report.connections).collect();
-        all.sort_unstable_by_key(|conn| conn.view.id.0);
-        paged("connections", &all, page, |conn| {
-            let view = &conn.view;
+    /// Counters and loads. A shard that does not answer is marked, and its figures are its latest ones.
+    fn overview_report(&self) -> Value {
+        let reports = self.reports(false);
+        let total = metrics::total(&reports);
+        let process = ProcessFigures::read();
+        let limit = Duration::from_millis(self.settings().server.watchdog_ms);
+        let now = self.clock.now();
+        let shards = reports.iter().zip(&self.heartbeats).enumerate().map(|(index, (report, heartbeat))| {
+            let stuck = heartbeat.busy_for(now).is_some_and(|busy| busy > limit);
+            let stats = &report.stats;
             json!({
-                "id": view.id.0, "kind": metrics::kind_name(view.kind), "shard": conn.shard,
-                "address": view.addr, "state": view.state, "authenticated": view.authenticated,
-                "open_ms": conn.open.as_millis() as u64, "packets_in": view.packets_in, "bytes_in": view.bytes_in,
-                "bytes_out": conn.bytes_out, "queued_bytes": view.queued_bytes, "lagging_channels": view.lagging,
-                "refused_messages": view.refusals, "buffer_bytes": view.heap_bytes,
+                "shard": index, "answers": !stuck,
+                "rounds": report.rounds.counts.iter().sum::<u64>(), "busy_ns": report.rounds.sum_ns,
+                "round_ns": report.rounds.latest_ns, "mailbox": report.mailbox_len,
+                "connections": stats.kind(ConnKind::Server).connections + stats.kind(ConnKind::Client).connections,
+                "fan_out_ticks": stats.fan_out_ticks, "fan_out_late_ns": stats.fan_out_lateness_ns,
             })
+        });
+        let shards: Vec<Value> = shards.collect();
+        let figures = |kind| {
+            let kind = total.kind(kind);
+            json!({
+                "connections": kind.connections, "messages_in": kind.messages_in, "messages_out": kind.messages_out,
+                "packets_in": kind.packets_in, "packets_out": kind.packets_out,
+                "bytes_in": kind.bytes_in, "bytes_out": kind.bytes_out,
+            })
+        };
+        let channels: std::collections::BTreeMap<_, _> =
+            total.channels.iter().map(|(kind, count)| (metrics::type_name(*kind), *count)).collect();
+        json!({
+            "uptime_ms": self.clock.now().as_nanos() / 1_000_000, "ready": self.health().ready,
+            "servers": figures(ConnKind::Server), "clients": figures(ConnKind::Client),
+            "channels": channels, "subscriptions": total.subscriptions,
+            "updates_merged": total.updates_merged, "fan_out_messages": total.fan_out_messages,
+            "fan_out_encodes": total.fan_out_encodes, "fan_out_bytes": total.fan_out_bytes,
+            "forwarded": total.forwarded, "state_dropped": total.state_dropped, "resyncs": total.resyncs,
+            "handovers": total.handovers, "handovers_across_servers": total.handovers_across_servers,
+            "cpu_seconds": process.cpu_seconds, "resident_bytes": process.resident_bytes, "shards": shards,
         })
     }
 
-    fn channels_report(&self, page: Page) -> Value {
+    fn connections_report(&self, ask: &Ask) -> Value {
+        let mut all: Vec<_> = self.reports(true).into_iter().flat_map(|report| report.connections).collect();
+        all.sort_unstable_by_key(|conn| conn.view.id.0);
+        paged("connections", all.iter().map(connection_row), ask, |row| {
+            format!("{} {} {} {}", row["id"], row["kind"], row["address"], row["state"])
+        })
+    }
+
+    pub(crate) fn channel_row(&self, channel: &ChannelReport) -> Value {
+        let view = &channel.view;
+        json!({
+            "id": view.id.0, "type": metrics::type_name(view.channel_type), "shard": channel.shard,
+            "metadata": view.metadata, "owner": view.owner.map(|owner| owner.0),
+            "subscriptions": view.subscriptions, "lost": view.lost, "data_type": view.data_type,
+            "data_bytes": view.data_bytes, "data_memory_bytes": view.data_heap_bytes,
+            "backlog_updates": view.backlog.0, "backlog_bytes": view.backlog.1, "cohorts": view.cohorts,
+            "cell": view.cell.map(|cell| cell.0), "version": view.version,
+        })
+    }
+
+    fn channels_report(&self, ask: &Ask) -> Value {
         let mut all: Vec<_> = self.reports(true).into_iter().flat_map(|report| report.channels).collect();
+        if let Some(wanted) = ask.query.get("type") {
+            all.retain(|channel| metrics::type_name(channel.view.channel_type) == wanted.as_str());
+        }
         all.sort_unstable_by_key(|channel| channel.view.id.0);
-        paged("channels", &all, page, |channel| {
-            let view = &channel.view;
-            json!({
-                "id": view.id.0, "type": metrics::type_name(view.channel_type), "shard": channel.shard,
-                "metadata": view.metadata, "owner": view.owner.map(|owner| owner.0),
-                "subscriptions": view.subscriptions, "lost": view.lost, "data_type": view.data_type,
-                "data_bytes": view.data_bytes, "data_memory_bytes": view.data_heap_bytes,
-                "backlog_updates": view.backlog.0, "backlog_bytes": view.backlog.1, "cohorts": view.cohorts,
-            })
+        paged("channels", all.iter().map(|channel| self.channel_row(channel)), ask, |row| {
+            format!("{} {} {} {}", row["id"], row["type"], row["metadata"], row["data_type"])
+        })
+    }
+
+    fn cache_report(&self) -> Value {
+        let Some(cache) = self.cache.get() else { return json!({ "running": false }) };
+        let mut report = cache.report();
+        let namespaces = cache.store().namespaces().unwrap_or_default();
+        report["namespaces"] = namespaces.iter().map(ToString::to_string).collect();
+        report["running"] = true.into();
+        report
+    }
+
+    fn about_report(&self) -> Value {
+        let addresses = self.addresses.get().map(Vec::as_slice).unwrap_or_default();
+        let address = |address: &Address| {
+            json!({ "service": format!("{:?}", address.service).to_lowercase(), "scheme": address.scheme,
+                    "address": address.addr.to_string() })
+        };
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
+            "debug": cfg!(debug_assertions),
+            "started_unix_ms": self.clock.unix_start_ns() / 1_000_000,
+            "shards": self.mailboxes.len(),
+            "addresses": addresses.iter().map(address).collect::<Vec<_>>(),
+            "parts": self.health().parts,
+            "reliability": serde_json::from_str::<Value>(RELIABILITY).unwrap_or(Value::Null),
         })
     }
 
@@ -184,6 +303,7 @@ impl Monitor for Watch {
             started_unix_s: self.clock.unix_start_ns() as f64 / 1e9,
             ready: self.health().ready,
             logins_pending: self.logins.pending(),
+            cache: self.cache.get().map(|cache| cache.report()),
         };
         let mut families = metrics::families(&figures);
         if self.settings().metrics.compat == "channeld" {
@@ -192,21 +312,65 @@ impl Monitor for Watch {
         families
     }
 
-    fn report(&self, report: Report, page: Page) -> Value {
-        match report {
-            Report::Server => self.server_report(),
-            Report::Connections => self.connections_report(page),
-            Report::Channels => self.channels_report(page),
-            Report::Limits => self.limits_report(),
-        }
+    fn answer(&self, ask: &Ask) -> Result<Value, Problem> {
+        let id = ask.id.unwrap_or_default();
+        Ok(match ask.endpoint {
+            Endpoint::Server => self.server_report(),
+            Endpoint::Overview => self.overview_report(),
+            Endpoint::Connections => self.connections_report(ask),
+            Endpoint::Connection => self.connection_report(id)?,
+            Endpoint::Closures => self.closures_report(ask),
+            Endpoint::Channels => self.channels_report(ask),
+            Endpoint::Channel => self.channel_report(id, ask)?,
+            Endpoint::ChannelData => self.channel_data_report(id)?,
+            Endpoint::World => self.world_report(ask)?,
+            Endpoint::Cache => self.cache_report(),
+            // The matcher brings its own once it runs within this process.
+            Endpoint::Rooms => json!({ "running": false }),
+            Endpoint::Limits => self.limits_report(),
+            Endpoint::Config => self.config.read().unwrap_or_else(PoisonError::into_inner).clone(),
+            Endpoint::About => self.about_report(),
+            Endpoint::Capture => self.capture_report(ask)?,
+            Endpoint::CaptureBegin => self.capture_begin(ask)?,
+            Endpoint::CaptureEnd => self.capture_end(),
+            Endpoint::Runs => self.runs.list(),
+            Endpoint::Run => self.runs.one(id)?,
+            Endpoint::RunBegin => self.runs.begin(&ask.body)?,
+            Endpoint::RunStop => self.runs.stop(id)?,
+            // Answered where sessions and streams are.
+            Endpoint::Index
+            | Endpoint::Session
+            | Endpoint::SessionOpen
+            | Endpoint::SessionClose
+            | Endpoint::Invite
+            | Endpoint::Stream => return Err(Problem::new(404, "no such report")),
+        })
     }
+}
+
+/// Every key as the console shows it.
+fn config_rows(config: &Config) -> Value {
+    let row = |(key, value, origin): (&crate::config::Key, &crate::config::Value, &crate::config::Origin)| {
+        json!({
+            "key": key.path, "value": value.to_toml(), "default": key.default.to_toml(), "origin": origin.to_string(),
+            "unit": key.unit, "reload": key.reload, "about": key.doc,
+        })
+    };
+    json!({
+        "file": config.file().map(|file| file.display().to_string()),
+        "warnings": config.warnings,
+        "keys": config.entries().map(row).collect::<Vec<_>>(),
+    })
 }
 
 fn kinds(total: &Stats, figure: impl Fn(&throng_gateway::KindStats) -> u64) -> Value {
     json!({ "servers": figure(total.kind(ConnKind::Server)), "clients": figure(total.kind(ConnKind::Client)) })
 }
 
-fn paged<T>(name: &str, all: &[T], page: Page, row: impl Fn(&T) -> Value) -> Value {
-    let rows: Vec<Value> = all.iter().skip(page.offset).take(page.limit).map(row).collect();
-    json!({ "total": all.len(), "offset": page.offset, "limit": page.limit, name: rows })
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_reference_page_of_the_api_is_fresh() {
+        crate::testing::check_generated("docs/reference/http.md", &throng_http::markdown());
+    }
 }

@@ -20,6 +20,7 @@ use crate::listen::{self, ListenerPlan, Transport};
 use crate::mailbox::{Mailbox, Post};
 use crate::monitor::Watch;
 use crate::recorder::Recorder;
+use crate::runs::Offer;
 use crate::worker::{Heartbeat, ListenerRole, Worker, WorkerParts};
 use crate::{ddc, gateway_config, process, schemas, services, tls};
 
@@ -205,8 +206,15 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         loops.iter().map(|each| Mailbox::new(each.waker(), settings.server.mailbox_len_max)).collect();
     logins.connect(Arc::clone(&mailboxes));
     let heartbeats: Vec<Arc<Heartbeat>> = loops.iter().map(|_| Arc::default()).collect();
-    let watch =
-        Arc::new(Watch::new(&config, clock, Arc::clone(&mailboxes), heartbeats.clone(), Arc::clone(&logins)));
+    let watch = Arc::new(Watch::new(
+        &config,
+        clock,
+        Arc::clone(&mailboxes),
+        heartbeats.clone(),
+        Arc::clone(&logins),
+        Arc::clone(&schemas),
+    ));
+    watch.opened(addresses.clone(), cache.as_ref().map(ddc::Cache::service));
     let running = Running {
         mailboxes: Arc::clone(&mailboxes),
         workers: start_workers(WorkerPlan {
@@ -306,9 +314,27 @@ impl Running {
             Ok(tokens) => self.access.set_tokens(tokens),
             Err(error) => complain("the admin tokens", Err(error.to_string())),
         }
-        self.watch.reconfigure(settings);
+        self.watch.reconfigure(&next);
         *config = next;
         Ok(changes)
+    }
+
+    /// A token that opens one session of the web console. `None` without an admin listener.
+    #[must_use]
+    pub fn invite(&self) -> Option<String> {
+        self.address(Service::Admin)?;
+        self.access.invite()
+    }
+
+    /// Lets the console start load runs with `program`, the `throng` command.
+    pub fn offer_runs(&self, program: PathBuf) {
+        let tcp = |service| {
+            let found = self.addresses.iter().find(|each| each.service == service && each.scheme == "tcp");
+            found.map(|each| from_here(each.addr))
+        };
+        let folder = PathBuf::from(self.settings().server.data).join("runs");
+        let swarm = tcp(Service::Clients).zip(tcp(Service::Servers));
+        self.watch.runs.offer(Offer { program, folder, swarm });
     }
 
     /// The settings in use.
@@ -376,6 +402,12 @@ impl Drop for Running {
             runtime.shutdown_background();
         }
     }
+}
+
+/// How programs on this machine reach a listener: one on every address they reach over loopback.
+#[must_use]
+pub fn from_here(addr: SocketAddr) -> SocketAddr {
+    if addr.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], addr.port())) } else { addr }
 }
 
 struct WorkerPlan<'a> {

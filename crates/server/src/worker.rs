@@ -23,6 +23,7 @@ use throng_net::{
 use throng_stdx::Instant;
 
 use crate::auth::{Login, Logins};
+use crate::capture::{Record, Tap};
 use crate::mailbox::{Mailbox, Post};
 use crate::pace::Pace;
 use crate::recorder::Recorder;
@@ -152,6 +153,8 @@ struct Driver {
     /// No timers before this, after a panic in them.
     timers_from: Instant,
     stopping: Option<Instant>,
+    /// Somebody looks at the messages of a connection.
+    tap: Option<Box<Tap>>,
     #[cfg(test)]
     faults: crate::faults::Armed,
 }
@@ -214,6 +217,7 @@ impl Worker {
             congestions: 0,
             timers_from: Instant::ZERO,
             stopping: None,
+            tap: None,
             #[cfg(test)]
             faults: crate::faults::Armed::default(),
         };
@@ -331,6 +335,8 @@ impl Worker {
                     // The asker may have given up waiting.
                     let _ = reply.try_send(self.driver.report(&self.event_loop, lists));
                 }
+                Post::Look(look) => drop(self.driver.guard(|driver| look(&driver.shard))),
+                Post::Capture(record) => self.driver.capture(record),
                 Post::Reconfigure(config) => self.driver.shard.reconfigure(&config),
                 Post::Shutdown => self.begin_shutdown(),
                 #[cfg(test)]
@@ -383,7 +389,10 @@ impl Worker {
         let driver = &mut self.driver;
         let Some(key) = driver.conns.get(&conn).map(|entry| entry.key) else { return false };
         let Some(outbox) = driver.shard.outbox(conn) else { return false };
-        if outbox.queued_bytes() < SHARED_FRAME_BYTES_MIN || !self.event_loop.takes_shared(key) {
+        let small = outbox.queued_bytes() < SHARED_FRAME_BYTES_MIN;
+        // What somebody looks at goes the plain way, where it can be seen.
+        let watched = driver.tap.as_ref().is_some_and(|tap| tap.handle == conn);
+        if small || watched || !self.event_loop.takes_shared(key) {
             return !outbox.is_empty();
         }
         let Some(frame) = outbox.shared_frame(SHARED_FRAME_BYTES_MIN) else { return true };
@@ -429,6 +438,9 @@ impl Worker {
             true => self.event_loop.write_loose(entry.key, &slices),
             false => self.event_loop.write(entry.key, &slices),
         };
+        if let Some(tap) = driver.tap.as_mut().filter(|tap| tap.handle == conn) {
+            tap.written(driver.now, &slices, outcome.taken);
+        }
         self.slices = recycle(slices);
         entry.blocked = outcome.blocked;
         entry.bytes_out += outcome.taken as u64;
@@ -553,6 +565,9 @@ impl Driver {
     }
 
     fn forget(&mut self, conn: ConnId) -> Option<Conn> {
+        if let Some(tap) = self.tap.take_if(|tap| tap.handle == conn) {
+            tap.end("the connection was closed");
+        }
         let entry = self.conns.remove(&conn)?;
         self.by_key[entry.key.index()] = None;
         Some(entry)
@@ -609,6 +624,25 @@ impl Driver {
         // Usually not there any more: the core has asked to close it, or it never got that far.
         if self.conns.contains_key(&conn) {
             self.close(conn, CloseReason::Internal, Vec::new());
+        }
+    }
+
+    /// Begins to record a connection's messages, in place of another's.
+    fn capture(&mut self, record: Arc<Record>) {
+        self.tap = None;
+        let Some(handle) = self.shard.handle_of(record.conn) else { return };
+        let web_socket =
+            self.shard.outbox(handle).is_some_and(|outbox| outbox.framing() == Framing::WebSocket);
+        self.tap = Some(Box::new(Tap::new(handle, record, web_socket)));
+    }
+
+    fn tap_arrived(&mut self, conn: ConnId, bytes: &[u8]) {
+        let Some(tap) = &mut self.tap else { return };
+        if tap.is_over(self.now) {
+            self.tap = None;
+        } else if tap.handle == conn {
+            let at_border = self.shard.reads_at_border(conn) == Some(true);
+            tap.arrived(self.now, bytes, at_border);
         }
     }
 
@@ -720,6 +754,9 @@ impl Handler for Driver {
 
     fn data(&mut self, key: ConnKey, bytes: &[u8]) -> Flow {
         let Some(conn) = self.conn_of(key) else { return Flow::Continue };
+        if self.tap.is_some() {
+            self.tap_arrived(conn, bytes);
+        }
         self.guard_conn(conn, |driver| {
             #[cfg(test)]
             driver.faults.on_data();

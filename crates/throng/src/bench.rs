@@ -372,7 +372,7 @@ impl ServerArgs {
                     None => SocketAddr::new(clients.ip(), SERVERS_PORT),
                 };
                 let metrics = self.metrics.as_deref().map(resolve).transpose()?;
-                Some(Target { clients, servers, pid: self.pid, metrics })
+                Some(Target { clients, servers, pid: self.pid, metrics, console: None })
             }
         };
         Ok(Options {

@@ -9,6 +9,7 @@ use throng_server::SERVICES;
 use crate::bench::BenchArgs;
 use crate::keys::with_keys;
 use crate::replay::ReplayArgs;
+use crate::report::{CompareArgs, ReportArgs};
 use crate::swarm::{DemoArgs, SwarmArgs};
 use crate::tag::TagArgs;
 
@@ -25,6 +26,8 @@ Examples:
   throng swarm --players 100               let 100 simulated players join it
   throng channeld -dev -cfsm=config/client_authoratative_fsm.json
   throng bench channel single              the published scenario
+  throng report DIR -f html > run.html     what `throng bench --out DIR` saved, as one page
+  throng compare BEFORE AFTER              whether two of those differ, with confidence
   throng config default > throng.toml      write a configuration to start from
   throng doctor                            is this machine fit for it?
   throng explain THR-0106                  what an error code means
@@ -77,6 +80,14 @@ pub(crate) fn command() -> Command {
         )
         .subcommand(
             BenchArgs::augment_args(Command::new("bench")).about("Measure: published scenarios by name"),
+        )
+        .subcommand(
+            ReportArgs::augment_args(Command::new("report").hide(true))
+                .about("Show saved results: text, md, html"),
+        )
+        .subcommand(
+            CompareArgs::augment_args(Command::new("compare").hide(true))
+                .about("Compare two saved results, with confidence"),
         )
         .subcommand(
             SwarmArgs::augment_args(Command::new("swarm")).about("Let simulated players join a server"),

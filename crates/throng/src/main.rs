@@ -12,6 +12,7 @@ mod keys;
 mod output;
 mod replay;
 mod replication;
+mod report;
 mod shell;
 mod swarm;
 mod tag;
@@ -52,6 +53,8 @@ fn main() -> ExitCode {
         Some(("bench", matches)) => with(matches, bench::run),
         Some(("swarm", matches)) => with(matches, swarm::run),
         Some(("tag", matches)) => with(matches, tag::run),
+        Some(("report", matches)) => with(matches, report::run),
+        Some(("compare", matches)) => with(matches, report::compare),
         Some(("replay", matches)) => with(matches, |arguments| replay::run(&arguments)),
         Some(("config", matches)) => config::run(matches),
         Some(("health", matches)) => health::run(matches),

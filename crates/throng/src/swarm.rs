@@ -90,8 +90,13 @@ pub(crate) fn demo(args: DemoArgs) -> ExitCode {
         Ok(program) => program,
         Err(error) => return fail(&format!("cannot find this program: {error}")),
     };
-    let options =
-        throng_load::suites::Options { program, shards: args.shards, seed: 1, ..Default::default() };
+    let options = throng_load::suites::Options {
+        program,
+        shards: args.shards,
+        seed: 1,
+        console: true,
+        ..Default::default()
+    };
     let swarm =
         Swarm { options, players: args.players, duration: args.duration, join: None, spatial: args.spatial };
     // The demo is about the players above; where the game cannot start, it goes on without.
@@ -131,12 +136,15 @@ impl Progress for Introduced<'_> {
 fn introduction(players: usize, spatial: bool, target: &Target, play: &str) -> String {
     let Target { clients, servers, metrics, .. } = target;
     let http = metrics.map(|http| http.to_string()).unwrap_or_default();
+    // Behind the #, so that no server, log or proxy ever sees it.
+    let token = target.console.map(|token| format!("#token={token}")).unwrap_or_default();
     if spatial {
         return format!(
             "Throng demo: {players} simulated players walk through one world of 225 cells over nine game servers.
 
   players        {clients}
   game servers   {servers}   (nine simulated ones own the cells, one lets players in){play}
+  console        http://{http}/console/{token}
   open           http://{http}/metrics
   try            curl -s http://{http}/metrics | grep handovers
 
@@ -149,6 +157,7 @@ Ctrl-C ends it with a summary."
 
   players        {clients}
   game servers   {servers}   (a simulated one owns the GLOBAL channel){play}
+  console        http://{http}/console/{token}
   open           http://{http}/metrics
                  http://{http}/health/ready
   try            throng swarm --players 100{addr}

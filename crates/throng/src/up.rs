@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::ArgMatches;
 use throng_server::config::{Config, Loader, Value};
-use throng_server::{Address, CpuProfile, End, Running, Service, Signals};
+use throng_server::{Address, CpuProfile, End, Running, Service, Signals, from_here};
 
 use crate::keys;
 use crate::output::{complain, print};
@@ -87,6 +87,9 @@ pub(crate) fn serve(config: Config, run_for: Option<Duration>, profile: Option<&
             return failed(&error.to_string());
         }
     };
+    if let Ok(program) = std::env::current_exe() {
+        running.offer_runs(program);
+    }
     let signals = match Signals::install(&running) {
         Ok(signals) => signals,
         Err(error) => return failed(&format!("cannot receive signals: {error}")),
@@ -130,11 +133,6 @@ fn tcp(running: &Running, service: Service) -> Option<SocketAddr> {
     found.map(|address| address.addr)
 }
 
-/// How programs on this machine reach a listener: one on every address they reach over loopback.
-fn from_here(addr: SocketAddr) -> SocketAddr {
-    if addr.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], addr.port())) } else { addr }
-}
-
 /// One aligned block with every address, for people.
 fn ready_block(running: &Running, took: Duration, data: &str) -> String {
     let line = |what: &str, value: &str| format!("  {what:<14} {value}\n");
@@ -162,6 +160,10 @@ fn ready_block(running: &Running, took: Duration, data: &str) -> String {
     out.push_str(&line("data", data));
     out.push('\n');
     if let Some(admin) = running.address(Service::Admin) {
+        if let Some(token) = running.invite() {
+            // Behind the #, so that no server, log or proxy ever sees it.
+            out.push_str(&line("console", &format!("http://{}/console/#token={token}", from_here(admin))));
+        }
         out.push_str(&line("look", &format!("curl http://{}/api/v1/server", from_here(admin))));
     }
     if let (Some(servers), Some(clients)) = (tcp(running, Service::Servers), tcp(running, Service::Clients)) {

@@ -427,7 +427,7 @@ fn read(path: &Path) -> String {
 /// Every text file that is part of the repository, lock files aside.
 fn texts() -> Vec<(PathBuf, String)> {
     // What git ignores or others wrote, and the fuzz corpora, which are bytes.
-    let skipped = [".git", "artifacts", "corpus", "node_modules", "replays", "throng-data"];
+    let skipped = [".git", "artifacts", "corpus", "dist", "node_modules", "replays", "throng-data"];
     let mut found = Vec::new();
     let mut folders = vec![root().to_path_buf()];
     while let Some(folder) = folders.pop() {

@@ -92,7 +92,7 @@ impl Demo {
             let value = line.trim_start().trim_start_matches(label).split_ascii_whitespace().next();
             value.expect("an address").to_owned()
         };
-        let (players, servers) = (after("players"), after("game servers"));
+        let (players, servers) = (after("players  "), after("game servers"));
         // Whatever else it says must not fill the pipe.
         std::thread::spawn(move || lines.for_each(drop));
         Self { child, players, servers }

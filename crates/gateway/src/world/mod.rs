@@ -41,6 +41,7 @@ pub(crate) use objects::is_object_message;
 use crate::config::Config;
 use crate::data::Plan;
 use crate::ids::{ChannelId, ConnId, IdHasher, IdMap};
+use crate::inspect::EntityView;
 use crate::view::{WorldServerView, WorldView};
 use position::{Known, Locator};
 
@@ -164,6 +165,32 @@ impl World {
     /// How often an entity was handed over.
     pub(crate) fn version_of(&self, id: ChannelId) -> Option<u64> {
         self.entities.get(&id).map(|entity| entity.version)
+    }
+
+    /// How many entities belong to each cell.
+    pub(crate) fn cell_populations(&self) -> impl Iterator<Item = usize> + '_ {
+        self.cells.iter().map(|cell| cell.entities.len())
+    }
+
+    /// Entities whose position is known.
+    pub(crate) fn entity_views(&self) -> impl Iterator<Item = EntityView> + '_ {
+        self.entities.iter().filter_map(|(id, entity)| {
+            let at = entity.position?;
+            Some(EntityView {
+                channel: *id,
+                x: at.x,
+                z: at.z,
+                cell: entity.cell.map(|cell| cell.0),
+                client: entity.client,
+                version: entity.version,
+            })
+        })
+    }
+
+    /// Cells and distances of a connection's latest area of interest.
+    pub(crate) fn interest_cells(&self, conn: ConnId) -> Vec<(u32, u32)> {
+        let interest = self.interests.get(&conn);
+        interest.iter().flat_map(|interest| interest.cells()).map(|(cell, far)| (cell.0, far)).collect()
     }
 
     /// Puts an entity into the index of a cell, out of the one it was in.

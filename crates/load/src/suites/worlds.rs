@@ -403,8 +403,13 @@ fn bare_ratio(
     let writer = BareWriter::start(&context.options.program, plan)?;
     let probe = Probe::new(Some(writer.pid()), None)
         .map_err(|source| BenchError::Probe { pid: writer.pid(), source })?;
-    let target =
-        Target { clients: writer.addr, servers: writer.addr, pid: Some(writer.pid()), metrics: None };
+    let target = Target {
+        clients: writer.addr,
+        servers: writer.addr,
+        pid: Some(writer.pid()),
+        metrics: None,
+        console: None,
+    };
     let server = Server { own: None, target, probe };
     let plan = engine::Plan {
         transport: Transport::Tcp,

@@ -1,0 +1,149 @@
+import { last, live } from "../live.ts";
+import { Chart, Spark } from "../chart.tsx";
+import { Badge, Card, Empty, Stat, Table } from "../ui.tsx";
+import { bytes, count, duration, percent } from "../format.ts";
+import { usePoll, type Json } from "../api.ts";
+
+const perSecond = (value: number | null) => (value === null ? "–" : `${count(value)}/s`);
+
+export function Overview() {
+  const state = live.use();
+  const closures = usePoll("closures?limit=6", 2000);
+  const now = state.now;
+  if (now === null) {
+    return state.lostSince === null ? (
+      <div class="loading" aria-busy="true">Loading…</div>
+    ) : (
+      <Empty title="The gateway does not answer">It is asked again and again; this page fills as soon as it does.</Empty>
+    );
+  }
+  const shards: Json[] = now.shards;
+  return (
+    <div class={state.lostSince ? "stale" : ""}>
+      <div class="stats">
+        <Stat label="Players" value={count(now.clients.connections)}>
+          <Spark of="clients.connections" />
+        </Stat>
+        <Stat label="Game servers" value={count(now.servers.connections)}>
+          <Spark of="servers.connections" color="--violet" />
+        </Stat>
+        <Stat label="Messages in" value={perSecond(last("messages_in"))}>
+          <Spark of="messages_in" color="--green" />
+        </Stat>
+        <Stat label="Messages out" value={perSecond(last("messages_out"))}>
+          <Spark of="messages_out" color="--amber" />
+        </Stat>
+        <Stat label="CPU" value={last("cpu") === null ? "–" : `${last("cpu")!.toFixed(2)} cores`}>
+          <Spark of="cpu" color="--rose" />
+        </Stat>
+        <Stat label="Memory" value={bytes(now.resident_bytes)}>
+          <Spark of="memory" color="--violet" />
+        </Stat>
+      </div>
+      <div class="grid two">
+        <Card title="Messages" side="per second">
+          <Chart
+            name="Messages per second"
+            format={(v) => (v === null ? "–" : count(v))}
+            lines={[
+              { label: "in", of: "messages_in", color: "--green" },
+              { label: "out", of: "messages_out", color: "--amber" },
+            ]}
+          />
+        </Card>
+        <Card title="Traffic" side="bytes per second">
+          <Chart
+            name="Bytes per second"
+            format={(v) => (v === null ? "–" : bytes(v))}
+            lines={[
+              { label: "in", of: "bytes_in", color: "--green" },
+              { label: "out", of: "bytes_out", color: "--amber" },
+            ]}
+          />
+        </Card>
+        <Card title="Fan-out" side="messages and merged updates per second">
+          <Chart
+            name="Fan-out per second"
+            format={(v) => (v === null ? "–" : count(v))}
+            lines={[
+              { label: "messages", of: "fan_out", color: "--accent" },
+              { label: "updates", of: "updates", color: "--violet" },
+            ]}
+          />
+        </Card>
+        <Card title="Fan-out lateness" side="mean, behind the tick it was due at">
+          <Chart
+            name="Mean lateness of fan-out in milliseconds"
+            format={(v) => (v === null ? "–" : `${v.toFixed(v < 1 ? 2 : 1)} ms`)}
+            lines={shards.slice(0, 8).map((shard) => ({
+              label: `shard ${shard.shard}`,
+              of: `shard.${shard.shard}.late`,
+              color: ["--accent", "--violet", "--green", "--amber", "--rose"][shard.shard % 5],
+            }))}
+          />
+        </Card>
+      </div>
+      <div class="grid two">
+        <Card title="Shards" side="heat of the last minute">
+          <div class="heats">
+            {shards.map((shard) => (
+              <ShardHeat key={shard.shard} shard={shard} />
+            ))}
+          </div>
+        </Card>
+        <Card title="Latest closures" side={<a href="#/connections?closed">all</a>}>
+          <Table
+            caption="Latest closures"
+            rows={closures.data?.closures ?? []}
+            id={(row: Json) => `${row.id}-${row.ago_ms}`}
+            empty="Nobody has left yet"
+            columns={[
+              { head: "Connection", cell: (row) => <a href={`#/connections/${row.id}`}>{row.id}</a> },
+              { head: "Kind", cell: (row) => row.kind },
+              { head: "Reason", cell: (row) => <Badge tone={tone(row.reason)}>{row.reason}</Badge> },
+              { head: "Ago", num: true, cell: (row) => duration(row.ago_ms) },
+            ]}
+          />
+        </Card>
+      </div>
+    </div>
+  );
+}
+
+export const tone = (reason: string) =>
+  reason === "end_of_stream" || reason === "disconnected" || reason === "shutdown" ? "plain" : reason === "internal" ? "bad" : "warn";
+
+function ShardHeat({ shard }: { shard: Json }) {
+  const series = live.value.series;
+  const row = (name: string, max: number) => {
+    const values = (series[`shard.${shard.shard}.${name}`] ?? []).slice(-60);
+    return Array.from({ length: 60 }, (_, i) => {
+      const value = values[i - 60 + values.length];
+      return value === undefined || value === null ? null : Math.min(1, value / max);
+    });
+  };
+  const strip = (label: string, values: (number | null)[], text: string) => (
+    <div class="heat">
+      <span class="label">{label}</span>
+      <div class="cells" role="img" aria-label={`${label} of shard ${shard.shard}: ${text}`}>
+        {values.map((value, i) => (
+          <i key={i} data-heat={value === null ? "none" : Math.ceil(value * 6)} />
+        ))}
+      </div>
+      <span class="num">{text}</span>
+    </div>
+  );
+  const busy = last(`shard.${shard.shard}.busy`);
+  return (
+    <div class="shard">
+      <h3>
+        Shard {shard.shard}
+        {!shard.answers && <Badge tone="bad">does not answer</Badge>}
+        <span class="hint">{count(shard.connections)} connections</span>
+      </h3>
+      {strip("busy", row("busy", 1), percent(busy))}
+      {strip("queue", row("mailbox", 1000), `${count(shard.mailbox)} posts`)}
+      {strip("late", row("late", 10), last(`shard.${shard.shard}.late`) === null ? "–" : `${last(`shard.${shard.shard}.late`)!.toFixed(2)} ms`)}
+    </div>
+  );
+}

@@ -1,0 +1,251 @@
+// The console in a real browser, on a running demo: every page loads and shows live data, names of hostile players stay
+// text, a gateway that dies is shown as dead and a new one as live.
+//
+//   node test/run.mjs PATH/TO/throng [folder for screenshots]
+//
+// Needs Debian's chromium (or CHROMIUM=path) and `npm ci` in console/. Prints what it checked; exit 1 at the first failure.
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { createServer } from "node:net";
+import { mkdtempSync, mkdirSync, writeFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+
+const { chromium } = createRequire(import.meta.url)("playwright-core");
+const [program, pictures] = process.argv.slice(2);
+assert.ok(program, "usage: node test/run.mjs PATH/TO/throng [FOLDER]");
+if (pictures) mkdirSync(pictures, { recursive: true });
+const HOSTILE = `<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>`;
+const folder = mkdtempSync(join(tmpdir(), "throng-console-"));
+
+const freePort = () =>
+  new Promise((resolve) => {
+    const server = createServer().listen(0, "127.0.0.1", () => {
+      const { port } = server.address();
+      server.close(() => resolve(port));
+    });
+  });
+
+const children = new Set();
+/** Starts a command and resolves with the first match of `ready` in what it prints. */
+function start(args, ready) {
+  const child = spawn(program, args, { cwd: folder, stdio: ["ignore", "pipe", "pipe"] });
+  children.add(child);
+  child.once("exit", () => children.delete(child));
+  return new Promise((resolve, reject) => {
+    let text = "";
+    const timer = setTimeout(() => reject(new Error(`${args.join(" ")} did not get ready:\n${text}`)), 180_000);
+    const take = (chunk) => {
+      text += chunk;
+      const match = ready.exec(text);
+      if (match === null) return;
+      clearTimeout(timer);
+      resolve({ child, match });
+    };
+    child.stdout.on("data", take);
+    child.stderr.on("data", take);
+    child.once("exit", (code) => reject(new Error(`${args.join(" ")} ended with ${code}:\n${text}`)));
+  });
+}
+
+function stop(child) {
+  return new Promise((resolve) => {
+    child.removeAllListeners("exit");
+    child.once("exit", () => {
+      children.delete(child);
+      resolve();
+    });
+    child.kill("SIGINT");
+  });
+}
+
+const browser = await chromium.launch({
+  executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
+  args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"],
+});
+let failed = null;
+try {
+  await everything();
+} catch (error) {
+  failed = error;
+}
+await Promise.all([...children].map(stop));
+await browser.close();
+if (failed) {
+  console.error(failed);
+  process.exit(1);
+}
+console.log("all done");
+
+async function everything() {
+  const began = Date.now();
+  const say = (what) => console.log(`${((Date.now() - began) / 1000).toFixed(1)} s  ${what}`);
+  const demo = await start(["demo", "--spatial", "--players", "60"], /console\s+(http:\S+#token=[0-9a-f]+)/);
+  const address = demo.match[1];
+  say(`demo is up: ${address.replace(/#.*/, "")}`);
+  const context = await browser.newContext({ viewport: { width: 1440, height: 900 }, colorScheme: "dark" });
+  const page = await context.newPage();
+  const errors = [];
+  page.on("pageerror", (error) => errors.push(String(error)));
+  page.on("console", (message) => message.type() === "error" && !/Failed to load resource|ERR_/.test(message.text()) && errors.push(message.text()));
+  const shot = (name) => pictures && page.screenshot({ path: join(pictures, `${name}.png`) });
+
+  await page.goto(address);
+  await page.waitForSelector(".status.good");
+  assert.ok(!page.url().includes("token"), "the token stays in no history");
+  assert.equal(await page.locator("a.badge.warn", { hasText: "no session" }).count(), 0, "the token opened a session");
+  const again = await (await browser.newContext()).newPage();
+  await again.goto(address);
+  await again.waitForSelector("a.badge.warn:has-text('no session')");
+  await again.close();
+  say("the token opens one session and no second");
+
+  const pages = {
+    overview: async () => {
+      await page.waitForFunction(() => /\d/.test(document.querySelector(".stats .stat:nth-child(4) .value")?.textContent ?? ""), null, { timeout: 20_000 });
+      await page.waitForTimeout(pictures ? 15_000 : 0);
+    },
+    connections: () => page.waitForSelector("tbody tr:nth-child(10)"),
+    "connections?closed": () => page.waitForSelector(".card"),
+    channels: () => page.waitForSelector("tbody tr:nth-child(10)"),
+    map: async () => {
+      await page.waitForFunction(() => window.throngMap?.drawn > 50, null, { timeout: 30_000 });
+      const before = await page.evaluate(() => window.throngMap.world.handovers);
+      await page.waitForFunction((before) => window.throngMap.world.handovers > before, before, { timeout: 30_000 });
+    },
+    rooms: () => page.waitForSelector("text=matcher"),
+    cache: () => page.waitForSelector("text=not running"),
+    lab: () => page.waitForSelector("text=Swarm on this gateway"),
+    packets: () => page.waitForSelector("text=Capture for two minutes"),
+    config: () => page.waitForSelector("text=gateway.clients.addr"),
+    docs: () => page.waitForSelector(".prose h1"),
+    about: () => page.waitForSelector("text=Reliability ledger"),
+  };
+  for (const [name, ready] of Object.entries(pages)) {
+    await page.goto(`${address.replace(/#.*/, "")}#/${name}`);
+    await ready();
+    await shot(name.replace("?", "-"));
+  }
+  say(`${Object.keys(pages).length} pages show live data`);
+
+  // One connection, what crosses it, and its channel.
+  const base = address.replace(/console.*/, "");
+  const connections = (await (await fetch(`${base}api/v1/connections?search=client&limit=3`)).json()).connections;
+  await page.goto(`${base}console/#/connections/${connections[1].id}`);
+  await page.waitForSelector("text=Subscriptions");
+  await page.waitForSelector("tbody tr");
+  await shot("connection");
+  await page.click("text=Inspect packets");
+  await page.waitForSelector(".packets li", { timeout: 20_000 });
+  await page.click(".packets li:has-text('CHANNEL_DATA_UPDATE') button");
+  await page.waitForSelector(".packets .fields .field");
+  await shot("packets-live");
+  say("packets of a connection are decoded");
+  const channel = (await (await fetch(`${base}api/v1/channels?type=ENTITY&limit=1`)).json()).channels[0];
+  await page.goto(`${base}console/#/channels/${channel.id}`);
+  await page.waitForSelector(".fields .value");
+  await shot("channel");
+  await page.goto(`${base}console/#/map?connection=${connections[1].id}`);
+  await page.waitForFunction(() => window.throngMap?.selected !== null && window.throngMap?.world?.interest, null, { timeout: 20_000 });
+  await page.waitForTimeout(pictures ? 1_500 : 0);
+  await shot("map-selected");
+  await page.click("button[aria-label='Light colours']");
+  await shot("map-light");
+  await page.goto(`${base}console/#/overview`);
+  await page.waitForSelector(".stats");
+  await shot("overview-light");
+  await page.click("button[aria-label='Dark colours']");
+
+  // By keyboard alone: the palette, a page, a link.
+  await page.keyboard.press("Control+k");
+  await page.keyboard.type("config");
+  await page.keyboard.press("Enter");
+  await page.waitForSelector("h1:has-text('Configuration')");
+  await page.keyboard.press("Tab");
+  assert.ok(await page.evaluate(() => document.activeElement !== document.body), "something has the focus");
+  say("the keyboard reaches pages");
+
+  await heavy(context, base, say);
+  await stop(demo.child);
+
+  // A gateway with a hostile name in it, which then dies and comes back.
+  const ports = [await freePort(), await freePort(), await freePort()];
+  writeFileSync(join(folder, "hostile.proto"), `syntax = "proto3"; package hostile; message Name { string name = 1; }`);
+  const up = ["up", "--dev", "--schema", "hostile.proto", "--gateway.servers.addr", `127.0.0.1:${ports[0]}`, "--gateway.clients.addr", `127.0.0.1:${ports[1]}`, "--http", `127.0.0.1:${ports[2]}`];
+  const first = await start(up, /console\s+(http:\S+#token=[0-9a-f]+)/);
+  await page.goto("about:blank");
+  await page.goto(first.match[1]);
+  await page.waitForSelector(".status.good");
+  await hostile(ports[0]);
+  await page.goto(first.match[1].replace(/#.*/, "#/channels"));
+  await page.waitForSelector("td:has-text('onerror')");
+  await page.click("tr:has-text('onerror') td:first-child a");
+  await page.waitForSelector(".fields .value.string:has-text('onerror')");
+  await shot("hostile");
+  assert.equal(await page.evaluate(() => window.pwned), undefined, "a name ran");
+  say("hostile names are text");
+  await page.goto(first.match[1].replace(/#.*/, "#/overview"));
+  await page.waitForSelector(".stats");
+  await stop(first.child);
+  await page.waitForSelector(".banner:has-text('does not answer')", { timeout: 15_000 });
+  await shot("dead");
+  const players = await page.textContent(".stats .stat:first-child .value");
+  assert.ok(players !== "", "the last figures stay, marked as stale");
+  assert.equal(await page.locator(".stale").count() > 0, true);
+  const second = await start(up, /console\s+(http:\S+#token=[0-9a-f]+)/);
+  await page.waitForSelector(".status.good", { timeout: 20_000 });
+  assert.equal(await page.locator(".banner").count(), 0);
+  say("a dead gateway is shown as dead, and a new one is live again");
+  await stop(second.child);
+  assert.deepEqual(errors, [], "errors in the page");
+}
+
+/** Ten thousand entities on the map: how fast it draws. Software rendering on a busy machine gets a lower bar. */
+async function heavy(context, base, say) {
+  const page = await context.newPage();
+  await page.goto(`${base}console/#/map`);
+  await page.waitForFunction(() => window.throngMap?.world?.grid);
+  const cost = await page.evaluate(async () => {
+    const map = window.throngMap;
+    const { grid, cells } = map.world;
+    const n = 10_000;
+    const world = (step) => {
+      const column = (of) => Array.from({ length: n }, (_, i) => of(i));
+      const x = column((i) => grid.x + ((i * 37 + step * 3) % 1000) / 1000 * grid.columns * grid.cell_width);
+      const z = column((i) => grid.z + ((i * 91 + step) % 1000) / 1000 * grid.rows * grid.cell_height);
+      return { ...map.world, entities: { channel: column((i) => i), x, z, cell: column((i) => i % cells.length), client: column(() => null), version: column(() => 0) } };
+    };
+    let took = 0;
+    const frames = 60;
+    for (let step = 0; step < frames; step++) {
+      if (step % 15 === 0) map.take(world(step));
+      const from = performance.now();
+      map.draw(from);
+      took += performance.now() - from;
+    }
+    return { ms: took / frames, drawn: map.drawn };
+  });
+  assert.ok(cost.drawn > 9_000, `${cost.drawn} of 10000 drawn`);
+  assert.ok(cost.ms < 16.7, `a frame with 10,000 entities takes ${cost.ms.toFixed(1)} ms`);
+  say(`10,000 entities: ${cost.ms.toFixed(1)} ms a frame`);
+  await page.close();
+}
+
+/** A game server that gives a channel a hostile name, in bytes written by hand. */
+async function hostile(port) {
+  const { connect } = await import("node:net");
+  const socket = connect(port, "127.0.0.1");
+  await new Promise((resolve) => socket.once("connect", resolve));
+  const varint = (n) => (n < 128 ? [n] : [(n & 127) | 128, ...varint(n >> 7)]);
+  const field = (number, value) => (typeof value === "number" ? [number << 3, ...varint(value)] : [(number << 3) | 2, ...varint(value.length), ...value]);
+  const text = (value) => [...Buffer.from(value)];
+  const send = (type, body) => {
+    const packet = field(1, [...field(3, 1), ...field(4, type), ...field(5, body)]);
+    socket.write(Uint8Array.from([0x43, 0x48, packet.length >> 8, packet.length & 255, 0, ...packet]));
+  };
+  send(1, field(1, text(HOSTILE)));
+  const any = [...field(1, text("type.googleapis.com/hostile.Name")), ...field(2, field(1, text(HOSTILE)))];
+  send(3, [...field(1, 3), ...field(2, text(HOSTILE)), ...field(4, any)]);
+  await new Promise((resolve) => socket.once("data", resolve));
+}

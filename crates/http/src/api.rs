@@ -1,0 +1,260 @@
+//! The API: routes of the catalogue, their parameters, sessions, events.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Query, Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::sse::{Event, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use futures_util::stream;
+use serde_json::{Value, json};
+
+use crate::access::cookie_name;
+use crate::catalogue::{Endpoint, Method, ROUTES, Route};
+use crate::routes::{App, allowed, off_thread, private, problem};
+
+/// Streams of events at a time.
+pub(crate) const STREAMS_MAX: usize = 32;
+/// Entries of a list when the request names no limit.
+const PAGE_DEFAULT: usize = 100;
+/// Most entries of one answer: about a megabyte of JSON.
+const PAGE_MAX: usize = 5_000;
+/// Longest text to search for.
+const SEARCH_BYTES_MAX: usize = 100;
+/// Bytes of a request body.
+const BODY_BYTES_MAX: usize = 4_096;
+/// Delay of the answer to a wrong token, against guessing in bulk.
+const WRONG_TOKEN_DELAY: Duration = Duration::from_millis(250);
+const INTERVAL_DEFAULT_MS: u64 = 1_000;
+const INTERVAL_MS: std::ops::RangeInclusive<u64> = 50..=60_000;
+
+/// The part of a list that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// Entries to skip.
+    pub offset: usize,
+    /// Most entries to return, at most 5,000.
+    pub limit: usize,
+}
+
+impl Default for Page {
+    fn default() -> Page {
+        Page { offset: 0, limit: PAGE_DEFAULT }
+    }
+}
+
+/// A question to the process.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ask {
+    /// Which route.
+    pub endpoint: Endpoint,
+    /// The number in its path.
+    pub id: Option<u32>,
+    /// For lists.
+    pub page: Page,
+    /// For lists: only entries in which this occurs, in lower case; empty for all.
+    pub search: String,
+    /// Other query parameters.
+    pub query: BTreeMap<String, String>,
+    /// The fields of the body, an object, or null.
+    pub body: Value,
+}
+
+impl Ask {
+    /// A question without parameters.
+    #[must_use]
+    pub fn new(endpoint: Endpoint) -> Ask {
+        Ask {
+            endpoint,
+            id: None,
+            page: Page::default(),
+            search: String::new(),
+            query: BTreeMap::new(),
+            body: Value::Null,
+        }
+    }
+
+    /// A whole number from the query.
+    ///
+    /// # Errors
+    /// When it is there and is none.
+    pub fn number(&self, name: &str) -> Result<Option<u64>, Problem> {
+        let text = self.query.get(name).map(|text| text.parse());
+        text.transpose().map_err(|_| Problem::new(400, format!("{name} is a whole number")))
+    }
+}
+
+/// Why a question was not answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The HTTP status: 4xx or 5xx.
+    pub status: u16,
+    /// One phrase for people.
+    pub what: String,
+}
+
+impl Problem {
+    /// A refusal.
+    #[must_use]
+    pub fn new(status: u16, what: impl Into<String>) -> Problem {
+        Problem { status, what: what.into() }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (status, problem(&self.what)).into_response()
+    }
+}
+
+pub(crate) fn router() -> Router<App> {
+    ROUTES.iter().fold(Router::new(), |router, route| {
+        let handler = move |State(app): State<App>, request: Request| answer(app, route, request);
+        let method = match route.method {
+            Method::Get => get(handler),
+            Method::Post => post(handler),
+            Method::Delete => delete(handler),
+        };
+        router.route(route.path, method)
+    })
+}
+
+async fn answer(app: App, route: &'static Route, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    if let Err(refusal) = allowed(&app, route.guard, &parts.method, &parts.uri, &parts.headers) {
+        return *refusal;
+    }
+    let ask = match read(route, &parts, body).await {
+        Ok(ask) => ask,
+        Err(problem) => return private(problem.into_response()),
+    };
+    let cookie = parts.headers.get(header::COOKIE).and_then(|value| value.to_str().ok());
+    private(match route.endpoint {
+        Endpoint::Index => axum::Json(index()).into_response(),
+        Endpoint::Session => {
+            axum::Json(json!({ "session": app.access.has_session(app.listener, cookie) })).into_response()
+        }
+        Endpoint::SessionOpen => open_session(&app, &ask).await,
+        Endpoint::SessionClose => {
+            app.access.close_session(app.listener, cookie);
+            let expired = format!("{}=; Path=/; Max-Age=0", cookie_name(app.listener));
+            ([(header::SET_COOKIE, expired)], axum::Json(json!({ "session": false }))).into_response()
+        }
+        Endpoint::Invite => match app.access.invite() {
+            Some(token) => axum::Json(json!({ "token": token })).into_response(),
+            None => Problem::new(503, "the system gives no random bytes").into_response(),
+        },
+        Endpoint::Stream => events(app, ask),
+        _ => match off_thread(move || Some(app.monitor.answer(&ask))).await {
+            Some(Ok(value)) => axum::Json(value).into_response(),
+            Some(Err(problem)) => problem.into_response(),
+            None => Problem::new(500, "the report failed; the log says why").into_response(),
+        },
+    })
+}
+
+async fn open_session(app: &App, ask: &Ask) -> Response {
+    let token = ask.body.get("token").and_then(Value::as_str).unwrap_or_default();
+    let Some(session) = app.access.open_session(token) else {
+        tokio::time::sleep(WRONG_TOKEN_DELAY).await;
+        return Problem::new(401, "this token is wrong, or was used before").into_response();
+    };
+    let name = cookie_name(app.listener);
+    let cookie = format!("{name}={session}; Path=/; Max-Age=43200; HttpOnly; SameSite=Strict");
+    ([(header::SET_COOKIE, cookie)], axum::Json(json!({ "session": true }))).into_response()
+}
+
+async fn read(
+    route: &Route,
+    parts: &axum::http::request::Parts,
+    body: axum::body::Body,
+) -> Result<Ask, Problem> {
+    let bad = |what: &str| Problem::new(400, what);
+    let Ok(Query(mut query)) = Query::<BTreeMap<String, String>>::try_from_uri(&parts.uri) else {
+        return Err(bad("the query is not readable"));
+    };
+    let place = route.path.split('/').position(|part| part == "{id}");
+    let id = match place {
+        Some(place) => {
+            let text = parts.uri.path().split('/').nth(place).unwrap_or_default();
+            Some(text.parse().map_err(|_| bad("the number in the path is no id"))?)
+        }
+        None => None,
+    };
+    let mut number = |name: &str| query.remove(name).map(|text| text.parse::<usize>()).transpose();
+    let (Ok(limit), Ok(offset)) = (number("limit"), number("offset")) else {
+        return Err(bad("limit and offset are whole numbers"));
+    };
+    let page = Page { offset: offset.unwrap_or(0), limit: limit.unwrap_or(PAGE_DEFAULT).min(PAGE_MAX) };
+    let search = query.remove("search").unwrap_or_default().to_lowercase();
+    if search.len() > SEARCH_BYTES_MAX {
+        return Err(bad("search takes at most 100 bytes"));
+    }
+    let body = match route.method {
+        Method::Post if !route.parameters.is_empty() => body_of(parts, body).await?,
+        _ => Value::Null,
+    };
+    Ok(Ask { id, page, search, query, body, ..Ask::new(route.endpoint) })
+}
+
+async fn body_of(parts: &axum::http::request::Parts, body: axum::body::Body) -> Result<Value, Problem> {
+    let kind = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    // A form of another site cannot say this without asking first.
+    if kind.is_none_or(|kind| kind.split(';').next().unwrap_or_default().trim() != "application/json") {
+        return Err(Problem::new(415, "the body has to be application/json"));
+    }
+    let bytes = axum::body::to_bytes(body, BODY_BYTES_MAX)
+        .await
+        .map_err(|_| Problem::new(413, "the body takes at most 4096 bytes"))?;
+    match serde_json::from_slice(&bytes) {
+        Ok(value @ Value::Object(_)) => Ok(value),
+        _ => Err(Problem::new(400, "the body has to be a JSON object")),
+    }
+}
+
+fn events(app: App, mut ask: Ask) -> Response {
+    ask.endpoint = match ask.query.get("topic").map(String::as_str) {
+        Some("overview") => Endpoint::Overview,
+        Some("world") => Endpoint::World,
+        _ => return Problem::new(400, "topic is overview or world").into_response(),
+    };
+    let interval = match ask.number("interval_ms") {
+        Ok(interval) => interval.unwrap_or(INTERVAL_DEFAULT_MS),
+        Err(problem) => return problem.into_response(),
+    };
+    if !INTERVAL_MS.contains(&interval) {
+        return Problem::new(400, "interval_ms is a whole number from 50 to 60000").into_response();
+    }
+    let Ok(slot) = app.streams.clone().try_acquire_owned() else {
+        return Problem::new(503, "as many streams run as may").into_response();
+    };
+    let mut ticks = tokio::time::interval(Duration::from_millis(interval));
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let stream = stream::unfold((app, ask, ticks, slot), |(app, ask, mut ticks, slot)| async move {
+        ticks.tick().await;
+        let (monitor, question) = (app.monitor.clone(), ask.clone());
+        let event = match off_thread(move || Some(monitor.answer(&question))).await {
+            Some(Ok(value)) => Event::default().data(value.to_string()),
+            Some(Err(problem)) => Event::default().event("problem").data(json!(problem.what).to_string()),
+            None => return None,
+        };
+        Some((Ok::<_, Infallible>(event), (app, ask, ticks, slot)))
+    });
+    Sse::new(stream).into_response()
+}
+
+fn index() -> Value {
+    let route = |route: &Route| {
+        let parameters: BTreeMap<_, _> = route.parameters.iter().copied().collect();
+        json!({
+            "method": route.method.name(), "path": route.path, "guard": format!("{:?}", route.guard).to_lowercase(),
+            "about": route.about, "parameters": parameters,
+        })
+    };
+    json!({ "routes": ROUTES.iter().map(route).collect::<Vec<_>>() })
+}
