@@ -36,6 +36,7 @@ macro_rules! docs {
 /// The documents that the console carries: path below `docs/`, title, text. A test of the binary compares them with
 /// the folder.
 pub static DOCS: &[(&str, &str, &str)] = docs! {
+    "README.md" "All documents by purpose",
     "tutorial/first-gateway.md" "First gateway",
     "tutorial/first-game.md" "First game",
     "tutorial/shared-ddc.md" "A shared derived-data cache",
