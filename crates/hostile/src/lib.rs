@@ -17,8 +17,11 @@ mod gateway;
 mod kcp;
 mod messages;
 mod process;
+mod replication;
 mod websocket;
 mod wire;
+
+use throng_stdx::Rng;
 
 pub use data::data;
 pub use ddc::{compact_binary, compressed_buffer, ddc_batch, ddc_package};
@@ -28,6 +31,7 @@ pub use gateway::gateway;
 pub use kcp::{kcp, kcp_link};
 pub use messages::message;
 pub use process::{Message, Process};
+pub use replication::{replication_client, replication_packet, replication_seeds, replication_server};
 pub use websocket::{handshake, websocket};
 pub use wire::{body, cpr, frame, packet, snappy};
 
@@ -62,7 +66,39 @@ pub const TARGETS: &[Target] = &[
     Target { name: "kcp_link", run: kcp_link },
     Target { name: "message", run: message },
     Target { name: "packet", run: packet },
+    Target { name: "replication_client", run: replication_client },
+    Target { name: "replication_packet", run: replication_packet },
+    Target { name: "replication_server", run: replication_server },
     Target { name: "snappy", run: snappy },
     Target { name: "state_machine", run: state_machine },
     Target { name: "websocket", run: websocket },
 ];
+
+/// One to four small changes of one of `inputs`, of which there is at least one.
+///
+/// # Panics
+/// Without inputs.
+#[must_use]
+pub fn change(inputs: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
+    let pick = |rng: &mut Rng| inputs[rng.below(inputs.len() as u64) as usize].clone();
+    let mut bytes = pick(rng);
+    for _ in 0..=rng.below(4) {
+        let at = rng.below(bytes.len() as u64 + 1) as usize;
+        match rng.below(6) {
+            0 if at < bytes.len() => bytes[at] = rng.next_u32() as u8,
+            1 if at < bytes.len() => bytes[at] ^= 1 << rng.below(8),
+            2 => bytes.truncate(at),
+            3 => bytes.insert(at, [0x00, 0x01, 0x7F, 0x80, 0xFF][rng.below(5) as usize]),
+            4 => {
+                let other = pick(rng);
+                bytes.splice(at..at, other);
+            }
+            _ => {
+                let end = (at + rng.below(8) as usize).min(bytes.len());
+                bytes.drain(at..end);
+            }
+        }
+        bytes.truncate(1 << 16);
+    }
+    bytes
+}

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use throng_hostile::{TARGETS, Target};
+use throng_hostile::{TARGETS, Target, change};
 use throng_stdx::Rng;
 
 /// Changed inputs per target: a second or two of `cargo test`, not a substitute for `make fuzz`.
@@ -26,7 +26,7 @@ fn every_target_withstands_changed_inputs() {
         let inputs: Vec<Vec<u8>> = corpus(target).into_iter().map(|(_, bytes)| bytes).collect();
         for seed in 0..CHANGED_INPUTS {
             let mut rng = Rng::new(seed);
-            let bytes = changed(&inputs, &mut rng);
+            let bytes = change(&inputs, &mut rng);
             run(target, &bytes, &format!("seed {seed}"));
         }
     }
@@ -46,35 +46,22 @@ fn every_target_has_a_binary_and_every_binary_a_target() {
     }
 }
 
+/// The seeds of the replication targets are a session of today's library: `THRONG_UPDATE=1` writes them anew.
+#[test]
+fn replication_seeds_are_todays() {
+    for (name, bytes) in throng_hostile::replication_seeds() {
+        let path = fuzz().join("corpus").join(name).join("session");
+        if std::env::var_os("THRONG_UPDATE").is_some() {
+            std::fs::write(&path, &bytes).expect("the corpus is writable");
+        }
+        assert!(std::fs::read(&path).is_ok_and(|known| known == bytes), "{} is old", path.display());
+    }
+}
+
 /// Runs one input; a panic names it.
 fn run(target: &Target, bytes: &[u8], origin: &str) {
     let result = std::panic::catch_unwind(|| (target.run)(bytes));
     assert!(result.is_ok(), "target {} failed on {origin}: {bytes:02x?}", target.name);
-}
-
-/// One to four small changes of a corpus input.
-fn changed(inputs: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
-    let pick = |rng: &mut Rng| inputs[rng.below(inputs.len() as u64) as usize].clone();
-    let mut bytes = pick(rng);
-    for _ in 0..=rng.below(4) {
-        let at = rng.below(bytes.len() as u64 + 1) as usize;
-        match rng.below(6) {
-            0 if at < bytes.len() => bytes[at] = rng.next_u32() as u8,
-            1 if at < bytes.len() => bytes[at] ^= 1 << rng.below(8),
-            2 => bytes.truncate(at),
-            3 => bytes.insert(at, [0x00, 0x01, 0x7F, 0x80, 0xFF][rng.below(5) as usize]),
-            4 => {
-                let other = pick(rng);
-                bytes.splice(at..at, other);
-            }
-            _ => {
-                let end = (at + rng.below(8) as usize).min(bytes.len());
-                bytes.drain(at..end);
-            }
-        }
-        bytes.truncate(1 << 16);
-    }
-    bytes
 }
 
 fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {

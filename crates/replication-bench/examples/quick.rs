@@ -32,7 +32,7 @@ fn main() {
 fn run(number: u8, chests: Chests, delta: bool, frames: u32) {
     let group = Group::new(number).expect("five groups");
     let mut world = World::new(group, chests, SEED_BASE);
-    let mut shared = Shared::new(group.connections, delta, None, 4600.0);
+    let mut shared = Shared::new(group.connections, delta, None, 4600.0, false);
     let mut acks = vec![AckState::default(); group.connections];
     let mut arriving: VecDeque<Vec<(u16, u16, u64)>> = VecDeque::new();
     let (mut total, mut stage, mut lanes, mut ack, mut bytes, mut packets) = (0, 0, 0, 0, 0, 0);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 use throng_replication::wire::{AckState, Header};
-use throng_replication::{Client, ClientConfig, ConnId, Packets};
+use throng_replication::{Client, ClientConfig, ConnId, ConnectionStats, Packets};
 use throng_stdx::Rng;
 
 use crate::baseline::Baseline;
@@ -65,6 +65,8 @@ pub struct Case {
     pub loss: f64,
     /// Bytes a frame and connection.
     pub budget: Option<usize>,
+    /// Send far objects less often, by the reference profile; the library's methods only.
+    pub lod: bool,
     /// Threads of the connection stage; the library's methods only.
     pub threads: usize,
     /// Feed every packet to a receiver and compare all replicas at the end.
@@ -84,6 +86,7 @@ impl Case {
             warmup: 60,
             loss: 0.0,
             budget: None,
+            lod: false,
             threads: 1,
             verify: false,
         }
@@ -146,6 +149,10 @@ pub struct Outcome {
     pub objects: usize,
     /// Loss, 0 to 1.
     pub loss: f64,
+    /// Bytes a frame and connection, if limited.
+    pub budget: Option<usize>,
+    /// With the reference profile of detail.
+    pub lod: bool,
     /// World, applying, and network.
     pub frame_us: Spread,
     /// Acknowledgements, shared stage, connection stages.
@@ -160,6 +167,14 @@ pub struct Outcome {
     pub bytes_per_client_frame: f64,
     /// Packets.
     pub packets_per_client_frame: f64,
+    /// Records sent, a frame; the library's methods only, as is what follows.
+    pub pairs_sent_per_frame: f64,
+    /// Records copied that others share, warm-up included.
+    pub records_hit: u64,
+    /// Record variants built for few.
+    pub records_built: u64,
+    /// Changed properties that the shared stage found, warm-up included.
+    pub properties_dirty: u64,
     /// Properties that losses made pending again.
     pub properties_resent: u64,
     /// Of the world.
@@ -189,13 +204,22 @@ pub fn run(case: &Case) -> Outcome {
     let group = case.group;
     let mut world = World::new(group, case.chests, case.seed_base);
     let count = group.connections;
+    let half_side = world
+        .things
+        .iter()
+        .flat_map(|thing| thing.position)
+        .fold(HALF_SIDE, |far, x| far.max(x.abs() + 600.0));
     let mut method = match case.mode {
         Mode::Legacy | Mode::Graph => {
-            Method::Baseline(Box::new(Baseline::new(case.mode == Mode::Graph, count, case.budget, HALF_SIDE)))
+            Method::Baseline(Box::new(Baseline::new(case.mode == Mode::Graph, count, case.budget, half_side)))
         }
-        mode => {
-            Method::Shared(Box::new(Shared::new(count, mode == Mode::SharedDelta, case.budget, HALF_SIDE)))
-        }
+        mode => Method::Shared(Box::new(Shared::new(
+            count,
+            mode == Mode::SharedDelta,
+            case.budget,
+            half_side,
+            case.lod,
+        ))),
     };
     let classes = match &method {
         Method::Baseline(baseline) => baseline.classes().clone(),
@@ -209,9 +233,11 @@ pub fn run(case: &Case) -> Outcome {
     let mut arriving: VecDeque<Vec<(u16, u64)>> = VecDeque::new();
     let mut rng = Rng::new(case.seed_base);
     let mut samples = Samples::default();
-    let (mut bytes, mut packets, mut resent) = (0_u64, 0_u64, 0);
-    // With `verify`, 20 quiet frames follow in which the world stands still and nothing is lost.
-    let quiet = if case.verify { 20 } else { 0 };
+    let (mut bytes, mut packets) = (0_u64, 0_u64);
+    let (mut counts, mut dirty) = (ConnectionStats::default(), 0);
+    // With `verify`, quiet frames follow in which the world stands still and nothing is lost: 20, and with levels of
+    // detail a period of the farthest band more.
+    let quiet = if case.verify { 20 + if case.lod { 30 } else { 0 } } else { 0 };
     let measured = case.warmup + case.frames;
     for frame in 1..=measured + quiet {
         let start = thread_cpu_ns();
@@ -276,8 +302,13 @@ pub fn run(case: &Case) -> Outcome {
         }
     }
     if let Method::Shared(shared) = &method {
-        let ids = shared.connections.iter();
-        resent = ids.filter_map(|id| shared.server.connection_stats(*id)).map(|s| s.properties_resent).sum();
+        for stats in shared.connections.iter().filter_map(|id| shared.server.connection_stats(*id)) {
+            counts.records_copied += stats.records_copied;
+            counts.records_hit += stats.records_hit;
+            counts.records_built += stats.records_built;
+            counts.properties_resent += stats.properties_resent;
+        }
+        dirty = shared.server.stats().properties_dirty;
     }
     let verify = case.verify.then(|| compare(&world.things, &clients, &classes));
     let published = group.checksum(case.chests).filter(|_| case.seed_base == SEED_BASE && measured >= 300);
@@ -291,6 +322,8 @@ pub fn run(case: &Case) -> Outcome {
         connections: count,
         objects: group.objects(),
         loss: case.loss,
+        budget: case.budget,
+        lod: case.lod,
         frame_us: Spread::of(samples.frame),
         net_us: Spread::of(samples.net),
         shared_us: Spread::of(samples.shared),
@@ -298,7 +331,12 @@ pub fn run(case: &Case) -> Outcome {
         sim_us: Spread::of(samples.sim),
         bytes_per_client_frame: bytes as f64 / clients_frames,
         packets_per_client_frame: packets as f64 / clients_frames,
-        properties_resent: resent,
+        pairs_sent_per_frame: (counts.records_copied + counts.records_built) as f64
+            / f64::from(measured + quiet),
+        records_hit: counts.records_copied + counts.records_hit,
+        records_built: counts.records_built,
+        properties_dirty: dirty,
+        properties_resent: counts.properties_resent,
         workload_checksum: format!("{:016x}", world.checksum()),
         checksum_matches: published.map(|published| published == world.checksum()),
         verify,

@@ -4,5 +4,6 @@
 pub mod baseline;
 pub mod case;
 pub mod clock;
+pub mod scaling;
 pub mod shared;
 pub mod workload;

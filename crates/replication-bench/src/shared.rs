@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use throng_replication::{
-    Axis, Class, ClassId, Classes, Condition, ConnId, GridConfig, Handle, Prioritiser, PrioritiserId,
-    Property, Quantiser, Server, ServerConfig, Sphere, View,
+    Axis, Class, ClassId, Classes, Condition, ConnId, GridConfig, Handle, LodProfile, Prioritiser,
+    PrioritiserId, Property, Quantiser, Server, ServerConfig, Sphere, View,
 };
 use throng_stdx::Instant;
 
@@ -114,9 +114,10 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// A server with `connections` connections and no objects. `packets_in_flight` bounds what is under way.
+    /// A server with `connections` connections and no objects, for a world around the origin; `lod`: with the reference
+    /// profile of detail.
     #[must_use]
-    pub fn new(connections: usize, delta: bool, budget: Option<usize>, half_side: f32) -> Self {
+    pub fn new(connections: usize, delta: bool, budget: Option<usize>, half_side: f32, lod: bool) -> Self {
         let classes = classes(delta);
         let side = half_side.max(500.0);
         let config = ServerConfig {
@@ -124,6 +125,7 @@ impl Shared {
             objects_max: 1 << 20,
             connections_max: 1 << 16,
             overhead_bytes: 0,
+            lod: lod.then(LodProfile::reference),
             grid: GridConfig { min: [-side; 2], max: [side; 2], cell: CULL_DISTANCE },
             ..ServerConfig::default()
         };

@@ -87,6 +87,12 @@ impl Group {
         Self { number: 5, connections, chests, half_side: Some(side / 2.0), change: 0.1 }
     }
 
+    /// A world like group 3 with any number of connections and chests: islands that do not see each other.
+    #[must_use]
+    pub fn islands(connections: usize, chests: usize) -> Self {
+        Self { number: 3, connections, chests, half_side: None, change: 0.03 }
+    }
+
     /// Characters and chests.
     #[must_use]
     pub fn objects(&self) -> usize {
@@ -96,6 +102,9 @@ impl Group {
     /// Checksum over 300 frames from the published seed base, where one is published.
     #[must_use]
     pub fn checksum(&self, chests: Chests) -> Option<u64> {
+        if Self::new(self.number) != Some(*self) {
+            return None;
+        }
         Some(match (self.number, chests) {
             (1, _) => 0xeaaa_da82_4f4c_80c0,
             (2, _) => 0x97fa_9326_8d59_8878,

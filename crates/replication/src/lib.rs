@@ -55,20 +55,69 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! A struct can describe itself instead: see [`Replicate`].
+//!
 //! # What is promised
 //!
 //! An object that stops changing ends up bit for bit the same on every receiver that has it in scope, whatever is lost,
 //! doubled or reordered, as long as something arrives at all. Nothing is sent twice unless it was lost, and then the value
 //! of that moment goes out, not the old one. Intermediate values may be skipped, and two properties that changed together
-//! may arrive apart when a packet between them is lost.
+//! may arrive apart when a packet between them is lost, unless the class is [atomic](ClassBuilder::atomic).
 //!
-//! # Who sees what, and how soon
+//! # Who sees what
 //!
-//! Objects are in scope of views within their cull distance ([`Filter::Grid`]), of everybody, or of nobody; on top of that
-//! come owners, lists of connections, and groups. With a budget ([`Server::set_budget`]) the highest accumulated priority
-//! goes first ([`Prioritiser`]), and what has to wait is sent later with the value of then.
+//! Objects are in scope of views within their cull distance ([`Filter::Grid`]), of everybody, or of nobody. Owners, lists
+//! of connections and groups decide before that, and [`Condition`]s decide property by property. What belongs to an object
+//! comes and goes with it:
 //!
-//! `docs/replication.md` describes the wire format and says what of the design is not built.
+//! ```
+//! # use throng_replication::*;
+//! # let xy = Axis::new(-1000.0, 0.01, 18);
+//! # let mut classes = Classes::new();
+//! # let place = Property::new("position", Quantiser::Vec3([xy; 3])).world_position();
+//! # let class = classes.register(Class::builder("thing").property(place).build()?)?;
+//! # let mut server = Server::new(ServerConfig::default(), &classes);
+//! # let player = server.connect().expect("the first");
+//! let (knight, horse) = (server.create(class)?, server.create(class)?);
+//! // A part: where the knight is, created after it, destroyed with it.
+//! let sword = server.create_sub(knight, class)?;
+//! // Another object that must not be missing where the knight is.
+//! server.add_dependent(knight, horse, Hint::After)?;
+//! // The owner has its character in scope wherever it looks from.
+//! server.set_owner(knight, Some(player))?;
+//! // Nobody but the owner sees this one.
+//! let map = server.create(class)?;
+//! server.set_owner(map, Some(player))?;
+//! server.set_only_to_owner(map, true)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Budget and level of detail
+//!
+//! With a budget the highest accumulated priority goes first, and what has to wait is sent later with the value of then.
+//! With bands of detail far objects are sent less often, which saves the server's time as well: all connections that see
+//! an object from one band share its records.
+//!
+//! ```
+//! # use throng_replication::*;
+//! # let classes = Classes::new();
+//! // 20 Hz up to 10 m, 10 Hz up to 50 m, 1 Hz beyond; a frame is a thirtieth of a second.
+//! let config = ServerConfig { lod: Some(LodProfile::reference()), ..ServerConfig::default() };
+//! let mut server = Server::new(config, &classes);
+//! let player = server.connect().expect("the first");
+//! // 32,000 bytes a second, a tenth of a second saved up at most. Packets count with what IP and UDP add.
+//! server.set_budget(player, Some((32_000.0, 3_200.0)));
+//! // Near objects first: priority 1 within 20 m, falling to 0.2 at 100 m.
+//! let near_first = server.add_prioritiser(Prioritiser::Sphere(Sphere::default())).expect("the first of 255");
+//! # let _ = near_first;
+//! ```
+//!
+//! # What it costs
+//!
+//! The shared stage costs some nanoseconds for each property that was set and 100 to 200 for each object that changed; the
+//! connection stage around 200 nanoseconds for each connection and 10 for each record. Clean objects cost neither. A frame
+//! in steady state allocates nothing. `docs/replication.md` has the wire format, figures, and what of the design is not
+//! built.
 
 #![forbid(unsafe_code)]
 

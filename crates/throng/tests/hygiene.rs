@@ -67,7 +67,15 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-conformance", &["throng-gateway", "throng-wire"], &[]),
     (
         "throng-hostile",
-        &["throng-ddc", "throng-enet", "throng-gateway", "throng-net", "throng-stdx", "throng-wire"],
+        &[
+            "throng-ddc",
+            "throng-enet",
+            "throng-gateway",
+            "throng-net",
+            "throng-replication",
+            "throng-stdx",
+            "throng-wire",
+        ],
         &["throng-client", "throng-server"],
     ),
 ];

@@ -40,7 +40,7 @@ impl Stage<'_> {
             if waiting + packets * (HEADER_BYTES + 4 + overhead) <= left && packet_max > 0 {
                 self.write_all();
             } else {
-                self.write_best(left);
+                self.write_best(if packet_max > 0 { left } else { 0 });
             }
         }
 

@@ -1,0 +1,239 @@
+//! Targets for state replication: packets from a server, records for every quantiser, packets from a client.
+
+use std::sync::LazyLock;
+
+use throng_replication::wire::{HEADER_BYTES, Header};
+use throng_replication::{
+    Axis, Class, Classes, Client, ClientConfig, ClientEvent, Condition, Filter, Property, Quantiser, Server,
+    ServerConfig, Value,
+};
+use throng_stdx::Instant;
+
+/// Objects with an index from here on do not exist.
+const OBJECTS_MAX: u32 = 64;
+
+/// A class with every quantiser, the same with differences, and one with more properties than fit one mask word.
+fn classes() -> Classes {
+    let axis = Axis::new(-512.0, 0.01, 17);
+    let quantisers = [
+        Quantiser::Vec3([axis; 3]),
+        Quantiser::Bool,
+        Quantiser::UInt(10),
+        Quantiser::Int(33),
+        Quantiser::VarUInt,
+        Quantiser::VarInt,
+        Quantiser::Fixed(axis),
+        Quantiser::Vec2([axis; 2]),
+        Quantiser::Unit3(10),
+        Quantiser::Quat(10),
+        Quantiser::Angle(9),
+        Quantiser::F16,
+        Quantiser::F32,
+        Quantiser::F64,
+        Quantiser::Token(1),
+        Quantiser::Handle { hide: false },
+        Quantiser::Blob(40),
+        Quantiser::Array(Box::new(Quantiser::Quat(6)), 20),
+    ];
+    let mut classes = Classes::new();
+    for (name, delta) in [("everything", false), ("everything, by differences", true)] {
+        let mut class = Class::builder(name).delta(delta);
+        for (at, quantiser) in quantisers.iter().enumerate() {
+            let property = Property::new(format!("p{at}"), quantiser.clone());
+            class = class.property(if at == 0 { property.world_position() } else { property });
+        }
+        classes.register(class.build().expect("sound")).expect("two names");
+    }
+    let mut many = Class::builder("many");
+    for at in 0..50 {
+        let condition = if at % 7 == 3 { Condition::InitialOnly } else { Condition::Always };
+        many = many.property(Property::new(format!("p{at}"), Quantiser::UInt(9)).condition(condition));
+    }
+    classes.register(many.build().expect("sound")).expect("another name");
+    classes
+}
+
+/// Packets of a server that creates six objects, changes them with differences, and ends one.
+fn session() -> (Classes, Vec<Vec<u8>>) {
+    let classes = classes();
+    let mut server = Server::new(ServerConfig::default(), &classes);
+    let mut client =
+        Client::new(ClientConfig { objects_max: OBJECTS_MAX, ..ClientConfig::default() }, &classes);
+    let id = server.connect().expect("the first");
+    let handles: Vec<_> = (0..6)
+        .map(|at| {
+            let handle = server.create(throng_replication::ClassId(at % 3)).expect("few");
+            server.set_filter(handle, Filter::Always).expect("just created");
+            handle
+        })
+        .collect();
+    let mut packets = Vec::new();
+    for frame in 1..10_u64 {
+        for handle in &handles[..if frame < 8 { 6 } else { 5 }] {
+            server.set(*handle, 2, frame * 3).unwrap_or(());
+            server.set(*handle, 16, vec![frame as u8; 5]).unwrap_or(());
+        }
+        if frame == 8 {
+            let reason = throng_replication::DestroyReason::Destroyed;
+            server.destroy(handles[5], reason, true).expect("it exists");
+        }
+        if frame == 6 {
+            server.attach(id, handles[0], 3, &[7; 20], true).expect("little");
+        }
+        server.tick(Instant::from_millis(33 * frame), |out| {
+            for packet in out.iter() {
+                client.receive(packet).expect("our own packets are right");
+                packets.push(packet.to_vec());
+            }
+        });
+        if let Some(packet) = client.poll_packet(Instant::from_millis(33 * frame)) {
+            server.receive(id, packet).expect("our own packets are right");
+        }
+    }
+    (classes, packets)
+}
+
+static SESSION: LazyLock<(Classes, Vec<Vec<u8>>)> = LazyLock::new(session);
+
+/// What a client holds, so that one that must not have changed can be compared.
+fn image(client: &Client) -> u64 {
+    let mut hash = u64::from(client.server_frame()) ^ client.len() as u64;
+    let mut add = |word: u64| hash = (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
+    for (index, replica) in client.replicas() {
+        add(u64::from(index) << 32 | u64::from(replica.generation()));
+        add(u64::from(replica.frame()));
+        replica.words().iter().for_each(|word| add(*word));
+    }
+    hash
+}
+
+fn look(client: &mut Client, before: u64, applied: bool) {
+    if !applied {
+        assert_eq!(image(client), before, "a refused packet changed something");
+    }
+    let mut events = 0;
+    while let Some(event) = client.poll_event() {
+        events += 1;
+        if let ClientEvent::Attachment(attachment) = event {
+            assert!(attachment.bytes.len() <= 64 * 1024);
+        }
+    }
+    assert!(events <= 4096, "more events than a packet has bytes");
+    assert!(client.len() < OBJECTS_MAX as usize);
+    for (_, replica) in client.replicas() {
+        for property in 0..replica.class().property_count() {
+            match replica.value(property).expect("every property has a value") {
+                Value::Bytes(bytes) => assert!(bytes.len() <= 40),
+                Value::List(items) => assert!(items.len() <= 20),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Sections of packets for a client that knows six objects: a length byte and a packet's sections, again and again.
+///
+/// Asserts that a refused packet changes nothing, that replicas stay readable and that nothing exceeds its limit.
+pub fn replication_client(input: &[u8]) {
+    let (classes, packets) = &*SESSION;
+    let mut client =
+        Client::new(ClientConfig { objects_max: OBJECTS_MAX, ..ClientConfig::default() }, classes);
+    let known = packets.len() / 2;
+    for packet in &packets[..known] {
+        let mut packet = packet.clone();
+        // Its acknowledgements speak of packets that this client never sent.
+        packet[2..12].copy_from_slice(&[0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0]);
+        client.receive(&packet).expect("recorded");
+        while client.poll_event().is_some() {}
+    }
+    let mut rest = input;
+    let mut seq = known as u16;
+    let mut frame = client.server_frame();
+    while let Some((len, tail)) = rest.split_first() {
+        let (sections, tail) = tail.split_at(usize::from(*len).min(tail.len()));
+        rest = tail;
+        frame += 1;
+        let header = Header { seq, ack: u16::MAX, ack_bits: 0, frame };
+        let mut packet = header.to_bytes().to_vec();
+        packet.extend_from_slice(sections);
+        let before = image(&client);
+        let applied = client.receive(&packet).is_ok();
+        seq = seq.wrapping_add(u16::from(applied));
+        look(&mut client, before, applied);
+        client.poll_packet(Instant::from_millis(u64::from(frame)));
+    }
+}
+
+/// One whole packet, header included, for a fresh client.
+///
+/// Asserts what [`replication_client`] does.
+pub fn replication_packet(input: &[u8]) {
+    let (classes, _) = &*SESSION;
+    let mut client =
+        Client::new(ClientConfig { objects_max: OBJECTS_MAX, ..ClientConfig::default() }, classes);
+    let before = image(&client);
+    let applied = client.receive(input).is_ok();
+    look(&mut client, before, applied);
+}
+
+/// Packets of a client, after an honest beginning: a length byte and what follows the sequence number.
+///
+/// Asserts that the server goes on, whatever was acknowledged, called or asked for.
+pub fn replication_server(input: &[u8]) {
+    let (classes, _) = &*SESSION;
+    let mut server =
+        Server::new(ServerConfig { objects_max: OBJECTS_MAX, ..ServerConfig::default() }, classes);
+    let id = server.connect().expect("the first");
+    let mut handles = Vec::new();
+    for at in 0..3 {
+        let handle = server.create(throng_replication::ClassId(at)).expect("few");
+        server.set_filter(handle, Filter::Always).expect("just created");
+        server.set_owner(handle, (at == 1).then_some(id)).expect("just created");
+        handles.push(handle);
+    }
+    let (mut rest, mut time, mut seq) = (input, 0, 0_u16);
+    while let Some((len, tail)) = rest.split_first() {
+        time += 33;
+        for handle in &handles {
+            server.set(*handle, 2, time).expect("it exists");
+        }
+        server.tick(Instant::from_millis(time), |out| assert!(out.bytes.len() <= 1 << 16));
+        let (body, tail) = tail.split_at(usize::from(*len).min(tail.len()));
+        rest = tail;
+        let mut packet = seq.to_le_bytes().to_vec();
+        packet.extend_from_slice(body);
+        if packet.len() >= HEADER_BYTES && server.receive(id, &packet).is_ok() {
+            seq = seq.wrapping_add(1);
+        }
+        while server.poll_event().is_some() {}
+    }
+    server.tick(Instant::from_millis(time + 33), |_| {});
+}
+
+/// Inputs to begin with: the recorded session, for each of the three targets.
+#[must_use]
+pub fn replication_seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let (_, packets) = &*SESSION;
+    let framed = |from: usize, packets: &[Vec<u8>]| {
+        packets.iter().fold(Vec::new(), |mut all, packet| {
+            let body = &packet[from..packet.len().min(from + 255)];
+            all.push(body.len() as u8);
+            all.extend_from_slice(body);
+            all
+        })
+    };
+    let acknowledging: Vec<Vec<u8>> = (0..4_u16)
+        .map(|at| {
+            let mut bytes = Header { seq: at, ack: at, ack_bits: 1, frame: 1 }.to_bytes().to_vec();
+            // An input of three bytes, a reset of object 2, a reliable call on it.
+            bytes.extend_from_slice(&[0x82, 1, 3, 0, 1, 2, 3, 0x81, 1, 1, 0, 2]);
+            bytes.extend_from_slice(&[0x04, 1, 2, 7, at as u8, 9, 2, 1, 1]);
+            bytes
+        })
+        .collect();
+    vec![
+        ("replication_client", framed(HEADER_BYTES, &packets[packets.len() / 2..])),
+        ("replication_packet", packets[0].clone()),
+        ("replication_server", framed(2, &acknowledging)),
+    ]
+}
