@@ -316,8 +316,16 @@ impl Player {
                 self.speed.1 -= ny * into;
             }
         }
-        self.place.0 = self.place.0.clamp(RADIUS, WIDTH - RADIUS);
-        self.place.1 = self.place.1.clamp(RADIUS, HEIGHT - RADIUS);
+        let inside =
+            (self.place.0.clamp(RADIUS, WIDTH - RADIUS), self.place.1.clamp(RADIUS, HEIGHT - RADIUS));
+        // Pages go on in the direction of the speed until the next update.
+        if inside.0 != self.place.0 {
+            self.speed.0 = 0.0;
+        }
+        if inside.1 != self.place.1 {
+            self.speed.1 = 0.0;
+        }
+        self.place = inside;
     }
 }
 
