@@ -1,6 +1,9 @@
 //! Checkers: what the gateway promises, held against what every peer saw.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use throng_stdx::Instant;
 
 use crate::data::{SimData, keys_of, writer_of};
 
@@ -23,10 +26,16 @@ pub struct SubscriptionLog {
     pub mask: Option<Field>,
     /// Messages in order.
     pub updates: Vec<SimData>,
+    /// When the gateway gave each message to the link, if that had room for it at once.
+    pub given: Vec<Option<Instant>>,
+    /// When the subscription was confirmed, or given back, and its delay had passed.
+    pub since: Instant,
+    /// The longest interval that may ever have been in force.
+    pub interval: Duration,
     /// The peer's link was slow at some time, so a full state may have come again.
     pub slow: bool,
-    /// Numbers of updates before which access was taken away and given back: a full state comes, and what was known
-    /// before is void.
+    /// Numbers of updates before which access was taken away and given back: a full state comes, with what was removed
+    /// meanwhile.
     pub resets: Vec<usize>,
 }
 
@@ -113,8 +122,7 @@ impl SubscriptionLog {
     /// A wrong value, a missing entry, or an entry that should be gone.
     pub fn check_entries(&self, truth: &BTreeMap<u32, u64>) -> Result<(), Violation> {
         let mut mine: BTreeMap<u32, u64> = BTreeMap::new();
-        let known = self.resets.last().copied().unwrap_or(0);
-        for update in &self.updates[known..] {
+        for update in &self.updates {
             for (&key, entry) in &update.entries {
                 if entry.removed {
                     mine.remove(&key);
@@ -142,13 +150,58 @@ impl SubscriptionLog {
         let different: Vec<String> = keys
             .into_iter()
             .filter(|key| mine.get(key) != theirs.get(key))
-            .filter(|key| !self.slow || theirs.contains_key(key))
             .map(|key| format!("{key}: has {:?}, should have {:?}", mine.get(&key), theirs.get(&key)))
             .collect();
         if different.is_empty() {
             return Ok(());
         }
         Err(format!("{} did not converge: {}", self.name(), different.join("; ")))
+    }
+
+    /// Checks that a healthy subscriber gets every item soon after the channel handled it, whatever others do.
+    ///
+    /// `handled` says by when at the latest the channel handled each item, `ticks` how long a window may take beyond its
+    /// interval, `disturbed` when the gateway itself was held up. What the link does afterwards is not the gateway's doing.
+    ///
+    /// # Errors
+    /// An item that came too late.
+    pub fn check_latency(
+        &self,
+        handled: &BTreeMap<u64, Instant>,
+        ticks: Duration,
+        disturbed: &[(Instant, Instant)],
+    ) -> Result<u64, Violation> {
+        if self.slow {
+            return Ok(0);
+        }
+        let mut checked = 0;
+        for (number, (update, given)) in self.updates.iter().zip(&self.given).enumerate() {
+            let Some(given) = *given else { continue };
+            // A full state comes when it was asked for to come; one that comes again may follow what was removed.
+            if number == 0 || self.resets.iter().any(|&reset| (reset..reset + 2).contains(&number)) {
+                continue;
+            }
+            for item in &update.items {
+                let Some(&by) = handled.get(item) else { continue };
+                if disturbed.iter().any(|&(from, to)| by < to && given > from) {
+                    continue;
+                }
+                checked += 1;
+                // What was handled while a connection was away comes when it has returned.
+                let by = by.max(self.since);
+                if given.since(by) > self.interval + ticks {
+                    return Err(format!(
+                        "{} is healthy and was sent {} {:?} after it was handled; {:?} of interval and {ticks:?} of ticks \
+                         are allowed",
+                        self.name(),
+                        name_of(*item),
+                        given.since(by),
+                        self.interval,
+                    ));
+                }
+            }
+        }
+        Ok(checked)
     }
 
     fn explain(&self, truth: &[u64], position: usize, item: u64, number: usize) -> Violation {
@@ -222,6 +275,11 @@ mod tests {
                 .iter()
                 .map(|items| SimData { items: items.to_vec(), ..SimData::default() })
                 .collect(),
+            given: (1..=updates.len())
+                .map(|number| Some(Instant::from_millis(number as u64 * 100)))
+                .collect(),
+            since: Instant::ZERO,
+            interval: Duration::from_millis(50),
             slow: false,
             resets: Vec::new(),
         }
@@ -264,7 +322,26 @@ mod tests {
         log.updates
             .push(SimData { entries: [(70, entry(false)), (71, entry(false))].into(), ..SimData::default() });
         assert!(log.check_entries(&BTreeMap::from([(70, 5)])).is_err());
+        // Being slow is no excuse: what was removed is told before a full state.
+        let slow = SubscriptionLog { slow: true, ..log.clone() };
+        assert!(slow.check_entries(&BTreeMap::from([(70, 5)])).is_err());
         log.updates.push(SimData { entries: [(71, entry(true))].into(), ..SimData::default() });
         assert_eq!(log.check_entries(&BTreeMap::from([(70, 5)])), Ok(()));
+    }
+
+    #[test]
+    fn late_updates_are_found() {
+        // Updates are sent at 100, 200 and 300 ms; 60 ms after handling is allowed.
+        let log = log(&[&[A], &[A + 1], &[A + 2]]);
+        let (ticks, at) = (Duration::from_millis(10), Instant::from_millis);
+        let handled = |second, third| BTreeMap::from([(A, at(0)), (A + 1, at(second)), (A + 2, at(third))]);
+        let check = |handled, disturbed: &[_]| log.check_latency(&handled, ticks, disturbed);
+        assert_eq!(check(handled(140, 240), &[]), Ok(2));
+        assert!(check(handled(140, 239), &[]).is_err());
+        assert_eq!(check(handled(140, 239), &[(at(230), at(240))]), Ok(1));
+        let slow = SubscriptionLog { slow: true, ..log.clone() };
+        assert_eq!(slow.check_latency(&handled(140, 239), ticks, &[]), Ok(0));
+        let unknown = SubscriptionLog { given: vec![None; 3], ..log.clone() };
+        assert_eq!(unknown.check_latency(&handled(140, 239), ticks, &[]), Ok(0));
     }
 }

@@ -25,7 +25,7 @@
 //! | user-space messages arrive once and in order | numbered per sender; the last words must arrive |
 //! | ownership is consistent | one owner per channel, GLOBAL can be claimed again, a connection id belongs to one peer |
 //! | queues are bounded | the largest outbox, in bytes |
-//! | a slow or hostile peer harms nobody | healthy peers never lose their connection nor get a full state twice |
+//! | a slow or hostile peer harms nobody | healthy peers never lose their connection nor get a full state twice, and get every update within their interval, a tick and the delays of the links |
 //!
 //! The order of a channel is what the *observer* saw, a server with a perfect link that gets everything at every
 //! tick; it is itself checked against the counters of the writers.
@@ -36,6 +36,7 @@ pub mod check;
 mod crowd;
 pub mod data;
 mod fault;
+mod kcp_link;
 pub mod link;
 mod run;
 mod spatial;
@@ -46,4 +47,4 @@ pub use crowd::{CROWD_BALANCE, CrowdOutcome, Motion, run_crowd};
 pub use fault::{Fault, FaultKind};
 pub use run::{Outcome, run};
 pub use spatial::{SpatialOutcome, run_spatial};
-pub use world::{ClosedByGateway, Conditions, Leave, Note, PeerId, UNIX_START_NS, World};
+pub use world::{Carrier, ClosedByGateway, Conditions, Leave, Note, PeerId, UNIX_START_NS, World};

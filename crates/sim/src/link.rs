@@ -56,14 +56,24 @@ impl LinkProfile {
     }
 }
 
+impl LinkProfile {
+    /// Most time that bytes spend on the way, if there is room for them, the rate is unlimited and nothing stalls: what
+    /// is lost is sent again once, and bytes wait for those before them, which were not pushed later.
+    #[must_use]
+    pub fn delay_max(&self) -> Duration {
+        let again = if self.loss > 0.0 { self.retransmit_after } else { Duration::ZERO };
+        self.delay + self.jitter + again
+    }
+}
+
 /// One direction of a connection. Bytes arrive in order and whole, late and in pieces, until the link is
 /// cut.
 #[derive(Debug)]
 pub struct Link {
     /// What it does to bytes from now on.
     pub profile: LinkProfile,
-    /// (arrival, bytes), arrivals never falling.
-    chunks: VecDeque<(Instant, Vec<u8>)>,
+    /// Arrivals never fall.
+    chunks: VecDeque<Chunk>,
     /// Bytes in `chunks`.
     in_flight_bytes: usize,
     /// When the last chunk arrives; the next one is not earlier.
@@ -74,6 +84,16 @@ pub struct Link {
     stalled_until: Instant,
     /// Most bytes ever in flight.
     peak_bytes: usize,
+    /// The last push was not taken whole.
+    full: bool,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    arrival: Instant,
+    /// When it was pushed; `None` if it had waited for room before.
+    pushed: Option<Instant>,
+    bytes: Vec<u8>,
 }
 
 impl Link {
@@ -88,6 +108,7 @@ impl Link {
             line_free: Instant::ZERO,
             stalled_until: Instant::ZERO,
             peak_bytes: 0,
+            full: false,
         }
     }
 
@@ -100,6 +121,8 @@ impl Link {
     /// Takes as much of `bytes` as there is room for and returns how much.
     pub fn push(&mut self, now: Instant, rng: &mut Rng, bytes: &[u8]) -> usize {
         let taken = bytes.len().min(self.room());
+        let pushed = (!self.full).then_some(now);
+        self.full = taken < bytes.len();
         let mut rest = &bytes[..taken];
         while !rest.is_empty() {
             let len = (rng.range(1..self.profile.chunk_bytes_max as u64 + 1) as usize).min(rest.len());
@@ -114,7 +137,7 @@ impl Link {
                 arrival += self.profile.retransmit_after;
             }
             self.last_arrival = self.last_arrival.max(arrival);
-            self.chunks.push_back((self.last_arrival, chunk.to_vec()));
+            self.chunks.push_back(Chunk { arrival: self.last_arrival, pushed, bytes: chunk.to_vec() });
         }
         self.in_flight_bytes += taken;
         self.peak_bytes = self.peak_bytes.max(self.in_flight_bytes);
@@ -123,18 +146,23 @@ impl Link {
 
     /// The next chunk that has arrived.
     pub fn pop(&mut self, now: Instant) -> Option<Vec<u8>> {
+        self.pop_with_time(now).map(|(_, bytes)| bytes)
+    }
+
+    /// As [`Link::pop`], with the time at which the chunk was pushed, or `None` if it had to wait for room before.
+    pub fn pop_with_time(&mut self, now: Instant) -> Option<(Option<Instant>, Vec<u8>)> {
         if self.next_arrival()? > now {
             return None;
         }
-        let (_, chunk) = self.chunks.pop_front()?;
-        self.in_flight_bytes -= chunk.len();
-        Some(chunk)
+        let chunk = self.chunks.pop_front()?;
+        self.in_flight_bytes -= chunk.bytes.len();
+        Some((chunk.pushed, chunk.bytes))
     }
 
     /// When the next chunk arrives.
     #[must_use]
     pub fn next_arrival(&self) -> Option<Instant> {
-        self.chunks.front().map(|&(arrival, _)| arrival.max(self.stalled_until))
+        self.chunks.front().map(|chunk| chunk.arrival.max(self.stalled_until))
     }
 
     /// Nothing arrives before `until`: a partition, or a reader that does not read.
@@ -146,8 +174,8 @@ impl Link {
     pub fn heal(&mut self, now: Instant) {
         self.stalled_until = self.stalled_until.min(now);
         let latest = now + self.profile.delay + self.profile.jitter;
-        for (arrival, _) in &mut self.chunks {
-            *arrival = latest.min(*arrival);
+        for chunk in &mut self.chunks {
+            chunk.arrival = latest.min(chunk.arrival);
         }
         self.last_arrival = self.last_arrival.min(latest);
         self.line_free = self.line_free.min(now);

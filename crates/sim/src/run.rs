@@ -15,13 +15,14 @@ use throng_gateway::data::{Schemas, SchemasBuilder};
 use throng_gateway::{
     Authority, ChannelSettings, Config, ConnKind, Framing, Permissions, ShardIndex, StateMachine,
 };
+use throng_net::kcp::Profile as KcpProfile;
 use throng_stdx::{Instant, Rng};
 
 use crate::check::{ActorIndex, End, Field, InOrder, SubscriptionLog, Violation, name_of};
-use crate::data::{PROTO, SimData, SimEntry, TYPE_NAME, item, keys_of};
+use crate::data::{PROTO, SimData, SimEntry, TYPE_NAME, item, keys_of, writer_of};
 use crate::fault::{self, Fault, FaultKind};
 use crate::link::LinkProfile;
-use crate::world::{Leave, Note, PeerId, World};
+use crate::world::{Carrier, Leave, Note, PeerId, World};
 
 /// What a run was and did; for the log and for comparing two runs of one seed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -42,6 +43,8 @@ pub struct Outcome {
     pub messages: u64,
     /// Subscriptions that were checked to the end.
     pub converged: u64,
+    /// Items whose time of arrival at a healthy subscriber was checked.
+    pub timed: u64,
     /// Full states that were sent again to slow readers.
     pub resyncs: u64,
     /// Connections made.
@@ -82,6 +85,12 @@ struct Simulation {
     strangers: BTreeMap<PeerId, Vec<u8>>,
     channels: BTreeMap<u32, Channel>,
     faults: Vec<Fault>,
+    /// When the gateway itself was held up.
+    disturbed: Vec<(Instant, Instant)>,
+    /// The longest tick of a channel.
+    tick: Duration,
+    /// By when each item is with the gateway at the latest; of writers in good health.
+    sent: BTreeMap<u64, Instant>,
     logs: Vec<SubscriptionLog>,
     in_order: InOrder,
     phase: Phase,
@@ -116,6 +125,8 @@ struct Actor {
     kind: Kind,
     style: Style,
     profile: LinkProfile,
+    /// Most time that bytes spent on its link while it was in good health.
+    link_delay: Duration,
     session: Session,
     peer: Option<PeerId>,
     /// Bytes that the link has not taken yet.
@@ -126,6 +137,9 @@ struct Actor {
     subscriptions: BTreeMap<u32, Subscription>,
     /// Subscribe requests under way, with what was asked for.
     asked: BTreeMap<RequestId, (u32, SubscribeOptions)>,
+    /// The longest interval in each channel that it was given or has asked for. Nobody answers a change, and what was
+    /// sent for one subscription may meet the next.
+    intervals: BTreeMap<u32, Duration>,
     owned: BTreeSet<u32>,
     /// Items made so far.
     items: u32,
@@ -133,6 +147,8 @@ struct Actor {
     messages: u32,
     /// Items sent in the settle phase, by channel: they must be there at the end.
     last_items: Vec<(u32, u64)>,
+    /// Items that wait to be given to the link.
+    fresh_items: Vec<u64>,
     last_messages: Vec<(u32, u32)>,
     values: u64,
     slow: bool,
@@ -151,7 +167,7 @@ struct Subscription {
 
 #[derive(Debug, Clone, Copy)]
 struct Style {
-    framing: Framing,
+    carrier: Carrier,
     legacy: bool,
     snappy: bool,
     resume: bool,
@@ -202,7 +218,7 @@ fn schemas() -> Arc<Schemas> {
     Arc::clone(made)
 }
 
-fn config(rng: &mut Rng) -> Config {
+fn config(rng: &mut Rng, tick_ms: u64) -> Config {
     let interval = rng.range(0..50);
     let settings = format!(
         r#"{{ "1": {{"TickIntervalMs": 10, "DefaultFanOutIntervalMs": 20, "ACLSettings": {{"Sub": 3, "Unsub": 3}}}},
@@ -210,7 +226,7 @@ fn config(rng: &mut Rng) -> Config {
                     "SendOwnerLostAndRecovered": true, "ACLSettings": {{"Sub": 3, "Unsub": 3, "Remove": 2}}}},
              "100": {{"TickIntervalMs": {tick}, "DefaultFanOutIntervalMs": 30,
                     "ACLSettings": {{"Sub": 3, "Unsub": 3, "Remove": 2}}}} }}"#,
-        tick = rng.range(1..34),
+        tick = tick_ms,
     );
     let mut config = Config {
         development: true,
@@ -243,7 +259,8 @@ impl Simulation {
     fn new(seed: u64) -> Simulation {
         let mut rng = Rng::new(seed);
         let shards = [1, 2, 4][rng.below(3) as usize];
-        let world = World::new(config(&mut rng), schemas(), shards, rng.next_u64());
+        let tick_ms = rng.range(1..34);
+        let world = World::new(config(&mut rng, tick_ms), schemas(), shards, rng.next_u64());
         let faults = fault::draw(&mut rng, FAULT_PHASE);
         let clients = rng.range(2..7) as usize;
         let mut actors = Vec::new();
@@ -258,6 +275,9 @@ impl Simulation {
             strangers: BTreeMap::new(),
             channels: BTreeMap::new(),
             faults,
+            disturbed: Vec::new(),
+            tick: Duration::from_millis(tick_ms),
+            sent: BTreeMap::new(),
             logs: Vec::new(),
             in_order: InOrder::default(),
             phase: Phase::Faults,
@@ -290,7 +310,7 @@ impl Simulation {
             self.world.wake(Instant::ZERO + fault.at, token(FAULT, index));
         }
         self.until(Instant::ZERO + FAULT_PHASE)?;
-        self.heal();
+        self.heal()?;
         self.until(Instant::ZERO + FAULT_PHASE + HEAL_PHASE / 2)?;
         self.say_last_words()?;
         self.until(Instant::ZERO + FAULT_PHASE + HEAL_PHASE)?;
@@ -364,7 +384,7 @@ impl Simulation {
             Kind::Server => ConnKind::Server,
         };
         let addr = IpAddr::V4(Ipv4Addr::from(0x0A00_0001 + index as u32));
-        let peer = self.world.connect(kind, actor.style.framing, addr, actor.profile.clone());
+        let peer = self.world.connect(kind, actor.style.carrier, addr, actor.profile.clone());
         actor.peer = Some(peer);
         actor.unsent.clear();
         self.by_peer.insert(peer, index);
@@ -416,6 +436,12 @@ impl Simulation {
             actor.unsent.drain(..taken);
             if !actor.unsent.is_empty() {
                 break;
+            }
+        }
+        for item in actor.fresh_items.drain(..) {
+            // Where the link took not all of it, nobody knows when it takes the rest.
+            if actor.unsent.is_empty() && !actor.slow {
+                self.sent.insert(item, now + actor.link_delay);
             }
         }
         if let Some(at) = actor.session.next_timeout()
@@ -548,11 +574,17 @@ impl Simulation {
         }
         let access = effective.access.unwrap_or(Access::Read);
         let skip_self = effective.skip_self.unwrap_or(true);
+        let longest = actor.intervals.entry(channel).or_default();
+        *longest = effective.fan_out_interval.unwrap_or_default().max(*longest);
+        let interval = *longest;
+        let delay = effective.fan_out_delay_ms.and_then(|ms| u64::try_from(ms).ok()).unwrap_or_default();
+        let delay = Duration::from_millis(delay);
         if let Some(subscription) = actor.subscriptions.get_mut(&channel) {
             if subscription.access == Access::None {
                 subscription.log.resets.push(subscription.log.updates.len());
             }
             subscription.access = access;
+            subscription.log.interval = subscription.log.interval.max(interval);
             return Ok(());
         }
         let log = SubscriptionLog {
@@ -565,6 +597,9 @@ impl Simulation {
                 _ => None,
             },
             updates: Vec::new(),
+            given: Vec::new(),
+            since: self.world.now() + delay,
+            interval,
             slow: actor.slow,
             resets: Vec::new(),
         };
@@ -604,6 +639,7 @@ impl Simulation {
     fn updated(&mut self, index: ActorIndex, channel: u32, value: &[u8]) -> Result<(), Violation> {
         let update = SimData::decode(value).map_err(|e| format!("an update does not decode: {e}"))?;
         self.outcome.updates += 1;
+        let given = self.actors[index].peer.and_then(|peer| self.world.given_at(peer));
         let Some(subscription) = self.actors[index].subscriptions.get_mut(&channel) else {
             return Err(format!(
                 "actor {index} got an update of channel {channel}, to which it is not subscribed: {update:?}"
@@ -613,6 +649,7 @@ impl Simulation {
             return Err(format!("actor {index} got an update of channel {channel} without access"));
         }
         subscription.log.updates.push(update);
+        subscription.log.given.push(given);
         Ok(())
     }
 
@@ -695,6 +732,7 @@ impl Simulation {
                 let interval = Duration::from_millis(self.rng.below(120));
                 let options = self.actors[index].style.options(Access::Read);
                 let options = SubscribeOptions { access: None, ..options }.every(interval);
+                self.actors[index].asks_for(channel, interval);
                 let _ = self.actors[index].session.change_subscription(ChannelId(channel), None, &options);
             }
             (85..87, Some(channel)) if subscribed(channel) => {
@@ -755,6 +793,7 @@ impl Simulation {
             ..self.actors[index].style.options(access)
         };
         if let Ok(request) = self.actors[index].session.subscribe(now, ChannelId(channel), None, &options) {
+            self.actors[index].asks_for(channel, options.fan_out_interval.unwrap_or_default());
             self.actors[index].asked.insert(request, (channel, options));
         }
     }
@@ -783,8 +822,11 @@ impl Simulation {
         }
         let last = update.items.last().copied();
         let sent = actor.session.update(ChannelId(channel), TYPE_NAME, &update.encode_to_vec());
-        if let (Ok(()), Some(last), Phase::Settle) = (sent, last, self.phase) {
+        if let (Ok(()), Some(last), Phase::Settle) = (&sent, last, self.phase) {
             actor.last_items.push((channel, last));
+        }
+        if sent.is_ok() && !actor.slow {
+            actor.fresh_items.extend(update.items);
         }
     }
 
@@ -843,8 +885,11 @@ impl Simulation {
             FaultKind::ShardPause => {
                 let shard = self.rng.below(self.world.shard_count().into()) as u16;
                 self.world.pause_shard(ShardIndex(shard), now + fault.lasts / 4);
+                self.disturbed.push((now, now + fault.lasts / 4));
             }
             FaultKind::SlowMail => {
+                // The last slow mail is under way as long as any before it.
+                self.disturbed.push((now, until + fault.lasts / 5));
                 self.world.conditions.mail_delay_max = fault.lasts / 10;
                 self.world.wake(until, token(FAULT_END, usize::MAX >> 32));
             }
@@ -874,6 +919,10 @@ impl Simulation {
             self.world.conditions = Default::default();
             return;
         }
+        if self.phase != Phase::Faults {
+            // Healed in the meantime, which a link that loses would undo.
+            return;
+        }
         self.actors[index].profile = LinkProfile::random(&mut self.rng);
         if let Some(peer) = self.actors[index].peer {
             let profile = self.actors[index].profile.clone();
@@ -882,6 +931,9 @@ impl Simulation {
     }
 
     fn make_slow(&mut self, index: ActorIndex) {
+        // What is on its way from there may now take any time.
+        let now = self.world.now();
+        self.sent.retain(|&item, by| writer_of(item) != index || *by <= now);
         let actor = &mut self.actors[index];
         actor.slow = true;
         for subscription in actor.subscriptions.values_mut() {
@@ -917,7 +969,7 @@ impl Simulation {
     }
 
     /// Faults end: links are good again, everybody comes back.
-    fn heal(&mut self) {
+    fn heal(&mut self) -> Result<(), Violation> {
         self.phase = Phase::Heal;
         for index in 0..self.actors.len() {
             let actor = &mut self.actors[index];
@@ -929,6 +981,13 @@ impl Simulation {
             }
         }
         self.world.heal();
+        for index in 0..self.actors.len() {
+            // After losses KCP may wait for many seconds before it tries again. A player's program connects anew.
+            if self.actors[index].peer.is_some_and(|peer| self.world.backs_off(peer)) {
+                self.end_connection(index, Leave::Reset)?;
+            }
+        }
+        Ok(())
     }
 
     /// Everybody writes once more wherever it may, and sends a message to every owner.
@@ -982,6 +1041,7 @@ impl Simulation {
                 }
             }
         }
+        self.check_latencies()?;
         for (index, actor) in self.actors.iter().enumerate() {
             for (channel, last) in &actor.last_items {
                 let known = truths.get(channel).is_some_and(|(items, _)| items.contains(last));
@@ -1006,6 +1066,28 @@ impl Simulation {
             return Err(format!("an outbox held {} bytes", self.world.peak_outbox_bytes()));
         }
         self.outcome.items = truths.values().map(|(items, _)| items.len() as u64).sum();
+        Ok(())
+    }
+
+    /// A slow or stalled peer delays nobody: what a writer in good health sends is handled soon, and what is handled is
+    /// with every subscriber in good health soon.
+    fn check_latencies(&mut self) -> Result<(), Violation> {
+        let live = |actor: &Actor| actor.subscriptions.values().map(|s| s.log.clone()).collect::<Vec<_>>();
+        let logs: Vec<SubscriptionLog> =
+            self.actors.iter().flat_map(live).chain(self.logs.drain(..)).collect();
+        // The observer gets everything at every tick. Mail crosses at most twice, each time within 0.2 ms.
+        let ticks = self.tick + Duration::from_millis(1);
+        let (observer, others): (Vec<_>, Vec<_>) = logs.into_iter().partition(|log| log.actor == OBSERVER);
+        let mut handled = BTreeMap::new();
+        for log in &observer {
+            self.outcome.timed += log.check_latency(&self.sent, ticks, &self.disturbed)?;
+            for (update, given) in log.updates.iter().zip(&log.given) {
+                handled.extend(given.iter().flat_map(|&at| update.items.iter().map(move |&item| (item, at))));
+            }
+        }
+        for log in &others {
+            self.outcome.timed += log.check_latency(&handled, ticks, &self.disturbed)?;
+        }
         Ok(())
     }
 
@@ -1041,7 +1123,7 @@ impl Simulation {
             }
             let mut last: BTreeMap<usize, u64> = BTreeMap::new();
             for &item in &items {
-                let writer = crate::data::writer_of(item);
+                let writer = writer_of(item);
                 if last.insert(writer, item).is_some_and(|before| before >= item) {
                     return Err(format!("{} was handled after a later one of its writer", name_of(item)));
                 }
@@ -1069,11 +1151,25 @@ impl Simulation {
 }
 
 impl Actor {
+    /// A request for an interval is on its way, whatever becomes of it.
+    fn asks_for(&mut self, channel: u32, interval: Duration) {
+        let longest = self.intervals.entry(channel).or_default();
+        *longest = interval.max(*longest);
+        if let Some(subscription) = self.subscriptions.get_mut(&channel) {
+            subscription.log.interval = subscription.log.interval.max(interval);
+        }
+    }
+
     fn new(index: ActorIndex, rng: &mut Rng) -> Actor {
         let kind = if index <= SERVERS { Kind::Server } else { Kind::Client };
         let plain = index == OBSERVER;
         let style = Style {
-            framing: if rng.chance(0.4) && !plain { Framing::WebSocket } else { Framing::Stream },
+            carrier: match rng.below(20) {
+                0..8 if !plain => Carrier::Stream(Framing::WebSocket),
+                8..10 if !plain => Carrier::Kcp(KcpProfile::GAME),
+                10..11 if !plain => Carrier::Kcp(KcpProfile::REFERENCE),
+                _ => Carrier::Stream(Framing::Stream),
+            },
             legacy: rng.chance(0.2) && !plain,
             snappy: rng.chance(0.3) && !plain,
             resume: rng.chance(0.5),
@@ -1094,8 +1190,9 @@ impl Actor {
         } else {
             LinkProfile::random(rng)
         };
-        // Less than what a burst of updates needs: such a peer falls behind now and then.
-        let slow = profile.window_bytes < 128 << 10;
+        // Less than what a burst of updates needs: such a peer falls behind now and then. So does one whose datagrams
+        // are lost and sent again.
+        let slow = profile.window_bytes < 128 << 10 || matches!(style.carrier, Carrier::Kcp(_));
         let config = SessionConfig {
             tag_form: if style.legacy { TagForm::Legacy } else { TagForm::Current },
             compression: if style.snappy { CompressionPolicy::Always } else { CompressionPolicy::Never },
@@ -1107,6 +1204,7 @@ impl Actor {
         Actor {
             kind,
             style,
+            link_delay: profile.delay_max(),
             profile,
             session: Session::new(config),
             peer: None,
@@ -1115,10 +1213,12 @@ impl Actor {
             conn: None,
             subscriptions: BTreeMap::new(),
             asked: BTreeMap::new(),
+            intervals: BTreeMap::new(),
             owned: BTreeSet::new(),
             items: 0,
             messages: 0,
             last_items: Vec::new(),
+            fresh_items: Vec::new(),
             last_messages: Vec::new(),
             values: 0,
             slow,

@@ -11,8 +11,10 @@ use throng_gateway::{
     AuthTicket, CloseReason, Closed, Config, ConnId, ConnKind, Effect, Framing, Mail, Shard, ShardIndex,
     Verdict,
 };
+use throng_net::kcp::Profile;
 use throng_stdx::{Instant, Rng};
 
+use crate::kcp_link::{Direction, KcpLink};
 use crate::link::{Link, LinkProfile};
 
 /// A remote end: one connection of a client or a game server.
@@ -119,6 +121,21 @@ enum Inbox {
     Socket(PeerId),
 }
 
+/// What carries a connection's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Carrier {
+    /// A stream: TCP or TLS, with plain frames or WebSocket messages.
+    Stream(Framing),
+    /// KCP over datagrams.
+    Kcp(Profile),
+}
+
+impl From<Framing> for Carrier {
+    fn from(framing: Framing) -> Self {
+        Carrier::Stream(framing)
+    }
+}
+
 #[derive(Debug)]
 struct PeerEnd {
     kind: ConnKind,
@@ -126,6 +143,9 @@ struct PeerEnd {
     addr: IpAddr,
     up: Link,
     down: Link,
+    /// Takes the place of `up` and `down`.
+    kcp: Option<Box<KcpLink>>,
+    kcp_scheduled: Option<Instant>,
     state: PeerState,
     conn: Option<(ConnId, ShardIndex)>,
     /// The socket has arrived at its shard.
@@ -138,6 +158,8 @@ struct PeerEnd {
     down_ends: bool,
     wants_room: bool,
     websocket: WebSocketPayloads,
+    /// When the gateway gave the bytes that arrived last to the link.
+    given: Option<Instant>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,6 +174,9 @@ enum Due {
     Accept(PeerId),
     Up(PeerId),
     Down(PeerId),
+    Kcp(PeerId),
+    /// A peer that is connected by KCP notices that the gateway is gone.
+    Silent(PeerId),
     Write(PeerId),
     Inbox(ShardIndex),
     Timer(ShardIndex),
@@ -160,6 +185,9 @@ enum Due {
     Lost(ConnId, Closed),
     Wake(u64),
 }
+
+/// KCP has no way to say goodbye: the other end notices after this time without a sign of life.
+const KCP_SILENCE: Duration = Duration::from_millis(300);
 
 /// Unix time of `Instant::ZERO`: 14 November 2023, for no reason but to be a real time.
 pub const UNIX_START_NS: u64 = 1_700_000_000_000_000_000;
@@ -200,22 +228,31 @@ impl World {
         }
     }
 
-    /// Begins to connect; [`Note::Opened`] or [`Note::Refused`] follows. `framing` decides how the
+    /// Begins to connect; [`Note::Opened`] or [`Note::Refused`] follows. `carrier` decides how the
     /// gateway's bytes are wrapped; the peer gets plain frames either way. Every connection is a peer of
     /// its own.
     pub fn connect(
         &mut self,
         kind: ConnKind,
-        framing: Framing,
+        carrier: impl Into<Carrier>,
         addr: IpAddr,
         profile: LinkProfile,
     ) -> PeerId {
         let peer = PeerId(self.peers.len());
         let delay = profile.delay;
+        let (framing, kcp) = match carrier.into() {
+            Carrier::Stream(framing) => (framing, None),
+            Carrier::Kcp(tuning) => {
+                let link = KcpLink::new(profile.clone(), tuning, &mut self.rng, self.now);
+                (Framing::Stream, Some(Box::new(link)))
+            }
+        };
         self.peers.push(PeerEnd {
             kind,
             framing,
             addr,
+            kcp,
+            kcp_scheduled: None,
             up: Link::new(profile.clone()),
             down: Link::new(profile),
             state: PeerState::Connecting,
@@ -227,6 +264,7 @@ impl World {
             down_ends: false,
             wants_room: false,
             websocket: WebSocketPayloads::default(),
+            given: None,
         });
         self.schedule(self.now + delay, Due::Accept(peer));
         peer
@@ -238,7 +276,10 @@ impl World {
         if end.state != PeerState::Open || end.up_end.is_some() {
             return bytes.len();
         }
-        let taken = end.up.push(self.now, &mut self.rng, bytes);
+        let taken = match &mut end.kcp {
+            Some(kcp) => kcp.push(self.now, &mut self.rng, Direction::Up, bytes),
+            None => end.up.push(self.now, &mut self.rng, bytes),
+        };
         end.wants_room = taken < bytes.len();
         self.schedule_up(peer);
         taken
@@ -253,6 +294,20 @@ impl World {
         end.state = PeerState::Over;
         end.down.cut();
         let conn = end.conn;
+        if end.kcp.is_some() {
+            let silence = match how {
+                Leave::Close | Leave::Reset => KCP_SILENCE,
+                Leave::Vanish(noticed_after) => noticed_after,
+            };
+            if how != Leave::Close {
+                // What it sent last is lost; of one that closes it still arrives.
+                end.kcp = None;
+            }
+            if let Some((conn, _)) = conn {
+                self.schedule(self.now + silence, Due::Lost(conn, Closed::Error));
+            }
+            return;
+        }
         match how {
             Leave::Close => {
                 end.up_end = Some(Closed::EndOfStream);
@@ -277,11 +332,13 @@ impl World {
     /// Nothing arrives in the given directions before `until`.
     pub fn stall(&mut self, peer: PeerId, up: bool, down: bool, until: Instant) {
         let end = &mut self.peers[peer.0];
-        if up {
-            end.up.stall(until);
-        }
-        if down {
-            end.down.stall(until);
+        for (direction, stalled) in [(Direction::Up, up), (Direction::Down, down)] {
+            match (&mut end.kcp, direction) {
+                _ if !stalled => {}
+                (Some(kcp), direction) => kcp.stall(direction, until),
+                (None, Direction::Up) => end.up.stall(until),
+                (None, Direction::Down) => end.down.stall(until),
+            }
         }
     }
 
@@ -292,6 +349,9 @@ impl World {
             if end.state == PeerState::Open {
                 end.up.heal(self.now);
                 end.down.heal(self.now);
+                if let Some(kcp) = &mut end.kcp {
+                    kcp.heal(self.now);
+                }
                 self.schedule_up(PeerId(index));
                 self.schedule_down(PeerId(index));
             }
@@ -306,6 +366,9 @@ impl World {
     /// What the links of a peer do from now on.
     pub fn set_profile(&mut self, peer: PeerId, profile: LinkProfile) {
         let end = &mut self.peers[peer.0];
+        if let Some(kcp) = &mut end.kcp {
+            kcp.profile = profile.clone();
+        }
         end.up.profile = profile.clone();
         end.down.profile = profile;
     }
@@ -383,6 +446,21 @@ impl World {
         self.peers[peer.0].state == PeerState::Open
     }
 
+    /// Whether an end of a peer's KCP session waits long before it sends again what is not acknowledged, or believes in
+    /// round trips so long that it would.
+    #[must_use]
+    pub fn backs_off(&self, peer: PeerId) -> bool {
+        let soon = self.now + Duration::from_millis(250);
+        self.peers[peer.0].kcp.as_ref().is_some_and(|kcp| kcp.waits_beyond(soon))
+    }
+
+    /// When the gateway gave the bytes of a peer's latest [`Note::Bytes`] to the link, which is when its part was done.
+    /// `None` if the link had no room for them at once, and over KCP.
+    #[must_use]
+    pub fn given_at(&self, peer: PeerId) -> Option<Instant> {
+        self.peers[peer.0].given
+    }
+
     /// Sockets that the gateway holds.
     #[must_use]
     pub fn socket_count(&self) -> usize {
@@ -424,6 +502,15 @@ impl World {
             Due::Accept(peer) => self.accept(peer),
             Due::Up(peer) => self.arrive_up(peer),
             Due::Down(peer) => self.arrive_down(peer),
+            Due::Kcp(peer) => self.run_kcp(peer),
+            Due::Silent(peer) => {
+                let end = &mut self.peers[peer.0];
+                end.kcp = None;
+                if end.state == PeerState::Open {
+                    end.state = PeerState::Over;
+                    self.notes.push_back(Note::Closed(peer));
+                }
+            }
             Due::Write(peer) => {
                 if let Some((conn, shard)) = self.peers[peer.0].conn
                     && !self.postponed(shard, Due::Write(peer))
@@ -495,7 +582,14 @@ impl World {
     }
 
     fn attach(&mut self, peer: PeerId) {
-        self.peers[peer.0].attached = true;
+        let end = &mut self.peers[peer.0];
+        end.attached = true;
+        if end.kcp.is_some() {
+            // What arrived in the meantime.
+            end.kcp_scheduled = Some(self.now);
+            self.schedule(self.now, Due::Kcp(peer));
+            return;
+        }
         self.schedule_up(peer);
         self.schedule(self.now, Due::Write(peer));
     }
@@ -528,7 +622,69 @@ impl World {
         self.drain(shard);
     }
 
+    fn schedule_kcp(&mut self, peer: PeerId) {
+        let end = &mut self.peers[peer.0];
+        let Some(at) = end.kcp.as_ref().and_then(|kcp| kcp.next_event()) else { return };
+        let at = at.max(self.now);
+        if end.kcp_scheduled.is_none_or(|scheduled| at < scheduled) {
+            end.kcp_scheduled = Some(at);
+            self.schedule(at, Due::Kcp(peer));
+        }
+    }
+
+    /// Does what is due on a KCP connection, at both ends and between them.
+    fn run_kcp(&mut self, peer: PeerId) {
+        let end = &mut self.peers[peer.0];
+        if end.kcp_scheduled.is_none_or(|at| at > self.now) {
+            return;
+        }
+        // The gateway's end lives in the thread of its shard.
+        if let Some((_, shard)) = end.conn
+            && self.postponed(shard, Due::Kcp(peer))
+        {
+            self.peers[peer.0].kcp_scheduled = Some(self.now);
+            return;
+        }
+        let end = &mut self.peers[peer.0];
+        end.kcp_scheduled = None;
+        let Some(kcp) = &mut end.kcp else { return };
+        kcp.run(self.now, &mut self.rng);
+        if end.state == PeerState::Open {
+            let down = kcp.take_arrived(Direction::Down);
+            if !down.is_empty() {
+                self.notes.push_back(Note::Bytes(peer, down));
+            }
+            if end.wants_room && kcp.room(Direction::Up) > 0 {
+                end.wants_room = false;
+                self.notes.push_back(Note::Room(peer));
+            }
+        }
+        if kcp.is_dead() && end.state == PeerState::Open {
+            end.state = PeerState::Over;
+            self.notes.push_back(Note::Closed(peer));
+        }
+        let (dead, attached, conn) = (kcp.is_dead(), end.attached, end.conn);
+        let up = if attached { kcp.take_arrived(Direction::Up) } else { Vec::new() };
+        if let Some((conn, shard)) = conn.filter(|_| attached) {
+            if !up.is_empty() {
+                self.shards[usize::from(shard.0)].shard.handle_bytes(self.now, conn, &up);
+            }
+            self.write(shard, conn);
+            self.drain(shard);
+        }
+        if dead {
+            self.peers[peer.0].kcp = None;
+            if let Some((conn, _)) = conn {
+                self.lose(conn, Closed::Error);
+            }
+        }
+        self.schedule_kcp(peer);
+    }
+
     fn schedule_up(&mut self, peer: PeerId) {
+        if self.peers[peer.0].kcp.is_some() {
+            return self.schedule_kcp(peer);
+        }
         let end = &mut self.peers[peer.0];
         if !end.attached {
             return;
@@ -546,6 +702,9 @@ impl World {
     }
 
     fn schedule_down(&mut self, peer: PeerId) {
+        if self.peers[peer.0].kcp.is_some() {
+            return self.schedule_kcp(peer);
+        }
         let end = &mut self.peers[peer.0];
         let at = match end.down.next_arrival() {
             Some(at) => at,
@@ -595,7 +754,8 @@ impl World {
         if end.down_scheduled.take().is_none() {
             return;
         }
-        if let Some(chunk) = end.down.pop(self.now) {
+        if let Some((given, chunk)) = end.down.pop_with_time(self.now) {
+            end.given = given;
             if end.state == PeerState::Open {
                 let bytes = match end.framing {
                     Framing::Stream | Framing::Packets => chunk,
@@ -622,7 +782,11 @@ impl World {
             return;
         }
         self.sockets.remove(&conn);
-        self.peers[peer.0].conn = None;
+        let end = &mut self.peers[peer.0];
+        end.conn = None;
+        if end.state == PeerState::Over {
+            end.kcp = None;
+        }
         self.shards[usize::from(shard.0)].shard.handle_closed(self.now, conn, cause);
         self.drain(shard);
     }
@@ -678,7 +842,10 @@ impl World {
                 bytes.extend_from_slice(slice);
             }
             assert!(!bytes.is_empty(), "an outbox that is not empty gave nothing");
-            let taken = end.down.push(self.now, &mut self.rng, &bytes);
+            let taken = match &mut end.kcp {
+                Some(kcp) => kcp.push(self.now, &mut self.rng, Direction::Down, &bytes),
+                None => end.down.push(self.now, &mut self.rng, &bytes),
+            };
             shard.handle_written(self.now, conn, taken);
             if taken < bytes.len() {
                 break;
@@ -694,8 +861,14 @@ impl World {
                 self.closed.push(ClosedByGateway { at: self.now, peer, reason });
                 let end = &mut self.peers[peer.0];
                 end.conn = None;
-                end.down.push(self.now, &mut self.rng, &flush);
                 end.down_ends = true;
+                if let Some(kcp) = &mut end.kcp {
+                    kcp.push(self.now, &mut self.rng, Direction::Down, &flush);
+                    self.schedule_kcp(peer);
+                    self.schedule(self.now + KCP_SILENCE, Due::Silent(peer));
+                    return;
+                }
+                end.down.push(self.now, &mut self.rng, &flush);
                 end.down_scheduled = None;
                 self.schedule_down(peer);
             }

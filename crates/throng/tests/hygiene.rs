@@ -59,9 +59,10 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
         &["throng-client", "throng-ddc", "throng-enet", "throng-net", "throng-stdx", "throng-wire"],
         &[],
     ),
+    // Its links carry the production KCP core, which is sans-IO; of net it uses nothing else.
     (
         "throng-sim",
-        &["throng-client", "throng-gateway", "throng-stdx", "throng-wire"],
+        &["throng-client", "throng-gateway", "throng-net", "throng-stdx", "throng-wire"],
         &["throng-conformance"],
     ),
     ("throng-conformance", &["throng-gateway", "throng-wire"], &[]),
