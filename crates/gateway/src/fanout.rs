@@ -53,6 +53,8 @@ pub(crate) struct FanOut {
     cohorts: Slab<Cohort>,
     /// Subscriptions that get a full state, by the tick (channel time) at which it is due.
     waiting: BTreeSet<(i64, u32)>,
+    /// Subscriptions whose interval became so short that what they have not had is due at this tick.
+    overdue: BTreeSet<(i64, u32)>,
     /// The tick for which the channel's timer is armed.
     wake: Option<(i64, TimerKey)>,
     removals: Removals,
@@ -203,7 +205,13 @@ impl Channel {
                 Place::Member { .. } | Place::Joiner { .. } => {
                     let position = self.leave(key);
                     self.subs[key as usize].anchor = last;
+                    let now = self.time(board.now);
+                    let overdue = position.is_behind(self.fan.end()) && last.saturating_add(interval) <= now;
                     self.join(board, key, position);
+                    if overdue {
+                        // The new window would have ended already; the next one may be a whole interval away.
+                        self.fan.overdue.insert((self.tick_at_or_after(now), key));
+                    }
                 }
             },
             _ => {}
@@ -267,6 +275,21 @@ impl Channel {
         self.wait(key, due);
     }
 
+    /// Sends a subscription what it has not had, whatever its window.
+    fn catch_up(&mut self, board: &mut Switchboard, key: u32, made: &mut Made) {
+        let Position { cursor, folded, own_end } = self.leave(key);
+        let Some(data) = &self.data else { return };
+        let sub = &self.subs[key as usize];
+        let end = self.fan.end();
+        if cursor < end || !folded.is_empty() {
+            let mask = compile_mask(data.content.plan(), &sub.options.masks);
+            let own = (sub.options.skip_self && own_end > cursor).then_some(sub.address.conn);
+            let payload = self.range_payload(board, cursor, end, &mask, &folded, own, made);
+            board.deliver(&payload, Some(State { channel: self.id, full: false }), [sub.address]);
+        }
+        self.join(board, key, Position::at(end));
+    }
+
     fn wait(&mut self, key: u32, due: i64) {
         let due = self.tick_at_or_after(due);
         self.fan.waiting.insert((due, key));
@@ -320,7 +343,7 @@ impl Channel {
             && position.folded.is_empty()
             && cohort.folded.is_empty()
             && anchor <= now;
-        let pending = position.cursor < end || !position.folded.is_empty();
+        let pending = position.is_behind(end);
         let cohort_index = index as u32;
         let place = if in_step {
             cohort.members.push(member);
@@ -340,6 +363,7 @@ impl Channel {
     /// Takes a subscription out of the fan-out and says how far it has come.
     pub(crate) fn leave(&mut self, key: u32) -> Position {
         let fan = &mut self.fan;
+        fan.overdue.retain(|&(_, overdue)| overdue != key);
         let place = mem::replace(&mut self.subs[key as usize].place, Place::Nowhere);
         let (cohort_index, position, moved) = match place {
             Place::Nowhere => return Position::at(fan.end()),
@@ -507,6 +531,11 @@ impl Channel {
             .collect();
         for index in due {
             self.flush(board, index, at, &mut made);
+        }
+        while let Some(&(due, key)) = self.fan.overdue.first()
+            && due <= at
+        {
+            self.catch_up(board, key, &mut made);
         }
         if self.data.is_some() {
             while let Some(&(due, key)) = self.fan.waiting.first()
@@ -744,7 +773,8 @@ impl Channel {
     pub(crate) fn arm(&mut self, board: &mut Switchboard) {
         let flush = self.fan.cohorts.iter().filter_map(|(_, cohort)| cohort.due).min();
         let state = if self.data.is_some() { self.fan.waiting.first().map(|(due, _)| *due) } else { None };
-        let next = [flush, state].into_iter().flatten().min();
+        let overdue = self.fan.overdue.first().map(|(due, _)| *due);
+        let next = [flush, state, overdue].into_iter().flatten().min();
         match (next, self.fan.wake) {
             (Some(next), Some((armed, _))) if armed == next => {}
             (next, armed) => {
@@ -827,6 +857,7 @@ impl Channel {
             assert!(!pending || cohort.due.is_some(), "pending updates without a flush");
         }
         let due = fan.cohorts.iter().any(|(_, cohort)| cohort.due.is_some())
+            || !fan.overdue.is_empty()
             || (self.data.is_some() && !fan.waiting.is_empty());
         assert_eq!(due, fan.wake.is_some(), "the timer and what is due differ");
     }
@@ -952,6 +983,11 @@ impl Cohort {
 impl Position {
     fn at(cursor: u64) -> Self {
         Self { cursor, folded: Vec::new(), own_end: 0 }
+    }
+
+    /// Some updates before `end` have not been delivered.
+    fn is_behind(&self, end: u64) -> bool {
+        self.cursor < end || !self.folded.is_empty()
     }
 }
 

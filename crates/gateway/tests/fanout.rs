@@ -348,6 +348,31 @@ fn messages_keep_their_distance() {
     }
 }
 
+// Spec 5.8: a changed interval applies from the next fan-out, which may be overdue by the new one.
+#[test]
+fn a_shorter_interval_sends_what_is_overdue_at_once() {
+    let mut world = World::new(config(10));
+    let owner = channel(&mut world);
+    let client = world.join(ConnKind::Client, "client");
+    let every = |ms| ChannelSubscriptionOptions { fan_out_interval_ms: Some(ms), ..Default::default() };
+    subscribe(&mut world, owner, client, every(200));
+    world.run_ms(200);
+    assert_eq!(lists(&world.take(client)).len(), 1, "the full state");
+    world.run_ms(20);
+    world.send(owner, [update("waits")]);
+    world.run_ms(170);
+    assert!(lists(&world.take(client)).is_empty(), "190 of 200 ms");
+    subscribe(&mut world, owner, client, every(120));
+    world.run_ms(10);
+    assert_eq!(lists(&world.take(client)), [["waits"]]);
+    // The next windows count from the full state: they end after 240 and 360 ms.
+    world.send(owner, [update("next")]);
+    world.run_ms(30);
+    assert!(lists(&world.take(client)).is_empty());
+    world.run_ms(10);
+    assert_eq!(lists(&world.take(client)), [["next"]]);
+}
+
 // an interval of zero hangs the reference's channel; here it means every tick.
 #[test]
 fn a10_an_interval_of_zero_means_every_tick() {
