@@ -5,7 +5,7 @@
 //! Throng does something else on purpose, [`DEVIATIONS`] says what and why.
 //!
 //! There are two stages: the simulator's (`crates/sim/tests/conformance`) has exact time and faulty links, the
-//! server's (`crates/server/tests/conformance.rs`) has real sockets.
+//! server's (`crates/server/tests/conformance`) has real sockets.
 
 mod deviations;
 mod transcript;

@@ -25,8 +25,8 @@ pub struct Scenario {
     pub server_state_machine: String,
     /// How long a lost server may take to return; `None` when lost servers are not kept.
     pub recover_timeout_ms: Option<u64>,
-    /// True when it needs a spatial grid.
-    pub spatial: bool,
+    /// The grid of spatial channels: a file in `fixtures/gateway/config`.
+    pub spatial_controller: Option<String>,
     data_types: Vec<String>,
     steps: Vec<Step>,
 }
@@ -107,7 +107,7 @@ pub fn read(path: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All conversations that need no spatial grid.
+/// All conversations.
 ///
 /// # Panics
 /// When the fixture is not what it should be.
@@ -115,7 +115,7 @@ pub fn read(path: &str) -> String {
 pub fn scenarios() -> Vec<Scenario> {
     let file: Value = serde_json::from_str(&read("gateway/transcripts.json")).expect("the fixture is JSON");
     let scenarios = file["scenarios"].as_array().expect("scenarios");
-    scenarios.iter().map(Scenario::parse).filter(|scenario| !scenario.spatial).collect()
+    scenarios.iter().map(Scenario::parse).collect()
 }
 
 impl Scenario {
@@ -130,7 +130,7 @@ impl Scenario {
             server_state_machine: text(&settings["serverStateMachine"]),
             recover_timeout_ms: (settings["serverRecoverable"] == true)
                 .then(|| settings["recoverTimeoutMs"].as_u64().unwrap_or(0)),
-            spatial: !settings["spatialController"].is_null(),
+            spatial_controller: settings["spatialController"].as_str().map(str::to_owned),
             data_types: texts(&value["dataTypes"]),
             steps: value["steps"].as_array().into_iter().flatten().map(Step::parse).collect(),
         }
@@ -177,7 +177,8 @@ impl Scenario {
                 expect.iter().all(|(name, list)| stage.received(name).len() >= list.len())
                     && closed.iter().all(|name| stage.is_closed(name))
             });
-            run.compare(stage, index, &expect, &closed, Order::of(&std::mem::take(&mut causes)));
+            let order = Order::of(&std::mem::take(&mut causes), self.spatial_controller.is_some());
+            run.compare(stage, index, &expect, &closed, order);
         }
         run.compare_rest(stage);
         run.differences
@@ -402,12 +403,17 @@ impl Run<'_> {
         }
         let name = match message.msg_type {
             1 => "AuthResultMessage",
-            3 | 10 => "CreateChannelResultMessage",
+            10 if message.created_channel().is_none() => "CreateSpatialChannelsResultMessage",
+            3 | 10 | 15 => "CreateChannelResultMessage",
             0 | 4 => "RemoveChannelMessage",
             5 => "ListChannelResultMessage",
             6 => "SubscribedToChannelResultMessage",
             7 => "UnsubscribedFromChannelResultMessage",
             8 => "ChannelDataUpdateMessage",
+            11 => "QuerySpatialChannelResultMessage",
+            12 => "ChannelDataHandoverMessage",
+            13 => "SpatialRegionsUpdateMessage",
+            18 => "SpatialChannelsReadyMessage",
             20 => "ChannelDataRecoveryMessage",
             21 => "EndRecoveryMesssage",
             22 => "ChannelOwnerLostMessage",
@@ -484,8 +490,10 @@ enum Order {
 }
 
 impl Order {
-    fn of(causes: &[Cause]) -> Order {
+    /// In a world one message may act on many channels, which the reference does in the loop of each.
+    fn of(causes: &[Cause], world: bool) -> Order {
         match causes {
+            [] | [Cause::Sent(_)] if world => Order::ByChannel,
             [] | [Cause::Sent(_)] => Order::Whole,
             [first, rest @ ..] if rest.iter().all(|cause| cause == first) => Order::ByChannel,
             _ => Order::None,

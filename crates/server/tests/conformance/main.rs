@@ -19,7 +19,7 @@ fn play_all(carrier: Carrier) {
         .into_iter()
         .flat_map(|scenario| [(scenario.clone(), 1), (scenario.clone(), 2), (scenario, 4)])
         .collect();
-    assert_eq!(plays.len(), 6 * 3);
+    assert_eq!(plays.len(), 8 * 3);
     let failures: Vec<String> = std::thread::scope(|scope| {
         let threads: Vec<_> = plays
             .iter()

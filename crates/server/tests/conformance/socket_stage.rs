@@ -112,6 +112,14 @@ impl SocketStage {
             ("gateway.clients.state_machine", config(&scenario.client_state_machine)),
             ("gateway.channels", config(&scenario.channel_settings)),
             ("gateway.schemas", schemas.join(",")),
+            (
+                "gateway.spatial.controller",
+                scenario.spatial_controller.as_deref().map(config).unwrap_or_default(),
+            ),
+            ("gateway.spatial.aoi", "sampled".to_owned()),
+            // The reference's type does not tell where an entity in GLOBAL is (appendix C).
+            ("gateway.spatial.place_entities", "false".to_owned()),
+            ("gateway.spatial.unreal", "on".to_owned()),
             ("gateway.limits.auth_timeout_ms", "0".to_owned()),
             ("gateway.recovery.servers", scenario.recover_timeout_ms.is_some().to_string()),
             ("gateway.recovery.servers_timeout_ms", RECOVER_TIMEOUT_MS.to_string()),

@@ -29,5 +29,5 @@ fn every_conversation_plays_over_the_simulator_with_1_2_and_4_shards() {
         }
     }
     assert!(failures.is_empty(), "{} of {played} differ; the first:\n{}", failures.len(), failures[0]);
-    assert_eq!(played, 6 * 3 * 2 * 4);
+    assert_eq!(played, 8 * 3 * 2 * 4);
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use throng_conformance::{Inbox, Message, Scenario, Stage, read};
-use throng_gateway::{ChannelSettings, Config, ConnKind, Framing, StateMachine};
+use throng_gateway::spatial::Coverage;
+use throng_gateway::{ChannelSettings, Config, ConnKind, Framing, Spatial, StateMachine, parse_controller};
 use throng_sim::link::LinkProfile;
 use throng_sim::{Leave, Note, PeerId, World};
 use throng_stdx::Instant;
@@ -33,6 +34,16 @@ pub(crate) fn config(scenario: &Scenario) -> Config {
         server_state_machine: machine(&scenario.server_state_machine),
         client_state_machine: machine(&scenario.client_state_machine),
         channel_settings: ChannelSettings::parse(&file(&scenario.channel_settings)).expect("a stock file"),
+        spatial: Spatial {
+            grid: scenario
+                .spatial_controller
+                .as_deref()
+                .map(|name| parse_controller(&file(name)).expect("a stock file")),
+            // The reference's type does not tell where an entity in GLOBAL is (appendix C).
+            place_entities: false,
+            coverage: Coverage::Sampled,
+            ..Spatial::default()
+        },
         ..Config::reference()
     };
     config.recovery.servers = scenario.recover_timeout_ms.is_some();
