@@ -29,6 +29,29 @@ use crate::settings::ChannelType;
 #[must_use = "lost mail leaves shards with different views"]
 pub struct Mail(pub(crate) Letter);
 
+impl Mail {
+    /// Bytes of memory that this mail keeps alive, shared ones included: an upper bound for queues of mail.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let beside = match &self.0 {
+            Letter::Messages(batch) => batch.heads.len() * size_of::<(ConnId, Head, u32)>() + batch.bytes(),
+            Letter::Append(batch) => batch.entries.len() * size_of::<(ConnId, u32)>() + batch.bytes(),
+            Letter::Deliver { payload, conns, .. } => {
+                payload.iter().map(|entry| entry.len()).sum::<usize>() + size_of_val(conns.as_slice())
+            }
+            Letter::CreateChannel(new) => {
+                let data = new.data.as_ref().map_or(0, |(name, bytes)| name.len() + bytes.len());
+                let masks = new.options.iter().flat_map(|options| &options.data_field_masks);
+                size_of::<NewChannel>() + new.metadata.len() + data + masks.map(String::len).sum::<usize>()
+            }
+            Letter::SpawnInCell { object, body, .. } => object.len() + body.len(),
+            Letter::ObjectSpawned { object, .. } => object.len(),
+            _ => 0,
+        };
+        size_of::<Self>() + beside
+    }
+}
+
 /// One logical data message: one entry, or several when it had to be split.
 pub(crate) type Payload = SmallVec<[Arc<Entry>; 1]>;
 
@@ -257,6 +280,24 @@ mod tests {
         entries.push(ConnId(8), |_| {});
         let got: Vec<_> = entries.iter().map(|(to, bytes)| (to.0, bytes.to_vec())).collect();
         assert_eq!(got, [(7, b"ab".to_vec()), (8, vec![])]);
+    }
+
+    #[test]
+    fn mail_knows_its_bytes() {
+        let empty = Mail(Letter::GlobalOwner(None)).bytes();
+        let payload = || Payload::from_iter([Entry::new(vec![0; 1000])]);
+        let deliver = |conns| Mail(Letter::Deliver { payload: payload(), state: None, conns }).bytes();
+        assert_eq!(deliver(vec![]) - empty, 1000);
+        assert_eq!(deliver(vec![ConnId(1); 25]) - empty, 1100);
+        let mut batch = MessageBatch::default();
+        for _ in 0..3 {
+            batch.push(
+                ConnId(1),
+                Head { channel: ChannelId(0), broadcast: 0, stub: 0, msg_type: 100 },
+                &[7; 50],
+            );
+        }
+        assert!(Mail(Letter::Messages(batch)).bytes() - empty > 3 * (50 + size_of::<Head>()));
     }
 
     #[test]

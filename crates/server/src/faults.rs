@@ -262,13 +262,17 @@ mod tests {
 
     #[test]
     fn a_full_mailbox_stops_its_senders_and_loses_nothing() {
-        const MESSAGES: u32 = 50_000;
-        // 7 MB in all: more than a hundred reads, each of which is one post.
-        const BODY_BYTES: usize = 128;
+        // 6 MB in all, in many messages and in few.
+        flood_a_shard_that_stands_still(50_000, 128);
+        flood_a_shard_that_stands_still(200, 32 << 10);
+    }
+
+    fn flood_a_shard_that_stands_still(messages: u32, body_bytes: usize) {
+        const BYTES_MAX: usize = 256 << 10;
         let mut stage = Stage::new(
             2,
             &[
-                ("server.mailbox_len_max", "64"),
+                ("server.mailbox_bytes_max", &BYTES_MAX.to_string()),
                 ("gateway.limits.client_messages_per_s_max", "0"),
                 ("gateway.limits.client_bytes_per_s_max", "0"),
             ],
@@ -281,8 +285,8 @@ mod tests {
         let home = 1 - shard;
         let end = stage.stand_still(home);
         let (mut writer, mut bytes) = (FrameWriter::new(), Vec::new());
-        for index in 0..MESSAGES {
-            let mut body = [0; BODY_BYTES];
+        for index in 0..messages {
+            let mut body = vec![0; body_bytes];
             body[..4].copy_from_slice(&index.to_le_bytes());
             let message =
                 MessagePack { channel_id: room.0, msg_type: 100, body: &body, ..MessagePack::default() };
@@ -294,7 +298,7 @@ mod tests {
             player
         });
         let mailbox = &stage.running.mailboxes[home];
-        until("the mailbox to be full", || mailbox.len() > 64);
+        until("the mailbox to be full", || mailbox.has_no_room_for(64 << 10));
         // The sending shard has noticed, and has gone through several rounds since without reading on.
         until("the sender to stop", || {
             let report = stage.running.metrics();
@@ -303,22 +307,24 @@ mod tests {
                     .is_some_and(|count| count != "0")
             })
         });
-        // One read at most since the bound was passed, and what this test has asked.
-        let waiting = mailbox.len();
-        assert!(waiting < 90, "{waiting} posts wait");
+        // The bound, one read of 64 KiB with what stands for each message, and what this test has asked.
+        let waiting = mailbox.bytes();
+        assert!(waiting < BYTES_MAX + (96 << 10), "{waiting} bytes wait");
         drop(end);
         stage.runtime.block_on(async {
             let mut next = 0_u32;
             let all = async {
-                while next < MESSAGES {
+                while next < messages {
                     if let Event::Message { payload, .. } = stage.events.next().await.unwrap() {
-                        assert_eq!((&payload[..4], payload.len()), (&next.to_le_bytes()[..], BODY_BYTES));
+                        assert_eq!((&payload[..4], payload.len()), (&next.to_le_bytes()[..], body_bytes));
                         next += 1;
                     }
                 }
             };
             tokio::time::timeout(PATIENCE, all).await.expect("every message");
         });
+        let peak = stage.figure(&format!("throng_shard_mailbox_peak_bytes{{shard=\"{home}\"}}"));
+        assert!(peak > (BYTES_MAX - (64 << 10)) as f64, "{peak}");
         drop(sender.join().unwrap());
     }
 

@@ -1,7 +1,8 @@
 //! The queue in front of a shard: mail from other shards, sockets, verdicts, orders.
 //!
-//! Senders never wait. A mailbox over its bound makes its senders stop reading sockets, which slows the peers that
-//! cause the traffic; they continue when the owner has emptied it.
+//! Senders never wait. A mailbox over its bound of bytes makes its senders stop reading sockets, which slows the peers
+//! that cause the traffic; they continue when the owner has emptied it. Nothing is ever thrown away: mail between shards
+//! cannot be lost. The bound may be passed by what each sender has read last, 64 KiB, and by what that causes.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -42,23 +43,45 @@ pub(crate) enum Post {
     Fault(crate::faults::Fault),
 }
 
+impl Post {
+    /// Bytes of memory that it keeps alive, shared ones included.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Post::Mail(mail) => size_of::<Self>() + mail.bytes(),
+            Post::Socket { .. } => size_of::<Self>() + size_of::<DetachedConn>(),
+            _ => size_of::<Self>(),
+        }
+    }
+}
+
+/// What an owner took out of its mailbox at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Taken {
+    /// Posts.
+    pub(crate) len: usize,
+    /// Their bytes.
+    pub(crate) bytes: usize,
+    /// Senders wait to hear that there is room again.
+    pub(crate) awaited: bool,
+}
+
 /// The queue of one shard.
 pub(crate) struct Mailbox {
     queue: Mutex<VecDeque<Post>>,
     waker: Waker,
-    len_max: usize,
-    len: AtomicUsize,
+    bytes_max: usize,
+    bytes: AtomicUsize,
     /// Somebody waits for this mailbox to be emptied.
     congested: AtomicBool,
 }
 
 impl Mailbox {
-    pub(crate) fn new(waker: Waker, len_max: usize) -> Mailbox {
+    pub(crate) fn new(waker: Waker, bytes_max: usize) -> Mailbox {
         Mailbox {
             queue: Mutex::default(),
             waker,
-            len_max,
-            len: AtomicUsize::new(0),
+            bytes_max,
+            bytes: AtomicUsize::new(0),
             congested: AtomicBool::new(false),
         }
     }
@@ -73,11 +96,12 @@ impl Mailbox {
         if posts.is_empty() {
             return;
         }
+        let bytes = posts.iter().map(Post::bytes).sum();
         let was_empty = {
             let mut queue = self.lock();
             let was_empty = queue.is_empty();
             queue.append(posts);
-            self.len.store(queue.len(), Ordering::Relaxed);
+            self.bytes.fetch_add(bytes, Ordering::Relaxed);
             was_empty
         };
         // The owner takes everything at once, so one wake-up a batch is enough.
@@ -86,27 +110,35 @@ impl Mailbox {
         }
     }
 
-    /// Takes everything. Returns whether senders wait to hear that there is room again.
-    pub(crate) fn take(&self, into: &mut VecDeque<Post>) -> bool {
+    /// Takes everything.
+    pub(crate) fn take(&self, into: &mut VecDeque<Post>) -> Taken {
         debug_assert!(into.is_empty());
-        std::mem::swap(&mut *self.lock(), into);
-        self.len.store(0, Ordering::Relaxed);
-        self.congested.swap(false, Ordering::AcqRel)
+        let bytes = {
+            let mut queue = self.lock();
+            std::mem::swap(&mut *queue, into);
+            self.bytes.swap(0, Ordering::Relaxed)
+        };
+        Taken { len: into.len(), bytes, awaited: self.congested.swap(false, Ordering::AcqRel) }
     }
 
     /// Whether the queue is over its bound. The caller is then woken when the owner has emptied it.
     pub(crate) fn is_congested(&self) -> bool {
-        if self.len() <= self.len_max {
+        if self.bytes() <= self.bytes_max {
             return false;
         }
         self.congested.store(true, Ordering::Release);
         // The owner may have emptied it in between and missed the mark.
-        self.len() > self.len_max
+        self.bytes() > self.bytes_max
     }
 
-    /// Posts waiting.
-    pub(crate) fn len(&self) -> usize {
-        self.len.load(Ordering::Relaxed)
+    /// Whether the queue would be over its bound with so many bytes more.
+    pub(crate) fn has_no_room_for(&self, bytes: usize) -> bool {
+        self.bytes().saturating_add(bytes) > self.bytes_max
+    }
+
+    /// Bytes waiting.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// Interrupts the owner's wait.
@@ -127,7 +159,7 @@ mod tests {
     #[test]
     fn a_full_mailbox_says_so_until_it_is_emptied() {
         let event_loop = EventLoop::new().unwrap();
-        let mailbox = Mailbox::new(event_loop.waker(), 2);
+        let mailbox = Mailbox::new(event_loop.waker(), 2 * Post::Shutdown.bytes());
         for _ in 0..2 {
             mailbox.post(Post::Shutdown);
         }
@@ -135,10 +167,15 @@ mod tests {
         mailbox.post(Post::Shutdown);
         assert!(mailbox.is_congested());
         let mut taken = VecDeque::new();
-        assert!(mailbox.take(&mut taken), "the sender wants to know");
+        let bytes = 3 * Post::Shutdown.bytes();
+        assert_eq!(
+            mailbox.take(&mut taken),
+            Taken { len: 3, bytes, awaited: true },
+            "the sender wants to know"
+        );
         assert_eq!(taken.len(), 3);
         taken.clear();
         assert!(!mailbox.is_congested());
-        assert!(!mailbox.take(&mut taken));
+        assert_eq!(mailbox.take(&mut taken), Taken::default());
     }
 }

@@ -412,9 +412,24 @@ fn shard_families(reports: &[ShardReport]) -> Vec<Family> {
             Histogram,
             rounds,
         ),
-        each("throng_shard_mailbox", "Posts waiting for the shard.", Gauge, |report| {
-            report.mailbox_len as f64
-        }),
+        each(
+            "throng_shard_mailbox",
+            "Posts from other threads that the shard's latest round found.",
+            Gauge,
+            |report| report.mailbox.len as f64,
+        ),
+        each(
+            "throng_shard_mailbox_bytes",
+            "Their bytes; what several hold together counts for each.",
+            Gauge,
+            |report| report.mailbox.bytes as f64,
+        ),
+        each(
+            "throng_shard_mailbox_peak_bytes",
+            "Most bytes that a round found since the start; `server.mailbox_bytes_max` bounds them.",
+            Gauge,
+            |report| report.mailbox_peak_bytes as f64,
+        ),
         each(
             "throng_shard_congestions",
             "Reads paused because another shard's mailbox was full.",
@@ -661,6 +676,7 @@ mod tests {
     use std::fmt::Write as _;
 
     use super::*;
+    use crate::mailbox::Taken;
     use crate::report::RoundTimes;
 
     #[test]
@@ -696,7 +712,8 @@ mod tests {
             world: Some(world),
             panics: 0,
             congestions: 0,
-            mailbox_len: 0,
+            mailbox: Taken::default(),
+            mailbox_peak_bytes: 0,
             recordings_dropped: 0,
             connections: Vec::new(),
             channels: Vec::new(),

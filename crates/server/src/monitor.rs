@@ -269,13 +269,13 @@ impl Watch {
         let process = ProcessFigures::read();
         let settings = self.settings();
         let connections = total.kind(ConnKind::Server).connections + total.kind(ConnKind::Client).connections;
-        let mailbox = reports.iter().map(|report| report.mailbox_len).max().unwrap_or(0);
+        let mailbox = reports.iter().map(|report| report.mailbox_peak_bytes).max().unwrap_or(0);
         let row = |key: &str, used: u64, limit: u64| json!({ "key": key, "used": used, "limit": limit });
         json!({ "limits": [
             row("gateway.limits.connections_max", connections, settings.limits.connections_max as u64),
             row("gateway.limits.channels_max", total.channels.values().sum(), settings.limits.channels_max as u64),
             row("gateway.auth.pending_max", self.logins.pending() as u64, settings.auth.pending_max as u64),
-            row("server.mailbox_len_max", mailbox as u64, settings.server.mailbox_len_max as u64),
+            row("server.mailbox_bytes_max", mailbox as u64, settings.server.mailbox_bytes_max as u64),
             row("open files (ulimit -n)", process.open_fds, process.max_fds),
         ] })
     }

@@ -6,6 +6,8 @@ use throng_gateway::{ChannelType, ChannelView, ConnectionView, Stats, WorldView}
 use throng_net::LoopStats;
 use throng_net::enet::HostFigures;
 
+use crate::mailbox::Taken;
+
 /// Upper bounds of the round histogram in seconds: 50 us to 1.6 s, factor 2. Below the first nothing matters at a
 /// 20 ms tick, beyond the last the exact figure does not.
 pub(crate) const ROUND_BOUNDS: [f64; 16] = [
@@ -106,7 +108,10 @@ pub(crate) struct ShardReport {
     pub(crate) world: Option<WorldView>,
     pub(crate) panics: u64,
     pub(crate) congestions: u64,
-    pub(crate) mailbox_len: usize,
+    /// What the latest round found in the mailbox.
+    pub(crate) mailbox: Taken,
+    /// Most bytes that a round ever found there.
+    pub(crate) mailbox_peak_bytes: usize,
     pub(crate) recordings_dropped: u64,
     pub(crate) connections: Vec<ConnReport>,
     pub(crate) channels: Vec<ChannelReport>,

@@ -203,7 +203,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     addresses.extend(cache.iter().flat_map(ddc::Cache::addresses));
 
     let mailboxes: Arc<[Mailbox]> =
-        loops.iter().map(|each| Mailbox::new(each.waker(), settings.server.mailbox_len_max)).collect();
+        loops.iter().map(|each| Mailbox::new(each.waker(), settings.server.mailbox_bytes_max)).collect();
     logins.connect(Arc::clone(&mailboxes));
     let heartbeats: Vec<Arc<Heartbeat>> = loops.iter().map(|_| Arc::default()).collect();
     let watch = Arc::new(Watch::new(

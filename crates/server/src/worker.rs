@@ -24,7 +24,7 @@ use throng_stdx::Instant;
 
 use crate::auth::{Login, Logins};
 use crate::capture::{Record, Tap};
-use crate::mailbox::{Mailbox, Post};
+use crate::mailbox::{Mailbox, Post, Taken};
 use crate::pace::Pace;
 use crate::recorder::Recorder;
 use crate::report::{ChannelReport, ConnReport, RoundTimes, ShardReport, Ticks};
@@ -131,6 +131,8 @@ struct Driver {
     outgoing: VecDeque<(u16, Post)>,
     /// Game servers of this shard, still to be given priority.
     newcomers: Vec<ConnKey>,
+    /// Their bytes.
+    outgoing_bytes: usize,
     /// Accepted for other shards, still to be taken out of the loop.
     hand_offs: Vec<(ConnKey, ConnId, ShardIndex, ConnKind)>,
     dirty: Vec<ConnId>,
@@ -150,6 +152,9 @@ struct Driver {
     ticks: Ticks,
     panics: u64,
     congestions: u64,
+    /// What the latest round found in the mailbox.
+    mailbox: Taken,
+    mailbox_peak_bytes: usize,
     /// No timers before this, after a panic in them.
     timers_from: Instant,
     stopping: Option<Instant>,
@@ -200,6 +205,7 @@ impl Worker {
             mailboxes: parts.mailboxes,
             outgoing: VecDeque::new(),
             newcomers: Vec::new(),
+            outgoing_bytes: 0,
             hand_offs: Vec::new(),
             dirty: Vec::new(),
             closing: Vec::new(),
@@ -215,6 +221,8 @@ impl Worker {
             ticks: Ticks::default(),
             panics: 0,
             congestions: 0,
+            mailbox: Taken::default(),
+            mailbox_peak_bytes: 0,
             timers_from: Instant::ZERO,
             stopping: None,
             tap: None,
@@ -299,8 +307,8 @@ impl Worker {
         }
         self.carry_out_closures();
         self.say_goodbyes();
-        self.resume_paused();
         self.driver.post_mail();
+        self.resume_paused();
     }
 
     /// Moves sockets to the shards that own their connections, behind the mail that announced them.
@@ -313,13 +321,16 @@ impl Worker {
                     Post::SocketLost { conn }
                 }
             };
-            self.driver.outgoing.push_back((shard.0, post));
+            self.driver.send(shard, post);
         }
     }
 
     fn take_posts(&mut self, posts: &mut VecDeque<Post>) {
         let mine = usize::from(self.driver.index);
-        if self.driver.mailboxes[mine].take(posts) {
+        let taken = self.driver.mailboxes[mine].take(posts);
+        self.driver.mailbox = taken;
+        self.driver.mailbox_peak_bytes = self.driver.mailbox_peak_bytes.max(taken.bytes);
+        if taken.awaited {
             self.driver.mailboxes.iter().for_each(Mailbox::wake);
         }
         for post in posts.drain(..) {
@@ -504,7 +515,7 @@ impl Worker {
     }
 
     fn resume_paused(&mut self) {
-        if self.driver.paused.is_empty() || self.driver.is_congested() {
+        if self.driver.paused.is_empty() || self.driver.others().any(Mailbox::is_congested) {
             return;
         }
         for key in std::mem::take(&mut self.driver.paused) {
@@ -649,7 +660,7 @@ impl Driver {
     /// Takes every output of the core.
     fn drain(&mut self) {
         while let Some((shard, mail)) = self.shard.poll_mail() {
-            self.outgoing.push_back((shard.0, Post::Mail(mail)));
+            self.send(shard, Post::Mail(mail));
         }
         while let Some(effect) = self.shard.poll_effect() {
             self.carry_out(effect);
@@ -675,9 +686,16 @@ impl Driver {
         }
     }
 
+    /// Has a post handed over at the end of the round.
+    fn send(&mut self, to: ShardIndex, post: Post) {
+        self.outgoing_bytes += post.bytes();
+        self.outgoing.push_back((to.0, post));
+    }
+
     /// Hands mail over in the order in which the core gave it out, across receivers too: what one shard tells two
     /// others must not be overtaken by what these tell each other.
     fn post_mail(&mut self) {
+        self.outgoing_bytes = 0;
         let mut run = VecDeque::new();
         while let Some((to, post)) = self.outgoing.pop_front() {
             run.push_back(post);
@@ -687,9 +705,10 @@ impl Driver {
         }
     }
 
-    fn is_congested(&self) -> bool {
+    /// The mailboxes of the other shards.
+    fn others(&self) -> impl Iterator<Item = &Mailbox> {
         let mine = usize::from(self.index);
-        self.mailboxes.iter().enumerate().any(|(index, mailbox)| index != mine && mailbox.is_congested())
+        self.mailboxes.iter().enumerate().filter(move |(index, _)| *index != mine).map(|(_, mailbox)| mailbox)
     }
 
     fn report(&self, event_loop: &EventLoop, lists: bool) -> ShardReport {
@@ -711,7 +730,8 @@ impl Driver {
             world: self.shard.world(),
             panics: self.panics,
             congestions: self.congestions,
-            mailbox_len: self.mailboxes[usize::from(self.index)].len(),
+            mailbox: self.mailbox,
+            mailbox_peak_bytes: self.mailbox_peak_bytes,
             recordings_dropped: self.recorder.dropped(),
             connections,
             channels,
@@ -762,7 +782,8 @@ impl Handler for Driver {
             driver.faults.on_data();
             driver.shard.handle_bytes(driver.now, conn, bytes);
         });
-        if self.is_congested() {
+        // What this round has for others counts as if it were all for one of them.
+        if self.others().any(|mailbox| mailbox.has_no_room_for(self.outgoing_bytes)) {
             self.congestions += 1;
             self.paused.push(key);
             return Flow::Pause;

@@ -184,9 +184,9 @@ section! {
         /// a write. Fan-outs are never delayed, nor up to 8 rounds in a row. 0 turns it off, for the lowest latency of
         /// messages at any cost.
         round_interval_us: u64 = 6_000, int(0, 20_000), "us";
-        /// Batches waiting for a shard before the others stop reading sockets. A batch is what one read of a connection
-        /// brought, 64 KiB at most.
-        mailbox_len_max: usize = 65_536, int(64, 16_777_216), "batches";
+        /// Bytes waiting for a shard before the others stop reading sockets, which slows the peers that send; they go on when
+        /// the shard has taken what waits. Nothing is dropped. The bound may be passed by what each of the others has just read.
+        mailbox_bytes_max: usize = 67_108_864, int(65_536, 64 * GIB), "bytes";
         /// A shard that makes no progress for this long is reported as not ready.
         watchdog_ms: u64 = 5_000, int(100, 600_000), "ms"; reload;
     }
