@@ -113,7 +113,7 @@ fn shown_values_carry_their_origin_and_load_again() {
         ("data = \"here\"", "my.toml:2:1"),
         ("watchdog_ms = 700", "flag --server.watchdog_ms"),
         ("dev = true", "flag --gateway.dev"),
-        ("mailbox_len_max = 65536", "default"),
+        ("mailbox_bytes_max = 67108864", "default"),
     ] {
         let line =
             shown.lines().find(|line| line.starts_with(value)).unwrap_or_else(|| panic!("{value}: {shown}"));
