@@ -206,7 +206,11 @@ impl Channel {
                     let position = self.leave(key);
                     self.subs[key as usize].anchor = last;
                     let now = self.time(board.now);
-                    let overdue = position.is_behind(self.fan.end()) && last.saturating_add(interval) <= now;
+                    let sub = &self.subs[key as usize];
+                    let next = last.saturating_add(millis(sub.options.interval_ms));
+                    let overdue = matches!(sub.rate_by, RateBy::Subscriber)
+                        && position.is_behind(self.fan.end())
+                        && next <= now;
                     self.join(board, key, position);
                     if overdue {
                         // The new window would have ended already; the next one may be a whole interval away.
