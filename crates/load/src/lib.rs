@@ -44,6 +44,7 @@ mod fake;
 mod fleet;
 pub mod interrupt;
 mod link;
+pub mod matcher;
 mod owner;
 mod poll;
 pub mod probe;

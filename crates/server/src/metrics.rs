@@ -22,6 +22,8 @@ pub(crate) struct Figures<'a> {
     pub(crate) logins_pending: usize,
     /// What the cache reports about itself, if one runs.
     pub(crate) cache: Option<serde_json::Value>,
+    /// Of the matcher, where one runs.
+    pub(crate) matcher: Option<&'a throng_matching::Report>,
 }
 
 /// Above every bound of the round trips but the last, which has none.
@@ -61,6 +63,7 @@ pub(crate) fn families(figures: &Figures<'_>) -> Vec<Family> {
     families.extend(shard_families(figures.reports));
     families.extend(enet_families(figures.reports));
     families.extend(figures.cache.iter().flat_map(cache_families));
+    families.extend(figures.matcher.map(matcher_families).into_iter().flatten());
     families.extend(process_families(figures));
     families
 }
@@ -618,6 +621,68 @@ fn cache_families(report: &serde_json::Value) -> Vec<Family> {
     ]
 }
 
+fn matcher_families(report: &throng_matching::Report) -> Vec<Family> {
+    let counter =
+        |name, help, number: u64| family(name, help, FamilyKind::Counter, vec![plain(number as f64)]);
+    let by = |label: &'static str, rows: &[(&'static str, u64)]| {
+        rows.iter().map(|(name, count)| labelled(label, *name, *count as f64)).collect::<Vec<_>>()
+    };
+    let counts = &report.counts;
+    vec![
+        family(
+            "throng_matcher_requests",
+            "Requests by method: what players and servers do.",
+            FamilyKind::Counter,
+            by("method", &report.requests),
+        ),
+        family(
+            "throng_matcher_refusals",
+            "Answers that were no success, by status; many of one kind point at a client.",
+            FamilyKind::Counter,
+            by("status", &report.errors),
+        ),
+        gauge("throng_matcher_rooms", "Rooms, those included that are about to go.", counts.rooms as f64),
+        gauge("throng_matcher_teams", "Teams.", counts.teams as f64),
+        gauge("throng_matcher_roles", "Roles in rooms and teams.", counts.players as f64),
+        gauge("throng_matcher_servers", "Game servers with a session or roles.", counts.servers as f64),
+        gauge(
+            "throng_matcher_sessions",
+            "Streams of notifications, lost ones included.",
+            report.sessions as f64,
+        ),
+        gauge("throng_matcher_connections", "Open connections.", report.connections as f64),
+        counter("throng_matcher_rooms_made", "Rooms made.", report.core.rooms_created),
+        counter("throng_matcher_rooms_destroyed", "Rooms destroyed.", report.core.rooms_destroyed),
+        counter(
+            "throng_matcher_roles_joined",
+            "Roles that became members of rooms.",
+            report.core.roles_joined,
+        ),
+        counter(
+            "throng_matcher_replayed_answers",
+            "Requests answered from their key: retries that had no second effect.",
+            report.core.replayed_answers,
+        ),
+        counter("throng_matcher_notices", "Entries of notifications queued.", report.notices_queued),
+        counter(
+            "throng_matcher_notices_collapsed",
+            "Entries replaced by later ones before they were sent.",
+            report.notices_collapsed,
+        ),
+        counter(
+            "throng_matcher_batches",
+            "Frames with entries; entries per frame show how much is merged.",
+            report.batches_sent,
+        ),
+        counter(
+            "throng_matcher_lagging",
+            "Sessions reset because their destination read too slowly; it has to fetch its rooms again.",
+            report.lagging,
+        ),
+        counter("throng_matcher_journal_bytes", "Bytes written to the journal.", report.journal_bytes),
+    ]
+}
+
 fn process_families(figures: &Figures<'_>) -> Vec<Family> {
     let process = &figures.process;
     vec![
@@ -722,6 +787,11 @@ mod tests {
 
     fn all() -> (Vec<Family>, Vec<Family>) {
         let reports = example();
+        let matcher = throng_matching::Report {
+            requests: vec![("Ping", 1)],
+            errors: vec![("INVALID", 1)],
+            ..throng_matching::Report::default()
+        };
         let figures = Figures {
             reports: &reports,
             process: ProcessFigures::default(),
@@ -729,6 +799,7 @@ mod tests {
             ready: true,
             logins_pending: 0,
             cache: Some(serde_json::Value::Null),
+            matcher: Some(&matcher),
         };
         (families(&figures), reference_families(&figures))
     }

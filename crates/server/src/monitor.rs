@@ -37,6 +37,7 @@ pub(crate) struct Watch {
     pub(crate) schemas: Arc<Schemas>,
     /// Load runs that the console starts.
     pub(crate) runs: Runs,
+    matcher: Option<throng_matching::Handle>,
     ready: AtomicBool,
     settings: RwLock<Settings>,
     /// The configuration as the console shows it.
@@ -58,6 +59,7 @@ impl Watch {
         heartbeats: Vec<Arc<Heartbeat>>,
         logins: Arc<Logins>,
         schemas: Arc<Schemas>,
+        matcher: Option<throng_matching::Handle>,
     ) -> Watch {
         Watch {
             clock,
@@ -65,6 +67,7 @@ impl Watch {
             logins,
             schemas,
             runs: Runs::default(),
+            matcher,
             ready: AtomicBool::new(false),
             settings: RwLock::new(config.settings.clone()),
             config: RwLock::new(config_rows(config)),
@@ -297,6 +300,7 @@ impl Monitor for Watch {
 
     fn metrics(&self) -> Vec<Family> {
         let reports = self.reports(false);
+        let matcher = self.matcher.as_ref().map(throng_matching::Handle::report);
         let figures = Figures {
             reports: &reports,
             process: ProcessFigures::read(),
@@ -304,6 +308,7 @@ impl Monitor for Watch {
             ready: self.health().ready,
             logins_pending: self.logins.pending(),
             cache: self.cache.get().map(|cache| cache.report()),
+            matcher: matcher.as_ref(),
         };
         let mut families = metrics::families(&figures);
         if self.settings().metrics.compat == "channeld" {

@@ -8,10 +8,14 @@ pub(crate) const GATEWAY: &str = "gateway";
 /// Derived data for editors.
 pub(crate) const DDC: &str = "ddc";
 
+/// Teams and rooms.
+pub(crate) const MATCHER: &str = "matcher";
+
 /// Name and purpose of every service.
 pub const SERVICES: &[(&str, &str)] = &[
     (GATEWAY, "game servers and players, in the protocol of channeld"),
     (DDC, "derived data for Unreal editors; without --only it needs an address (ddc.addr)"),
+    (MATCHER, "teams and rooms; without --only it needs an address (matcher.addr)"),
 ];
 
 /// Whether the service `name` runs where `only` (`server.only`) is configured.

@@ -22,7 +22,7 @@ use crate::monitor::Watch;
 use crate::recorder::Recorder;
 use crate::runs::Offer;
 use crate::worker::{Heartbeat, ListenerRole, Worker, WorkerParts};
-use crate::{ddc, gateway_config, process, schemas, services, tls};
+use crate::{ddc, gateway_config, matcher, process, schemas, services, tls};
 
 /// Shards that "one per two cores" stops at. Beyond, mail between shards outweighs what another one adds.
 ///
@@ -66,6 +66,8 @@ pub enum Service {
     Cache,
     /// Derived data and its administration, for machines inside.
     CacheInternal,
+    /// The matcher's framed RPC.
+    Matcher,
 }
 
 /// Why a process did not start.
@@ -112,6 +114,7 @@ pub struct Running {
     secret: [u8; 32],
     http_end: Arc<Notify>,
     cache: Option<ddc::Cache>,
+    matcher: Option<throng_matching::Service>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,6 +205,9 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let cache = ddc::start(settings, runtime.handle())?;
     addresses.extend(cache.iter().flat_map(ddc::Cache::addresses));
 
+    let matcher = matcher::start(settings, secret)?;
+    addresses.extend(matcher.iter().filter_map(|service| matcher::address(settings, service)));
+
     let mailboxes: Arc<[Mailbox]> =
         loops.iter().map(|each| Mailbox::new(each.waker(), settings.server.mailbox_bytes_max)).collect();
     logins.connect(Arc::clone(&mailboxes));
@@ -213,6 +219,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         heartbeats.clone(),
         Arc::clone(&logins),
         Arc::clone(&schemas),
+        matcher.as_ref().map(|service| service.handle().clone()),
     ));
     watch.opened(addresses.clone(), cache.as_ref().map(ddc::Cache::service));
     let running = Running {
@@ -240,6 +247,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         acceptors,
         secret,
         cache,
+        matcher,
         config: Mutex::new(config),
     };
     running.serve_admin(admin);
@@ -356,6 +364,9 @@ impl Running {
         // The last shard thread held the last recorder handle.
         let complete = join_all(self.recorder.take().into_iter().collect(), until) && complete;
         self.http_end.notify_waiters();
+        if let Some(matcher) = self.matcher.take() {
+            matcher.stop();
+        }
         if let Some(cache) = self.cache.take() {
             cache.stop(until.saturating_duration_since(Instant::now()));
         }

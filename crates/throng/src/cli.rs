@@ -103,6 +103,7 @@ pub(crate) fn command() -> Command {
                 .about("Play recorded sessions and report what differs"),
         )
         .subcommand(config_command())
+        .subcommand(crate::matcher::command())
         .subcommand(
             Command::new("health")
                 .about("Ask a running process whether it is ready; exit 0 if so, else 1")

@@ -9,6 +9,7 @@ mod doctor;
 mod explain;
 mod health;
 mod keys;
+mod matcher;
 mod output;
 mod replay;
 mod replication;
@@ -39,6 +40,11 @@ fn main() -> ExitCode {
             _ => {}
         }
     }
+    if arguments.get(1).is_some_and(|word| word == "bench")
+        && arguments.get(2).is_some_and(|word| word == "matcher")
+    {
+        return matcher::bench(&arguments[2..]);
+    }
     let matches = match cli::command().try_get_matches_from(&arguments) {
         Ok(matches) => matches,
         Err(error) => {
@@ -61,6 +67,7 @@ fn main() -> ExitCode {
         Some(("doctor", matches)) => doctor::run(matches),
         Some(("completions", matches)) => shell::completions(matches, cli::command()),
         Some(("man", matches)) => shell::man(matches, cli::command()),
+        Some(("matcher", matches)) => matcher::run(matches),
         Some(("explain", matches)) => explain::run(matches),
         Some(("version", matches)) => version::run(matches),
         Some((name, _)) => unreachable!("`{name}` is defined in cli.rs"),

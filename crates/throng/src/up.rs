@@ -12,6 +12,8 @@ use throng_server::{Address, CpuProfile, End, Running, Service, Signals, from_he
 use crate::keys;
 use crate::output::{complain, print};
 
+/// Where the matcher listens unless it is told otherwise.
+const MATCHER_ADDR: &str = "127.0.0.1:11290";
 /// Where the cache listens unless it is told otherwise.
 const CACHE_ADDR: &str = "127.0.0.1:8558";
 /// Exit code for wrong input and failed starts.
@@ -43,6 +45,10 @@ pub(crate) fn config(matches: &ArgMatches) -> Result<Config, ExitCode> {
     }
     if only.contains(&"ddc") {
         loader = loader.command_default("up --only ddc", "ddc.addr", Value::Text(CACHE_ADDR.to_owned()));
+    }
+    if only.contains(&"matcher") {
+        loader =
+            loader.command_default("up --only matcher", "matcher.addr", Value::Text(MATCHER_ADDR.to_owned()));
     }
     for (flag, key) in [("data", "server.data"), ("http", "http.addr")] {
         if cache_only && flag == "http" {
@@ -153,6 +159,7 @@ fn ready_block(running: &Running, took: Duration, data: &str) -> String {
         ("admin", of(Service::Admin)),
         ("cache", of(Service::Cache)),
         ("cache, inside", of(Service::CacheInternal)),
+        ("matcher", of(Service::Matcher)),
     ];
     for (what, addresses) in listeners.iter().filter(|(_, addresses)| !addresses.is_empty()) {
         out.push_str(&line(what, addresses));

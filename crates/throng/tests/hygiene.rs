@@ -23,12 +23,14 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-replication", &["throng-replication-derive", "throng-stdx"], &[]),
     ("throng-gateway", &["throng-spatial", "throng-stdx", "throng-wire"], &[]),
     ("throng-enet", &["throng-stdx"], &[]),
+    ("throng-matcher", &["throng-wire"], &["throng-stdx"]),
     // Edges: the cores and the operating system, never each other.
     ("throng-net", &["throng-enet", "throng-stdx"], &[]),
     ("throng-http", &["throng-stdx"], &[]),
     ("throng-store", &["throng-ddc"], &["throng-stdx"]),
     // Services: a product's interface over cores and edges.
     ("throng-cache", &["throng-ddc", "throng-store"], &[]),
+    ("throng-matching", &["throng-matcher", "throng-net", "throng-stdx", "throng-store", "throng-wire"], &[]),
     // Composition.
     (
         "throng-server",
@@ -37,6 +39,8 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
             "throng-ddc",
             "throng-gateway",
             "throng-http",
+            "throng-matcher",
+            "throng-matching",
             "throng-net",
             "throng-stdx",
             "throng-store",
@@ -96,6 +100,9 @@ const CORE_TABLE: &[(&str, &[&str])] = &[
     ("throng-replication-derive", &["proc-macro2", "quote", "syn"]),
     // What a connection keeps of few objects (hashbrown).
     ("throng-replication", &["hashbrown", "thiserror"]),
+    // Ids are BLAKE3 of a counter; tables of names that callers choose need a keyed hasher (hashbrown); snapshots are
+    // postcard (serde); free-form values are JSON; small lists of members (smallvec).
+    ("throng-matcher", &["blake3", "hashbrown", "postcard", "serde", "serde_json", "smallvec", "thiserror"]),
     // Schemas are compiled from .proto text (protox) and described by prost-reflect; state machines and channel settings
     // are JSON (serde); tables keyed by what peers choose need a keyed hasher (hashbrown).
     (

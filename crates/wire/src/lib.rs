@@ -71,6 +71,7 @@ pub mod cpr;
 mod encode;
 mod field;
 pub mod frame;
+pub mod matcher;
 mod packet;
 pub mod proto;
 mod varint;

@@ -27,6 +27,7 @@ pub(super) fn check(config: &Config) -> Vec<Problem> {
     check_listener(config, "gateway.clients", &settings.clients, &mut problems);
     check_http(config, &mut problems);
     check_ddc(config, &mut problems);
+    check_matcher(config, &mut problems);
     check_auth(config, &mut problems);
     check_gateway(config, &mut problems);
     if let Err(why) = settings.log.level.parse::<tracing_subscriber::EnvFilter>() {
@@ -164,6 +165,31 @@ fn check_http(config: &Config, problems: &mut Vec<Problem>) {
             }
         }
         Ok(_) => {}
+    }
+}
+
+fn check_matcher(config: &Config, problems: &mut Vec<Problem>) {
+    let matcher = &config.settings.matcher;
+    for name in ["tls_cert", "tls_key", "tokens_file", "rules"] {
+        check_file(config, &format!("matcher.{name}"), problems);
+    }
+    if matcher.tls_cert.is_empty() != matcher.tls_key.is_empty() {
+        let message = "`matcher.tls_cert` and `matcher.tls_key` are set together or not at all";
+        problems.push(at(config, ProblemKind::Conflict, "matcher.tls_cert", message));
+    }
+    let open = matcher.tokens_file.is_empty() && !matcher.unsafe_binds;
+    if let Ok(bound) = resolve_addr(&matcher.addr)
+        && open
+        && !bound.ip().is_loopback()
+    {
+        let message = "`matcher.addr` is reachable from outside and asks nobody who they are";
+        problems.push(
+            at(config, ProblemKind::Conflict, "matcher.addr", message)
+                .note("name a file with tokens in `matcher.tokens_file`")
+                .note(
+                    "or, inside a network that only your own people reach, set `matcher.unsafe_binds = true`",
+                ),
+        );
     }
 }
 

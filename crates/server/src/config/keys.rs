@@ -476,6 +476,34 @@ section! {
 }
 
 section! {
+    /// The matcher: teams and rooms.
+    Matcher {
+        /// Address of its framed RPC; empty opens none. `throng up --only matcher` opens 127.0.0.1:11290.
+        addr: String = "", Kind::Addr;
+        /// Certificate chain for TLS, PEM; empty = plain TCP.
+        tls_cert: String = "", Kind::Path;
+        /// Private key for TLS, PEM.
+        tls_key: String = "", Kind::Path;
+        /// When an answer leaves. `none`: at once, and a restart begins empty. `async`: when the system has the request,
+        /// which is on disk within 50 ms. `sync`: when it is on disk; all that wait share a flush.
+        durability: String = "async", Kind::Choice(&["none", "async", "sync"]);
+        /// File with access tokens: a line has a token, its scope (`server`, `trusted` or `admin`) and, if it is for one
+        /// server only, that server's id. `#` starts a comment. Without it everybody is an admin.
+        tokens_file: String = "", Kind::Path;
+        /// Allows a listener beyond loopback that asks nobody who they are.
+        unsafe_binds: bool = false, Kind::Bool;
+        /// Area that it serves; clients that name another are sent away. Empty: any.
+        area: String = "", Kind::Text;
+        /// TOML file with match modes: a table `[modes.NAME]` each.
+        rules: String = "", Kind::Path;
+        /// How long roles of a lost server stay in their rooms and teams.
+        presence_grace_ms: u64 = 10_000, int(0, 600_000), "ms";
+        /// Skips damaged records of the journal instead of refusing to start; what they did is lost.
+        salvage: bool = false, Kind::Bool;
+    }
+}
+
+section! {
     /// The listener for health, metrics, monitoring and profiles.
     Http {
         /// Address of the listener; empty opens none.
@@ -538,6 +566,8 @@ pub struct Settings {
     pub recordings: Recordings,
     /// `[ddc]`
     pub ddc: Ddc,
+    /// `[matcher]`
+    pub matcher: Matcher,
     /// `[http]`
     pub http: Http,
     /// `[metrics]`
@@ -560,6 +590,7 @@ impl Settings {
             recovery: Recovery::read(values, "gateway.recovery"),
             recordings: Recordings::read(values, "gateway.recordings"),
             ddc: Ddc::read(values, "ddc"),
+            matcher: Matcher::read(values, "matcher"),
             http: Http::read(values, "http"),
             metrics: Metrics::read(values, "metrics"),
             log: Log::read(values, "log"),
@@ -591,6 +622,7 @@ pub const SECTIONS: &[Section] = &[
     },
     Section { path: "gateway.recordings", doc: "Recordings of what clients send.", heading: "Recordings" },
     Section { path: "ddc", doc: "The derived-data cache for editors.", heading: "Derived-data cache" },
+    Section { path: "matcher", doc: "The matcher: teams and rooms.", heading: "Matcher" },
     Section { path: "http", doc: "Health, metrics, monitoring and profiles.", heading: "Admin HTTP" },
     Section { path: "metrics", doc: "The metrics page.", heading: "Metrics" },
     Section { path: "log", doc: "Logs.", heading: "Logging" },
@@ -609,6 +641,7 @@ pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
     keys.extend(Recovery::keys("gateway.recovery"));
     keys.extend(Recordings::keys("gateway.recordings"));
     keys.extend(Ddc::keys("ddc"));
+    keys.extend(Matcher::keys("matcher"));
     keys.extend(Http::keys("http"));
     keys.extend(Metrics::keys("metrics"));
     keys.extend(Log::keys("log"));

@@ -1,0 +1,185 @@
+//! Modes and limits, as given from outside.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// What the matcher is told at its start.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Config {
+    /// Rules of match modes by name. Names of the form `NvM` exist without being listed.
+    pub modes: BTreeMap<String, ModeRules>,
+    /// How long roles of a lost server are kept, in ms.
+    pub presence_grace_ms: u64,
+    /// How long answers to request keys are kept, in ms.
+    pub key_ttl_ms: u64,
+    /// Request keys kept of one server; beyond, the oldest are forgotten.
+    pub keys_per_server: usize,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            modes: BTreeMap::new(),
+            presence_grace_ms: 10_000,
+            key_ttl_ms: 60_000,
+            keys_per_server: 64 << 10,
+        }
+    }
+}
+
+/// Rules of one match mode: the declarative policy.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModeRules {
+    /// Most members, 1 to 10,000; 0 admits nobody.
+    pub capacity: u32,
+    /// What a newcomer's `FloatData` must satisfy.
+    pub limits: Vec<Limit>,
+    /// Keys of `FloatData` of which no two members may share a value.
+    pub unique_float: Vec<String>,
+    /// Keys of `StringData` of which no two members may share a value.
+    pub unique_string: Vec<String>,
+    /// What happens to a room that fills up.
+    pub on_full: OnFull,
+    /// Whether a room without members stays.
+    pub keep_empty: bool,
+    /// Which open room a random join takes.
+    pub select: Select,
+    /// Whether random joins also take hidden rooms.
+    pub random_joins_hidden: bool,
+    /// Whether members of these rooms are in no other room.
+    pub exclusive: bool,
+    /// Time between the end of a room and its destruction, in ms.
+    pub linger_ms: u64,
+    /// Key of `Data` that shows the number of members; empty shows none.
+    pub count_key: String,
+    /// Whether new rooms are hidden unless their maker says otherwise.
+    pub hidden: bool,
+    /// How much of a room its events carry.
+    pub snapshot: Snapshot,
+    /// Whether later values replace earlier ones that were not sent yet.
+    pub collapse: bool,
+}
+
+impl Default for ModeRules {
+    fn default() -> ModeRules {
+        ModeRules {
+            capacity: 0,
+            limits: Vec::new(),
+            unique_float: Vec::new(),
+            unique_string: Vec::new(),
+            on_full: OnFull::Delete,
+            keep_empty: false,
+            select: Select::Fill,
+            random_joins_hidden: false,
+            exclusive: true,
+            linger_ms: 1_000,
+            count_key: "roleCount".to_owned(),
+            hidden: false,
+            snapshot: Snapshot::Auto,
+            collapse: false,
+        }
+    }
+}
+
+/// Bounds of one number of a newcomer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limit {
+    /// Key in `FloatData`.
+    pub key: String,
+    /// Least value.
+    #[serde(default)]
+    pub min: Option<f64>,
+    /// Greatest value.
+    #[serde(default)]
+    pub max: Option<f64>,
+    /// Whether a role without the key is refused.
+    #[serde(default)]
+    pub required: bool,
+}
+
+/// What happens to a room that fills up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnFull {
+    /// The match is made; the room goes.
+    Delete,
+    /// It stays and accepts nobody, ever.
+    Seal,
+    /// It stays full until someone leaves.
+    Keep,
+}
+
+/// Which open room a random join takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Select {
+    /// The one with the fewest free places that fits, the oldest among equals.
+    Fill,
+    /// The oldest.
+    Oldest,
+    /// Any, with equal chance.
+    Random,
+}
+
+/// How much of a room its events carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Snapshot {
+    /// All members.
+    Full,
+    /// What changed.
+    Delta,
+    /// All up to 16 members.
+    Auto,
+}
+
+/// Rules of a mode that is not configured: `NvM` has room for N + M.
+pub(crate) fn rules_of_name(name: &str) -> Option<ModeRules> {
+    let (a, b) = name.split_once('v')?;
+    let side = |text: &str| {
+        let plain = !text.is_empty() && text.len() <= 3 && text.bytes().all(|byte| byte.is_ascii_digit());
+        plain.then(|| text.parse::<u32>().ok()).flatten()
+    };
+    let capacity = side(a)? + side(b)?;
+    (capacity > 0).then(|| ModeRules { capacity, ..ModeRules::default() })
+}
+
+/// What a caller may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Scope {
+    /// May act for roles of its own server.
+    Server,
+    /// May act for any role, delete any room, report results.
+    Trusted,
+    /// May also change queues and drain.
+    Admin,
+}
+
+/// Who calls.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller<'a> {
+    /// Server of the session, or what an HTTP caller says it is; may be empty.
+    pub srv: &'a str,
+    /// What its token allows.
+    pub scope: Scope,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rules_of_name;
+
+    #[test]
+    fn modes_named_n_v_m_exist_by_themselves() {
+        let capacity = |name: &str| rules_of_name(name).map(|rules| rules.capacity);
+        assert_eq!(capacity("1v1"), Some(2));
+        assert_eq!(capacity("5v5"), Some(10));
+        assert_eq!(capacity("1v99"), Some(100));
+        for none in ["", "v", "1v", "xv2", "0v0", "1v1v1", "+1v1", "1v1000000"] {
+            assert_eq!(capacity(none), None, "{none}");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Names that nobody can guess and that lead to their object without a table.
+
+use serde::{Deserialize, Serialize};
+
+/// Bytes of a team's or room's id in text.
+pub(crate) const ID_BYTES: usize = 24;
+
+/// Place of an object and the secret that tells it from others that had or will have the place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Id {
+    pub(crate) index: u32,
+    pub(crate) nonce: u64,
+}
+
+const HEX: &[u8; 16] = b"0123456789abcdef";
+
+impl Id {
+    /// 24 hex digits.
+    pub(crate) fn text(self) -> [u8; ID_BYTES] {
+        let mut text = [0; ID_BYTES];
+        hex(&mut text[..8], u64::from(self.index));
+        hex(&mut text[8..], self.nonce);
+        text
+    }
+
+    pub(crate) fn parse(text: &[u8]) -> Option<Id> {
+        if text.len() != ID_BYTES {
+            return None;
+        }
+        Some(Id { index: unhex(&text[..8])? as u32, nonce: unhex(&text[8..])? })
+    }
+}
+
+fn hex(out: &mut [u8], value: u64) {
+    let mut rest = value;
+    for digit in out.iter_mut().rev() {
+        *digit = HEX[(rest & 15) as usize];
+        rest >>= 4;
+    }
+}
+
+fn unhex(text: &[u8]) -> Option<u64> {
+    let mut value = 0;
+    for digit in text {
+        let digit = match digit {
+            b'0'..=b'9' => digit - b'0',
+            b'a'..=b'f' => digit - b'a' + 10,
+            _ => return None,
+        };
+        value = value << 4 | u64::from(digit);
+    }
+    Some(value)
+}
+
+/// Gives nonces: BLAKE3 of a counter under a secret key, so that who sees many of them still cannot guess the next. The
+/// same key and counter give the same nonces, which is what a replay needs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Nonces {
+    key: [u8; 32],
+    block: u64,
+    ready: [u64; 8],
+    used: u8,
+}
+
+impl Nonces {
+    pub(crate) fn new(key: [u8; 32]) -> Nonces {
+        Nonces { key, block: 0, ready: [0; 8], used: 8 }
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        if self.used == 8 {
+            let mut hasher = blake3::Hasher::new_keyed(&self.key);
+            hasher.update(&self.block.to_le_bytes());
+            let mut bytes = [0; 64];
+            hasher.finalize_xof().fill(&mut bytes);
+            for (word, bytes) in self.ready.iter_mut().zip(bytes.chunks_exact(8)) {
+                *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+            }
+            self.block += 1;
+            self.used = 0;
+        }
+        self.used += 1;
+        self.ready[usize::from(self.used) - 1]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_survive_their_text() {
+        let mut nonces = Nonces::new([7; 32]);
+        for index in [0, 1, u32::MAX - 1] {
+            let id = Id { index, nonce: nonces.next() };
+            assert_eq!(Id::parse(&id.text()), Some(id));
+        }
+        for bad in [&b""[..], b"0000", b"00000000000000000000000G", b"00000000000000000000000A"] {
+            assert_eq!(Id::parse(bad), None);
+        }
+    }
+}

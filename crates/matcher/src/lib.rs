@@ -1,0 +1,68 @@
+//! The matcher: players find each other.
+//!
+//! *Teams* form before a match, *rooms* gather or hold one; a place in a room can be reserved as a *seat*. All of it is one
+//! state machine, [`Matcher`].
+//!
+//! # Driving it
+//!
+//! Every input carries the wall time in ms and may have two kinds of output: the answer of a request, appended to the
+//! caller's buffer, and [`Notices`] for game servers, which the caller drains after each input or batch.
+//!
+//! - [`Matcher::handle`]: a request. Bodies are those of [`throng_wire::matcher`].
+//! - [`Matcher::handle_session`]: a server's session began or was lost.
+//! - [`Matcher::handle_timeout`]: something is due, as [`Matcher::next_timeout`] said.
+//!
+//! ```
+//! use throng_matcher::{Caller, Config, Matcher, Notices, Scope};
+//! use throng_wire::matcher::{Method, Reader, Status, Writer};
+//!
+//! let mut matcher = Matcher::new(Config::default(), [7; 32], 1_700_000_000_000);
+//! let (mut answer, mut notices) = (Vec::new(), Notices::default());
+//! let body = Writer::new()
+//!     .nested(1, Writer::new().str(1, "ann"))
+//!     .nested(2, Writer::new().str(1, "1v1"))
+//!     .into_bytes();
+//! let caller = Caller { srv: "game_1_1", scope: Scope::Server };
+//! let status =
+//!     matcher.handle(1_700_000_000_001, caller, Method::ROLE_JOIN_RANDOM_ROOM, &body, &mut answer, &mut notices);
+//! assert_eq!(status, Status::Ok);
+//! let room = Reader::new(&answer)?.nested(1)?;
+//! assert_eq!((room.str(3)?, room.u64(12)), ("1v1", 1));
+//! assert_eq!(notices.len(), 1, "ann's server hears that she joined");
+//! # Ok::<(), throng_wire::WireError>(())
+//! ```
+//!
+//! # Determinism
+//!
+//! The state is a function of configuration, secret and inputs. A log of inputs replayed gives the identical state
+//! ([`Matcher::digest`]), which is how the matcher recovers from a crash. Nothing depends on the order of a hash table,
+//! on the process or on the machine. Deadlines are wall times, so they outlive a restart.
+//!
+//! # Cost
+//!
+//! A request costs O(log n) of the rooms in its mode at most; lists cost what they list. Objects live in slabs and are
+//! found by the index in their id; names of roles and servers are interned. Role infos and data are kept as the bytes
+//! that came in, so that encoding a room is copying.
+#![forbid(unsafe_code)]
+
+mod config;
+mod id;
+mod info;
+mod keys;
+mod listing;
+mod matcher;
+mod modes;
+mod notices;
+mod people;
+mod problem;
+mod room;
+mod room_service;
+mod slab;
+mod stats;
+mod team;
+mod timers;
+
+pub use config::{Caller, Config, Limit, ModeRules, OnFull, Scope, Select, Snapshot};
+pub use matcher::{BadSnapshot, Matcher, check_server_name};
+pub use notices::{Notice, Notices};
+pub use stats::{Counts, Stats};

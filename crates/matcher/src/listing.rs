@@ -1,0 +1,213 @@
+//! Lists of rooms: filtered, sorted, in pages.
+
+use std::cmp::Ordering;
+
+use serde_json::Value;
+use throng_wire::fields;
+use throng_wire::matcher::{write_bytes, write_nested};
+
+use crate::info::{bytes, check_len, text};
+use crate::matcher::Matcher;
+use crate::problem::{Outcome, invalid, too_large};
+use crate::room::Room;
+
+const ROOMS_PER_MODE_MAX: usize = 100;
+/// Rooms of a mode that one call looks at; a filter that few rooms pass needs more calls, not a longer one.
+const SCAN_MAX: usize = 10_000;
+const MODES_MAX: usize = 64;
+const FILTERS_MAX: usize = 16;
+
+struct Filter {
+    field: Field,
+    op: Op,
+    value: Value,
+}
+
+enum Field {
+    Data(String),
+    FreeSlots,
+    Members,
+    CreateTime,
+}
+
+enum Op {
+    Equal,
+    Differ,
+    Less,
+    LessEqual,
+    Greater,
+    GreaterEqual,
+    Has,
+}
+
+impl Field {
+    fn parse(name: &str) -> Outcome<Field> {
+        Ok(match name {
+            "FreeSlots" => Field::FreeSlots,
+            "Members" => Field::Members,
+            "CreateTime" => Field::CreateTime,
+            _ => match name.strip_prefix("Data.") {
+                Some(key) => Field::Data(key.to_owned()),
+                None => return Err(invalid(format!("no field `{name}` to filter or sort by"))),
+            },
+        })
+    }
+}
+
+impl Filter {
+    fn parse(body: &[u8]) -> Outcome<Filter> {
+        let (mut field, mut op, mut value) = ("", "", &b"null"[..]);
+        for part in fields(body) {
+            let part = part?;
+            match part.number {
+                1 => field = part.str()?,
+                2 => op = part.str()?,
+                3 => value = bytes(&part)?,
+                _ => {}
+            }
+        }
+        let op = match op {
+            "=" => Op::Equal,
+            "!=" => Op::Differ,
+            "<" => Op::Less,
+            "<=" => Op::LessEqual,
+            ">" => Op::Greater,
+            ">=" => Op::GreaterEqual,
+            "has" => Op::Has,
+            _ => return Err(invalid(format!("no operator `{op}`"))),
+        };
+        let value =
+            serde_json::from_slice(value).map_err(|error| invalid(format!("a filter's value: {error}")))?;
+        Ok(Filter { field: Field::parse(field)?, op, value })
+    }
+
+    fn admits(&self, found: &Value) -> bool {
+        match self.op {
+            Op::Equal => *found == self.value || order(found, &self.value) == Some(Ordering::Equal),
+            Op::Differ => *found != self.value && order(found, &self.value) != Some(Ordering::Equal),
+            Op::Less => order(found, &self.value) == Some(Ordering::Less),
+            Op::LessEqual => matches!(order(found, &self.value), Some(Ordering::Less | Ordering::Equal)),
+            Op::Greater => order(found, &self.value) == Some(Ordering::Greater),
+            Op::GreaterEqual => {
+                matches!(order(found, &self.value), Some(Ordering::Greater | Ordering::Equal))
+            }
+            Op::Has => match found {
+                Value::Array(items) => items.contains(&self.value),
+                Value::Object(members) => self.value.as_str().is_some_and(|key| members.contains_key(key)),
+                Value::String(text) => self.value.as_str().is_some_and(|part| text.contains(part)),
+                _ => false,
+            },
+        }
+    }
+}
+
+impl Matcher {
+    pub(crate) fn list_rooms(&mut self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+        let (mut modes, mut filters) = (Vec::new(), Vec::new());
+        let (mut sort, mut limit, mut token) = ("", ROOMS_PER_MODE_MAX, "");
+        for field in fields(body) {
+            let field = field?;
+            match field.number {
+                1 => modes.push(text(&field)?),
+                2 => filters.push(Filter::parse(bytes(&field)?)?),
+                3 => sort = field.str()?,
+                4 if field.scalar > 0 => limit = (field.scalar as usize).min(ROOMS_PER_MODE_MAX),
+                5 => token = field.str()?,
+                _ => {}
+            }
+        }
+        if modes.len() > MODES_MAX || filters.len() > FILTERS_MAX {
+            return Err(too_large(format!("more than {MODES_MAX} modes or {FILTERS_MAX} filters")));
+        }
+        check_len(token.as_bytes(), 32 * MODES_MAX, "Token")?;
+        let after = parse_token(token, modes.len())?;
+        let (descending, sort) = sort.strip_prefix('-').map_or((false, sort), |field| (true, field));
+        let sort = (!sort.is_empty()).then(|| Field::parse(sort)).transpose()?;
+
+        let mut next = Vec::new();
+        for (mode_name, from) in modes.iter().zip(&after) {
+            let (Some(mode), Some(from)) = (self.modes.find(mode_name), *from) else {
+                next.push(None);
+                continue;
+            };
+            let mut looked = 0;
+            let mut last = from;
+            let mut found: Vec<(u64, u32)> = Vec::new();
+            let scan = mode.visible.range(from + 1..).take(SCAN_MAX);
+            for (order, room) in scan {
+                if sort.is_none() && found.len() == limit {
+                    break;
+                }
+                looked += 1;
+                last = *order;
+                let admitted = filters
+                    .iter()
+                    .all(|filter| filter.admits(&self.field_of(&self.rooms[*room], &filter.field)));
+                if admitted {
+                    found.push((*order, *room));
+                }
+            }
+            if let Some(field) = &sort {
+                let key = |room: u32| self.field_of(&self.rooms[room], field);
+                found.sort_by(|a, b| {
+                    let by = order(&key(a.1), &key(b.1)).unwrap_or(Ordering::Equal);
+                    (if descending { by.reverse() } else { by }).then(a.0.cmp(&b.0))
+                });
+                found.truncate(limit);
+            }
+            let more = mode.visible.range(last + 1..).next().is_some() && looked > 0;
+            next.push(more.then_some(last));
+            if !found.is_empty() {
+                write_nested(answer, 1, |out| {
+                    write_bytes(out, 1, mode_name);
+                    for (_, room) in &found {
+                        write_nested(out, 2, |out| self.write_room(*room, None, out));
+                    }
+                });
+            }
+        }
+        if next.iter().any(Option::is_some) {
+            let parts: Vec<String> =
+                next.iter().map(|at| at.map_or_else(|| "-".to_owned(), |order| order.to_string())).collect();
+            write_bytes(answer, 2, parts.join(".").as_bytes());
+        }
+        Ok(())
+    }
+
+    fn field_of(&self, room: &Room, field: &Field) -> Value {
+        let rules = &self.modes[room.mode].rules;
+        match field {
+            Field::FreeSlots => room.free(rules.capacity).into(),
+            Field::Members => room.members.len().into(),
+            Field::CreateTime => room.created.into(),
+            Field::Data(key) if *key == rules.count_key => room.members.len().into(),
+            Field::Data(key) => {
+                room.data.get(key).and_then(|value| serde_json::from_slice(value).ok()).unwrap_or(Value::Null)
+            }
+        }
+    }
+}
+
+/// Where each mode goes on: an age, or nowhere.
+fn parse_token(token: &str, modes: usize) -> Outcome<Vec<Option<u64>>> {
+    if token.is_empty() {
+        return Ok(vec![Some(0); modes]);
+    }
+    let parts: Option<Vec<Option<u64>>> =
+        token
+            .split('.')
+            .map(|part| {
+                if part == "-" { Some(None) } else { part.parse().ok().filter(|at| *at < u64::MAX).map(Some) }
+            })
+            .collect();
+    parts.filter(|parts| parts.len() == modes).ok_or_else(|| invalid("Token is not one of this list"))
+}
+
+/// Numbers and texts have an order; nothing else has.
+fn order(a: &Value, b: &Value) -> Option<Ordering> {
+    match (a, b) {
+        (Value::Number(a), Value::Number(b)) => a.as_f64()?.partial_cmp(&b.as_f64()?),
+        (Value::String(a), Value::String(b)) => Some(a.cmp(b)),
+        _ => None,
+    }
+}

@@ -1,0 +1,509 @@
+//! The state machine: one input at a time, then its answer and notices.
+
+use serde::{Deserialize, Serialize};
+use throng_wire::fields;
+use throng_wire::matcher::{Method, REQUEST_KEY_FIELD, Status, method, write_bytes, write_nested, write_u64};
+
+use crate::config::{Caller, Config, Scope};
+use crate::id::{Id, Nonces};
+use crate::info::{RoleRef, Text, check_len};
+use crate::keys::{Answer, Keys};
+use crate::modes::Modes;
+use crate::notices::Notices;
+use crate::people::People;
+use crate::problem::{Outcome, Problem, forbidden, invalid};
+use crate::room::Room;
+use crate::slab::{NONE, Slab};
+use crate::stats::{Counts, Stats};
+use crate::team::Team;
+use crate::timers::{Timer, Timers};
+
+/// The matcher. See the crate's documentation for how to drive it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Matcher {
+    pub(crate) now: u64,
+    pub(crate) draining: bool,
+    /// Age of the next room.
+    pub(crate) order: u64,
+    pub(crate) nonces: Nonces,
+    pub(crate) people: People,
+    pub(crate) teams: Slab<Team>,
+    pub(crate) rooms: Slab<Room>,
+    pub(crate) modes: Modes,
+    pub(crate) timers: Timers,
+    keys: Keys,
+    #[serde(skip)]
+    pub(crate) config: Config,
+    #[serde(skip)]
+    pub(crate) stats: Stats,
+    #[serde(skip)]
+    pub(crate) scratch: Scratch,
+}
+
+/// Memory that is used again from input to input.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    /// The event being sent, a field of an entry.
+    pub(crate) event: Vec<u8>,
+    /// The room as last encoded.
+    pub(crate) room: Vec<u8>,
+    pub(crate) candidates: Vec<u32>,
+}
+
+/// Why a snapshot cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("the snapshot is not one of this version: {0}")]
+pub struct BadSnapshot(postcard::Error);
+
+/// First bytes of a snapshot: its format's name and version.
+const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-1\n";
+
+impl Matcher {
+    /// An empty matcher. `secret` makes ids unguessable; the same secret and inputs give the same state. `now` is wall
+    /// time in ms since the epoch.
+    #[must_use]
+    pub fn new(config: Config, secret: [u8; 32], now: u64) -> Matcher {
+        Matcher {
+            now,
+            draining: false,
+            order: 0,
+            nonces: Nonces::new(secret),
+            people: People::default(),
+            teams: Slab::default(),
+            rooms: Slab::default(),
+            modes: Modes::new(&config),
+            timers: Timers::default(),
+            keys: Keys::default(),
+            config,
+            stats: Stats::default(),
+            scratch: Scratch::default(),
+        }
+    }
+
+    /// Executes a request and appends the body of its answer to `answer`. Timers that were due before fire first.
+    ///
+    /// `now` is wall time in ms; when it goes back, the matcher's own time stands still.
+    pub fn handle(
+        &mut self,
+        now: u64,
+        caller: Caller<'_>,
+        number: u16,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Status {
+        self.advance(now, notices);
+        let start = answer.len();
+        let Some(method) = method(number) else {
+            Problem::new(Status::UnknownMethod, "no such method").write(answer);
+            return Status::UnknownMethod;
+        };
+        let key = if method.mutates { request_key(body) } else { Ok(None) };
+        let key = match key {
+            Ok(key) => key.map(|key| (self.people.server_entry(caller.srv.as_bytes()), key)),
+            Err(problem) => return refuse(&problem, answer, start),
+        };
+        if let Some((server, key)) = key
+            && let Some(known) = self.keys.find(server, key)
+        {
+            answer.extend_from_slice(&known.body);
+            self.stats.replayed_answers += 1;
+            return Status::from_code(known.status).unwrap_or(Status::Internal);
+        }
+        let status = match self.dispatch(caller, number, body, answer, notices) {
+            Ok(()) => Status::Ok,
+            Err(problem) => refuse(&problem, answer, start),
+        };
+        if let Some((server, key)) = key {
+            // What is transient may go better next time.
+            if matches!(status, Status::Overloaded | Status::Draining | Status::RateLimited) {
+                self.people.release_server(server);
+            } else {
+                let kept = Answer { status: status as u16, body: answer[start..].to_vec() };
+                let until = self.now + self.config.key_ttl_ms;
+                if !self.keys.keep(until, server, key, kept.clone(), self.config.keys_per_server) {
+                    self.keys.make_room(server);
+                    self.people.servers[server].holds -= 1;
+                    self.keys.keep(until, server, key, kept, self.config.keys_per_server);
+                }
+                self.people.servers[server].holds += 1;
+            }
+        }
+        status
+    }
+
+    /// A server's session began (`up`) or was lost. Returns the server's number in [`Notices`], which stays until the
+    /// server has no session and no roles.
+    pub fn handle_session(&mut self, now: u64, srv: &str, up: bool, notices: &mut Notices) -> u32 {
+        self.advance(now, notices);
+        let index = self.people.server_entry(srv.as_bytes());
+        let server = &mut self.people.servers[index];
+        server.connected = up;
+        server.grace_until = if up { 0 } else { self.now + self.config.presence_grace_ms };
+        if !up {
+            let at = server.grace_until;
+            self.timers.set(at, Timer::Grace(index));
+        }
+        index
+    }
+
+    /// Does what is due at `now`.
+    pub fn handle_timeout(&mut self, now: u64, notices: &mut Notices) {
+        self.advance(now, notices);
+    }
+
+    /// When [`handle_timeout`](Matcher::handle_timeout) has work, in ms since the epoch.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<u64> {
+        self.timers.next()
+    }
+
+    /// After a crash: every server that had a session is in its grace period.
+    pub fn handle_recovered(&mut self, now: u64, notices: &mut Notices) {
+        self.now = self.now.max(now);
+        let lost: Vec<u32> = self
+            .people
+            .servers
+            .iter()
+            .filter(|(_, server)| server.connected)
+            .map(|(index, _)| index)
+            .collect();
+        for index in lost {
+            let until = self.now + self.config.presence_grace_ms;
+            let server = &mut self.people.servers[index];
+            (server.connected, server.grace_until) = (false, until);
+            self.timers.set(until, Timer::Grace(index));
+        }
+        let now = self.now;
+        self.advance(now, notices);
+    }
+
+    /// Applies changed rules of modes. A mode that still has rooms keeps its way of selecting.
+    pub fn reconfigure(&mut self, config: Config) {
+        self.modes.configure(&config);
+        self.config = config;
+    }
+
+    /// The time that the matcher has reached, in ms since the epoch.
+    #[must_use]
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// Counters since the start of the process.
+    #[must_use]
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Objects that exist.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        Counts {
+            rooms: self.rooms.len(),
+            teams: self.teams.len(),
+            players: self.people.players.len(),
+            servers: self.people.servers.len(),
+        }
+    }
+
+    /// Name of a server that [`Notices`] mention.
+    #[must_use]
+    pub fn server_name(&self, server: u32) -> Option<&[u8]> {
+        Some(&self.people.servers.get(server)?.id)
+    }
+
+    /// Everything that outlives the process, in the form of this version.
+    ///
+    /// # Panics
+    /// When memory for it cannot be had.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<u8> {
+        postcard::to_extend(self, SNAPSHOT_MAGIC.to_vec()).expect("plain data can be encoded into memory")
+    }
+
+    /// The matcher that [`snapshot`](Matcher::snapshot) saw, under a configuration.
+    ///
+    /// # Errors
+    /// [`BadSnapshot`] for anything else.
+    pub fn restore(config: Config, snapshot: &[u8]) -> Result<Matcher, BadSnapshot> {
+        let body = snapshot
+            .strip_prefix(SNAPSHOT_MAGIC)
+            .ok_or(BadSnapshot(postcard::Error::DeserializeUnexpectedEnd))?;
+        let mut matcher: Matcher = postcard::from_bytes(body).map_err(BadSnapshot)?;
+        matcher.people.reindex();
+        matcher.modes.configure(&config);
+        matcher.config = config;
+        Ok(matcher)
+    }
+
+    /// A number that two matchers share exactly when their states are the same.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        *blake3::hash(&self.snapshot()).as_bytes()
+    }
+
+    /// Moves time on and fires what is due, in order.
+    fn advance(&mut self, now: u64, notices: &mut Notices) {
+        while let Some((at, timer)) = self.timers.pop_due(now) {
+            self.now = self.now.max(at);
+            self.fire(timer, notices);
+        }
+        self.now = self.now.max(now);
+        while let Some(server) = self.keys.expire(self.now) {
+            self.people.servers[server].holds -= 1;
+            self.people.release_server(server);
+        }
+    }
+
+    fn fire(&mut self, timer: Timer, notices: &mut Notices) {
+        match timer {
+            Timer::RoomEnd(id) => self.end_room(id, notices),
+            Timer::Seats(id) => self.expire_seats(id, notices),
+            Timer::Grace(server) => self.give_up_server(server, notices),
+        }
+    }
+
+    fn dispatch(
+        &mut self,
+        caller: Caller<'_>,
+        number: u16,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        match number {
+            Method::PING => Ok(()),
+            Method::MY_RPC_TEST => {
+                for field in fields(body) {
+                    field?;
+                }
+                // The zero is written although proto3 would leave it out: callers see that a result came.
+                answer.extend_from_slice(&[0x08, 0]);
+                Ok(())
+            }
+            Method::LIST_MINE => self.list_mine(caller, body, answer),
+            Method::CREATE_TEAM => self.create_team(caller, body, answer, notices),
+            Method::JOIN_TEAM => self.join_team(caller, body, answer, notices),
+            Method::LEAVE_TEAM => self.leave_team(caller, body, notices),
+            Method::CHANGE_TEAM_LEADER => self.change_team_leader(caller, body, notices),
+            Method::SET_TEAM_DATA => self.set_team_data(caller, body, notices),
+            Method::BROADCAST_TEAM => self.broadcast_team(body, notices),
+            Method::GET_TEAM_INFO => self.get_team_info(body, answer),
+            Method::DELETE_TEAM => self.delete_team(caller, body, notices),
+            Method::ROLE_JOIN_RANDOM_ROOM => self.role_join_random_room(caller, body, answer, notices),
+            Method::ROLE_CREATE_ROOM => self.role_create_room(caller, body, answer, notices),
+            Method::ROLE_JOIN_ROOM => self.role_join_room(caller, body, answer, notices),
+            Method::ROLE_LEAVE_ROOM => self.role_leave_room(caller, body, answer, notices),
+            Method::TEAM_JOIN_RANDOM_ROOM => self.team_join_random_room(body, answer, notices),
+            Method::TEAM_CREATE_ROOM => self.team_create_room(body, answer, notices),
+            Method::TEAM_JOIN_ROOM => self.team_join_room(body, answer, notices),
+            Method::BROADCAST_ROOM => self.broadcast_room(body, notices),
+            Method::GET_ROOM_LIST => self.get_room_list(body, answer),
+            Method::LIST_ROOMS => self.list_rooms(body, answer),
+            Method::GET_ROOM_INFOS => self.get_room_infos(body, answer),
+            Method::SET_ROOM_DATA => self.set_room_data(body, notices),
+            Method::UPDATE_ROOM_ROLE_DATA => self.update_room_role_data(caller, body, notices),
+            Method::DELETE_ROOM => self.delete_room(caller, body, answer),
+            Method::GET_ROOM_INFO => self.get_room_info(body, answer),
+            Method::CLAIM_SEAT => self.claim_seat(caller, body, answer, notices),
+            Method::SET_ROOM_FLAGS => self.set_room_flags(caller, body, answer, notices),
+            Method::DRAIN => {
+                require(caller, Scope::Admin)?;
+                self.draining = true;
+                Ok(())
+            }
+            _ => Err(Problem::new(Status::UnknownMethod, "no such method")),
+        }
+    }
+
+    /// The server that a role lives on, as far as the caller may say.
+    pub(crate) fn home_of<'a>(&self, caller: Caller<'a>, role: &RoleRef<'a>) -> Outcome<&'a [u8]> {
+        let own = caller.srv.as_bytes();
+        if role.srv.is_empty() || role.srv == own {
+            return Ok(own);
+        }
+        require(caller, Scope::Trusted)?;
+        Ok(role.srv)
+    }
+
+    /// Refuses unless the caller may act for a role that the matcher knows.
+    pub(crate) fn check_acts_for(&self, caller: Caller<'_>, player: u32) -> Outcome {
+        if caller.scope > Scope::Server || self.people.server_of(player) == caller.srv.as_bytes() {
+            return Ok(());
+        }
+        Err(forbidden("the role lives on another server"))
+    }
+
+    pub(crate) fn check_not_draining(&self) -> Outcome {
+        if self.draining {
+            return Err(Problem::new(Status::Draining, "the matcher is draining: nothing new is begun"));
+        }
+        Ok(())
+    }
+
+    /// A lost server did not come back: its roles leave everything.
+    fn give_up_server(&mut self, index: u32, notices: &mut Notices) {
+        let Some(server) = self.people.servers.get_mut(index) else { return };
+        if server.connected || server.grace_until == 0 || server.grace_until > self.now {
+            return;
+        }
+        server.grace_until = 0;
+        // Held, so that the entry outlives its last role.
+        server.holds += 1;
+        let players: Vec<u32> = self.people.players_of(index).collect();
+        for player in players {
+            self.disconnect_player(player, notices);
+        }
+        self.people.servers[index].holds -= 1;
+        self.people.release_server(index);
+    }
+
+    fn disconnect_player(&mut self, player: u32, notices: &mut Notices) {
+        let Some(entry) = self.people.players.get_mut(player) else { return };
+        entry.holds += 1;
+        let team = self.people.players[player].team;
+        if team != NONE {
+            self.remove_from_team(team, player, "disconnected", notices);
+        }
+        let rooms = self.people.players[player].rooms.clone();
+        for room in rooms {
+            self.remove_from_room(room, player, "disconnected", notices);
+        }
+        self.people.players[player].holds -= 1;
+        self.people.release(player);
+    }
+
+    fn list_mine(&mut self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+        let mut srv = &[][..];
+        for field in fields(body) {
+            let field = field?;
+            if field.number == 1 {
+                srv = crate::info::text(&field)?;
+            }
+        }
+        if srv.is_empty() {
+            srv = caller.srv.as_bytes();
+        } else if srv != caller.srv.as_bytes() {
+            require(caller, Scope::Trusted)?;
+        }
+        let Some(server) = self.people.server(srv) else { return Ok(()) };
+        let (mut rooms, mut teams) = (Vec::new(), Vec::new());
+        for player in self.people.players_of(server) {
+            let player = &self.people.players[player];
+            rooms.extend_from_slice(&player.rooms);
+            teams.extend((player.team != NONE).then_some(player.team));
+        }
+        for list in [&mut rooms, &mut teams] {
+            list.sort_unstable();
+            list.dedup();
+        }
+        for room in rooms {
+            write_nested(answer, 1, |out| self.write_room(room, None, out));
+        }
+        for team in teams {
+            write_nested(answer, 2, |out| self.write_team(team, out));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn new_id(&mut self, index: u32) -> Id {
+        Id { index, nonce: self.nonces.next() }
+    }
+}
+
+/// Sends the event to every server with at least one of `players`, once each, with the roles it hosts.
+pub(crate) fn fan_out(
+    people: &People,
+    players: impl Iterator<Item = u32> + Clone,
+    count: usize,
+    event: &[u8],
+    collapse: u64,
+    notices: &mut Notices,
+) {
+    let server = |player: u32| people.players[player].server;
+    let id = |player: u32| people.players[player].id.as_slice();
+    if count <= FAN_OUT_SCAN_MAX {
+        for (index, player) in players.clone().enumerate() {
+            let own = server(player);
+            if players.clone().take(index).any(|before| server(before) == own) {
+                continue;
+            }
+            let roles = players.clone().skip(index).filter(|other| server(*other) == own).map(id);
+            notices.push(own, roles, event, collapse);
+        }
+        return;
+    }
+    let mut all: Vec<(u32, u32)> = players.map(|player| (server(player), player)).collect();
+    all.sort_by_key(|(server, _)| *server);
+    for group in all.chunk_by(|a, b| a.0 == b.0) {
+        notices.push(group[0].0, group.iter().map(|(_, player)| id(*player)), event, collapse);
+    }
+}
+
+/// Members up to which looking for equal servers pair by pair is cheaper than sorting.
+const FAN_OUT_SCAN_MAX: usize = 16;
+
+/// The last fields of an event about a team or room: id, revision, reason.
+pub(crate) fn write_about(out: &mut Vec<u8>, id: Id, rev: u64, reason: &str) {
+    write_bytes(out, 20, &id.text());
+    write_u64(out, 21, rev);
+    if !reason.is_empty() {
+        write_bytes(out, 22, reason.as_bytes());
+    }
+}
+
+/// Not 0 for what may be collapsed: the same number means the same value of the same object.
+pub(crate) fn collapse_key(enabled: bool, object: Id, kind: u32, key: &[u8]) -> u64 {
+    if !enabled {
+        return 0;
+    }
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&object.nonce.to_le_bytes()).update(&kind.to_le_bytes()).update(key);
+    let hash = hasher.finalize();
+    hash.as_bytes()[..8].iter().fold(1, |value: u64, byte| value << 8 ^ u64::from(*byte)) | 1
+}
+
+pub(crate) fn require(caller: Caller<'_>, scope: Scope) -> Outcome {
+    if caller.scope < scope {
+        return Err(match scope {
+            Scope::Admin => forbidden("this needs a token with scope admin"),
+            _ => forbidden("this needs a token with scope trusted"),
+        });
+    }
+    Ok(())
+}
+
+fn refuse(problem: &Problem, answer: &mut Vec<u8>, start: usize) -> Status {
+    answer.truncate(start);
+    problem.write(answer);
+    problem.status
+}
+
+/// The key of a request that carries one. It stands last in what clients write, but may be anywhere.
+fn request_key(body: &[u8]) -> Outcome<Option<u128>> {
+    let mut key = None;
+    for field in fields(body) {
+        let field = field?;
+        if field.number == REQUEST_KEY_FIELD {
+            let bytes: [u8; 16] =
+                field.value.try_into().map_err(|_| invalid("a request key has 16 bytes"))?;
+            key = Some(u128::from_le_bytes(bytes));
+        }
+    }
+    Ok(key)
+}
+
+/// Names of servers are bounded like other ids.
+///
+/// # Errors
+/// `TOO_LARGE`.
+pub fn check_server_name(name: &str) -> Result<(), &'static str> {
+    check_len(name.as_bytes(), crate::info::ID_BYTES_MAX, "SrvID")
+        .map_err(|_| "SrvID is longer than 128 bytes")
+}
+
+/// A text as it is stored.
+pub(crate) fn stored(text: &[u8]) -> Text {
+    Text::from_slice(text)
+}

@@ -1,0 +1,232 @@
+//! Match modes and the indexes of their rooms.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Config, ModeRules, Select, rules_of_name};
+use crate::info::RoleRef;
+use crate::problem::{Outcome, Problem};
+use throng_wire::matcher::Status;
+
+/// Modes by themselves (`NvM`) that may exist at a time; those that are configured come on top.
+const UNCONFIGURED_MODES_MAX: usize = 4_096;
+
+/// A mode and its rooms.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Mode {
+    pub(crate) name: String,
+    pub(crate) rules: ModeRules,
+    pub(crate) open: Open,
+    /// Rooms that lists show, by age.
+    pub(crate) visible: BTreeMap<u64, u32>,
+    /// Live rooms, lingering ones included.
+    pub(crate) rooms: u32,
+}
+
+/// Open rooms by free places.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Open {
+    /// For a choice by age: at each number of free places the rooms by age.
+    ByAge(Vec<BTreeMap<u64, u32>>),
+    /// For a choice by chance.
+    Any(Vec<Vec<u32>>),
+}
+
+/// Every mode by index and name.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Modes {
+    list: Vec<Mode>,
+    by_name: BTreeMap<String, u16>,
+}
+
+impl Modes {
+    pub(crate) fn new(config: &Config) -> Modes {
+        let mut modes = Modes::default();
+        modes.configure(config);
+        modes
+    }
+
+    /// Applies configured rules; rooms that exist keep their members.
+    pub(crate) fn configure(&mut self, config: &Config) {
+        for (name, rules) in &config.modes {
+            self.put(name, rules.clone());
+        }
+    }
+
+    /// Makes or changes a mode.
+    pub(crate) fn put(&mut self, name: &str, rules: ModeRules) -> u16 {
+        if let Some(index) = self.by_name.get(name).copied() {
+            let mode = &mut self.list[usize::from(index)];
+            let same_order = (mode.rules.select == Select::Random) == (rules.select == Select::Random);
+            if same_order {
+                mode.rules = rules;
+            } else {
+                // How a room is chosen decides what the index looks like, so it stays until the mode has no room.
+                let select = mode.rules.select;
+                mode.rules = ModeRules { select, ..rules };
+            }
+            return index;
+        }
+        let index = self.list.len() as u16;
+        let open =
+            if rules.select == Select::Random { Open::Any(Vec::new()) } else { Open::ByAge(Vec::new()) };
+        self.list.push(Mode { name: name.to_owned(), rules, open, visible: BTreeMap::new(), rooms: 0 });
+        self.by_name.insert(name.to_owned(), index);
+        index
+    }
+
+    /// The mode of a name, made if the name speaks for itself.
+    ///
+    /// # Errors
+    /// `UNKNOWN_MODE`.
+    #[inline]
+    pub(crate) fn resolve(&mut self, name: &[u8]) -> Outcome<u16> {
+        let name = std::str::from_utf8(name).unwrap_or_default();
+        if let Some(index) = self.by_name.get(name) {
+            return Ok(*index);
+        }
+        match rules_of_name(name) {
+            Some(rules) if self.list.len() < UNCONFIGURED_MODES_MAX => Ok(self.put(name, rules)),
+            _ => Err(Problem::new(Status::UnknownMode, "no such match mode; configure it or name it NvM")),
+        }
+    }
+
+    /// The mode of a name, if it exists.
+    pub(crate) fn find(&self, name: &[u8]) -> Option<&Mode> {
+        let index = self.by_name.get(std::str::from_utf8(name).ok()?)?;
+        Some(&self.list[usize::from(*index)])
+    }
+}
+
+impl std::ops::Index<u16> for Modes {
+    type Output = Mode;
+
+    #[inline]
+    fn index(&self, index: u16) -> &Mode {
+        &self.list[usize::from(index)]
+    }
+}
+
+impl std::ops::IndexMut<u16> for Modes {
+    #[inline]
+    fn index_mut(&mut self, index: u16) -> &mut Mode {
+        &mut self.list[usize::from(index)]
+    }
+}
+
+impl ModeRules {
+    /// What the rules say about a newcomer alone.
+    pub(crate) fn check_limits(&self, role: &RoleRef<'_>) -> Outcome {
+        for limit in &self.limits {
+            let fits = match role.float(&limit.key) {
+                Some(value) => {
+                    limit.min.is_none_or(|min| value >= min) && limit.max.is_none_or(|max| value <= max)
+                }
+                None => !limit.required,
+            };
+            if !fits {
+                let message = format!("`{}` is outside what the mode admits", limit.key);
+                return Err(Problem::new(Status::Refused, message));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Open {
+    pub(crate) fn insert(&mut self, free: usize, order: u64, room: u32) {
+        match self {
+            Open::ByAge(levels) => {
+                if levels.len() <= free {
+                    levels.resize(free + 1, BTreeMap::new());
+                }
+                levels[free].insert(order, room);
+            }
+            Open::Any(levels) => {
+                if levels.len() <= free {
+                    levels.resize(free + 1, Vec::new());
+                }
+                levels[free].push(room);
+            }
+        }
+    }
+
+    /// `place` is where [`Open::Any`] has the room; returns the room that took its place.
+    pub(crate) fn remove(&mut self, free: usize, order: u64, place: usize) -> Option<u32> {
+        match self {
+            Open::ByAge(levels) => {
+                levels[free].remove(&order);
+                None
+            }
+            Open::Any(levels) => {
+                levels[free].swap_remove(place);
+                levels[free].get(place).copied()
+            }
+        }
+    }
+
+    /// Where the room that was inserted last lies.
+    pub(crate) fn last_place(&self, free: usize) -> usize {
+        match self {
+            Open::ByAge(_) => 0,
+            Open::Any(levels) => levels[free].len() - 1,
+        }
+    }
+
+    /// The first rooms to try for a group of `size`, at most `limit`; `draw(n)` gives a number below n.
+    pub(crate) fn candidates(
+        &self,
+        select: Select,
+        size: usize,
+        limit: usize,
+        mut draw: impl FnMut(usize) -> usize,
+        found: &mut Vec<u32>,
+    ) {
+        found.clear();
+        match self {
+            Open::ByAge(levels) if select == Select::Oldest && limit == 1 => {
+                let first = levels.iter().skip(size).filter_map(|level| level.first_key_value());
+                found.extend(first.min().map(|(_, room)| *room));
+            }
+            Open::ByAge(levels) if select == Select::Oldest => {
+                let mut all: Vec<(u64, u32)> = levels
+                    .iter()
+                    .skip(size)
+                    .flat_map(|level| level.iter().take(limit).map(|(order, room)| (*order, *room)))
+                    .collect();
+                all.sort_unstable();
+                found.extend(all.into_iter().take(limit).map(|(_, room)| room));
+            }
+            Open::ByAge(levels) => {
+                found.extend(levels.iter().skip(size).flat_map(|level| level.values()).take(limit).copied());
+            }
+            Open::Any(levels) => {
+                let count: usize = levels.iter().skip(size).map(Vec::len).sum();
+                let at = |mut index: usize| {
+                    for level in levels.iter().skip(size) {
+                        if index < level.len() {
+                            return level[index];
+                        }
+                        index -= level.len();
+                    }
+                    unreachable!("the index is below the count of all levels")
+                };
+                if count <= limit {
+                    // All of them, in an order by chance.
+                    found.extend((0..count).map(at));
+                    for last in (1..found.len()).rev() {
+                        found.swap(last, draw(last + 1));
+                    }
+                } else {
+                    while found.len() < limit {
+                        let room = at(draw(count));
+                        if !found.contains(&room) {
+                            found.push(room);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

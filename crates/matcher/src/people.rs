@@ -1,0 +1,194 @@
+//! Roles and the servers they live on.
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+use std::hash::BuildHasher;
+
+use crate::info::Text;
+use crate::slab::{NONE, Slab};
+
+/// A role that is in something.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Player {
+    pub(crate) id: Text,
+    /// Where its events go.
+    pub(crate) server: u32,
+    /// Neighbours in the server's list.
+    previous: u32,
+    next: u32,
+    pub(crate) team: u32,
+    /// The live room whose mode is exclusive.
+    pub(crate) room: u32,
+    /// Every room that lists it as a member, lingering ones too.
+    pub(crate) rooms: SmallVec<[u32; 2]>,
+    /// Reserved seats, and what else needs the entry to stay.
+    pub(crate) holds: u32,
+}
+
+/// A game server.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Server {
+    pub(crate) id: Text,
+    first: u32,
+    pub(crate) connected: bool,
+    /// When its roles are given up, 0 while it is connected or was never.
+    pub(crate) grace_until: u64,
+    /// Request keys and rooms that name it.
+    pub(crate) holds: u32,
+}
+
+/// A table from names to indexes whose order nobody sees.
+#[derive(Clone, Debug, Default)]
+struct Index {
+    table: HashTable<u32>,
+    hasher: DefaultHashBuilder,
+}
+
+impl Index {
+    #[inline]
+    fn find(&self, name: &[u8], same: impl Fn(u32) -> bool) -> Option<u32> {
+        self.table.find(self.hasher.hash_one(name), |index| same(*index)).copied()
+    }
+
+    fn insert<'a>(&mut self, name: &[u8], index: u32, name_of: impl Fn(u32) -> &'a [u8]) {
+        let hasher = &self.hasher;
+        self.table.insert_unique(hasher.hash_one(name), index, |index| hasher.hash_one(name_of(*index)));
+    }
+
+    fn remove(&mut self, name: &[u8], index: u32) {
+        if let Ok(entry) = self.table.find_entry(self.hasher.hash_one(name), |found| *found == index) {
+            entry.remove();
+        }
+    }
+}
+
+/// Roles and servers, found by name.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct People {
+    pub(crate) players: Slab<Player>,
+    pub(crate) servers: Slab<Server>,
+    #[serde(skip)]
+    player_index: Index,
+    #[serde(skip)]
+    server_index: Index,
+}
+
+impl People {
+    /// Makes the tables again after a snapshot was read.
+    pub(crate) fn reindex(&mut self) {
+        for (index, player) in self.players.iter() {
+            self.player_index.insert(&player.id, index, |index| &self.players[index].id);
+        }
+        for (index, server) in self.servers.iter() {
+            self.server_index.insert(&server.id, index, |index| &self.servers[index].id);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn player(&self, id: &[u8]) -> Option<u32> {
+        self.player_index.find(id, |index| self.players[index].id.as_slice() == id)
+    }
+
+    #[inline]
+    pub(crate) fn server(&self, id: &[u8]) -> Option<u32> {
+        self.server_index.find(id, |index| self.servers[index].id.as_slice() == id)
+    }
+
+    /// The entry of a server, made if there is none.
+    pub(crate) fn server_entry(&mut self, id: &[u8]) -> u32 {
+        if let Some(index) = self.server(id) {
+            return index;
+        }
+        let server =
+            Server { id: Text::from_slice(id), first: NONE, connected: false, grace_until: 0, holds: 0 };
+        let index = self.servers.insert(server);
+        self.server_index.insert(id, index, |index| &self.servers[index].id);
+        index
+    }
+
+    /// The entry of a role on a server; it moves there if it was elsewhere. Call [`release`](People::release) when
+    /// nothing holds it in the end.
+    pub(crate) fn player_entry(&mut self, id: &[u8], server: u32) -> u32 {
+        if let Some(index) = self.player(id) {
+            if self.players[index].server != server {
+                self.unlink(index);
+                self.link(index, server);
+            }
+            return index;
+        }
+        let index = self.players.insert(Player {
+            id: Text::from_slice(id),
+            server: NONE,
+            previous: NONE,
+            next: NONE,
+            team: NONE,
+            room: NONE,
+            rooms: SmallVec::new(),
+            holds: 0,
+        });
+        self.player_index.insert(id, index, |index| &self.players[index].id);
+        self.link(index, server);
+        index
+    }
+
+    /// Forgets a role that is in nothing.
+    pub(crate) fn release(&mut self, index: u32) {
+        let Some(player) = self.players.get(index) else { return };
+        if player.team != NONE || !player.rooms.is_empty() || player.holds > 0 {
+            return;
+        }
+        let server = player.server;
+        self.unlink(index);
+        if let Some(player) = self.players.remove(index) {
+            self.player_index.remove(&player.id, index);
+        }
+        self.release_server(server);
+    }
+
+    /// Forgets a server that has no session and no roles.
+    pub(crate) fn release_server(&mut self, index: u32) {
+        let Some(server) = self.servers.get(index) else { return };
+        if server.connected || server.first != NONE || server.holds > 0 || server.grace_until > 0 {
+            return;
+        }
+        if let Some(server) = self.servers.remove(index) {
+            self.server_index.remove(&server.id, index);
+        }
+    }
+
+    /// Roles of a server; the newest first.
+    pub(crate) fn players_of(&self, server: u32) -> impl Iterator<Item = u32> + '_ {
+        let first = self.servers.get(server).map_or(NONE, |server| server.first);
+        std::iter::successors((first != NONE).then_some(first), |index| {
+            let next = self.players[*index].next;
+            (next != NONE).then_some(next)
+        })
+    }
+
+    pub(crate) fn server_of(&self, player: u32) -> &[u8] {
+        &self.servers[self.players[player].server].id
+    }
+
+    fn link(&mut self, player: u32, server: u32) {
+        let first = self.servers[server].first;
+        if first != NONE {
+            self.players[first].previous = player;
+        }
+        self.servers[server].first = player;
+        let entry = &mut self.players[player];
+        (entry.server, entry.previous, entry.next) = (server, NONE, first);
+    }
+
+    fn unlink(&mut self, player: u32) {
+        let Player { server, previous, next, .. } = self.players[player];
+        if previous == NONE {
+            self.servers[server].first = next;
+        } else {
+            self.players[previous].next = next;
+        }
+        if next != NONE {
+            self.players[next].previous = previous;
+        }
+    }
+}

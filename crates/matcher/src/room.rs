@@ -1,0 +1,619 @@
+//! Rooms: their life from the first member to destruction.
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+use throng_wire::fields;
+use throng_wire::matcher::{Event, Status, write_bool, write_bytes, write_nested, write_u64};
+
+use crate::config::{Caller, OnFull, Scope, Snapshot};
+use crate::id::Id;
+use crate::info::{DataMap, Info, ROOM_DATA_FIELD, RoleRef, bytes, entry, text, write_entry};
+use crate::matcher::{Matcher, fan_out, write_about};
+use crate::notices::Notices;
+use crate::problem::{Outcome, Problem, not_found, quote};
+use crate::slab::NONE;
+use crate::timers::Timer;
+
+/// Members up to which an event carries all of them, where the mode does not say.
+const SNAPSHOT_MEMBERS_MAX: usize = 16;
+/// Rooms of which a random join asks the policy before it makes one.
+const CANDIDATES_MAX: usize = 64;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Room {
+    pub(crate) id: Id,
+    /// Age: rooms made later have greater ones.
+    pub(crate) order: u64,
+    pub(crate) created: u64,
+    pub(crate) rev: u64,
+    pub(crate) mode: u16,
+    pub(crate) hidden: bool,
+    pub(crate) full: bool,
+    /// `full` was set from outside, so leaving does not clear it.
+    pub(crate) forced_full: bool,
+    pub(crate) sealed: bool,
+    pub(crate) deleting: bool,
+    /// Where the mode's indexes have it.
+    listed: bool,
+    open_at: Option<u32>,
+    open_place: u32,
+    pub(crate) members: SmallVec<[Member; 4]>,
+    pub(crate) seats: Vec<Seat>,
+    pub(crate) data: DataMap,
+    pub(crate) sides: Vec<Side>,
+    /// Server whose role made it.
+    pub(crate) creator: u32,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Member {
+    pub(crate) player: u32,
+    pub(crate) info: Info,
+}
+
+/// A place kept for a role.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Seat {
+    pub(crate) player: u32,
+    pub(crate) until: u64,
+    pub(crate) info: Info,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Side {
+    pub(crate) name: String,
+    pub(crate) players: Vec<crate::info::Text>,
+}
+
+/// A role on its way into a room.
+pub(crate) struct Newcomer {
+    pub(crate) player: u32,
+    pub(crate) info: Info,
+}
+
+pub(crate) type Newcomers = SmallVec<[Newcomer; 4]>;
+
+/// What a new room begins with.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CreateInfo<'a> {
+    pub(crate) mode: &'a [u8],
+    hidden: Option<bool>,
+    body: &'a [u8],
+    data: bool,
+}
+
+impl<'a> CreateInfo<'a> {
+    pub(crate) fn parse(body: &'a [u8]) -> Outcome<CreateInfo<'a>> {
+        let mut info = CreateInfo { body, ..CreateInfo::default() };
+        for field in fields(body) {
+            let field = field?;
+            match field.number {
+                1 => info.mode = text(&field)?,
+                2 => info.hidden = Some(field.scalar != 0),
+                3 => info.data = true,
+                _ => {}
+            }
+        }
+        Ok(info)
+    }
+
+    fn data(&self) -> Outcome<DataMap> {
+        let mut data = DataMap::default();
+        if self.data {
+            for field in fields(self.body).map_while(Result::ok).filter(|field| field.number == 3) {
+                let (key, value) = entry(&field)?;
+                data.set(ROOM_DATA_FIELD, key, value.map_or(&[][..], |value| value.value))?;
+            }
+        }
+        Ok(data)
+    }
+}
+
+impl Room {
+    pub(crate) fn free(&self, capacity: u32) -> u32 {
+        capacity.saturating_sub((self.members.len() + self.seats.len()) as u32)
+    }
+
+    pub(crate) fn has_member(&self, player: u32) -> bool {
+        self.members.iter().any(|member| member.player == player)
+    }
+}
+
+impl Matcher {
+    pub(crate) fn find_room(&self, id: &[u8]) -> Outcome<u32> {
+        Id::parse(id)
+            .filter(|id| self.rooms.get(id.index).is_some_and(|room| room.id == *id))
+            .map(|id| id.index)
+            .ok_or_else(|| not_found("room does not exist"))
+    }
+
+    /// Takes a newcomer's server and place in the tables. Undone by `release_newcomers` when the join fails.
+    pub(crate) fn newcomer<'a>(&mut self, caller: Caller<'a>, role: &RoleRef<'a>) -> Outcome<Newcomer> {
+        let srv = self.home_of(caller, role)?;
+        let server = self.people.server_entry(srv);
+        let player = self.people.player_entry(role.id, server);
+        Ok(Newcomer { player, info: role.info(srv, b"") })
+    }
+
+    pub(crate) fn release_newcomers(&mut self, newcomers: &[Newcomer]) {
+        for newcomer in newcomers {
+            self.people.release(newcomer.player);
+        }
+    }
+
+    /// The live exclusive room that a role is in.
+    pub(crate) fn room_of(&self, role: &[u8]) -> Option<u32> {
+        let room = self.people.players[self.people.player(role)?].room;
+        (room != NONE).then_some(room)
+    }
+
+    pub(crate) fn already_in(&self, room: u32) -> Problem {
+        let id = self.rooms[room].id.text();
+        Problem::new(Status::AlreadyInRoom, "the role is in another room").with("RoomID", quote(&id))
+    }
+
+    /// A random join's room: the first candidate whose policy admits the newcomers, or `None`.
+    pub(crate) fn pick_room(&mut self, mode: u16, newcomers: &[Newcomer]) -> Option<u32> {
+        let mut found = std::mem::take(&mut self.scratch.candidates);
+        let Matcher { modes, nonces, .. } = self;
+        let rules = &modes[mode].rules;
+        let vetoes = !rules.unique_float.is_empty() || !rules.unique_string.is_empty() || !rules.exclusive;
+        let limit = if vetoes { CANDIDATES_MAX } else { 1 };
+        let draw = |count: usize| (nonces.next() % count as u64) as usize;
+        modes[mode].open.candidates(rules.select, newcomers.len(), limit, draw, &mut found);
+        let picked = found.iter().copied().find(|room| self.check_unique(*room, newcomers).is_ok());
+        self.scratch.candidates = found;
+        picked
+    }
+
+    /// Whether newcomers share a value with members or each other that must be unique.
+    pub(crate) fn check_unique(&self, room: u32, newcomers: &[Newcomer]) -> Outcome {
+        let rules = &self.modes[self.rooms.get(room).map_or(0, |room| room.mode)].rules;
+        if rules.unique_float.is_empty() && rules.unique_string.is_empty() {
+            return Ok(());
+        }
+        let members = self.rooms.get(room).map_or(&[][..], |room| &room.members);
+        check_unique(rules, members.iter().map(|member| &member.info), newcomers)
+    }
+
+    /// Makes a room with its first members. The caller has checked capacity and limits.
+    pub(crate) fn make_room(
+        &mut self,
+        mode: u16,
+        create: &CreateInfo<'_>,
+        newcomers: Newcomers,
+        notices: &mut Notices,
+    ) -> Outcome<u32> {
+        self.check_not_draining()?;
+        check_unique(&self.modes[mode].rules, std::iter::empty(), &newcomers)?;
+        let data = create.data()?;
+        let hidden = create.hidden.unwrap_or(self.modes[mode].rules.hidden);
+        let creator = newcomers.first().map_or(NONE, |first| self.people.players[first.player].server);
+        let room = self.insert_room(mode, hidden, data, creator);
+        self.admit(room, newcomers, notices);
+        Ok(room)
+    }
+
+    /// An empty room, in no index yet.
+    pub(crate) fn insert_room(&mut self, mode: u16, hidden: bool, data: DataMap, creator: u32) -> u32 {
+        let index = self.rooms.next_index();
+        let id = self.new_id(index);
+        self.order += 1;
+        self.stats.rooms_created += 1;
+        self.modes[mode].rooms += 1;
+        if creator != NONE {
+            self.people.servers[creator].holds += 1;
+        }
+        self.rooms.insert(Room {
+            id,
+            order: self.order,
+            created: self.now,
+            rev: 0,
+            mode,
+            hidden,
+            full: false,
+            forced_full: false,
+            sealed: false,
+            deleting: false,
+            listed: false,
+            open_at: None,
+            open_place: 0,
+            members: SmallVec::new(),
+            seats: Vec::new(),
+            data,
+            sides: Vec::new(),
+            creator,
+        })
+    }
+
+    /// Adds members and tells everybody. Leaves the room as encoded in `scratch.room`.
+    pub(crate) fn admit(&mut self, index: u32, newcomers: Newcomers, notices: &mut Notices) {
+        let room = &mut self.rooms[index];
+        let mode = &self.modes[room.mode];
+        room.rev += 1;
+        let first = room.members.len();
+        let exclusive = mode.rules.exclusive;
+        self.stats.roles_joined += newcomers.len() as u64;
+        for newcomer in newcomers {
+            let player = &mut self.people.players[newcomer.player];
+            player.rooms.push(index);
+            if exclusive {
+                player.room = index;
+            }
+            room.members.push(Member { player: newcomer.player, info: newcomer.info });
+        }
+        let capacity = mode.rules.capacity;
+        let made = room.members.len() as u32 >= capacity;
+        if !room.forced_full {
+            room.full = room.free(capacity) == 0;
+        }
+        if made {
+            match mode.rules.on_full {
+                OnFull::Delete => {
+                    // The finished match is shown full and deleting, in the answer and in the event.
+                    room.deleting = true;
+                }
+                OnFull::Seal => room.sealed = true,
+                OnFull::Keep => {}
+            }
+        }
+        let deleting = room.deleting;
+        self.announce_members(index, first, notices);
+        if deleting {
+            self.begin_end(index);
+        } else {
+            self.reindex_room(index);
+        }
+    }
+
+    fn announce_members(&mut self, index: u32, first: usize, notices: &mut Notices) {
+        let mut encoded = std::mem::take(&mut self.scratch.room);
+        encoded.clear();
+        self.write_room(index, None, &mut encoded);
+        let mut event = std::mem::take(&mut self.scratch.event);
+        event.clear();
+        let room = &self.rooms[index];
+        let partial = self.sends_partial(index);
+        write_nested(&mut event, Event::ROLES_JOIN_ROOM, |out| {
+            if partial {
+                write_nested(out, 1, |out| self.write_room(index, Some(first..room.members.len()), out));
+            } else {
+                write_bytes(out, 1, &encoded);
+            }
+            for member in &room.members[first..] {
+                write_bytes(out, 2, &self.people.players[member.player].id);
+            }
+            write_about(out, room.id, room.rev, "");
+        });
+        self.scratch.event = event;
+        self.scratch.room = encoded;
+        self.tell_room(index, 0, notices);
+    }
+
+    fn sends_partial(&self, index: u32) -> bool {
+        let room = &self.rooms[index];
+        match self.modes[room.mode].rules.snapshot {
+            Snapshot::Full => false,
+            Snapshot::Delta => true,
+            Snapshot::Auto => room.members.len() > SNAPSHOT_MEMBERS_MAX,
+        }
+    }
+
+    /// Takes a member out, if it is one: the event with the room as it was, then the removal.
+    pub(crate) fn remove_from_room(&mut self, index: u32, player: u32, reason: &str, notices: &mut Notices) {
+        let Some(room) = self.rooms.get_mut(index) else { return };
+        let Some(at) = room.members.iter().position(|member| member.player == player) else { return };
+        room.rev += 1;
+        self.leave_event(index, at, reason);
+        self.tell_room(index, 0, notices);
+        let room = &mut self.rooms[index];
+        room.members.remove(at);
+        for side in &mut room.sides {
+            let id = &self.people.players[player].id;
+            side.players.retain(|other| other != id);
+        }
+        let deleting = room.deleting;
+        let entry = &mut self.people.players[player];
+        entry.rooms.retain(|other| *other != index);
+        if entry.room == index {
+            entry.room = NONE;
+        }
+        self.people.release(player);
+        if !deleting {
+            self.after_leaving(index);
+        }
+    }
+
+    /// A room with a free place more: it goes, opens again, or stays sealed.
+    pub(crate) fn after_leaving(&mut self, index: u32) {
+        let room = &mut self.rooms[index];
+        let rules = &self.modes[room.mode].rules;
+        if room.members.is_empty() && room.seats.is_empty() && !rules.keep_empty {
+            room.deleting = true;
+            self.begin_end(index);
+            return;
+        }
+        if !room.sealed && !room.forced_full {
+            room.full = room.free(rules.capacity) == 0;
+        }
+        self.reindex_room(index);
+    }
+
+    fn leave_event(&mut self, index: u32, member: usize, reason: &str) {
+        let mut event = std::mem::take(&mut self.scratch.event);
+        event.clear();
+        let room = &self.rooms[index];
+        let partial = self.sends_partial(index).then_some(member..member + 1);
+        write_nested(&mut event, Event::ROLE_LEAVE_ROOM, |out| {
+            write_nested(out, 1, |out| self.write_room(index, partial, out));
+            write_bytes(out, 2, &self.people.players[room.members[member].player].id);
+            write_about(out, room.id, room.rev, reason);
+        });
+        self.scratch.event = event;
+    }
+
+    /// A room that is deleting leaves all indexes, releases its members and ends after its linger.
+    pub(crate) fn begin_end(&mut self, index: u32) {
+        let room = &mut self.rooms[index];
+        room.deleting = true;
+        let (id, linger) = (room.id, self.modes[room.mode].rules.linger_ms);
+        for member in &room.members {
+            let player = &mut self.people.players[member.player];
+            if player.room == index {
+                player.room = NONE;
+            }
+        }
+        let seats = std::mem::take(&mut room.seats);
+        for seat in seats {
+            self.people.players[seat.player].holds -= 1;
+            self.people.release(seat.player);
+        }
+        self.reindex_room(index);
+        self.timers.set(self.now + linger, Timer::RoomEnd(id));
+    }
+
+    /// The end of the linger: every remaining member gets one leave event, then the room is gone.
+    pub(crate) fn end_room(&mut self, id: Id, notices: &mut Notices) {
+        let index = id.index;
+        if self.rooms.get(index).is_none_or(|room| room.id != id) {
+            return;
+        }
+        let mut encoded = std::mem::take(&mut self.scratch.room);
+        encoded.clear();
+        self.rooms[index].rev += 1;
+        let partial = self.sends_partial(index).then_some(0..0);
+        self.write_room(index, partial, &mut encoded);
+        let mut event = std::mem::take(&mut self.scratch.event);
+        let room = &self.rooms[index];
+        for member in &room.members {
+            let player = &self.people.players[member.player];
+            event.clear();
+            write_nested(&mut event, Event::ROLE_LEAVE_ROOM, |out| {
+                write_bytes(out, 1, &encoded);
+                write_bytes(out, 2, &player.id);
+                write_about(out, id, room.rev, "room_deleted");
+            });
+            notices.push(player.server, std::iter::once(player.id.as_slice()), &event, 0);
+        }
+        self.scratch.event = event;
+        self.scratch.room = encoded;
+        let Some(room) = self.rooms.remove(index) else { return };
+        self.stats.rooms_destroyed += 1;
+        self.modes[room.mode].rooms -= 1;
+        for member in &room.members {
+            let entry = &mut self.people.players[member.player];
+            entry.rooms.retain(|other| *other != index);
+            self.people.release(member.player);
+        }
+        if room.creator != NONE {
+            self.people.servers[room.creator].holds -= 1;
+            self.people.release_server(room.creator);
+        }
+    }
+
+    /// Makes the mode's indexes agree with the room.
+    pub(crate) fn reindex_room(&mut self, index: u32) {
+        let room = &mut self.rooms[index];
+        let mode = &mut self.modes[room.mode];
+        let lists = !room.deleting && !room.hidden;
+        if lists != room.listed {
+            room.listed = lists;
+            if lists {
+                mode.visible.insert(room.order, index);
+            } else {
+                mode.visible.remove(&room.order);
+            }
+        }
+        let free = room.free(mode.rules.capacity);
+        let is_open = !room.deleting
+            && !room.full
+            && !room.sealed
+            && free > 0
+            && (!room.hidden || mode.rules.random_joins_hidden);
+        let wanted = is_open.then_some(free);
+        if wanted == room.open_at {
+            return;
+        }
+        let (order, old, place) = (room.order, room.open_at, room.open_place);
+        room.open_at = wanted;
+        let mut moved = None;
+        if let Some(old) = old {
+            moved = mode.open.remove(old as usize, order, place as usize);
+        }
+        if let Some(free) = wanted {
+            mode.open.insert(free as usize, order, index);
+            self.rooms[index].open_place = mode.open.last_place(free as usize) as u32;
+        }
+        if let Some(moved) = moved {
+            self.rooms[moved].open_place = place;
+        }
+    }
+
+    /// Sends the event in `scratch.event` to the room's members.
+    pub(crate) fn tell_room(&self, index: u32, collapse: u64, notices: &mut Notices) {
+        let members = &self.rooms[index].members;
+        let players = members.iter().map(|member| member.player);
+        fan_out(&self.people, players, members.len(), &self.scratch.event, collapse, notices);
+    }
+
+    /// Encodes a room; `only` lists these members instead of all and says so.
+    pub(crate) fn write_room(&self, index: u32, only: Option<std::ops::Range<usize>>, out: &mut Vec<u8>) {
+        let room = &self.rooms[index];
+        let mode = &self.modes[room.mode];
+        write_bytes(out, 1, &room.id.text());
+        write_u64(out, 2, room.created);
+        write_bytes(out, 3, mode.name.as_bytes());
+        let partial = only.is_some();
+        for member in &room.members[only.unwrap_or(0..room.members.len())] {
+            write_bytes(out, 4, member.info.bytes());
+        }
+        write_bool(out, 5, room.hidden);
+        write_bool(out, 6, room.full);
+        write_bool(out, 7, room.deleting);
+        if !partial {
+            if !mode.rules.count_key.is_empty() {
+                let mut digits = [0; 20];
+                let count = decimal(room.members.len() as u64, &mut digits);
+                write_entry(out, ROOM_DATA_FIELD, mode.rules.count_key.as_bytes(), count);
+            }
+            out.extend_from_slice(room.data.bytes());
+        }
+        write_u64(out, 9, room.rev);
+        if !partial {
+            for side in &room.sides {
+                write_nested(out, 10, |out| {
+                    write_bytes(out, 1, side.name.as_bytes());
+                    for player in &side.players {
+                        write_bytes(out, 2, player);
+                    }
+                });
+            }
+            for seat in &room.seats {
+                write_nested(out, 11, |out| {
+                    write_bytes(out, 1, &self.people.players[seat.player].id);
+                    write_u64(out, 2, seat.until);
+                });
+            }
+        }
+        write_u64(out, 12, room.members.len() as u64);
+        write_bool(out, 13, partial);
+    }
+
+    /// Seats whose time is over become free.
+    pub(crate) fn expire_seats(&mut self, id: Id, notices: &mut Notices) {
+        let index = id.index;
+        if self.rooms.get(index).is_none_or(|room| room.id != id || room.deleting) {
+            return;
+        }
+        loop {
+            let now = self.now;
+            let room = &mut self.rooms[index];
+            let Some(at) = room.seats.iter().position(|seat| seat.until <= now) else { break };
+            let seat = room.seats.remove(at);
+            room.rev += 1;
+            let rev = room.rev;
+            let role = self.people.players[seat.player].id.clone();
+            for side in &mut room.sides {
+                side.players.retain(|other| *other != role);
+            }
+            self.event(Event::SEAT_EXPIRED, |out| {
+                write_bytes(out, 1, &role);
+                write_about(out, id, rev, "");
+            });
+            self.tell_room(index, 0, notices);
+            // The one who lost it hears it too.
+            let player = &self.people.players[seat.player];
+            notices.push(player.server, std::iter::once(role.as_slice()), &self.scratch.event, 0);
+            self.people.players[seat.player].holds -= 1;
+            self.people.release(seat.player);
+        }
+        self.after_leaving(index);
+    }
+
+    /// Reserves a place for a role until a time.
+    pub(crate) fn reserve(&mut self, index: u32, newcomer: Newcomer, until: u64) {
+        self.people.players[newcomer.player].holds += 1;
+        let room = &mut self.rooms[index];
+        room.rev += 1;
+        room.seats.push(Seat { player: newcomer.player, until, info: newcomer.info });
+        let id = room.id;
+        let capacity = self.modes[room.mode].rules.capacity;
+        if !room.forced_full {
+            room.full = room.free(capacity) == 0;
+        }
+        self.timers.set(until, Timer::Seats(id));
+        self.reindex_room(index);
+    }
+
+    /// Whether the caller may change a room from outside.
+    pub(crate) fn owns_room(&self, caller: Caller<'_>, index: u32) -> bool {
+        if caller.scope > Scope::Server {
+            return true;
+        }
+        let own = |server: u32| {
+            self.people.servers.get(server).is_some_and(|s| s.id.as_slice() == caller.srv.as_bytes())
+        };
+        let room = &self.rooms[index];
+        own(room.creator)
+    }
+
+    /// Whether a member of the room lives on the caller's server.
+    pub(crate) fn hosts_in_room(&self, caller: Caller<'_>, index: u32) -> bool {
+        let members = &self.rooms[index].members;
+        members.iter().any(|member| self.people.server_of(member.player) == caller.srv.as_bytes())
+    }
+
+    /// Fields of a request to join: a role or team, a room or what to make.
+    pub(crate) fn parse_role_and<'a>(body: &'a [u8]) -> Outcome<(RoleRef<'a>, &'a [u8], u64)> {
+        let (mut role, mut second, mut third) = (None, &[][..], 0);
+        for field in fields(body) {
+            let field = field?;
+            match field.number {
+                1 => role = Some(RoleRef::parse(bytes(&field)?)?),
+                2 => second = text(&field)?,
+                3 => third = field.scalar,
+                _ => {}
+            }
+        }
+        let role = role.ok_or_else(|| crate::problem::invalid("the role is missing"))?;
+        Ok((role, second, third))
+    }
+}
+
+fn check_unique<'a>(
+    rules: &crate::config::ModeRules,
+    members: impl Iterator<Item = &'a Info> + Clone,
+    newcomers: &'a [Newcomer],
+) -> Outcome {
+    let all = || members.clone().chain(newcomers.iter().map(|newcomer| &newcomer.info));
+    let refused =
+        |key: &str| Err(Problem::new(Status::Refused, format!("`{key}` is the same as another member's")));
+    for key in &rules.unique_float {
+        let mut values: Vec<u64> = all().filter_map(|info| info.float(key)).map(f64::to_bits).collect();
+        values.sort_unstable();
+        if values.windows(2).any(|pair| pair[0] == pair[1]) {
+            return refused(key);
+        }
+    }
+    for key in &rules.unique_string {
+        let mut values: Vec<&[u8]> = all().filter_map(|info| info.string(key)).collect();
+        values.sort_unstable();
+        if values.windows(2).any(|pair| pair[0] == pair[1]) {
+            return refused(key);
+        }
+    }
+    Ok(())
+}
+
+/// A number in decimal digits.
+pub(crate) fn decimal(mut value: u64, digits: &mut [u8; 20]) -> &[u8] {
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (value % 10) as u8;
+        value /= 10;
+        if value == 0 {
+            return &digits[at..];
+        }
+    }
+}

@@ -1,0 +1,610 @@
+//! The room service: requests about rooms.
+
+use smallvec::smallvec;
+use throng_wire::fields;
+use throng_wire::matcher::{Event, Status, write_bool, write_bytes, write_nested};
+
+use crate::config::{Caller, Scope};
+use crate::info::{ROOM_DATA_FIELD, RoleRef, Update, bytes, check_id, text};
+use crate::matcher::{Matcher, collapse_key, write_about};
+use crate::notices::Notices;
+use crate::problem::{Outcome, Problem, forbidden, invalid, not_found, quote, quote_all};
+use crate::room::{CreateInfo, Newcomer, Newcomers};
+use crate::slab::NONE;
+use crate::team::{text_and_message, two_texts};
+use crate::timers::Timer;
+
+/// Rooms that one answer lists.
+pub(crate) const ROOM_LIST_MAX: usize = 1_000;
+/// Longest reservation, in seconds.
+const RESERVE_S_MAX: u64 = 3_600;
+const INFOS_MAX: usize = 1_000;
+
+impl Matcher {
+    pub(crate) fn role_join_random_room(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        let (role, create, reserve) = Self::parse_role_and(body)?;
+        let create = CreateInfo::parse(create)?;
+        let mode = self.modes.resolve(create.mode)?;
+        if let Some(room) = self.room_of(role.id) {
+            if self.rooms[room].mode == mode {
+                return self.answer_join(room, false, true, answer);
+            }
+            return Err(self.already_in(room));
+        }
+        self.check_open_to(mode, 1)?;
+        self.modes[mode].rules.check_limits(&role)?;
+        if reserve > RESERVE_S_MAX {
+            return Err(invalid(format!("a seat is reserved for at most {RESERVE_S_MAX} s")));
+        }
+        let newcomer = self.newcomer(caller, &role)?;
+        let newcomers: Newcomers = smallvec![newcomer];
+        if let Some(room) = self.pick_room(mode, &newcomers) {
+            if self.rooms[room].has_member(newcomers[0].player) {
+                return self.answer_join(room, false, true, answer);
+            }
+            if reserve > 0 {
+                let until = self.now + reserve * 1_000;
+                newcomers.into_iter().for_each(|newcomer| self.reserve(room, newcomer, until));
+                return self.answer_join(room, false, false, answer);
+            }
+            self.admit(room, newcomers, notices);
+            return self.answer_encoded(false, answer);
+        }
+        if reserve > 0 {
+            self.check_not_draining().inspect_err(|_| self.release_newcomers(&newcomers))?;
+            let hidden = self.modes[mode].rules.hidden;
+            let creator = self.people.players[newcomers[0].player].server;
+            let room = self.insert_room(mode, hidden, crate::info::DataMap::default(), creator);
+            let until = self.now + reserve * 1_000;
+            newcomers.into_iter().for_each(|newcomer| self.reserve(room, newcomer, until));
+            return self.answer_join(room, true, false, answer);
+        }
+        self.make_room_or_release(mode, &create, newcomers, notices)?;
+        self.answer_encoded(true, answer)
+    }
+
+    pub(crate) fn role_create_room(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        let (role, create, _) = Self::parse_role_and(body)?;
+        let create = CreateInfo::parse(create)?;
+        let mode = self.modes.resolve(create.mode)?;
+        if let Some(room) = self.room_of(role.id).filter(|_| self.modes[mode].rules.exclusive) {
+            return Err(self.already_in(room));
+        }
+        self.check_open_to(mode, 1)?;
+        self.modes[mode].rules.check_limits(&role)?;
+        let newcomer = self.newcomer(caller, &role)?;
+        self.make_room_or_release(mode, &create, smallvec![newcomer], notices)?;
+        write_bytes(answer, 1, &self.scratch.room);
+        Ok(())
+    }
+
+    pub(crate) fn role_join_room(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        let (role, room, _) = Self::parse_role_and(body)?;
+        let room = self.find_room(room)?;
+        let known = self.people.player(role.id);
+        if known.is_some_and(|player| self.rooms[room].has_member(player)) && !self.rooms[room].deleting {
+            return self.answer_join(room, false, true, answer);
+        }
+        if let Some(other) = self.room_of(role.id).filter(|_| self.is_exclusive(room)) {
+            return Err(self.already_in(other));
+        }
+        if let Some(player) =
+            known.filter(|player| self.rooms[room].seats.iter().any(|seat| seat.player == *player))
+        {
+            self.home_of(caller, &role)?;
+            self.check_acts_for(caller, player)?;
+            self.take_seat(room, player, Some((caller, &role)), notices)?;
+            return self.answer_encoded(false, answer);
+        }
+        self.check_joinable(room, 1)?;
+        let mode = self.rooms[room].mode;
+        self.modes[mode].rules.check_limits(&role)?;
+        let newcomers: Newcomers = smallvec![self.newcomer(caller, &role)?];
+        self.check_unique(room, &newcomers).inspect_err(|_| self.release_newcomers(&newcomers))?;
+        self.admit(room, newcomers, notices);
+        self.answer_encoded(false, answer)
+    }
+
+    pub(crate) fn role_leave_room(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        let (mut role, mut room, mut actor) = (&[][..], &[][..], &[][..]);
+        for field in fields(body) {
+            let field = field?;
+            match field.number {
+                1 => role = text(&field)?,
+                2 => room = text(&field)?,
+                3 => actor = text(&field)?,
+                _ => {}
+            }
+        }
+        check_id(role, "RoleID")?;
+        let index = self.find_room(room)?;
+        let player = self.member_of_room(index, role)?;
+        let own = self.people.server_of(player) == caller.srv.as_bytes();
+        if !own && !self.owns_room(caller, index) {
+            return Err(forbidden(
+                "only the role's server, the room's maker or a trusted server may do this",
+            ));
+        }
+        let kicked = !actor.is_empty() && actor != role || !own && caller.scope == Scope::Server;
+        // The room outlives this call: a deleting room lingers, and linger is not shorter than one step.
+        self.remove_from_room(index, player, if kicked { "kicked" } else { "left" }, notices);
+        write_nested(answer, 1, |out| self.write_room(index, None, out));
+        Ok(())
+    }
+
+    pub(crate) fn team_join_random_room(
+        &mut self,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        let (team, create) = id_and_bytes(body)?;
+        let create = CreateInfo::parse(create)?;
+        let team = self.team_to_move(team)?;
+        let mode = self.modes.resolve(create.mode)?;
+        if let Some(room) = self.room_of_whole_team(team).filter(|room| self.rooms[*room].mode == mode) {
+            return self.answer_join(room, false, true, answer);
+        }
+        let newcomers = self.team_newcomers(team, mode)?;
+        if let Some(room) = self.pick_room(mode, &newcomers) {
+            self.admit(room, newcomers, notices);
+            return self.answer_encoded(false, answer);
+        }
+        self.make_room(mode, &create, newcomers, notices)?;
+        self.answer_encoded(true, answer)
+    }
+
+    pub(crate) fn team_create_room(
+        &mut self,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        let (team, create) = id_and_bytes(body)?;
+        let create = CreateInfo::parse(create)?;
+        let team = self.team_to_move(team)?;
+        let mode = self.modes.resolve(create.mode)?;
+        let newcomers = self.team_newcomers(team, mode)?;
+        self.make_room(mode, &create, newcomers, notices)?;
+        write_bytes(answer, 1, &self.scratch.room);
+        Ok(())
+    }
+
+    pub(crate) fn team_join_room(
+        &mut self,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        let (team, room) = two_texts(body)?;
+        let team = self.team_to_move(team)?;
+        let room = self.find_room(room)?;
+        if self.room_of_whole_team(team) == Some(room) {
+            return self.answer_join(room, false, true, answer);
+        }
+        let newcomers = self.team_newcomers(team, self.rooms[room].mode)?;
+        self.check_joinable(room, newcomers.len())?;
+        self.check_unique(room, &newcomers)?;
+        self.admit(room, newcomers, notices);
+        self.answer_encoded(false, answer)
+    }
+
+    pub(crate) fn broadcast_room(&mut self, body: &[u8], notices: &mut Notices) -> Outcome {
+        let (room, message) = text_and_message(body)?;
+        let index = self.find_room(room)?;
+        let (id, rev) = (self.rooms[index].id, self.rooms[index].rev);
+        self.event(Event::BROADCAST_ROOM, |out| {
+            write_bytes(out, 1, message);
+            write_about(out, id, rev, "");
+        });
+        self.tell_room(index, 0, notices);
+        Ok(())
+    }
+
+    pub(crate) fn set_room_data(&mut self, body: &[u8], notices: &mut Notices) -> Outcome {
+        let (mut room, mut key, mut value) = (&[][..], &[][..], &[][..]);
+        for field in fields(body) {
+            let field = field?;
+            match field.number {
+                1 => room = text(&field)?,
+                2 => key = text(&field)?,
+                3 => value = bytes(&field)?,
+                _ => {}
+            }
+        }
+        let index = self.find_room(room)?;
+        let room = &mut self.rooms[index];
+        let rules = &self.modes[room.mode].rules;
+        if !rules.count_key.is_empty() && rules.count_key.as_bytes() == key {
+            return Err(invalid("the mode's count_key is kept by the matcher"));
+        }
+        room.data.set(ROOM_DATA_FIELD, key, value)?;
+        room.rev += 1;
+        let (id, rev) = (room.id, room.rev);
+        let collapse = collapse_key(rules.collapse, id, Event::SET_ROOM_DATA, key);
+        self.event(Event::SET_ROOM_DATA, |out| {
+            write_bytes(out, 2, key);
+            write_bytes(out, 3, if value.is_empty() { b"null" } else { value });
+            write_about(out, id, rev, "");
+        });
+        self.tell_room(index, collapse, notices);
+        Ok(())
+    }
+
+    pub(crate) fn update_room_role_data(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        notices: &mut Notices,
+    ) -> Outcome {
+        let mut encoded = &[][..];
+        for field in fields(body) {
+            let field = field?;
+            if field.number == 1 {
+                encoded = bytes(&field)?;
+            }
+        }
+        let update = Update::parse(encoded)?;
+        let index = self.find_room(update.room)?;
+        let player = self.member_of_room(index, update.role)?;
+        if !self.owns_room(caller, index) {
+            self.check_acts_for(caller, player)?;
+        }
+        let room = &mut self.rooms[index];
+        let at = room.members.iter().position(|member| member.player == player).unwrap_or_default();
+        let team = team_field(room.members[at].info.bytes()).to_vec();
+        let srv = self.people.server_of(player);
+        room.members[at].info.update(&update, srv, &team)?;
+        room.rev += 1;
+        let (id, rev) = (room.id, room.rev);
+        let collapse = collapse_key(
+            self.modes[room.mode].rules.collapse && only_one_value(encoded),
+            id,
+            Event::UPDATE_ROOM_ROLE_DATA,
+            &what_it_sets(encoded),
+        );
+        self.event(Event::UPDATE_ROOM_ROLE_DATA, |out| {
+            write_bytes(out, 1, encoded);
+            write_about(out, id, rev, "");
+        });
+        self.tell_room(index, collapse, notices);
+        Ok(())
+    }
+
+    pub(crate) fn delete_room(&mut self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+        let Ok(index) = self.find_room(two_texts(body)?.0) else { return Ok(()) };
+        if self.rooms[index].deleting {
+            return Ok(());
+        }
+        if !self.owns_room(caller, index) && !self.hosts_in_room(caller, index) {
+            return Err(forbidden(
+                "only the room's maker, a member's server or a trusted server may delete it",
+            ));
+        }
+        self.rooms[index].rev += 1;
+        self.begin_end(index);
+        write_bool(answer, 1, true);
+        Ok(())
+    }
+
+    pub(crate) fn get_room_info(&mut self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+        let index = self.find_room(two_texts(body)?.0)?;
+        write_nested(answer, 1, |out| self.write_room(index, None, out));
+        Ok(())
+    }
+
+    pub(crate) fn get_room_infos(&mut self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+        for (count, field) in fields(body).enumerate() {
+            let field = field?;
+            if count >= INFOS_MAX {
+                return Err(crate::problem::too_large(format!("more than {INFOS_MAX} RoomIDs")));
+            }
+            if field.number == 1
+                && let Ok(index) = self.find_room(text(&field)?)
+            {
+                write_nested(answer, 1, |out| self.write_room(index, None, out));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn get_room_list(&mut self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+        let (mode, _) = two_texts(body)?;
+        if let Some(mode) = self.modes.find(mode) {
+            for room in mode.visible.values().take(ROOM_LIST_MAX) {
+                write_bytes(answer, 1, &self.rooms[*room].id.text());
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn set_room_flags(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        let (mut room, mut hidden, mut full) = (&[][..], None, None);
+        for field in fields(body) {
+            let field = field?;
+            match field.number {
+                1 => room = text(&field)?,
+                2 => hidden = Some(field.scalar != 0),
+                3 => full = Some(field.scalar != 0),
+                _ => {}
+            }
+        }
+        let index = self.find_room(room)?;
+        if !self.owns_room(caller, index) {
+            return Err(forbidden("only the room's maker or a trusted server may set its flags"));
+        }
+        let room = &mut self.rooms[index];
+        if room.deleting {
+            return Err(Problem::new(Status::RoomClosed, "the room is being deleted"));
+        }
+        let free = room.free(self.modes[room.mode].rules.capacity);
+        room.hidden = hidden.unwrap_or(room.hidden);
+        if let Some(full) = full {
+            room.forced_full = full;
+            room.full = full || room.sealed || free == 0;
+        }
+        room.rev += 1;
+        let (id, rev, hidden, full) = (room.id, room.rev, room.hidden, room.full);
+        self.reindex_room(index);
+        self.event(Event::ROOM_FLAGS, |out| {
+            write_bool(out, 1, hidden);
+            write_bool(out, 2, full);
+            write_about(out, id, rev, "");
+        });
+        self.tell_room(index, 0, notices);
+        write_nested(answer, 1, |out| self.write_room(index, None, out));
+        Ok(())
+    }
+
+    pub(crate) fn claim_seat(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        let (mut room, mut id, mut role) = (&[][..], &[][..], None);
+        for field in fields(body) {
+            let field = field?;
+            match field.number {
+                1 => room = text(&field)?,
+                2 => id = text(&field)?,
+                3 => role = Some(RoleRef::parse(bytes(&field)?)?),
+                _ => {}
+            }
+        }
+        check_id(id, "RoleID")?;
+        let role = role.unwrap_or_else(|| RoleRef::bare(id));
+        if role.id != id {
+            return Err(invalid("RoleInfo is about another role"));
+        }
+        let room = self.find_room(room)?;
+        let player = self.people.player(id).ok_or_else(seat_expired)?;
+        self.check_acts_for(caller, player)?;
+        if self.rooms[room].has_member(player) {
+            write_nested(answer, 1, |out| self.write_room(room, None, out));
+            return Ok(());
+        }
+        self.take_seat(room, player, None, notices)?;
+        write_bytes(answer, 1, &self.scratch.room);
+        Ok(())
+    }
+
+    /// Turns a seat into membership; the room is left in `scratch.room`.
+    fn take_seat(
+        &mut self,
+        room: u32,
+        player: u32,
+        info: Option<(Caller<'_>, &RoleRef<'_>)>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        let at =
+            self.rooms[room].seats.iter().position(|seat| seat.player == player).ok_or_else(seat_expired)?;
+        let other = self.people.players[player].room;
+        if other != NONE && other != room && self.is_exclusive(room) {
+            return Err(self.already_in(other));
+        }
+        let seat = self.rooms[room].seats.remove(at);
+        let info = match info {
+            Some((_, role)) => role.info(self.people.server_of(player), team_field(seat.info.bytes())),
+            None => seat.info,
+        };
+        self.admit(room, smallvec![Newcomer { player, info }], notices);
+        self.people.players[player].holds -= 1;
+        let left = self.rooms[room].seats.iter().map(|seat| seat.until).min();
+        if let Some(until) = left {
+            let id = self.rooms[room].id;
+            self.timers.set(until, Timer::Seats(id));
+        }
+        Ok(())
+    }
+
+    fn is_exclusive(&self, room: u32) -> bool {
+        self.modes[self.rooms[room].mode].rules.exclusive
+    }
+
+    fn member_of_room(&self, index: u32, role: &[u8]) -> Outcome<u32> {
+        self.people
+            .player(role)
+            .filter(|player| self.rooms[index].has_member(*player))
+            .ok_or_else(|| Problem::new(Status::NotAMember, "role does not exist"))
+    }
+
+    fn check_joinable(&self, index: u32, size: usize) -> Outcome {
+        let room = &self.rooms[index];
+        if room.deleting || room.sealed {
+            return Err(Problem::new(Status::RoomClosed, "the room accepts nobody any more"));
+        }
+        let free = room.free(self.modes[room.mode].rules.capacity) as usize;
+        if room.full || free < size {
+            return Err(Problem::new(Status::RoomFull, "the room has no place"));
+        }
+        Ok(())
+    }
+
+    /// A group that no room of the mode could ever hold.
+    fn check_open_to(&self, mode: u16, size: usize) -> Outcome {
+        if size > self.modes[mode].rules.capacity as usize {
+            if size > 1 {
+                return Err(Problem::new(Status::TeamTooLarge, "the team exceeds the mode's capacity"));
+            }
+            return Err(Problem::new(Status::Refused, "the mode's rooms have no place for anybody"));
+        }
+        Ok(())
+    }
+
+    fn make_room_or_release(
+        &mut self,
+        mode: u16,
+        create: &CreateInfo<'_>,
+        newcomers: Newcomers,
+        notices: &mut Notices,
+    ) -> Outcome<u32> {
+        let player = newcomers[0].player;
+        let made = self.make_room(mode, create, newcomers, notices);
+        if made.is_err() {
+            self.people.release(player);
+        }
+        made
+    }
+
+    fn team_to_move(&self, id: &[u8]) -> Outcome<u32> {
+        let team = self.find_team(id).map_err(|_| not_found("can not find team"))?;
+        if self.teams[team].members.is_empty() {
+            return Err(Problem::new(Status::TeamEmpty, "team is empty"));
+        }
+        Ok(team)
+    }
+
+    fn room_of_whole_team(&self, team: u32) -> Option<u32> {
+        let mut rooms = self.teams[team].members.iter().map(|member| self.people.players[member.player].room);
+        let first = rooms.next().filter(|room| *room != NONE)?;
+        rooms.all(|room| room == first).then_some(first)
+    }
+
+    /// All members of a team as newcomers of a mode: all or nobody.
+    fn team_newcomers(&self, team: u32, mode: u16) -> Outcome<Newcomers> {
+        let members = &self.teams[team].members;
+        self.check_open_to(mode, members.len())?;
+        let rules = &self.modes[mode].rules;
+        if rules.exclusive {
+            let elsewhere = |player: u32| self.people.players[player].room != NONE;
+            let busy: Vec<u32> =
+                members.iter().map(|m| m.player).filter(|player| elsewhere(*player)).collect();
+            if !busy.is_empty() {
+                let names = busy.iter().map(|player| self.people.players[*player].id.as_slice());
+                let room = self.rooms[self.people.players[busy[0]].room].id.text();
+                let detail = quote_all(names);
+                return Err(Problem::new(
+                    Status::AlreadyInRoom,
+                    format!("members of the team are in other rooms, the first in {}", quote(&room)),
+                )
+                .with("RoleIDs", detail));
+            }
+        }
+        let mut newcomers = Newcomers::new();
+        for member in members {
+            rules.check_limits(&RoleRef::parse(member.info.bytes())?)?;
+            newcomers.push(Newcomer { player: member.player, info: member.info.clone() });
+        }
+        Ok(newcomers)
+    }
+
+    fn answer_join(&self, room: u32, created: bool, already: bool, answer: &mut Vec<u8>) -> Outcome {
+        write_nested(answer, 1, |out| self.write_room(room, None, out));
+        write_bool(answer, 2, created);
+        write_bool(answer, 3, already);
+        Ok(())
+    }
+
+    /// The answer after [`Matcher::admit`], which left the room encoded.
+    fn answer_encoded(&self, created: bool, answer: &mut Vec<u8>) -> Outcome {
+        write_bytes(answer, 1, &self.scratch.room);
+        write_bool(answer, 2, created);
+        Ok(())
+    }
+}
+
+fn seat_expired() -> Problem {
+    Problem::new(Status::SeatExpired, "the role has no seat in this room, or no longer")
+}
+
+fn id_and_bytes(body: &[u8]) -> Outcome<(&[u8], &[u8])> {
+    let (mut id, mut second) = (&[][..], &[][..]);
+    for field in fields(body) {
+        let field = field?;
+        match field.number {
+            1 => id = text(&field)?,
+            2 => second = bytes(&field)?,
+            _ => {}
+        }
+    }
+    Ok((id, second))
+}
+
+/// The team that a stored info names.
+fn team_field(info: &[u8]) -> &[u8] {
+    fields(info)
+        .map_while(Result::ok)
+        .filter(|field| field.number == 3)
+        .last()
+        .map_or(&[], |field| field.value)
+}
+
+/// Updates of one value replace each other; anything more is sent as it came.
+fn only_one_value(update: &[u8]) -> bool {
+    fields(update).map_while(Result::ok).filter(|field| field.number >= 3).count() == 1
+}
+
+/// Role, kind of value and key of an update of one value.
+fn what_it_sets(update: &[u8]) -> Vec<u8> {
+    let mut what = Vec::new();
+    for field in fields(update).map_while(Result::ok) {
+        match field.number {
+            2 => what.extend_from_slice(field.value),
+            3 | 4 => {
+                what.push(field.number as u8);
+                let key = fields(field.value).map_while(Result::ok).find(|part| part.number == 1);
+                what.extend_from_slice(key.map_or(&[], |key| key.value));
+            }
+            number @ (5 | 6) => {
+                // Adding and removing a tag are about the same value: the later one counts.
+                let _ = number;
+                what.push(5);
+                what.extend_from_slice(field.value);
+            }
+            _ => {}
+        }
+    }
+    what
+}

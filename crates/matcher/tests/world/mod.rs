@@ -1,0 +1,157 @@
+//! A matcher and short ways to ask it.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use throng_matcher::{Caller, Config, Matcher, Notices, Scope};
+use throng_wire::fields;
+use throng_wire::matcher::{Method, Reader, Status, Writer};
+
+/// An event as one server got it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Heard {
+    pub(crate) server: String,
+    pub(crate) roles: Vec<String>,
+    pub(crate) kind: u32,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Heard {
+    pub(crate) fn str(&self, number: u32) -> String {
+        Reader::new(&self.body).unwrap().str(number).unwrap().to_owned()
+    }
+
+    pub(crate) fn u64(&self, number: u32) -> u64 {
+        Reader::new(&self.body).unwrap().u64(number)
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) matcher: Matcher,
+    pub(crate) now: u64,
+    pub(crate) heard: Vec<Heard>,
+    notices: Notices,
+}
+
+pub(crate) const START: u64 = 1_700_000_000_000;
+
+impl World {
+    pub(crate) fn new(config: Config) -> World {
+        let matcher = Matcher::new(config, [9; 32], START);
+        World { matcher, now: START, heard: Vec::new(), notices: Notices::default() }
+    }
+
+    pub(crate) fn ask(&mut self, srv: &str, method: u16, body: Writer) -> (Status, Vec<u8>) {
+        self.ask_as(srv, Scope::Server, method, body)
+    }
+
+    pub(crate) fn ask_as(&mut self, srv: &str, scope: Scope, method: u16, body: Writer) -> (Status, Vec<u8>) {
+        let mut answer = Vec::new();
+        let caller = Caller { srv, scope };
+        let body = body.into_bytes();
+        let status = self.matcher.handle(self.now, caller, method, &body, &mut answer, &mut self.notices);
+        self.listen();
+        (status, answer)
+    }
+
+    /// The answer of a request that must succeed.
+    pub(crate) fn ok(&mut self, srv: &str, method: u16, body: Writer) -> Vec<u8> {
+        let (status, answer) = self.ask(srv, method, body);
+        let why = Reader::new(&answer).ok().and_then(|a| a.str(1).ok().map(str::to_owned));
+        assert_eq!(status, Status::Ok, "method {method}: {why:?}");
+        answer
+    }
+
+    pub(crate) fn session(&mut self, srv: &str, up: bool) {
+        self.matcher.handle_session(self.now, srv, up, &mut self.notices);
+        self.listen();
+    }
+
+    /// Lets time pass; everything that is due happens on time.
+    pub(crate) fn pass(&mut self, ms: u64) {
+        let end = self.now + ms;
+        while let Some(at) = self.matcher.next_timeout().filter(|at| *at <= end) {
+            self.now = self.now.max(at);
+            self.matcher.handle_timeout(self.now, &mut self.notices);
+            self.listen();
+        }
+        self.now = end;
+    }
+
+    pub(crate) fn take_heard(&mut self) -> Vec<Heard> {
+        std::mem::take(&mut self.heard)
+    }
+
+    fn listen(&mut self) {
+        for notice in self.notices.iter() {
+            let server = self.matcher.server_name(notice.server).unwrap_or(b"?");
+            let entry = fields(notice.entry).next().unwrap().unwrap();
+            assert_eq!(entry.number, 1);
+            let mut heard = Heard {
+                server: String::from_utf8(server.to_vec()).unwrap(),
+                roles: Vec::new(),
+                kind: 0,
+                body: Vec::new(),
+            };
+            for field in fields(entry.value).map(Result::unwrap) {
+                if field.number == 1 {
+                    heard.roles.push(field.str().unwrap().to_owned());
+                } else {
+                    (heard.kind, heard.body) = (field.number, field.value.to_vec());
+                }
+            }
+            self.heard.push(heard);
+        }
+        self.notices.clear();
+    }
+}
+
+pub(crate) fn role(id: &str) -> Writer {
+    Writer::new().str(1, id)
+}
+
+/// A request of a role about a mode.
+pub(crate) fn to_mode(id: &str, mode: &str) -> Writer {
+    Writer::new().nested(1, role(id)).nested(2, Writer::new().str(1, mode))
+}
+
+pub(crate) fn to_room(id: &str, room: &str) -> Writer {
+    Writer::new().nested(1, role(id)).str(2, room)
+}
+
+pub(crate) fn team(max: i64, password: &str) -> Writer {
+    let zigzag = (max << 1 ^ max >> 63) as u64;
+    Writer::new().u64(3, zigzag).str(8, password)
+}
+
+/// Id of the room or team in an answer.
+pub(crate) fn id_in(answer: &[u8]) -> String {
+    Reader::new(answer).unwrap().nested(1).unwrap().str(1).unwrap().to_owned()
+}
+
+/// Roles of the room or team in an answer: field 4 of rooms, 5 of teams.
+pub(crate) fn roles_in(answer: &[u8], number: u32) -> Vec<String> {
+    let info = Reader::new(answer).unwrap().nested(1).unwrap();
+    info.all(number).map(|role| Reader::new(role).unwrap().str(1).unwrap().to_owned()).collect()
+}
+
+impl World {
+    pub(crate) fn create_team(&mut self, srv: &str, id: &str, max: i64, password: &str) -> String {
+        let body = Writer::new().nested(1, role(id)).nested(2, team(max, password));
+        id_in(&self.ok(srv, Method::CREATE_TEAM, body))
+    }
+
+    pub(crate) fn join_team(&mut self, srv: &str, id: &str, team: &str, password: &str) -> Status {
+        self.ask(srv, Method::JOIN_TEAM, Writer::new().nested(1, role(id)).str(2, team).str(3, password)).0
+    }
+
+    pub(crate) fn join_random(&mut self, srv: &str, id: &str, mode: &str) -> String {
+        id_in(&self.ok(srv, Method::ROLE_JOIN_RANDOM_ROOM, to_mode(id, mode)))
+    }
+
+    pub(crate) fn create_room(&mut self, srv: &str, id: &str, mode: &str) -> String {
+        id_in(&self.ok(srv, Method::ROLE_CREATE_ROOM, to_mode(id, mode)))
+    }
+
+    pub(crate) fn room(&mut self, room: &str) -> (Status, Vec<u8>) {
+        self.ask("", Method::GET_ROOM_INFO, Writer::new().str(1, room))
+    }
+}

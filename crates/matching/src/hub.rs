@@ -1,0 +1,674 @@
+//! Connections, sessions and the engine behind them: everything but the sockets.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use throng_matcher::{Caller, Scope, check_server_name};
+use throng_net::{Accept, CloseCause, ConnKey, Flow, Handler, ListenerKey};
+use throng_wire::matcher::{
+    FRAME_BODY_BYTES_MAX, FrameSplit, HEADER_BYTES, Header, Kind, METHODS, PROTOCOL_VERSION, Reader as Body,
+    STATUSES, Status, Writer, flags, split, write_bytes, write_u64,
+};
+
+use crate::Report;
+use crate::engine::Engine;
+use crate::service::{Call, Post};
+use crate::session::{Queued, Reader, Session};
+use crate::tokens::Tokens;
+
+/// Time to say hello.
+const HELLO_MS: u64 = 5_000;
+/// Output that a connection may leave untaken before its requests wait in its socket.
+const OUT_BYTES_MAX: usize = 4 << 20;
+/// Output beyond which no further notify frame is made: entries that wait in the session can still be collapsed.
+const OUT_BYTES_NOTIFY: usize = 512 << 10;
+
+pub(crate) struct Conn {
+    key: ConnKey,
+    /// A frame that has arrived in part.
+    input: Vec<u8>,
+    out: Vec<u8>,
+    /// Bytes of `out` that the socket took.
+    taken: usize,
+    /// Up to where `out` may leave, by what must be on disk before.
+    marks: VecDeque<(u64, usize)>,
+    /// Up to where `out` may leave now.
+    open: usize,
+    session: Option<usize>,
+    scope: Scope,
+    opened: u64,
+    dirty: bool,
+    paused: bool,
+    blocked: bool,
+    closing: bool,
+}
+
+/// What the driver is to do to a socket.
+pub(crate) enum Act {
+    Close(ConnKey),
+    CloseNow(ConnKey),
+    Resume(ConnKey),
+}
+
+pub(crate) struct Hub {
+    pub(crate) engine: Engine,
+    tokens: Tokens,
+    area: String,
+    matcher_id: String,
+    /// By [`ConnKey::index`].
+    conns: Vec<Option<Conn>>,
+    dirty: Vec<usize>,
+    sessions: Vec<Option<Session>>,
+    by_srv: BTreeMap<String, usize>,
+    /// Session by the matcher's number of its server.
+    by_server: Vec<u32>,
+    fresh: Vec<usize>,
+    pub(crate) acts: Vec<Act>,
+    /// Wall time of the batch.
+    pub(crate) now: u64,
+    batch_began: Instant,
+    inbox: Arc<Mutex<Vec<Post>>>,
+    /// Replies to calls from this process that wait for the disk.
+    held: VecDeque<(u64, Call, Status, Vec<u8>)>,
+    replies: Vec<(Call, Status, Vec<u8>)>,
+    epoch: u64,
+    requests: [u64; 128],
+    errors: [u64; 64],
+    report: Report,
+    published: Arc<Mutex<Report>>,
+    pub(crate) stop: bool,
+    /// Wall time of the loop's clock at zero.
+    wall_start: u64,
+}
+
+impl Hub {
+    pub(crate) fn new(
+        engine: Engine,
+        tokens: Tokens,
+        area: String,
+        matcher_id: String,
+        epoch: u64,
+        inbox: Arc<Mutex<Vec<Post>>>,
+        published: Arc<Mutex<Report>>,
+        wall_start: u64,
+    ) -> Hub {
+        let now = engine.matcher.now();
+        Hub {
+            engine,
+            tokens,
+            area,
+            matcher_id,
+            conns: Vec::new(),
+            dirty: Vec::new(),
+            sessions: Vec::new(),
+            by_srv: BTreeMap::new(),
+            by_server: Vec::new(),
+            fresh: Vec::new(),
+            acts: Vec::new(),
+            now,
+            batch_began: Instant::now(),
+            inbox,
+            held: VecDeque::new(),
+            replies: Vec::new(),
+            epoch,
+            requests: [0; 128],
+            errors: [0; 64],
+            report: Report::default(),
+            published,
+            stop: false,
+            wall_start,
+        }
+    }
+
+    /// Ends a batch: writes the journal, hands notices to sessions, and marks what may leave when.
+    ///
+    /// # Errors
+    /// The journal failed: nothing may be answered any more.
+    pub(crate) fn end(&mut self) -> io::Result<()> {
+        self.engine.timeout(self.now);
+        self.distribute();
+        let mark = self.engine.commit(self.now)?;
+        let durable = self.engine.durable();
+        self.make_frames();
+        for index in 0..self.dirty.len() {
+            if let Some(conn) = self.conns[self.dirty[index]].as_mut() {
+                if mark > durable {
+                    conn.marks.push_back((mark, conn.out.len()));
+                } else {
+                    conn.open = conn.out.len();
+                    conn.marks.clear();
+                }
+            }
+        }
+        for (call, status, body) in self.replies.drain(..) {
+            self.held.push_back((mark, call, status, body));
+        }
+        Ok(())
+    }
+
+    /// Lets out what waited for the disk.
+    pub(crate) fn release(&mut self) {
+        let durable = self.engine.durable();
+        // Without a journal that holds answers there are no marks.
+        let conns = if durable == u64::MAX { &mut [][..] } else { &mut self.conns[..] };
+        for (index, conn) in conns.iter_mut().enumerate() {
+            let Some(conn) = conn else { continue };
+            while let Some((_, end)) = conn.marks.front().copied().filter(|(mark, _)| *mark <= durable) {
+                conn.marks.pop_front();
+                conn.open = end;
+                if !conn.dirty {
+                    conn.dirty = true;
+                    self.dirty.push(index);
+                }
+            }
+        }
+        while let Some((_, call, status, body)) = pop_if(&mut self.held, |(mark, ..)| *mark <= durable) {
+            (call.reply)(status, body);
+        }
+    }
+
+    /// Connections with output to write.
+    pub(crate) fn take_dirty(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.dirty)
+    }
+
+    /// What may be written to a connection now.
+    pub(crate) fn output(&mut self, index: usize) -> Option<(ConnKey, &[u8])> {
+        let conn = self.conns[index].as_mut()?;
+        conn.dirty = false;
+        if conn.blocked || conn.open == conn.taken {
+            return None;
+        }
+        Some((conn.key, &conn.out[conn.taken..conn.open]))
+    }
+
+    /// The socket took `taken` bytes.
+    pub(crate) fn wrote(&mut self, index: usize, taken: usize, blocked: bool) {
+        let Some(conn) = self.conns[index].as_mut() else { return };
+        conn.taken += taken;
+        conn.blocked = blocked;
+        if conn.taken == conn.out.len() {
+            conn.out.clear();
+            (conn.taken, conn.open) = (0, 0);
+            conn.marks.clear();
+            if conn.out.capacity() > OUT_BYTES_MAX {
+                conn.out = Vec::new();
+            }
+        } else if conn.taken > OUT_BYTES_NOTIFY {
+            conn.out.drain(..conn.taken);
+            conn.open -= conn.taken;
+            for (_, end) in &mut conn.marks {
+                *end -= conn.taken;
+            }
+            conn.taken = 0;
+        }
+        if conn.out.len() - conn.taken < OUT_BYTES_NOTIFY {
+            if conn.paused {
+                conn.paused = false;
+                self.acts.push(Act::Resume(conn.key));
+            }
+            if let Some(session) = conn.session
+                && self.sessions[session].as_ref().is_some_and(Session::has_pending)
+            {
+                self.fresh.push(session);
+            }
+        }
+        if conn.closing && conn.out.is_empty() {
+            self.acts.push(Act::Close(conn.key));
+        }
+    }
+
+    /// Whether a connection has output that has not left.
+    pub(crate) fn has_output(&self) -> bool {
+        self.conns.iter().flatten().any(|conn| !conn.out.is_empty())
+    }
+
+    /// Whether notices wait that a connection would take now.
+    pub(crate) fn has_fresh(&self) -> bool {
+        !self.fresh.is_empty()
+    }
+
+    /// Calls and subscriptions from this process.
+    pub(crate) fn take_posts(&mut self) {
+        let posts = std::mem::take(&mut *self.inbox.lock().unwrap_or_else(PoisonError::into_inner));
+        for post in posts {
+            match post {
+                Post::Call(call) => {
+                    let mut answer = Vec::new();
+                    let caller = Caller { srv: &call.srv, scope: call.scope };
+                    let status = self.engine.request(self.now, caller, call.method, &call.body, &mut answer);
+                    self.count(call.method, status);
+                    self.replies.push((call, status, answer));
+                }
+                Post::Subscribe { srv, after, sink } => self.subscribe(&srv, after, sink),
+                Post::Unsubscribe { srv } => {
+                    if let Some(index) = self.by_srv.get(&srv).copied() {
+                        self.lose_session(index);
+                    }
+                }
+                Post::Stop => self.stop = true,
+            }
+        }
+    }
+
+    /// Closes connections that never said hello; publishes the report.
+    pub(crate) fn tidy(&mut self) {
+        for conn in self.conns.iter().flatten() {
+            if conn.session.is_none() && !conn.closing && self.now.saturating_sub(conn.opened) > HELLO_MS {
+                self.acts.push(Act::CloseNow(conn.key));
+            }
+        }
+        // Sessions that nobody reads and whose server has no roles any more.
+        for index in 0..self.sessions.len() {
+            let gone = self.sessions[index].as_ref().is_some_and(|session| {
+                matches!(session.reader, Reader::Nobody)
+                    && self.engine.matcher.server_name(session.server) != Some(session.srv.as_bytes())
+            });
+            if gone && let Some(session) = self.sessions[index].take() {
+                self.by_srv.remove(&session.srv);
+                self.by_server[session.server as usize] = NOBODY;
+            }
+        }
+        let report = &mut self.report;
+        report.requests = METHODS.iter().map(|m| (m.name, self.requests[usize::from(m.number)])).collect();
+        report.errors = STATUSES.iter().map(|(s, name, ..)| (*name, self.errors[*s as usize])).collect();
+        report.counts = self.engine.matcher.counts();
+        report.core = self.engine.matcher.stats().clone();
+        report.sessions = self.by_srv.len();
+        report.connections = self.conns.iter().flatten().count();
+        report.journal_bytes = self.engine.journal.as_ref().map_or(0, |journal| journal.bytes());
+        *self.published.lock().unwrap_or_else(PoisonError::into_inner) = report.clone();
+    }
+
+    /// Says goodbye to everybody.
+    pub(crate) fn say_goodbye(&mut self) {
+        for index in 0..self.conns.len() {
+            if self.conns[index].is_some() {
+                self.goaway(index, Status::Draining, "the matcher is stopping");
+            }
+        }
+    }
+
+    /// Hands the engine's notices to their sessions.
+    fn distribute(&mut self) {
+        let mut notices = std::mem::take(&mut self.engine.notices);
+        for notice in notices.iter() {
+            let Some(index) = self.by_server.get(notice.server as usize).filter(|index| **index != NOBODY)
+            else {
+                continue;
+            };
+            let index = *index as usize;
+            let Some(session) = self.sessions[index].as_mut() else { continue };
+            if !session.has_pending() {
+                self.fresh.push(index);
+            }
+            self.report.notices_queued += 1;
+            match session.push(notice.entry, notice.collapse) {
+                Queued::Added => {}
+                Queued::Replaced => self.report.notices_collapsed += 1,
+                Queued::Lagging => {
+                    self.report.lagging += 1;
+                    let (epoch, conn) = (session.epoch, session.reader_conn());
+                    if let Some(conn) = conn {
+                        self.hello_ack(conn, epoch, 1, false);
+                    }
+                }
+            }
+        }
+        notices.clear();
+        self.engine.notices = notices;
+    }
+
+    fn make_frames(&mut self) {
+        for index in std::mem::take(&mut self.fresh) {
+            let Some(session) = self.sessions[index].as_mut() else { continue };
+            if let Reader::Sink(_) = session.reader {
+                self.report.batches_sent += 1;
+                if !session.feed_sink(self.now) {
+                    self.lose_session(index);
+                }
+                continue;
+            }
+            let Reader::Connection(at) = session.reader else { continue };
+            let Some(conn) = self.conns[at].as_mut() else { continue };
+            while conn.out.len() - conn.taken < OUT_BYTES_NOTIFY
+                && session.write_frame(self.now, &mut conn.out)
+            {
+                self.report.batches_sent += 1;
+            }
+            if !conn.dirty {
+                conn.dirty = true;
+                self.dirty.push(at);
+            }
+        }
+    }
+
+    fn subscribe(&mut self, srv: &str, after: Option<(u64, u64)>, sink: crate::session::Sink) {
+        let index = self.session_of(srv);
+        let Some(session) = self.sessions[index].as_mut() else { return };
+        let old = session.reader_conn();
+        let mut missed = Vec::new();
+        session.reader = Reader::Sink(sink);
+        let (epoch, seq) = after.unwrap_or((session.epoch, session.next() - 1));
+        session.resume(epoch, seq, &mut missed);
+        let mut rest = &missed[..];
+        while let Ok(FrameSplit::Whole { header, body, used }) = split(rest, usize::MAX >> 1) {
+            let batch = crate::session::Batch { epoch: session.epoch, seq: header.id, body: body.to_vec() };
+            if let Reader::Sink(sink) = &mut session.reader {
+                sink(batch);
+            }
+            rest = &rest[used..];
+        }
+        self.fresh.push(index);
+        if let Some(old) = old {
+            self.goaway(old, Status::Invalid, "another session of this server began");
+        }
+    }
+
+    /// The session of a server, made if there is none; the server counts as connected.
+    fn session_of(&mut self, srv: &str) -> usize {
+        let server = self.engine.session(self.now, srv, true);
+        let index = match self.by_srv.get(srv) {
+            Some(index) => *index,
+            None => {
+                let index = self.sessions.iter().position(Option::is_none).unwrap_or(self.sessions.len());
+                self.epoch += 1;
+                let session = Session::new(srv.to_owned(), server, self.epoch);
+                if index == self.sessions.len() {
+                    self.sessions.push(None);
+                }
+                self.sessions[index] = Some(session);
+                self.by_srv.insert(srv.to_owned(), index);
+                index
+            }
+        };
+        if let Some(session) = self.sessions[index].as_mut() {
+            session.server = server;
+        }
+        if self.by_server.len() <= server as usize {
+            self.by_server.resize(server as usize + 1, NOBODY);
+        }
+        self.by_server[server as usize] = index as u32;
+        index
+    }
+
+    fn lose_session(&mut self, index: usize) {
+        let Some(session) = self.sessions[index].as_mut() else { return };
+        session.reader = Reader::Nobody;
+        let srv = session.srv.clone();
+        self.engine.session(self.now, &srv, false);
+    }
+
+    fn frame(&mut self, index: usize, conn: &mut Conn, header: Header, body: &[u8]) -> bool {
+        match header.kind {
+            Kind::Request => {
+                let Some(session) = conn.session.and_then(|session| self.sessions[session].as_ref()) else {
+                    return false;
+                };
+                let caller = Caller { srv: &session.srv, scope: conn.scope };
+                let start = conn.out.len();
+                conn.out.extend_from_slice(&[0; HEADER_BYTES]);
+                let status = self.engine.request(self.now, caller, header.code, body, &mut conn.out);
+                self.count(header.code, status);
+                if header.flags & flags::NO_RESPONSE != 0 {
+                    conn.out.truncate(start);
+                    return true;
+                }
+                let answer = Header {
+                    kind: Kind::Response,
+                    flags: 0,
+                    code: status as u16,
+                    id: header.id,
+                    extra: self.batch_began.elapsed().as_micros() as u32,
+                };
+                let len = conn.out.len() - start - HEADER_BYTES;
+                conn.out[start..start + HEADER_BYTES].copy_from_slice(&answer.bytes(len));
+                true
+            }
+            Kind::Hello => self.hello(index, conn, body),
+            Kind::NotifyAck => {
+                if let Some(session) = conn.session.and_then(|session| self.sessions[session].as_mut()) {
+                    session.acknowledge(header.id);
+                }
+                true
+            }
+            Kind::Ping => {
+                Header { kind: Kind::Pong, id: header.id, ..Header::default() }.write(&mut conn.out, body);
+                true
+            }
+            Kind::Pong => true,
+            Kind::Response | Kind::Notify | Kind::HelloAck | Kind::Goaway => false,
+        }
+    }
+
+    fn hello(&mut self, index: usize, conn: &mut Conn, body: &[u8]) -> bool {
+        let Ok(hello) = Body::new(body) else { return false };
+        let (Ok(srv), Ok(area), Ok(token)) = (hello.str(2), hello.str(3), hello.str(4)) else { return false };
+        if hello.u64(1) != PROTOCOL_VERSION {
+            let text = format!("version {} is not spoken here, only {PROTOCOL_VERSION}", hello.u64(1));
+            write_goaway(&mut conn.out, Status::Invalid, &text);
+            conn.closing = true;
+            return true;
+        }
+        let Some(scope) = self.tokens.scope(token, srv) else {
+            write_goaway(&mut conn.out, Status::Unauthenticated, "no such token for this server");
+            conn.closing = true;
+            return true;
+        };
+        if check_server_name(srv).is_err() || !area.is_empty() && !self.area.is_empty() && area != self.area {
+            write_goaway(
+                &mut conn.out,
+                Status::Invalid,
+                "this matcher serves another area, or the SrvID is too long",
+            );
+            conn.closing = true;
+            return true;
+        }
+        if conn.session.is_some() {
+            return false;
+        }
+        conn.scope = scope;
+        let session = self.session_of(srv);
+        conn.session = Some(session);
+        let Some(entry) = self.sessions[session].as_mut() else { return false };
+        let old = entry.reader_conn();
+        entry.reader = Reader::Connection(index);
+        let mut missed = Vec::new();
+        let (epoch, seq) = (hello.u64(6), hello.u64(5));
+        let resumed = entry.resume(epoch, seq, &mut missed);
+        let (epoch, first) = (entry.epoch, if resumed { seq + 1 } else { 1 });
+        write_hello_ack(&mut conn.out, &self.matcher_id, epoch, first, resumed);
+        conn.out.extend_from_slice(&missed);
+        self.fresh.push(session);
+        if let Some(old) = old.filter(|old| *old != index) {
+            self.goaway(old, Status::Invalid, "another session of this server began");
+        }
+        true
+    }
+
+    fn hello_ack(&mut self, index: usize, epoch: u64, first: u64, resumed: bool) {
+        if let Some(conn) = self.conns[index].as_mut() {
+            write_hello_ack(&mut conn.out, &self.matcher_id, epoch, first, resumed);
+            if !conn.dirty {
+                conn.dirty = true;
+                self.dirty.push(index);
+            }
+        }
+    }
+
+    fn goaway(&mut self, index: usize, status: Status, text: &str) {
+        if let Some(conn) = self.conns[index].as_mut() {
+            write_goaway(&mut conn.out, status, text);
+            conn.closing = true;
+            conn.session = None;
+            if !conn.dirty {
+                conn.dirty = true;
+                self.dirty.push(index);
+            }
+        }
+    }
+
+    fn count(&mut self, method: u16, status: Status) {
+        if let Some(count) = self.requests.get_mut(usize::from(method)) {
+            *count += 1;
+        }
+        if status != Status::Ok {
+            self.errors[status as usize] += 1;
+        }
+    }
+
+    /// Executes the frames at the front of `bytes`; returns how many bytes they took, or `None` for nonsense.
+    fn frames(&mut self, index: usize, conn: &mut Conn, bytes: &[u8]) -> Option<usize> {
+        let mut used = 0;
+        while !conn.closing {
+            match split(&bytes[used..], FRAME_BODY_BYTES_MAX) {
+                Ok(FrameSplit::Whole { header, body, used: size }) => {
+                    if !self.frame(index, conn, header, body) {
+                        return None;
+                    }
+                    used += size;
+                }
+                Ok(FrameSplit::Partial { .. }) => return Some(used),
+                Err(error) => {
+                    write_goaway(&mut conn.out, Status::TooLarge, &error.to_string());
+                    conn.closing = true;
+                }
+            }
+        }
+        Some(bytes.len())
+    }
+}
+
+impl Session {
+    fn reader_conn(&self) -> Option<usize> {
+        if let Reader::Connection(index) = self.reader { Some(index) } else { None }
+    }
+}
+
+impl Handler for Hub {
+    /// A batch begins.
+    fn polled(&mut self, now: throng_stdx::Instant) {
+        self.now = self.now.max(self.wall_start + now.as_nanos() / 1_000_000);
+        self.batch_began = Instant::now();
+    }
+
+    fn accepted(&mut self, _: ListenerKey, key: ConnKey, _: SocketAddr) -> Accept {
+        let index = key.index();
+        if self.conns.len() <= index {
+            self.conns.resize_with(index + 1, || None);
+        }
+        self.conns[index] = Some(Conn {
+            key,
+            input: Vec::new(),
+            out: Vec::new(),
+            taken: 0,
+            marks: VecDeque::new(),
+            open: 0,
+            session: None,
+            scope: Scope::Server,
+            opened: self.now,
+            dirty: false,
+            paused: false,
+            blocked: false,
+            closing: false,
+        });
+        Accept::Keep
+    }
+
+    fn data(&mut self, key: ConnKey, bytes: &[u8]) -> Flow {
+        let index = key.index();
+        let Some(mut conn) = self.conns[index].take() else { return Flow::Continue };
+        let input = std::mem::take(&mut conn.input);
+        let used = if input.is_empty() {
+            let used = self.frames(index, &mut conn, bytes);
+            if let Some(used) = used {
+                conn.input.extend_from_slice(&bytes[used..]);
+            }
+            used
+        } else {
+            let mut input = input;
+            input.extend_from_slice(bytes);
+            let used = self.frames(index, &mut conn, &input);
+            if let Some(used) = used {
+                input.drain(..used);
+                conn.input = input;
+            }
+            used
+        };
+        if used.is_none() {
+            self.acts.push(Act::CloseNow(key));
+        }
+        if !conn.dirty {
+            conn.dirty = true;
+            self.dirty.push(index);
+        }
+        conn.paused = conn.out.len() - conn.taken > OUT_BYTES_MAX;
+        let flow = if conn.paused { Flow::Pause } else { Flow::Continue };
+        self.conns[index] = Some(conn);
+        flow
+    }
+
+    fn writable(&mut self, key: ConnKey) {
+        let index = key.index();
+        if let Some(conn) = self.conns[index].as_mut() {
+            conn.blocked = false;
+            if !conn.dirty {
+                conn.dirty = true;
+                self.dirty.push(index);
+            }
+        }
+    }
+
+    fn closed(&mut self, key: ConnKey, _: CloseCause) {
+        self.forget(key);
+    }
+
+    fn woken(&mut self) {
+        self.take_posts();
+    }
+}
+
+impl Hub {
+    /// A connection is gone; its session waits for the server to come back.
+    pub(crate) fn forget(&mut self, key: ConnKey) {
+        let index = key.index();
+        if self.conns.get(index).is_none_or(|conn| conn.as_ref().is_none_or(|conn| conn.key != key)) {
+            return;
+        }
+        let Some(conn) = self.conns[index].take() else { return };
+        if let Some(session) = conn.session
+            && self.sessions[session].as_ref().and_then(Session::reader_conn) == Some(index)
+        {
+            self.lose_session(session);
+        }
+    }
+}
+
+const NOBODY: u32 = u32::MAX;
+
+fn write_hello_ack(out: &mut Vec<u8>, matcher_id: &str, epoch: u64, first: u64, resumed: bool) {
+    Header { kind: Kind::HelloAck, ..Header::default() }.write_with(out, |out| {
+        write_u64(out, 1, PROTOCOL_VERSION);
+        write_bytes(out, 2, matcher_id.as_bytes());
+        write_u64(out, 3, epoch);
+        write_u64(out, 4, first);
+        write_u64(out, 5, FRAME_BODY_BYTES_MAX as u64);
+        write_u64(out, 6, u64::from(resumed));
+    });
+}
+
+fn write_goaway(out: &mut Vec<u8>, status: Status, text: &str) {
+    let body = Writer::new()
+        .u64(1, u64::from(status as u16))
+        .str(2, text)
+        .u64(3, PROTOCOL_VERSION)
+        .u64(4, PROTOCOL_VERSION);
+    Header { kind: Kind::Goaway, ..Header::default() }.write(out, &body.into_bytes());
+}
+
+fn pop_if<T>(queue: &mut VecDeque<T>, test: impl FnOnce(&T) -> bool) -> Option<T> {
+    if queue.front().is_some_and(test) { queue.pop_front() } else { None }
+}

@@ -1,0 +1,740 @@
+//! What happened to the matcher, on disk: its inputs in order, and snapshots.
+//!
+//! ```text
+//! log/<first sequence>.seg     records one after the other
+//! snap/<sequence>.snap         state before that record: length, CRC-32C, sequence, bytes
+//!
+//! record   length of the body, CRC-32C of all that follows, sequence, time in ms, type, body
+//!          u32                 u32                          u64       u64         u8
+//! ```
+//!
+//! It uses the store's [`Fs`], not its log: that one maps keys to blobs and may drop what a later record overwrites,
+//! while here the order of all records is the content. Sharing the file system means sharing the simulated disk of the
+//! power-failure tests.
+//!
+//! A record that does not check ends the log when nothing behind it proves that it had been durable: it was being
+//! written when the power failed. A later record that says "everything up to here is on disk" proves the opposite, and
+//! then the disk lost something that was promised: the start stops, unless it is told to salvage.
+
+use std::io::{self, IoSlice};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use throng_matcher::{Caller, Config, Matcher, Notices, Scope};
+use throng_store::{File, Fs};
+
+use crate::crc32c::crc32c;
+
+const LOG: &str = "log";
+const SNAPSHOTS: &str = "snap";
+const HEADER_BYTES: usize = 25;
+/// Longest body: a request frame and its caller.
+const BODY_BYTES_MAX: usize = 2 << 20;
+/// A new segment begins beyond this.
+const SEGMENT_BYTES_MAX: u64 = 64 << 20;
+/// No snapshot before the log has this size: small states would be written again and again.
+const SNAPSHOT_LOG_BYTES_MIN: u64 = 16 << 20;
+/// Time between flushes with [`Durability::Async`].
+const FLUSH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// When an answer leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// Nothing is written; a restart begins empty.
+    None,
+    /// After the input was handed to the system, which has it on disk within 50 ms: the end of the process loses
+    /// nothing, a power failure at most that much, always a prefix.
+    Async,
+    /// After the input is on disk. All that wait share a flush.
+    Sync,
+}
+
+/// One input of the matcher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Input<'a> {
+    /// The first: the secret of ids.
+    Begin { secret: [u8; 32] },
+    /// Rules of modes and limits, as JSON.
+    Configure(&'a [u8]),
+    /// A request that may change something.
+    Request { srv: &'a str, scope: Scope, method: u16, body: &'a [u8] },
+    /// A session began or was lost.
+    Session { srv: &'a str, up: bool },
+    /// Something was due.
+    Timeout,
+    /// The process started again.
+    Recovered,
+    /// Every record below this sequence is on disk.
+    Durable(u64),
+}
+
+/// Why the journal cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JournalError {
+    /// The system refuses a file.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Something that had been on disk is not there any more.
+    #[error(
+        "record {sequence} in {segment} at byte {offset} is damaged, though later records say that it had been on \
+         disk; restore the file, or start with --salvage to skip it and lose what it did"
+    )]
+    Damaged {
+        /// Number of the record.
+        sequence: u64,
+        /// Its file.
+        segment: String,
+        /// Where.
+        offset: u64,
+    },
+    /// Records that no matcher of this version writes.
+    #[error("record {sequence} is not one of this version: {why}")]
+    Unknown {
+        /// Number of the record.
+        sequence: u64,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+fn io_error(what: &'static str) -> impl Fn(io::Error) -> JournalError {
+    move |source| JournalError::Io { what, source }
+}
+
+/// The open end of the journal. One writer.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    fs: Arc<dyn Fs>,
+    durability: Durability,
+    file: Arc<dyn File>,
+    /// Where the next batch goes.
+    offset: u64,
+    /// Number of the next record.
+    sequence: u64,
+    /// Records that were appended and not written.
+    buf: Vec<u8>,
+    bytes: u64,
+    since_snapshot: u64,
+    snapshot_bytes: u64,
+    /// What the last `Durable` record said.
+    said: u64,
+    flusher: Arc<Flusher>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Flusher {
+    state: Mutex<Work>,
+    changed: Condvar,
+    durable: AtomicU64,
+    failed: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    /// Every record below this was written to `files`.
+    written: u64,
+    /// Files with unflushed records, oldest first; the last is the current one.
+    files: Vec<Arc<dyn File>>,
+    snapshot: Option<(u64, Vec<u8>)>,
+    stop: bool,
+}
+
+/// A matcher that was read back, and the journal to go on with.
+#[derive(Debug)]
+pub(crate) struct Recovered {
+    pub(crate) matcher: Matcher,
+    pub(crate) journal: Option<Journal>,
+    /// Records that were replayed.
+    pub(crate) replayed: u64,
+}
+
+/// What opening needs to know.
+pub(crate) struct OpenOptions<'a> {
+    pub(crate) fs: Option<Arc<dyn Fs>>,
+    pub(crate) durability: Durability,
+    pub(crate) config: Config,
+    pub(crate) secret: [u8; 32],
+    pub(crate) now: u64,
+    pub(crate) salvage: bool,
+    /// Called from the flusher's thread when more is durable.
+    pub(crate) wake: Box<dyn Fn() + Send + 'a>,
+}
+
+impl Journal {
+    /// Reads what is there and opens a new segment behind it.
+    pub(crate) fn open(options: OpenOptions<'static>) -> Result<Recovered, JournalError> {
+        let OpenOptions { fs, durability, config, secret, now, salvage, wake } = options;
+        let Some(fs) = fs.filter(|_| durability != Durability::None) else {
+            let matcher = Matcher::new(config, secret, now);
+            return Ok(Recovered { matcher, journal: None, replayed: 0 });
+        };
+        for folder in [LOG, SNAPSHOTS] {
+            fs.create_dir(folder).map_err(io_error("cannot make a folder of the journal"))?;
+        }
+        fs.sync_dir("").map_err(io_error("cannot make the journal's folders durable"))?;
+        let mut replay = Replay::begin(&*fs, config.clone(), salvage)?;
+        replay.run(&*fs)?;
+        let Replay { matcher, sequence, replayed, snapshot_bytes, log_bytes, .. } = replay;
+        let file = create_segment(&*fs, sequence)?;
+        let flusher = Arc::new(Flusher {
+            state: Mutex::new(Work { written: sequence, files: vec![Arc::clone(&file)], ..Work::default() }),
+            changed: Condvar::new(),
+            durable: AtomicU64::new(sequence),
+            failed: AtomicU64::new(0),
+        });
+        let thread = {
+            let (fs, flusher) = (Arc::clone(&fs), Arc::clone(&flusher));
+            std::thread::Builder::new()
+                .name("journal".to_owned())
+                .spawn(move || flusher.run(&*fs, durability, &*wake))
+                .map_err(io_error("cannot start the journal's thread"))?
+        };
+        let mut journal = Journal {
+            fs,
+            durability,
+            file,
+            offset: 0,
+            sequence,
+            buf: Vec::with_capacity(1 << 20),
+            bytes: 0,
+            since_snapshot: log_bytes,
+            snapshot_bytes,
+            said: sequence,
+            flusher,
+            thread: Some(thread),
+        };
+        let mut notices = Notices::default();
+        let matcher = match matcher {
+            Some(mut matcher) => {
+                journal.append(now, Input::Configure(&config_json(&config)));
+                matcher.reconfigure(config);
+                journal.append(now, Input::Recovered);
+                matcher.handle_recovered(now, &mut notices);
+                matcher
+            }
+            None => {
+                journal.append(now, Input::Begin { secret });
+                journal.append(now, Input::Configure(&config_json(&config)));
+                Matcher::new(config, secret, now)
+            }
+        };
+        Ok(Recovered { matcher, journal: Some(journal), replayed })
+    }
+
+    /// Adds a record; it is written by the next [`commit`](Journal::commit).
+    pub(crate) fn append(&mut self, now: u64, input: Input<'_>) {
+        write_record(&mut self.buf, self.sequence, now, input);
+        self.sequence += 1;
+    }
+
+    /// Hands what was appended to the system. Returns the number of the next record: what came before is on disk when
+    /// [`durable`](Journal::durable) has reached it.
+    ///
+    /// # Errors
+    /// As the system says; the journal is unusable then.
+    pub(crate) fn commit(&mut self, now: u64) -> io::Result<u64> {
+        if self.buf.is_empty() {
+            return Ok(self.sequence);
+        }
+        let durable = self.durable();
+        if durable > self.said {
+            self.said = durable;
+            self.append(now, Input::Durable(durable));
+        }
+        let mut files = None;
+        if self.offset >= SEGMENT_BYTES_MAX {
+            let first = self.sequence - count_records(&self.buf);
+            self.file =
+                create_segment(&*self.fs, first).map_err(|error| io::Error::other(error.to_string()))?;
+            self.offset = 0;
+            files = Some(Arc::clone(&self.file));
+        }
+        self.file.write_at(&[IoSlice::new(&self.buf)], self.offset)?;
+        let written = self.buf.len() as u64;
+        self.offset += written;
+        self.bytes += written;
+        self.since_snapshot += written;
+        self.buf.clear();
+        let mut work = self.flusher.state.lock().unwrap_or_else(PoisonError::into_inner);
+        work.written = self.sequence;
+        work.files.extend(files);
+        drop(work);
+        if self.durability == Durability::Sync {
+            self.flusher.changed.notify_one();
+        }
+        Ok(self.sequence)
+    }
+
+    /// Every record below this is on disk.
+    pub(crate) fn durable(&self) -> u64 {
+        self.flusher.durable.load(Ordering::Acquire)
+    }
+
+    /// Whether a flush failed: nothing that was not durable before may be promised any more.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.flusher.failed.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether answers wait for the disk.
+    pub(crate) fn holds_answers(&self) -> bool {
+        self.durability == Durability::Sync
+    }
+
+    /// Bytes written since the start.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether the log has become so long that a snapshot pays.
+    pub(crate) fn wants_snapshot(&self) -> bool {
+        self.since_snapshot > SNAPSHOT_LOG_BYTES_MIN.max(2 * self.snapshot_bytes)
+    }
+
+    /// Writes a snapshot of the state after all that was committed, in the background.
+    pub(crate) fn snapshot(&mut self, bytes: Vec<u8>) {
+        debug_assert!(self.buf.is_empty(), "a snapshot follows a commit");
+        self.snapshot_bytes = bytes.len() as u64;
+        self.since_snapshot = 0;
+        let mut work = self.flusher.state.lock().unwrap_or_else(PoisonError::into_inner);
+        work.snapshot = Some((self.sequence, bytes));
+        self.flusher.changed.notify_one();
+    }
+}
+
+impl Drop for Journal {
+    /// Flushes what was committed.
+    fn drop(&mut self) {
+        self.flusher.state.lock().unwrap_or_else(PoisonError::into_inner).stop = true;
+        self.flusher.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // A panic there was reported there.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Flusher {
+    fn run(&self, fs: &dyn Fs, durability: Durability, wake: &dyn Fn()) {
+        loop {
+            let mut work = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            loop {
+                let behind = work.written > self.durable.load(Ordering::Acquire);
+                if work.stop || work.snapshot.is_some() || behind && durability == Durability::Sync {
+                    break;
+                }
+                let waited = self.changed.wait_timeout(work, FLUSH_INTERVAL);
+                let (next, timed_out) = waited.unwrap_or_else(PoisonError::into_inner);
+                work = next;
+                if timed_out.timed_out() {
+                    break;
+                }
+            }
+            let (written, stop, snapshot) = (work.written, work.stop, work.snapshot.take());
+            let files = work.files.clone();
+            drop(work);
+            if written > self.durable.load(Ordering::Acquire) {
+                let result = files.iter().try_for_each(|file| file.sync());
+                if let Err(error) = result {
+                    tracing::error!(%error, "the journal cannot be flushed; nothing is acknowledged any more");
+                    self.failed.store(1, Ordering::Release);
+                    wake();
+                    return;
+                }
+                let mut work = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                // Files that had a successor are complete now.
+                let complete = files.len() - 1;
+                work.files.drain(..complete);
+                drop(work);
+                self.durable.store(written, Ordering::Release);
+                wake();
+            }
+            if let Some((sequence, bytes)) = snapshot
+                && let Err(error) = write_snapshot(fs, sequence, &bytes)
+            {
+                tracing::error!(%error, "a snapshot of the matcher could not be written; the log goes on");
+            }
+            if stop {
+                return;
+            }
+        }
+    }
+}
+
+/// Reads a journal into a matcher.
+pub(crate) struct Replay {
+    pub(crate) matcher: Option<Matcher>,
+    config: Config,
+    /// Number of the next record.
+    pub(crate) sequence: u64,
+    pub(crate) replayed: u64,
+    snapshot_bytes: u64,
+    log_bytes: u64,
+    salvage: bool,
+    notices: Notices,
+    answer: Vec<u8>,
+}
+
+impl Replay {
+    /// Begins at the newest snapshot that is whole.
+    pub(crate) fn begin(fs: &dyn Fs, config: Config, salvage: bool) -> Result<Replay, JournalError> {
+        let mut replay = Replay {
+            matcher: None,
+            config,
+            sequence: 0,
+            replayed: 0,
+            snapshot_bytes: 0,
+            log_bytes: 0,
+            salvage,
+            notices: Notices::default(),
+            answer: Vec::new(),
+        };
+        for sequence in numbers(fs, SNAPSHOTS, ".snap")?.into_iter().rev() {
+            let Some(bytes) = read_snapshot(fs, sequence)? else { continue };
+            let matcher = Matcher::restore(replay.config.clone(), &bytes)
+                .map_err(|error| JournalError::Unknown { sequence, why: error.to_string() })?;
+            replay.snapshot_bytes = bytes.len() as u64;
+            (replay.matcher, replay.sequence) = (Some(matcher), sequence);
+            break;
+        }
+        Ok(replay)
+    }
+
+    /// Replays every segment.
+    pub(crate) fn run(&mut self, fs: &dyn Fs) -> Result<(), JournalError> {
+        let segments = numbers(fs, LOG, ".seg")?;
+        for (at, first) in segments.iter().enumerate() {
+            // A segment whose successor begins no later than where we are has nothing new.
+            if segments.get(at + 1).is_some_and(|next| *next <= self.sequence) {
+                continue;
+            }
+            let name = segment_name(*first);
+            let file = fs.open(&name, false).map_err(io_error("cannot open a segment of the journal"))?;
+            let len = file.len().map_err(io_error("cannot read a segment of the journal"))?;
+            let mut bytes = vec![0; len as usize];
+            file.read_at(&mut bytes, 0).map_err(io_error("cannot read a segment of the journal"))?;
+            self.log_bytes += len;
+            let end = self.replay_segment(&name, &bytes)?;
+            if end < bytes.len() {
+                let later = later_segments_need(fs, &segments[at + 1..], self.sequence)?;
+                if (later || durable_behind(&bytes[end..], self.sequence)) && !self.salvage {
+                    return Err(JournalError::Damaged {
+                        sequence: self.sequence,
+                        segment: name,
+                        offset: end as u64,
+                    });
+                }
+                if self.salvage {
+                    let next = self.skip_damage(&name, &bytes, end)?;
+                    tracing::warn!(
+                        segment = name,
+                        from = end,
+                        to = next,
+                        "a damaged part of the journal was skipped"
+                    );
+                    continue;
+                }
+                tracing::info!(
+                    segment = name,
+                    cut = bytes.len() - end,
+                    "the journal ended in the middle of a write"
+                );
+                file.set_len(end as u64).map_err(io_error("cannot cut a torn record"))?;
+                file.sync().map_err(io_error("cannot cut a torn record"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Replays from the front; returns where it stopped.
+    fn replay_segment(&mut self, name: &str, bytes: &[u8]) -> Result<usize, JournalError> {
+        let mut at = 0;
+        while let Some(record) = read_record(&bytes[at..]) {
+            if record.sequence > self.sequence {
+                if !self.salvage {
+                    return Err(JournalError::Damaged {
+                        sequence: self.sequence,
+                        segment: name.to_owned(),
+                        offset: at as u64,
+                    });
+                }
+                self.sequence = record.sequence;
+            }
+            at += record.len;
+            if record.sequence < self.sequence {
+                continue;
+            }
+            self.apply(&record)?;
+        }
+        Ok(at)
+    }
+
+    fn skip_damage(&mut self, name: &str, bytes: &[u8], from: usize) -> Result<usize, JournalError> {
+        let mut at = from;
+        while let Some(next) = next_record(&bytes[at..], self.sequence) {
+            at += next;
+            at += self.replay_segment(name, &bytes[at..])?;
+        }
+        Ok(at)
+    }
+
+    fn apply(&mut self, record: &Record<'_>) -> Result<(), JournalError> {
+        let sequence = record.sequence;
+        let unknown = |why: String| JournalError::Unknown { sequence, why };
+        let input =
+            parse_input(record.kind, record.body).ok_or_else(|| unknown(format!("type {}", record.kind)))?;
+        self.sequence = sequence + 1;
+        self.replayed += 1;
+        let now = record.time;
+        if let Input::Begin { secret } = input {
+            self.matcher = Some(Matcher::new(self.config.clone(), secret, now));
+            return Ok(());
+        }
+        let Some(matcher) = &mut self.matcher else {
+            return Err(unknown("it comes before the beginning; a segment is missing".to_owned()));
+        };
+        match input {
+            Input::Begin { .. } | Input::Durable(_) => {}
+            Input::Configure(json) => {
+                let config = serde_json::from_slice(json).map_err(|error| unknown(error.to_string()))?;
+                matcher.reconfigure(config);
+            }
+            Input::Request { srv, scope, method, body } => {
+                let caller = Caller { srv, scope };
+                matcher.handle(now, caller, method, body, &mut self.answer, &mut self.notices);
+            }
+            Input::Session { srv, up } => {
+                matcher.handle_session(now, srv, up, &mut self.notices);
+            }
+            Input::Timeout => matcher.handle_timeout(now, &mut self.notices),
+            Input::Recovered => matcher.handle_recovered(now, &mut self.notices),
+        }
+        self.answer.clear();
+        self.notices.clear();
+        Ok(())
+    }
+}
+
+struct Record<'a> {
+    sequence: u64,
+    time: u64,
+    kind: u8,
+    body: &'a [u8],
+    len: usize,
+}
+
+/// The record at the front of `bytes`, if it checks.
+fn read_record(bytes: &[u8]) -> Option<Record<'_>> {
+    let (head, rest) = bytes.split_first_chunk::<HEADER_BYTES>()?;
+    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| head[at + index]));
+    let size = word(0) as u32 as usize;
+    if size > BODY_BYTES_MAX {
+        return None;
+    }
+    let body = rest.get(..size)?;
+    let crc = (word(0) >> 32) as u32;
+    if crc32c(&bytes[8..HEADER_BYTES + size]) != crc {
+        return None;
+    }
+    Some(Record { sequence: word(8), time: word(16), kind: head[24], body, len: HEADER_BYTES + size })
+}
+
+/// Where the next record begins that checks and comes after `sequence`, looking at every byte.
+fn next_record(bytes: &[u8], sequence: u64) -> Option<usize> {
+    (1..bytes.len()).find(|at| {
+        // The cheap look first: a plausible number.
+        let Some(number) = bytes.get(at + 8..at + 16) else { return false };
+        let number = u64::from_le_bytes(number.try_into().unwrap_or_default());
+        number > sequence && number - sequence < 1 << 32 && read_record(&bytes[*at..]).is_some()
+    })
+}
+
+/// Whether a record behind damage says that the record `sequence` had been on disk.
+fn durable_behind(bytes: &[u8], sequence: u64) -> bool {
+    let mut at = 0;
+    while let Some(next) = next_record(&bytes[at..], sequence) {
+        at += next;
+        while let Some(record) = read_record(&bytes[at..]) {
+            if let Some(Input::Durable(below)) = parse_input(record.kind, record.body)
+                && below > sequence
+            {
+                return true;
+            }
+            at += record.len;
+        }
+    }
+    false
+}
+
+/// Whether a later segment holds records: segments are begun only when their predecessor is complete in memory, and
+/// flushed in order, so a record there that says `sequence` was durable proves it.
+fn later_segments_need(fs: &dyn Fs, later: &[u64], sequence: u64) -> Result<bool, JournalError> {
+    for first in later {
+        let file = fs
+            .open(&segment_name(*first), false)
+            .map_err(io_error("cannot open a segment of the journal"))?;
+        let len = file.len().map_err(io_error("cannot read a segment of the journal"))?;
+        let mut bytes = vec![0; len as usize];
+        file.read_at(&mut bytes, 0).map_err(io_error("cannot read a segment of the journal"))?;
+        let mut at = 0;
+        while let Some(record) = read_record(&bytes[at..]) {
+            if matches!(parse_input(record.kind, record.body), Some(Input::Durable(below)) if below > sequence)
+            {
+                return Ok(true);
+            }
+            at += record.len;
+        }
+    }
+    Ok(false)
+}
+
+fn write_record(out: &mut Vec<u8>, sequence: u64, now: u64, input: Input<'_>) {
+    let start = out.len();
+    out.extend_from_slice(&[0; 8]);
+    out.extend_from_slice(&sequence.to_le_bytes());
+    out.extend_from_slice(&now.to_le_bytes());
+    match input {
+        Input::Begin { secret } => {
+            out.push(0);
+            out.extend_from_slice(&secret);
+        }
+        Input::Configure(json) => {
+            out.push(1);
+            out.extend_from_slice(json);
+        }
+        Input::Request { srv, scope, method, body } => {
+            out.push(2);
+            out.extend_from_slice(&method.to_le_bytes());
+            out.push(scope as u8);
+            out.push(srv.len() as u8);
+            out.extend_from_slice(srv.as_bytes());
+            out.extend_from_slice(body);
+        }
+        Input::Session { srv, up } => {
+            out.push(3);
+            out.push(u8::from(up));
+            out.extend_from_slice(srv.as_bytes());
+        }
+        Input::Timeout => out.push(4),
+        Input::Recovered => out.push(5),
+        Input::Durable(below) => {
+            out.push(6);
+            out.extend_from_slice(&below.to_le_bytes());
+        }
+    }
+    let body = (out.len() - start - HEADER_BYTES) as u32;
+    let crc = crc32c(&out[start + 8..]);
+    out[start..start + 4].copy_from_slice(&body.to_le_bytes());
+    out[start + 4..start + 8].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// Total: any bytes give an input or nothing.
+pub(crate) fn parse_input(kind: u8, body: &[u8]) -> Option<Input<'_>> {
+    Some(match kind {
+        0 => Input::Begin { secret: body.try_into().ok()? },
+        1 => Input::Configure(body),
+        2 => {
+            let (head, rest) = body.split_first_chunk::<4>()?;
+            let (srv, body) = rest.split_at_checked(usize::from(head[3]))?;
+            let scope = match head[2] {
+                0 => Scope::Server,
+                1 => Scope::Trusted,
+                2 => Scope::Admin,
+                _ => return None,
+            };
+            let method = u16::from_le_bytes([head[0], head[1]]);
+            Input::Request { srv: std::str::from_utf8(srv).ok()?, scope, method, body }
+        }
+        3 => {
+            let (up, srv) = body.split_first()?;
+            Input::Session { srv: std::str::from_utf8(srv).ok()?, up: *up == 1 }
+        }
+        4 => Input::Timeout,
+        5 => Input::Recovered,
+        6 => Input::Durable(u64::from_le_bytes(body.try_into().ok()?)),
+        _ => return None,
+    })
+}
+
+fn count_records(bytes: &[u8]) -> u64 {
+    let (mut at, mut count) = (0, 0);
+    while let Some(record) = read_record(&bytes[at..]) {
+        at += record.len;
+        count += 1;
+    }
+    count
+}
+
+fn segment_name(first: u64) -> String {
+    format!("{LOG}/{first:016x}.seg")
+}
+
+fn snapshot_name(sequence: u64) -> String {
+    format!("{SNAPSHOTS}/{sequence:016x}.snap")
+}
+
+fn create_segment(fs: &dyn Fs, first: u64) -> Result<Arc<dyn File>, JournalError> {
+    let file =
+        fs.open(&segment_name(first), true).map_err(io_error("cannot make a segment of the journal"))?;
+    file.set_len(0).map_err(io_error("cannot make a segment of the journal"))?;
+    fs.sync_dir(LOG).map_err(io_error("cannot make a segment of the journal durable"))?;
+    Ok(file)
+}
+
+fn numbers(fs: &dyn Fs, folder: &str, suffix: &str) -> Result<Vec<u64>, JournalError> {
+    let names = fs.list(folder).map_err(io_error("cannot list the journal"))?;
+    let mut found: Vec<u64> =
+        names.iter().filter_map(|name| u64::from_str_radix(name.strip_suffix(suffix)?, 16).ok()).collect();
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// The new snapshot first, durable by content and name; only then what it replaces goes.
+fn write_snapshot(fs: &dyn Fs, sequence: u64, bytes: &[u8]) -> Result<(), JournalError> {
+    let failed = io_error("cannot write a snapshot");
+    let mut head = Vec::with_capacity(20);
+    head.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+    head.extend_from_slice(&crc32c(bytes).to_le_bytes());
+    head.extend_from_slice(&sequence.to_le_bytes());
+    let file = fs.open(&snapshot_name(sequence), true).map_err(&failed)?;
+    file.set_len(0).map_err(&failed)?;
+    file.write_at(&[IoSlice::new(&head), IoSlice::new(bytes)], 0).map_err(&failed)?;
+    file.sync().map_err(&failed)?;
+    fs.sync_dir(SNAPSHOTS).map_err(&failed)?;
+    for old in numbers(fs, SNAPSHOTS, ".snap")?.into_iter().filter(|old| *old < sequence) {
+        fs.remove(&snapshot_name(old)).map_err(&failed)?;
+    }
+    let segments = numbers(fs, LOG, ".seg")?;
+    for pair in segments.windows(2).filter(|pair| pair[1] <= sequence) {
+        fs.remove(&segment_name(pair[0])).map_err(&failed)?;
+    }
+    Ok(())
+}
+
+/// A snapshot, unless it was being written when the power failed.
+fn read_snapshot(fs: &dyn Fs, sequence: u64) -> Result<Option<Vec<u8>>, JournalError> {
+    let failed = io_error("cannot read a snapshot");
+    let file = fs.open(&snapshot_name(sequence), false).map_err(&failed)?;
+    let len = file.len().map_err(&failed)?;
+    let mut bytes = vec![0; len as usize];
+    file.read_at(&mut bytes, 0).map_err(&failed)?;
+    let Some((head, body)) = bytes.split_first_chunk::<20>() else { return Ok(None) };
+    let size = u64::from_le_bytes(std::array::from_fn(|index| head[index]));
+    let crc = u32::from_le_bytes(std::array::from_fn(|index| head[8 + index]));
+    let number = u64::from_le_bytes(std::array::from_fn(|index| head[12 + index]));
+    let whole = size == body.len() as u64 && number == sequence && crc32c(body) == crc;
+    Ok(whole.then(|| body.to_vec()))
+}
+
+fn config_json(config: &Config) -> Vec<u8> {
+    // Maps with text keys and numbers: nothing in it can fail to be JSON.
+    serde_json::to_vec(config).unwrap_or_default()
+}

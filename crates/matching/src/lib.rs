@@ -1,0 +1,51 @@
+//! The matcher as a service: one thread that owns the state machine, its journal and its connections.
+//!
+//! ```text
+//!  TCP, TLS ──▶ net::EventLoop ──▶ frames ──▶ Engine: Matcher::handle + journal ──▶ answers, notices
+//!                                                │ commit once per batch                │
+//!  in-process, HTTP ──▶ Handle (mailbox) ────────┘            answers wait for the disk ┘ (durability = sync)
+//! ```
+//!
+//! [`start`] opens the listener and returns a [`Service`]; its [`Handle`] makes calls from the same process. Everything
+//! that arrives in one read is executed as one batch: one write to the journal, one write per connection.
+#![forbid(unsafe_code)]
+
+mod crc32c;
+mod engine;
+mod hub;
+mod journal;
+mod service;
+mod session;
+mod tokens;
+
+pub use journal::{Durability, JournalError};
+pub use service::{Call, Handle, Options, Reply, Service, StartError, Verified, replay, start};
+pub use session::{Batch, Sink};
+pub use tokens::{Tokens, TokensError};
+
+/// Counters and sizes, for the metrics page.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Requests by method name.
+    pub requests: Vec<(&'static str, u64)>,
+    /// Answers that were refusals, by status name.
+    pub errors: Vec<(&'static str, u64)>,
+    /// Objects that exist.
+    pub counts: throng_matcher::Counts,
+    /// Counters of the state machine.
+    pub core: throng_matcher::Stats,
+    /// Entries queued for sessions.
+    pub notices_queued: u64,
+    /// Frames with entries.
+    pub batches_sent: u64,
+    /// Entries replaced by later ones before they were sent.
+    pub notices_collapsed: u64,
+    /// Sessions that were reset because their destination was too slow.
+    pub lagging: u64,
+    /// Sessions, lost ones in their grace period included.
+    pub sessions: usize,
+    /// Open connections.
+    pub connections: usize,
+    /// Bytes written to the journal.
+    pub journal_bytes: u64,
+}

@@ -1,0 +1,367 @@
+//! The thread that drives it all, and handles to it.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use throng_matcher::{Config, Scope};
+use throng_net::{Clock, CloseMode, EventLoop, ListenerSpec, TlsAcceptor, Transport, Waker};
+use throng_stdx::Instant;
+use throng_store::{Folder, Fs};
+use throng_wire::matcher::Status;
+
+use crate::Report;
+use crate::engine::Engine;
+use crate::hub::{Act, Hub};
+use crate::journal::{Durability, Journal, JournalError, OpenOptions, Replay};
+use crate::session::Sink;
+use crate::tokens::Tokens;
+
+/// Time between two looks at what has no timer of its own.
+const TIDY_MS: u64 = 200;
+/// Time that output gets to leave at the end.
+const GOODBYE: Duration = Duration::from_millis(300);
+
+/// What a service is made of.
+#[derive(Debug)]
+pub struct Options {
+    /// Address of the framed RPC; `None` serves only this process.
+    pub addr: Option<SocketAddr>,
+    /// TLS on it.
+    pub tls: Option<TlsAcceptor>,
+    /// Modes and limits.
+    pub config: Config,
+    /// When answers leave.
+    pub durability: Durability,
+    /// Folder of the journal; may be absent with [`Durability::None`].
+    pub fs: Option<Arc<dyn Fs>>,
+    /// Who may connect.
+    pub tokens: Tokens,
+    /// The area that is served; empty: whatever callers name.
+    pub area: String,
+    /// Unguessable bytes, for ids.
+    pub secret: [u8; 32],
+    /// Skips damaged records.
+    pub salvage: bool,
+}
+
+/// Why a service did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {addr}: {source}")]
+    Bind {
+        /// The address.
+        addr: SocketAddr,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The journal cannot be used.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The system refuses a thread or an event loop.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// A request from this process.
+pub struct Call {
+    /// Who calls.
+    pub srv: String,
+    /// What it may do.
+    pub scope: Scope,
+    /// Number of the method.
+    pub method: u16,
+    /// Body of the request.
+    pub body: Vec<u8>,
+    /// Takes the answer, on the matcher's thread: must not block.
+    pub reply: Reply,
+}
+
+/// Takes an answer.
+pub type Reply = Box<dyn FnOnce(Status, Vec<u8>) + Send>;
+
+pub(crate) enum Post {
+    Call(Call),
+    Subscribe { srv: String, after: Option<(u64, u64)>, sink: Sink },
+    Unsubscribe { srv: String },
+    Stop,
+}
+
+/// Calls a service from its own process. Cheap to clone.
+#[derive(Clone)]
+pub struct Handle {
+    inbox: Arc<Mutex<Vec<Post>>>,
+    waker: Waker,
+    report: Arc<Mutex<Report>>,
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").finish_non_exhaustive()
+    }
+}
+
+impl Handle {
+    /// Sends a request; its `reply` is called once, unless the service ends first.
+    pub fn call(&self, call: Call) {
+        self.post(Post::Call(call));
+    }
+
+    /// Sends a request and waits for the answer. Not for the matcher's own thread.
+    ///
+    /// # Errors
+    /// `Err(())` when the service ended.
+    #[allow(clippy::result_unit_err)]
+    pub fn call_and_wait(
+        &self,
+        srv: &str,
+        scope: Scope,
+        method: u16,
+        body: Vec<u8>,
+    ) -> Result<(Status, Vec<u8>), ()> {
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        let reply: Reply = Box::new(move |status, body| {
+            // The caller may have given up.
+            let _ = sender.send((status, body));
+        });
+        self.call(Call { srv: srv.to_owned(), scope, method, body, reply });
+        receiver.recv().map_err(drop)
+    }
+
+    /// Takes the notifications of a server, from now or after (epoch, number). Replaces its session, if it has one.
+    pub fn subscribe(&self, srv: &str, after: Option<(u64, u64)>, sink: Sink) {
+        self.post(Post::Subscribe { srv: srv.to_owned(), after, sink });
+    }
+
+    /// Ends a subscription; the server's grace period begins.
+    pub fn unsubscribe(&self, srv: &str) {
+        self.post(Post::Unsubscribe { srv: srv.to_owned() });
+    }
+
+    /// Counters, at most a fifth of a second old.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn post(&self, post: Post) {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner).push(post);
+        self.waker.wake();
+    }
+}
+
+/// A running matcher. Dropping it stops it.
+#[derive(Debug)]
+pub struct Service {
+    handle: Handle,
+    addr: Option<SocketAddr>,
+    replayed: u64,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Service {
+    /// Calls it.
+    #[must_use]
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Where the framed RPC listens.
+    #[must_use]
+    pub fn addr(&self) -> Option<SocketAddr> {
+        self.addr
+    }
+
+    /// Records that the start replayed.
+    #[must_use]
+    pub fn replayed(&self) -> u64 {
+        self.replayed
+    }
+
+    /// Tells everybody, flushes the journal and ends.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.handle.post(Post::Stop);
+            // A panic there was reported there.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Reads the journal and starts to serve.
+///
+/// # Errors
+/// See [`StartError`]; nothing stays behind then.
+pub fn start(options: Options) -> Result<Service, StartError> {
+    let Options { addr, tls, config, durability, fs, tokens, area, secret, salvage } = options;
+    let system = |what| move |source| StartError::System { what, source };
+    let mut event_loop = EventLoop::new().map_err(system("cannot make an event loop"))?;
+    let waker = event_loop.waker();
+    let clock = Clock::start();
+    let wake = {
+        let waker = waker.clone();
+        Box::new(move || waker.wake())
+    };
+    let now = wall_ms();
+    let open = OpenOptions { fs, durability, config, secret, now, salvage, wake };
+    let recovered = Journal::open(open)?;
+    let mut bound = None;
+    if let Some(addr) = addr {
+        let spec = ListenerSpec { tls, ..ListenerSpec::new(addr, Transport::Tcp) };
+        let (_, at) = event_loop.listen(spec).map_err(|source| StartError::Bind { addr, source })?;
+        bound = Some(at);
+    }
+    let inbox = Arc::new(Mutex::new(Vec::new()));
+    let report = Arc::new(Mutex::new(Report::default()));
+    let mut engine = Engine {
+        matcher: recovered.matcher,
+        journal: recovered.journal,
+        notices: throng_matcher::Notices::default(),
+    };
+    let now = now.max(engine.matcher.now());
+    engine.commit(now).map_err(system("cannot write the journal"))?;
+    // Epochs of different lives of the process differ: they begin at the wall time.
+    let wall_start = now.saturating_sub(clock.now().as_nanos() / 1_000_000);
+    let hub = Hub::new(
+        engine,
+        tokens,
+        area,
+        format!("{now:x}"),
+        now << 16,
+        Arc::clone(&inbox),
+        Arc::clone(&report),
+        wall_start,
+    );
+    let handle = Handle { inbox, waker, report };
+    let thread = std::thread::Builder::new()
+        .name("matcher".to_owned())
+        .spawn(move || drive(event_loop, hub, clock, wall_start))
+        .map_err(system("cannot start the matcher's thread"))?;
+    Ok(Service { handle, addr: bound, replayed: recovered.replayed, thread: Some(thread) })
+}
+
+/// What [`replay`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verified {
+    /// Records that were replayed.
+    pub records: u64,
+    /// Number of the next record.
+    pub sequence: u64,
+    /// Of the state; the same for every replay.
+    pub digest: String,
+    /// Time of one replay.
+    pub elapsed: Duration,
+}
+
+/// Replays the journal in a folder; with `verify` twice, and compares the states. Writes nothing but the cut of a torn end.
+///
+/// # Errors
+/// A journal that cannot be read; `Unknown` when the two replays differ, which is a defect of the matcher.
+pub fn replay(folder: &Path, verify: bool, salvage: bool) -> Result<Verified, JournalError> {
+    let fs =
+        Folder::new(folder).map_err(|source| JournalError::Io { what: "cannot open the folder", source })?;
+    let once = || -> Result<(u64, u64, [u8; 32], Duration), JournalError> {
+        let began = std::time::Instant::now();
+        let mut replay = Replay::begin(&fs, Config::default(), salvage)?;
+        replay.run(&fs)?;
+        let elapsed = began.elapsed();
+        let digest = replay.matcher.as_ref().map_or([0; 32], throng_matcher::Matcher::digest);
+        Ok((replay.replayed, replay.sequence, digest, elapsed))
+    };
+    let first = once()?;
+    if verify && first.2 != once()?.2 {
+        let why = "two replays gave different states".to_owned();
+        return Err(JournalError::Unknown { sequence: first.1, why });
+    }
+    let digest = first.2.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(Verified { records: first.0, sequence: first.1, digest, elapsed: first.3 })
+}
+
+fn drive(mut event_loop: EventLoop, mut hub: Hub, clock: Clock, wall_start: u64) {
+    let mut tidied = 0;
+    loop {
+        let next = hub.engine.matcher.next_timeout().unwrap_or(u64::MAX).min(tidied + TIDY_MS);
+        let deadline = if hub.has_fresh() || next <= hub.now {
+            clock.now()
+        } else {
+            Instant::from_millis(next.saturating_sub(wall_start))
+        };
+        if let Err(error) = event_loop.poll(&clock, Some(deadline), &mut hub) {
+            tracing::error!(%error, "the matcher's event loop failed");
+            return;
+        }
+        if let Err(error) = hub.end() {
+            tracing::error!(%error, "the matcher's journal failed; the service ends and what was not durable is lost");
+            return;
+        }
+        hub.release();
+        write_out(&mut event_loop, &mut hub);
+        if hub.now >= tidied + TIDY_MS {
+            tidied = hub.now;
+            hub.tidy();
+        }
+        act(&mut event_loop, &mut hub);
+        if hub.stop {
+            hub.say_goodbye();
+            let until = clock.now() + GOODBYE;
+            while hub.end().is_ok() && clock.now() < until && hub.has_output() {
+                hub.release();
+                write_out(&mut event_loop, &mut hub);
+                act(&mut event_loop, &mut hub);
+                if event_loop.poll(&clock, Some(clock.now() + Duration::from_millis(5)), &mut hub).is_err() {
+                    return;
+                }
+            }
+            return;
+        }
+    }
+}
+
+fn write_out(event_loop: &mut EventLoop, hub: &mut Hub) {
+    for index in hub.take_dirty() {
+        let Some((key, bytes)) = hub.output(index) else { continue };
+        let outcome = event_loop.write(key, &[IoSlice::new(bytes)]);
+        hub.wrote(index, outcome.taken, outcome.blocked);
+    }
+}
+
+fn act(event_loop: &mut EventLoop, hub: &mut Hub) {
+    for act in std::mem::take(&mut hub.acts) {
+        match act {
+            Act::Close(key) => {
+                event_loop.close(key, CloseMode::Flush);
+                hub.forget(key);
+            }
+            Act::CloseNow(key) => {
+                event_loop.close(key, CloseMode::Now);
+                hub.forget(key);
+            }
+            Act::Resume(key) => event_loop.resume_read(key),
+        }
+    }
+}
+
+fn wall_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}

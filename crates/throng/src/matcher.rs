@@ -1,0 +1,353 @@
+//! `throng bench matcher` and `throng matcher`: the load suite of the matcher, and its journal.
+
+use std::ffi::OsString;
+use std::io::{self, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::{Arg, ArgAction, ArgMatches, Parser};
+use throng_load::duration;
+use throng_load::matcher::{self, Outcome, PUBLISHED, Plan, RunError, TESTS};
+
+const EXIT_FAILED: u8 = 1;
+const EXIT_WRONG: u8 = 2;
+/// Where a matcher listens by default.
+const PORT: u16 = 11_290;
+/// Time that a matcher of our own may take to start.
+const START_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Load a matcher: the 19 tests of the reference's own tool
+#[derive(Debug, Parser)]
+#[command(name = "throng bench matcher", disable_version_flag = true, after_help = EXAMPLES)]
+struct BenchArgs {
+    /// Closed-loop workers; with --all the published number of each test unless given
+    #[arg(short = 'g', long = "goroutines", visible_alias = "workers", value_name = "N")]
+    goroutines: Option<usize>,
+    /// Print the test names
+    #[arg(short, long)]
+    list: bool,
+    /// The test
+    #[arg(short, long, value_name = "NAME", default_value = "RoleJoinRandomRoom")]
+    test: String,
+    /// Duration
+    #[arg(short = 'm', long, value_name = "D", default_value = "15s")]
+    time: String,
+    /// Area of the matcher
+    #[arg(short, long, value_name = "ID", default_value = "1")]
+    area: String,
+    /// A running matcher; without it one is started
+    #[arg(long, value_name = "HOST[:PORT]")]
+    addr: Option<String>,
+    /// Access token for it
+    #[arg(long, value_name = "TOKEN", default_value = "")]
+    token: String,
+    /// Its process, for CPU time
+    #[arg(long, value_name = "PID", requires = "addr")]
+    pid: Option<u32>,
+    /// Connections
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    conns: usize,
+    /// Servers (SrvIDs) that roles are spread over
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    servers: usize,
+    /// Time before the measured window
+    #[arg(long, value_name = "D", default_value = "0")]
+    warmup: String,
+    /// Also write the result as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Every test in name order, as a table beside the published figures
+    #[arg(long)]
+    all: bool,
+    /// Count refusals instead of stopping at the first
+    #[arg(long)]
+    keep_going: bool,
+    /// When answers of the matcher that is started leave: none, async or sync
+    #[arg(long, value_name = "WHEN", default_value = "none", conflicts_with = "addr")]
+    durability: String,
+    /// A further flag for the matcher that is started; can be repeated
+    #[arg(long, value_name = "FLAG", allow_hyphen_values = true, conflicts_with = "addr")]
+    server_flag: Vec<String>,
+    /// Be the bare echo that figures are compared with
+    #[arg(long, hide = true, value_name = "ADDR")]
+    echo: Option<SocketAddr>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  throng bench matcher -g 3000                       RoleJoinRandomRoom with the published number of workers
+  throng bench matcher --all -m 5s                   every test beside the published figures
+  throng bench matcher --all -m 5s --durability sync the same, answered when on disk
+  throng bench matcher -t Ping -g 64 --addr 127.0.0.1:11290
+
+Exit codes: 0 done, 1 a request failed, 2 wrong flags.";
+
+/// `throng bench matcher ...`.
+pub(crate) fn bench(arguments: &[OsString]) -> ExitCode {
+    let args = match BenchArgs::try_parse_from(arguments) {
+        Ok(args) => args,
+        Err(error) if error.use_stderr() => {
+            let _ = error.print();
+            return ExitCode::from(EXIT_WRONG);
+        }
+        // The reference prints its usage on the error stream.
+        Err(error) => {
+            let _ = write!(io::stderr(), "{}", error.render());
+            return ExitCode::SUCCESS;
+        }
+    };
+    match bench_inner(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Wrong(text)) => {
+            let _ = writeln!(io::stderr(), "{text}");
+            ExitCode::from(EXIT_WRONG)
+        }
+        Err(Failure::Failed(text)) => {
+            let _ = writeln!(io::stderr(), "error: {text}");
+            ExitCode::from(EXIT_FAILED)
+        }
+    }
+}
+
+enum Failure {
+    Wrong(String),
+    Failed(String),
+}
+
+impl From<RunError> for Failure {
+    fn from(error: RunError) -> Failure {
+        match error {
+            RunError::IllegalTestName(_) => Failure::Wrong(error.to_string()),
+            _ => Failure::Failed(error.to_string()),
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::Failed(error.to_string())
+    }
+}
+
+fn bench_inner(args: &BenchArgs) -> Result<(), Failure> {
+    if let Some(addr) = args.echo {
+        return Ok(matcher::serve_echo(addr, |_| ())?);
+    }
+    if args.list {
+        let names: String = TESTS.iter().map(|name| format!("\t{name}\n")).collect();
+        return print(&format!("Test names:\n{names}"));
+    }
+    // Before any connection is made.
+    if !args.all && !TESTS.contains(&args.test.as_str()) {
+        return Err(RunError::IllegalTestName(args.test.clone()).into());
+    }
+    let wrong = |error: duration::DurationError| Failure::Wrong(error.to_string());
+    let time = duration::parse(&args.time).map_err(wrong)?;
+    let warmup = duration::parse(&args.warmup).map_err(wrong)?;
+    let own = if args.addr.is_none() { Some(OwnMatcher::start(args)?) } else { None };
+    let addr = match (&own, &args.addr) {
+        (Some(own), _) => own.addr,
+        (None, addr) => resolve(addr.as_deref().unwrap_or_default())?,
+    };
+    let plan = |test: &str, workers: usize| Plan {
+        addr,
+        test: test.to_owned(),
+        workers: workers.max(1),
+        time,
+        warmup,
+        area: args.area.clone(),
+        conns: args.conns,
+        servers: args.servers,
+        keep_going: args.keep_going,
+        pid: own.as_ref().map(|own| own.child.id()).or(args.pid),
+        token: args.token.clone(),
+    };
+    if !args.all {
+        let plan = plan(&args.test, args.goroutines.unwrap_or(1));
+        print(&matcher::running_line(&plan, &args.time))?;
+        let outcome = matcher::run(&plan)?;
+        print(&outcome.lines())?;
+        return save(args, &[outcome], None);
+    }
+    let mut outcomes = Vec::new();
+    for published in PUBLISHED {
+        let plan = plan(published.test, args.goroutines.unwrap_or(published.workers));
+        print(&matcher::running_line(&plan, &args.time))?;
+        let outcome = matcher::run(&plan)?;
+        print(&outcome.lines())?;
+        outcomes.push(outcome);
+    }
+    let echo = Echo::start()?;
+    let mut limit = plan("Ping", args.goroutines.unwrap_or(3_000));
+    (limit.addr, limit.pid, limit.conns, limit.servers) = (echo.addr, Some(echo.child.id()), 1, 1);
+    let limit = matcher::run(&limit)?;
+    print(&format!("\n{}", matcher::table(&outcomes, Some(&limit))))?;
+    save(args, &outcomes, Some(&limit))
+}
+
+fn save(args: &BenchArgs, outcomes: &[Outcome], echo: Option<&Outcome>) -> Result<(), Failure> {
+    let Some(file) = &args.json else { return Ok(()) };
+    let value = serde_json::json!({ "tests": outcomes, "echo": echo, "durability": args.durability });
+    let text = serde_json::to_string_pretty(&value).map_err(|error| Failure::Failed(error.to_string()))?;
+    Ok(std::fs::write(file, text + "\n")?)
+}
+
+fn resolve(addr: &str) -> Result<SocketAddr, Failure> {
+    let with_port = if addr.contains(':') { addr.to_owned() } else { format!("{addr}:{PORT}") };
+    let found = with_port.to_socket_addrs()?.next();
+    found.ok_or_else(|| Failure::Wrong(format!("`{addr}` names no address")))
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+/// A matcher of our own, ended when dropped.
+struct OwnMatcher {
+    child: Child,
+    addr: SocketAddr,
+    folder: PathBuf,
+}
+
+impl OwnMatcher {
+    fn start(args: &BenchArgs) -> Result<OwnMatcher, Failure> {
+        let addr = free_addr()?;
+        let folder = std::env::temp_dir().join(format!("throng-bench-matcher-{}", std::process::id()));
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["up", "--only", "matcher", "--http.addr", "", "--matcher.area", &args.area])
+            .args(["--matcher.addr", &addr.to_string(), "--matcher.durability", &args.durability])
+            .arg("--data")
+            .arg(&folder)
+            .args(&args.server_flag);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
+        let mut own = OwnMatcher { child, addr, folder };
+        wait_for(&mut own.child, addr)?;
+        Ok(own)
+    }
+}
+
+impl Drop for OwnMatcher {
+    fn drop(&mut self) {
+        end(&mut self.child);
+        // Left behind at worst: a folder of its own in the system's place for such.
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// The bare echo, ended when dropped.
+struct Echo {
+    child: Child,
+    addr: SocketAddr,
+}
+
+impl Echo {
+    fn start() -> Result<Echo, Failure> {
+        let addr = free_addr()?;
+        let child = Command::new(std::env::current_exe()?)
+            .args(["bench", "matcher", "--echo", &addr.to_string()])
+            .stdin(Stdio::null())
+            .spawn()?;
+        let mut echo = Echo { child, addr };
+        wait_for(&mut echo.child, addr)?;
+        Ok(echo)
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        end(&mut self.child);
+    }
+}
+
+fn free_addr() -> io::Result<SocketAddr> {
+    TcpListener::bind("127.0.0.1:0")?.local_addr()
+}
+
+fn wait_for(child: &mut Child, addr: SocketAddr) -> Result<(), Failure> {
+    let began = Instant::now();
+    while TcpStream::connect(addr).is_err() {
+        if let Some(status) = child.try_wait()? {
+            return Err(Failure::Failed(format!("the matcher ended at once: {status}")));
+        }
+        if began.elapsed() > START_PATIENCE {
+            return Err(Failure::Failed(format!("the matcher does not listen on {addr}")));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+fn end(child: &mut Child) {
+    // It may have ended by itself.
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+/// `throng matcher`.
+pub(crate) fn command() -> clap::Command {
+    clap::Command::new("matcher")
+        .about("Work with the matcher's journal")
+        .subcommand_required(true)
+        .subcommand(
+            clap::Command::new("replay")
+                .about("Replay a journal to the state it leads to")
+                .arg(
+                    Arg::new("folder")
+                        .value_name("DIR")
+                        .help("Folder of the journal, as in throng-data/matcher; not while a matcher uses it")
+                        .required(true),
+                )
+                .arg(
+                    Arg::new("verify")
+                        .long("verify")
+                        .action(ArgAction::SetTrue)
+                        .help("Replay twice and compare the states"),
+                )
+                .arg(
+                    Arg::new("salvage")
+                        .long("salvage")
+                        .action(ArgAction::SetTrue)
+                        .help("Skip damaged records"),
+                ),
+        )
+}
+
+/// Runs `throng matcher replay`.
+pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
+    let Some(("replay", matches)) = matches.subcommand() else {
+        unreachable!("the subcommand is required and there is one")
+    };
+    let folder = matches.get_one::<String>("folder").map(String::as_str).unwrap_or_default();
+    if !Path::new(folder).join("log").is_dir() {
+        let _ = writeln!(io::stderr(), "error: `{folder}` holds no journal (it has no folder `log`)");
+        return ExitCode::from(EXIT_WRONG);
+    }
+    let replayed = throng_server::replay_matcher(
+        Path::new(folder),
+        matches.get_flag("verify"),
+        matches.get_flag("salvage"),
+    );
+    match replayed {
+        Ok(found) => {
+            let rate = found.records as f64 / found.elapsed.as_secs_f64().max(1e-9);
+            let text = format!(
+                "{} records in {:.3} s ({rate:.0}/s), next is {}\nstate {}{}\n",
+                found.records,
+                found.elapsed.as_secs_f64(),
+                found.sequence,
+                found.digest,
+                if matches.get_flag("verify") { ", the same twice" } else { "" }
+            );
+            if print(&text).is_ok() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) }
+        }
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: {error}");
+            ExitCode::from(EXIT_FAILED)
+        }
+    }
+}

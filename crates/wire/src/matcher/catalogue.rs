@@ -1,0 +1,350 @@
+//! What every request, answer and event holds.
+
+/// Number of the field that carries a request key (16 bytes) in any request.
+pub const REQUEST_KEY_FIELD: u32 = 100;
+
+/// Type of a field, on both wires.
+#[derive(Clone, Copy, Debug)]
+pub enum Type {
+    /// Text.
+    Str,
+    /// Any JSON value, as text in `bytes`.
+    Json,
+    /// `true` or `false`.
+    Bool,
+    /// An unsigned number.
+    U64,
+    /// A signed number (zigzag).
+    I64,
+    /// A double.
+    F64,
+    /// Milliseconds since the epoch; RFC 3339 text in JSON.
+    Time,
+    /// A message.
+    Msg(&'static Message),
+    /// Repeated values.
+    List(&'static Type),
+    /// Repeated entries {1: key, 2: value}; an object in JSON.
+    Map(&'static Type),
+    /// Repeated messages; in JSON an object keyed by the named member of each.
+    Keyed(&'static Message, &'static str),
+    /// Repeated text; in JSON an object whose keys are the values and whose values are `{}`.
+    Set,
+}
+
+/// A field of a message.
+#[derive(Clone, Copy, Debug)]
+pub struct FieldDef {
+    /// Field number.
+    pub number: u32,
+    /// Name in JSON; in lower_snake_case on the protobuf side.
+    pub name: &'static str,
+    /// Type.
+    pub ty: Type,
+    /// Whether an absent value is different from the zero value.
+    pub optional: bool,
+    /// What it is.
+    pub doc: &'static str,
+}
+
+/// A message.
+#[derive(Clone, Copy, Debug)]
+pub struct Message {
+    /// Name.
+    pub name: &'static str,
+    /// Fields by number.
+    pub fields: &'static [FieldDef],
+}
+
+impl Message {
+    /// The field of a number.
+    #[must_use]
+    pub fn field(&self, number: u32) -> Option<&'static FieldDef> {
+        self.fields.iter().find(|field| field.number == number)
+    }
+
+    /// The field of a JSON name.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<&'static FieldDef> {
+        self.fields.iter().find(|field| field.name == name)
+    }
+}
+
+/// A method.
+#[derive(Clone, Copy, Debug)]
+pub struct Method {
+    /// Number in a request frame.
+    pub number: u16,
+    /// Name in routes and subjects.
+    pub name: &'static str,
+    /// Whether it may change something; such requests are logged and may carry a request key.
+    pub mutates: bool,
+    /// Body of a request.
+    pub request: &'static Message,
+    /// Body of an answer.
+    pub response: &'static Message,
+    /// What it does.
+    pub doc: &'static str,
+}
+
+/// A kind of notification.
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    /// Field number within an entry.
+    pub number: u32,
+    /// Name in JSON.
+    pub name: &'static str,
+    /// Content.
+    pub message: &'static Message,
+}
+
+macro_rules! message {
+    ($name:ident { $($number:literal $field:ident $ty:expr, $doc:literal;)* } $({ $($onumber:literal $ofield:ident $oty:expr, $odoc:literal;)* })?) => {
+        #[allow(non_upper_case_globals)]
+        pub(crate) static $name: Message = Message { name: stringify!($name), fields: &[
+            $(FieldDef { number: $number, name: stringify!($field), ty: $ty, optional: false, doc: $doc },)*
+            $($(FieldDef { number: $onumber, name: stringify!($ofield), ty: $oty, optional: true, doc: $odoc },)*)?
+        ] };
+    };
+}
+
+use Type::{Bool, F64, I64, Json, Keyed, List, Map, Msg, Set, Str, Time, U64};
+
+message!(Empty {});
+message!(RoleInfo {
+    1 RoleID Str, "identity, chosen by the caller";
+    2 SrvID Str, "server that receives events; filled in by the client library";
+    3 TeamID Str, "empty when the role did not come with a team";
+    4 FloatData Map(&F64), "values for matching: level, score";
+    5 StringData Map(&Str), "name, picture, packed extras";
+    6 Tags Set, "tags";
+});
+message!(TeamInfo {
+    1 TeamID Str, "assigned by the matcher";
+    2 HasPasswd Bool, "whether a password is needed";
+    3 MaxRole I64, "capacity, over 0";
+    4 Data Map(&Json), "free-form";
+    5 Roles Keyed(&RoleInfo, "RoleID"), "members, longest-standing first";
+    6 LeaderID Str, "the leader; at first the creator";
+    7 Rev U64, "grows by one with every change";
+    8 Passwd Str, "in requests only: empty = no password";
+});
+message!(Side {
+    1 Name Str, "name in the rule set";
+    2 RoleIDs List(&Str), "players";
+});
+message!(RoomInfo {
+    1 RoomID Str, "assigned by the matcher";
+    2 CreateTime Time, "when it was made";
+    3 MatchMode Str, "its mode";
+    4 Roles Keyed(&RoleInfo, "RoleID"), "members in the order of joining";
+    5 IsHidden Bool, "not listed";
+    6 IsFull Bool, "accepts nobody";
+    7 IsDeleting Bool, "being removed";
+    8 Data Map(&Json), "free-form";
+    9 Rev U64, "grows by one with every change";
+    10 Sides List(&Msg(&Side)), "sides of a match";
+    11 Reserved Map(&Time), "reserved seats and when they expire";
+    12 Members U64, "number of members, also where not all are listed";
+    13 IsPartial Bool, "only what changed is listed: the room has more members than a snapshot takes";
+});
+message!(CreateInfo {
+    1 MatchMode Str, "the mode";
+    2 IsHidden Bool, "not listed";
+    3 Data Map(&Json), "initial values";
+});
+message!(RoleUpdate {
+    1 RoomID Str, "the room";
+    2 RoleID Str, "the role";
+    3 FloatData Map(&F64), "numbers to set";
+    4 StringData Map(&Str), "texts to set";
+    5 AddTags List(&Str), "tags to add";
+    6 DelTags List(&Str), "tags to remove, after the additions";
+});
+message!(MyRpcTestRequest { 1 Arg Str, "anything"; });
+message!(MyRpcTestResponse { 1 Result U64, "0"; });
+message!(CreateTeamRequest { 1 CreatorInfo Msg(&RoleInfo), "the creator, who becomes leader"; 2 TeamInfo Msg(&TeamInfo), "capacity, password, data"; });
+message!(TeamResponse { 1 TeamInfo Msg(&TeamInfo), "the team"; });
+message!(JoinTeamRequest { 1 RoleInfo Msg(&RoleInfo), "who joins"; 2 TeamID Str, "the team"; 3 Password Str, "its password"; });
+message!(LeaveTeamRequest { 1 MemberID Str, "who leaves"; 2 TeamID Str, "the team"; 3 ActorID Str, "who asks, if it is not the member: a kick"; });
+message!(ChangeTeamLeaderRequest { 1 TeamID Str, "the team"; 2 NewLeader Str, "a member"; });
+message!(SetTeamDataRequest { 1 TeamID Str, "the team"; 2 Key Str, "the key"; 3 Data Json, "the value; null deletes"; });
+message!(BroadcastTeamRequest { 1 TeamID Str, "the team"; 2 Msg Json, "the message"; });
+message!(TeamIdRequest { 1 TeamID Str, "the team"; });
+message!(RoleJoinRandomRoomRequest { 1 RoleInfo Msg(&RoleInfo), "who joins"; 2 CreateInfo Msg(&CreateInfo), "mode, and what a new room begins with"; 3 Reserve U64, "seconds: reserve a seat instead of joining"; });
+message!(RoleCreateRoomRequest { 1 CreatorInfo Msg(&RoleInfo), "the first member"; 2 CreateInfo Msg(&CreateInfo), "what the room begins with"; });
+message!(RoleJoinRoomRequest { 1 RoleInfo Msg(&RoleInfo), "who joins"; 2 RoomID Str, "the room"; });
+message!(RoleLeaveRoomRequest { 1 RoleID Str, "who leaves"; 2 RoomID Str, "the room"; 3 ActorID Str, "who asks, if it is not the role"; });
+message!(TeamJoinRandomRoomRequest { 1 TeamID Str, "the team"; 2 CreateInfo Msg(&CreateInfo), "mode, and what a new room begins with"; });
+message!(TeamCreateRoomRequest { 1 CreatorTeamID Str, "the team"; 2 CreateInfo Msg(&CreateInfo), "what the room begins with"; });
+message!(TeamJoinRoomRequest { 1 TeamID Str, "the team"; 2 RoomID Str, "the room"; });
+message!(JoinResponse { 1 RoomInfo Msg(&RoomInfo), "the room"; 2 Created Bool, "it was made for this"; 3 Already Bool, "the role was a member before"; });
+message!(RoomResponse { 1 RoomInfo Msg(&RoomInfo), "the room"; });
+message!(BroadcastRoomRequest { 1 RoomID Str, "the room"; 2 Msg Json, "the message"; });
+message!(GetRoomListRequest { 1 MatchMode Str, "the mode"; });
+message!(GetRoomListResponse { 1 RoomIDs List(&Str), "visible rooms, oldest first, at most 1,000"; });
+message!(Filter { 1 field Str, "`Data.<key>`, `FreeSlots`, `Members` or `CreateTime`"; 2 op Str, "`=`, `!=`, `<`, `<=`, `>`, `>=` or `has`"; 3 value Json, "what to compare with"; });
+message!(ListRoomsRequest { 1 MatchModes List(&Str), "the modes"; 2 Filters List(&Msg(&Filter)), "all must hold"; 3 Sort Str, "a field; `-` in front: descending"; 4 Limit U64, "rooms per mode, at most 100"; 5 Token Str, "`Next` of the call before"; });
+message!(ModeRooms { 1 MatchMode Str, "the mode"; 2 Rooms List(&Msg(&RoomInfo)), "its rooms"; });
+message!(ListRoomsResponse { 1 Rooms Keyed(&ModeRooms, "MatchMode"), "rooms by mode"; 2 Next Str, "where to go on; empty: nothing is left"; });
+message!(GetRoomInfosRequest { 1 RoomIDs List(&Str), "the rooms"; });
+message!(GetRoomInfosResponse { 1 RoomInfos Keyed(&RoomInfo, "RoomID"), "those that exist"; });
+message!(RoomIdRequest { 1 RoomID Str, "the room"; });
+message!(SetRoomDataRequest { 1 RoomID Str, "the room"; 2 Key Str, "the key"; 3 Data Json, "the value; null deletes"; });
+message!(UpdateRoomRoleDataRequest { 1 Update Msg(&RoleUpdate), "the change"; });
+message!(DeleteRoomResponse { 1 Deleted Bool, "whether there was one"; });
+message!(SetRoomFlagsRequest { 1 RoomID Str, "the room"; } { 2 IsHidden Bool, "not listed"; 3 IsFull Bool, "accepts nobody"; });
+message!(ClaimSeatRequest { 1 RoomID Str, "the room"; 2 RoleID Str, "whose seat"; 3 RoleInfo Msg(&RoleInfo), "what to store, if more than the ids"; });
+message!(ListMineRequest { 1 SrvID Str, "the server; the caller's own when empty"; });
+message!(ListMineResponse { 1 RoomInfos Keyed(&RoomInfo, "RoomID"), "rooms of its roles"; 2 TeamInfos Keyed(&TeamInfo, "TeamID"), "teams of its roles"; });
+
+message!(JoinTeamEvent { 1 RoleInfo Msg(&RoleInfo), "who joined"; 20 TeamID Str, "the team"; 21 Rev U64, "its revision"; });
+message!(LeaveTeamEvent { 1 RoleID Str, "who left"; 20 TeamID Str, "the team"; 21 Rev U64, "its revision"; 22 Reason Str, "left, kicked, disconnected or deleted"; });
+message!(ChangeTeamLeaderEvent { 1 NewLeaderID Str, "the leader"; 20 TeamID Str, "the team"; 21 Rev U64, "its revision"; });
+message!(SetTeamDataEvent { 20 TeamID Str, "the team"; 2 Key Str, "the key"; 3 Data Json, "the value"; 21 Rev U64, "its revision"; });
+message!(BroadcastTeamEvent { 1 Msg Json, "the message"; 20 TeamID Str, "the team"; 21 Rev U64, "its revision"; });
+message!(RolesJoinRoomEvent { 1 RoomInfo Msg(&RoomInfo), "the room"; 2 JoinedRoleIDs List(&Str), "who joined"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
+message!(RoleLeaveRoomEvent { 1 RoomInfo Msg(&RoomInfo), "the room before"; 2 LeavingRoleID Str, "who left"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; 22 Reason Str, "left, kicked, disconnected or room_deleted"; });
+message!(BroadcastRoomEvent { 1 Msg Json, "the message"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
+message!(SetRoomDataEvent { 2 Key Str, "the key"; 3 Data Json, "the value"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
+message!(UpdateRoomRoleDataEvent { 1 Update Msg(&RoleUpdate), "the change"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
+message!(RoomFlagsEvent { 1 IsHidden Bool, "not listed"; 2 IsFull Bool, "accepts nobody"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
+message!(SeatExpiredEvent { 1 RoleID Str, "whose seat"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
+
+macro_rules! methods {
+    ($($number:literal $constant:ident $name:literal $kind:ident $request:ident $response:ident $doc:literal)*) => {
+        impl Method {
+            $(#[doc = $doc] pub const $constant: u16 = $number;)*
+        }
+        /// Every method, by number.
+        pub static METHODS: &[Method] = &[$(Method {
+            number: $number, name: $name, mutates: methods!(@ $kind), request: &$request, response: &$response, doc: $doc,
+        },)*];
+    };
+    (@ read) => { false };
+    (@ write) => { true };
+}
+
+methods! {
+    1 PING "Ping" read Empty Empty "Nothing in, nothing out."
+    2 MY_RPC_TEST "MyRPCTest" read MyRpcTestRequest MyRpcTestResponse "A text in, zero out."
+    3 LIST_MINE "ListMine" read ListMineRequest ListMineResponse "Rooms and teams of a server's roles: what to fetch after a gap."
+    10 CREATE_TEAM "CreateTeam" write CreateTeamRequest TeamResponse "Makes a team; the creator leads it."
+    11 JOIN_TEAM "JoinTeam" write JoinTeamRequest TeamResponse "Joins a team."
+    12 LEAVE_TEAM "LeaveTeam" write LeaveTeamRequest Empty "Leaves a team, or kicks a member."
+    13 CHANGE_TEAM_LEADER "ChangeTeamLeader" write ChangeTeamLeaderRequest Empty "Makes a member the leader."
+    14 SET_TEAM_DATA "SetTeamData" write SetTeamDataRequest Empty "Sets one value of a team."
+    15 BROADCAST_TEAM "BroadcastTeam" write BroadcastTeamRequest Empty "Sends a message to all members."
+    16 GET_TEAM_INFO "GetTeamInfo" read TeamIdRequest TeamResponse "Shows a team."
+    17 DELETE_TEAM "DeleteTeam" write TeamIdRequest Empty "Dissolves a team; every member leaves."
+    30 ROLE_JOIN_RANDOM_ROOM "RoleJoinRandomRoom" write RoleJoinRandomRoomRequest JoinResponse "Joins an open room of a mode, or makes one."
+    31 ROLE_CREATE_ROOM "RoleCreateRoom" write RoleCreateRoomRequest RoomResponse "Makes a room with its first member."
+    32 ROLE_JOIN_ROOM "RoleJoinRoom" write RoleJoinRoomRequest JoinResponse "Joins a room; takes a reserved seat."
+    33 ROLE_LEAVE_ROOM "RoleLeaveRoom" write RoleLeaveRoomRequest RoomResponse "Leaves a room, or kicks a member."
+    34 TEAM_JOIN_RANDOM_ROOM "TeamJoinRandomRoom" write TeamJoinRandomRoomRequest JoinResponse "All members of a team join an open room, or one is made."
+    35 TEAM_CREATE_ROOM "TeamCreateRoom" write TeamCreateRoomRequest RoomResponse "Makes a room with a team in it."
+    36 TEAM_JOIN_ROOM "TeamJoinRoom" write TeamJoinRoomRequest JoinResponse "All members of a team join a room."
+    37 BROADCAST_ROOM "BroadcastRoom" write BroadcastRoomRequest Empty "Sends a message to all members."
+    38 GET_ROOM_LIST "GetRoomList" read GetRoomListRequest GetRoomListResponse "Ids of the visible rooms of a mode."
+    39 LIST_ROOMS "ListRooms" read ListRoomsRequest ListRoomsResponse "Visible rooms of modes, filtered and sorted, in pages."
+    40 GET_ROOM_INFOS "GetRoomInfos" read GetRoomInfosRequest GetRoomInfosResponse "Rooms by id, hidden ones too."
+    41 SET_ROOM_DATA "SetRoomData" write SetRoomDataRequest Empty "Sets one value of a room."
+    42 UPDATE_ROOM_ROLE_DATA "UpdateRoomRoleData" write UpdateRoomRoleDataRequest Empty "Changes a member's data."
+    43 DELETE_ROOM "DeleteRoom" write RoomIdRequest DeleteRoomResponse "Removes a room; fine when it is gone already."
+    44 GET_ROOM_INFO "GetRoomInfo" read RoomIdRequest RoomResponse "One room by id."
+    45 CLAIM_SEAT "ClaimSeat" write ClaimSeatRequest RoomResponse "Turns a reserved seat into membership."
+    46 SET_ROOM_FLAGS "SetRoomFlags" write SetRoomFlagsRequest RoomResponse "Hides, shows, fills or opens a room from outside."
+    90 DRAIN "Drain" write Empty Empty "Planned stop: no new rooms and teams."
+}
+
+macro_rules! events {
+    ($($number:literal $constant:ident $name:literal $message:ident)*) => {
+        impl Event {
+            $(#[doc = concat!("`", $name, "`")] pub const $constant: u32 = $number;)*
+        }
+        /// Every kind of notification, by number. An entry holds the roles it is for in field 1 and one of these.
+        pub static EVENTS: &[Event] = &[$(Event { number: $number, name: $name, message: &$message },)*];
+    };
+}
+
+events! {
+    10 JOIN_TEAM "joinTeamMsg" JoinTeamEvent
+    11 LEAVE_TEAM "leaveTeamMsg" LeaveTeamEvent
+    12 CHANGE_TEAM_LEADER "changeTeamLeaderMsg" ChangeTeamLeaderEvent
+    13 SET_TEAM_DATA "setTeamDataMsg" SetTeamDataEvent
+    14 BROADCAST_TEAM "broadcastTeamMsg" BroadcastTeamEvent
+    15 ROLES_JOIN_ROOM "rolesJoinRoomMsg" RolesJoinRoomEvent
+    16 ROLE_LEAVE_ROOM "roleLeaveRoomMsg" RoleLeaveRoomEvent
+    17 BROADCAST_ROOM "broadcastRoomMsg" BroadcastRoomEvent
+    18 SET_ROOM_DATA "setRoomDataMsg" SetRoomDataEvent
+    19 UPDATE_ROOM_ROLE_DATA "updateRoomRoleDataMsg" UpdateRoomRoleDataEvent
+    20 ROOM_FLAGS "roomFlagsMsg" RoomFlagsEvent
+    26 SEAT_EXPIRED "seatExpiredMsg" SeatExpiredEvent
+}
+
+/// The method of a number.
+#[must_use]
+pub fn method(number: u16) -> Option<&'static Method> {
+    METHODS.binary_search_by_key(&number, |method| method.number).ok().map(|index| &METHODS[index])
+}
+
+/// The method of a name, exactly as written in [`METHODS`].
+#[must_use]
+pub fn method_named(name: &str) -> Option<&'static Method> {
+    METHODS.iter().find(|method| method.name == name)
+}
+
+/// The kind of notification of a field number.
+#[must_use]
+pub fn event(number: u32) -> Option<&'static Event> {
+    EVENTS.iter().find(|event| event.number == number)
+}
+
+/// Every message that methods and events reach, each once, those used by others first.
+#[must_use]
+pub fn messages() -> Vec<&'static Message> {
+    fn of(ty: &Type, seen: &mut Vec<&'static Message>) {
+        match ty {
+            Msg(message) | Keyed(message, _) => visit(message, seen),
+            List(inner) | Map(inner) => of(inner, seen),
+            Str | Json | Bool | U64 | I64 | F64 | Time | Set => {}
+        }
+    }
+    fn visit(message: &'static Message, seen: &mut Vec<&'static Message>) {
+        if seen.iter().any(|known| known.name == message.name) {
+            return;
+        }
+        for field in message.fields {
+            of(&field.ty, seen);
+        }
+        seen.push(message);
+    }
+    let mut seen = Vec::new();
+    for method in METHODS {
+        visit(method.request, &mut seen);
+        visit(method.response, &mut seen);
+    }
+    for event in EVENTS {
+        visit(event.message, &mut seen);
+    }
+    seen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_in_order_and_used_once() {
+        assert!(METHODS.windows(2).all(|pair| pair[0].number < pair[1].number));
+        assert!(EVENTS.windows(2).all(|pair| pair[0].number < pair[1].number));
+        for message in messages() {
+            let mut numbers: Vec<u32> = message.fields.iter().map(|field| field.number).collect();
+            numbers.sort_unstable();
+            let count = numbers.len();
+            numbers.dedup();
+            assert_eq!(numbers.len(), count, "{} uses a number twice", message.name);
+            assert!(!numbers.contains(&REQUEST_KEY_FIELD), "{} uses the key's number", message.name);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! The `.proto` file and the reference page, made from the catalogue.
+
+use std::fmt::Write as _;
+
+use super::catalogue::{EVENTS, METHODS, Message, REQUEST_KEY_FIELD, Type, messages};
+use super::status::STATUSES;
+
+/// The catalogue as a proto3 file, for those who generate code from it.
+#[must_use]
+pub fn proto_file() -> String {
+    let mut out = String::from(
+        "// Bodies of the matcher's framed RPC. Made from the catalogue in crates/wire/src/matcher; do not edit.\n\
+         syntax = \"proto3\";\npackage throng.matcher.v1;\n",
+    );
+    for message in messages() {
+        let _ = write!(out, "\nmessage {} {{\n", message.name);
+        for field in message.fields {
+            let optional = if field.optional { "optional " } else { "" };
+            let _ = writeln!(
+                out,
+                "  {optional}{} {} = {};  // {}",
+                proto_type(&field.ty),
+                snake(field.name),
+                field.number,
+                field.doc
+            );
+        }
+        if METHODS.iter().any(|method| method.mutates && method.request.name == message.name) {
+            let _ =
+                writeln!(out, "  bytes request_key = {REQUEST_KEY_FIELD};  // 16 bytes: makes a retry safe");
+        }
+        out.push_str("}\n");
+    }
+    out.push_str(
+        "\n// One entry of a batch.\nmessage Entry {\n  repeated string role_ids = 1;\n  oneof event {\n",
+    );
+    for event in EVENTS {
+        let _ = writeln!(out, "    {} {} = {};", event.message.name, snake(event.name), event.number);
+    }
+    out.push_str("  }\n}\n\nmessage Batch {\n  repeated Entry msgs = 1;\n}\n");
+    out
+}
+
+/// The reference page of the API.
+#[must_use]
+pub fn reference_page() -> String {
+    let mut out = String::from(
+        "# Matcher API\n\nFor people who call the matcher over its framed RPC. Made from the catalogue in `crates/wire/src/matcher` \
+         (`THRONG_UPDATE=1 cargo test -p throng-wire --test matcher_pages` rewrites it).\n\n\
+         A frame is a 20-byte header, little-endian, and a protobuf body: body length (4 bytes), kind (1), flags (1), \
+         method or status (2), request id or number of the last entry (8), deadline in ms or processing time in us \
+         (4). Fields have the names below in lower_snake_case. A request that changes something may carry a request \
+         key, 16 bytes in field 100: within 60 s the same key is answered with the first answer and has no further \
+         effect. A refusal's body is {1: message, 2: detail}.\n\n## Methods\n",
+    );
+    for method in METHODS {
+        let _ = write!(out, "\n### {} ({})\n\n{}\n", method.name, method.number, method.doc);
+        table(&mut out, "Request", method.request);
+        table(&mut out, "Answer", method.response);
+    }
+    out.push_str(
+        "\n## Notifications\n\nA batch is `{\"Msgs\":[{\"RoleIDs\":[...],\"NotifyMsg\":{NAME:{...}}}]}`.\n",
+    );
+    for event in EVENTS {
+        let _ = write!(out, "\n### {} ({})\n", event.name, event.number);
+        table(&mut out, "Content", event.message);
+    }
+    out.push_str("\n## Shared objects\n");
+    for message in messages() {
+        let is_body =
+            METHODS.iter().any(|m| m.request.name == message.name || m.response.name == message.name)
+                || EVENTS.iter().any(|e| e.message.name == message.name);
+        if !is_body {
+            let _ = write!(out, "\n### {}\n", message.name);
+            table(&mut out, "Members", message);
+        }
+    }
+    out.push_str("\n## Status codes\n\n| Code | Name | HTTP | When |\n|---|---|---|---|\n");
+    for (status, name, http, doc) in STATUSES {
+        let _ = writeln!(out, "| {} | `{name}` | {http} | {doc} |", *status as u16);
+    }
+    out
+}
+
+fn table(out: &mut String, title: &str, message: &Message) {
+    if message.fields.is_empty() {
+        return;
+    }
+    let _ = write!(out, "\n| {title} | Type | No. | |\n|---|---|---|---|\n");
+    for field in message.fields {
+        let _ = writeln!(
+            out,
+            "| `{}` | {} | {} | {} |",
+            field.name,
+            json_type(&field.ty),
+            field.number,
+            field.doc
+        );
+    }
+}
+
+fn proto_type(ty: &Type) -> String {
+    match ty {
+        Type::Str => "string".into(),
+        Type::Json => "bytes".into(),
+        Type::Bool => "bool".into(),
+        Type::U64 | Type::Time => "uint64".into(),
+        Type::I64 => "sint64".into(),
+        Type::F64 => "double".into(),
+        Type::Msg(message) => message.name.into(),
+        Type::List(inner) => format!("repeated {}", proto_type(inner)),
+        Type::Map(inner) => format!("map<string, {}>", proto_type(inner)),
+        Type::Keyed(message, _) => format!("repeated {}", message.name),
+        Type::Set => "repeated string".into(),
+    }
+}
+
+fn json_type(ty: &Type) -> String {
+    match ty {
+        Type::Str => "text".into(),
+        Type::Json => "any value".into(),
+        Type::Bool => "true or false".into(),
+        Type::U64 | Type::I64 | Type::F64 => "number".into(),
+        Type::Time => "time".into(),
+        Type::Msg(message) => format!("`{}`", message.name),
+        Type::List(inner) => format!("list of {}", json_type(inner)),
+        Type::Map(inner) => format!("object of {}", json_type(inner)),
+        Type::Keyed(message, key) => format!("object of `{}` by `{key}`", message.name),
+        Type::Set => "object whose keys are the values".into(),
+    }
+}
+
+/// `RoleIDs` to `role_ids`, `EtaP50Ms` to `eta_p50_ms`.
+fn snake(name: &str) -> String {
+    let chars: Vec<char> = name.chars().collect();
+    let mut out = String::new();
+    for (index, &c) in chars.iter().enumerate() {
+        let before = index.checked_sub(1).map(|at| chars[at]);
+        let starts_word = c.is_ascii_uppercase()
+            && before.is_some_and(|b| {
+                !b.is_ascii_uppercase()
+                    || chars.get(index + 1).is_some_and(|n| n.is_ascii_lowercase() && *n != 's')
+            });
+        if starts_word {
+            out.push('_');
+        }
+        out.push(c.to_ascii_lowercase());
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_snake_case() {
+        for (name, wanted) in [
+            ("RoleIDs", "role_ids"),
+            ("SrvID", "srv_id"),
+            ("MaxRole", "max_role"),
+            ("EtaP50Ms", "eta_p50_ms"),
+            ("NewLeaderID", "new_leader_id"),
+            ("rolesJoinRoomMsg", "roles_join_room_msg"),
+        ] {
+            assert_eq!(snake(name), wanted);
+        }
+    }
+
+    #[test]
+    fn the_proto_file_compiles() {
+        let file = protox::file::File::from_source("matcher.proto", &proto_file()).expect("proto3");
+        assert_eq!(file.file_descriptor_proto().message_type.len(), messages().len() + 2);
+    }
+}
