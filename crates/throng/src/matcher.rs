@@ -291,6 +291,7 @@ fn end(child: &mut Child) {
 /// `throng matcher`.
 pub(crate) fn command() -> clap::Command {
     clap::Command::new("matcher")
+        .hide(true)
         .about("Work with the matcher's journal")
         .subcommand_required(true)
         .subcommand(
