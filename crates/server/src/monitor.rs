@@ -180,7 +180,7 @@ impl Watch {
             json!({
                 "shard": index, "answers": !stuck,
                 "rounds": report.rounds.counts.iter().sum::<u64>(), "busy_ns": report.rounds.sum_ns,
-                "round_ns": report.rounds.latest_ns, "mailbox": report.mailbox_len,
+                "round_ns": report.rounds.latest_ns, "mailbox": report.mailbox.len,
                 "connections": stats.kind(ConnKind::Server).connections + stats.kind(ConnKind::Client).connections,
                 "fan_out_ticks": stats.fan_out_ticks, "fan_out_late_ns": stats.fan_out_lateness_ns,
             })
