@@ -1,7 +1,5 @@
 //! The service about itself: peers, rights, administration.
 
-use std::sync::PoisonError;
-
 use hyper::{Response, StatusCode};
 use throng_ddc::api::Route;
 use throng_ddc::policy::Action;
@@ -60,21 +58,22 @@ impl Service {
         };
         self.permit(ask, action, namespace, None)?;
         match route {
-            Route::Settings => Ok(json(&serde_json::json!({ "settings": { "site": self.rules.site } }))),
-            Route::LastAccessRollup => Ok(json(&serde_json::json!({ "updatedRecords": [] }))),
+            Route::Settings => Ok(json(&serde_json::json!({
+                "settings": { "site": self.rules.site, "figures": self.report() },
+            }))),
+            Route::LastAccessRollup => {
+                let noted: Vec<serde_json::Value> = tokio::task::block_in_place(|| self.note_accesses())
+                    .iter()
+                    .map(|(namespace, bucket, key)| {
+                        serde_json::json!({
+                            "ns": namespace.as_str(), "bucket": bucket.as_str(), "key": key.as_str(),
+                        })
+                    })
+                    .collect();
+                Ok(json(&serde_json::json!({ "updatedRecords": noted })))
+            }
             Route::RefCleanup => {
-                let policy = |namespace: &Namespace| self.rules_of(namespace).refs;
-                let last = |namespace: &Namespace, bucket: &Bucket, key: &throng_ddc::Key| {
-                    let key = (namespace.clone(), bucket.clone(), *key);
-                    self.accesses.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
-                };
-                let options = throng_store::CollectOptions {
-                    now: self.now(),
-                    policy: &policy,
-                    last_access: &last,
-                    blob_age_min: throng_ddc::gc::BLOB_AGE_MIN,
-                };
-                let collected = tokio::task::block_in_place(|| self.store.collect(&options))?;
+                let collected = tokio::task::block_in_place(|| self.collect())?;
                 Ok(json(&serde_json::json!({ "countOfRemovedRecords": collected.refs })))
             }
             _ => Err(Problem::new(StatusCode::NOT_IMPLEMENTED, "this node keeps no replication log")),

@@ -192,6 +192,7 @@ impl Service {
         let bytes = blob.read(0, len as usize)?;
         if !known {
             if IoHash::of(&bytes) != *hash {
+                self.counters.add_damaged();
                 self.store.discard_damaged(namespace, hash, &blob);
                 return Err(Problem::missing("the blob was damaged and is gone"));
             }
@@ -226,20 +227,29 @@ impl Service {
             Document::parse(&bytes).map_err(Problem::bad)?;
             let hash = IoHash::of(&bytes);
             Received::Small(bytes, hash)
-        } else if let Some(wanted) = wanted
-            && ask.upload.declared().is_some_and(|len| len > SMALL_BYTES_MAX as u64)
-            && self.store.has_blob(namespace, &wanted)?
-        {
-            // The usual repeated upload. It is verified like any other, but need not be written again.
-            ask.upload.hash().await?
         } else {
-            ask.upload.receive(&self.store, None, None).await?
+            self.receive_blob(ask, namespace, wanted).await?
         };
         let hash = received.hash();
         check_hash(wanted, hash)?;
         self.keep(namespace, received).await?;
         let value = Value::object([("identifier", Value::Hash(hash))]);
         Ok(object(&value, ask.answer_media(None)))
+    }
+
+    /// Receives a blob, which the client says has the hash `wanted`.
+    pub(crate) async fn receive_blob(
+        &self,
+        ask: &mut Ask<'_>,
+        namespace: &Namespace,
+        wanted: Option<IoHash>,
+    ) -> Result<Received, Problem> {
+        let is_large = ask.upload.declared().is_some_and(|len| len > SMALL_BYTES_MAX as u64);
+        match wanted.filter(|_| is_large) {
+            // The usual repeated upload. It is verified like any other, but need not be written again.
+            Some(wanted) if self.store.has_blob(namespace, &wanted)? => ask.upload.hash().await,
+            _ => ask.upload.receive(&self.store, None, None).await,
+        }
     }
 
     pub(crate) async fn put_compressed(
@@ -300,7 +310,10 @@ impl Service {
                 ));
             }
             Received::Large(writer) => {
-                tokio::task::block_in_place(|| self.store.put_large(namespace, *writer, now, done))?;
+                // It waits for the disk, on one of few threads that are there for that.
+                let (store, namespace) = (Arc::clone(&self.store), namespace.clone());
+                let put = move || store.put_large(&namespace, *writer, now, done);
+                tokio::task::spawn_blocking(put).await.unwrap_or(Err(StoreError::Busy))?;
             }
         }
         receiver.await.unwrap_or(Err(StoreError::Busy))?;

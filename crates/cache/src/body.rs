@@ -103,6 +103,7 @@ impl Body {
                     if *at == *end {
                         if check.hasher.finish() != check.hash {
                             // The last piece is not sent: the receiver sees an answer that broke off.
+                            check.service.counters.add_damaged();
                             check.service.store.discard_damaged(&check.namespace, &check.hash, blob);
                             return Some(Err(io::Error::other("a stored blob is damaged")));
                         }

@@ -1,7 +1,7 @@
 //! A cache in a folder, with the threads that it needs.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -17,6 +17,8 @@ const CHECKPOINT_LOOK: Duration = Duration::from_secs(1);
 pub struct Node {
     service: Arc<Service>,
     threads: Vec<JoinHandle<()>>,
+    /// Ends what the node does by itself, when it is dropped.
+    care: Option<(mpsc::Sender<()>, JoinHandle<()>)>,
 }
 
 impl Node {
@@ -30,10 +32,15 @@ impl Node {
             std::thread::Builder::new().name(name.to_owned()).spawn(work).map_err(StoreError::from)
         };
         let (commits, checkpoints) = (Arc::clone(&store), Arc::clone(&store));
-        let mut node = Node { service: Service::new(store, rules), threads: Vec::new() };
+        let care = rules.care;
+        let mut node = Node { service: Service::new(store, rules), threads: Vec::new(), care: None };
         node.threads.push(thread("cache commit", Box::new(move || commits.run()))?);
         node.threads
             .push(thread("cache index", Box::new(move || checkpoints.run_checkpoints(CHECKPOINT_LOOK)))?);
+        let (end, ended) = mpsc::channel();
+        let service = Arc::clone(&node.service);
+        let cares = thread("cache care", Box::new(move || service.run_care(care, &ended)))?;
+        node.care = Some((end, cares));
         Ok(node)
     }
 
@@ -46,6 +53,11 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        // It has things to write down, so it ends before the store does.
+        if let Some((end, thread)) = self.care.take() {
+            drop(end);
+            let _ = thread.join();
+        }
         self.service.store().shut();
         for thread in self.threads.drain(..) {
             // A panic of that thread was reported when it happened.

@@ -63,7 +63,7 @@ impl Service {
                 bytes
             }
             _ => {
-                let received = ask.upload.receive(&self.store, None, None).await?;
+                let received = self.receive_blob(ask, &name.namespace, claimed).await?;
                 let (hash, len) = (received.hash(), received.len());
                 if claimed != Some(hash) {
                     return Err(Problem::hash_mismatch("the body does not hash to X-Jupiter-IoHash"));

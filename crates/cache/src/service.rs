@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -20,11 +20,12 @@ use tokio::sync::oneshot;
 use crate::access::{Access, Caller, Identity};
 use crate::answer::{Answer, Problem, empty, object, reply};
 use crate::body::Body;
+use crate::figures::Counters;
 use crate::serve::Listener;
 use crate::upload::{Source, Upload};
 
-/// Refs whose last use is kept in memory.
-const ACCESSES_MAX: usize = 1 << 18;
+/// Refs whose last use is kept in memory; with more, all are written down at once.
+const ACCESSES_MAX: usize = 1 << 16;
 
 /// How one namespace is treated.
 #[derive(Clone, Debug)]
@@ -64,6 +65,32 @@ pub struct Rules {
     pub site: String,
     /// Addresses of this site, for clients that look for the nearest.
     pub endpoints: Vec<String>,
+    /// What a node does by itself.
+    pub care: Care,
+}
+
+/// What a node does by itself, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct Care {
+    /// Time between two collections; `None` for no collection.
+    pub collect_every: Option<Duration>,
+    /// Time between two scrubs; `None` for no scrub.
+    pub scrub_every: Option<Duration>,
+    /// Bytes that a scrub reads in a second.
+    pub scrub_bytes_per_s: u64,
+    /// How often the last uses of refs are written down.
+    pub note_every: Duration,
+}
+
+impl Default for Care {
+    fn default() -> Care {
+        Care {
+            collect_every: None,
+            scrub_every: None,
+            scrub_bytes_per_s: 50 << 20,
+            note_every: Duration::from_secs(15 * 60),
+        }
+    }
 }
 
 impl Default for Rules {
@@ -77,24 +104,13 @@ impl Default for Rules {
             package_bytes_max: 2 << 30,
             site: "local".to_owned(),
             endpoints: Vec::new(),
+            care: Care::default(),
         }
     }
 }
 
-/// Counters since start.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) requests: AtomicU64,
-    pub(crate) failures: AtomicU64,
-    pub(crate) ref_hits: AtomicU64,
-    pub(crate) ref_misses: AtomicU64,
-    pub(crate) blob_hits: AtomicU64,
-    pub(crate) blob_misses: AtomicU64,
-    pub(crate) bytes_in: AtomicU64,
-    pub(crate) bytes_out: AtomicU64,
-    /// What arrived and was no request.
-    pub(crate) malformed: AtomicU64,
-}
+/// When refs were last used.
+pub(crate) type Accesses = HashMap<(Namespace, Bucket, throng_ddc::Key), Timestamp>;
 
 /// Answers requests. One for all listeners.
 pub struct Service {
@@ -102,7 +118,9 @@ pub struct Service {
     pub(crate) rules: Rules,
     /// Blobs whose bytes were seen to have their hash since start, by where they lie.
     pub(crate) verified: Mutex<HashSet<throng_store::Place>>,
-    pub(crate) accesses: Mutex<HashMap<(Namespace, Bucket, throng_ddc::Key), Timestamp>>,
+    pub(crate) accesses: Mutex<Accesses>,
+    /// Milliseconds since 1970 at which last uses were last written down.
+    pub(crate) noted: AtomicU64,
     pub(crate) counters: Counters,
 }
 
@@ -170,6 +188,7 @@ impl Service {
             rules,
             verified: Mutex::default(),
             accesses: Mutex::default(),
+            noted: AtomicU64::new(0),
             counters: Counters::default(),
         })
     }
@@ -178,39 +197,6 @@ impl Service {
     #[must_use]
     pub fn store(&self) -> &Arc<Store> {
         &self.store
-    }
-
-    /// Counters as JSON: what a hit-rate page shows.
-    #[must_use]
-    pub fn report(&self) -> serde_json::Value {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let counters = &self.counters;
-        let stats = self.store.stats();
-        let rate = |hits: u64, misses: u64| {
-            if hits + misses == 0 {
-                serde_json::Value::Null
-            } else {
-                (hits as f64 / (hits + misses) as f64).into()
-            }
-        };
-        let (ref_hits, ref_misses) = (read(&counters.ref_hits), read(&counters.ref_misses));
-        let (blob_hits, blob_misses) = (read(&counters.blob_hits), read(&counters.blob_misses));
-        serde_json::json!({
-            "requests": read(&counters.requests),
-            "failures": read(&counters.failures),
-            "malformed": read(&counters.malformed),
-            "refs": { "hits": ref_hits, "misses": ref_misses, "hit_ratio": rate(ref_hits, ref_misses) },
-            "blobs": { "hits": blob_hits, "misses": blob_misses, "hit_ratio": rate(blob_hits, blob_misses) },
-            "bytes_in": read(&counters.bytes_in),
-            "bytes_out": read(&counters.bytes_out),
-            "store": {
-                "commits": stats.commits,
-                "changes": stats.changes,
-                "log_bytes": stats.log_bytes,
-                "checkpoints": stats.checkpoints,
-                "failures": stats.failures,
-            },
-        })
     }
 
     /// Answers one request.
@@ -474,7 +460,8 @@ impl Service {
         let key = (name.namespace.clone(), name.bucket.clone(), name.key);
         let mut accesses = self.accesses.lock().unwrap_or_else(PoisonError::into_inner);
         if accesses.len() >= ACCESSES_MAX && !accesses.contains_key(&key) {
-            accesses.clear();
+            let all = std::mem::take(&mut *accesses);
+            self.note(all);
         }
         accesses.insert(key, now)
     }

@@ -265,9 +265,10 @@ impl<'c> Upload<'c> {
     }
 }
 
-/// Writes and hashes; others go on meanwhile on another thread of the runtime.
+/// Writes and hashes, in half a millisecond. Handing the thread over meanwhile (`block_in_place`) would cost more than that,
+/// and with many uploads hundreds of threads with their memory.
 fn write(file: &mut LargeWriter, bytes: &[u8]) -> Result<(), Problem> {
-    tokio::task::block_in_place(|| file.write(bytes)).map_err(Problem::from)
+    file.write(bytes).map_err(Problem::from)
 }
 
 pub(crate) fn compressed_problem(error: &CompressedError) -> Problem {

@@ -8,8 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use throng_cache::{Access, Identify, Identity, Listener, NamespaceRules, Node, Rules, ServeOptions, Tokens};
+use throng_cache::{
+    Access, Care, Identify, Identity, Listener, NamespaceRules, Node, Rules, ServeOptions, Tokens,
+};
 use throng_ddc::Namespace;
+use throng_ddc::gc::RefPolicy;
 use throng_ddc::policy::{Acl, Action, Claims, Policies, Policy, Scope};
 use throng_gateway::Verdict;
 use throng_store::{Durability, Options};
@@ -21,7 +24,14 @@ use crate::services;
 use crate::start::{Address, Service, StartError, bind_error};
 
 /// Folder below the data folder.
-const FOLDER: &str = "ddc";
+pub(crate) const FOLDER: &str = "ddc";
+const MINUTE: Duration = Duration::from_secs(60);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// Threads of the runtime at least: one may wait for the disk, in a read of what the system does not have in memory, and
+/// the others go on.
+const THREADS_MIN: usize = 4;
+/// Threads that wait for large uploads to be on disk. More would only queue at the disk.
+const BLOCKING_THREADS_MAX: usize = 8;
 
 /// A running cache. Dropping it ends it at once; what was acknowledged is on disk.
 pub(crate) struct Cache {
@@ -48,9 +58,12 @@ pub(crate) fn start(settings: &Settings, side: &tokio::runtime::Handle) -> Resul
     if !selected || ddc.addr.is_empty() && ddc.internal_addr.is_empty() {
         return Ok(None);
     }
-    // A thread of this runtime waits for the disk now and then, in reads of what the system does not have in memory.
+    let threads =
+        std::thread::available_parallelism().map_or(THREADS_MIN, |count| count.get().max(THREADS_MIN));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .thread_name("cache")
+        .worker_threads(threads)
+        .max_blocking_threads(BLOCKING_THREADS_MAX)
         .enable_all()
         .build()
         .map_err(|source| StartError::System { what: "cannot start the cache's runtime", source })?;
@@ -143,7 +156,18 @@ fn rules(settings: &Settings, side: &tokio::runtime::Handle, addresses: &[Addres
     let default = NamespaceRules {
         overwrite_refs: ddc.overwrite_refs,
         unverified: ddc.unverified,
+        refs: match ddc.refs_unused_days {
+            0 => RefPolicy::Keep,
+            days => RefPolicy::LastAccess(DAY * days),
+        },
         ..Default::default()
+    };
+    let every = |unit: Duration, count: u32| (count > 0).then(|| unit * count);
+    let care = Care {
+        collect_every: every(MINUTE, ddc.collect_minutes),
+        scrub_every: every(60 * MINUTE, ddc.scrub_hours),
+        scrub_bytes_per_s: ddc.scrub_bytes_per_s,
+        ..Care::default()
     };
     let mut namespaces = std::collections::BTreeMap::new();
     for name in &ddc.internal_namespaces {
@@ -154,6 +178,7 @@ fn rules(settings: &Settings, side: &tokio::runtime::Handle, addresses: &[Addres
         access: Access { identify, policies: Policies(policies) },
         namespaces,
         default,
+        care,
         blob_bytes_max: ddc.blob_bytes_max,
         endpoints: addresses.iter().map(|address| format!("{}://{}", address.scheme, address.addr)).collect(),
         ..Rules::default()

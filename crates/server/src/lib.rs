@@ -25,6 +25,7 @@ pub mod auth;
 mod capture;
 pub mod config;
 mod ddc;
+pub mod ddc_tool;
 pub mod doctor;
 mod enet_gate;
 #[cfg(test)]

@@ -20,8 +20,8 @@ pub(crate) struct Figures<'a> {
     pub(crate) started_unix_s: f64,
     pub(crate) ready: bool,
     pub(crate) logins_pending: usize,
-    /// What the cache reports about itself, if one runs.
-    pub(crate) cache: Option<serde_json::Value>,
+    /// Of the derived-data cache, if one runs.
+    pub(crate) cache: Option<throng_cache::Figures>,
     /// Of the matcher, where one runs.
     pub(crate) matcher: Option<&'a throng_matching::Report>,
 }
@@ -599,25 +599,45 @@ fn enet_families(reports: &[ShardReport]) -> Vec<Family> {
     ]
 }
 
-fn cache_families(report: &serde_json::Value) -> Vec<Family> {
-    use FamilyKind::{Counter, Gauge};
-    let figure = |pointer: &str| report.pointer(pointer).and_then(serde_json::Value::as_f64).unwrap_or(0.0);
-    let one = |name, help, kind, pointer| family(name, help, kind, vec![plain(figure(pointer))]);
-    let kinds = |what: &str| {
-        let sample = |kind: &'static str| labelled("kind", kind, figure(&format!("/{kind}s/{what}")));
-        ["ref", "blob"].map(sample).to_vec()
+fn cache_families(cache: &throng_cache::Figures) -> Vec<Family> {
+    use FamilyKind::Counter;
+    let count = |name, help, number: u64| family(name, help, Counter, vec![plain(number as f64)]);
+    let lookup = |kind: &'static str, result: &'static str, number: u64| Sample {
+        labels: vec![("kind", Cow::Borrowed(kind)), ("result", Cow::Borrowed(result))],
+        value: SampleValue::Number(number as f64),
     };
     vec![
-        one("throng_cache_requests", "Requests to the cache.", Counter, "/requests"),
-        one("throng_cache_failures", "Requests that failed for reasons of ours.", Counter, "/failures"),
-        family("throng_cache_hits", "Reads that found what they asked for.", Counter, kinds("hits")),
-        family("throng_cache_misses", "Reads that did not.", Counter, kinds("misses")),
-        one("throng_cache_in_bytes", "Bytes of bodies received.", Counter, "/bytes_in"),
-        one("throng_cache_out_bytes", "Bytes of bodies sent.", Counter, "/bytes_out"),
-        one("throng_cache_commits", "Writes of the log to disk.", Counter, "/store/commits"),
-        one("throng_cache_changes", "Changes that they held; several share one.", Counter, "/store/changes"),
-        one("throng_cache_checkpoints", "Times the index was written.", Counter, "/store/checkpoints"),
-        one("throng_cache_log_bytes", "Log since the last checkpoint.", Gauge, "/store/log_bytes"),
+        count("throng_ddc_requests", "Requests to the derived-data cache.", cache.requests),
+        count("throng_ddc_failures", "Requests that failed for a reason of the cache's own.", cache.failures),
+        count("throng_ddc_malformed", "What arrived at the cache and was no request.", cache.malformed),
+        family(
+            "throng_ddc_lookups",
+            "Refs and blobs that were asked for.",
+            Counter,
+            vec![
+                lookup("ref", "hit", cache.ref_hits),
+                lookup("ref", "miss", cache.ref_misses),
+                lookup("blob", "hit", cache.blob_hits),
+                lookup("blob", "miss", cache.blob_misses),
+            ],
+        ),
+        count("throng_ddc_in_bytes", "Bytes of blobs that the cache received.", cache.bytes_in),
+        count("throng_ddc_out_bytes", "Bytes of bodies that the cache answered with.", cache.bytes_out),
+        count("throng_ddc_collections", "Collections of what expired or is not reached.", cache.collections),
+        count("throng_ddc_collected_refs", "Refs that collections removed.", cache.collected_refs),
+        count("throng_ddc_collected_blobs", "Blobs that collections removed.", cache.collected_blobs),
+        count(
+            "throng_ddc_collected_bytes",
+            "Bytes of the blobs that collections removed.",
+            cache.collected_bytes,
+        ),
+        count("throng_ddc_scrubbed_bytes", "Bytes that scrubs read.", cache.scrubbed_bytes),
+        count("throng_ddc_damaged", "Blobs found damaged or lost; they are misses since.", cache.damaged),
+        count("throng_ddc_commits", "Batches written to the log of the cache.", cache.store.commits),
+        count("throng_ddc_changes", "Changes in those batches.", cache.store.changes),
+        count("throng_ddc_log_bytes", "Bytes appended to the log of the cache.", cache.store.log_bytes),
+        count("throng_ddc_checkpoints", "Checkpoints of the index of the cache.", cache.store.checkpoints),
+        count("throng_ddc_write_failures", "Changes that the disk refused.", cache.store.failures),
     ]
 }
 
@@ -798,7 +818,7 @@ mod tests {
             started_unix_s: 0.0,
             ready: true,
             logins_pending: 0,
-            cache: Some(serde_json::Value::Null),
+            cache: Some(throng_cache::Figures::default()),
             matcher: Some(&matcher),
         };
         (families(&figures), reference_families(&figures))

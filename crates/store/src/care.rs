@@ -26,7 +26,7 @@ pub struct CollectOptions<'a> {
     pub now: Timestamp,
     /// How refs of a namespace expire.
     pub policy: &'a dyn Fn(&Namespace) -> RefPolicy,
-    /// When a ref was last used, if that is known beside the store.
+    /// When a ref was last used, if that is known better than the store has it noted.
     pub last_access: &'a dyn Fn(&Namespace, &Bucket, &Key) -> Option<Timestamp>,
     /// Blobs younger than this stay, whoever needs them.
     pub blob_age_min: Duration,
@@ -58,6 +58,36 @@ pub struct Scrubbed {
     pub damaged: u64,
     /// Index entries whose file is gone.
     pub lost: u64,
+}
+
+/// What a namespace holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Refs, finalised or not.
+    pub refs: u64,
+    /// Refs that wait for something that they refer to.
+    pub unfinalised: u64,
+    /// Blobs.
+    pub blobs: u64,
+    /// Their bytes.
+    pub blob_bytes: u64,
+    /// Forms of content ids.
+    pub contents: u64,
+}
+
+/// What a verification found. Nothing is changed by one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Blobs that were read.
+    pub blobs: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Blobs whose bytes have another hash, or cannot be read.
+    pub damaged: u64,
+    /// Finalised refs.
+    pub refs: u64,
+    /// Finalised refs that reach something that is not stored.
+    pub incomplete: u64,
 }
 
 /// Takes a key and its value.
@@ -107,13 +137,23 @@ impl Store {
             else {
                 return Ok(());
             };
-            let used = (options.last_access)(namespace, &bucket, &key).unwrap_or(value.put);
+            let noted = self.last_access(namespace, &bucket, &key)?;
+            let used = (options.last_access)(namespace, &bucket, &key).max(noted).unwrap_or(value.put);
             if policy.expired(value.put, used, options.now) {
                 done.refs += 1;
                 self.queue_care(Change::Collect { key: index_key.to_vec(), value: stored.into() });
                 return Ok(());
             }
             self.mark(namespace, &value, &mut reached)
+        })?;
+        self.commit();
+        self.walk(&key::in_namespace(b'a', namespace), &mut |noted, stored| {
+            let mut reference = noted.to_vec();
+            reference[0] = b'r';
+            if self.index.get(&reference)?.is_none() {
+                self.queue_care(Change::Collect { key: noted.to_vec(), value: stored.into() });
+            }
+            Ok(())
         })?;
         self.commit();
 
@@ -284,6 +324,69 @@ impl Store {
             Ok(())
         })?;
         Ok(done)
+    }
+
+    /// Counts what a namespace holds: one walk over its part of the index.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn usage(&self, namespace: &Namespace) -> Result<Usage, StoreError> {
+        let mut usage = Usage::default();
+        self.walk(&key::in_namespace(b'r', namespace), &mut |_, stored| {
+            usage.refs += 1;
+            usage.unfinalised += u64::from(RefValue::read(stored).is_some_and(|value| !value.finalised));
+            Ok(())
+        })?;
+        self.walk(&key::in_namespace(b'b', namespace), &mut |_, stored| {
+            usage.blobs += 1;
+            usage.blob_bytes += Location::read(stored).map_or(0, |location| location.len);
+            Ok(())
+        })?;
+        self.walk(&key::in_namespace(b'c', namespace), &mut |_, _| {
+            usage.contents += 1;
+            Ok(())
+        })?;
+        Ok(usage)
+    }
+
+    /// Reads every blob and follows every finalised ref.
+    ///
+    /// # Errors
+    /// As the system says about the index; unreadable blobs are damage, not errors.
+    pub fn verify(&self) -> Result<Verified, StoreError> {
+        let _one = lock(&self.care);
+        let mut found = Verified::default();
+        self.walk(b"b", &mut |index_key, stored| {
+            let (Some((_, hash)), Some(location)) = (key::read_blob(index_key), Location::read(stored))
+            else {
+                return Ok(());
+            };
+            found.blobs += 1;
+            found.bytes += location.len;
+            let blob = self.open_blob(&location)?;
+            let sound = blob.is_some_and(|blob| blob.hash().is_ok_and(|is| is == hash));
+            found.damaged += u64::from(!sound);
+            Ok(())
+        })?;
+        self.walk(b"r", &mut |index_key, stored| {
+            let (Some((namespace, ..)), Some(value)) =
+                (key::read_reference(index_key), RefValue::read(stored))
+            else {
+                return Ok(());
+            };
+            if !value.finalised {
+                return Ok(());
+            }
+            found.refs += 1;
+            let object = self.object(&namespace, &value)?;
+            let complete = match object.as_deref().map(Document::parse) {
+                Some(Ok(document)) => self.close(&namespace, &document)?.0.missing().is_empty(),
+                _ => false,
+            };
+            found.incomplete += u64::from(!complete);
+            Ok(())
+        })?;
+        Ok(found)
     }
 
     /// Makes a miss of a blob that was read and is not what its name says, and puts its bytes aside.

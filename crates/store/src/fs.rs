@@ -79,25 +79,38 @@ pub trait File: fmt::Debug + Send + Sync + 'static {
     }
 }
 
-/// The real file system, below one folder.
+/// The real file system, below one folder that no other process uses.
 #[derive(Clone, Debug)]
-pub struct Folder(PathBuf);
+pub struct Folder {
+    path: PathBuf,
+    /// Locked as long as it is open.
+    _lock: Arc<std::fs::File>,
+}
 
 impl Folder {
     /// Makes the folder if it does not exist.
     ///
     /// # Errors
-    /// As the system says.
+    /// [`io::ErrorKind::WouldBlock`] if another process has it; else as the system says.
     pub fn new(path: impl Into<PathBuf>) -> io::Result<Folder> {
         let path = path.into();
         std::fs::create_dir_all(&path)?;
-        Ok(Folder(path))
+        let lock =
+            std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(path.join("lock"))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Folder { path, _lock: Arc::new(lock) }),
+            Err(std::fs::TryLockError::WouldBlock) => {
+                let why = "another process uses this folder; stop it, or name another folder";
+                Err(io::Error::new(io::ErrorKind::WouldBlock, why))
+            }
+            Err(std::fs::TryLockError::Error(error)) => Err(error),
+        }
     }
 
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 }
 
@@ -108,17 +121,17 @@ impl Fs for Folder {
             .write(true)
             .create(create)
             .truncate(false)
-            .open(self.0.join(path))?;
+            .open(self.path.join(path))?;
         Ok(Arc::new(RealFile { file, position: Mutex::new(u64::MAX) }))
     }
 
     fn remove(&self, path: &str) -> io::Result<()> {
-        std::fs::remove_file(self.0.join(path))
+        std::fs::remove_file(self.path.join(path))
     }
 
     fn list(&self, folder: &str) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
-        for entry in std::fs::read_dir(self.0.join(folder))? {
+        for entry in std::fs::read_dir(self.path.join(folder))? {
             // Nothing that we make has another name.
             names.extend(entry?.file_name().into_string().ok());
         }
@@ -127,11 +140,11 @@ impl Fs for Folder {
     }
 
     fn create_dir(&self, folder: &str) -> io::Result<()> {
-        std::fs::create_dir_all(self.0.join(folder))
+        std::fs::create_dir_all(self.path.join(folder))
     }
 
     fn sync_dir(&self, folder: &str) -> io::Result<()> {
-        std::fs::File::open(self.0.join(folder))?.sync_all()
+        std::fs::File::open(self.path.join(folder))?.sync_all()
     }
 }
 

@@ -5,6 +5,7 @@
 //! | `b` namespace hash | where the blob is: [`Location`] |
 //! | `c` namespace content-id weight(8, big-endian) blob | nothing |
 //! | `r` namespace bucket key | the ref: [`RefValue`] |
+//! | `a` namespace bucket key | when the ref was last used: milliseconds since 1970, little-endian |
 //!
 //! Namespace and bucket are preceded by their length in one byte, so that prefixes select exactly one.
 
@@ -44,6 +45,14 @@ pub(crate) fn content_form(namespace: &Namespace, id: &IoHash, weight: u64, blob
     key
 }
 
+/// Content id, weight and blob of a form's index key.
+pub(crate) fn read_content_form(bytes: &[u8]) -> Option<(IoHash, u64, IoHash)> {
+    let (_, rest) = read_sized(bytes.strip_prefix(b"c")?)?;
+    let (id, rest) = rest.split_at_checked(IoHash::BYTES)?;
+    let (weight, blob) = rest.split_first_chunk()?;
+    Some((IoHash::read(id)?, u64::from_be_bytes(*weight), IoHash::read(blob)?))
+}
+
 /// Prefix of the refs of a bucket.
 pub(crate) fn bucket(namespace: &Namespace, bucket: &Bucket) -> Vec<u8> {
     let name = bucket.as_str().as_bytes();
@@ -57,6 +66,13 @@ pub(crate) fn reference(namespace: &Namespace, name: &Bucket, key: &Key) -> Vec<
     let mut bytes = bucket(namespace, name);
     bytes.extend_from_slice(key.as_str().as_bytes());
     bytes
+}
+
+/// Where the last use of a ref is, from the ref's own index key.
+pub(crate) fn access(reference: &[u8]) -> Vec<u8> {
+    let mut key = reference.to_vec();
+    key[0] = b'a';
+    key
 }
 
 /// Namespace, bucket and key of a ref's index key.

@@ -7,6 +7,7 @@
 //! | `log/*.seg` | segments of an append-only log: every change of the index, and small blobs |
 //! | `large/*` | one file for each large blob |
 //! | `index.redb` | the index, which follows the log |
+//! | `lock` | held by the process that uses the folder |
 //! | `quarantine/*` | blobs that were found damaged |
 //!
 //! A change is acknowledged when it is in the log and, with [`Durability::Sync`], on disk. All that arrive while a sync runs
@@ -25,7 +26,7 @@ mod record;
 mod store;
 
 pub use blob::{Blob, LargeWriter, Place};
-pub use care::{CollectOptions, Collected, Scrubbed};
+pub use care::{CollectOptions, Collected, Scrubbed, Usage, Verified};
 pub use fs::{File, Folder, Fs};
 pub use index::IndexError;
 pub use key::RefValue;

@@ -149,6 +149,11 @@ pub(crate) enum Change {
         overwrite: bool,
         relies_on: Vec<Vec<u8>>,
     },
+    /// Notes when a ref was last used.
+    Access {
+        key: Vec<u8>,
+        used: Timestamp,
+    },
     Finalise {
         key: Vec<u8>,
         object: IoHash,
@@ -395,6 +400,35 @@ impl Store {
         );
     }
 
+    /// Notes when refs were last used. `done` is called when all of it is acknowledged.
+    pub fn note_accesses(
+        &self,
+        accesses: impl IntoIterator<Item = (Namespace, Bucket, Key, Timestamp)>,
+        done: Done,
+    ) {
+        for (namespace, bucket, key, used) in accesses {
+            let key = key::access(&key::reference(&namespace, &bucket, &key));
+            self.enqueue(Change::Access { key, used }, Box::new(|_| {}));
+        }
+        // The queue is in order: what answers this comes after all of them.
+        self.enqueue(Change::Delete { key: Vec::new() }, done);
+    }
+
+    /// When a ref was last used, if that was ever noted.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn last_access(
+        &self,
+        namespace: &Namespace,
+        bucket: &Bucket,
+        key: &Key,
+    ) -> Result<Option<Timestamp>, StoreError> {
+        let found = self.index.get(&key::access(&key::reference(namespace, bucket, key)))?;
+        Ok(found
+            .and_then(|value| Some(Timestamp::from_unix_ms(u64::from_le_bytes(value[..].try_into().ok()?)))))
+    }
+
     /// Deletes a ref. Its blobs stay until they are collected.
     pub fn delete_ref(&self, namespace: &Namespace, bucket: &Bucket, key: &Key, done: Done) {
         self.submit(Change::Delete { key: key::reference(namespace, bucket, key) }, done);
@@ -575,6 +609,36 @@ impl Store {
                 Some((bucket, key, RefValue::read(&value)?))
             })
             .collect())
+    }
+
+    /// Up to `limit` blobs of a namespace after the given one, in order of their hashes.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn blobs(
+        &self,
+        namespace: &Namespace,
+        after: Option<&IoHash>,
+        limit: usize,
+    ) -> Result<Vec<IoHash>, StoreError> {
+        let after = after.map(|hash| key::blob(namespace, hash));
+        let found = self.index.scan(&key::in_namespace(b'b', namespace), after.as_deref(), limit)?;
+        Ok(found.iter().filter_map(|(key, _)| key::last_hash(key)).collect())
+    }
+
+    /// Up to `limit` forms of content ids of a namespace after the given one, in order: id, weight, blob.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn contents(
+        &self,
+        namespace: &Namespace,
+        after: Option<(IoHash, u64, IoHash)>,
+        limit: usize,
+    ) -> Result<Vec<(IoHash, u64, IoHash)>, StoreError> {
+        let after = after.map(|(id, weight, blob)| key::content_form(namespace, &id, weight, &blob));
+        let found = self.index.scan(&key::in_namespace(b'c', namespace), after.as_deref(), limit)?;
+        Ok(found.iter().filter_map(|(key, _)| key::read_content_form(key)).collect())
     }
 
     /// Every namespace in which something is stored.
@@ -898,6 +962,9 @@ impl Plan<'_> {
                     return Ok(Outcome::Lost);
                 }
                 self.write(Entry { key, value: Some(value.write()), payload: None });
+            }
+            Change::Access { key, used } => {
+                self.write(Entry { key, value: Some(used.unix_ms().to_le_bytes().to_vec()), payload: None });
             }
             Change::Finalise { key, object, relies_on } => {
                 let Some(mut value) = self.get(&key)?.and_then(|old| RefValue::read(&old)) else {

@@ -7,6 +7,7 @@ use clap::{Arg, ArgAction, Args, Command, value_parser};
 use throng_server::SERVICES;
 
 use crate::bench::BenchArgs;
+use crate::ddc::DdcArgs;
 use crate::keys::with_keys;
 use crate::replay::ReplayArgs;
 use crate::report::{CompareArgs, ReportArgs};
@@ -101,6 +102,11 @@ pub(crate) fn command() -> Command {
         .subcommand(
             ReplayArgs::augment_args(Command::new("replay"))
                 .about("Play recorded sessions and report what differs"),
+        )
+        .subcommand(
+            DdcArgs::augment_args(Command::new("ddc")).about(
+                "Care for the folder of a derived-data cache: stats, verify, scrub, gc, export, import",
+            ),
         )
         .subcommand(config_command())
         .subcommand(crate::matcher::command())

@@ -5,6 +5,7 @@ mod bench_ddc;
 mod channeld;
 mod cli;
 mod config;
+mod ddc;
 mod doctor;
 mod explain;
 mod health;
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
         Some(("tag", matches)) => with(matches, tag::run),
         Some(("report", matches)) => with(matches, report::run),
         Some(("compare", matches)) => with(matches, report::compare),
+        Some(("ddc", matches)) => with(matches, ddc::run),
         Some(("replay", matches)) => with(matches, |arguments| replay::run(&arguments)),
         Some(("config", matches)) => config::run(matches),
         Some(("health", matches)) => health::run(matches),

@@ -25,6 +25,8 @@ pub(super) struct Left {
     framing: Framing,
     /// The client waits to be told that it may send.
     awaited: bool,
+    /// It comes in pieces.
+    is_large: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,14 +44,15 @@ enum Framing {
 }
 
 impl Left {
-    pub(super) const NOTHING: Left = Left { framing: Framing::Length(0), awaited: false };
+    pub(super) const NOTHING: Left = Left { framing: Framing::Length(0), awaited: false, is_large: false };
 
     pub(super) fn length(length: u64, awaited: bool) -> Left {
-        Left { framing: Framing::Length(length), awaited: awaited && length > 0 }
+        let is_large = length > SMALL_BYTES_MAX as u64;
+        Left { framing: Framing::Length(length), awaited: awaited && length > 0, is_large }
     }
 
     pub(super) fn chunked(awaited: bool) -> Left {
-        Left { framing: Framing::ChunkSize, awaited }
+        Left { framing: Framing::ChunkSize, awaited, is_large: true }
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -124,7 +127,7 @@ impl<S: Wire> Connection<S> {
 
     /// A body of known length comes in one piece if it is small, in large ones if it is not.
     fn poll_length(&mut self, context: &mut Context<'_>, left: u64) -> Poll<io::Result<Option<Bytes>>> {
-        let wanted = if left > SMALL_BYTES_MAX as u64 { PIECE_BYTES } else { left } as usize;
+        let wanted = if self.left.is_large { left.min(PIECE_BYTES) } else { left } as usize;
         if self.piece.capacity() == 0 {
             let held = self.buf.len().min(wanted);
             self.piece = match std::mem::take(&mut self.spare) {

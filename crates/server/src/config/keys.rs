@@ -468,6 +468,15 @@ section! {
         overwrite_refs: bool = true, Kind::Bool;
         /// Takes compressed buffers whose content cannot be verified here: those of Oodle, which editors send by default.
         unverified: bool = true, Kind::Bool;
+        /// Days after which a ref that nobody used is removed; 0 keeps refs for ever. Blobs that no ref reaches go an
+        /// hour after they were put.
+        refs_unused_days: u32 = 0, int(0, 36_500), "days";
+        /// Minutes between two removals of what expired or is not reached; 0 removes nothing.
+        collect_minutes: u32 = 60, int(0, 525_600), "min";
+        /// Hours between two scrubs, which read every blob and put damaged ones aside; 0 never scrubs.
+        scrub_hours: u32 = 168, int(0, 87_600), "h";
+        /// Speed at which a scrub reads.
+        scrub_bytes_per_s: u64 = 52_428_800, int(1 << 20, 100 * GIB), "bytes/s";
         /// Largest upload of one blob.
         blob_bytes_max: u64 = 16 * GIB, int(1 << 20, 1024 * GIB), "bytes";
         /// Connections that may be open at a time.

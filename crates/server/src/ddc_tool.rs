@@ -1,0 +1,123 @@
+//! Care for the folder of a derived-data cache that does not run, for `throng ddc`.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+use throng_cache::{NamespaceRules, Node, Rules, Transferred};
+use throng_ddc::Namespace;
+use throng_ddc::gc::RefPolicy;
+use throng_store::Options;
+
+use crate::ddc::FOLDER;
+
+/// What to do with the folder.
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// Count what each namespace holds.
+    Stats,
+    /// Read every blob and follow every ref; change nothing.
+    Verify,
+    /// Read every blob and put damaged ones aside.
+    Scrub,
+    /// Remove refs that nobody used for so many days (0: none), and blobs that no ref reaches.
+    Collect {
+        /// Days.
+        unused_days: u32,
+    },
+    /// Write everything, or one namespace, to a file.
+    Export {
+        /// The file.
+        file: PathBuf,
+        /// The namespace.
+        namespace: Option<String>,
+    },
+    /// Read what an export wrote.
+    Import {
+        /// The file.
+        file: PathBuf,
+    },
+}
+
+/// Does it, with the cache in the data folder `data`. Gives what came out, and whether all is well.
+///
+/// # Errors
+/// A folder that is missing, in use or damaged; a file that cannot be read or written.
+pub fn run(data: &Path, work: &Work) -> Result<(Value, bool), String> {
+    let folder = data.join(FOLDER);
+    if !folder.is_dir() && !matches!(work, Work::Import { .. }) {
+        return Err(format!("`{}` holds no cache: there is no `{FOLDER}` in it", data.display()));
+    }
+    let refs = match work {
+        Work::Collect { unused_days: days @ 1.. } => {
+            RefPolicy::LastAccess(std::time::Duration::from_secs(24 * 3600) * *days)
+        }
+        _ => RefPolicy::Keep,
+    };
+    let rules = Rules { default: NamespaceRules { refs, ..NamespaceRules::default() }, ..Rules::default() };
+    let node = Node::open(&folder, Options::default(), rules)
+        .map_err(|error| format!("`{}`: {error}", folder.display()))?;
+    work_on(&node, work)
+}
+
+fn work_on(node: &Node, work: &Work) -> Result<(Value, bool), String> {
+    let (service, store) = (node.service(), node.service().store());
+    let failed = |error: throng_store::StoreError| error.to_string();
+    let name = |file: &Path, error: std::io::Error| format!("`{}`: {error}", file.display());
+    Ok(match work {
+        Work::Stats => {
+            let mut namespaces = Map::new();
+            for namespace in store.namespaces().map_err(failed)? {
+                let usage = store.usage(&namespace).map_err(failed)?;
+                let figures = json!({
+                    "refs": usage.refs, "unfinalised_refs": usage.unfinalised, "blobs": usage.blobs,
+                    "blob_bytes": usage.blob_bytes, "content_ids": usage.contents,
+                });
+                namespaces.insert(namespace.as_str().to_owned(), figures);
+            }
+            (json!({ "namespaces": namespaces }), true)
+        }
+        Work::Verify => {
+            let found = store.verify().map_err(failed)?;
+            let figures = json!({
+                "blobs": found.blobs, "bytes": found.bytes, "damaged": found.damaged,
+                "refs": found.refs, "incomplete_refs": found.incomplete,
+            });
+            (figures, found.damaged == 0)
+        }
+        Work::Scrub => {
+            let found = service.scrub(u64::MAX).map_err(failed)?;
+            let figures = json!({
+                "blobs": found.blobs, "bytes": found.bytes, "damaged": found.damaged, "lost": found.lost,
+            });
+            (figures, found.damaged + found.lost == 0)
+        }
+        Work::Collect { .. } => {
+            let done = service.collect().map_err(failed)?;
+            let figures = json!({
+                "refs": done.refs, "blobs": done.blobs, "blob_bytes": done.blob_bytes,
+                "moved_blobs": done.moved, "removed_segments": done.segments,
+            });
+            (figures, true)
+        }
+        Work::Export { file, namespace } => {
+            let namespace = namespace.as_deref().map(str::parse::<Namespace>).transpose();
+            let namespace = namespace.map_err(|error| error.to_string())?;
+            let mut out = BufWriter::new(File::create(file).map_err(|error| name(file, error))?);
+            let done = node.export(namespace.as_ref(), &mut out).map_err(|error| error.to_string())?;
+            let written = out.flush().and_then(|()| out.get_ref().sync_all());
+            written.map_err(|error| name(file, error))?;
+            (transferred(done), true)
+        }
+        Work::Import { file } => {
+            let mut input = BufReader::new(File::open(file).map_err(|error| name(file, error))?);
+            let done = node.import(&mut input).map_err(|error| error.to_string())?;
+            (transferred(done), true)
+        }
+    })
+}
+
+fn transferred(done: Transferred) -> Value {
+    json!({ "blobs": done.blobs, "bytes": done.bytes, "content_ids": done.contents, "refs": done.refs })
+}

@@ -1,0 +1,73 @@
+//! `throng ddc`: care for the folder of a derived-data cache that does not run.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use throng_server::ddc_tool::{self, Work};
+
+use crate::output::{complain, print};
+
+/// Exit code when something damaged was found.
+const DAMAGED: u8 = 1;
+/// Exit code when the work could not be done.
+const FAILED: u8 = 2;
+
+#[derive(Debug, Args)]
+pub(crate) struct DdcArgs {
+    /// Folder that `throng up` was given (server.data)
+    #[arg(long, value_name = "DIR", default_value = "throng-data", global = true)]
+    data: PathBuf,
+    #[command(subcommand)]
+    work: WorkArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum WorkArgs {
+    /// Count what each namespace holds
+    Stats,
+    /// Read every blob and follow every ref, and change nothing; exit 1 if something is damaged
+    Verify,
+    /// Read every blob and put damaged ones aside; exit 1 if there were any
+    Scrub,
+    /// Remove what expired, and blobs that no ref reaches
+    Gc {
+        /// Days without use after which a ref goes; 0 keeps refs
+        #[arg(long, value_name = "DAYS", default_value_t = 0)]
+        unused_days: u32,
+    },
+    /// Write everything to a file, to take it elsewhere
+    Export {
+        /// The file
+        file: PathBuf,
+        /// This namespace only
+        #[arg(long, value_name = "NAME")]
+        namespace: Option<String>,
+    },
+    /// Read what an export wrote; every blob is hashed first
+    Import {
+        /// The file
+        file: PathBuf,
+    },
+}
+
+pub(crate) fn run(args: DdcArgs) -> ExitCode {
+    let work = match args.work {
+        WorkArgs::Stats => Work::Stats,
+        WorkArgs::Verify => Work::Verify,
+        WorkArgs::Scrub => Work::Scrub,
+        WorkArgs::Gc { unused_days } => Work::Collect { unused_days },
+        WorkArgs::Export { file, namespace } => Work::Export { file, namespace },
+        WorkArgs::Import { file } => Work::Import { file },
+    };
+    match ddc_tool::run(&args.data, &work) {
+        Ok((found, is_well)) => {
+            print(&format!("{found:#}\n"));
+            if is_well { ExitCode::SUCCESS } else { ExitCode::from(DAMAGED) }
+        }
+        Err(why) => {
+            complain(&format!("error: {why}"));
+            ExitCode::from(FAILED)
+        }
+    }
+}
