@@ -8,17 +8,7 @@ import { markdown } from "../markdown.tsx";
 
 export function Rooms() {
   const rooms = usePoll("rooms", 1500);
-  const [ticket, setTicket] = useState("");
-  const [why, setWhy] = useState<Json>(null);
   const data = rooms.data;
-  const ask = async (event: Event) => {
-    event.preventDefault();
-    try {
-      setWhy(await get(`rooms?ticket=${encodeURIComponent(ticket)}`));
-    } catch (error) {
-      setWhy({ error: (error as Error).message });
-    }
-  };
   return (
     <>
       <Trouble of={rooms} />
@@ -36,13 +26,6 @@ export function Rooms() {
               .filter(([, value]) => typeof value === "number")
               .map(([name, value]) => <Stat key={name} label={name.replaceAll("_", " ")} value={count(value)} />)}
           </div>
-          <Card title="Why is a ticket not matched?">
-            <form class="row" onSubmit={ask}>
-              <input aria-label="Ticket" placeholder="Ticket" value={ticket} onInput={(event) => setTicket((event.target as HTMLInputElement).value)} />
-              <button class="primary">Explain</button>
-            </form>
-            {why && <div class="fields"><Fields value={why} name="answer" /></div>}
-          </Card>
           <Card title="State">
             <div class="fields"><Fields value={data} name="matcher" /></div>
           </Card>

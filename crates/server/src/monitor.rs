@@ -248,6 +248,23 @@ impl Watch {
         report
     }
 
+    fn matcher_report(&self) -> Value {
+        let Some(matcher) = &self.matcher else { return json!({ "running": false }) };
+        let report = matcher.report();
+        let table = |rows: &[(&'static str, u64)]| -> Value {
+            rows.iter().map(|(name, count)| ((*name).to_owned(), Value::from(*count))).collect()
+        };
+        json!({
+            "running": true,
+            "rooms": report.counts.rooms, "teams": report.counts.teams, "roles": report.counts.players,
+            "servers": report.counts.servers, "sessions": report.sessions, "connections": report.connections,
+            "journal_bytes": report.journal_bytes,
+            "notices": { "queued": report.notices_queued, "collapsed": report.notices_collapsed,
+                         "batches": report.batches_sent, "lagging": report.lagging },
+            "requests": table(&report.requests), "refusals": table(&report.errors),
+        })
+    }
+
     fn about_report(&self) -> Value {
         let addresses = self.addresses.get().map(Vec::as_slice).unwrap_or_default();
         let address = |address: &Address| {
@@ -330,8 +347,7 @@ impl Monitor for Watch {
             Endpoint::ChannelData => self.channel_data_report(id)?,
             Endpoint::World => self.world_report(ask)?,
             Endpoint::Cache => self.cache_report(),
-            // The matcher brings its own once it runs within this process.
-            Endpoint::Rooms => json!({ "running": false }),
+            Endpoint::Rooms => self.matcher_report(),
             Endpoint::Limits => self.limits_report(),
             Endpoint::Config => self.config.read().unwrap_or_else(PoisonError::into_inner).clone(),
             Endpoint::About => self.about_report(),
