@@ -6,7 +6,7 @@ use crate::lod::LodProfile;
 use crate::quantise::ValueMismatch;
 use crate::wire::DecodeError;
 
-/// Limits and rules of a [`Server`].
+/// Limits and rules of a [`Server`](crate::Server).
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerConfig {
     /// Most objects at one time. Default 65,536.
@@ -58,11 +58,11 @@ impl Default for ServerConfig {
     }
 }
 
-/// Names a connection of a [`Server`]. Numbers are used again.
+/// Names a connection of a [`Server`](crate::Server). Numbers are used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnId(pub u32);
 
-/// Names a prioritiser of a [`Server`].
+/// Names a prioritiser of a [`Server`](crate::Server).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrioritiserId(pub(super) u8);
 
