@@ -48,7 +48,7 @@ fn null_sizes_and_endpoints_are_checked() {
         let secret = CString::new("tls://127.0.0.1:1").expect("text");
         assert!(
             failed(throng_connect(&options(secret.as_ptr()), &raw mut client), THRONG_ERROR_CONNECT)
-                .contains("TLS")
+                .contains("tls://127.0.0.1:1")
         );
         let wrong_kind = ThrongOptions { kind: 7, ..options(closed.as_ptr()) };
         failed(throng_connect(&wrong_kind, &raw mut client), THRONG_ERROR_ARGUMENT);
