@@ -5,6 +5,7 @@
  *     cc chat.c -I../include -L../../../target/release -lthrong_client_ffi -o chat
  *     ./chat 127.0.0.1:12108 alice lobby "hello"
  */
+#define _POSIX_C_SOURCE 200809L /* strnlen */
 #include <stdio.h>
 #include <string.h>
 #include <throng.h>
