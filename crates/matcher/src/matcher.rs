@@ -55,6 +55,10 @@ pub(crate) struct Scratch {
 #[error("the snapshot is not one of this version: {0}")]
 pub struct BadSnapshot(postcard::Error);
 
+/// Timers that one input fires, however many are due. Ending a full room of four takes about 3 us, so a request waits for
+/// 2 ms at most; 100,000 rooms that end together took 0.8 s when they all went at once.
+const TIMERS_PER_INPUT: usize = 512;
+
 /// First bytes of a snapshot: its format's name and version.
 const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-1\n";
 
@@ -80,7 +84,8 @@ impl Matcher {
         }
     }
 
-    /// Executes a request and appends the body of its answer to `answer`. Timers that were due before fire first.
+    /// Executes a request and appends the body of its answer to `answer`. Before one that may change something, timers that
+    /// are due fire, a bounded number of them.
     ///
     /// `now` is wall time in ms; when it goes back, the matcher's own time stands still.
     pub fn handle(
@@ -92,12 +97,18 @@ impl Matcher {
         answer: &mut Vec<u8>,
         notices: &mut Notices,
     ) -> Status {
-        self.advance(now, notices);
         let start = answer.len();
         let Some(method) = method(number) else {
             Problem::new(Status::UnknownMethod, "no such method").write(answer);
             return Status::UnknownMethod;
         };
+        if method.mutates {
+            self.advance(now, notices);
+        } else {
+            // Reads are not in the log, so they must leave no trace: a timer that they fired would fire elsewhere in a
+            // replay.
+            self.now = self.now.max(now);
+        }
         let key = if method.mutates { request_key(body) } else { Ok(None) };
         let key = match key {
             Ok(key) => key.map(|key| (self.people.server_entry(caller.srv.as_bytes()), key)),
@@ -147,7 +158,8 @@ impl Matcher {
         index
     }
 
-    /// Does what is due at `now`.
+    /// Does what is due at `now`, a bounded part at a time: call again while [`next_timeout`](Matcher::next_timeout) is not
+    /// after `now`.
     pub fn handle_timeout(&mut self, now: u64, notices: &mut Notices) {
         self.advance(now, notices);
     }
@@ -243,9 +255,10 @@ impl Matcher {
         *blake3::hash(&self.snapshot()).as_bytes()
     }
 
-    /// Moves time on and fires what is due, in order.
+    /// Moves time on and fires what is due, in order, at most [`TIMERS_PER_INPUT`]: the rest stays due.
     fn advance(&mut self, now: u64, notices: &mut Notices) {
-        while let Some((at, timer)) = self.timers.pop_due(now) {
+        for _ in 0..TIMERS_PER_INPUT {
+            let Some((at, timer)) = self.timers.pop_due(now) else { break };
             self.now = self.now.max(at);
             self.fire(timer, notices);
         }

@@ -428,8 +428,13 @@ impl Matcher {
         info: Option<(Caller<'_>, &RoleRef<'_>)>,
         notices: &mut Notices,
     ) -> Outcome {
-        let at =
-            self.rooms[room].seats.iter().position(|seat| seat.player == player).ok_or_else(seat_expired)?;
+        // Its timer may still wait behind others.
+        let now = self.now;
+        let at = self.rooms[room]
+            .seats
+            .iter()
+            .position(|seat| seat.player == player && seat.until > now)
+            .ok_or_else(seat_expired)?;
         let other = self.people.players[player].room;
         if other != NONE && other != room && self.is_exclusive(room) {
             return Err(self.already_in(other));
