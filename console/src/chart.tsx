@@ -44,7 +44,7 @@ export function Chart(props: {
       {
         width: box.clientWidth || 400,
         height: props.height ?? 180,
-        padding: [10, 8, 0, 0],
+        padding: [10, 26, 0, 0],
         cursor: { points: { size: 7 }, y: false },
         legend: { live: true, markers: { width: 3 } },
         scales: { x: { time: props.clock ?? true }, y: { range: (_, __, max) => [0, Math.max(max * 1.08, 1e-9)] } },

@@ -20,7 +20,19 @@ interface Flash {
 }
 
 const FLASH_MS = 900;
+/** Entities from which on pixels are cheaper than rectangles. */
+const PIXELS_FROM = 1_500;
 const HUES = [196, 268, 142, 38, 346, 222, 172, 300, 84, 14, 250, 110];
+
+/** A colour as a pixel has it, opaque. */
+function rgba(hue: number, saturation: number, lightness: number): number {
+  const a = saturation * Math.min(lightness, 1 - lightness);
+  const part = (n: number) => {
+    const k = (n + hue / 30) % 12;
+    return Math.round((lightness - a * Math.max(-1, Math.min(k - 3, 9 - k, 1))) * 255);
+  };
+  return (0xff000000 | (part(4) << 16) | (part(8) << 8) | part(0)) >>> 0;
+}
 
 export class WorldMap {
   world: Json = null;
@@ -54,6 +66,8 @@ export class WorldMap {
   private frames: number[] = [];
   private stop: () => void;
   private colors: Record<string, string> = {};
+  private layer = document.createElement("canvas");
+  private pixels: ImageData | null = null;
 
   constructor(private canvas: HTMLCanvasElement) {
     this.context = canvas.getContext("2d")!;
@@ -280,11 +294,16 @@ export class WorldMap {
   }
 
   private entities(progress: number, dark: boolean) {
-    const c = this.context;
     const size = Math.max(1.6, Math.min(7, 2.2 + this.scale * 0.12));
+    this.drawn = 0;
+    if (this.length > PIXELS_FROM) this.asPixels(progress, dark, size);
+    else this.asRects(progress, dark, size);
+  }
+
+  private asRects(progress: number, dark: boolean, size: number) {
+    const c = this.context;
     const half = size / 2;
     const [width, height] = [this.canvas.clientWidth, this.canvas.clientHeight];
-    let drawn = 0;
     this.order.forEach((group, server) => {
       c.fillStyle = `hsl(${HUES[server % HUES.length]} ${dark ? 85 : 75}% ${dark ? 66 : 38}%)`;
       for (let k = 0; k < group.length; k++) {
@@ -293,10 +312,37 @@ export class WorldMap {
         const y = (this.top - this.fromZ[i] - (this.toZ[i] - this.fromZ[i]) * progress) * this.scale;
         if (x < 0 || y < 0 || x > width || y > height) continue;
         c.fillRect(x - half, y - half, size, size);
-        drawn++;
+        this.drawn++;
       }
     });
-    this.drawn = drawn;
+  }
+
+  /** Many entities: a call per entity costs more than all of their pixels, so these are written by hand. */
+  private asPixels(progress: number, dark: boolean, size: number) {
+    const { width, height } = this.canvas;
+    const ratio = width / Math.max(1, this.canvas.clientWidth);
+    if (this.pixels === null || this.pixels.width !== width || this.pixels.height !== height) {
+      this.layer.width = width;
+      this.layer.height = height;
+      this.pixels = new ImageData(width, height);
+    }
+    const out = new Uint32Array(this.pixels.data.buffer);
+    out.fill(0);
+    const side = Math.max(1, Math.round(size * ratio));
+    const scale = this.scale * ratio;
+    this.order.forEach((group, server) => {
+      const color = rgba(HUES[server % HUES.length], dark ? 0.85 : 0.75, dark ? 0.66 : 0.38);
+      for (let k = 0; k < group.length; k++) {
+        const i = group[k];
+        const x = Math.round((this.fromX[i] + (this.toX[i] - this.fromX[i]) * progress - this.left) * scale);
+        const y = Math.round((this.top - this.fromZ[i] - (this.toZ[i] - this.fromZ[i]) * progress) * scale);
+        if (x < 0 || y < 0 || x + side > width || y + side > height) continue;
+        for (let row = y * width + x, end = row + side * width; row < end; row += width) out.fill(color, row, row + side);
+        this.drawn++;
+      }
+    });
+    this.layer.getContext("2d")!.putImageData(this.pixels, 0, 0);
+    this.context.drawImage(this.layer, 0, 0, this.canvas.clientWidth, this.canvas.clientHeight);
   }
 
   private drawFlashes(now: number) {

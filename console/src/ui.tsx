@@ -191,7 +191,7 @@ export function Fields({ value, name, open = true }: { value: unknown; name?: st
     <details class="branch" open={open && entries.length <= 30}>
       <summary>
         {label || <span class="field">message</span>}
-        <span class="size">{Array.isArray(value) ? `${entries.length} items` : `${entries.length} fields`}</span>
+        <span class="size">{`${entries.length} ${Array.isArray(value) ? "item" : "field"}${entries.length === 1 ? "" : "s"}`}</span>
       </summary>
       {shown.map(([key, inner]) => (
         <Fields key={key} name={key} value={inner} open={entries.length <= 8} />

@@ -85,6 +85,11 @@ async function everything() {
   const address = demo.match[1];
   say(`demo is up: ${address.replace(/#.*/, "")}`);
   const context = await browser.newContext({ viewport: { width: 1440, height: 900 }, colorScheme: "dark" });
+  // While the console is being changed: its files from a folder instead of from the binary.
+  if (process.env.CONSOLE_DIST) {
+    const served = /\/console\/(app\.js|app\.css|icon\.svg)?(\?.*)?$/;
+    await context.route(served, (route) => route.fulfill({ path: join(process.env.CONSOLE_DIST, served.exec(route.request().url())[1] ?? "index.html") }));
+  }
   const page = await context.newPage();
   const errors = [];
   page.on("pageerror", (error) => errors.push(String(error)));
@@ -216,15 +221,15 @@ async function heavy(context, base, say) {
       const z = column((i) => grid.z + ((i * 91 + step) % 1000) / 1000 * grid.rows * grid.cell_height);
       return { ...map.world, entities: { channel: column((i) => i), x, z, cell: column((i) => i % cells.length), client: column(() => null), version: column(() => 0) } };
     };
-    let took = 0;
-    const frames = 60;
-    for (let step = 0; step < frames; step++) {
+    const took = [];
+    for (let step = 0; step < 60; step++) {
       if (step % 15 === 0) map.take(world(step));
       const from = performance.now();
       map.draw(from);
-      took += performance.now() - from;
+      took.push(performance.now() - from);
     }
-    return { ms: took / frames, drawn: map.drawn };
+    // The median: other work of the machine is not the map's.
+    return { ms: took.sort((a, b) => a - b)[30], drawn: map.drawn };
   });
   assert.ok(cost.drawn > 9_000, `${cost.drawn} of 10000 drawn`);
   assert.ok(cost.ms < 16.7, `a frame with 10,000 entities takes ${cost.ms.toFixed(1)} ms`);
@@ -244,8 +249,10 @@ async function hostile(port) {
     const packet = field(1, [...field(3, 1), ...field(4, type), ...field(5, body)]);
     socket.write(Uint8Array.from([0x43, 0x48, packet.length >> 8, packet.length & 255, 0, ...packet]));
   };
+  const answer = () => new Promise((resolve) => socket.once("data", resolve));
   send(1, field(1, text(HOSTILE)));
+  await answer();
   const any = [...field(1, text("type.googleapis.com/hostile.Name")), ...field(2, field(1, text(HOSTILE)))];
   send(3, [...field(1, 3), ...field(2, text(HOSTILE)), ...field(4, any)]);
-  await new Promise((resolve) => socket.once("data", resolve));
+  await answer();
 }
