@@ -356,8 +356,6 @@ mod tests {
         for part in [
             "shards = 2",
             "demo.proto",
-            "tag.proto",
-            "extra = [\"ws://",
             "transport = \"ws\"",
             &clients.to_string(),
             &http.to_string(),

@@ -73,7 +73,7 @@ fn one_mistake_gives_one_problem_with_line_column_and_hint() {
             BadValue,
             3,
             1,
-            &["KCP and ENet cannot be encrypted"],
+            &["there is no TLS for KCP and ENet"],
         ),
         (
             "[gateway.clients]\naddr = ':12108'\n",
