@@ -203,14 +203,15 @@ impl Channel {
                     self.wait(key, due);
                 }
                 Place::Member { .. } | Place::Joiner { .. } => {
+                    let was_overdue = self.fan.overdue.iter().any(|&(_, overdue)| overdue == key);
                     let position = self.leave(key);
                     self.subs[key as usize].anchor = last;
                     let now = self.time(board.now);
                     let sub = &self.subs[key as usize];
                     let next = last.saturating_add(millis(sub.options.interval_ms));
-                    let overdue = matches!(sub.rate_by, RateBy::Subscriber)
+                    let overdue = sub.rate_by != RateBy::Gateway
                         && position.is_behind(self.fan.end())
-                        && next <= now;
+                        && (was_overdue || next <= now);
                     self.join(board, key, position);
                     if overdue {
                         // The new window would have ended already; the next one may be a whole interval away.

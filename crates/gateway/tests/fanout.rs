@@ -371,6 +371,14 @@ fn a_shorter_interval_sends_what_is_overdue_at_once() {
     assert!(lists(&world.take(client)).is_empty());
     world.run_ms(10);
     assert_eq!(lists(&world.take(client)), [["next"]]);
+
+    // What became due stays due, whatever else changes before the tick.
+    world.send(owner, [update("twice")]);
+    world.run_ms(110);
+    subscribe(&mut world, owner, client, every(50));
+    subscribe(&mut world, owner, client, every(1000));
+    world.run_ms(10);
+    assert_eq!(lists(&world.take(client)), [["twice"]]);
 }
 
 // an interval of zero hangs the reference's channel; here it means every tick.
