@@ -353,13 +353,9 @@ mod tests {
         let options =
             ServerOptions { shards: Some(2), transport: Some("ws".to_owned()), ..ServerOptions::default() };
         let text = config(&options, &folder, clients, servers, http);
-        for part in [
-            "shards = 2",
-            "demo.proto",
-            "transport = \"ws\"",
-            &clients.to_string(),
-            &http.to_string(),
-        ] {
+        for part in
+            ["shards = 2", "demo.proto", "transport = \"ws\"", &clients.to_string(), &http.to_string()]
+        {
             assert!(text.contains(part), "{part} in {text}");
         }
         assert_eq!(toml_string("a\"b\\c"), "\"a\\\"b\\\\c\"");

@@ -28,9 +28,9 @@ fn every_test_runs_small_and_passes() {
     let reports: Vec<Value> = serde_json::from_str(&stdout_of(&output, 0)).expect("JSON");
     let names: Vec<&str> = reports.iter().filter_map(|report| report["test"].as_str()).collect();
     let list = stdout_of(&run(&["bench", "list"]), 0);
-    for line in
-        list.lines().filter(|line| !["replay", "enet", "  enet", "ddc", "matcher"].iter().any(|word| line.starts_with(word)))
-    {
+    for line in list.lines().filter(|line| {
+        !["replay", "enet", "  enet", "ddc", "matcher"].iter().any(|word| line.starts_with(word))
+    }) {
         assert!(names.iter().any(|name| line.starts_with(name)), "`{line}` did not run");
     }
     for report in &reports {
