@@ -230,6 +230,9 @@ mod tests {
         for key in ["gateway.servers.addr", "gateway.clients.addr", "http.addr"] {
             loader = loader.flag("test", key, "127.0.0.1:0");
         }
+        // Its own: examining makes a missing folder and removes it again, which another test could notice.
+        let folder = tempfile::tempdir().unwrap();
+        loader = loader.flag("test", "server.data", folder.path().display().to_string());
         for (key, value) in keys {
             loader = loader.flag("test", *key, *value);
         }
