@@ -196,7 +196,91 @@ message!(DeleteRoomResponse { 1 Deleted Bool, "whether there was one"; });
 message!(SetRoomFlagsRequest { 1 RoomID Str, "the room"; } { 2 IsHidden Bool, "not listed"; 3 IsFull Bool, "accepts nobody"; });
 message!(ClaimSeatRequest { 1 RoomID Str, "the room"; 2 RoleID Str, "whose seat"; 3 RoleInfo Msg(&RoleInfo), "what to store, if more than the ids"; });
 message!(ListMineRequest { 1 SrvID Str, "the server; the caller's own when empty"; });
-message!(ListMineResponse { 1 RoomInfos Keyed(&RoomInfo, "RoomID"), "rooms of its roles"; 2 TeamInfos Keyed(&TeamInfo, "TeamID"), "teams of its roles"; });
+message!(ListMineResponse { 1 RoomInfos Keyed(&RoomInfo, "RoomID"), "rooms of its roles"; 2 TeamInfos Keyed(&TeamInfo, "TeamID"), "teams of its roles"; 3 Tickets List(&Msg(&Ticket)), "tickets of its roles"; });
+
+message!(Player {
+    1 RoleID Str, "who";
+    2 SrvID Str, "server of the role";
+    3 Attr Map(&Json), "attributes: number, text, list of texts, or object of numbers";
+    4 Latency Map(&F64), "region to milliseconds";
+    5 Roles List(&Str), "wanted positions, best first";
+    6 Avoid List(&Str), "roles not to meet";
+});
+message!(Ticket {
+    1 TicketID Str, "time-ordered and unguessable";
+    2 Queue Str, "the queue";
+    3 Players List(&Msg(&Player)), "the party";
+    4 TeamID Str, "when made from a team";
+    5 Created U64, "ms since the epoch";
+    6 Expires U64, "ms since the epoch";
+    7 Priority I64, "-10 to 10";
+    8 Status Str, "searching, proposed, placing, matched, cancelled, timed_out or failed";
+    9 Rev U64, "grows by one with every change";
+    10 Reason Str, "why it ended or went back";
+    11 MatchID Str, "proposal or match";
+    12 RoomID Str, "the room of the match";
+    13 WaitedMs U64, "time in the queue";
+    16 PoolSize U64, "tickets in the queue";
+    17 Position U64, "tickets ahead in fairness order, in the same partition";
+    18 Region Str, "best region of the match";
+} {
+    14 EtaP50Ms U64, "half of tickets like this waited less";
+    15 EtaP90Ms U64, "nine of ten waited less";
+});
+message!(CreateTicketRequest { 1 Queue Str, "the queue"; 2 Players List(&Msg(&Player)), "the party"; 3 TeamID Str, "or a team, whose members form the party"; 4 ExpiresMs U64, "earlier end than the queue's timeout, in ms from now"; 5 Priority I64, "-10 to 10; trusted callers"; });
+message!(TicketResponse { 1 Ticket Msg(&Ticket), "the ticket"; });
+message!(TicketIdRequest { 1 TicketID Str, "the ticket"; });
+message!(ListTicketsRequest { 1 RoleID Str, "of a player"; 2 Queue Str, "or of a queue"; });
+message!(ListTicketsResponse { 1 Tickets List(&Msg(&Ticket)), "the tickets, at most 1,000"; });
+message!(AcceptMatchRequest { 1 MatchID Str, "the proposal"; 2 TicketID Str, "the ticket"; 3 RoleID Str, "who answers"; 4 Accept Bool, "yes or no"; });
+message!(AssignMatchRequest { 1 RoomID Str, "the match"; 2 Connection Str, "where to connect"; 3 Data Map(&Json), "for the room"; });
+message!(StartBackfillRequest { 1 RoomID Str, "the room"; 2 Queue Str, "the queue"; 3 Open Map(&U64), "side to free places"; 4 Attr Map(&Json), "attributes that members are taken to have"; });
+message!(StartBackfillResponse { 1 BackfillID Str, "the backfill"; 2 Rev U64, "its revision"; });
+message!(UpdateBackfillRequest { 1 BackfillID Str, "the backfill"; 2 Rev U64, "the revision that was seen"; 3 Open Map(&U64), "side to free places"; 4 Attr Map(&Json), "attributes"; });
+message!(RevResponse { 1 Rev U64, "the revision"; });
+message!(BackfillIdRequest { 1 BackfillID Str, "the backfill"; });
+message!(BackfillState { 1 Rev U64, "the revision"; 2 Open Map(&U64), "side to free places"; 3 Seats List(&Str), "roles with a seat"; });
+message!(BackfillResponse { 1 State Msg(&BackfillState), "where it stands"; });
+message!(QueueRequest { 1 Queue Str, "the queue"; });
+message!(QueueBucket { 1 Players U64, "party size"; 2 From F64, "least value of the main number"; 3 Tickets U64, "tickets searching"; });
+message!(QueueStats {
+    1 Queue Str, "the queue";
+    2 PoolSize U64, "tickets searching";
+    3 MatchesPerMinute F64, "over the last 5 minutes";
+    4 Matches U64, "since the start";
+    5 TimedOut U64, "tickets that timed out";
+    6 Cancelled U64, "tickets cancelled";
+    7 Declined U64, "proposals declined";
+    11 QualityP10 F64, "a tenth of matches were worse";
+    12 QualityP50 F64, "the median match";
+    13 Partitions U64, "partitions with tickets";
+    14 Scans U64, "neighbours looked at since the start";
+    15 Buckets List(&Msg(&QueueBucket)), "tickets searching, by party size and value of the main number";
+    16 Expansions List(&U64), "matches made, by the expansion level that they needed";
+} {
+    8 WaitP50Ms U64, "half waited less";
+    9 WaitP90Ms U64, "nine of ten waited less";
+    10 WaitP99Ms U64, "99 of 100 waited less";
+});
+message!(ResultSide { 1 RoleIDs List(&Str), "players"; 2 Rank U64, "1 is best; equal is a tie"; });
+message!(ReportResultRequest { 1 MatchID Str, "the match"; 2 RoomID Str, "or the room"; 3 Sides List(&Msg(&ResultSide)), "how it ended"; 4 Weights Map(&F64), "share of the match played, over 0 to 1"; 5 Amend Bool, "replaces an earlier report"; 6 Pool Str, "rating pool, where the room has no queue"; });
+message!(Rating { 1 RoleID Str, "who"; 2 Shown F64, "what players see"; 3 Games U64, "games rated"; } { 4 Mu F64, "Weng-Lin mean"; 5 Sigma F64, "Weng-Lin deviation"; 6 Rating F64, "Glicko-2"; 7 Deviation F64, "Glicko-2"; 8 Volatility F64, "Glicko-2"; });
+message!(RatingsResponse { 1 Ratings Keyed(&Rating, "RoleID"), "by player"; });
+message!(GetRatingsRequest { 1 Pool Str, "the rating pool"; 2 RoleIDs List(&Str), "the players"; });
+message!(PutQueueRequest { 1 RuleSet Json, "the rule set"; });
+message!(QueueInfo { 1 Queue Str, "name"; 2 Version Str, "version of the rule set"; 3 RuleSet Json, "the rule set"; 4 PoolSize U64, "tickets searching"; });
+message!(QueuesResponse { 1 Queues Keyed(&QueueInfo, "Queue"), "by name"; });
+message!(FailedRule { 1 Rule Str, "name of the rule, or what else stands in the way"; 2 Why Str, "the values that collide"; });
+message!(Candidate { 1 TicketID Str, "the other ticket"; 2 Players U64, "its party's size"; 3 Distance F64, "difference in the main number"; 4 Fails List(&Msg(&FailedRule)), "why the two cannot meet; empty: they can"; 5 WaitedMs U64, "time in the queue"; });
+message!(ExplainTicketResponse {
+    1 Ticket Msg(&Ticket), "the ticket";
+    2 Summary Str, "the reason in a sentence";
+    3 Level U64, "expansion steps that its waiting time has reached";
+    4 Candidates List(&Msg(&Candidate)), "nearest tickets first, at most 32";
+    5 Fits U64, "players among them who could play with this ticket";
+    6 Needs U64, "players that a match needs at least, this ticket's included";
+    7 Fails List(&Msg(&FailedRule)), "what the best filling of the sides violates";
+});
 
 message!(JoinTeamEvent { 1 RoleInfo Msg(&RoleInfo), "who joined"; 20 TeamID Str, "the team"; 21 Rev U64, "its revision"; });
 message!(LeaveTeamEvent { 1 RoleID Str, "who left"; 20 TeamID Str, "the team"; 21 Rev U64, "its revision"; 22 Reason Str, "left, kicked, disconnected or deleted"; });
@@ -209,6 +293,11 @@ message!(BroadcastRoomEvent { 1 Msg Json, "the message"; 20 RoomID Str, "the roo
 message!(SetRoomDataEvent { 2 Key Str, "the key"; 3 Data Json, "the value"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
 message!(UpdateRoomRoleDataEvent { 1 Update Msg(&RoleUpdate), "the change"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
 message!(RoomFlagsEvent { 1 IsHidden Bool, "not listed"; 2 IsFull Bool, "accepts nobody"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
+message!(TicketUpdateEvent { 1 Ticket Msg(&Ticket), "the ticket"; });
+message!(MatchProposedEvent { 1 MatchID Str, "the proposal"; 2 Deadline U64, "ms since the epoch"; 3 Players U64, "number of players"; 4 TicketIDs List(&Str), "tickets of the roles named"; 5 RoleIDs List(&Str), "everybody, where the queue reveals it"; });
+message!(MatchReadyEvent { 1 MatchID Str, "the match"; 20 RoomID Str, "its room"; 2 Positions Map(&Str), "role to position, where the queue has positions"; 3 Side Str, "side of the roles named"; 4 Connection Str, "where to connect"; 5 Region Str, "best region"; 6 SeatDeadline U64, "ms since the epoch"; });
+message!(MatchCancelledEvent { 1 MatchID Str, "the match"; 2 Reason Str, "declined, no_answer, no_server or restarted"; 20 RoomID Str, "its room, if it had one"; });
+message!(BackfillUpdateEvent { 1 BackfillID Str, "the backfill"; 2 Reason Str, "matched, no_ack, stopped or room_closed"; 3 RoleIDs List(&Str), "new seats"; 20 RoomID Str, "the room"; 21 Rev U64, "revision of the backfill"; });
 message!(SeatExpiredEvent { 1 RoleID Str, "whose seat"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
 
 macro_rules! methods {
@@ -228,7 +317,7 @@ macro_rules! methods {
 methods! {
     1 PING "Ping" read Empty Empty "Nothing in, nothing out."
     2 MY_RPC_TEST "MyRPCTest" read MyRpcTestRequest MyRpcTestResponse "A text in, zero out."
-    3 LIST_MINE "ListMine" read ListMineRequest ListMineResponse "Rooms and teams of a server's roles: what to fetch after a gap."
+    3 LIST_MINE "ListMine" read ListMineRequest ListMineResponse "Rooms, teams and tickets of a server's roles: what to fetch after a gap."
     10 CREATE_TEAM "CreateTeam" write CreateTeamRequest TeamResponse "Makes a team; the creator leads it."
     11 JOIN_TEAM "JoinTeam" write JoinTeamRequest TeamResponse "Joins a team."
     12 LEAVE_TEAM "LeaveTeam" write LeaveTeamRequest Empty "Leaves a team, or kicks a member."
@@ -254,7 +343,23 @@ methods! {
     44 GET_ROOM_INFO "GetRoomInfo" read RoomIdRequest RoomResponse "One room by id."
     45 CLAIM_SEAT "ClaimSeat" write ClaimSeatRequest RoomResponse "Turns a reserved seat into membership."
     46 SET_ROOM_FLAGS "SetRoomFlags" write SetRoomFlagsRequest RoomResponse "Hides, shows, fills or opens a room from outside."
-    90 DRAIN "Drain" write Empty Empty "Planned stop: no new rooms and teams."
+    60 CREATE_TICKET "CreateTicket" write CreateTicketRequest TicketResponse "A party asks for a match."
+    61 CANCEL_TICKET "CancelTicket" write TicketIdRequest TicketResponse "Takes a ticket back; declines an open proposal."
+    62 GET_TICKET "GetTicket" read TicketIdRequest TicketResponse "Shows a ticket; ended ones for 60 s."
+    63 LIST_TICKETS "ListTickets" read ListTicketsRequest ListTicketsResponse "Tickets of a player or a queue."
+    64 ACCEPT_MATCH "AcceptMatch" write AcceptMatchRequest Empty "Answers a proposal."
+    65 GET_QUEUE_STATS "GetQueueStats" read QueueRequest QueueStats "Pool, waits and quality of a queue."
+    66 START_BACKFILL "StartBackfill" write StartBackfillRequest StartBackfillResponse "Asks for players for a running match."
+    67 UPDATE_BACKFILL "UpdateBackfill" write UpdateBackfillRequest RevResponse "Replaces the free places of a backfill."
+    68 ACK_BACKFILL "AckBackfill" write BackfillIdRequest BackfillResponse "Keeps a backfill alive and shows it."
+    69 STOP_BACKFILL "StopBackfill" write BackfillIdRequest BackfillResponse "Ends a backfill."
+    70 REPORT_RESULT "ReportResult" write ReportResultRequest RatingsResponse "Rates the players of a match, once."
+    71 GET_RATINGS "GetRatings" read GetRatingsRequest RatingsResponse "Ratings of players."
+    72 ASSIGN_MATCH "AssignMatch" write AssignMatchRequest Empty "Gives a match its server."
+    73 EXPLAIN_TICKET "ExplainTicket" read TicketIdRequest ExplainTicketResponse "Why a ticket is not matched: its nearest candidates and the rules between them."
+    80 PUT_QUEUE "PutQueue" write PutQueueRequest QueuesResponse "Makes or replaces a queue."
+    81 LIST_QUEUES "ListQueues" read Empty QueuesResponse "Queues and their rule sets."
+    90 DRAIN "Drain" write Empty Empty "Planned stop: no new rooms, teams, tickets."
 }
 
 macro_rules! events {
@@ -279,6 +384,11 @@ events! {
     18 SET_ROOM_DATA "setRoomDataMsg" SetRoomDataEvent
     19 UPDATE_ROOM_ROLE_DATA "updateRoomRoleDataMsg" UpdateRoomRoleDataEvent
     20 ROOM_FLAGS "roomFlagsMsg" RoomFlagsEvent
+    21 TICKET_UPDATE "ticketUpdateMsg" TicketUpdateEvent
+    22 MATCH_PROPOSED "matchProposedMsg" MatchProposedEvent
+    23 MATCH_READY "matchReadyMsg" MatchReadyEvent
+    24 MATCH_CANCELLED "matchCancelledMsg" MatchCancelledEvent
+    25 BACKFILL_UPDATE "backfillUpdateMsg" BackfillUpdateEvent
     26 SEAT_EXPIRED "seatExpiredMsg" SeatExpiredEvent
 }
 
