@@ -1,27 +1,34 @@
+mod accept;
+mod conn;
+mod key;
+mod serve;
+mod waker;
+
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use conn::{Conn, get_mut};
+pub use key::{ConnKey, ListenerKey};
+use key::{ENET, LISTENER_BIT, SESSION, WAKER_TOKEN};
 use rustls::ClientConnection;
 use slab::Slab;
-use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
-use throng_stdx::{Instant, TimerKey, TimerWheel};
+use socket2::{Domain, Protocol, Socket, Type};
+use throng_stdx::{Instant, TimerWheel};
+pub use waker::Waker;
 
 use crate::clock::Clock;
 use crate::config::{ConnectSpec, ListenerSpec, Transport};
 use crate::enet::sessions::{EnetConn, Enets};
 use crate::enet::{Delivery, HostFigures};
-use crate::handler::{Accept, CloseCause, CloseMode, Flow, Handler, TimedOut, WriteOutcome};
+use crate::handler::{CloseMode, Handler, WriteOutcome};
 use crate::listener::{Listener, Permit, ReservedDescriptor, Rules};
 use crate::sessions::{Cx, Session, Sessions};
 use crate::shared_file::SharedFile;
 use crate::stats::LoopStats;
-use crate::stream::{End, Phase, Shared, Sink, Stream};
+use crate::stream::{Phase, Stream};
 use crate::sys::{self, Epoll, Events};
 use crate::ws;
 
@@ -32,153 +39,6 @@ const URGENT_PER_POLL: usize = 32;
 /// Bytes read from one connection per poll, and the size of the buffer that all share. Large enough for the biggest
 /// frame of the gateway protocol in one read, small enough to stay in a processor's second-level cache.
 const READ_BYTES: usize = 64 * 1024;
-/// Connections accepted from one listener per poll; the rest stays queued, so that a flood of connections cannot
-/// starve those that are open.
-const ACCEPTS_PER_POLL: usize = 64;
-/// Rest of a listener after descriptors ran out or an accept failed for lack of memory.
-const ACCEPT_REST: Duration = Duration::from_millis(100);
-/// Silence after which the kernel probes a TCP peer, and the time between its probes. The reference's runtime takes 15
-/// seconds for both (Spec: gateway-protocol §2.7); with 10,000 idle connections that is 670 probes and as many answers
-/// a second for nothing, and a quarter of it finds a vanished peer within three minutes as well.
-const KEEPALIVE_TIME: Duration = Duration::from_secs(60);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
-
-const WAKER_TOKEN: u64 = u64::MAX;
-const LISTENER_BIT: u64 = 1 << 63;
-
-/// What the last two bits of a key's number say: a stream or TCP listener, a KCP session or port, or one of ENet.
-const KIND: u32 = 3;
-const SESSION: u32 = 1;
-const ENET: u32 = 2;
-
-/// Names a connection of one loop. Never reused, unlike its [index](ConnKey::index).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ConnKey {
-    /// The place in the table of its kind, and the kind in the last two bits.
-    index: u32,
-    generation: u32,
-}
-
-impl ConnKey {
-    /// A small number that no other open connection of the loop has: the place of the connection's state in a table.
-    pub fn index(self) -> usize {
-        self.index as usize
-    }
-
-    fn stream(slot: usize, generation: u32) -> Self {
-        Self { index: (slot as u32) << 2, generation }
-    }
-
-    pub(crate) fn session(slot: usize, generation: u32) -> Self {
-        Self { index: (slot as u32) << 2 | SESSION, generation }
-    }
-
-    pub(crate) fn enet(slot: usize, generation: u32) -> Self {
-        Self { index: (slot as u32) << 2 | ENET, generation }
-    }
-
-    fn is_session(self) -> bool {
-        self.index & KIND == SESSION
-    }
-
-    fn is_enet(self) -> bool {
-        self.index & KIND == ENET
-    }
-
-    /// Place in the table of its kind.
-    pub(crate) fn slot(self) -> usize {
-        (self.index >> 2) as usize
-    }
-
-    pub(crate) fn generation(self) -> u32 {
-        self.generation
-    }
-
-    /// 31 bits: the top bit of a token marks listeners.
-    pub(crate) fn next_generation(last: u32) -> u32 {
-        (last + 1) & (u32::MAX >> 1)
-    }
-
-    fn token(self) -> u64 {
-        u64::from(self.generation) << 32 | u64::from(self.index)
-    }
-
-    fn from_token(token: u64) -> Self {
-        Self { index: token as u32, generation: (token >> 32) as u32 }
-    }
-}
-
-/// Names a listener of one loop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ListenerKey(u32);
-
-impl ListenerKey {
-    /// The kind in the last two bits: 0 for TCP listeners, and as for connections.
-    fn new(slot: usize, kind: u32) -> Self {
-        Self((slot as u32) << 2 | kind)
-    }
-
-    pub(crate) fn enet(slot: usize) -> Self {
-        Self::new(slot, ENET)
-    }
-
-    fn is_port(self) -> bool {
-        self.0 & KIND == SESSION
-    }
-
-    fn is_enet(self) -> bool {
-        self.0 & KIND == ENET
-    }
-
-    /// Place in the table of its kind.
-    pub(crate) fn slot(self) -> usize {
-        (self.0 >> 2) as usize
-    }
-
-    fn token(self) -> u64 {
-        LISTENER_BIT | u64::from(self.0)
-    }
-}
-
-/// Interrupts a loop's wait from any thread.
-#[derive(Clone, Debug)]
-pub struct Waker(Arc<WakerState>);
-
-#[derive(Debug)]
-struct WakerState {
-    counter: File,
-    /// Set from the first wake until the loop noticed, so that a busy sender makes one system call per poll.
-    pending: AtomicBool,
-}
-
-impl Waker {
-    pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(WakerState { counter: sys::eventfd()?.into(), pending: AtomicBool::new(false) })))
-    }
-
-    /// Makes the loop call [`Handler::woken`] soon. What was written to shared memory before is visible there.
-    pub fn wake(&self) {
-        if !self.0.pending.swap(true, Ordering::AcqRel) {
-            // The only possible failure is a full counter, and then the loop has an unread event anyway.
-            drop((&self.0.counter).write(&1u64.to_ne_bytes()));
-        }
-    }
-
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.0.counter.as_fd()
-    }
-
-    pub(crate) fn is_pending(&self) -> bool {
-        self.0.pending.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn clear(&self) {
-        let mut count = [0; 8];
-        drop((&self.0.counter).read(&mut count));
-        // Before the handler looks at what was announced: a wake from here on makes a new event.
-        self.0.pending.swap(false, Ordering::AcqRel);
-    }
-}
 
 /// A connection between two loops: taken out of one, on its way into another.
 ///
@@ -211,63 +71,6 @@ impl std::fmt::Debug for DetachedConn {
 pub(crate) enum Timer {
     Conn(ConnKey),
     Listener(ListenerKey),
-}
-
-struct Conn {
-    generation: u32,
-    peer: SocketAddr,
-    /// Its place in the counts of the listener it came from; `None` for outgoing connections.
-    permit: Option<Permit>,
-    rules: Arc<Rules>,
-    /// The handler has been told of it, and so is to be told of its end. Until then the listener to report to.
-    unknown: Option<ListenerKey>,
-    /// When bytes arrived last.
-    heard: Instant,
-    timer: Option<TimerKey>,
-    /// A ping was sent and nothing has come since.
-    pinged: bool,
-    /// It is in the loop's queue of connections with work.
-    queued: bool,
-    /// It is served while others wait.
-    urgent: bool,
-    stream: Stream,
-}
-
-/// What to do about a silent connection.
-enum Silence {
-    Fine,
-    Ping,
-    TooLong(TimedOut),
-}
-
-impl Conn {
-    /// The next moment at which silence matters: a ping is due, or patience ends.
-    fn next_silence(&self) -> Option<Instant> {
-        let idle = self.rules.limits.idle_timeout.map(|idle| self.heard + idle);
-        let rounds = if self.pinged { 2 } else { 1 };
-        let ping = self.rules.ping_interval.map(|interval| self.heard + interval * rounds);
-        [idle, ping].into_iter().flatten().min()
-    }
-
-    fn check_silence(&mut self, now: Instant) -> Silence {
-        let silence = now.since(self.heard);
-        if self.stream.paused {
-            // We are the ones who do not listen.
-            self.heard = now;
-            return Silence::Fine;
-        }
-        if self.rules.limits.idle_timeout.is_some_and(|idle| silence >= idle) {
-            return Silence::TooLong(TimedOut::Idle);
-        }
-        match self.rules.ping_interval {
-            Some(interval) if silence >= interval * 2 && self.pinged => Silence::TooLong(TimedOut::Ping),
-            Some(interval) if silence >= interval && !self.pinged => {
-                self.pinged = true;
-                Silence::Ping
-            }
-            _ => Silence::Fine,
-        }
-    }
 }
 
 /// Sockets, and what happens on them. See the [crate documentation](crate) for how it is driven.
@@ -463,7 +266,7 @@ impl EventLoop {
                 self.enets.read_inbox(self.now, &mut self.stats, &mut self.generation, handler);
                 handler.woken();
             } else if token & LISTENER_BIT != 0 {
-                let key = ListenerKey(token as u32);
+                let key = ListenerKey::from_token(token);
                 if key.is_port() {
                     let (sessions, mut cx, scratch) = self.sessions_and_scratch();
                     sessions.read_port(key, scratch, &mut cx, handler);
@@ -602,9 +405,9 @@ impl EventLoop {
     #[must_use]
     pub fn takes_shared(&self, key: ConnKey) -> bool {
         !self.refuses_files
-            && key.index & KIND == 0
+            && key.is_stream()
             && (self.conns.get(key.slot()))
-                .filter(|conn| conn.generation == key.generation)
+                .filter(|conn| conn.generation == key.generation())
                 .is_some_and(|conn| conn.stream.phase == Phase::Open && conn.stream.is_plain())
     }
 
@@ -729,7 +532,7 @@ impl EventLoop {
             return self.enets.peer(key);
         }
         let conn = self.conns.get(key.slot())?;
-        (conn.generation == key.generation).then_some(conn.peer)
+        (conn.generation == key.generation()).then_some(conn.peer)
     }
 
     /// Connections of this loop, including those that are still shaking hands or saying goodbye.
@@ -771,215 +574,6 @@ impl EventLoop {
             return Err(error);
         }
         Ok(key)
-    }
-
-    fn accept(&mut self, key: ListenerKey, handler: &mut impl Handler) {
-        for _ in 0..ACCEPTS_PER_POLL {
-            let Some(listener) = self.listeners.get_mut(key.slot()) else { return };
-            match listener.accept() {
-                Ok((fd, peer)) => {
-                    self.stats.accepted += 1;
-                    let Some(permit) = listener.admission.permit(peer.ip()) else {
-                        self.stats.refused_by_limits += 1;
-                        continue;
-                    };
-                    if !handler.admit(key, peer) {
-                        self.stats.refused_by_handler += 1;
-                        continue;
-                    }
-                    let rules = listener.rules.clone();
-                    match listener.stream(fd) {
-                        Ok(stream) => self.admit(key, stream, peer, permit, rules, handler),
-                        Err(error) => {
-                            self.stats.handshakes_failed += 1;
-                            handler.handshake_failed(key, peer, CloseCause::Tls(error));
-                        }
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if sys::is_out_of_descriptors(&error) => {
-                    self.stats.accept_errors += 1;
-                    self.stats.shed += self.reserve.shed(listener, ACCEPTS_PER_POLL) as u64;
-                    return self.rest_listener(key);
-                }
-                Err(error) if sys::is_out_of_memory(&error) => {
-                    self.stats.accept_errors += 1;
-                    return self.rest_listener(key);
-                }
-                // The connection ended while it was queued (ECONNABORTED and its kin); the next may be fine.
-                Err(_) => self.stats.accept_errors += 1,
-            }
-        }
-    }
-
-    fn admit(
-        &mut self,
-        listener: ListenerKey,
-        stream: Stream,
-        peer: SocketAddr,
-        permit: Permit,
-        rules: Arc<Rules>,
-        handler: &mut impl Handler,
-    ) {
-        // Options fail only if the connection is gone already, which the first read will report.
-        drop(stream.set_no_delay());
-        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL);
-        drop(SockRef::from(&stream.fd()).set_tcp_keepalive(&keepalive));
-        let deadline = self.now + rules.limits.handshake_timeout;
-        let Ok(key) = self.insert(stream, peer, Some(permit), rules, Some(listener)) else {
-            self.stats.accept_errors += 1;
-            return;
-        };
-        self.drive(key, handler, |stream, shared, sink| stream.start(shared, sink).map(|()| 0));
-        if self.conn_mut(key).is_some_and(|conn| conn.stream.phase == Phase::Handshaking) {
-            self.set_timer(key, Some(deadline));
-        }
-    }
-
-    /// Lets a stream do something that may reach the handler, and acts on what comes of it.
-    fn drive<H: Handler>(
-        &mut self,
-        key: ConnKey,
-        handler: &mut H,
-        act: impl FnOnce(&mut Stream, &mut Shared<'_>, &mut dyn Sink) -> Result<usize, End>,
-    ) {
-        let Some(conn) = get_mut(&mut self.conns, key) else { return };
-        let was_open = conn.stream.phase == Phase::Open;
-        let mut sink = ToHandler { handler, key, listener: &mut conn.unknown, peer: conn.peer };
-        let mut shared =
-            Shared { scratch: &mut self.scratch, plain: &mut self.plain, stats: &mut self.stats };
-        match act(&mut conn.stream, &mut shared, &mut sink) {
-            Ok(bytes) => {
-                if bytes > 0 {
-                    conn.heard = self.now;
-                    conn.pinged = false;
-                }
-                if !was_open && conn.stream.phase == Phase::Open {
-                    self.arm_open(key);
-                }
-                self.requeue(key);
-            }
-            Err(end) => self.end(key, end, handler),
-        }
-    }
-
-    fn rest_listener(&mut self, key: ListenerKey) {
-        if let Some(listener) = self.listeners.get_mut(key.slot())
-            && self.epoll.remove(listener.fd()).is_ok()
-        {
-            listener.resting = true;
-            self.timers.insert(self.now + ACCEPT_REST, Timer::Listener(key));
-        }
-    }
-
-    fn wake_listener(&mut self, key: ListenerKey) {
-        if let Some(listener) = self.listeners.get_mut(key.slot())
-            && listener.resting
-        {
-            if self.epoll.add(listener.fd(), key.token(), sys::READABLE).is_ok() {
-                listener.resting = false;
-            } else {
-                self.timers.insert(self.now + ACCEPT_REST, Timer::Listener(key));
-            }
-        }
-    }
-
-    fn handle_event(&mut self, key: ConnKey, conditions: u32, handler: &mut impl Handler) {
-        // An event of a connection that an earlier event of the batch closed.
-        let Some(conn) = get_mut(&mut self.conns, key) else { return };
-        let ended = conditions & (sys::PEER_SHUT | sys::HUNG_UP | sys::FAILED) != 0;
-        if conn.stream.phase == Phase::Connecting {
-            if conditions & sys::WRITABLE == 0 && !ended {
-                return;
-            }
-            self.drive(key, handler, |stream, shared, sink| stream.start(shared, sink).map(|()| 0));
-        }
-        let Some(conn) = get_mut(&mut self.conns, key) else { return };
-        if conditions & sys::WRITABLE != 0 && conn.stream.note_writable(&mut self.stats) {
-            handler.writable(key);
-        }
-        if conditions & sys::READABLE != 0 || ended {
-            conn.stream.note_readable(ended);
-            if !conn.queued {
-                self.read(key, handler);
-            }
-        } else {
-            // Sending may have failed.
-            self.requeue(key);
-        }
-    }
-
-    /// Gives a connection its share of reading.
-    fn read(&mut self, key: ConnKey, handler: &mut impl Handler) {
-        if self.conn_mut(key).is_some_and(|conn| conn.stream.has_work()) {
-            self.drive(key, handler, |stream, shared, sink| stream.read(shared, sink));
-        }
-    }
-
-    fn handle_timer(&mut self, key: ConnKey, handler: &mut impl Handler) {
-        let now = self.now;
-        let Some(conn) = get_mut(&mut self.conns, key) else { return };
-        conn.timer = None;
-        let timed_out = match conn.stream.phase {
-            Phase::Connecting => TimedOut::Connect,
-            Phase::Handshaking => TimedOut::Handshake,
-            Phase::Lingering => {
-                self.remove(key);
-                return;
-            }
-            Phase::Open => match conn.check_silence(now) {
-                Silence::Fine => return self.arm_open(key),
-                Silence::Ping => {
-                    conn.stream.ping(&mut self.stats);
-                    self.requeue(key);
-                    return self.arm_open(key);
-                }
-                Silence::TooLong(timed_out) => timed_out,
-            },
-        };
-        let end = End { cause: Some(CloseCause::TimedOut(timed_out)), lingers: false };
-        self.end(key, end, handler);
-    }
-
-    /// Sets the timer of a connection that is ready: to the next moment at which silence would matter.
-    fn arm_open(&mut self, key: ConnKey) {
-        if let Some(conn) = self.conn_mut(key) {
-            let at = conn.next_silence();
-            self.set_timer(key, at);
-        }
-    }
-
-    /// Ends a connection for a reason that the driver does not know yet.
-    fn end(&mut self, key: ConnKey, end: End, handler: &mut impl Handler) {
-        let Some(conn) = get_mut(&mut self.conns, key) else { return };
-        let (unknown, peer) = (conn.unknown, conn.peer);
-        if conn.stream.phase == Phase::Lingering {
-            self.remove(key);
-            return;
-        }
-        if end.lingers {
-            let (code, reason) = (1000, "");
-            conn.stream.finish(code, reason, &mut self.stats);
-            self.linger(key);
-        } else {
-            self.remove(key);
-        }
-        match (unknown, end.cause) {
-            (None, Some(cause)) => handler.closed(key, cause),
-            (Some(listener), Some(cause)) => {
-                self.stats.handshakes_failed += 1;
-                handler.handshake_failed(listener, peer, cause);
-            }
-            (_, None) => self.stats.refused_by_handler += 1,
-        }
-    }
-
-    /// Gives a connection that said goodbye its time.
-    fn linger(&mut self, key: ConnKey) {
-        let Some(conn) = self.conn_mut(key) else { return };
-        let flush_timeout = conn.rules.limits.flush_timeout;
-        self.set_timer(key, Some(self.now + flush_timeout));
-        self.requeue(key);
     }
 
     fn insert(
@@ -1045,36 +639,6 @@ impl EventLoop {
 
     fn conn_mut(&mut self, key: ConnKey) -> Option<&mut Conn> {
         get_mut(&mut self.conns, key)
-    }
-}
-
-/// Finds a connection while other parts of the loop stay usable.
-fn get_mut(conns: &mut Slab<Conn>, key: ConnKey) -> Option<&mut Conn> {
-    conns.get_mut(key.slot()).filter(|conn| conn.generation == key.generation)
-}
-
-/// Passes on what a stream has to tell.
-struct ToHandler<'a, H> {
-    handler: &'a mut H,
-    key: ConnKey,
-    /// Taken once the handler knows of the connection.
-    listener: &'a mut Option<ListenerKey>,
-    peer: SocketAddr,
-}
-
-impl<H: Handler> Sink for ToHandler<'_, H> {
-    fn ready(&mut self) -> Accept {
-        match self.listener.take() {
-            Some(listener) => self.handler.accepted(listener, self.key, self.peer),
-            None => {
-                self.handler.connected(self.key);
-                Accept::Keep
-            }
-        }
-    }
-
-    fn data(&mut self, bytes: &[u8]) -> Flow {
-        self.handler.data(self.key, bytes)
     }
 }
 

@@ -1,0 +1,112 @@
+//! New connections, up to what the process and the limits allow.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+
+use super::key::ListenerKey;
+use super::{EventLoop, Timer};
+use crate::handler::{CloseCause, Handler};
+use crate::listener::{Permit, Rules};
+use crate::stream::{Phase, Stream};
+use crate::sys;
+
+/// Connections accepted from one listener per poll; the rest stays queued, so that a flood of connections cannot
+/// starve those that are open.
+const ACCEPTS_PER_POLL: usize = 64;
+/// Rest of a listener after descriptors ran out or an accept failed for lack of memory.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// Silence after which the kernel probes a TCP peer, and the time between its probes. The reference's runtime takes 15
+/// seconds for both (Spec: gateway-protocol §2.7); with 10,000 idle connections that is 670 probes and as many answers
+/// a second for nothing, and a quarter of it finds a vanished peer within three minutes as well.
+const KEEPALIVE_TIME: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+
+impl EventLoop {
+    pub(super) fn accept(&mut self, key: ListenerKey, handler: &mut impl Handler) {
+        for _ in 0..ACCEPTS_PER_POLL {
+            let Some(listener) = self.listeners.get_mut(key.slot()) else { return };
+            match listener.accept() {
+                Ok((fd, peer)) => {
+                    self.stats.accepted += 1;
+                    let Some(permit) = listener.admission.permit(peer.ip()) else {
+                        self.stats.refused_by_limits += 1;
+                        continue;
+                    };
+                    if !handler.admit(key, peer) {
+                        self.stats.refused_by_handler += 1;
+                        continue;
+                    }
+                    let rules = listener.rules.clone();
+                    match listener.stream(fd) {
+                        Ok(stream) => self.admit(key, stream, peer, permit, rules, handler),
+                        Err(error) => {
+                            self.stats.handshakes_failed += 1;
+                            handler.handshake_failed(key, peer, CloseCause::Tls(error));
+                        }
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if sys::is_out_of_descriptors(&error) => {
+                    self.stats.accept_errors += 1;
+                    self.stats.shed += self.reserve.shed(listener, ACCEPTS_PER_POLL) as u64;
+                    return self.rest_listener(key);
+                }
+                Err(error) if sys::is_out_of_memory(&error) => {
+                    self.stats.accept_errors += 1;
+                    return self.rest_listener(key);
+                }
+                // The connection ended while it was queued (ECONNABORTED and its kin); the next may be fine.
+                Err(_) => self.stats.accept_errors += 1,
+            }
+        }
+    }
+
+    fn admit(
+        &mut self,
+        listener: ListenerKey,
+        stream: Stream,
+        peer: SocketAddr,
+        permit: Permit,
+        rules: Arc<Rules>,
+        handler: &mut impl Handler,
+    ) {
+        // Options fail only if the connection is gone already, which the first read will report.
+        drop(stream.set_no_delay());
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL);
+        drop(SockRef::from(&stream.fd()).set_tcp_keepalive(&keepalive));
+        let deadline = self.now + rules.limits.handshake_timeout;
+        let Ok(key) = self.insert(stream, peer, Some(permit), rules, Some(listener)) else {
+            self.stats.accept_errors += 1;
+            return;
+        };
+        self.drive(key, handler, |stream, shared, sink| stream.start(shared, sink).map(|()| 0));
+        if self.conn_mut(key).is_some_and(|conn| conn.stream.phase == Phase::Handshaking) {
+            self.set_timer(key, Some(deadline));
+        }
+    }
+
+    fn rest_listener(&mut self, key: ListenerKey) {
+        if let Some(listener) = self.listeners.get_mut(key.slot())
+            && self.epoll.remove(listener.fd()).is_ok()
+        {
+            listener.resting = true;
+            self.timers.insert(self.now + ACCEPT_REST, Timer::Listener(key));
+        }
+    }
+
+    pub(super) fn wake_listener(&mut self, key: ListenerKey) {
+        if let Some(listener) = self.listeners.get_mut(key.slot())
+            && listener.resting
+        {
+            if self.epoll.add(listener.fd(), key.token(), sys::READABLE).is_ok() {
+                listener.resting = false;
+            } else {
+                self.timers.insert(self.now + ACCEPT_REST, Timer::Listener(key));
+            }
+        }
+    }
+}
