@@ -452,7 +452,7 @@ impl EventLoop {
         }
     }
 
-    /// Stops delivering a connection's input, as [`Flow::Pause`] does. Unknown keys are ignored.
+    /// Stops delivering a connection's input, as [`Flow::Pause`](crate::Flow::Pause) does. Unknown keys are ignored.
     pub fn pause_read(&mut self, key: ConnKey) {
         if key.is_session() {
             return self.sessions.pause(key);
