@@ -67,7 +67,7 @@ pub(crate) fn command() -> Command {
         .after_long_help(MORE_EXAMPLES)
         .subcommand(
             up_flags(Command::new("up"))
-                .about("Start the gateway and say where it listens")
+                .about("Start the services and say where they listen")
                 .after_help(UP_EXAMPLES),
         )
         .subcommand(
@@ -151,8 +151,10 @@ pub(crate) fn command() -> Command {
             Arg::new("code").value_name("CODE").help("As printed, THR-0103; without one, all are listed"),
         ))
         .subcommand(
+            // The short help has no line to spare, and -V stands right below.
             Command::new("version")
                 .about("Print the version")
+                .hide(true)
                 .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("As JSON")),
         )
 }
