@@ -221,6 +221,8 @@ struct Servers<'a> {
     /// Connections heard to log in, in order, and where they start.
     newcomers: Vec<(u32, f32, f32)>,
     known: HashSet<u32>,
+    /// Connections heard to log in before every game server knew its own.
+    callers: Vec<u32>,
     /// Server by cell.
     owners: HashMap<u32, usize>,
     ready: usize,
@@ -278,6 +280,7 @@ impl<'a> Servers<'a> {
             expected: HashMap::new(),
             newcomers: Vec::new(),
             known: HashSet::new(),
+            callers: Vec::new(),
             owners: HashMap::new(),
             ready: 0,
             crashed: false,
@@ -351,8 +354,14 @@ impl<'a> Servers<'a> {
 
     fn act(&mut self, index: usize, event: Event) {
         match event {
-            Event::LoggedIn { recovers } => self.logged_in(index, recovers),
-            Event::Newcomer(conn) => self.newcomer(conn),
+            Event::LoggedIn { recovers } => {
+                self.logged_in(index, recovers);
+                self.greet();
+            }
+            Event::Newcomer(conn) => {
+                self.callers.push(conn);
+                self.greet();
+            }
             Event::Claimed => self.wait(index),
             Event::Cells(cells) => {
                 self.seen.cells += cells.len() as u64;
@@ -428,10 +437,20 @@ impl<'a> Servers<'a> {
         }
     }
 
-    fn newcomer(&mut self, conn: u32) {
-        if self.servers.iter().any(|server| server.conn == conn) || !self.known.insert(conn) {
+    /// The owner of GLOBAL hears of every login, those of the other game servers too, and perhaps before they do.
+    /// Until each knows its connection nobody can be told from a player.
+    fn greet(&mut self) {
+        if self.servers.iter().any(|server| server.conn == 0) {
             return;
         }
+        for conn in std::mem::take(&mut self.callers) {
+            if self.servers.iter().all(|server| server.conn != conn) && self.known.insert(conn) {
+                self.newcomer(conn);
+            }
+        }
+    }
+
+    fn newcomer(&mut self, conn: u32) {
         let (x, z) = self.land.free_place(&mut self.rng);
         let player = self.newcomers.len();
         self.newcomers.push((conn, x, z));
@@ -827,4 +846,39 @@ fn frame_due_ns(epoch_ns: u64, frame: u64, index: usize, layout: Layout) -> u64 
 
 fn frames_since(epoch_ns: u64, now: u64) -> u64 {
     now.saturating_sub(epoch_ns) * u64::from(FRAMES_PER_SECOND) / nanoseconds(Duration::from_secs(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_game_server_whose_login_is_heard_elsewhere_first_is_no_player() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let grid = Grid { columns: 2, server_columns: 2, cell_metres: 10.0 };
+        let plan = ServersPlan {
+            server: listener.local_addr().expect("bound"),
+            layout: Layout::Grid(grid),
+            interest_metres: 10.0,
+            crash_at: None,
+            tape: false,
+            seed: 1,
+        };
+        let (control, truth) = (Control::new(), Truth::new(1));
+        let mut servers = Servers::connect(&plan, &control, &truth).expect("connecting");
+        // Connections 1 to 5 are the servers; 6 is a player that was quick.
+        for index in 0..4 {
+            servers.servers[index].conn = index as u32 + 1;
+            servers.act(index, Event::LoggedIn { recovers: false });
+        }
+        servers.act(0, Event::Newcomer(5));
+        servers.act(0, Event::Newcomer(6));
+        servers.servers[4].conn = 5;
+        servers.act(4, Event::LoggedIn { recovers: false });
+        servers.act(0, Event::Newcomer(6));
+        let players: Vec<u32> = servers.newcomers.iter().map(|&(conn, ..)| conn).collect();
+        assert_eq!(players, [6]);
+    }
 }
