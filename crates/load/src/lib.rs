@@ -36,6 +36,7 @@ pub mod chart;
 pub mod child;
 pub mod clock;
 pub mod ddc;
+pub mod direct;
 pub mod duration;
 pub mod enet;
 pub mod engine;

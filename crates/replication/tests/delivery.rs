@@ -344,6 +344,17 @@ fn a_client_calls_on_what_it_owns() {
 }
 
 #[test]
+fn an_input_is_there_before_the_next_frame() {
+    let mut net = Net::new(1);
+    net.peers[0].client.send_input(b"jump");
+    let packet = net.peers[0].client.poll_packet(net.now).unwrap().to_vec();
+    net.server.receive(net.peers[0].id, &packet).unwrap();
+    let id = net.peers[0].id;
+    assert_eq!(net.server.poll_event(), Some(throng_replication::Event::Input(id, b"jump".to_vec())));
+    assert_eq!(net.server.poll_event(), None);
+}
+
+#[test]
 fn acknowledgements_of_packets_never_sent_are_refused() {
     let mut net = Net::new(1);
     one_thing(&mut net);

@@ -173,6 +173,7 @@ Examples:
   throng bench channel single --players 100 --addr 127.0.0.1:12108 --pid $(pidof channeld)
   throng bench all --quick                         everything once, small
   throng bench enet --quick                        the ENet host beside libenet and a bare echo
+  throng bench replication                         state replication; throng bench replication --help has more
   throng bench enet --serve --addr 127.0.0.1:7777 --slots 50000
 
 Exit codes: 0 all thresholds hold, 99 a threshold is missed, 2 no result.";
@@ -217,6 +218,10 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
                 "{:<20}  {}\n",
                 "ddc [TEST]",
                 "the derived-data cache: the published tests; saturation beside nginx (ddc --list)"
+            ));
+            text.push_str(&format!(
+                "{:<20}  {}\n",
+                "replication", "state replication: published groups, method by method (its own --help)"
             ));
             text.push_str(&format!(
                 "{:<20}  {}\n",
@@ -284,13 +289,15 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
                     }
                 }
             }
+            // A document of tests stays one document: replication prints tables, or lines of its own.
+            let replicated = args.json || crate::replication::all(args.quick)?;
             if args.json {
                 print(&format!("{}\n", serde_json::to_string_pretty(&reports)?))?;
             }
             if !failed.is_empty() {
                 return Err(format!("no result for {}", failed.join(", ")).into());
             }
-            Ok(reports.iter().all(|report| report.passed))
+            Ok(replicated && reports.iter().all(|report| report.passed))
         }
         [] => {
             let args = BenchArgs {

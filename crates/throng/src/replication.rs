@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use throng_replication_bench::case::{self, Case, Mode, Outcome};
+use throng_replication_bench::scaling;
 use throng_replication_bench::workload::{Chests, Group, SEED_BASE};
 
 use crate::bench::{print, say};
@@ -31,6 +32,15 @@ struct ReplicationArgs {
     /// Bytes that a connection may get in a frame
     #[arg(long, value_name = "BYTES")]
     budget: Option<usize>,
+    /// Send far objects less often: reference, that is 20 Hz up to 10 m, 10 Hz up to 50 m, 1 Hz beyond
+    #[arg(long, value_enum, value_name = "PROFILE")]
+    lod: Option<LodName>,
+    /// How cost grows with connections (10 to 2,000) and objects (100 to 100,000), instead of groups
+    #[arg(long)]
+    scaling: bool,
+    /// With --scaling: draw the curves into this file, as SVG
+    #[arg(long, value_name = "FILE", requires = "scaling")]
+    plot: Option<std::path::PathBuf>,
     /// Seed of the world
     #[arg(long, default_value_t = SEED_BASE, value_name = "SEED")]
     seed_base: u64,
@@ -60,6 +70,11 @@ enum ModeName {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+enum LodName {
+    Reference,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum ChestsName {
     Sparse,
     Full,
@@ -69,6 +84,7 @@ const AFTER_HELP: &str = "\
 Examples:
   throng bench replication                                 every group and method
   throng bench replication --group 1 --mode shared --json  one case
+  throng bench replication --scaling --plot scaling.svg    cost by connections and by objects
   throng bench replication --group 3 --loss 5 --verify     every method's replicas, compared bit by bit
 
 Exit code 1: a checksum is not the published one, or replicas differ.";
@@ -107,7 +123,16 @@ pub(crate) fn run(words: &[OsString]) -> ExitCode {
     }
 }
 
+/// Every group and method, as `throng bench all` runs them; false when a checksum or a replica is wrong.
+pub(crate) fn all(quick: bool) -> Result<bool, Box<dyn std::error::Error>> {
+    let words: &[&str] = if quick { &["--frames", "20", "--warmup", "20"] } else { &[] };
+    run_cases(&ReplicationArgs::try_parse_from([&["replication"], words].concat())?)
+}
+
 fn run_cases(args: &ReplicationArgs) -> Result<bool, Box<dyn std::error::Error>> {
+    if args.scaling {
+        return scale(args).map(|()| true);
+    }
     let groups: Vec<u8> = args.group.filter(|_| !args.all).map_or((1..=5).collect(), |group| vec![group]);
     let modes: Vec<Mode> = match args.mode.filter(|_| !args.all) {
         None => Mode::ALL.to_vec(),
@@ -136,6 +161,7 @@ fn run_cases(args: &ReplicationArgs) -> Result<bool, Box<dyn std::error::Error>>
                     warmup: args.warmup,
                     loss: args.loss / 100.0,
                     budget: args.budget,
+                    lod: args.lod.is_some(),
                     threads: args.threads,
                     verify: args.verify,
                     ..Case::new(group, *mode)
@@ -154,6 +180,36 @@ fn run_cases(args: &ReplicationArgs) -> Result<bool, Box<dyn std::error::Error>>
         }
     }
     Ok(holds)
+}
+
+/// Prints the curves as tables, or as JSON, and draws them.
+fn scale(args: &ReplicationArgs) -> Result<(), Box<dyn std::error::Error>> {
+    let curves = scaling::curves(say);
+    if args.json {
+        print(&format!("{}\n", serde_json::to_string(&curves)?))?;
+    } else {
+        for curve in &curves {
+            print(&format!(
+                "\n{}\n{:>12}{:>10}{:>12}{:>12}{:>14}{:>10}\n",
+                curve.title, "connections", "objects", "net us", "shared us", "per conn us", "bytes"
+            ))?;
+            for point in &curve.points {
+                print(&format!(
+                    "{:>12}{:>10}{:>12.1}{:>12.1}{:>14.3}{:>10.1}\n",
+                    point.connections,
+                    point.objects,
+                    point.net_us,
+                    point.shared_us,
+                    point.per_conn_us,
+                    point.bytes
+                ))?;
+            }
+        }
+    }
+    if let Some(path) = &args.plot {
+        std::fs::write(path, scaling::svg(&curves))?;
+    }
+    Ok(())
 }
 
 fn heading(number: u8, chests: Chests) -> String {

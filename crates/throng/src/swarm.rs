@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use throng_load::direct::{self, DirectPlan, DirectSample};
 use throng_load::engine::Sample;
 use throng_load::report::{Report, Run};
 use throng_load::suites::{self, Progress, Swarm, Target};
@@ -61,6 +62,9 @@ pub(crate) struct DemoArgs {
     /// One world over nine simulated game servers instead of one channel
     #[arg(long)]
     spatial: bool,
+    /// No gateway: players connect to one game server over ENet, which replicates them by interest and level of detail
+    #[arg(long, conflicts_with = "spatial")]
+    direct: bool,
     /// Write a moving picture of the first seconds to this file
     #[arg(long, value_name = "FILE", requires = "spatial")]
     picture: Option<PathBuf>,
@@ -86,6 +90,9 @@ pub(crate) fn run(args: SwarmArgs) -> ExitCode {
 
 /// Runs `throng demo`.
 pub(crate) fn demo(args: DemoArgs) -> ExitCode {
+    if args.direct {
+        return direct_demo(&args);
+    }
     let program = match std::env::current_exe() {
         Ok(program) => program,
         Err(error) => return fail(&format!("cannot find this program: {error}")),
@@ -111,6 +118,46 @@ pub(crate) fn demo(args: DemoArgs) -> ExitCode {
     };
     let progress = Introduced { text: &text, live: Live::new() };
     play(&swarm, false, args.picture.as_deref(), on_start, progress)
+}
+
+/// Runs `throng demo --direct`.
+fn direct_demo(args: &DemoArgs) -> ExitCode {
+    interrupt::catch();
+    let plan = DirectPlan {
+        players: args.players,
+        shards: args.shards.unwrap_or(1),
+        duration: args.duration,
+        seed: 1,
+    };
+    let begun = |address: std::net::SocketAddr| {
+        let titles = ["frame us", "longest us", "replication us", "replicas", "bytes/s each", "inputs"];
+        let titles: String = titles.iter().map(|title| format!("{title:>16}")).collect();
+        say(&format!(
+            "Throng demo: {} simulated players walk in one square kilometre; each sees 150 m, the far ones less often.
+
+  game server    {address}   (ENet, no gateway)
+
+Ctrl-C ends it.
+
+{:>6}{:>9}{titles}{:>13}",
+            plan.players, "s", "players", "corrections"
+        ));
+    };
+    let each = |sample: &DirectSample| {
+        let (mean, longest) = sample.frame_us;
+        let DirectSample { second, players, replication_us, replicas, bytes, inputs, corrections, .. } =
+            *sample;
+        say(&format!(
+            "{second:>6}{players:>9}{mean:>16.0}{longest:>16.0}{replication_us:>16.0}{replicas:>16.1}{bytes:>16.0}\
+             {inputs:>16}{corrections:>13}"
+        ));
+        std::ops::ControlFlow::Continue(())
+    };
+    match direct::run(&plan, begun, each) {
+        Ok(last) if last.refused == 0 => ExitCode::SUCCESS,
+        Ok(last) => fail(&format!("{} packets were refused by their receivers", last.refused)),
+        Err(error) => fail(&error.to_string()),
+    }
 }
 
 /// Introduces the demo with its first sample: what it offers to try works when everyone is in, not before. Who joins

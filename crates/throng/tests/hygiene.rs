@@ -60,7 +60,15 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-tag", &["throng-client", "throng-http", "throng-stdx"], &[]),
     (
         "throng-load",
-        &["throng-client", "throng-ddc", "throng-enet", "throng-net", "throng-stdx", "throng-wire"],
+        &[
+            "throng-client",
+            "throng-ddc",
+            "throng-enet",
+            "throng-net",
+            "throng-replication",
+            "throng-stdx",
+            "throng-wire",
+        ],
         &[],
     ),
     // Its links carry the production KCP core, which is sans-IO; of net it uses nothing else.

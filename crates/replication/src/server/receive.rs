@@ -10,7 +10,8 @@ use crate::handle::Handle;
 use crate::wire::{DecodeError, Header, kind};
 
 impl Server {
-    /// Takes a packet from a client: acknowledgements, attachments, inputs. Old packets are discarded.
+    /// Takes a packet from a client: acknowledgements, attachments, inputs. Old packets are discarded. What it says is
+    /// among the [events](Self::poll_event) at once, so that an input counts in the frame in which it arrived.
     ///
     /// # Errors
     /// When the client sent what it must not; nothing was changed, and the connection should be closed.
@@ -18,6 +19,7 @@ impl Server {
         let shared = &self.shared;
         let Some(Some(conn)) = self.connections.get_mut(id.0 as usize) else { return Ok(()) };
         let result = receive(shared, conn, packet);
+        self.events.extend(conn.events.drain(..));
         if result.is_err() {
             self.stats.decode_errors += 1;
         }
