@@ -28,6 +28,12 @@ impl Bitmap {
         }
     }
 
+    pub(crate) fn clear_word(&mut self, word: usize) {
+        if let Some(word) = self.words.get_mut(word) {
+            *word = 0;
+        }
+    }
+
     pub(crate) fn assign(&mut self, at: u32, on: bool) {
         if on {
             self.set(at);

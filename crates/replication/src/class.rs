@@ -36,6 +36,8 @@ pub enum Condition {
     Custom,
     /// Members of a condition group, 0 to 63.
     Group(u8),
+    /// What `Server::set_condition` chose for the object; everybody until then.
+    Dynamic,
     /// Nobody; keeps the schema stable.
     Never,
 }
@@ -58,11 +60,11 @@ pub(crate) const ROLES: usize = 3;
 
 impl Condition {
     /// Whether `role` gets the property in updates, and in create items. Groups and custom switches come on top.
-    fn admits(self, role: Role) -> (bool, bool) {
+    pub(crate) fn admits(self, role: Role) -> (bool, bool) {
         let (owner, replay) = (role == Role::Owner, role == Role::Replay);
         let both = |yes| (yes, yes);
         match self {
-            Self::Always | Self::Custom | Self::Group(_) => both(true),
+            Self::Always | Self::Custom | Self::Group(_) | Self::Dynamic => both(true),
             Self::InitialOnly => (false, true),
             Self::OwnerOnly | Self::AutonomousOnly => both(owner),
             Self::SkipOwner | Self::SimulatedOnly => both(!owner),
@@ -289,6 +291,8 @@ pub struct Class {
     pub(crate) update_masks: [u64; ROLES],
     pub(crate) create_masks: [u64; ROLES],
     pub(crate) custom_mask: u64,
+    /// Properties whose condition each object chooses.
+    pub(crate) dynamic_mask: u64,
     /// (condition group, its properties).
     pub(crate) groups: Vec<(u8, u64)>,
     /// References that are hidden from receivers that do not know the target.
@@ -336,6 +340,7 @@ impl Class {
             update_masks: [0; ROLES],
             create_masks: [0; ROLES],
             custom_mask: 0,
+            dynamic_mask: 0,
             groups: Vec::new(),
             hide_mask: 0,
             record_bytes_max: 0,
@@ -345,9 +350,8 @@ impl Class {
         for property in properties {
             class.add(property)?;
         }
-        // Index, mask and flags; numbers of variable length take ten bytes at most.
-        let bits = |prop: &Prop| prop.codec.fixed_bits().unwrap_or(80);
-        let total: u32 = class.props.iter().map(bits).sum();
+        // Index, mask and flags, then every property.
+        let total: u32 = class.props.iter().map(|prop| prop.codec.bits_max()).sum();
         class.record_bytes_max = 5 + (total as usize + class.props.len() + 4 + 6).div_ceil(8);
         Ok(class)
     }
@@ -377,6 +381,7 @@ impl Class {
         }
         match condition {
             Condition::Custom => self.custom_mask |= bit,
+            Condition::Dynamic => self.dynamic_mask |= bit,
             Condition::Group(group) if group > 63 => {
                 return Err(ClassError::Group { class: self.name.clone() });
             }
@@ -486,7 +491,9 @@ impl Class {
 
     /// Some connection gets other properties than the rest.
     pub(crate) fn is_conditional(&self) -> bool {
-        self.update_masks.iter().any(|mask| *mask != self.update_masks[0]) || !self.groups.is_empty()
+        self.update_masks.iter().any(|mask| *mask != self.update_masks[0])
+            || !self.groups.is_empty()
+            || self.dynamic_mask != 0
     }
 }
 
@@ -530,6 +537,7 @@ fn describe(quantiser: &Quantiser) -> String {
         Quantiser::Handle { hide } => format!("handle {hide}"),
         Quantiser::Blob(max) => format!("blob {max}"),
         Quantiser::Array(element, max) => format!("array {max} {}", describe(element)),
+        Quantiser::Custom(custom) => format!("custom {}", custom.name()),
     }
 }
 

@@ -184,6 +184,8 @@ pub struct Client {
     /// Objects that the packet being checked creates.
     created: Vec<(u32, ClassId)>,
     decode_errors: u64,
+    /// Newest clock sample: the server's frame and milliseconds.
+    clock: Option<(u32, u32)>,
 }
 
 impl Client {
@@ -209,6 +211,7 @@ impl Client {
             sections: Vec::new(),
             created: Vec::new(),
             decode_errors: 0,
+            clock: None,
         }
     }
 
@@ -354,9 +357,13 @@ impl Client {
     /// Applies what `check` has seen to be right, in the order of spec §11.
     fn apply(&mut self, frame: u32, body: &[u8]) {
         let sections = core::mem::take(&mut self.sections);
-        for wanted in
-            [&[kind::CREATE][..], &[kind::UPDATE, kind::SIZED_UPDATE], &[kind::DESTROY], &[kind::ATTACH]]
-        {
+        for wanted in [
+            &[kind::CREATE][..],
+            &[kind::UPDATE, kind::SIZED_UPDATE],
+            &[kind::DESTROY],
+            &[kind::ATTACH],
+            &[kind::TIME],
+        ] {
             for (section, count, from) in sections.iter().filter(|(section, ..)| wanted.contains(section)) {
                 let mut reader = BitReader::new(body);
                 // The offset was read from the same bytes.
@@ -402,6 +409,10 @@ impl Client {
                     let handle = Handle::from_parts(index, replica.generation);
                     self.events.push_back(ClientEvent::Destroyed { handle, reason });
                 }
+                Ok(())
+            }
+            kind::TIME => {
+                self.clock = Some((reader.get(32)? as u32, reader.get(32)? as u32));
                 Ok(())
             }
             _ => {
@@ -670,6 +681,12 @@ impl Client {
     #[must_use]
     pub fn server_frame(&self) -> u32 {
         self.server_frame
+    }
+
+    /// The newest sample of the server's clock, if it sends some: a frame, and milliseconds of that frame, wrapping.
+    #[must_use]
+    pub fn clock(&self) -> Option<(u32, u32)> {
+        self.clock
     }
 
     /// Packets that were refused.

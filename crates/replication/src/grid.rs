@@ -4,6 +4,7 @@
 //! in one cell of the level whose cell edge is at least its cull distance: three by three cells then hold everything.
 
 use crate::bitmap::Sparse;
+use crate::interest::Area;
 
 /// Bounds and cell size of the world. Positions outside are put into the cell at the border, and counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -159,6 +160,22 @@ impl GridIndex {
         }
     }
 
+    /// Sets the bits of all objects inside an area, whatever their cull distance. Costs a look at each object of the cells
+    /// that the area touches.
+    pub(crate) fn query_area(&self, area: &Area, found: &mut Found<'_>) {
+        let ([x0, y0], [x1, y1]) = area.shape.bounds();
+        for level in self.levels.iter().filter(|level| level.objects > 0) {
+            for row in level.row(&self.config, y0)..=level.row(&self.config, y1) {
+                for column in level.column(&self.config, x0)..=level.column(&self.config, x1) {
+                    let at = (row * level.columns + column) as usize;
+                    if level.counts[at] > 0 {
+                        level.cells[at].query_area(area, found);
+                    }
+                }
+            }
+        }
+    }
+
     /// Sets the bits of all objects in range in `found`, which must have room for each object. Costs a nanosecond for
     /// a few objects of the three by three cells, and one for each in range.
     pub(crate) fn query(&self, query: &Query<'_>, found: &mut Found<'_>) {
@@ -234,6 +251,22 @@ impl Cell {
             self.put(self.count, 0, [0.0; 3], -1.0);
         }
         (slot != self.count).then_some(moved)
+    }
+
+    fn query_area(&self, area: &Area, found: &mut Found<'_>) {
+        for slot in 0..self.count {
+            let (lanes, lane) = (&self.lanes[slot / LANES], slot % LANES);
+            if !area.shape.contains([lanes.x[lane], lanes.y[lane], lanes.z[lane]]) {
+                continue;
+            }
+            let (word, bit) = (lanes.objects[lane] as usize / 64, 1 << (lanes.objects[lane] % 64));
+            found.scope[word] |= bit;
+            found.top[word / 64] |= 1 << (word % 64);
+            for (near, within) in found.near.iter_mut().skip(usize::from(area.band)) {
+                near[word] |= bit;
+                within[word] |= bit;
+            }
+        }
     }
 
     #[inline]

@@ -112,6 +112,21 @@
 //! # let _ = near_first;
 //! ```
 //!
+//! # Beyond the usual
+//!
+//! | A game that has | uses |
+//! |---|---|
+//! | state of its own, changed without [`Server::set`] | [`Server::set_poll`], [`Server::force_update`]; [`Server::marker`] from other threads |
+//! | values that no [`Quantiser`] fits | [`CustomQuantiser`] |
+//! | fog of war, lines of sight | [`CustomFilter`], asked every k frames for 64 objects at once |
+//! | teams, spectator cameras | [`Filter::Teams`], [`Server::set_areas`] |
+//! | properties whose audience changes | [`Condition::Dynamic`] with [`Server::set_condition`], [`Condition::Group`] |
+//! | crowds of equals | [`CountLimiter`]: so many a frame, in turn |
+//! | links of unknown width | [`Server::set_adaptive_budget`] |
+//! | a player's own character | [`Prediction`]; for the others [`Snapshots`] |
+//! | forgotten marks | [`ServerConfig::verify_push`] |
+//! | a dashboard | [`Server::write_metrics`], [`ServerConfig::class_stats`] |
+//!
 //! # What it costs
 //!
 //! The shared stage costs some nanoseconds for each property that was set and 100 to 200 for each object that changed; the
@@ -130,6 +145,7 @@ mod connection;
 mod frames;
 mod grid;
 mod handle;
+mod interest;
 mod lod;
 mod objects;
 mod pairs;
@@ -148,14 +164,19 @@ pub use class::{
 pub use client::{Client, ClientConfig, ClientEvent, Received, Replica};
 pub use grid::GridConfig;
 pub use handle::Handle;
+pub use interest::{Area, CustomFilter, FilterBatch, Shape};
 pub use lod::{BANDS_MAX, Band, LodProfile};
 pub use predict::{Pose, Prediction, Snapshots};
-pub use priority::{CustomPrioritiser, FieldOfView, Prioritiser, Sphere, View};
-pub use quantise::{Axis, Codec, Quantiser, QuantiserError, Value, ValueMismatch, WORDS_MAX};
+pub use priority::{CountLimiter, CustomPrioritiser, FieldOfView, LimitMode, Prioritiser, Sphere, View};
+pub use quantise::{
+    Axis, Codec, CustomQuantiser, Quantiser, QuantiserError, Value, ValueMismatch, WORDS_MAX,
+};
 pub use replicate::{FromValue, Replicate};
+pub use sent::Adaptive;
 pub use server::{
-    ConnId, ConnectionStats, DestroyReason, Event, FRAME_INTERVAL, Filter, GroupKind, Hint, Lane,
-    ObjectError, Packets, PrioritiserId, ProtocolMismatch, Server, ServerConfig, ServerStats, properties_of,
+    ClassStats, ConnId, ConnectionStats, DestroyReason, Event, FRAME_INTERVAL, Filter, FilterId, GroupKind,
+    Hint, Lane, Marker, ObjectError, Packets, PrioritiserId, ProtocolMismatch, Server, ServerConfig,
+    ServerStats, properties_of,
 };
 /// Implements the trait of the same name for a struct; options are described there.
 pub use throng_replication_derive::Replicate;

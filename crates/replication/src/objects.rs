@@ -154,6 +154,20 @@ impl ClassStore {
         (changed, nans)
     }
 
+    /// Properties of `mask` whose live value has other bits than the quantised copy; values on the heap are not looked at.
+    pub(crate) fn differing(&self, slot: u32, mask: u64) -> u64 {
+        let (live, quant) = (self.live(slot), self.quant(slot));
+        let differs = |at: &usize| {
+            let Some(prop) = self.class.props.get(*at).filter(|prop| !prop.codec.is_heap()) else {
+                return false;
+            };
+            let mut q = [0; crate::WORDS_MAX];
+            prop.codec.quantise(&live[prop.live..], &mut q);
+            q[..prop.codec.words()] != *prop.words(quant)
+        };
+        crate::wire::bits_of(mask).filter(differs).fold(0, |all, at| all | 1 << at)
+    }
+
     /// Keeps the present state as that of `frame`.
     pub(crate) fn remember(&mut self, slot: u32, frame: u32) {
         let ring = frame as usize % HISTORY;

@@ -103,6 +103,37 @@ impl FieldOfView {
     }
 }
 
+/// How a [`CountLimiter`] chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitMode {
+    /// The next objects in scope, in turn, whether they have changed or not.
+    RoundRobin,
+    /// Of the objects with changes those that were sent least recently.
+    Fill,
+}
+
+/// So many objects a frame and connection, others wait (spec §13.2): for crowds of equals such as props.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CountLimiter {
+    /// Objects a frame.
+    pub count: u32,
+    /// Which ones.
+    pub mode: LimitMode,
+    /// Priority of those.
+    pub p: f32,
+    /// Priority of the connection's own.
+    pub owner_p: f32,
+    /// The connection's own objects need not wait, and do not count.
+    pub owner_always: bool,
+}
+
+impl Default for CountLimiter {
+    /// Ten objects, those that were sent least recently; owners do not wait.
+    fn default() -> Self {
+        Self { count: 10, mode: LimitMode::Fill, p: 1.0, owner_p: 1.0, owner_always: true }
+    }
+}
+
 /// A game's own priorities. Called with a batch, never for single objects.
 pub trait CustomPrioritiser: Send + Sync + core::fmt::Debug {
     /// Writes the priority of each object (index and position) into `out`, which has the same length.
@@ -121,6 +152,8 @@ pub enum Prioritiser {
     SphereOwnerBoost(Sphere, f32),
     /// By what the view looks at.
     FieldOfView(FieldOfView),
+    /// So many a frame.
+    CountLimiter(CountLimiter),
     /// The game's.
     Custom(Arc<dyn CustomPrioritiser>),
 }
@@ -137,6 +170,8 @@ pub(crate) struct Batch {
     pub(crate) first: Option<u32>,
     /// Bit i: owned by the connection.
     pub(crate) owned: u64,
+    /// Bit i: a count limiter says that it is its turn.
+    pub(crate) chosen: u64,
     pub(crate) len: usize,
 }
 
@@ -150,6 +185,7 @@ impl Default for Batch {
             objects: [0; 64],
             first: None,
             owned: 0,
+            chosen: 0,
             len: 0,
         }
     }
@@ -172,6 +208,17 @@ impl Prioritiser {
                 for at in 0..len {
                     let position = [batch.x[at], batch.y[at], batch.z[at]];
                     batch.p[at] = views.iter().map(|view| shape.at(view, position)).fold(0.0, f32::max);
+                }
+            }
+            Self::CountLimiter(limiter) => {
+                for at in 0..len {
+                    let (owned, chosen) = (batch.owned >> at & 1 != 0, batch.chosen >> at & 1 != 0);
+                    let waits = !(chosen || owned && limiter.owner_always);
+                    batch.p[at] = match (waits, owned) {
+                        (true, _) => 0.0,
+                        (false, true) => limiter.owner_p,
+                        (false, false) => limiter.p,
+                    };
                 }
             }
             Self::Custom(custom) => {

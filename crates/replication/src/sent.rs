@@ -3,6 +3,8 @@
 //! Fates are decided in the order of sending: an acknowledgement of packet n settles everything before n, because a
 //! receiver never applies an older packet after a newer one. So memory of what was sent is a queue.
 
+use std::time::Duration;
+
 use throng_stdx::Instant;
 
 use crate::frames::SLACK;
@@ -295,6 +297,11 @@ impl PacketOut {
         true
     }
 
+    /// A packet is being written.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open
+    }
+
     /// Bytes left in the open section, and items.
     #[inline]
     pub(crate) fn room(&self) -> (usize, usize) {
@@ -377,11 +384,52 @@ pub(crate) struct Budget {
     pub(crate) burst: f64,
     pub(crate) tokens: f64,
     pub(crate) at: Instant,
+    /// Limits of a rate that follows the link, and when it was lowered last.
+    follows: Option<(Adaptive, Instant)>,
+}
+
+/// Limits of a budget that follows the link (spec §13.3).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adaptive {
+    /// Bytes a second at least.
+    pub rate_min: f64,
+    /// Bytes a second at most; the rate begins here.
+    pub rate_max: f64,
+    /// What the rate is multiplied by on congestion, below 1.
+    pub lower: f64,
+    /// Bytes a second by which the rate rises in each second without.
+    pub raise: f64,
+}
+
+impl Default for Adaptive {
+    /// 8,000 to 128,000 bytes a second, seven tenths on congestion, 8,000 more each second.
+    fn default() -> Self {
+        Self { rate_min: 8000.0, rate_max: 128_000.0, lower: 0.7, raise: 8000.0 }
+    }
 }
 
 impl Budget {
-    pub(crate) fn refill(&mut self, now: Instant) -> usize {
+    pub(crate) fn new(rate: f64, burst: f64, now: Instant) -> Self {
+        Self { rate, burst, tokens: burst, at: now, follows: None }
+    }
+
+    pub(crate) fn adaptive(limits: Adaptive, now: Instant) -> Self {
+        // A tenth of a second may be saved up, a packet at least.
+        let burst = (limits.rate_max / 10.0).max(1228.0);
+        Self { follows: Some((limits, now)), ..Self::new(limits.rate_max, burst, now) }
+    }
+
+    /// `congested` since the last call; `round_trip` is the time in which one congestion shows.
+    pub(crate) fn refill(&mut self, now: Instant, congested: bool, round_trip: Duration) -> usize {
         let passed = now.since(self.at).as_secs_f64();
+        if let Some((limits, lowered)) = &mut self.follows {
+            if congested && now.since(*lowered) >= round_trip {
+                self.rate = (self.rate * limits.lower).max(limits.rate_min);
+                *lowered = now;
+            } else if !congested {
+                self.rate = (self.rate + passed * limits.raise).min(limits.rate_max);
+            }
+        }
         self.at = now;
         self.tokens = (self.tokens + passed * self.rate).min(self.burst);
         self.tokens as usize

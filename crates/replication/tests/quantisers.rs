@@ -260,3 +260,83 @@ fn lists_and_blobs_come_back() {
     let long = Value::Bytes(vec![0; 301]);
     assert!(blob.write_heap(&long, &mut Vec::new()).is_err());
 }
+
+/// Money: whole and hundredths, sent as one number; differences as their distance.
+#[derive(Debug)]
+struct Money {
+    bits: u32,
+}
+
+impl throng_replication::CustomQuantiser for Money {
+    fn name(&self) -> String {
+        format!("money {}", self.bits)
+    }
+
+    fn words(&self) -> (usize, usize) {
+        (2, 1)
+    }
+
+    fn bits_max(&self) -> u32 {
+        self.bits + 1
+    }
+
+    fn store(&self, value: &Value, live: &mut [u32]) -> Result<(), throng_replication::ValueMismatch> {
+        let Value::F64(value) = value else { return Err(throng_replication::ValueMismatch) };
+        let bits = value.to_bits();
+        (live[0], live[1]) = (bits as u32, (bits >> 32) as u32);
+        Ok(())
+    }
+
+    fn quantise(&self, live: &[u32], q: &mut [u64]) {
+        let value = f64::from_bits(u64::from(live[0]) | u64::from(live[1]) << 32);
+        q[0] = ((value * 100.0).round().max(0.0) as u64).min((1 << self.bits) - 1);
+    }
+
+    fn dequantise(&self, q: &[u64]) -> Value {
+        Value::F64(q[0] as f64 / 100.0)
+    }
+
+    fn write(&self, q: &[u64], writer: &mut BitWriter<'_>) {
+        writer.put(q[0], self.bits);
+    }
+
+    fn read(
+        &self,
+        reader: &mut BitReader<'_>,
+        q: &mut [u64],
+    ) -> Result<(), throng_replication::wire::DecodeError> {
+        q[0] = reader.get(self.bits)?;
+        Ok(())
+    }
+}
+
+fn money(bits: u32) -> Quantiser {
+    Quantiser::Custom(std::sync::Arc::new(Money { bits }))
+}
+
+#[test]
+fn a_games_own_quantiser_is_like_any_other() {
+    check(&money(30), |rng| Value::F64(number(rng, -10.0, 1e7)));
+    let codec = Codec::compile(&money(30)).unwrap();
+    let (base, now) = (quantise(&codec, &Value::F64(1.5)), quantise(&codec, &Value::F64(1.51)));
+    for (now, bits) in [(now, 31), (base, 1)] {
+        let mut out = Vec::new();
+        let mut writer = BitWriter::new(&mut out);
+        codec.write_delta(&base, &now, &mut writer);
+        assert_eq!(writer.finish(), bits);
+        let mut q = base;
+        codec.read_delta(&mut BitReader::new(&out), &mut q).unwrap();
+        assert_eq!(q, now);
+    }
+    // Parameters are part of what peers compare, and lists have plain elements.
+    let hash = |bits| {
+        let class = throng_replication::Class::builder("purse");
+        class
+            .property(throng_replication::Property::new("gold", money(bits)))
+            .build()
+            .unwrap()
+            .protocol_hash()
+    };
+    assert!(hash(30) == hash(30) && hash(30) != hash(31));
+    assert!(Codec::compile(&Quantiser::Array(Box::new(money(30)), 4)).is_err());
+}

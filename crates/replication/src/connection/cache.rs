@@ -1,5 +1,6 @@
 //! Memory of a stage: the packets being written, and record variants that connections share (spec §6).
 
+use crate::bitmap::Bitmap;
 use crate::frames::{SLACK, Stream, Word};
 use crate::grid::Found;
 use crate::priority::Batch;
@@ -26,6 +27,9 @@ pub(crate) struct Scratch {
     pub(super) block: Vec<u64>,
     pub(super) words: Vec<u32>,
     pub(super) candidates: Vec<u64>,
+    /// Objects whose turn count limiters say it is; cleared before each connection's.
+    pub(super) chosen: Bitmap,
+    pub(super) waiting: Vec<(u32, u32)>,
     pub(super) entered: Vec<u32>,
     pub(super) left: Vec<u32>,
     pub(super) cache: RecordCache,

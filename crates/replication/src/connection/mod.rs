@@ -6,6 +6,7 @@
 
 mod cache;
 mod life;
+mod limit;
 mod scope;
 mod write;
 
@@ -15,15 +16,19 @@ use hashbrown::HashMap;
 
 use crate::attach::Attachments;
 use crate::bitmap::{Bitmap, Sparse};
-use crate::class::Role;
+use crate::class::{Condition, Role};
 use crate::frames::RING;
+use crate::interest::Area;
 use crate::pairs::{Bases, Pending};
 use crate::priority::View;
 use crate::sent::{Budget, Item, SentLog, SentWord};
 use crate::server::{ConnId, ConnectionStats, Event, Shared};
 use crate::wire::{AckState, DecodeError, bits_of};
 
+use throng_stdx::Instant;
+
 pub(crate) use cache::Scratch;
+use limit::Turns;
 
 /// Life of a pair that is not simply absent or live (spec §10.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +91,13 @@ impl core::hash::Hasher for FixedHasher {
 pub(crate) struct Connection {
     pub(crate) id: ConnId,
     pub(crate) views: Vec<View>,
+    /// Watched beside the views.
+    pub(crate) areas: Vec<Area>,
+    pub(crate) teams: u64,
+    /// Objects of its teams.
+    pub(crate) teamed: Sparse,
+    /// Last answers of the game's filters.
+    answers: Vec<Sparse>,
     pub(crate) replay: bool,
     /// Condition groups it is a member of.
     pub(crate) groups: u64,
@@ -117,6 +129,14 @@ pub(crate) struct Connection {
     /// The peer sent something that no packet has acknowledged yet.
     ack_owed: bool,
     pub(crate) budget: Option<Budget>,
+    /// The transport reported congestion since the last frame.
+    pub(crate) congested: bool,
+    /// Losses that the budget knows of.
+    losses_seen: u64,
+    /// When it got the time last.
+    clock_at: Option<Instant>,
+    /// Turns of count limiters, by prioritiser, and when objects had theirs.
+    turns: Turns,
     pub(crate) attachments: Attachments,
     /// Objects whose state travels with their attachments in this frame, and the same as bits.
     calling: Vec<u32>,
@@ -134,6 +154,10 @@ impl Connection {
         Self {
             id,
             views: Vec::new(),
+            areas: Vec::new(),
+            teams: 0,
+            teamed: Sparse::default(),
+            answers: Vec::new(),
             replay: false,
             groups: 0,
             scope: Sparse::default(),
@@ -155,6 +179,10 @@ impl Connection {
             acks: AckState::default(),
             ack_owed: false,
             budget: None,
+            congested: false,
+            losses_seen: 0,
+            clock_at: None,
+            turns: Turns::default(),
             attachments: Attachments::default(),
             calling: Vec::new(),
             held: Bitmap::default(),
@@ -206,7 +234,7 @@ impl Connection {
     }
 
     /// Properties that this connection gets of the object, in updates or in its create item.
-    fn mask_for(&self, sh: &Shared, object: u32, create: bool) -> u64 {
+    pub(crate) fn mask_for(&self, sh: &Shared, object: u32, create: bool) -> u64 {
         let class = &sh.store(object).class;
         let role = self.role(sh, object) as usize;
         let mut mask = if create { class.create_masks[role] } else { class.update_masks[role] };
@@ -214,6 +242,15 @@ impl Connection {
         for (group, properties) in &class.groups {
             if self.groups >> group & 1 == 0 {
                 mask &= !properties;
+            }
+        }
+        if class.dynamic_mask != 0 {
+            for (properties, condition) in sh.conditions.get(&object).into_iter().flatten() {
+                let (updates, first) = condition.admits(self.role(sh, object));
+                let outside = matches!(condition, Condition::Group(group) if self.groups >> group & 1 == 0);
+                if outside || !(if create { first } else { updates }) {
+                    mask &= !properties;
+                }
             }
         }
         mask
@@ -423,9 +460,11 @@ impl Connection {
 
     pub(crate) fn heap_bytes(&self) -> usize {
         let bitmaps = [&self.live, &self.forced_out].map(Bitmap::heap_bytes).iter().sum::<usize>();
-        let sparse = [&self.scope, &self.forced_in].map(Sparse::heap_bytes).iter().sum::<usize>();
+        let sparse =
+            [&self.scope, &self.forced_in, &self.teamed].map(Sparse::heap_bytes).iter().sum::<usize>();
         bitmaps
             + sparse
+            + self.answers.iter().map(Sparse::heap_bytes).sum::<usize>()
             + self.bands.iter().map(Sparse::heap_bytes).sum::<usize>()
             + self.pending.heap_bytes()
             + self.bases.heap_bytes()

@@ -1,8 +1,9 @@
 //! Which objects a connection has in scope (spec §12), at which level of detail (§14), and what enters and leaves.
 
 use super::{Connection, Count, Pair, Stage};
-use crate::bitmap::members;
+use crate::bitmap::{Sparse, members};
 use crate::grid::Query;
+use crate::interest::FilterBatch;
 use crate::server::Event;
 use crate::wire::bits_of;
 
@@ -19,6 +20,19 @@ impl Stage<'_> {
             let query = Query { view: view.position, exit, before: &conn.scope, bands };
             sh.grid.query(&query, &mut scratch.found());
         }
+        for area in &conn.areas {
+            sh.grid.query_area(area, &mut scratch.found());
+        }
+        if sh.any_team {
+            for word in members(conn.teamed.top().iter().copied()) {
+                scratch.scope[word] |= conn.teamed.word(word);
+                scratch.top[word / 64] |= 1 << (word % 64);
+            }
+        }
+        if !sh.custom.is_empty() {
+            self.ask_filters();
+        }
+        let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
         // What is in scope without the grid, then what is out in spite of everything.
         let others = objects.always.top().iter().zip(conn.forced_in.top());
         for (at, (always, forced)) in others.enumerate() {
@@ -50,6 +64,31 @@ impl Stage<'_> {
                 }
             }
             scratch.top[at] = 0;
+        }
+    }
+
+    /// Asks the game's filters whose turn it is, and takes the last answers of the others.
+    fn ask_filters(&mut self) {
+        let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
+        let objects = &sh.objects;
+        conn.answers.resize_with(sh.custom.len(), Sparse::default);
+        for (slot, answers) in sh.custom.iter().zip(&mut conn.answers) {
+            let due = sh.frame.wrapping_add(conn.id.0).is_multiple_of(slot.period);
+            answers.grow(slot.members.words().len());
+            for word in members(slot.members.top().iter().copied()) {
+                let bits = slot.members.word(word);
+                if due {
+                    let from = word * 64;
+                    // Arrays over objects are grown by whole words.
+                    let lanes =
+                        |values: &'_ [f32]| -> [f32; 64] { core::array::from_fn(|i| values[from + i]) };
+                    let (x, y, z) = (lanes(&objects.x), lanes(&objects.y), lanes(&objects.z));
+                    let batch = FilterBatch { first: from as u32, bits, x: &x, y: &y, z: &z };
+                    answers.put_word(word, slot.filter.filter(conn.id, &conn.views, &batch));
+                }
+                scratch.scope[word] |= answers.word(word) & bits;
+                scratch.top[word / 64] |= 1 << (word % 64);
+            }
         }
     }
 

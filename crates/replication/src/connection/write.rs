@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Connection, Pair, Stage};
 use crate::frames::{SLACK, Stream, Word};
-use crate::sent::Item;
+use crate::sent::{Budget, Item};
 use crate::server::{FollowerKind, Hint, Shared};
 use crate::wire::{BASELINE_AGE_MAX, HEADER_BYTES, bits_of, kind, write_delta_record, write_record};
 
@@ -14,7 +14,11 @@ impl Stage<'_> {
 
     pub(super) fn write(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
-        let allowance = conn.budget.as_mut().map_or(usize::MAX / 2, |budget| budget.refill(sh.now));
+        let congested = core::mem::take(&mut conn.congested) || conn.stats.packets_lost > conn.losses_seen;
+        conn.losses_seen = conn.stats.packets_lost;
+        let rtt = Duration::from_nanos(conn.rtt_ns);
+        let refill = |budget: &mut Budget| budget.refill(sh.now, congested, rtt);
+        let allowance = conn.budget.as_mut().map_or(usize::MAX / 2, refill);
         let overhead = if conn.budget.is_some() { sh.config.overhead_bytes } else { 0 };
         let packet_max = if conn.log.in_flight() + 8 < sh.config.packets_in_flight_max {
             sh.config.packet_bytes_max
@@ -28,6 +32,9 @@ impl Stage<'_> {
         self.hold();
         self.write_destroys();
         self.collect_slow();
+        if sh.any_limiter {
+            self.take_turns();
+        }
         self.write_attachments(allowance);
         // Without a budget everything has room.
         let waiting = if self.conn.budget.is_none() { 0 } else { self.estimate_updates() };
@@ -53,6 +60,14 @@ impl Stage<'_> {
         if conn.ack_owed || conn.log.is_quiet(sh.now - round_trip) {
             scratch.out.acknowledge(&mut conn.log);
         }
+        if let Some(interval) = sh.config.clock_interval
+            && scratch.out.is_open()
+            && conn.clock_at.is_none_or(|at| sh.now.since(at) >= interval)
+            && scratch.out.reserve(&mut conn.log, kind::TIME, 8)
+        {
+            scratch.out.put(&clock_sample(sh));
+            conn.clock_at = Some(sh.now);
+        }
         scratch.out.close(&mut conn.log);
         if !scratch.out.ends().is_empty() {
             conn.ack_owed = false;
@@ -66,7 +81,7 @@ impl Stage<'_> {
 
     /// Objects of a frame-list word that can be sent by copying their common record.
     #[inline]
-    fn fast_bits(conn: &Connection, sh: &Shared, stream: usize, word: &Word) -> u64 {
+    pub(super) fn fast_bits(conn: &Connection, sh: &Shared, stream: usize, word: &Word) -> u64 {
         let at = word.word as usize;
         let mut bits = word.fast & conn.scope.words()[at] & conn.live.words()[at];
         if let Some(band) = conn.bands.get(stream) {
@@ -189,6 +204,7 @@ impl Stage<'_> {
             batch.z.copy_from_slice(&objects.z[first..first + 64]);
             batch.first = Some(first as u32);
             batch.owned = conn.owned.word(word as usize);
+            batch.chosen = self.scratch.chosen.word(word as usize);
             batch.len = 64;
             self.sh.prioritisers[usize::from(kind)].run(&conn.views, batch);
             lanes.copy_from_slice(&batch.p);
@@ -204,7 +220,7 @@ impl Stage<'_> {
         while left != 0 {
             let kind = kinds[left.trailing_zeros() as usize];
             let (mut same, mut len) = (0_u64, 0);
-            batch.owned = 0;
+            (batch.owned, batch.chosen) = (0, 0);
             for bit in bits_of(left) {
                 if kinds[bit] == kind {
                     same |= 1 << bit;
@@ -213,6 +229,7 @@ impl Stage<'_> {
                     batch.z[len] = objects.z[first + bit];
                     batch.objects[len] = (first + bit) as u32;
                     batch.owned |= (conn.owned.word(word as usize) >> bit & 1) << len;
+                    batch.chosen |= (self.scratch.chosen.word(word as usize) >> bit & 1) << len;
                     len += 1;
                 }
             }
@@ -439,6 +456,15 @@ impl Stage<'_> {
         }
         self.scratch.candidates = candidates;
     }
+}
+
+/// The frame, and the server's time in milliseconds, wrapping.
+fn clock_sample(sh: &Shared) -> [u8; 8] {
+    let ms = sh.now.as_nanos() / 1_000_000;
+    let mut bytes = [0; 8];
+    bytes[..4].copy_from_slice(&sh.frame.to_le_bytes());
+    bytes[4..].copy_from_slice(&(ms as u32).to_le_bytes());
+    bytes
 }
 
 /// The object's words as this receiver may see them: hidden references to what it does not have in scope become none,

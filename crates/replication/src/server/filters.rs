@@ -1,8 +1,9 @@
 //! Who sees an object (spec §12): the dynamic filter, owners, lists, groups; and its prioritiser.
 
-use super::{ConnId, Filter, Group, GroupKind, ObjectError, PrioritiserId, Server};
-use crate::bitmap::Bitmap;
+use super::{ConnId, Filter, FilterId, FilterSlot, Group, GroupKind, ObjectError, PrioritiserId, Server};
+use crate::bitmap::{Bitmap, Sparse};
 use crate::handle::Handle;
+use crate::interest::CustomFilter;
 use crate::priority::Prioritiser;
 
 impl Server {
@@ -12,9 +13,25 @@ impl Server {
     /// When the object does not exist.
     pub fn set_filter(&mut self, handle: Handle, filter: Filter) -> Result<(), ObjectError> {
         let index = self.known(handle)?;
+        self.leave_filter(index);
         self.filters[index as usize] = filter;
         self.set_detail(index, filter == Filter::Grid);
         self.shared.objects.always.assign(index, filter == Filter::Always);
+        match filter {
+            Filter::Teams(teams) => {
+                self.shared.any_team = true;
+                self.team_members.insert(index, teams);
+                for conn in self.connections.iter_mut().flatten() {
+                    conn.teamed.assign(index, conn.teams & teams != 0);
+                }
+            }
+            Filter::Custom(id) => {
+                if let Some(slot) = self.shared.custom.get_mut(usize::from(id.0)) {
+                    slot.members.set(index);
+                }
+            }
+            _ => {}
+        }
         if filter == Filter::Grid {
             // Placed again by its position.
             if let Some(property) = self.shared.store(index).class.position {
@@ -25,6 +42,33 @@ impl Server {
             self.shared.grid.remove(index);
         }
         Ok(())
+    }
+
+    /// Adds a filter of the game's own for [`Filter::Custom`]; 256 at most, `None` beyond. It is asked every `period`
+    /// frames for each connection, different ones in different frames; in between its last answer counts.
+    pub fn add_filter(&mut self, filter: Box<dyn CustomFilter>, period: u8) -> Option<FilterId> {
+        let id = u8::try_from(self.shared.custom.len()).ok()?;
+        let period = u32::from(period.max(1));
+        self.shared.custom.push(FilterSlot { filter, period, members: Sparse::default() });
+        Some(FilterId(id))
+    }
+
+    /// Takes an object out of what its dynamic filter keeps of it.
+    pub(super) fn leave_filter(&mut self, index: u32) {
+        match self.filters[index as usize] {
+            Filter::Teams(_) => {
+                self.team_members.remove(&index);
+                for conn in self.connections.iter_mut().flatten() {
+                    conn.teamed.clear(index);
+                }
+            }
+            Filter::Custom(id) => {
+                if let Some(slot) = self.shared.custom.get_mut(usize::from(id.0)) {
+                    slot.members.clear(index);
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Takes the object out of the bands of detail, or puts it back: out of them every change is sent in its frame.
@@ -58,6 +102,7 @@ impl Server {
     /// Adds a prioritiser for [`set_prioritiser`](Self::set_prioritiser); 256 at most, `None` beyond.
     pub fn add_prioritiser(&mut self, prioritiser: Prioritiser) -> Option<PrioritiserId> {
         let id = u8::try_from(self.shared.prioritisers.len()).ok()?;
+        self.shared.any_limiter |= matches!(prioritiser, Prioritiser::CountLimiter(_));
         self.shared.prioritisers.push(prioritiser);
         Some(PrioritiserId(id))
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use throng_stdx::Instant;
 
-use super::{ConnId, Filter, FollowerKind, Server, ServerStats, Shared};
+use super::{ClassStats, ConnId, Filter, FollowerKind, Server, ServerStats, Shared};
 use crate::connection::{Connection, Count, Scratch, Stage};
 use crate::objects::{NOBODY, Objects};
 use crate::wire::{bits_of, write_record};
@@ -23,9 +23,13 @@ impl Server {
     /// The shared stage: quantises what was marked, compares, moves objects in the grid, and writes one record for each
     /// changed object that somebody sees. `now` never goes back.
     pub fn begin_frame(&mut self, now: Instant) {
+        self.shared.now = now;
+        self.shared.frame = self.shared.frame.wrapping_add(1);
+        self.poll();
+        if self.shared.config.verify_push {
+            self.verify_push();
+        }
         let shared = &mut self.shared;
-        shared.now = now;
-        shared.frame = shared.frame.wrapping_add(1);
         let frame = shared.frame;
         let count = shared.objects.class.len();
         for stream in &mut shared.streams {
@@ -34,6 +38,9 @@ impl Server {
         for gathering in &mut shared.gatherings {
             gathering.grow(count);
         }
+        for slot in &mut shared.custom {
+            slot.filter.begin_frame(frame);
+        }
         for top in 0..shared.objects.dirty.top().len() {
             for bit in bits_of(shared.objects.dirty.top()[top]) {
                 let word = top * 64 + bit;
@@ -41,7 +48,9 @@ impl Server {
                 shared.objects.dirty.put_word(word, 0);
                 for bit in bits_of(dirty) {
                     let index = (word * 64 + bit) as u32;
-                    collect(shared, &self.filters, &mut self.slept, &mut self.stats, &mut self.record, index);
+                    let (stats, by_class) = (&mut self.stats, &mut self.class_stats[..]);
+                    let counts = Counts { stats, by_class };
+                    collect(shared, &self.filters, &mut self.slept, counts, &mut self.record, index);
                 }
             }
         }
@@ -51,7 +60,8 @@ impl Server {
             shared.gatherings[band].take_due(frame, |object, mask| due.push((object, mask)));
             for (object, mask) in &due {
                 if shared.objects.refs[*object as usize] > 0 && shared.objects.alive.get(*object) {
-                    list(shared, &mut self.stats, &mut self.record, band + 1, *object, *mask);
+                    let counts = Counts { stats: &mut self.stats, by_class: &mut self.class_stats };
+                    list(shared, counts, &mut self.record, band + 1, *object, *mask);
                 }
             }
             self.due = due;
@@ -110,13 +120,20 @@ impl Server {
     }
 }
 
+/// What the shared stage counts.
+struct Counts<'a> {
+    stats: &'a mut ServerStats,
+    /// Empty unless it is wanted.
+    by_class: &'a mut [ClassStats],
+}
+
 /// One object of the shared stage's work set.
 #[inline]
 fn collect(
     shared: &mut Shared,
     filters: &[Filter],
     slept: &mut BTreeMap<u32, u64>,
-    stats: &mut ServerStats,
+    counts: Counts<'_>,
     record: &mut Vec<u8>,
     index: u32,
 ) {
@@ -126,6 +143,7 @@ fn collect(
     let store = &mut shared.stores[usize::from(objects.class[at])];
     let slot = objects.slot[at];
     let (changed, nans) = store.quantise(slot, mask);
+    let stats = &mut *counts.stats;
     stats.nans += u64::from(nans);
     let alive = objects.alive.get(index);
     if let Some(property) = store.class.position
@@ -159,6 +177,10 @@ fn collect(
     let mask = changed & store.class.update_mask & !objects.disabled[at];
     stats.objects_dirty += 1;
     stats.properties_dirty += u64::from(changed.count_ones());
+    if let Some(class) = counts.by_class.get_mut(usize::from(objects.class[at])) {
+        class.objects_dirty += 1;
+        bits_of(changed).for_each(|property| class.properties_dirty[property] += 1);
+    }
     if mask == 0 || objects.refs[at] == 0 || store.class.flags.temporary {
         return;
     }
@@ -175,19 +197,12 @@ fn collect(
             return;
         }
     }
-    list(shared, stats, record, 0, index, mask);
+    list(shared, counts, record, 0, index, mask);
 }
 
 /// Lists a changed object in a stream, with its common record.
 #[inline]
-fn list(
-    shared: &mut Shared,
-    stats: &mut ServerStats,
-    record: &mut Vec<u8>,
-    stream: usize,
-    index: u32,
-    mask: u64,
-) {
+fn list(shared: &mut Shared, counts: Counts<'_>, record: &mut Vec<u8>, stream: usize, index: u32, mask: u64) {
     let at = index as usize;
     let (objects, stream) = (&shared.objects, &mut shared.streams[stream]);
     let store = &shared.stores[usize::from(objects.class[at])];
@@ -208,7 +223,11 @@ fn list(
             stream.bytes.truncate(from);
             fast = false;
         } else {
-            stats.records_shared += 1;
+            counts.stats.records_shared += 1;
+            if let Some(class) = counts.by_class.get_mut(usize::from(objects.class[at])) {
+                class.records += 1;
+                class.record_bytes += (stream.bytes.len() - from) as u64;
+            }
         }
     }
     stream.push(index, mask, fast);

@@ -2,6 +2,8 @@
 
 mod filters;
 mod frame;
+mod marks;
+mod metrics;
 mod objects;
 mod receive;
 mod relations;
@@ -12,21 +14,24 @@ use std::sync::Arc;
 
 use throng_stdx::Instant;
 
-use crate::bitmap::Bitmap;
-use crate::class::{ClassId, Classes};
+use crate::bitmap::{Bitmap, Sparse};
+use crate::class::{Class, ClassId, Classes, Condition};
 use crate::connection::{Connection, Scratch};
 use crate::frames::Stream;
 use crate::grid::GridIndex;
 use crate::handle::Handle;
+use crate::interest::{AREAS_MAX, Area, CustomFilter};
 use crate::lod::{BANDS_MAX, Gathering, LodProfile};
 use crate::objects::{ClassStore, NOBODY, Objects};
 use crate::priority::{Prioritiser, View};
-use crate::sent::Budget;
+use crate::sent::{Adaptive, Budget};
 
 pub use frame::{FRAME_INTERVAL, Lane, Packets, properties_of};
+pub use marks::Marker;
+pub use metrics::ClassStats;
 pub use types::{
-    ConnId, ConnectionStats, DestroyReason, Event, Filter, ObjectError, PrioritiserId, ProtocolMismatch,
-    ServerConfig, ServerStats,
+    ConnId, ConnectionStats, DestroyReason, Event, Filter, FilterId, ObjectError, PrioritiserId,
+    ProtocolMismatch, ServerConfig, ServerStats,
 };
 
 /// What connection stages read. Nothing of it changes while they run.
@@ -47,10 +52,27 @@ pub(crate) struct Shared {
     /// Sub-objects, dependents and creation parents of objects.
     pub(crate) followers: BTreeMap<u32, Vec<Follower>>,
     pub(crate) any_follower: bool,
+    /// What objects chose for properties with the condition `Dynamic`.
+    pub(crate) conditions: BTreeMap<u32, Vec<(u64, Condition)>>,
     /// Some object needs the slow way for everybody.
     pub(crate) any_special: bool,
     /// Some class sends differences.
     pub(crate) any_delta: bool,
+    /// Filters of the game, by number.
+    pub(crate) custom: Vec<FilterSlot>,
+    /// Some prioritiser counts.
+    pub(crate) any_limiter: bool,
+    /// Some object has a team.
+    pub(crate) any_team: bool,
+}
+
+/// A filter of the game, and the objects that have it.
+#[derive(Debug)]
+pub(crate) struct FilterSlot {
+    pub(crate) filter: Box<dyn CustomFilter>,
+    /// Frames between two answers for a connection.
+    pub(crate) period: u32,
+    pub(crate) members: Sparse,
 }
 
 /// An object that is in scope where another one is.
@@ -148,12 +170,21 @@ pub struct Server {
     statics: BTreeMap<u32, StaticFilter>,
     groups: BTreeMap<u16, Group>,
     filters: Vec<Filter>,
+    /// Teams of the objects that have the filter of that name.
+    team_members: BTreeMap<u32, u64>,
     /// Objects destroyed, whose index some receiver may still know.
     dying: Vec<u32>,
     /// What changed while an object was dormant.
     slept: BTreeMap<u32, u64>,
     events: VecDeque<Event>,
     stats: ServerStats,
+    /// Counts of connections that have ended.
+    departed: ConnectionStats,
+    /// By class, if they are counted.
+    class_stats: Vec<ClassStats>,
+    spent: metrics::Spent,
+    polled: marks::Polled,
+    marks: Option<Arc<marks::Marks>>,
     record: Vec<u8>,
     /// Objects that are due in a band, and what they have gathered.
     due: Vec<(u32, u64)>,
@@ -171,6 +202,11 @@ impl Server {
         let streams = core::iter::once(false).chain(partial).map(Stream::new).collect();
         let limits = lod.map_or_else(Vec::new, LodProfile::limits);
         let grid = GridIndex::new(config.grid, config.exit_factor);
+        let counted = |class: &Arc<Class>| ClassStats {
+            properties_dirty: vec![0; class.property_count()],
+            ..ClassStats::default()
+        };
+        let class_stats = if config.class_stats { classes.iter().map(counted).collect() } else { Vec::new() };
         Self {
             shared: Shared {
                 stores: classes.iter().map(|class| ClassStore::new(Arc::clone(class))).collect(),
@@ -182,6 +218,10 @@ impl Server {
                 gatherings,
                 followers: BTreeMap::new(),
                 any_follower: false,
+                conditions: BTreeMap::new(),
+                custom: Vec::new(),
+                any_team: false,
+                any_limiter: false,
                 any_delta: classes.iter().any(|class| class.flags.delta),
                 frame: 0,
                 now: Instant::ZERO,
@@ -194,10 +234,16 @@ impl Server {
             statics: BTreeMap::new(),
             groups: BTreeMap::new(),
             filters: Vec::new(),
+            team_members: BTreeMap::new(),
             dying: Vec::new(),
             slept: BTreeMap::new(),
             events: VecDeque::new(),
             stats: ServerStats::default(),
+            departed: ConnectionStats::default(),
+            class_stats,
+            spent: metrics::Spent::default(),
+            polled: marks::Polled::default(),
+            marks: None,
             record: Vec::new(),
             due: Vec::new(),
         }
@@ -227,6 +273,7 @@ impl Server {
     /// Removes a connection. Objects that it owned belong to nobody then. Costs a look at each object it knows.
     pub fn disconnect(&mut self, id: ConnId) {
         let Some(conn) = self.connections.get_mut(id.0 as usize).and_then(Option::take) else { return };
+        self.departed.add(&conn.stats);
         for object in conn.scope.iter() {
             self.shared.objects.refs[object as usize] -= 1;
         }
@@ -286,12 +333,54 @@ impl Server {
         }
     }
 
+    /// Areas that the connection watches beside its views: everything with the grid filter inside them is in scope. At
+    /// most 16; more are ignored. Each costs a look at the objects of the cells that it touches, in every frame.
+    pub fn set_areas(&mut self, id: ConnId, areas: &[Area]) {
+        if let Some(conn) = self.conn(id) {
+            conn.areas.clear();
+            conn.areas.extend_from_slice(&areas[..areas.len().min(AREAS_MAX)]);
+        }
+    }
+
+    /// Puts the connection into teams, bit by bit: it sees the objects whose filter is
+    /// [`Teams`](Filter::Teams) with one of these bits. Costs a look at each such object.
+    pub fn set_teams(&mut self, id: ConnId, teams: u64) {
+        let Some(Some(conn)) = self.connections.get_mut(id.0 as usize) else { return };
+        conn.teams = teams;
+        for (object, wanted) in &self.team_members {
+            conn.teamed.assign(*object, teams & wanted != 0);
+        }
+    }
+
     /// Limits the connection to `bytes_per_second`, with `burst` bytes saved up at most; `None` lifts the limit.
     pub fn set_budget(&mut self, id: ConnId, limit: Option<(f64, f64)>) {
         let now = self.shared.now;
         if let Some(conn) = self.conn(id) {
-            conn.budget = limit.map(|(rate, burst)| Budget { rate, burst, tokens: burst, at: now });
+            conn.budget = limit.map(|(rate, burst)| Budget::new(rate, burst, now));
         }
+    }
+
+    /// Limits the connection to a rate that follows what its link carries: down when packets are lost or
+    /// [`report_congestion`](Self::report_congestion) says so, up slowly while nothing is.
+    pub fn set_adaptive_budget(&mut self, id: ConnId, limits: Adaptive) {
+        let now = self.shared.now;
+        if let Some(conn) = self.conn(id) {
+            conn.budget = Some(Budget::adaptive(limits, now));
+        }
+    }
+
+    /// The transport sees congestion that losses do not show, such as a rising round-trip time. At most once a round trip
+    /// counts.
+    pub fn report_congestion(&mut self, id: ConnId) {
+        if let Some(conn) = self.conn(id) {
+            conn.congested = true;
+        }
+    }
+
+    /// Bytes a second that the connection may get now; `None` without a budget.
+    #[must_use]
+    pub fn budget_rate(&self, id: ConnId) -> Option<f64> {
+        Some(self.connections.get(id.0 as usize)?.as_ref()?.budget.as_ref()?.rate)
     }
 
     /// Makes the connection a recording: it gets what [`Condition`](crate::Condition)s give to replays.
@@ -312,7 +401,11 @@ impl Server {
         for object in objects {
             let class = &shared.store(object).class;
             let mask = class.groups.iter().filter(|(group, _)| new >> group & 1 != 0);
-            let mask = mask.fold(0, |all, (_, properties)| all | properties);
+            let mut mask = mask.fold(0, |all, (_, properties)| all | properties);
+            for (properties, condition) in shared.conditions.get(&object).into_iter().flatten() {
+                let joined = matches!(condition, Condition::Group(group) if new >> group & 1 != 0);
+                mask |= if joined { *properties } else { 0 };
+            }
             if mask != 0 {
                 conn.reveal(shared, object, mask);
             }

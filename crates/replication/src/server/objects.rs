@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{ConnId, DestroyReason, Filter, FollowerKind, ObjectError, Server};
-use crate::class::ClassId;
+use crate::class::{ClassId, Condition};
+use crate::connection::Connection;
 use crate::handle::Handle;
 use crate::objects::NOBODY;
 use crate::quantise::Value;
@@ -43,7 +44,7 @@ impl Server {
         objects.dirty.set(index);
         objects.alive.set(index);
         let class = &store.class;
-        let special = !class.groups.is_empty() || class.hide_mask != 0;
+        let special = !class.groups.is_empty() || class.hide_mask != 0 || class.dynamic_mask != 0;
         objects.delta.assign(index, class.flags.delta);
         objects.atomic.assign(index, class.flags.atomic);
         objects.lod.assign(index, class.position.is_some());
@@ -93,6 +94,10 @@ impl Server {
             objects.dirty_mask[index as usize] = 0;
         }
         self.shared.grid.remove(index);
+        self.leave_filter(index);
+        self.polled.remove(index);
+        self.filters[index as usize] = Filter::Never;
+        self.shared.conditions.remove(&index);
         self.slept.remove(&index);
         if let Some(filter) = self.statics.remove(&index) {
             for group in filter.groups {
@@ -225,7 +230,11 @@ impl Server {
             conn.owned.clear(index);
             conn.owned_special.clear(index);
             if special {
-                conn.reveal(shared, index, class.update_masks[0] & !class.update_masks[1]);
+                conn.reveal(
+                    shared,
+                    index,
+                    class.update_masks[0] & !class.update_masks[1] | class.dynamic_mask,
+                );
             }
         }
         if let Some(owner) = owner
@@ -234,7 +243,11 @@ impl Server {
             conn.owned.set(index);
             if special {
                 conn.owned_special.set(index);
-                conn.reveal(shared, index, class.update_masks[1] & !class.update_masks[0]);
+                conn.reveal(
+                    shared,
+                    index,
+                    class.update_masks[1] & !class.update_masks[0] | class.dynamic_mask,
+                );
             }
         }
         self.decide_all(index);
@@ -245,6 +258,42 @@ impl Server {
         for part in parts {
             let generation = self.shared.objects.generation[part as usize];
             self.set_owner(Handle::from_parts(part, generation), owner)?;
+        }
+        Ok(())
+    }
+
+    /// Chooses who gets a property with the condition [`Dynamic`](Condition::Dynamic) of this object. Connections to which
+    /// it becomes visible get its present value. Costs a look at each connection.
+    ///
+    /// # Errors
+    /// When the object does not exist, or the property's condition is not dynamic.
+    pub fn set_condition(
+        &mut self,
+        handle: Handle,
+        property: usize,
+        condition: Condition,
+    ) -> Result<(), ObjectError> {
+        let index = self.known(handle)?;
+        let bit = 1_u64.checked_shl(property as u32).unwrap_or(0);
+        let chosen = !matches!(condition, Condition::Dynamic | Condition::Group(64..));
+        if self.shared.store(index).class.dynamic_mask & bit == 0 || !chosen {
+            return Err(ObjectError::Condition(property));
+        }
+        let shared = &self.shared;
+        let visible = |conn: &Connection| conn.mask_for(shared, index, false) & bit != 0;
+        let before: Vec<bool> =
+            self.connections.iter().map(|conn| conn.as_deref().is_some_and(visible)).collect();
+        let list = self.shared.conditions.entry(index).or_default();
+        list.retain(|(properties, _)| *properties != bit);
+        list.push((bit, condition));
+        let shared = &self.shared;
+        for (conn, before) in self.connections.iter_mut().zip(before) {
+            if let Some(conn) = conn
+                && !before
+                && conn.scope.get(index)
+            {
+                conn.reveal(shared, index, bit);
+            }
         }
         Ok(())
     }
@@ -261,7 +310,8 @@ impl Server {
         enabled: bool,
     ) -> Result<(), ObjectError> {
         let index = self.known(handle)?;
-        let mask = properties & self.shared.store(index).class.custom_mask;
+        let class = &self.shared.store(index).class;
+        let mask = properties & (class.custom_mask | class.dynamic_mask);
         let disabled = &mut self.shared.objects.disabled[index as usize];
         let revealed = if enabled { *disabled & mask } else { 0 };
         *disabled = if enabled { *disabled & !mask } else { *disabled | mask };

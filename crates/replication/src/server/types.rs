@@ -1,7 +1,11 @@
 //! Limits, names, errors, events and counts of a server.
 
+use std::time::Duration;
+
 use crate::attach::Attachment;
+use crate::class::ClassId;
 use crate::grid::GridConfig;
+use crate::handle::Handle;
 use crate::lod::LodProfile;
 use crate::quantise::ValueMismatch;
 use crate::wire::DecodeError;
@@ -31,6 +35,14 @@ pub struct ServerConfig {
     pub attach_share: f64,
     /// Bytes of record variants kept in a frame, for each thread. Default 16 MiB.
     pub record_cache_bytes: usize,
+    /// Every frame compares every property of every object, and reports each change that was never marked
+    /// ([`Event::UnmarkedChange`]). For development: it costs as much as everything else. Default off.
+    pub verify_push: bool,
+    /// Counts by class and property: [`Server::class_stats`](crate::Server::class_stats). Default off.
+    pub class_stats: bool,
+    /// Sends the server's frame and time so often, in a packet that goes anyway; at most once a second makes sense.
+    /// Default none.
+    pub clock_interval: Option<Duration>,
     /// The grid filter's world.
     pub grid: GridConfig,
     /// Levels of detail for objects in the grid, unless they opt out; `None` sends every change in its frame. An
@@ -52,6 +64,9 @@ impl Default for ServerConfig {
             create_share: 0.5,
             attach_share: 0.25,
             record_cache_bytes: 16 << 20,
+            verify_push: false,
+            class_stats: false,
+            clock_interval: None,
             grid: GridConfig::default(),
             lod: None,
         }
@@ -66,6 +81,10 @@ pub struct ConnId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrioritiserId(pub(super) u8);
 
+/// Names a filter of a [`Server`](crate::Server).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FilterId(pub(super) u8);
+
 /// The dynamic filter of an object (spec §12, step 7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -77,6 +96,10 @@ pub enum Filter {
     Always,
     /// In scope of nobody but those whom other filters let in.
     Never,
+    /// In scope of connections with one of these teams, bit by bit; see [`Server::set_teams`](crate::Server::set_teams).
+    Teams(u64),
+    /// The game's; see [`Server::add_filter`](crate::Server::add_filter).
+    Custom(FilterId),
 }
 
 /// Why an object left a receiver (spec §10.3).
@@ -114,6 +137,15 @@ impl DestroyReason {
 pub enum Event {
     /// A client called something on an object.
     Attachment(ConnId, Attachment),
+    /// A property changed that was never marked; see [`ServerConfig::verify_push`]. It is sent nevertheless.
+    UnmarkedChange {
+        /// Which object.
+        handle: Handle,
+        /// Its class.
+        class: ClassId,
+        /// Which property.
+        property: usize,
+    },
     /// A client's input, at most once, in order.
     Input(ConnId, Vec<u8>),
     /// Reliable attachments will never arrive: their object is gone.
@@ -149,6 +181,9 @@ pub enum ObjectError {
     /// It would lead back to where it began, or too deep, or has too many beside it.
     #[error("the relation would form a circle, be deeper than 8, or be the 256th of its parent")]
     Relation,
+    /// Its condition is fixed by the class.
+    #[error("the condition of property {0} is not dynamic, or not one of those that can be chosen")]
+    Condition(usize),
     /// A connection was named that does not exist.
     #[error("the connection does not exist")]
     UnknownConnection,
@@ -194,6 +229,8 @@ pub struct ServerStats {
     pub records_shared: u64,
     /// Marks of objects that do not exist.
     pub stale_marks: u64,
+    /// Changes that were never marked, with [`ServerConfig::verify_push`].
+    pub unmarked_changes: u64,
     /// Numbers that were not numbers.
     pub nans: u64,
     /// Packets from peers that were refused.

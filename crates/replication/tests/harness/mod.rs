@@ -83,6 +83,17 @@ pub fn classes() -> Classes {
     classes
 }
 
+/// A net with one class more, whose property 1 has a condition that is chosen at run time.
+pub fn with_dynamic(peers: usize) -> (Net, ClassId) {
+    let mut classes = classes();
+    let axis = Axis::new(-5242.88, 0.01, 20);
+    let class = Class::builder("dynamic")
+        .property(Property::new("position", Quantiser::Vec3([axis; 3])).world_position())
+        .property(Property::new("value", Quantiser::UInt(16)).condition(Condition::Dynamic));
+    let class = classes.register(class.build().unwrap()).unwrap();
+    (Net::of(classes, ServerConfig::default(), peers), class)
+}
+
 pub const THING: ClassId = ClassId(0);
 pub const DELTA_THING: ClassId = ClassId(1);
 pub const PAWN: ClassId = ClassId(2);
@@ -98,7 +109,10 @@ impl Net {
     }
 
     pub fn with(config: ServerConfig, peers: usize) -> Self {
-        let classes = classes();
+        Self::of(classes(), config, peers)
+    }
+
+    pub fn of(classes: Classes, config: ServerConfig, peers: usize) -> Self {
         let server = Server::new(config, &classes);
         let mut net = Self {
             server,

@@ -1,0 +1,395 @@
+//! A quantiser made ready for the hot path.
+
+use core::f32::consts::TAU;
+use core::f64::consts::FRAC_1_SQRT_2;
+
+use std::sync::Arc;
+
+use super::axis::Scale;
+use super::half::{canonical, half_from, half_to};
+use super::rotation::{dequantise_quat, dequantise_unit, quantise_quat, quantise_unit};
+use super::{Axis, CustomQuantiser, Quantiser, QuantiserError, Value, ValueMismatch, WORDS_MAX, mask};
+use crate::bits::{BitReader, BitWriter};
+use crate::handle::Handle;
+use crate::wire::DecodeError;
+
+/// A quantiser made ready for the hot path.
+#[derive(Clone, Debug)]
+pub struct Codec {
+    pub(super) op: Op,
+    /// Wire bits of each word; 0 when the width depends on the value.
+    word_bits: [u8; WORDS_MAX],
+    pub(super) words: u8,
+    live_words: u8,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Op {
+    Bool,
+    UInt(u8),
+    Int(u8),
+    VarUInt,
+    VarInt,
+    Fixed(Scale),
+    /// As `Fixed`, with live values of 64 bits because 32 cannot tell neighbours apart.
+    Wide(Scale),
+    Vec2([Scale; 2]),
+    Vec3([Scale; 3]),
+    Unit3(Scale),
+    Quat(Scale),
+    Angle(u8),
+    F16,
+    F32,
+    F64,
+    Token,
+    Handle,
+    Blob(u32),
+    Array(Box<Codec>, u32),
+    Custom(Arc<dyn CustomQuantiser>),
+}
+
+impl Codec {
+    /// Prepares `quantiser`.
+    ///
+    /// # Errors
+    /// When its parameters are out of range or its values cannot be told apart.
+    pub fn compile(quantiser: &Quantiser) -> Result<Self, QuantiserError> {
+        let bits_in = |bits: u8, max: u8| {
+            if (1..=max).contains(&bits) { Ok(()) } else { Err(QuantiserError::Bits { bits, max }) }
+        };
+        let fixed = |op, live_words, bits: u8| Self { op, word_bits: [bits, 0, 0], words: 1, live_words };
+        let varying = |op, live_words| Self { op, word_bits: [0; WORDS_MAX], words: 1, live_words };
+        let vector = |op, axes: &[Axis]| {
+            let total: u32 = axes.iter().map(|axis| u32::from(axis.bits)).sum();
+            for axis in axes {
+                axis.check()?;
+                if !axis.fits_f32() {
+                    return Err(QuantiserError::Precision);
+                }
+            }
+            let mut word_bits = [0; WORDS_MAX];
+            let words = if total <= 64 {
+                word_bits[0] = total as u8;
+                1
+            } else {
+                for (bits, axis) in word_bits.iter_mut().zip(axes) {
+                    *bits = axis.bits;
+                }
+                axes.len() as u8
+            };
+            Ok(Self { op, word_bits, words, live_words: axes.len() as u8 })
+        };
+        Ok(match *quantiser {
+            Quantiser::Bool => fixed(Op::Bool, 1, 1),
+            Quantiser::UInt(bits) => {
+                bits_in(bits, 64)?;
+                fixed(Op::UInt(bits), 2, bits)
+            }
+            Quantiser::Int(bits) => {
+                bits_in(bits, 64)?;
+                fixed(Op::Int(bits), 2, bits)
+            }
+            Quantiser::VarUInt => varying(Op::VarUInt, 2),
+            Quantiser::VarInt => varying(Op::VarInt, 2),
+            Quantiser::Fixed(axis) => {
+                axis.check()?;
+                if axis.fits_f32() {
+                    fixed(Op::Fixed(Scale::new(axis)), 1, axis.bits)
+                } else {
+                    fixed(Op::Wide(Scale::new(axis)), 2, axis.bits)
+                }
+            }
+            Quantiser::Vec2(axes) => vector(Op::Vec2(axes.map(Scale::new)), &axes)?,
+            Quantiser::Vec3(axes) => vector(Op::Vec3(axes.map(Scale::new)), &axes)?,
+            Quantiser::Unit3(bits) => {
+                bits_in(bits.saturating_sub(1), 23).map_err(|_| QuantiserError::Bits { bits, max: 24 })?;
+                fixed(Op::Unit3(Scale::new(Axis::range(-1.0, 1.0, bits))), 3, 2 * bits)
+            }
+            Quantiser::Quat(bits) => {
+                bits_in(bits.saturating_sub(1), 17).map_err(|_| QuantiserError::Bits { bits, max: 18 })?;
+                let axis = Axis::range(-FRAC_1_SQRT_2, FRAC_1_SQRT_2, bits);
+                fixed(Op::Quat(Scale::new(axis)), 4, 2 + 3 * bits)
+            }
+            Quantiser::Angle(bits) => {
+                bits_in(bits, 22)?;
+                fixed(Op::Angle(bits), 1, bits)
+            }
+            Quantiser::F16 => fixed(Op::F16, 1, 16),
+            Quantiser::F32 => fixed(Op::F32, 1, 32),
+            Quantiser::F64 => fixed(Op::F64, 2, 64),
+            Quantiser::Token(_) => varying(Op::Token, 1),
+            Quantiser::Handle { .. } => varying(Op::Handle, 2),
+            Quantiser::Blob(max) => varying(Op::Blob(max), 0),
+            Quantiser::Array(ref element, max) => {
+                let element = Self::compile(element)?;
+                if element.is_heap() || matches!(element.op, Op::Custom(_)) {
+                    return Err(QuantiserError::Nested);
+                }
+                varying(Op::Array(Box::new(element), max), 0)
+            }
+            Quantiser::Custom(ref custom) => {
+                let (live_words, words) = custom.words();
+                if !(1..=4).contains(&live_words) || !(1..=WORDS_MAX).contains(&words) {
+                    return Err(QuantiserError::Words);
+                }
+                let op = Op::Custom(Arc::clone(custom));
+                Self { op, word_bits: [0; WORDS_MAX], words: words as u8, live_words: live_words as u8 }
+            }
+        })
+    }
+
+    /// 64-bit words of the quantised value.
+    #[must_use]
+    pub fn words(&self) -> usize {
+        usize::from(self.words)
+    }
+
+    /// 32-bit words of the live value.
+    #[must_use]
+    pub fn live_words(&self) -> usize {
+        usize::from(self.live_words)
+    }
+
+    /// Wire bits, or `None` when they depend on the value.
+    #[must_use]
+    pub fn fixed_bits(&self) -> Option<u32> {
+        (self.word_bits[0] != 0).then(|| self.word_bits.iter().map(|bits| u32::from(*bits)).sum())
+    }
+
+    /// No value takes more wire bits, blobs and arrays aside.
+    pub(crate) fn bits_max(&self) -> u32 {
+        match &self.op {
+            Op::Custom(custom) => custom.bits_max(),
+            // Numbers of variable length take ten bytes at most.
+            _ => self.fixed_bits().unwrap_or(80),
+        }
+    }
+
+    /// Wire bits of each word; zero where the width depends on the value.
+    pub(crate) fn word_bits(&self) -> &[u8] {
+        &self.word_bits[..usize::from(self.words)]
+    }
+
+    /// The value lives outside the words: blob or array.
+    #[must_use]
+    pub fn is_heap(&self) -> bool {
+        matches!(self.op, Op::Blob(_) | Op::Array(..))
+    }
+
+    pub(crate) fn is_handle(&self) -> bool {
+        matches!(self.op, Op::Handle)
+    }
+
+    /// Writes `value` as live words. Costs a few nanoseconds.
+    ///
+    /// # Errors
+    /// [`ValueMismatch`]; nothing is written then.
+    pub fn store(&self, value: &Value, live: &mut [u32]) -> Result<(), ValueMismatch> {
+        let number = || match *value {
+            Value::F32(value) => Ok(f64::from(value)),
+            Value::F64(value) => Ok(value),
+            _ => Err(ValueMismatch),
+        };
+        let integer = || match *value {
+            Value::UInt(value) => Ok(i128::from(value)),
+            Value::Int(value) => Ok(i128::from(value)),
+            _ => Err(ValueMismatch),
+        };
+        let mut two = |value: u64| {
+            live[0] = value as u32;
+            live[1] = (value >> 32) as u32;
+        };
+        match (&self.op, value) {
+            (Op::Custom(custom), _) => custom.store(value, &mut live[..usize::from(self.live_words)])?,
+            (Op::Bool, Value::Bool(value)) => live[0] = u32::from(*value),
+            (Op::UInt(_) | Op::VarUInt, _) => two(integer()?.clamp(0, i128::from(u64::MAX)) as u64),
+            (Op::Int(_) | Op::VarInt, _) => {
+                two(integer()?.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64 as u64);
+            }
+            (Op::Fixed(_) | Op::Angle(_) | Op::F16 | Op::F32, _) => live[0] = (number()? as f32).to_bits(),
+            (Op::Wide(_) | Op::F64, _) => two(number()?.to_bits()),
+            (Op::Vec2(_), Value::Vec2(value)) => store_floats(live, value),
+            (Op::Vec3(_) | Op::Unit3(_), Value::Vec3(value)) => store_floats(live, value),
+            (Op::Quat(_), Value::Quat(value)) => store_floats(live, value),
+            (Op::Token, Value::Token(id)) => live[0] = *id,
+            (Op::Handle, Value::Handle(handle)) => {
+                live[0] = handle.index();
+                live[1] = handle.generation();
+            }
+            _ => return Err(ValueMismatch),
+        }
+        Ok(())
+    }
+
+    /// Quantises live words into `out`; returns how many of the numbers were NaN.
+    #[inline]
+    pub fn quantise(&self, live: &[u32], out: &mut [u64]) -> u32 {
+        let two = |at: usize| u64::from(live[at]) | u64::from(live[at + 1]) << 32;
+        let float = |at: usize| f32::from_bits(live[at]);
+        match &self.op {
+            Op::Bool => out[0] = u64::from(live[0]),
+            Op::UInt(bits) => out[0] = two(0).min(mask(u32::from(*bits))),
+            Op::Int(bits) => {
+                let shift = 64 - u32::from(*bits);
+                let value = (two(0) as i64).clamp(i64::MIN >> shift, i64::MAX >> shift);
+                out[0] = value as u64 & mask(u32::from(*bits));
+            }
+            Op::VarUInt => out[0] = two(0),
+            Op::VarInt => {
+                let value = two(0) as i64;
+                out[0] = (value << 1 ^ value >> 63) as u64;
+            }
+            Op::Fixed(axis) => {
+                let value = float(0);
+                out[0] = axis.quantise(f64::from(value));
+                return u32::from(value.is_nan());
+            }
+            Op::Wide(axis) => {
+                let value = f64::from_bits(two(0));
+                out[0] = axis.quantise(value);
+                return u32::from(value.is_nan());
+            }
+            Op::Vec2(axes) => {
+                let value = [float(0), float(1)];
+                pack(axes, [0, 1].map(|i| axes[i].quantise(f64::from(value[i]))), self.words, out);
+                return u32::from(value[0].is_nan()) + u32::from(value[1].is_nan());
+            }
+            Op::Vec3(axes) => {
+                let value = [float(0), float(1), float(2)];
+                pack(axes, [0, 1, 2].map(|i| axes[i].quantise(f64::from(value[i]))), self.words, out);
+                return value.iter().map(|value| u32::from(value.is_nan())).sum();
+            }
+            Op::Unit3(axis) => return quantise_unit([float(0), float(1), float(2)], axis, out),
+            Op::Quat(axis) => return quantise_quat([float(0), float(1), float(2), float(3)], axis, out),
+            Op::Angle(bits) => {
+                let value = float(0);
+                let count = f64::from(1_u32 << bits);
+                let turns = f64::from(value) / f64::from(TAU);
+                let turns = turns - turns.floor();
+                // A NaN or an infinity casts to zero.
+                out[0] = (turns * count + 0.5) as u64 & mask(u32::from(*bits));
+                return u32::from(!value.is_finite());
+            }
+            Op::F16 => out[0] = u64::from(half_from(float(0))),
+            Op::F32 => out[0] = u64::from(canonical(float(0)).to_bits()),
+            Op::F64 => {
+                let value = f64::from_bits(two(0));
+                let value = if value.is_nan() { f64::NAN.to_bits() } else { (value + 0.0).to_bits() };
+                out[0] = value;
+            }
+            Op::Token => out[0] = u64::from(live[0]),
+            Op::Handle => out[0] = two(0),
+            Op::Blob(_) | Op::Array(..) => {}
+            Op::Custom(custom) => {
+                custom.quantise(&live[..usize::from(self.live_words)], &mut out[..usize::from(self.words)])
+            }
+        }
+        0
+    }
+
+    /// The game value of quantised words. Blobs and arrays: see [`read_heap`](Self::read_heap).
+    #[must_use]
+    pub fn dequantise(&self, q: &[u64]) -> Value {
+        match &self.op {
+            Op::Bool => Value::Bool(q[0] != 0),
+            Op::UInt(_) | Op::VarUInt => Value::UInt(q[0]),
+            Op::Int(bits) => {
+                let shift = 64 - u32::from(*bits);
+                Value::Int((q[0] << shift) as i64 >> shift)
+            }
+            Op::VarInt => Value::Int((q[0] >> 1) as i64 ^ -((q[0] & 1) as i64)),
+            Op::Fixed(axis) => Value::F32(axis.dequantise(q[0]) as f32),
+            Op::Wide(axis) => Value::F64(axis.dequantise(q[0])),
+            Op::Vec2(axes) => {
+                let parts = unpack(axes, self.words, q);
+                Value::Vec2([0, 1].map(|i| axes[i].dequantise(parts[i]) as f32))
+            }
+            Op::Vec3(axes) => {
+                let parts = unpack(axes, self.words, q);
+                Value::Vec3([0, 1, 2].map(|i| axes[i].dequantise(parts[i]) as f32))
+            }
+            Op::Unit3(axis) => Value::Vec3(dequantise_unit(q[0], axis)),
+            Op::Quat(axis) => Value::Quat(dequantise_quat(q[0], axis)),
+            Op::Angle(bits) => Value::F32((q[0] as f64 / f64::from(1_u32 << bits) * f64::from(TAU)) as f32),
+            Op::F16 => Value::F32(half_to(q[0] as u16)),
+            Op::F32 => Value::F32(f32::from_bits(q[0] as u32)),
+            Op::F64 => Value::F64(f64::from_bits(q[0])),
+            Op::Token => Value::Token(q[0] as u32),
+            Op::Handle => Value::Handle(Handle::from_parts(q[0] as u32, (q[0] >> 32) as u32)),
+            Op::Blob(_) => Value::Bytes(Vec::new()),
+            Op::Array(..) => Value::List(Vec::new()),
+            Op::Custom(custom) => custom.dequantise(&q[..usize::from(self.words)]),
+        }
+    }
+
+    /// Writes quantised words. Not for blobs and arrays.
+    #[inline]
+    pub fn write(&self, q: &[u64], writer: &mut BitWriter<'_>) {
+        if self.word_bits[0] != 0 {
+            for (word, bits) in q.iter().zip(self.word_bits()) {
+                writer.put(*word, u32::from(*bits));
+            }
+        } else if let Op::Custom(custom) = &self.op {
+            custom.write(&q[..usize::from(self.words)], writer);
+        } else if self.is_handle() {
+            writer.put_varint(q[0] & mask(32));
+        } else {
+            writer.put_varint(q[0]);
+        }
+    }
+
+    /// Reads quantised words. Not for blobs and arrays.
+    ///
+    /// # Errors
+    /// When the bytes end, or a number is larger than its kind allows.
+    #[inline]
+    pub fn read(&self, reader: &mut BitReader<'_>, q: &mut [u64]) -> Result<(), DecodeError> {
+        if self.word_bits[0] != 0 {
+            for (word, bits) in q.iter_mut().zip(self.word_bits).take(usize::from(self.words)) {
+                *word = reader.get(u32::from(bits))?;
+            }
+        } else if let Op::Custom(custom) = &self.op {
+            custom.read(reader, &mut q[..usize::from(self.words)])?;
+        } else {
+            q[0] = reader.get_varint()?;
+            if matches!(self.op, Op::Token | Op::Handle) && q[0] > u64::from(u32::MAX) {
+                return Err(DecodeError::Value);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn store_floats(live: &mut [u32], value: &[f32]) {
+    for (live, value) in live.iter_mut().zip(value) {
+        *live = value.to_bits();
+    }
+}
+
+#[inline]
+fn pack<const N: usize>(axes: &[Scale; N], parts: [u64; N], words: u8, out: &mut [u64]) {
+    if words == 1 {
+        let mut shift = 0;
+        out[0] = 0;
+        for (axis, part) in axes.iter().zip(parts) {
+            out[0] |= part << shift;
+            shift += axis.bits;
+        }
+    } else {
+        out[..N].copy_from_slice(&parts);
+    }
+}
+
+#[inline]
+fn unpack<const N: usize>(axes: &[Scale; N], words: u8, q: &[u64]) -> [u64; N] {
+    let mut shift = 0;
+    core::array::from_fn(|i| {
+        if words == 1 {
+            let part = q[0] >> shift & mask(u32::from(axes[i].bits));
+            shift += u32::from(axes[i].bits);
+            part
+        } else {
+            q[i]
+        }
+    })
+}
