@@ -150,7 +150,7 @@ fn a_budget_follows_the_link() {
     let limits = Adaptive { rate_min: 4000.0, rate_max: 40_000.0, lower: 0.5, raise: 10_000.0 };
     net.server.set_adaptive_budget(id, limits);
     let things: Vec<Handle> = (0..40).map(|_| net.server.create(THING).unwrap()).collect();
-    let mut frames = |net: &mut Net, count: u32| {
+    let frames = |net: &mut Net, count: u32| {
         for _ in 0..count {
             for thing in &things {
                 net.server.set(*thing, SCORE, net.frame).unwrap();
