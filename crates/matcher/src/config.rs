@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::queue::QueueRules;
+
 /// What the matcher is told at its start.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default)]
@@ -16,6 +18,12 @@ pub struct Config {
     pub key_ttl_ms: u64,
     /// Request keys kept of one server; beyond, the oldest are forgotten.
     pub keys_per_server: usize,
+    /// Queues that exist from the start; one that was changed while running is as written here after a restart.
+    pub queues: Vec<QueueRules>,
+    /// Live tickets one player may have.
+    pub tickets_per_player: usize,
+    /// Live tickets in all; beyond, new ones are refused as `OVERLOADED`.
+    pub tickets_max: usize,
 }
 
 impl Default for Config {
@@ -25,6 +33,9 @@ impl Default for Config {
             presence_grace_ms: 10_000,
             key_ttl_ms: 60_000,
             keys_per_server: 64 << 10,
+            queues: Vec::new(),
+            tickets_per_player: 3,
+            tickets_max: 1_000_000,
         }
     }
 }

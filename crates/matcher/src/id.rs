@@ -31,7 +31,7 @@ impl Id {
     }
 }
 
-fn hex(out: &mut [u8], value: u64) {
+pub(crate) fn hex(out: &mut [u8], value: u64) {
     let mut rest = value;
     for digit in out.iter_mut().rev() {
         *digit = HEX[(rest & 15) as usize];
@@ -39,7 +39,7 @@ fn hex(out: &mut [u8], value: u64) {
     }
 }
 
-fn unhex(text: &[u8]) -> Option<u64> {
+pub(crate) fn unhex(text: &[u8]) -> Option<u64> {
     let mut value = 0;
     for digit in text {
         let digit = match digit {

@@ -87,6 +87,11 @@ impl<'a> RoleRef<'a> {
         RoleRef { id, ..RoleRef::default() }
     }
 
+    /// The same, living on a server.
+    pub(crate) fn on(self, srv: &'a [u8]) -> RoleRef<'a> {
+        RoleRef { srv, ..self }
+    }
+
     /// What is stored: this info with the given server and team.
     pub(crate) fn info(&self, srv: &[u8], team: &[u8]) -> Info {
         let mut out = Info(SmallVec::new());

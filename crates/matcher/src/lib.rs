@@ -1,7 +1,7 @@
 //! The matcher: players find each other.
 //!
-//! *Teams* form before a match, *rooms* gather or hold one; a place in a room can be reserved as a *seat*. All of it is one
-//! state machine, [`Matcher`].
+//! *Teams* form before a match, *rooms* gather or hold one, *tickets* wait in *queues* until a declared rule set finds a
+//! match among them, which becomes a room with reserved *seats*. All of it is one state machine, [`Matcher`].
 //!
 //! # Driving it
 //!
@@ -42,27 +42,35 @@
 //!
 //! A request costs O(log n) of the rooms in its mode at most; lists cost what they list. Objects live in slabs and are
 //! found by the index in their id; names of roles and servers are interned. Role infos and data are kept as the bytes
-//! that came in, so that encoding a room is copying.
+//! that came in, so that encoding a room is copying. A search for matches is cut into slices of a bounded number of steps.
 #![forbid(unsafe_code)]
 
+mod backfill;
 mod config;
+mod explain;
 mod id;
 mod info;
 mod keys;
 mod listing;
 mod matcher;
+mod matches;
 mod modes;
 mod notices;
 mod people;
 mod problem;
+mod queue;
+mod queue_service;
+mod rating;
 mod room;
 mod room_service;
 mod slab;
 mod stats;
 mod team;
+mod ticket;
 mod timers;
 
 pub use config::{Caller, Config, Limit, ModeRules, OnFull, Scope, Select, Snapshot};
 pub use matcher::{BadSnapshot, Matcher, check_server_name};
 pub use notices::{Notice, Notices};
+pub use queue::{QueueRules, RuleProblem};
 pub use stats::{Counts, Stats};

@@ -1,21 +1,28 @@
 //! The state machine: one input at a time, then its answer and notices.
 
+use std::collections::VecDeque;
+
 use serde::{Deserialize, Serialize};
 use throng_wire::fields;
 use throng_wire::matcher::{Method, REQUEST_KEY_FIELD, Status, method, write_bytes, write_nested, write_u64};
 
+use crate::backfill::Backfill;
 use crate::config::{Caller, Config, Scope};
 use crate::id::{Id, Nonces};
 use crate::info::{RoleRef, Text, check_len};
 use crate::keys::{Answer, Keys};
+use crate::matches::Match;
 use crate::modes::Modes;
 use crate::notices::Notices;
 use crate::people::People;
 use crate::problem::{Outcome, Problem, forbidden, invalid};
+use crate::queue::Queues;
+use crate::rating::Ratings;
 use crate::room::Room;
 use crate::slab::{NONE, Slab};
 use crate::stats::{Counts, Stats};
 use crate::team::Team;
+use crate::ticket::Ticket;
 use crate::timers::{Timer, Timers};
 
 /// The matcher. See the crate's documentation for how to drive it.
@@ -31,7 +38,19 @@ pub struct Matcher {
     pub(crate) rooms: Slab<Room>,
     pub(crate) modes: Modes,
     pub(crate) timers: Timers,
+    pub(crate) queues: Queues,
+    pub(crate) tickets: Slab<Ticket>,
+    pub(crate) live_tickets: usize,
+    /// In order of time: when each is forgotten.
+    pub(crate) ended_tickets: VecDeque<(u64, Id)>,
+    pub(crate) matches: Slab<Match>,
+    pub(crate) ended_matches: VecDeque<(u64, Id)>,
+    pub(crate) backfills: Slab<Backfill>,
+    pub(crate) ratings: Ratings,
     keys: Keys,
+    /// Time of the last input, reads included: what waiting times are shown by.
+    #[serde(skip)]
+    pub(crate) clock: u64,
     #[serde(skip)]
     pub(crate) config: Config,
     #[serde(skip)]
@@ -53,21 +72,21 @@ pub(crate) struct Scratch {
 /// Why a snapshot cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("the snapshot is not one of this version: {0}")]
-pub struct BadSnapshot(postcard::Error);
+pub struct BadSnapshot(String);
 
 /// Timers that one input fires, however many are due. Ending a full room of four takes about 3 us, so a request waits for
 /// 2 ms at most; 100,000 rooms that end together took 0.8 s when they all went at once.
 const TIMERS_PER_INPUT: usize = 512;
 
 /// First bytes of a snapshot: its format's name and version.
-const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-1\n";
+const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-2\n";
 
 impl Matcher {
     /// An empty matcher. `secret` makes ids unguessable; the same secret and inputs give the same state. `now` is wall
     /// time in ms since the epoch.
     #[must_use]
     pub fn new(config: Config, secret: [u8; 32], now: u64) -> Matcher {
-        Matcher {
+        let mut matcher = Matcher {
             now,
             draining: false,
             order: 0,
@@ -77,10 +96,28 @@ impl Matcher {
             rooms: Slab::default(),
             modes: Modes::new(&config),
             timers: Timers::default(),
+            queues: Queues::default(),
+            tickets: Slab::default(),
+            live_tickets: 0,
+            ended_tickets: VecDeque::new(),
+            matches: Slab::default(),
+            ended_matches: VecDeque::new(),
+            backfills: Slab::default(),
+            ratings: Ratings::default(),
             keys: Keys::default(),
+            clock: now,
             config,
             stats: Stats::default(),
             scratch: Scratch::default(),
+        };
+        matcher.put_configured_queues();
+        matcher
+    }
+
+    fn put_configured_queues(&mut self) {
+        for rules in self.config.queues.clone() {
+            // They were checked when they were read; what they end has no session to hear of it yet.
+            let _ = self.put_queue(&rules, &mut Notices::default());
         }
     }
 
@@ -107,7 +144,7 @@ impl Matcher {
         } else {
             // Reads are not in the log, so they must leave no trace: a timer that they fired would fire elsewhere in a
             // replay.
-            self.now = self.now.max(now);
+            self.clock = self.now.max(now);
         }
         let key = if method.mutates { request_key(body) } else { Ok(None) };
         let key = match key {
@@ -158,19 +195,20 @@ impl Matcher {
         index
     }
 
-    /// Does what is due at `now`, a bounded part at a time: call again while [`next_timeout`](Matcher::next_timeout) is not
+    /// Does what is due at `now`, a bounded part at a time, and a part of a queue's search: call again while [`next_timeout`](Matcher::next_timeout) is not
     /// after `now`.
     pub fn handle_timeout(&mut self, now: u64, notices: &mut Notices) {
         self.advance(now, notices);
+        self.search_slice(notices);
     }
 
     /// When [`handle_timeout`](Matcher::handle_timeout) has work, in ms since the epoch.
     #[must_use]
     pub fn next_timeout(&self) -> Option<u64> {
-        self.timers.next()
+        if self.queues.is_searching() { Some(self.now) } else { self.timers.next() }
     }
 
-    /// After a crash: every server that had a session is in its grace period.
+    /// After a crash: every server that had a session is in its grace period, open proposals are off.
     pub fn handle_recovered(&mut self, now: u64, notices: &mut Notices) {
         self.now = self.now.max(now);
         let lost: Vec<u32> = self
@@ -186,6 +224,7 @@ impl Matcher {
             (server.connected, server.grace_until) = (false, until);
             self.timers.set(until, Timer::Grace(index));
         }
+        self.reopen_proposals(notices);
         let now = self.now;
         self.advance(now, notices);
     }
@@ -194,6 +233,7 @@ impl Matcher {
     pub fn reconfigure(&mut self, config: Config) {
         self.modes.configure(&config);
         self.config = config;
+        self.put_configured_queues();
     }
 
     /// The time that the matcher has reached, in ms since the epoch.
@@ -216,6 +256,9 @@ impl Matcher {
             teams: self.teams.len(),
             players: self.people.players.len(),
             servers: self.people.servers.len(),
+            tickets: self.live_tickets,
+            matches: self.matches.len(),
+            backfills: self.backfills.len(),
         }
     }
 
@@ -241,9 +284,12 @@ impl Matcher {
     pub fn restore(config: Config, snapshot: &[u8]) -> Result<Matcher, BadSnapshot> {
         let body = snapshot
             .strip_prefix(SNAPSHOT_MAGIC)
-            .ok_or(BadSnapshot(postcard::Error::DeserializeUnexpectedEnd))?;
-        let mut matcher: Matcher = postcard::from_bytes(body).map_err(BadSnapshot)?;
+            .ok_or_else(|| BadSnapshot("it begins otherwise".to_owned()))?;
+        let mut matcher: Matcher =
+            postcard::from_bytes(body).map_err(|error| BadSnapshot(error.to_string()))?;
         matcher.people.reindex();
+        matcher.queues.reindex().map_err(|problem| BadSnapshot(problem.to_string()))?;
+        matcher.clock = matcher.now;
         matcher.modes.configure(&config);
         matcher.config = config;
         Ok(matcher)
@@ -260,20 +306,30 @@ impl Matcher {
         for _ in 0..TIMERS_PER_INPUT {
             let Some((at, timer)) = self.timers.pop_due(now) else { break };
             self.now = self.now.max(at);
-            self.fire(timer, notices);
+            self.fire(at, timer, notices);
         }
         self.now = self.now.max(now);
+        self.clock = self.now;
+        self.forget_tickets();
+        self.forget_matches();
         while let Some(server) = self.keys.expire(self.now) {
             self.people.servers[server].holds -= 1;
             self.people.release_server(server);
         }
     }
 
-    fn fire(&mut self, timer: Timer, notices: &mut Notices) {
+    fn fire(&mut self, at: u64, timer: Timer, notices: &mut Notices) {
         match timer {
             Timer::RoomEnd(id) => self.end_room(id, notices),
             Timer::Seats(id) => self.expire_seats(id, notices),
             Timer::Grace(server) => self.give_up_server(server, notices),
+            Timer::Tick(queue) => self.begin_tick(queue, at),
+            Timer::Proposal(id) => self.end_proposal(id, notices),
+            Timer::Assign(id) => self.end_unassigned(id, notices),
+            Timer::Backfill(id) => self.end_unconfirmed(id, notices),
+            Timer::Updates(queue) => self.send_updates(queue, notices),
+            Timer::Period(pool) => self.end_rating_period(&pool),
+            Timer::Cooldown(player) => self.end_cooldown(player),
         }
     }
 
@@ -317,10 +373,26 @@ impl Matcher {
             Method::GET_ROOM_INFOS => self.get_room_infos(body, answer),
             Method::SET_ROOM_DATA => self.set_room_data(body, notices),
             Method::UPDATE_ROOM_ROLE_DATA => self.update_room_role_data(caller, body, notices),
-            Method::DELETE_ROOM => self.delete_room(caller, body, answer),
+            Method::DELETE_ROOM => self.delete_room(caller, body, answer, notices),
             Method::GET_ROOM_INFO => self.get_room_info(body, answer),
             Method::CLAIM_SEAT => self.claim_seat(caller, body, answer, notices),
             Method::SET_ROOM_FLAGS => self.set_room_flags(caller, body, answer, notices),
+            Method::CREATE_TICKET => self.create_ticket(caller, body, answer, notices),
+            Method::CANCEL_TICKET => self.cancel_ticket(caller, body, answer, notices),
+            Method::GET_TICKET => self.get_ticket(body, answer),
+            Method::LIST_TICKETS => self.list_tickets(caller, body, answer),
+            Method::ACCEPT_MATCH => self.accept_match(caller, body, notices),
+            Method::GET_QUEUE_STATS => self.get_queue_stats(body, answer),
+            Method::START_BACKFILL => self.start_backfill(caller, body, answer),
+            Method::UPDATE_BACKFILL => self.update_backfill(caller, body, answer),
+            Method::ACK_BACKFILL => self.ack_backfill(caller, body, answer),
+            Method::STOP_BACKFILL => self.stop_backfill(caller, body, answer, notices),
+            Method::REPORT_RESULT => self.report_result(caller, body, answer),
+            Method::GET_RATINGS => self.get_ratings(body, answer),
+            Method::ASSIGN_MATCH => self.assign_match(caller, body, notices),
+            Method::EXPLAIN_TICKET => self.explain_ticket(body, answer),
+            Method::PUT_QUEUE => self.put_queue_request(caller, body, answer, notices),
+            Method::LIST_QUEUES => self.list_queues(answer),
             Method::DRAIN => {
                 require(caller, Scope::Admin)?;
                 self.draining = true;
@@ -375,6 +447,7 @@ impl Matcher {
     fn disconnect_player(&mut self, player: u32, notices: &mut Notices) {
         let Some(entry) = self.people.players.get_mut(player) else { return };
         entry.holds += 1;
+        self.drop_from_tickets(player, "disconnected", notices);
         let team = self.people.players[player].team;
         if team != NONE {
             self.remove_from_team(team, player, "disconnected", notices);
@@ -401,13 +474,14 @@ impl Matcher {
             require(caller, Scope::Trusted)?;
         }
         let Some(server) = self.people.server(srv) else { return Ok(()) };
-        let (mut rooms, mut teams) = (Vec::new(), Vec::new());
+        let (mut rooms, mut teams, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
         for player in self.people.players_of(server) {
             let player = &self.people.players[player];
             rooms.extend_from_slice(&player.rooms);
+            tickets.extend_from_slice(&player.tickets);
             teams.extend((player.team != NONE).then_some(player.team));
         }
-        for list in [&mut rooms, &mut teams] {
+        for list in [&mut rooms, &mut teams, &mut tickets] {
             list.sort_unstable();
             list.dedup();
         }
@@ -416,6 +490,9 @@ impl Matcher {
         }
         for team in teams {
             write_nested(answer, 2, |out| self.write_team(team, out));
+        }
+        for ticket in tickets {
+            write_nested(answer, 3, |out| self.write_ticket(ticket, out));
         }
         Ok(())
     }

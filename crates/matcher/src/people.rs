@@ -22,6 +22,10 @@ pub(crate) struct Player {
     pub(crate) room: u32,
     /// Every room that lists it as a member, lingering ones too.
     pub(crate) rooms: SmallVec<[u32; 2]>,
+    /// Its live tickets.
+    pub(crate) tickets: SmallVec<[u32; 2]>,
+    /// No new ticket before: a match was declined.
+    pub(crate) cooldown_until: u64,
     /// Reserved seats, and what else needs the entry to stay.
     pub(crate) holds: u32,
 }
@@ -125,6 +129,8 @@ impl People {
             team: NONE,
             room: NONE,
             rooms: SmallVec::new(),
+            tickets: SmallVec::new(),
+            cooldown_until: 0,
             holds: 0,
         });
         self.player_index.insert(id, index, |index| &self.players[index].id);
@@ -135,7 +141,8 @@ impl People {
     /// Forgets a role that is in nothing.
     pub(crate) fn release(&mut self, index: u32) {
         let Some(player) = self.players.get(index) else { return };
-        if player.team != NONE || !player.rooms.is_empty() || player.holds > 0 {
+        let is_in = player.team != NONE || !player.rooms.is_empty() || !player.tickets.is_empty();
+        if is_in || player.holds > 0 {
             return;
         }
         let server = player.server;

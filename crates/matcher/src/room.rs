@@ -43,6 +43,9 @@ pub(crate) struct Room {
     pub(crate) sides: Vec<Side>,
     /// Server whose role made it.
     pub(crate) creator: u32,
+    /// The match that it is.
+    pub(crate) matched: Option<Id>,
+    pub(crate) backfill: u32,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -223,6 +226,8 @@ impl Matcher {
             data,
             sides: Vec::new(),
             creator,
+            matched: None,
+            backfill: NONE,
         })
     }
 
@@ -260,8 +265,11 @@ impl Matcher {
         let deleting = room.deleting;
         self.announce_members(index, first, notices);
         if deleting {
-            self.begin_end(index);
+            self.begin_end(index, notices);
         } else {
+            if self.rooms[index].sealed {
+                self.end_backfill_of(index, notices);
+            }
             self.reindex_room(index);
         }
     }
@@ -320,17 +328,17 @@ impl Matcher {
         }
         self.people.release(player);
         if !deleting {
-            self.after_leaving(index);
+            self.after_leaving(index, notices);
         }
     }
 
     /// A room with a free place more: it goes, opens again, or stays sealed.
-    pub(crate) fn after_leaving(&mut self, index: u32) {
+    pub(crate) fn after_leaving(&mut self, index: u32, notices: &mut Notices) {
         let room = &mut self.rooms[index];
         let rules = &self.modes[room.mode].rules;
         if room.members.is_empty() && room.seats.is_empty() && !rules.keep_empty {
             room.deleting = true;
-            self.begin_end(index);
+            self.begin_end(index, notices);
             return;
         }
         if !room.sealed && !room.forced_full {
@@ -353,7 +361,7 @@ impl Matcher {
     }
 
     /// A room that is deleting leaves all indexes, releases its members and ends after its linger.
-    pub(crate) fn begin_end(&mut self, index: u32) {
+    pub(crate) fn begin_end(&mut self, index: u32, notices: &mut Notices) {
         let room = &mut self.rooms[index];
         room.deleting = true;
         let (id, linger) = (room.id, self.modes[room.mode].rules.linger_ms);
@@ -370,6 +378,15 @@ impl Matcher {
         }
         self.reindex_room(index);
         self.timers.set(self.now + linger, Timer::RoomEnd(id));
+        self.end_backfill_of(index, notices);
+    }
+
+    /// A room that accepts nobody any more needs no players.
+    fn end_backfill_of(&mut self, index: u32, notices: &mut Notices) {
+        let backfill = self.rooms[index].backfill;
+        if backfill != NONE {
+            self.stop_backfill_of(backfill, "room_closed", notices);
+        }
     }
 
     /// The end of the linger: every remaining member gets one leave event, then the room is gone.
@@ -399,6 +416,7 @@ impl Matcher {
         self.scratch.room = encoded;
         let Some(room) = self.rooms.remove(index) else { return };
         self.stats.rooms_destroyed += 1;
+        self.room_of_match_ended(room.matched);
         self.modes[room.mode].rooms -= 1;
         for member in &room.members {
             let entry = &mut self.people.players[member.player];
@@ -527,22 +545,27 @@ impl Matcher {
             self.people.players[seat.player].holds -= 1;
             self.people.release(seat.player);
         }
-        self.after_leaving(index);
+        self.after_leaving(index, notices);
     }
 
     /// Reserves a place for a role until a time.
     pub(crate) fn reserve(&mut self, index: u32, newcomer: Newcomer, until: u64) {
+        self.seat(index, newcomer, until);
+        let room = &self.rooms[index];
+        self.timers.set(until, Timer::Seats(room.id));
+        self.reindex_room(index);
+    }
+
+    /// The same for one of several: the caller sets the timer and sees to the indexes.
+    pub(crate) fn seat(&mut self, index: u32, newcomer: Newcomer, until: u64) {
         self.people.players[newcomer.player].holds += 1;
         let room = &mut self.rooms[index];
         room.rev += 1;
         room.seats.push(Seat { player: newcomer.player, until, info: newcomer.info });
-        let id = room.id;
         let capacity = self.modes[room.mode].rules.capacity;
         if !room.forced_full {
             room.full = room.free(capacity) == 0;
         }
-        self.timers.set(until, Timer::Seats(id));
-        self.reindex_room(index);
     }
 
     /// Whether the caller may change a room from outside.

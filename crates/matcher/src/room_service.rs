@@ -295,7 +295,13 @@ impl Matcher {
         Ok(())
     }
 
-    pub(crate) fn delete_room(&mut self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+    pub(crate) fn delete_room(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
         let Ok(index) = self.find_room(two_texts(body)?.0) else { return Ok(()) };
         if self.rooms[index].deleting {
             return Ok(());
@@ -306,7 +312,7 @@ impl Matcher {
             ));
         }
         self.rooms[index].rev += 1;
-        self.begin_end(index);
+        self.begin_end(index, notices);
         write_bool(answer, 1, true);
         Ok(())
     }

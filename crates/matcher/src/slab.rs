@@ -24,6 +24,11 @@ impl<T> Slab<T> {
         self.free.last().copied().unwrap_or(self.items.len() as u32)
     }
 
+    /// The index after the last that was ever used.
+    pub(crate) fn next_new(&self) -> u32 {
+        self.items.len() as u32
+    }
+
     pub(crate) fn insert(&mut self, item: T) -> u32 {
         if let Some(index) = self.free.pop() {
             self.items[index as usize] = Some(item);

@@ -24,4 +24,10 @@ pub struct Counts {
     pub players: usize,
     /// Servers with a session or roles.
     pub servers: usize,
+    /// Live tickets.
+    pub tickets: usize,
+    /// Matches: proposed, in play, and those whose result can still be reported.
+    pub matches: usize,
+    /// Backfills.
+    pub backfills: usize,
 }

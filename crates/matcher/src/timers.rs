@@ -6,9 +6,10 @@ use std::collections::BinaryHeap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::id::Id;
+use crate::info::Text;
 
 /// What is to be done. An object that is gone or has another deadline now makes its timer void.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Timer {
     /// A deleting room goes.
     RoomEnd(Id),
@@ -16,6 +17,20 @@ pub(crate) enum Timer {
     Seats(Id),
     /// A lost server's roles are given up.
     Grace(u32),
+    /// A queue looks for matches.
+    Tick(u32),
+    /// A proposal was not answered.
+    Proposal(Id),
+    /// A match has no server.
+    Assign(Id),
+    /// A backfill gave no sign of life.
+    Backfill(Id),
+    /// Tickets of a queue are told how they stand.
+    Updates(u32),
+    /// A rating period ends.
+    Period(Text),
+    /// A role may ask for a match again.
+    Cooldown(u32),
 }
 
 /// Timers in order of time, then of being set.
@@ -45,7 +60,7 @@ impl Timers {
 
 impl Serialize for Timers {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut list: Vec<(u64, u64, Timer)> = self.heap.iter().map(|Reverse(timer)| *timer).collect();
+        let mut list: Vec<(u64, u64, Timer)> = self.heap.iter().map(|Reverse(timer)| timer.clone()).collect();
         list.sort_unstable();
         (list, self.set).serialize(serializer)
     }

@@ -109,8 +109,22 @@ const CORE_TABLE: &[(&str, &[&str])] = &[
     // What a connection keeps of few objects (hashbrown).
     ("throng-replication", &["hashbrown", "thiserror"]),
     // Ids are BLAKE3 of a counter; tables of names that callers choose need a keyed hasher (hashbrown); snapshots are
-    // postcard (serde); free-form values are JSON; small lists of members (smallvec).
-    ("throng-matcher", &["blake3", "hashbrown", "postcard", "serde", "serde_json", "smallvec", "thiserror"]),
+    // postcard (serde); free-form values are JSON; small lists of members (smallvec); what is wrong in a rule set is named
+    // by its path (serde_path_to_error); Glicko-2 (skillratings).
+    (
+        "throng-matcher",
+        &[
+            "blake3",
+            "hashbrown",
+            "postcard",
+            "serde",
+            "serde_json",
+            "serde_path_to_error",
+            "skillratings",
+            "smallvec",
+            "thiserror",
+        ],
+    ),
     // Schemas are compiled from .proto text (protox) and described by prost-reflect; state machines and channel settings
     // are JSON (serde); tables keyed by what peers choose need a keyed hasher (hashbrown).
     (

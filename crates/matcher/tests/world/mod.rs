@@ -155,3 +155,65 @@ impl World {
         self.ask("", Method::GET_ROOM_INFO, Writer::new().str(1, room))
     }
 }
+
+/// A player of a ticket with attributes as JSON.
+pub(crate) fn player(id: &str, attrs: &[(&str, &str)]) -> Writer {
+    attrs.iter().fold(Writer::new().str(1, id), |player, (key, json)| {
+        player.nested(3, Writer::new().str(1, key).str(2, json))
+    })
+}
+
+/// A ticket as an answer or event shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shown {
+    pub(crate) id: String,
+    pub(crate) status: String,
+    pub(crate) reason: String,
+    pub(crate) matched: String,
+    pub(crate) room: String,
+}
+
+pub(crate) fn shown(answer: &[u8]) -> Shown {
+    let ticket = Reader::new(answer).unwrap().nested(1).unwrap();
+    let text = |number| ticket.str(number).unwrap().to_owned();
+    Shown { id: text(1), status: text(8), reason: text(10), matched: text(11), room: text(12) }
+}
+
+impl World {
+    pub(crate) fn put_queue(&mut self, json: &str) -> (Status, Vec<u8>) {
+        self.ask_as("", Scope::Admin, Method::PUT_QUEUE, Writer::new().str(1, json))
+    }
+
+    pub(crate) fn try_ticket(&mut self, srv: &str, queue: &str, players: Vec<Writer>) -> (Status, Vec<u8>) {
+        let body =
+            players.into_iter().fold(Writer::new().str(1, queue), |body, player| body.nested(2, player));
+        self.ask(srv, Method::CREATE_TICKET, body)
+    }
+
+    /// The id of a new ticket.
+    pub(crate) fn ticket(&mut self, srv: &str, queue: &str, players: Vec<Writer>) -> String {
+        let (status, answer) = self.try_ticket(srv, queue, players);
+        let why = Reader::new(&answer).ok().and_then(|a| a.str(1).ok().map(str::to_owned));
+        assert_eq!(status, Status::Ok, "{why:?}");
+        shown(&answer).id
+    }
+
+    /// A ticket of one player with a skill.
+    pub(crate) fn solo(&mut self, srv: &str, queue: &str, id: &str, skill: f64) -> String {
+        let skill = skill.to_string();
+        self.ticket(srv, queue, vec![player(id, &[("skill", &skill)])])
+    }
+
+    pub(crate) fn get_ticket(&mut self, id: &str) -> Shown {
+        shown(&self.ok("", Method::GET_TICKET, Writer::new().str(1, id)))
+    }
+
+    pub(crate) fn cancel(&mut self, srv: &str, id: &str) -> Status {
+        self.ask(srv, Method::CANCEL_TICKET, Writer::new().str(1, id)).0
+    }
+
+    /// The events of a kind that were heard since the last look.
+    pub(crate) fn take_kind(&mut self, kind: u32) -> Vec<Heard> {
+        self.take_heard().into_iter().filter(|heard| heard.kind == kind).collect()
+    }
+}

@@ -1,0 +1,440 @@
+//! Backfills: running matches that ask for players.
+
+use serde::{Deserialize, Serialize};
+use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
+use throng_wire::{Field, fields};
+
+use crate::config::Caller;
+use crate::id::Id;
+use crate::info::{Text, bytes, entry, text};
+use crate::matcher::Matcher;
+use crate::notices::Notices;
+use crate::problem::{Outcome, Problem, forbidden, invalid, not_found, too_large};
+use crate::queue::{Anchor, BackfillPriority, Compiled, Facts, PlayerInput, Pool, Start, ordered};
+use crate::room::Side;
+use crate::slab::NONE;
+use crate::timers::Timer;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Backfill {
+    pub(crate) id: Id,
+    pub(crate) queue: u32,
+    pub(crate) room: Id,
+    /// Server that asked and hears of it.
+    owner: u32,
+    rev: u64,
+    /// Free places by side.
+    open: Vec<u32>,
+    attrs: Vec<(Text, Vec<u8>)>,
+    created: u64,
+    /// Without a sign of life until then it ends.
+    ack_until: u64,
+    /// Who is there already, by side.
+    fixed: Vec<Facts>,
+    value: f64,
+    region: Option<u16>,
+    class: u8,
+    pub(crate) partition: u32,
+    /// Arrivals in the partition when it last found nothing.
+    pub(crate) seen: Option<u64>,
+    /// A match whose players are asked.
+    pub(crate) pending: Option<u32>,
+}
+
+impl Backfill {
+    /// Whether it may be given players now.
+    pub(crate) fn is_free(&self) -> bool {
+        self.pending.is_none() && self.open.iter().any(|open| *open > 0)
+    }
+
+    /// Its place in the order of fairness, if it should look.
+    pub(crate) fn anchor(&self, index: u32, pool: &Pool) -> Option<Anchor> {
+        let fresh = self.seen != Some(pool.partitions[self.partition].arrivals);
+        (self.is_free() && fresh).then_some(Anchor {
+            class: self.class,
+            rank: 0,
+            created: self.created,
+            backfill: true,
+            index,
+        })
+    }
+
+    pub(crate) fn start(&self, compiled: &Compiled, now: u64) -> Start<'_> {
+        let level = compiled.level_at(now.saturating_sub(self.created));
+        let mut hot = compiled.hot(&Facts::default(), level);
+        (hot.size, hot.mask) = (0, self.region.map_or(u64::MAX, |region| 1 << region));
+        Start {
+            key: (ordered(self.value), NONE),
+            hot,
+            ticket: None,
+            fixed: self
+                .fixed
+                .iter()
+                .map(|facts| if facts.size == 0 { vec![] } else { vec![facts] })
+                .collect(),
+            open: self.open.clone(),
+        }
+    }
+}
+
+/// What a request about a backfill holds.
+#[derive(Default)]
+struct Asked<'a> {
+    id: &'a [u8],
+    queue: &'a [u8],
+    rev: u64,
+    open: Vec<(&'a [u8], u64)>,
+    attrs: Vec<(Text, Vec<u8>)>,
+}
+
+impl<'a> Asked<'a> {
+    /// Fields 3 and 4 are the same in both requests that have them.
+    fn parse(body: &'a [u8]) -> Outcome<Asked<'a>> {
+        let mut asked = Asked::default();
+        for field in fields(body) {
+            let field = field?;
+            match field.number {
+                1 => asked.id = text(&field)?,
+                2 => {
+                    asked.rev = field.scalar;
+                    asked.queue = bytes(&field).unwrap_or_default();
+                }
+                3 => {
+                    let (side, count) = entry(&field)?;
+                    asked.open.push((side, count.map_or(0, |count: Field<'_>| count.scalar)));
+                }
+                4 => {
+                    let (key, value) = entry(&field)?;
+                    let value = value.map_or(&[][..], |value| value.value);
+                    asked.attrs.push((Text::from_slice(key), value.to_vec()));
+                }
+                _ => {}
+            }
+        }
+        if asked.attrs.len() > 32 || asked.attrs.iter().any(|(_, value)| value.len() > 4 << 10) {
+            return Err(too_large("a backfill has at most 32 attributes of 4096 bytes"));
+        }
+        Ok(asked)
+    }
+
+    /// Free places in the order of the queue's sides.
+    fn open_of(&self, compiled: &Compiled) -> Outcome<Vec<u32>> {
+        let mut open = vec![0; compiled.sides.len()];
+        for (name, count) in &self.open {
+            let side = compiled.sides.iter().position(|(known, _)| known.as_bytes() == *name);
+            let side = side.ok_or_else(|| {
+                Problem::new(Status::RuleInvalid, format!("no side `{}`", String::from_utf8_lossy(name)))
+            })?;
+            if *count > u64::from(compiled.sides[side].1) {
+                return Err(invalid("more places are open than the side has"));
+            }
+            open[side] = *count as u32;
+        }
+        Ok(open)
+    }
+}
+
+impl Matcher {
+    pub(crate) fn start_backfill(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Outcome {
+        self.check_not_draining()?;
+        let asked = Asked::parse(body)?;
+        let room = self.find_room(asked.id)?;
+        if !self.owns_room(caller, room) && !self.hosts_in_room(caller, room) {
+            return Err(forbidden(
+                "only the room's maker, a member's server or a trusted server may do this",
+            ));
+        }
+        let queue = self.queues.find(asked.queue).ok_or_else(|| not_found("queue does not exist"))?;
+        let compiled = self.queues.list[queue].rules();
+        let entry = &self.rooms[room];
+        if entry.deleting || entry.sealed {
+            return Err(Problem::new(Status::RoomClosed, "the room accepts nobody any more"));
+        }
+        if entry.backfill != NONE {
+            return Err(invalid("the room has a backfill"));
+        }
+        let open = asked.open_of(&compiled)?;
+        if open.iter().sum::<u32>() > entry.free(self.modes[entry.mode].rules.capacity) {
+            return Err(Problem::new(Status::RoomFull, "the room has fewer places"));
+        }
+        let region =
+            entry.matched.and_then(|id| self.match_of(id)).and_then(|index| self.region_of_match(index));
+        let priority = compiled.set.backfill.as_ref().map_or(BackfillPriority::Normal, |rule| rule.priority);
+        let owner = self.people.server_entry(caller.srv.as_bytes());
+        self.people.servers[owner].holds += 1;
+        let index = self.backfills.next_index();
+        let id = self.new_id(index);
+        let backfill = Backfill {
+            id,
+            queue,
+            room: self.rooms[room].id,
+            owner,
+            rev: 1,
+            open,
+            attrs: asked.attrs,
+            created: self.now,
+            ack_until: self.now,
+            fixed: Vec::new(),
+            value: 0.0,
+            region,
+            class: priority as u8,
+            partition: NONE,
+            seen: None,
+            pending: None,
+        };
+        self.backfills.insert(backfill);
+        if let Err(problem) = self.refresh_backfill(index) {
+            self.backfills.remove(index);
+            self.people.servers[owner].holds -= 1;
+            self.people.release_server(owner);
+            return Err(problem);
+        }
+        self.rooms[room].backfill = index;
+        self.queues.list[queue].backfills.insert(index);
+        if self.rooms[room].sides.is_empty() {
+            let names = compiled.sides.iter();
+            self.rooms[room].sides =
+                names.map(|(name, _)| Side { name: name.clone(), players: Vec::new() }).collect();
+        }
+        self.keep_alive(index);
+        let ack_until = self.backfills[index].ack_until;
+        self.timers.set(ack_until, Timer::Backfill(id));
+        self.wake_backfill(index);
+        write_bytes(answer, 1, &id.text());
+        write_u64(answer, 2, 1);
+        Ok(())
+    }
+
+    /// Works out who is in the room now and in which part of the pool players are looked for.
+    fn refresh_backfill(&mut self, index: u32) -> Outcome {
+        let backfill = &self.backfills[index];
+        let queue = backfill.queue;
+        let compiled = self.queues.list[queue].rules();
+        let rating = compiled.set.rating.as_ref();
+        let attrs: Vec<(&[u8], &[u8])> =
+            backfill.attrs.iter().map(|(key, value)| (key.as_slice(), value.as_slice())).collect();
+        let input = |role| PlayerInput {
+            role,
+            attrs: attrs.clone(),
+            skill: rating.map(|rule| self.ratings.skill(&rule.pool, rule.system, role)),
+            ..PlayerInput::default()
+        };
+        let refused = |why: String| Problem::new(Status::RuleInvalid, why);
+        let room = &self.rooms[backfill.room.index];
+        let mut fixed = Vec::with_capacity(compiled.sides.len());
+        let mut no_regions = Vec::new();
+        for side in 0..compiled.sides.len() {
+            let names = room.sides.get(side).map_or(&[][..], |side| &side.players);
+            let party: Vec<PlayerInput<'_>> = names.iter().map(|name| input(name)).collect();
+            let mut facts = compiled.facts(&party, &mut no_regions).map_err(refused)?;
+            facts.plays_in(backfill.region, self.queues.list[queue].regions.len());
+            fixed.push(facts);
+        }
+        // An empty room is where its attributes say.
+        let alone = compiled.facts(&[input(&[])], &mut no_regions).map_err(refused)?;
+        let there: Vec<&Facts> = fixed.iter().filter(|facts| facts.size > 0).collect();
+        let value = if there.is_empty() {
+            compiled.main_value(&alone)
+        } else {
+            there.iter().map(|facts| compiled.main_value(facts)).sum::<f64>() / there.len() as f64
+        };
+        let partition_key = compiled.partition_of(&alone);
+        let pool = &mut self.queues.list[queue].pool;
+        let partition = pool.partition(partition_key);
+        let old = self.backfills[index].partition;
+        if old != partition {
+            pool.partitions[partition].backfills += 1;
+            if old != NONE {
+                pool.partitions[old].backfills -= 1;
+                pool.release(old);
+            }
+        }
+        let backfill = &mut self.backfills[index];
+        (backfill.fixed, backfill.value, backfill.partition, backfill.seen) = (fixed, value, partition, None);
+        Ok(())
+    }
+
+    /// Lets a backfill look at the next tick.
+    fn wake_backfill(&mut self, index: u32) {
+        let backfill = &self.backfills[index];
+        let queue = backfill.queue;
+        let pool = &mut self.queues.list[queue].pool;
+        if let Some(anchor) = backfill.anchor(index, pool) {
+            pool.dirty.insert(anchor);
+        }
+        self.schedule(queue);
+    }
+
+    fn keep_alive(&mut self, index: u32) {
+        let backfill = &mut self.backfills[index];
+        let rules = self.queues.list[backfill.queue].rules();
+        backfill.ack_until = self.now + rules.set.backfill.clone().unwrap_or_default().ack_s * 1_000;
+    }
+
+    fn find_backfill(&self, caller: Caller<'_>, id: &[u8]) -> Outcome<u32> {
+        let index = Id::parse(id)
+            .filter(|id| self.backfills.get(id.index).is_some_and(|backfill| backfill.id == *id))
+            .map(|id| id.index)
+            .ok_or_else(|| not_found("backfill does not exist"))?;
+        let owner = self.backfills[index].owner;
+        let own = self.people.servers[owner].id.as_slice() == caller.srv.as_bytes();
+        if !own {
+            crate::matcher::require(caller, crate::config::Scope::Trusted)?;
+        }
+        Ok(index)
+    }
+
+    pub(crate) fn update_backfill(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Outcome {
+        let asked = Asked::parse(body)?;
+        let index = self.find_backfill(caller, asked.id)?;
+        if asked.rev != self.backfills[index].rev {
+            return Err(
+                invalid("the backfill has changed since").with("Rev", self.backfills[index].rev.to_string())
+            );
+        }
+        let compiled = self.queues.list[self.backfills[index].queue].rules();
+        let open = asked.open_of(&compiled)?;
+        let room = &self.rooms[self.backfills[index].room.index];
+        if open.iter().sum::<u32>() > room.free(self.modes[room.mode].rules.capacity) {
+            return Err(Problem::new(Status::RoomFull, "the room has fewer places"));
+        }
+        let old = std::mem::replace(&mut self.backfills[index].attrs, asked.attrs);
+        if let Err(problem) = self.refresh_backfill(index) {
+            self.backfills[index].attrs = old;
+            return Err(problem);
+        }
+        let backfill = &mut self.backfills[index];
+        backfill.open = open;
+        backfill.rev += 1;
+        write_u64(answer, 1, backfill.rev);
+        self.keep_alive(index);
+        self.wake_backfill(index);
+        Ok(())
+    }
+
+    pub(crate) fn ack_backfill(&mut self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+        let index = self.find_backfill(caller, crate::team::two_texts(body)?.0)?;
+        self.keep_alive(index);
+        self.refresh_backfill(index)?;
+        self.wake_backfill(index);
+        self.write_backfill(index, answer);
+        Ok(())
+    }
+
+    pub(crate) fn stop_backfill(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        let index = self.find_backfill(caller, crate::team::two_texts(body)?.0)?;
+        self.write_backfill(index, answer);
+        self.stop_backfill_of(index, "stopped", notices);
+        Ok(())
+    }
+
+    fn write_backfill(&self, index: u32, answer: &mut Vec<u8>) {
+        let backfill = &self.backfills[index];
+        let compiled = self.queues.list[backfill.queue].rules();
+        write_nested(answer, 1, |out| {
+            write_u64(out, 1, backfill.rev);
+            for ((name, _), open) in compiled.sides.iter().zip(&backfill.open) {
+                write_nested(out, 2, |out| {
+                    write_bytes(out, 1, name.as_bytes());
+                    write_u64(out, 2, u64::from(*open));
+                });
+            }
+            for seat in &self.rooms[backfill.room.index].seats {
+                write_bytes(out, 3, &self.people.players[seat.player].id);
+            }
+        });
+    }
+
+    /// No sign of life came.
+    pub(crate) fn end_unconfirmed(&mut self, id: Id, notices: &mut Notices) {
+        let Some(backfill) = self.backfills.get(id.index).filter(|backfill| backfill.id == id) else {
+            return;
+        };
+        if backfill.ack_until > self.now {
+            let at = backfill.ack_until;
+            self.timers.set(at, Timer::Backfill(id));
+        } else {
+            self.stop_backfill_of(id.index, "no_ack", notices);
+        }
+    }
+
+    /// Ends a backfill; tickets that were proposed to it search on.
+    pub(crate) fn stop_backfill_of(&mut self, index: u32, reason: &str, notices: &mut Notices) {
+        self.tell_backfill(index, reason, &[], notices);
+        if let Some(pending) = self.backfills[index].pending {
+            self.break_match_of_backfill(pending, reason, notices);
+        }
+        let Some(backfill) = self.backfills.remove(index) else { return };
+        let queue = &mut self.queues.list[backfill.queue];
+        queue.backfills.remove(&index);
+        queue.pool.partitions[backfill.partition].backfills -= 1;
+        queue.pool.release(backfill.partition);
+        if let Some(room) = self.rooms.get_mut(backfill.room.index) {
+            room.backfill = NONE;
+        }
+        self.people.servers[backfill.owner].holds -= 1;
+        self.people.release_server(backfill.owner);
+    }
+
+    /// Seats were made in a backfill's room.
+    pub(crate) fn backfill_placed(&mut self, index: u32, sides: &[Vec<u32>], notices: &mut Notices) {
+        let mut roles = Vec::new();
+        for (side, tickets) in sides.iter().enumerate() {
+            for player in tickets.iter().flat_map(|ticket| &self.tickets[*ticket].players) {
+                roles.push(self.people.players[player.player].id.clone());
+                let open = &mut self.backfills[index].open[side];
+                *open = open.saturating_sub(1);
+            }
+        }
+        let backfill = &mut self.backfills[index];
+        backfill.pending = None;
+        backfill.rev += 1;
+        // Attributes that were taken once are taken again.
+        let _ = self.refresh_backfill(index);
+        self.tell_backfill(index, "matched", &roles, notices);
+        self.wake_backfill(index);
+    }
+
+    /// The room has fewer places than the backfill offers: it offers what there is.
+    pub(crate) fn shrink_backfill(&mut self, index: u32) {
+        let Some(backfill) = self.backfills.get_mut(index) else { return };
+        let room = &self.rooms[backfill.room.index];
+        let mut free = room.free(self.modes[room.mode].rules.capacity);
+        for open in &mut backfill.open {
+            *open = (*open).min(free);
+            free -= *open;
+        }
+        backfill.rev += 1;
+    }
+
+    fn tell_backfill(&mut self, index: u32, reason: &str, roles: &[Text], notices: &mut Notices) {
+        let backfill = &self.backfills[index];
+        let (id, room, rev, owner) = (backfill.id, backfill.room, backfill.rev, backfill.owner);
+        self.event(Event::BACKFILL_UPDATE, |out| {
+            write_bytes(out, 1, &id.text());
+            write_bytes(out, 2, reason.as_bytes());
+            for role in roles {
+                write_bytes(out, 3, role);
+            }
+            write_bytes(out, 20, &room.text());
+            write_u64(out, 21, rev);
+        });
+        notices.push(owner, std::iter::empty(), &self.scratch.event, 0);
+    }
+}

@@ -1,0 +1,162 @@
+//! Why a ticket is not matched: its nearest candidates and what stands between them.
+
+use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
+
+use throng_wire::matcher::{write_bytes, write_f64, write_nested, write_u64};
+
+use crate::matcher::Matcher;
+use crate::problem::Outcome;
+use crate::queue::{Compiled, View};
+use crate::ticket::{State, distance};
+
+/// Candidates that are shown.
+const CANDIDATES_MAX: usize = 32;
+
+/// Another ticket and the rules between the two.
+struct Shown {
+    ticket: u32,
+    distance: f64,
+    fails: Vec<(String, String)>,
+}
+
+impl Matcher {
+    pub(crate) fn explain_ticket(&self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+        let index = self.find_ticket(crate::team::two_texts(body)?.0)?;
+        let ticket = &self.tickets[index];
+        let compiled = self.queues.list[ticket.queue].rules();
+        write_nested(answer, 1, |out| self.write_ticket(index, out));
+        let level = &compiled.levels[usize::from(ticket.level)];
+        let needs: u32 = level.mins.iter().sum();
+        if ticket.state != State::Searching {
+            write_bytes(answer, 2, b"it does not search");
+            return Ok(());
+        }
+        let shown = self.candidates(index, &compiled);
+        let fits: u64 = shown
+            .iter()
+            .filter(|other| other.fails.is_empty())
+            .map(|other| u64::from(self.tickets[other.ticket].facts.size))
+            .sum();
+        let together = self.violations_together(index, &shown, &compiled);
+        let summary = self.summary(index, &shown, fits, needs, &together);
+        write_bytes(answer, 2, summary.as_bytes());
+        write_u64(answer, 3, u64::from(ticket.level));
+        let now = self.clock.max(self.now);
+        for other in &shown {
+            let candidate = &self.tickets[other.ticket];
+            write_nested(answer, 4, |out| {
+                write_bytes(out, 1, &self.ticket_text(other.ticket));
+                write_u64(out, 2, u64::from(candidate.facts.size));
+                write_f64(out, 3, other.distance);
+                other.fails.iter().for_each(|fail| write_fail(out, 4, fail));
+                write_u64(out, 5, now.saturating_sub(candidate.created));
+            });
+        }
+        write_u64(answer, 5, fits);
+        write_u64(answer, 6, u64::from(needs));
+        together.iter().for_each(|fail| write_fail(answer, 7, fail));
+        Ok(())
+    }
+
+    /// The nearest tickets, whether they fit or not; those of other partitions when there are too few.
+    fn candidates(&self, index: u32, compiled: &Compiled) -> Vec<Shown> {
+        let ticket = &self.tickets[index];
+        let Some(place) = ticket.place else { return Vec::new() };
+        let pool = &self.queues.list[ticket.queue].pool;
+        let part = &pool.partitions[place.partition];
+        let before = part.index.range(..place.key).rev().take(CANDIDATES_MAX);
+        let after = part.index.range((Excluded(place.key), Unbounded)).take(CANDIDATES_MAX);
+        let mut near: Vec<(f64, u32)> =
+            before.chain(after).map(|(key, _)| (distance(*key, place.key), key.1)).collect();
+        near.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let elsewhere = pool.partitions.iter().filter(|(other, _)| *other != place.partition);
+        let elsewhere = elsewhere.flat_map(|(_, part)| part.index.range(place.key..).take(4));
+        near.extend(elsewhere.map(|(key, _)| (distance(*key, place.key), key.1)).take(CANDIDATES_MAX));
+        near.truncate(CANDIDATES_MAX);
+        let own = (&ticket.facts, ticket.level);
+        near.into_iter()
+            .map(|(distance, other)| {
+                let candidate = &self.tickets[other];
+                let mut fails = Vec::new();
+                compiled.pair_violations(own, (&candidate.facts, candidate.level), |rule, why| {
+                    fails.push((rule, why))
+                });
+                Shown { ticket: other, distance, fails }
+            })
+            .collect()
+    }
+
+    /// Rules that a plain filling with the fitting candidates violates as a whole.
+    fn violations_together(&self, index: u32, shown: &[Shown], compiled: &Compiled) -> Vec<(String, String)> {
+        let ticket = &self.tickets[index];
+        let mut open: Vec<u32> = compiled.sides.iter().map(|(_, max)| *max).collect();
+        let mut sides = vec![Vec::new(); open.len()];
+        let mut level = ticket.level;
+        let fitting = shown.iter().filter(|other| other.fails.is_empty()).map(|other| other.ticket);
+        for other in std::iter::once(index).chain(fitting) {
+            let candidate = &self.tickets[other];
+            let roomiest = (0..open.len()).max_by_key(|side| (open[*side], std::cmp::Reverse(*side)));
+            let Some(side) = roomiest.filter(|side| open[*side] >= candidate.facts.size) else { continue };
+            open[side] -= candidate.facts.size;
+            level = compiled.join_levels(level, candidate.level);
+            sides[side].push((&candidate.facts, candidate.level));
+        }
+        let rules = &compiled.levels[usize::from(level)];
+        let mut fails = Vec::new();
+        for ((side, min), open) in compiled.sides.iter().zip(&rules.mins).zip(&open) {
+            let players = side.1 - open;
+            if players < *min {
+                fails.push((format!("side {}", side.0), format!("{players} of at least {min} players")));
+            }
+        }
+        let view = View { compiled, sides: &sides, level };
+        for rule in rules.rules.iter().filter(|rule| rule.is_hard()) {
+            if view.violation(rule) > 0.0 {
+                fails.push((
+                    rule.name(),
+                    "does not hold for the nearest tickets that fit one by one".to_owned(),
+                ));
+            }
+        }
+        fails
+    }
+
+    fn summary(
+        &self,
+        index: u32,
+        shown: &[Shown],
+        fits: u64,
+        needs: u32,
+        together: &[(String, String)],
+    ) -> String {
+        let size = u64::from(self.tickets[index].facts.size);
+        if shown.is_empty() {
+            return "nobody else waits in this queue".to_owned();
+        }
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for rule in shown.iter().flat_map(|other| &other.fails) {
+            *counts.entry(&rule.0).or_default() += 1;
+        }
+        let most = counts.iter().max_by_key(|(_, count)| **count);
+        if fits + size < u64::from(needs) {
+            let blame = most.map_or(String::new(), |(rule, count)| {
+                format!("; `{rule}` rules out {count} of the {} nearest tickets", shown.len())
+            });
+            return format!("{} of {needs} players fit together{blame}", fits + size);
+        }
+        match together.first() {
+            Some((rule, _)) => {
+                format!("enough players fit one by one, but `{rule}` does not hold for them together")
+            }
+            None => "a match is possible; the next tick should make it".to_owned(),
+        }
+    }
+}
+
+fn write_fail(out: &mut Vec<u8>, field: u32, (rule, why): &(String, String)) {
+    write_nested(out, field, |out| {
+        write_bytes(out, 1, rule.as_bytes());
+        write_bytes(out, 2, why.as_bytes());
+    });
+}

@@ -1,0 +1,621 @@
+//! From a filling to a room: proposals, answers, seats, the match's server.
+
+use serde::{Deserialize, Serialize};
+use throng_wire::fields;
+use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
+
+use crate::config::{Caller, ModeRules, OnFull, Scope};
+use crate::id::Id;
+use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, check_id, check_len, entry, text};
+use crate::matcher::{Matcher, fan_out, require};
+use crate::notices::Notices;
+use crate::problem::{Outcome, Problem, forbidden, not_found, quote};
+use crate::queue::{Assign, Compiled, Filling, OnNo, PlayerFacts, assign};
+use crate::room::{Newcomer, Side};
+use crate::slab::NONE;
+use crate::ticket::State;
+use crate::timers::Timer;
+
+/// A match stays known for this long after its room, so that its result can be reported.
+const KNOWN_MS: u64 = 3_600_000;
+const CONNECTION_BYTES_MAX: usize = 4 << 10;
+/// Key of a room's data that says where to connect.
+const CONNECTION_KEY: &str = "connection";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Stage {
+    /// Its players are asked.
+    Proposed,
+    /// Its room is there and waits for a server.
+    Assigning,
+    /// It is a room like any other.
+    Made,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Match {
+    pub(crate) id: Id,
+    pub(crate) queue: u32,
+    pub(crate) stage: Stage,
+    /// Tickets by side, until it is made.
+    sides: Vec<Vec<u32>>,
+    region: Option<u16>,
+    quality: f64,
+    level: u8,
+    pub(crate) backfill: Option<u32>,
+    pub(crate) room: Option<Id>,
+    deadline: u64,
+    /// Players who said yes.
+    accepted: Vec<u32>,
+    /// Player to position, once placed.
+    positions: Vec<(u32, u8)>,
+}
+
+impl Match {
+    fn tickets(&self) -> Vec<u32> {
+        self.sides.iter().flatten().copied().collect()
+    }
+}
+
+impl Matcher {
+    /// The mode that a queue's rooms have: its name, room for all of its players.
+    pub(crate) fn put_queue_mode(&mut self, compiled: &Compiled) -> u16 {
+        let name = &compiled.set.name;
+        let on_full = if compiled.set.backfill.is_some() { OnFull::Keep } else { OnFull::Seal };
+        let known = self.config.modes.get(name).cloned();
+        let rules = known.unwrap_or(ModeRules { on_full, hidden: true, ..ModeRules::default() });
+        self.modes.put(name, ModeRules { capacity: compiled.set.players_max(), ..rules })
+    }
+
+    /// Takes the tickets of a filling: they are asked, or the match is placed at once.
+    pub(crate) fn propose(
+        &mut self,
+        queue: u32,
+        filling: Filling,
+        backfill: Option<u32>,
+        notices: &mut Notices,
+    ) {
+        let compiled = self.queues.list[queue].rules();
+        let index = self.matches.next_index();
+        let id = self.new_id(index);
+        let asks = compiled.set.accept.required;
+        let deadline = self.now + compiled.set.accept.timeout_s * 1_000;
+        let Filling { sides, level, quality, region } = filling;
+        for ticket in sides.iter().flatten() {
+            self.leave_pool(*ticket);
+            let state = if asks { State::Proposed } else { State::Placing };
+            self.change_ticket(*ticket, state, "");
+            let ticket = &mut self.tickets[*ticket];
+            (ticket.matched, ticket.region) = (Some(id), region);
+        }
+        if let Some(backfill) = backfill {
+            self.backfills[backfill].pending = Some(index);
+        }
+        self.matches.insert(Match {
+            id,
+            queue,
+            stage: Stage::Proposed,
+            sides,
+            region,
+            quality,
+            level,
+            backfill,
+            room: None,
+            deadline,
+            accepted: Vec::new(),
+            positions: Vec::new(),
+        });
+        if asks {
+            self.timers.set(deadline, Timer::Proposal(id));
+            self.tell_proposed(index, compiled.set.accept.reveal, notices);
+        } else {
+            self.place(index, notices);
+        }
+    }
+
+    fn find_match(&self, id: &[u8]) -> Option<u32> {
+        let id = Id::parse(id)?;
+        self.match_of(id)
+    }
+
+    pub(crate) fn match_of(&self, id: Id) -> Option<u32> {
+        self.matches.get(id.index).filter(|found| found.id == id).map(|_| id.index)
+    }
+
+    fn players_of_match(&self, index: u32) -> Vec<u32> {
+        let tickets = self.matches[index].sides.iter().flatten();
+        tickets.flat_map(|ticket| &self.tickets[*ticket].players).map(|player| player.player).collect()
+    }
+
+    pub(crate) fn region_of_match(&self, index: u32) -> Option<u16> {
+        self.matches[index].region
+    }
+
+    fn tell_proposed(&mut self, index: u32, reveal: bool, notices: &mut Notices) {
+        let players = self.players_of_match(index);
+        let found = &self.matches[index];
+        for ticket in found.tickets() {
+            self.scratch.event.clear();
+            let text = self.ticket_text(ticket);
+            let mut event = std::mem::take(&mut self.scratch.event);
+            write_nested(&mut event, Event::MATCH_PROPOSED, |out| {
+                write_bytes(out, 1, &found.id.text());
+                write_u64(out, 2, found.deadline);
+                write_u64(out, 3, players.len() as u64);
+                write_bytes(out, 4, &text);
+                for player in players.iter().filter(|_| reveal) {
+                    write_bytes(out, 5, &self.people.players[*player].id);
+                }
+            });
+            let own = self.tickets[ticket].players.iter().map(|player| player.player);
+            fan_out(&self.people, own, self.tickets[ticket].players.len(), &event, 0, notices);
+            self.scratch.event = event;
+        }
+    }
+
+    pub(crate) fn accept_match(&mut self, caller: Caller<'_>, body: &[u8], notices: &mut Notices) -> Outcome {
+        let (mut id, mut ticket, mut role, mut yes) = (&[][..], &[][..], &[][..], false);
+        for field in fields(body) {
+            let field = field?;
+            match field.number {
+                1 => id = text(&field)?,
+                2 => ticket = text(&field)?,
+                3 => role = text(&field)?,
+                4 => yes = field.scalar != 0,
+                _ => {}
+            }
+        }
+        check_id(role, "RoleID")?;
+        let closed = || Problem::new(Status::NotProposed, "the match does not wait for this answer");
+        let index = self
+            .find_match(id)
+            .filter(|index| self.matches[*index].stage == Stage::Proposed)
+            .ok_or_else(closed)?;
+        let ticket = self.find_ticket(ticket)?;
+        if self.tickets[ticket].matched != Some(self.matches[index].id) {
+            return Err(closed());
+        }
+        let player = self
+            .people
+            .player(role)
+            .filter(|player| self.tickets[ticket].players.iter().any(|member| member.player == *player))
+            .ok_or_else(|| Problem::new(Status::NotAMember, "the role is not in the ticket"))?;
+        self.check_acts_for(caller, player)?;
+        if !yes {
+            self.cool_down(player);
+            let queue = self.matches[index].queue;
+            let requeue = self.queues.list[queue].rules().set.accept.on_decline == OnNo::Requeue;
+            self.refuse_match(index, ticket, requeue, "declined", notices);
+            return Ok(());
+        }
+        let found = &mut self.matches[index];
+        if !found.accepted.contains(&player) {
+            found.accepted.push(player);
+        }
+        let accepted = found.accepted.len();
+        if accepted == self.players_of_match(index).len() {
+            for ticket in self.matches[index].tickets() {
+                self.change_ticket(ticket, State::Placing, "");
+            }
+            self.place(index, notices);
+        }
+        Ok(())
+    }
+
+    /// A proposed ticket was cancelled by its owner, which counts as declining.
+    pub(crate) fn decline(&mut self, ticket: u32, notices: &mut Notices) {
+        let players: Vec<u32> = self.tickets[ticket].players.iter().map(|player| player.player).collect();
+        for player in players {
+            self.cool_down(player);
+        }
+        if let Some(index) = self.tickets[ticket].matched.and_then(|id| self.match_of(id)) {
+            self.refuse_match(index, ticket, false, "declined", notices);
+        }
+    }
+
+    /// A player of a proposed ticket is gone.
+    pub(crate) fn withdraw(&mut self, ticket: u32, reason: &str, notices: &mut Notices) {
+        if let Some(index) = self.tickets[ticket].matched.and_then(|id| self.match_of(id)) {
+            self.refuse_match(index, ticket, false, reason, notices);
+        }
+    }
+
+    /// Ends a proposal because of one ticket; the others search on.
+    fn refuse_match(&mut self, index: u32, refused: u32, requeue: bool, reason: &str, notices: &mut Notices) {
+        let queue = self.matches[index].queue;
+        self.queues.list[queue].figures.declined += 1;
+        for ticket in self.break_match(index, reason, notices) {
+            if ticket == refused && !requeue {
+                self.end_ticket(ticket, State::Cancelled, reason, notices);
+            } else {
+                self.return_ticket(ticket, notices);
+            }
+        }
+    }
+
+    /// The deadline of a proposal: who said yes searches on, the others as configured.
+    pub(crate) fn end_proposal(&mut self, id: Id, notices: &mut Notices) {
+        let open = |index: &u32| self.matches[*index].stage == Stage::Proposed;
+        let Some(index) = self.match_of(id).filter(open) else { return };
+        let queue = self.matches[index].queue;
+        let requeue = self.queues.list[queue].rules().set.accept.on_silence == OnNo::Requeue;
+        let accepted = self.matches[index].accepted.clone();
+        for ticket in self.break_match(index, "no_answer", notices) {
+            let all = self.tickets[ticket].players.iter().all(|player| accepted.contains(&player.player));
+            if all || requeue {
+                self.return_ticket(ticket, notices);
+            } else {
+                self.end_ticket(ticket, State::Cancelled, "no_answer", notices);
+            }
+        }
+    }
+
+    /// Tells everybody that a match is off and forgets it. Gives its tickets.
+    fn break_match(&mut self, index: u32, reason: &str, notices: &mut Notices) -> Vec<u32> {
+        let players = self.players_of_match(index);
+        let Some(found) = self.matches.remove(index) else { return Vec::new() };
+        self.event(Event::MATCH_CANCELLED, |out| {
+            write_bytes(out, 1, &found.id.text());
+            write_bytes(out, 2, reason.as_bytes());
+            if let Some(room) = found.room {
+                write_bytes(out, 20, &room.text());
+            }
+        });
+        fan_out(&self.people, players.iter().copied(), players.len(), &self.scratch.event, 0, notices);
+        if let Some(backfill) = found.backfill.and_then(|backfill| self.backfills.get_mut(backfill)) {
+            backfill.pending = None;
+        }
+        found.tickets()
+    }
+
+    /// Breaks the match that a backfill waits for; its tickets search on.
+    pub(crate) fn break_match_of_backfill(&mut self, index: u32, reason: &str, notices: &mut Notices) {
+        for ticket in self.break_match(index, reason, notices) {
+            self.return_ticket(ticket, notices);
+        }
+    }
+
+    fn return_ticket(&mut self, ticket: u32, notices: &mut Notices) {
+        let entry = &mut self.tickets[ticket];
+        (entry.matched, entry.room, entry.region) = (None, None, None);
+        self.change_ticket(ticket, State::Searching, "");
+        self.enter_pool(ticket);
+        self.tell_ticket(ticket, notices);
+    }
+
+    fn cool_down(&mut self, player: u32) {
+        let tickets = &self.people.players[player].tickets;
+        let queue = tickets.iter().find(|ticket| self.tickets[**ticket].state == State::Proposed);
+        let Some(queue) = queue.map(|ticket| self.tickets[*ticket].queue) else { return };
+        let seconds = self.queues.list[queue].rules().set.accept.cooldown_s;
+        if seconds > 0 {
+            let until = self.now + seconds * 1_000;
+            let entry = &mut self.people.players[player];
+            entry.cooldown_until = until;
+            entry.holds += 1;
+            self.timers.set(until, Timer::Cooldown(player));
+        }
+    }
+
+    pub(crate) fn end_cooldown(&mut self, player: u32) {
+        self.people.players[player].holds -= 1;
+        self.people.release(player);
+    }
+
+    /// Makes the room, or takes the backfill's, with a seat for everybody; ends the players' other tickets.
+    fn place(&mut self, index: u32, notices: &mut Notices) {
+        let (queue, backfill) = (self.matches[index].queue, self.matches[index].backfill);
+        let compiled = self.queues.list[queue].rules();
+        let room = match backfill {
+            Some(backfill) => match self.room_to_fill(index, backfill) {
+                Some(room) => room,
+                None => {
+                    self.break_match_of_backfill(index, "room_closed", notices);
+                    self.shrink_backfill(backfill);
+                    return;
+                }
+            },
+            None => self.room_of_match(index, queue, &compiled),
+        };
+        self.matches[index].positions = self.positions_of(index, &compiled);
+        let external = compiled.set.assign == Assign::External && backfill.is_none();
+        let ttl = compiled.set.seat_ttl_s * 1_000;
+        let wait = if external { compiled.set.assign_timeout_s * 1_000 } else { 0 };
+        let until = self.now + wait + ttl;
+        let id = self.rooms[room].id;
+        let sides = self.matches[index].sides.clone();
+        for (side, ticket) in
+            sides.iter().enumerate().flat_map(|(side, all)| all.iter().map(move |t| (side, *t)))
+        {
+            self.tickets[ticket].room = Some(id);
+            self.seat_ticket(room, side, ticket, until, notices);
+        }
+        self.timers.set(until, Timer::Seats(id));
+        self.reindex_room(room);
+        self.matches[index].room = Some(id);
+        let Match { level, quality, .. } = self.matches[index];
+        self.queues.list[queue].figures.record(self.now, level, quality);
+        if let Some(backfill) = backfill {
+            self.backfill_placed(backfill, &sides, notices);
+        }
+        if external {
+            self.await_server(index, &compiled, notices);
+        } else {
+            self.make_ready(index, until, notices);
+        }
+    }
+
+    fn room_of_match(&mut self, index: u32, queue: u32, compiled: &Compiled) -> u32 {
+        let mode = self.queues.list[queue].mode;
+        let room = self.insert_room(mode, true, DataMap::default(), NONE);
+        let names = compiled.sides.iter().map(|(name, _)| Side { name: name.clone(), players: Vec::new() });
+        let entry = &mut self.rooms[room];
+        entry.sides = names.collect();
+        // Nobody else comes in, but by a backfill.
+        (entry.full, entry.forced_full) = (true, true);
+        entry.matched = Some(self.matches[index].id);
+        room
+    }
+
+    /// The room of a backfill, if what was found still fits.
+    fn room_to_fill(&self, index: u32, backfill: u32) -> Option<u32> {
+        let backfill = self.backfills.get(backfill)?;
+        let room = backfill.room.index;
+        let entry = self.rooms.get(room).filter(|room| room.id == backfill.room)?;
+        let newcomers = self.players_of_match(index).len() as u32;
+        let free = entry.free(self.modes[entry.mode].rules.capacity);
+        (!entry.deleting && !entry.sealed && free >= newcomers).then_some(room)
+    }
+
+    fn positions_of(&self, index: u32, compiled: &Compiled) -> Vec<(u32, u8)> {
+        let mut positions = Vec::new();
+        if compiled.set.positions.is_empty() {
+            return positions;
+        }
+        for side in &self.matches[index].sides {
+            let tickets = || side.iter().map(|ticket| &self.tickets[*ticket]);
+            let players: Vec<u32> =
+                tickets().flat_map(|ticket| &ticket.players).map(|player| player.player).collect();
+            let facts: Vec<&PlayerFacts> = tickets().flat_map(|ticket| &ticket.facts.players).collect();
+            let open = compiled.set.players_max();
+            if let Some(assigned) = assign(&compiled.set.positions, &facts, open) {
+                positions.extend(players.into_iter().zip(assigned));
+            }
+        }
+        positions
+    }
+
+    /// Seats of a ticket's players; they wait for nothing else any more.
+    fn seat_ticket(&mut self, room: u32, side: usize, ticket: u32, until: u64, notices: &mut Notices) {
+        let players: Vec<u32> = self.tickets[ticket].players.iter().map(|player| player.player).collect();
+        let team = self.tickets[ticket].team.clone();
+        for player in players {
+            let others: Vec<u32> = self.people.players[player]
+                .tickets
+                .iter()
+                .copied()
+                .filter(|other| *other != ticket)
+                .collect();
+            for other in others {
+                match self.tickets[other].state {
+                    State::Searching => {
+                        self.end_ticket(other, State::Cancelled, "matched_elsewhere", notices)
+                    }
+                    State::Proposed => self.withdraw(other, "matched_elsewhere", notices),
+                    _ => {}
+                }
+            }
+            let id = self.people.players[player].id.clone();
+            let info = RoleRef::bare(&id).info(self.people.server_of(player), &team);
+            if let Some(side) = self.rooms[room].sides.get_mut(side) {
+                side.players.push(id);
+            }
+            self.seat(room, Newcomer { player, info }, until);
+        }
+    }
+
+    fn await_server(&mut self, index: u32, compiled: &Compiled, notices: &mut Notices) {
+        let deadline = self.now + compiled.set.assign_timeout_s * 1_000;
+        let found = &mut self.matches[index];
+        (found.stage, found.deadline) = (Stage::Assigning, deadline);
+        let id = found.id;
+        self.timers.set(deadline, Timer::Assign(id));
+        let Some(server) = self.people.server(compiled.set.allocator.as_bytes()) else { return };
+        self.write_ready(index, "", 0);
+        notices.push(server, std::iter::empty(), &self.scratch.event, 0);
+    }
+
+    /// Writes the event that a match is ready, for the players of a side or for who gives it a server.
+    fn write_ready(&mut self, index: u32, side: &str, seat_until: u64) {
+        let mut event = std::mem::take(&mut self.scratch.event);
+        event.clear();
+        let found = &self.matches[index];
+        let queue = &self.queues.list[found.queue];
+        let positions = &queue.rules().set.positions;
+        let room = found.room.and_then(|room| self.rooms.get(room.index));
+        let connection = room.and_then(|room| room.data.get(CONNECTION_KEY));
+        let connection = connection.and_then(|json| serde_json::from_slice::<String>(json).ok());
+        write_nested(&mut event, Event::MATCH_READY, |out| {
+            write_bytes(out, 1, &found.id.text());
+            for (player, position) in found.positions.iter().filter(|_| !side.is_empty()) {
+                write_nested(out, 2, |out| {
+                    write_bytes(out, 1, &self.people.players[*player].id);
+                    write_bytes(out, 2, positions[usize::from(*position)].name.as_bytes());
+                });
+            }
+            write_bytes(out, 3, side.as_bytes());
+            write_bytes(out, 4, connection.unwrap_or_default().as_bytes());
+            if let Some(region) = found.region.and_then(|region| queue.regions.get(usize::from(region))) {
+                write_bytes(out, 5, region);
+            }
+            write_u64(out, 6, seat_until);
+            if let Some(room) = found.room {
+                write_bytes(out, 20, &room.text());
+            }
+        });
+        self.scratch.event = event;
+    }
+
+    /// Tells the players where they play; their tickets have ended well.
+    fn make_ready(&mut self, index: u32, seat_until: u64, notices: &mut Notices) {
+        let queue = self.matches[index].queue;
+        let names: Vec<String> =
+            self.queues.list[queue].rules().sides.iter().map(|(name, _)| name.clone()).collect();
+        let sides = std::mem::take(&mut self.matches[index].sides);
+        for (name, side) in names.iter().zip(&sides).filter(|(_, side)| !side.is_empty()) {
+            self.write_ready(index, name, seat_until);
+            let players: Vec<u32> =
+                side.iter().flat_map(|t| &self.tickets[*t].players).map(|player| player.player).collect();
+            fan_out(&self.people, players.iter().copied(), players.len(), &self.scratch.event, 0, notices);
+        }
+        let found = &mut self.matches[index];
+        found.stage = Stage::Made;
+        (found.positions, found.accepted) = (Vec::new(), Vec::new());
+        let (is_backfill, id) = (found.backfill.take().is_some(), found.id);
+        for ticket in sides.into_iter().flatten() {
+            let (kind, waited) = (self.kind_of(ticket), self.now - self.tickets[ticket].created);
+            self.queues.list[queue].estimates.record(self.now, kind, waited);
+            self.end_ticket(ticket, State::Matched, "", notices);
+        }
+        if is_backfill {
+            // Its result is the room's own match's.
+            self.matches.remove(id.index);
+        }
+    }
+
+    pub(crate) fn assign_match(&mut self, caller: Caller<'_>, body: &[u8], notices: &mut Notices) -> Outcome {
+        let (mut room, mut connection, mut data) = (&[][..], &[][..], Vec::new());
+        for field in fields(body) {
+            let field = field?;
+            match field.number {
+                1 => room = text(&field)?,
+                2 => connection = text(&field)?,
+                3 => data.push(entry(&field)?),
+                _ => {}
+            }
+        }
+        check_len(connection, CONNECTION_BYTES_MAX, "Connection")?;
+        let room = self.find_room(room)?;
+        let closed = || Problem::new(Status::NotProposed, "the room is no match that waits for a server");
+        let index = self.rooms[room].matched.and_then(|id| self.match_of(id)).ok_or_else(closed)?;
+        if self.matches[index].stage != Stage::Assigning {
+            return Err(closed());
+        }
+        let rules = self.queues.list[self.matches[index].queue].rules();
+        if caller.scope == Scope::Server && rules.set.allocator != caller.srv {
+            return Err(forbidden("only the queue's allocator or a trusted server may assign a match"));
+        }
+        let mut values = self.rooms[room].data.clone();
+        for (key, value) in data {
+            values.set(ROOM_DATA_FIELD, key, value.map_or(&[][..], |value| value.value))?;
+        }
+        values.set(ROOM_DATA_FIELD, CONNECTION_KEY.as_bytes(), quote(connection).as_bytes())?;
+        let until = self.now + rules.set.seat_ttl_s * 1_000;
+        let entry = &mut self.rooms[room];
+        entry.data = values;
+        entry.rev += 1;
+        entry.seats.iter_mut().for_each(|seat| seat.until = until);
+        let id = entry.id;
+        self.timers.set(until, Timer::Seats(id));
+        self.make_ready(index, until, notices);
+        Ok(())
+    }
+
+    /// No server was given in time: the room goes, the tickets search on.
+    pub(crate) fn end_unassigned(&mut self, id: Id, notices: &mut Notices) {
+        let waits = |index: &u32| self.matches[*index].stage == Stage::Assigning;
+        let Some(index) = self.match_of(id).filter(waits) else { return };
+        let room = self.matches[index].room;
+        let tickets = self.break_match(index, "no_server", notices);
+        for ticket in tickets {
+            self.return_ticket(ticket, notices);
+        }
+        if let Some(room) = room.filter(|room| self.rooms.get(room.index).is_some_and(|r| r.id == *room)) {
+            self.begin_end(room.index, notices);
+        }
+    }
+
+    /// After a restart: open proposals are off and nobody is blamed; what has a room is a match.
+    pub(crate) fn reopen_proposals(&mut self, notices: &mut Notices) {
+        let open: Vec<u32> =
+            self.matches.iter().filter(|(_, m)| m.stage != Stage::Made).map(|(i, _)| i).collect();
+        for index in open {
+            if self.matches.get(index).is_none() {
+                continue;
+            }
+            let room = self.matches[index].room.and_then(|room| self.rooms.get(room.index));
+            match room.filter(|_| self.matches[index].stage == Stage::Assigning) {
+                Some(room) => {
+                    let until = room.seats.iter().map(|seat| seat.until).max().unwrap_or(self.now);
+                    self.make_ready(index, until, notices);
+                }
+                None => {
+                    for ticket in self.break_match(index, "restarted", notices) {
+                        self.return_ticket(ticket, notices);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A match's room is gone: the match stays known for its result.
+    pub(crate) fn room_of_match_ended(&mut self, matched: Option<Id>) {
+        if let Some(index) = matched.and_then(|id| self.match_of(id)) {
+            self.ended_matches.push_back((self.now + KNOWN_MS, self.matches[index].id));
+        }
+    }
+
+    /// Forgets matches whose time is over.
+    pub(crate) fn forget_matches(&mut self) {
+        while let Some((until, id)) = self.ended_matches.front().copied()
+            && until <= self.now
+        {
+            self.ended_matches.pop_front();
+            if self.match_of(id).is_some() {
+                self.matches.remove(id.index);
+            }
+        }
+    }
+
+    /// The match that a request names by its id or its room's.
+    pub(crate) fn match_named(&self, id: &[u8], room: &[u8]) -> Outcome<u32> {
+        let found = if id.is_empty() {
+            let room = self.find_room(room)?;
+            self.rooms[room].matched.and_then(|id| self.match_of(id))
+        } else {
+            self.find_match(id)
+        };
+        found
+            .filter(|index| self.matches[*index].stage == Stage::Made)
+            .ok_or_else(|| not_found("match does not exist"))
+    }
+
+    pub(crate) fn put_queue_request(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        require(caller, Scope::Admin)?;
+        let mut json = &[][..];
+        for field in fields(body) {
+            let field = field?;
+            if field.number == 1 {
+                json = crate::info::bytes(&field)?;
+            }
+        }
+        let refused = |problem: crate::RuleProblem| {
+            Problem::new(Status::RuleInvalid, problem.to_string())
+                .with("Path", quote(problem.path.as_bytes()))
+        };
+        let rules = crate::QueueRules::parse(json).map_err(refused)?;
+        let is_new = !self.queues.by_name.contains_key(rules.name());
+        if is_new && self.queues.by_name.len() >= crate::queue::QUEUES_MAX {
+            return Err(Problem::new(Status::TooLarge, "the matcher has as many queues as it takes"));
+        }
+        let index = self.put_queue(&rules, notices).map_err(refused)?;
+        self.write_queue(index, answer);
+        Ok(())
+    }
+}

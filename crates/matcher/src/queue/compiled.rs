@@ -1,0 +1,232 @@
+//! A rule set ready for use: keys by number, and the rules as they stand after each time that relaxes something.
+
+use super::facts::{Attr, Facts};
+use super::ruleset::{AttributeKind, Clock, Missing, PartyPolicy, Rule, RuleKind, RuleProblem, RuleSet};
+use crate::info::Text;
+
+/// A rule set ready for use.
+#[derive(Clone, Debug)]
+pub(crate) struct Compiled {
+    pub(crate) set: RuleSet,
+    /// Declared keys in order of name, then those of the rating.
+    pub(crate) keys: Vec<String>,
+    /// The number that tickets are ordered by.
+    pub(crate) main: Option<usize>,
+    /// Keys that split the pool however long a ticket waits.
+    pub(crate) partition: Vec<usize>,
+    /// By waiting time, the first from the beginning.
+    pub(crate) levels: Vec<Level>,
+    /// Sides by name, `count` spelled out; their largest sizes.
+    pub(crate) sides: Vec<(String, u32)>,
+    /// Whether any rule but those on the main number and latency looks at pairs.
+    pub(crate) other_pair_rules: bool,
+}
+
+/// The rules from a waiting time on.
+#[derive(Clone, Debug)]
+pub(crate) struct Level {
+    pub(crate) after_ms: u64,
+    pub(crate) rules: Vec<Checkable>,
+    /// Least players of each side.
+    pub(crate) mins: Vec<u32>,
+    pub(crate) policy: PartyPolicy,
+    pub(crate) quality_min: f64,
+    /// Keys that split at this level but not at the last.
+    pub(crate) split: Vec<usize>,
+    /// How far two tickets may differ in the main number.
+    pub(crate) near: f64,
+    /// Latency that every player must keep somewhere.
+    pub(crate) max_ms: f64,
+}
+
+/// A rule with its key and value looked up.
+#[derive(Clone, Debug)]
+pub(crate) struct Checkable {
+    pub(crate) rule: Rule,
+    pub(crate) key: usize,
+    pub(crate) value: Attr,
+    pub(crate) missing: Missing,
+    pub(crate) inner: Vec<Checkable>,
+}
+
+impl Checkable {
+    pub(crate) fn is_hard(&self) -> bool {
+        self.rule.weight.is_none()
+    }
+
+    /// What it is called in explanations.
+    pub(crate) fn name(&self) -> String {
+        if self.rule.name.is_empty() {
+            format!("{:?} {}", self.rule.kind, self.rule.key.as_deref().unwrap_or("")).trim().to_lowercase()
+        } else {
+            self.rule.name.clone()
+        }
+    }
+}
+
+impl Compiled {
+    /// # Errors
+    /// As [`RuleSet::levels`].
+    pub(crate) fn new(set: RuleSet) -> Result<Compiled, RuleProblem> {
+        let mut keys: Vec<String> = set.attributes.keys().cloned().collect();
+        if set.rating.is_some() {
+            keys.extend(["skill".to_owned(), "skill_dev".to_owned()]);
+        }
+        let number_of = |key: &str| keys.iter().position(|known| known == key).unwrap_or(usize::MAX);
+        let is_hard = |rule: &&Rule, kind: RuleKind| rule.kind == kind && rule.weight.is_none();
+        let key_of = |kind: RuleKind| {
+            let rule = set.rules.iter().find(|rule| is_hard(rule, kind));
+            rule.and_then(|rule| rule.key.as_deref()).map(number_of)
+        };
+        let declared = set.attributes.iter().find(|(_, attribute)| attribute.kind == AttributeKind::Number);
+        let main = [RuleKind::Near, RuleKind::Spread, RuleKind::Balance]
+            .into_iter()
+            .find_map(key_of)
+            .or_else(|| set.rating.as_ref().map(|_| number_of("skill")))
+            .or_else(|| declared.map(|(key, _)| number_of(key)));
+        let levels = set.levels()?;
+        let last = &levels[levels.len() - 1].1.partition;
+        let partition: Vec<usize> = last.iter().map(|key| number_of(key)).collect();
+        let sides: Vec<(String, u32)> =
+            set.all_sides().into_iter().map(|(name, _, max)| (name, max)).collect();
+        let levels: Vec<Level> = levels
+            .iter()
+            .map(|(after_ms, set)| level(*after_ms, set, &number_of, main, &partition))
+            .collect();
+        let other_pair_rules = !levels[0].split.is_empty()
+            || set.rules.iter().any(|rule| {
+                let by_main =
+                    matches!(rule.kind, RuleKind::Near) && rule.key.as_deref().map(number_of) == main;
+                let pair = matches!(
+                    rule.kind,
+                    RuleKind::Near | RuleKind::Spread | RuleKind::Equal | RuleKind::Differ | RuleKind::Avoid
+                );
+                rule.weight.is_none() && pair && !by_main
+            });
+        Ok(Compiled { set, keys, main, partition, levels, sides, other_pair_rules })
+    }
+
+    /// The number of a declared key.
+    pub(crate) fn key(&self, name: &str) -> usize {
+        self.keys.iter().position(|key| key == name).unwrap_or(usize::MAX)
+    }
+
+    /// The level that a waiting time has reached.
+    pub(crate) fn level_at(&self, waited_ms: u64) -> u8 {
+        self.levels.iter().take_while(|level| level.after_ms <= waited_ms).count().saturating_sub(1) as u8
+    }
+
+    /// The level of a match of two parties.
+    pub(crate) fn join_levels(&self, a: u8, b: u8) -> u8 {
+        match self.set.expand_clock {
+            Clock::Each | Clock::Newest => a.min(b),
+            Clock::Oldest => a.max(b),
+        }
+    }
+
+    /// The value that orders the pool.
+    pub(crate) fn main_value(&self, facts: &Facts) -> f64 {
+        let value = self.main.map_or(0.0, |key| facts.value(key));
+        if value.is_nan() { 0.0 } else { value }
+    }
+
+    /// The part of the pool that a party is in.
+    pub(crate) fn partition_of(&self, facts: &Facts) -> Vec<Text> {
+        self.partition.iter().map(|key| self.text(facts, *key)).collect()
+    }
+
+    /// A party's text of a key: its first player's.
+    pub(crate) fn text(&self, facts: &Facts, key: usize) -> Text {
+        match facts.players.first().map(|player| &player.attrs[key]) {
+            Some(Attr::Text(text)) => text.clone(),
+            _ => Text::new(),
+        }
+    }
+
+    /// Why a party can never be matched under these rules, whoever else comes.
+    pub(crate) fn never(&self, facts: &Facts) -> Option<String> {
+        let last = &self.levels[self.levels.len() - 1];
+        if facts.size > self.set.party_max() {
+            return Some(format!("the party has {} players, over {}", facts.size, self.set.party_max()));
+        }
+        for key in &self.partition {
+            let own = self.text(facts, *key);
+            let differs = |player: &super::facts::PlayerFacts| {
+                !matches!(&player.attrs[*key], Attr::Text(text) if *text == own) && !own.is_empty()
+            };
+            if facts.players.iter().any(differs) {
+                return Some(format!("`{}` differs within the party", self.keys[*key]));
+            }
+        }
+        for rule in last.rules.iter().filter(|rule| rule.is_hard()) {
+            let keyed = rule.rule.key.as_deref().filter(|_| rule.missing == Missing::Reject);
+            if let Some(key) = keyed
+                && facts.players.iter().any(|player| player.attrs[rule.key] == Attr::Absent)
+            {
+                return Some(format!("`{key}` is absent and rule `{}` needs it", rule.name()));
+            }
+            let alone = match rule.rule.kind {
+                RuleKind::Compare => rule.compares(facts),
+                RuleKind::Latency => {
+                    rule.missing == Missing::Any && facts.pings.is_empty()
+                        || facts.regions_within(rule.rule.max_ms.unwrap_or(0.0)) != 0
+                }
+                _ => true,
+            };
+            if !alone {
+                let key = rule.rule.key.as_deref().unwrap_or("Latency");
+                return Some(format!("`{key}` can never satisfy rule `{}`", rule.name()));
+            }
+        }
+        None
+    }
+}
+
+fn level(
+    after_ms: u64,
+    set: &RuleSet,
+    number_of: &dyn Fn(&str) -> usize,
+    main: Option<usize>,
+    partition: &[usize],
+) -> Level {
+    let rules: Vec<Checkable> = set.rules.iter().map(|rule| checkable(rule, set, number_of)).collect();
+    let hard = |kind: RuleKind| rules.iter().filter(move |rule| rule.is_hard() && rule.rule.kind == kind);
+    let near = hard(RuleKind::Near)
+        .filter(|rule| Some(rule.key) == main)
+        .filter_map(|rule| rule.rule.max)
+        .fold(f64::INFINITY, f64::min);
+    let max_ms = hard(RuleKind::Latency)
+        .filter(|rule| rule.missing == Missing::Reject)
+        .filter_map(|rule| rule.rule.max_ms)
+        .fold(f64::INFINITY, f64::min);
+    Level {
+        after_ms,
+        mins: set.all_sides().into_iter().map(|(_, min, _)| min).collect(),
+        policy: set.party.policy,
+        quality_min: set.quality.min,
+        split: set
+            .partition
+            .iter()
+            .map(|key| number_of(key))
+            .filter(|key| !partition.contains(key))
+            .collect(),
+        near,
+        max_ms,
+        rules,
+    }
+}
+
+fn checkable(rule: &Rule, set: &RuleSet, number_of: &dyn Fn(&str) -> usize) -> Checkable {
+    let value = match &rule.value {
+        Some(serde_json::Value::String(text)) => Attr::Text(Text::from_slice(text.as_bytes())),
+        Some(value) => value.as_f64().map_or(Attr::Absent, Attr::Number),
+        None => Attr::Absent,
+    };
+    Checkable {
+        key: rule.key.as_deref().map_or(usize::MAX, number_of),
+        value,
+        missing: rule.missing.unwrap_or(set.missing),
+        inner: rule.rules.iter().map(|inner| checkable(inner, set, number_of)).collect(),
+        rule: rule.clone(),
+    }
+}

@@ -1,0 +1,142 @@
+//! How long it will take: waiting times of the last minutes, by kind of ticket.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Waits are counted in buckets whose bounds grow by a quarter: 64 of them reach from 0.1 s to a day.
+const BUCKETS: usize = 64;
+const FIRST_MS: f64 = 100.0;
+const GROWTH: f64 = 1.25;
+/// Weights halve in 5 minutes: 30 steps of 10 s.
+const STEP_MS: u64 = 10_000;
+const DECAY_PER_STEP: f64 = 0.977_159_968_434_245_9;
+/// Fewer samples than this say nothing.
+const SAMPLES_MIN: f64 = 20.0;
+/// Kinds of tickets that are told apart, at most; beyond, only the coarser ones are counted.
+const KINDS_MAX: usize = 4_096;
+
+/// What tells tickets apart; `None` is the coarser kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Kind {
+    pub(crate) region: Option<u16>,
+    pub(crate) skill: Option<i16>,
+    pub(crate) size: Option<u8>,
+}
+
+impl Kind {
+    /// Of a ticket. Skill is told apart in steps of 5 up to 100, as ratings around 25 have it, and of 100 beyond, as those
+    /// around 1500 have it.
+    pub(crate) fn new(main: Option<f64>, region: Option<u16>, size: u32) -> Kind {
+        let skill = main.filter(|value| value.is_finite()).map(|value| {
+            let bucket =
+                if value.abs() < 100.0 { value / 5.0 } else { 20.0 * value.signum() + value / 100.0 };
+            bucket.clamp(-30_000.0, 30_000.0) as i16
+        });
+        Kind { region, skill, size: Some(size.min(255) as u8) }
+    }
+
+    /// Every ticket.
+    pub(crate) const ALL: Kind = Kind { region: None, skill: None, size: None };
+
+    /// From the finest to the coarsest: no party size, no skill, no region.
+    fn coarser(self) -> [Kind; 4] {
+        let no_size = Kind { size: None, ..self };
+        let no_skill = Kind { skill: None, ..no_size };
+        [self, no_size, no_skill, Kind { region: None, ..no_skill }]
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Histogram {
+    weights: Vec<f64>,
+    at_step: u64,
+}
+
+impl Histogram {
+    fn decay(&mut self, now: u64) {
+        let step = now / STEP_MS;
+        let steps = step.saturating_sub(self.at_step).min(2_000);
+        if steps > 0 {
+            let factor = (0..steps).fold(1.0, |factor, _| factor * DECAY_PER_STEP);
+            self.weights.iter_mut().for_each(|weight| *weight *= factor);
+            self.at_step = step;
+        }
+    }
+
+    fn quantile(&self, part: f64) -> u64 {
+        let total: f64 = self.weights.iter().sum();
+        let (mut below, mut bound) = (0.0, FIRST_MS);
+        for weight in &self.weights {
+            below += weight;
+            if below >= total * part {
+                break;
+            }
+            bound *= GROWTH;
+        }
+        bound as u64
+    }
+}
+
+/// Waits of one queue.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Estimates {
+    kinds: BTreeMap<Kind, Histogram>,
+}
+
+impl Estimates {
+    /// A ticket of `kind` was matched after `waited` ms.
+    pub(crate) fn record(&mut self, now: u64, kind: Kind, waited: u64) {
+        let (mut bucket, mut bound) = (0, FIRST_MS);
+        while bound < waited as f64 && bucket < BUCKETS - 1 {
+            bound *= GROWTH;
+            bucket += 1;
+        }
+        let mut kinds = kind.coarser().to_vec();
+        kinds.dedup();
+        for kind in kinds {
+            if self.kinds.len() >= KINDS_MAX && !self.kinds.contains_key(&kind) {
+                continue;
+            }
+            let fresh = || Histogram { weights: vec![0.0; BUCKETS], at_step: now / STEP_MS };
+            let histogram = self.kinds.entry(kind).or_insert_with(fresh);
+            histogram.decay(now);
+            histogram.weights[bucket] += 1.0;
+        }
+    }
+
+    /// The wait that a part of all tickets did not exceed.
+    pub(crate) fn quantile(&self, now: u64, part: f64) -> Option<u64> {
+        let mut histogram = self.kinds.get(&Kind::ALL)?.clone();
+        histogram.decay(now);
+        (histogram.weights.iter().sum::<f64>() >= 1.0).then(|| histogram.quantile(part))
+    }
+
+    /// Waits that half and nine of ten tickets like this did not exceed; `None` while too few were seen.
+    pub(crate) fn of(&self, now: u64, kind: Kind) -> Option<(u64, u64)> {
+        kind.coarser().into_iter().find_map(|kind| {
+            let mut histogram = self.kinds.get(&kind)?.clone();
+            histogram.decay(now);
+            let enough = histogram.weights.iter().sum::<f64>() >= SAMPLES_MIN;
+            enough.then(|| (histogram.quantile(0.5), histogram.quantile(0.9)))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rare_kind_falls_back_to_a_coarser_one() {
+        let mut estimates = Estimates::default();
+        let solo = Kind { region: Some(1), skill: Some(2), size: Some(1) };
+        for index in 0..100 {
+            estimates.record(0, solo, if index < 60 { 1_000 } else { 9_000 });
+        }
+        let (p50, p90) = estimates.of(0, Kind { size: Some(5), ..solo }).unwrap();
+        assert!((800..1_300).contains(&p50) && (7_500..12_000).contains(&p90), "{p50} {p90}");
+        assert_eq!(Estimates::default().of(0, solo), None);
+        assert_eq!(estimates.of(3_600_000, solo), None, "an hour ago is long ago");
+    }
+}

@@ -1,0 +1,391 @@
+//! Queues: a rule set each, the tickets that wait under it, and the search among them.
+//!
+//! A *tick* begins when something may have changed: a ticket came, relaxed, or left a search that had ended at its
+//! limit. It first does what is due by time, then tries *anchors* in the order of fairness. Work is cut into slices of a
+//! bounded number of steps, between which requests are served; the order of anchors is kept, so that a tick goes on
+//! where it stopped. The bound counts steps and not time, so that a replay cuts at the same places.
+
+mod check;
+mod compiled;
+mod estimate;
+mod facts;
+mod pool;
+mod positions;
+mod rules;
+mod ruleset;
+mod search;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub(crate) use compiled::Compiled;
+pub(crate) use estimate::{Estimates, Kind};
+pub(crate) use facts::{Facts, PlayerFacts, PlayerInput};
+pub(crate) use pool::{Anchor, Key, Partition, Pool, number, ordered};
+pub(crate) use positions::assign;
+pub(crate) use rules::View;
+pub use ruleset::RuleProblem;
+pub(crate) use ruleset::{Assign, BackfillPriority, OnMemberLost, OnNo, RuleSet, System};
+pub(crate) use search::{Filling, Search, Start};
+
+use crate::info::Text;
+use crate::matcher::Matcher;
+use crate::notices::Notices;
+use crate::slab::Slab;
+use crate::ticket::Ticket;
+use crate::timers::Timer;
+
+/// Work of one slice of a search, in neighbours looked at: about a millisecond.
+const SLICE_STEPS: u64 = 40_000;
+/// What an anchor and a due ticket count beside their neighbours.
+const ANCHOR_STEPS: u64 = 40;
+/// Queues of one matcher.
+pub(crate) const QUEUES_MAX: usize = 1_024;
+
+/// A rule set that was checked: it has a name, its numbers are in range and nothing in it contradicts itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Value", into = "Value")]
+pub struct QueueRules {
+    name: String,
+    /// JSON as given.
+    source: String,
+}
+
+impl QueueRules {
+    /// Reads a rule set.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with its path in the document.
+    pub fn parse(json: &[u8]) -> Result<QueueRules, RuleProblem> {
+        let set = RuleSet::parse(json)?;
+        let source = String::from_utf8_lossy(json).into_owned();
+        Ok(QueueRules { name: set.name, source })
+    }
+
+    /// Name of the queue.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn compile(&self) -> Result<Compiled, RuleProblem> {
+        Compiled::new(RuleSet::parse(self.source.as_bytes())?)
+    }
+}
+
+impl TryFrom<Value> for QueueRules {
+    type Error = RuleProblem;
+
+    fn try_from(value: Value) -> Result<QueueRules, RuleProblem> {
+        QueueRules::parse(value.to_string().as_bytes())
+    }
+}
+
+impl From<QueueRules> for Value {
+    fn from(rules: QueueRules) -> Value {
+        // The text was read as JSON once.
+        serde_json::from_str(&rules.source).unwrap_or_default()
+    }
+}
+
+/// A queue.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Queue {
+    pub(crate) name: String,
+    /// The rule set as JSON.
+    pub(crate) source: String,
+    #[serde(skip)]
+    compiled: Option<Arc<Compiled>>,
+    pub(crate) pool: Pool,
+    pub(crate) regions: Vec<Text>,
+    /// When tickets relax or time out.
+    pub(crate) due: BTreeSet<(u64, u32)>,
+    /// When the next tick begins; 0: nothing to do.
+    tick_at: u64,
+    searching: bool,
+    /// Time of the tick under way.
+    tick_now: u64,
+    pub(crate) backfills: BTreeSet<u32>,
+    pub(crate) estimates: Estimates,
+    pub(crate) figures: Figures,
+    /// Mode of its rooms.
+    pub(crate) mode: u16,
+    /// Where telling tickets how they stand has got to.
+    pub(crate) told: Option<u32>,
+    pub(crate) tells: bool,
+}
+
+/// What a queue has done since it was made.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Figures {
+    pub(crate) matches: u64,
+    pub(crate) timed_out: u64,
+    pub(crate) cancelled: u64,
+    pub(crate) declined: u64,
+    pub(crate) scans: u64,
+    /// Matches by the level that they needed.
+    pub(crate) expansions: Vec<u64>,
+    /// Matches by quality, in twentieths.
+    pub(crate) qualities: Vec<u64>,
+    /// Matches of the last 5 minutes: (10 s step, count).
+    recent: VecDeque<(u64, u64)>,
+}
+
+const RECENT_STEP_MS: u64 = 10_000;
+const RECENT_STEPS: u64 = 30;
+
+impl Figures {
+    pub(crate) fn record(&mut self, now: u64, level: u8, quality: f64) {
+        self.matches += 1;
+        let level = usize::from(level);
+        if self.expansions.len() <= level {
+            self.expansions.resize(level + 1, 0);
+        }
+        self.expansions[level] += 1;
+        self.qualities.resize(20, 0);
+        self.qualities[((quality * 20.0) as usize).min(19)] += 1;
+        let step = now / RECENT_STEP_MS;
+        match self.recent.back_mut() {
+            Some((last, count)) if *last == step => *count += 1,
+            _ => self.recent.push_back((step, 1)),
+        }
+        while self.recent.front().is_some_and(|(first, _)| first + RECENT_STEPS <= step) {
+            self.recent.pop_front();
+        }
+    }
+
+    pub(crate) fn per_minute(&self, now: u64) -> f64 {
+        let from = (now / RECENT_STEP_MS).saturating_sub(RECENT_STEPS);
+        let count: u64 = self.recent.iter().filter(|(step, _)| *step > from).map(|(_, count)| count).sum();
+        count as f64 / (RECENT_STEPS * RECENT_STEP_MS) as f64 * 60_000.0
+    }
+
+    /// The quality that a part of the matches did not reach.
+    pub(crate) fn quality(&self, part: f64) -> f64 {
+        let total: u64 = self.qualities.iter().sum();
+        let mut below = 0;
+        for (bucket, count) in self.qualities.iter().enumerate() {
+            below += count;
+            if below as f64 >= total as f64 * part && total > 0 {
+                return (bucket as f64 + 0.5) / 20.0;
+            }
+        }
+        0.0
+    }
+}
+
+impl Queue {
+    /// Its rules.
+    ///
+    /// # Panics
+    /// Never: they are compiled when a queue is made and when a snapshot is read.
+    pub(crate) fn rules(&self) -> Arc<Compiled> {
+        Arc::clone(self.compiled.as_ref().expect("compiled when made or restored"))
+    }
+}
+
+/// Every queue, by index and name.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Queues {
+    pub(crate) list: Slab<Queue>,
+    pub(crate) by_name: BTreeMap<String, u32>,
+    /// Queues that search.
+    searching: BTreeSet<u32>,
+}
+
+impl Queues {
+    pub(crate) fn find(&self, name: &[u8]) -> Option<u32> {
+        self.by_name.get(std::str::from_utf8(name).ok()?).copied()
+    }
+
+    pub(crate) fn is_searching(&self) -> bool {
+        !self.searching.is_empty()
+    }
+
+    /// Compiles the rules again after a snapshot was read.
+    ///
+    /// # Errors
+    /// A rule set that this version does not take.
+    pub(crate) fn reindex(&mut self) -> Result<(), RuleProblem> {
+        for index in self.by_name.values() {
+            let queue = &mut self.list[*index];
+            queue.compiled = Some(Arc::new(Compiled::new(RuleSet::parse(queue.source.as_bytes())?)?));
+        }
+        Ok(())
+    }
+}
+
+/// A ticket's place in the order of fairness.
+pub(crate) fn anchor_of(tickets: &Slab<Ticket>, index: u32) -> Anchor {
+    let ticket = &tickets[index];
+    Anchor { class: 1, rank: -ticket.priority, created: ticket.created, backfill: false, index }
+}
+
+impl Matcher {
+    /// Makes or replaces a queue. Live tickets are checked again; those that can never be matched any more fail.
+    pub(crate) fn put_queue(
+        &mut self,
+        rules: &QueueRules,
+        notices: &mut Notices,
+    ) -> Result<u32, RuleProblem> {
+        let compiled = Arc::new(rules.compile()?);
+        let mode = self.put_queue_mode(&compiled);
+        let Some(index) = self.queues.by_name.get(&rules.name).copied() else {
+            let queue = Queue {
+                name: rules.name.clone(),
+                source: rules.source.clone(),
+                compiled: Some(compiled),
+                pool: Pool::default(),
+                regions: Vec::new(),
+                due: BTreeSet::new(),
+                tick_at: 0,
+                searching: false,
+                tick_now: self.now,
+                backfills: BTreeSet::new(),
+                estimates: Estimates::default(),
+                figures: Figures::default(),
+                mode,
+                told: None,
+                tells: false,
+            };
+            let index = self.queues.list.insert(queue);
+            self.queues.by_name.insert(rules.name.clone(), index);
+            return Ok(index);
+        };
+        let queue = &self.queues.list[index];
+        if queue.source == rules.source {
+            return Ok(index);
+        }
+        let waiting: Vec<u32> = self.searching_tickets(index);
+        for ticket in &waiting {
+            self.leave_pool(*ticket);
+        }
+        let backfills: Vec<u32> = self.queues.list[index].backfills.iter().copied().collect();
+        for backfill in backfills {
+            self.stop_backfill_of(backfill, "stopped", notices);
+        }
+        let queue = &mut self.queues.list[index];
+        (queue.source, queue.compiled, queue.mode) = (rules.source.clone(), Some(compiled), mode);
+        for ticket in waiting {
+            self.recheck(ticket, notices);
+        }
+        Ok(index)
+    }
+
+    /// Tickets of a queue that search.
+    pub(crate) fn searching_tickets(&self, queue: u32) -> Vec<u32> {
+        let partitions = self.queues.list[queue].pool.partitions.iter();
+        let mut all: Vec<u32> =
+            partitions.flat_map(|(_, part)| part.index.keys().map(|(_, ticket)| *ticket)).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Sees to it that a queue's next tick begins in time: on its grid, after what is due.
+    pub(crate) fn schedule(&mut self, index: u32) {
+        let now = self.now;
+        let queue = &mut self.queues.list[index];
+        if queue.searching {
+            return;
+        }
+        let tick = queue.rules().set.tick_ms;
+        let due = queue.due.first().map(|(at, _)| (*at).max(now));
+        let wanted = if queue.pool.dirty.is_empty() { due } else { Some(now) };
+        let Some(wanted) = wanted else { return };
+        let at = (wanted / tick + 1) * tick;
+        if queue.tick_at == 0 || at < queue.tick_at {
+            queue.tick_at = at;
+            self.timers.set(at, Timer::Tick(index));
+        }
+    }
+
+    /// A tick's time has come.
+    pub(crate) fn begin_tick(&mut self, index: u32, at: u64) {
+        let Some(queue) = self.queues.list.get_mut(index) else { return };
+        if queue.tick_at != at {
+            return;
+        }
+        (queue.tick_at, queue.tick_now, queue.searching) = (0, at, true);
+        self.queues.searching.insert(index);
+        let Queue { backfills, pool, .. } = &mut self.queues.list[index];
+        for backfill in backfills.iter() {
+            if let Some(anchor) = self.backfills[*backfill].anchor(*backfill, pool) {
+                pool.dirty.insert(anchor);
+            }
+        }
+    }
+
+    /// A part of a tick: bounded, so that requests do not wait for it.
+    pub(crate) fn search_slice(&mut self, notices: &mut Notices) {
+        let Some(index) = self.queues.searching.first().copied() else { return };
+        let compiled = self.queues.list[index].rules();
+        let queue = &mut self.queues.list[index];
+        if queue.tick_now + compiled.set.tick_ms <= self.now {
+            queue.tick_now = self.now;
+        }
+        let tick_now = queue.tick_now;
+        let mut steps = 0;
+        while steps < SLICE_STEPS {
+            let queue = &mut self.queues.list[index];
+            if let Some((at, ticket)) = queue.due.first().copied()
+                && at <= tick_now
+            {
+                queue.due.pop_first();
+                self.ticket_is_due(ticket, at, &compiled, notices);
+                steps += ANCHOR_STEPS;
+                continue;
+            }
+            let Some(anchor) = queue.pool.dirty.pop_first() else {
+                queue.searching = false;
+                self.queues.searching.remove(&index);
+                self.schedule(index);
+                return;
+            };
+            steps += ANCHOR_STEPS + self.try_anchor(index, &compiled, anchor, notices);
+        }
+    }
+
+    /// Looks for a match around an anchor and makes it. Returns the neighbours looked at.
+    fn try_anchor(
+        &mut self,
+        index: u32,
+        compiled: &Arc<Compiled>,
+        anchor: Anchor,
+        notices: &mut Notices,
+    ) -> u64 {
+        let tickets = &self.tickets;
+        let queue = &self.queues.list[index];
+        let (partition, start) = if anchor.backfill {
+            let Some(backfill) = self.backfills.get(anchor.index).filter(|backfill| backfill.is_free())
+            else {
+                return 0;
+            };
+            (backfill.partition, backfill.start(compiled, self.now))
+        } else {
+            let Some(place) = tickets.get(anchor.index).and_then(|ticket| ticket.place) else { return 0 };
+            let hot = queue.pool.partitions[place.partition].index[&place.key];
+            let open = compiled.sides.iter().map(|(_, max)| *max).collect();
+            let start = Start { key: place.key, hot, ticket: Some(anchor.index), fixed: Vec::new(), open };
+            (place.partition, start)
+        };
+        let facts = |ticket: u32| (&tickets[ticket].facts, tickets[ticket].created);
+        let part: &Partition = &queue.pool.partitions[partition];
+        let mut search = Search { compiled, partition: part, facts, steps: 0, cut: false };
+        let found = search.attempt(&start);
+        let (steps, cut, key, arrivals) = (search.steps, search.cut, start.key, part.arrivals);
+        let queue = &mut self.queues.list[index];
+        queue.figures.scans += steps;
+        match found {
+            Some(filling) => {
+                let backfill = anchor.backfill.then_some(anchor.index);
+                self.propose(index, filling, backfill, notices);
+            }
+            None if anchor.backfill => self.backfills[anchor.index].seen = Some(arrivals),
+            None => queue.pool.rest(partition, key, cut),
+        }
+        steps
+    }
+}

@@ -1,0 +1,458 @@
+//! Whether rules hold: for pairs of parties while a match is filled, and for a filled match.
+
+use super::compiled::{Checkable, Compiled, Level};
+use super::facts::{Attr, Facts, PlayerFacts};
+use super::ruleset::{Agg, Choose, Clock, Missing, Of, RuleKind};
+use crate::rating::win_chance;
+
+/// A party in a match and the level that its waiting time has reached.
+pub(crate) type Placed<'a> = (&'a Facts, u8);
+
+/// A match under examination: parties by side.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View<'a> {
+    pub(crate) compiled: &'a Compiled,
+    pub(crate) sides: &'a [Vec<Placed<'a>>],
+    /// What applies to the match as a whole.
+    pub(crate) level: u8,
+}
+
+/// How good a match is that violates no hard rule.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Grade {
+    pub(crate) quality: f64,
+    pub(crate) region: Option<u16>,
+}
+
+impl<'a> View<'a> {
+    pub(crate) fn rules(&self) -> &'a Level {
+        &self.compiled.levels[usize::from(self.level)]
+    }
+
+    /// The first hard rule that does not hold, by its number. Those of type `near` are not asked: filling admits nobody
+    /// who violates one.
+    pub(crate) fn first_violation(&self) -> Option<usize> {
+        let open = |rule: &Checkable| rule.is_hard() && rule.rule.kind != RuleKind::Near;
+        self.rules().rules.iter().position(|rule| open(rule) && self.violation(rule) > 0.0)
+    }
+
+    /// The quality of a match, 0 to 1, and its region.
+    pub(crate) fn grade(&self) -> Grade {
+        let rules = &self.rules().rules;
+        let weights = &self.compiled.set.quality.weights;
+        let soft: Vec<f64> =
+            rules.iter().filter_map(|rule| Some(rule.rule.weight? * self.violation(rule))).collect();
+        let kept = if soft.is_empty() {
+            1.0
+        } else {
+            (1.0 - soft.iter().sum::<f64>() / soft.len() as f64).clamp(0.0, 1.0)
+        };
+        let latency = rules.iter().find(|rule| rule.rule.kind == RuleKind::Latency);
+        let (region, near) = match latency.and_then(|rule| Some((self.region(rule)?, rule))) {
+            Some(((region, worst), rule)) => {
+                let max = rule.rule.max_ms.unwrap_or(1.0).max(1.0);
+                (Some(region), (1.0 - worst / max).clamp(0.0, 1.0))
+            }
+            None => (None, 1.0),
+        };
+        // A latency term of zero at the very limit would make such a match worthless: the limit is what was asked for.
+        let latency = if weights.latency == 0.0 { 1.0 } else { near.max(0.05).powf(weights.latency) };
+        let quality = self.skill_quality().powf(weights.skill) * kept.powf(weights.soft) * latency;
+        Grade { quality: quality.clamp(0.0, 1.0), region }
+    }
+
+    /// How even the sides are by the rating: 1 without one.
+    fn skill_quality(&self) -> f64 {
+        if self.compiled.set.rating.is_none() || self.sides.len() < 2 {
+            return 1.0;
+        }
+        let skills: Vec<Vec<(f64, f64)>> = (0..self.sides.len()).map(|side| self.skills(side)).collect();
+        let mut least: f64 = 1.0;
+        for (at, a) in skills.iter().enumerate() {
+            for b in &skills[at + 1..] {
+                least = least.min(1.0 - (2.0 * win_chance(a, b) - 1.0).abs());
+            }
+        }
+        least
+    }
+
+    fn skills(&self, side: usize) -> Vec<(f64, f64)> {
+        let (skill, deviation) = (self.compiled.key("skill"), self.compiled.key("skill_dev"));
+        let number = |player: &PlayerFacts, key: usize| match player.attrs[key] {
+            Attr::Number(value) => value,
+            _ => 0.0,
+        };
+        let players = self.sides[side].iter().flat_map(|(facts, _)| &facts.players);
+        players.map(|player| (number(player, skill), number(player, deviation))).collect()
+    }
+
+    /// 0 when a rule holds, else by how much it does not, up to 1.
+    pub(crate) fn violation(&self, rule: &Checkable) -> f64 {
+        let max = rule.rule.max.unwrap_or(f64::INFINITY);
+        match rule.rule.kind {
+            RuleKind::Spread => over(self.spread(rule), max),
+            RuleKind::Near => self.near(rule),
+            RuleKind::Balance => over(self.balance(rule), max),
+            RuleKind::Compare => unless(self.parties().all(|facts| rule.compares(facts))),
+            RuleKind::Equal => unless(self.equal(rule)),
+            RuleKind::Differ => unless(self.differ(rule)),
+            RuleKind::Overlap => {
+                let shared = self.overlap(rule).len() as f64;
+                over(rule.rule.min.unwrap_or(1.0), shared)
+            }
+            RuleKind::Contains => self.in_range(rule, |player| f64::from(rule.is_in(player))),
+            RuleKind::Total => self.in_range(rule, |player| match player.attrs[rule.key] {
+                Attr::Number(value) => value,
+                _ => 0.0,
+            }),
+            RuleKind::Latency => self.latency(rule),
+            RuleKind::Avoid => unless(!self.has_avoided()),
+            RuleKind::WinChance => {
+                let gap = (2.0 * win_chance(&self.skills(0), &self.skills(1)) - 1.0).abs();
+                over(gap, rule.rule.max_gap.unwrap_or(1.0))
+            }
+            RuleKind::All => rule.inner.iter().map(|inner| self.violation(inner)).fold(0.0, f64::max),
+            RuleKind::Any => rule.inner.iter().map(|inner| self.violation(inner)).fold(1.0, f64::min),
+            RuleKind::Not => {
+                let all = rule.inner.iter().map(|inner| self.violation(inner)).fold(0.0, f64::max);
+                unless(all > 0.0)
+            }
+        }
+    }
+
+    fn parties(&self) -> impl Iterator<Item = &'a Facts> {
+        self.sides.iter().flatten().map(|(facts, _)| *facts)
+    }
+
+    fn players(&self) -> impl Iterator<Item = &'a PlayerFacts> {
+        self.parties().flat_map(|facts| &facts.players)
+    }
+
+    /// Highest minus lowest party value, over the match or within the worst side.
+    fn spread(&self, rule: &Checkable) -> f64 {
+        let of = |parties: &mut dyn Iterator<Item = &Placed<'_>>| {
+            let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+            for (facts, _) in parties {
+                match rule.known(facts.value(rule.key)) {
+                    Some(value) => (low, high) = (low.min(value), high.max(value)),
+                    None if rule.missing == Missing::Any => {}
+                    None => return f64::INFINITY,
+                }
+            }
+            (high - low).max(0.0)
+        };
+        match rule.rule.of.unwrap_or_default() {
+            Of::Match => of(&mut self.sides.iter().flatten()),
+            Of::Side => self.sides.iter().map(|side| of(&mut side.iter())).fold(0.0, f64::max),
+        }
+    }
+
+    fn near(&self, rule: &Checkable) -> f64 {
+        let all: Vec<Placed<'_>> = self.sides.iter().flatten().copied().collect();
+        let mut worst: f64 = 0.0;
+        for (at, a) in all.iter().enumerate() {
+            for b in &all[at + 1..] {
+                worst = worst
+                    .max(over(rule.distance(a.0, b.0), self.compiled.near_limit(rule, a.1, b.1, self.level)));
+            }
+        }
+        worst
+    }
+
+    fn balance(&self, rule: &Checkable) -> f64 {
+        let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
+        for side in self.sides {
+            let Some(value) = aggregate(rule, side) else {
+                if rule.missing == Missing::Any {
+                    continue;
+                }
+                return f64::INFINITY;
+            };
+            (low, high) = (low.min(value), high.max(value));
+        }
+        (high - low).max(0.0)
+    }
+
+    fn equal(&self, rule: &Checkable) -> bool {
+        let mut first = None;
+        self.players().map(|player| &player.attrs[rule.key]).all(|attr| match (attr, first) {
+            (Attr::Absent, _) => rule.missing == Missing::Any,
+            (attr, None) => {
+                first = Some(attr);
+                true
+            }
+            (attr, Some(first)) => attr == first,
+        })
+    }
+
+    fn differ(&self, rule: &Checkable) -> bool {
+        let mut seen: Vec<&Attr> = Vec::new();
+        self.players().map(|player| &player.attrs[rule.key]).all(|attr| {
+            let fresh = *attr != Attr::Absent && !seen.contains(&attr);
+            seen.push(attr);
+            fresh || *attr == Attr::Absent && rule.missing == Missing::Any
+        })
+    }
+
+    /// Texts that every player's list has.
+    pub(crate) fn overlap(&self, rule: &Checkable) -> Vec<&'a [u8]> {
+        let mut shared: Option<Vec<&[u8]>> = None;
+        for player in self.players() {
+            let Attr::List(list) = &player.attrs[rule.key] else {
+                if rule.missing == Missing::Any {
+                    continue;
+                }
+                return Vec::new();
+            };
+            shared = Some(match shared {
+                None => list.iter().map(|text| text.as_slice()).collect(),
+                Some(shared) => {
+                    shared.into_iter().filter(|s| list.iter().any(|t| t.as_slice() == *s)).collect()
+                }
+            });
+        }
+        shared.unwrap_or_default()
+    }
+
+    /// A sum over players in range, of the match or of each side.
+    fn in_range(&self, rule: &Checkable, count: impl Fn(&PlayerFacts) -> f64) -> f64 {
+        let sums: Vec<f64> = match rule.rule.of.unwrap_or_default() {
+            Of::Match => vec![self.players().map(count).sum()],
+            Of::Side => {
+                let side = |side: &Vec<Placed<'_>>| {
+                    side.iter().flat_map(|(facts, _)| &facts.players).map(&count).sum()
+                };
+                self.sides.iter().map(side).collect()
+            }
+        };
+        let (min, max) = (rule.rule.min.unwrap_or(f64::NEG_INFINITY), rule.rule.max.unwrap_or(f64::INFINITY));
+        sums.into_iter().map(|sum| over(sum, max).max(over(min, sum))).fold(0.0, f64::max)
+    }
+
+    fn latency(&self, rule: &Checkable) -> f64 {
+        if rule.missing == Missing::Any && self.parties().all(|facts| facts.pings.is_empty()) {
+            return 0.0;
+        }
+        unless(self.region(rule).is_some())
+    }
+
+    /// The best region that a latency rule allows, and the worst latency there.
+    pub(crate) fn region(&self, rule: &Checkable) -> Option<(u16, f64)> {
+        let parties =
+            || self.parties().filter(|facts| rule.missing != Missing::Any || !facts.pings.is_empty());
+        let regions = parties().map(|facts| facts.pings.len()).max()?;
+        let max = rule.rule.max_ms.unwrap_or(f64::INFINITY);
+        let mut best: Option<(u16, f64, f64)> = None;
+        for region in 0..regions {
+            let (mut low, mut high, mut sum, mut count) = (f64::INFINITY, 0.0_f64, 0.0, 0.0);
+            for facts in parties() {
+                let ping = facts.ping(region);
+                low = low.min(f64::from(ping.best));
+                high = high.max(f64::from(ping.worst));
+                sum += f64::from(ping.sum);
+                count += f64::from(facts.size);
+            }
+            if high > max || rule.rule.relative_ms.is_some_and(|relative| high - low > relative) {
+                continue;
+            }
+            let score = match rule.rule.choose.unwrap_or_default() {
+                Choose::MinWorst => high,
+                Choose::MinMean => sum / count,
+            };
+            if best.is_none_or(|(_, least, _)| score < least) {
+                best = Some((region as u16, score, high));
+            }
+        }
+        best.map(|(region, _, worst)| (region, worst))
+    }
+
+    fn has_avoided(&self) -> bool {
+        let anybody = |role: u64| self.players().any(|player| player.role == role);
+        self.players().any(|player| player.avoid.iter().any(|role| anybody(*role)))
+    }
+}
+
+impl Compiled {
+    /// How far two parties may differ by a `near` rule.
+    pub(crate) fn near_limit(&self, rule: &Checkable, a: u8, b: u8, whole: u8) -> f64 {
+        // Every level has the same rules in the same order; only their numbers differ.
+        let number = self.levels[usize::from(whole)].rules.iter().position(|known| {
+            known.rule.name == rule.rule.name && known.rule.kind == rule.rule.kind && known.key == rule.key
+        });
+        let limit = |level: u8| {
+            let rule = number.map_or(rule, |number| &self.levels[usize::from(level)].rules[number]);
+            rule.rule.max.unwrap_or(f64::INFINITY)
+        };
+        match self.set.expand_clock {
+            Clock::Each => limit(a).min(limit(b)),
+            Clock::Oldest | Clock::Newest => limit(whole),
+        }
+    }
+
+    /// Whether two parties may be in one match as far as filling does not see to it by other means: the main number and
+    /// latency are kept as ranges.
+    pub(crate) fn may_meet(&self, a: Placed<'_>, b: Placed<'_>) -> bool {
+        let whole = self.join_levels(a.1, b.1);
+        let level = &self.levels[usize::from(whole)];
+        if level.split.iter().any(|key| self.text(a.0, *key) != self.text(b.0, *key)) {
+            return false;
+        }
+        level.rules.iter().enumerate().filter(|(_, rule)| rule.is_hard()).all(|(number, rule)| {
+            let limit =
+                |level: u8| self.levels[usize::from(level)].rules[number].rule.max.unwrap_or(f64::INFINITY);
+            match rule.rule.kind {
+                RuleKind::Near if Some(rule.key) != self.main => {
+                    let limit = match self.set.expand_clock {
+                        Clock::Each => limit(a.1).min(limit(b.1)),
+                        Clock::Oldest | Clock::Newest => limit(whole),
+                    };
+                    rule.distance(a.0, b.0) <= limit
+                }
+                RuleKind::Spread if rule.rule.of.unwrap_or_default() == Of::Match => {
+                    rule.distance(a.0, b.0) <= limit(whole)
+                }
+                RuleKind::Avoid => !avoids(a.0, b.0) && !avoids(b.0, a.0),
+                RuleKind::Equal => {
+                    let own =
+                        |facts: &Facts| facts.players.first().map(|player| player.attrs[rule.key].clone());
+                    let (left, right) = (own(a.0), own(b.0));
+                    let absent = left == Some(Attr::Absent) || right == Some(Attr::Absent);
+                    left == right || absent && rule.missing == Missing::Any
+                }
+                RuleKind::Differ => a.0.players.iter().all(|player| {
+                    let own = &player.attrs[rule.key];
+                    *own == Attr::Absent || b.0.players.iter().all(|other| other.attrs[rule.key] != *own)
+                }),
+                _ => true,
+            }
+        })
+    }
+
+    /// The rules that two parties violate by themselves, whoever else plays: for filling and for explaining.
+    pub(crate) fn pair_violations(
+        &self,
+        a: Placed<'_>,
+        b: Placed<'_>,
+        mut found: impl FnMut(String, String),
+    ) {
+        let whole = self.join_levels(a.1, b.1);
+        let level = &self.levels[usize::from(whole)];
+        for key in self.partition.iter().chain(&level.split) {
+            let (left, right) = (self.text(a.0, *key), self.text(b.0, *key));
+            if left != right {
+                let why =
+                    format!("{} and {}", String::from_utf8_lossy(&left), String::from_utf8_lossy(&right));
+                found(format!("partition {}", self.keys[*key]), why);
+            }
+        }
+        let sides = [vec![a, b]];
+        let view = View { compiled: self, sides: &sides, level: whole };
+        for rule in level.rules.iter().filter(|rule| rule.is_hard()) {
+            let pairwise = match rule.rule.kind {
+                RuleKind::Spread => rule.rule.of.unwrap_or_default() == Of::Match,
+                RuleKind::Near | RuleKind::Equal | RuleKind::Differ | RuleKind::Overlap => true,
+                RuleKind::Latency | RuleKind::Avoid => true,
+                _ => false,
+            };
+            if pairwise && view.violation(rule) > 0.0 {
+                let why = match rule.rule.kind {
+                    RuleKind::Spread | RuleKind::Near => {
+                        let limit = match rule.rule.kind {
+                            RuleKind::Near => self.near_limit(rule, a.1, b.1, whole),
+                            _ => rule.rule.max.unwrap_or_default(),
+                        };
+                        format!("they differ by {:.2}, over {limit:.2}", rule.distance(a.0, b.0))
+                    }
+                    RuleKind::Latency => {
+                        format!("no region within {} ms of both", rule.rule.max_ms.unwrap_or(0.0))
+                    }
+                    RuleKind::Avoid => "one avoids the other".to_owned(),
+                    RuleKind::Overlap => "their lists share too little".to_owned(),
+                    RuleKind::Equal => "their values differ".to_owned(),
+                    _ => "their values are the same".to_owned(),
+                };
+                found(rule.name(), why);
+            }
+        }
+    }
+}
+
+impl Checkable {
+    fn known(&self, value: f64) -> Option<f64> {
+        (!value.is_nan()).then_some(value)
+    }
+
+    /// Difference of two parties; 0 where an absent value is no matter, infinite where it is.
+    pub(crate) fn distance(&self, a: &Facts, b: &Facts) -> f64 {
+        match (self.known(a.value(self.key)), self.known(b.value(self.key))) {
+            (Some(a), Some(b)) => (a - b).abs(),
+            _ if self.missing == Missing::Any => 0.0,
+            _ => f64::INFINITY,
+        }
+    }
+
+    /// Whether each player's value compares as a `compare` rule says.
+    pub(crate) fn compares(&self, facts: &Facts) -> bool {
+        let op = self.rule.op.as_deref().unwrap_or("=");
+        facts.players.iter().all(|player| match (&player.attrs[self.key], &self.value) {
+            (Attr::Absent, _) => self.missing == Missing::Any,
+            (Attr::Number(a), Attr::Number(b)) => match op {
+                "=" => a == b,
+                "!=" => a != b,
+                "<" => a < b,
+                "<=" => a <= b,
+                ">" => a > b,
+                _ => a >= b,
+            },
+            (a, b) => (a == b) == (op == "="),
+        })
+    }
+
+    fn is_in(&self, player: &PlayerFacts) -> bool {
+        match (&player.attrs[self.key], &self.value) {
+            (Attr::List(list), Attr::Text(text)) => list.contains(text),
+            (own, value) => own == value,
+        }
+    }
+}
+
+fn avoids(a: &Facts, b: &Facts) -> bool {
+    let avoided = |role: &u64| b.players.iter().any(|player| player.role == *role);
+    a.players.iter().any(|player| player.avoid.iter().any(avoided))
+}
+
+/// A side's aggregate: parties weigh by their players.
+fn aggregate(rule: &Checkable, side: &[Placed<'_>]) -> Option<f64> {
+    let (mut sum, mut max, mut count) = (0.0, f64::NEG_INFINITY, 0.0);
+    for (facts, _) in side {
+        let value = facts.value(rule.key);
+        if value.is_nan() {
+            if rule.missing == Missing::Any {
+                continue;
+            }
+            return None;
+        }
+        let size = f64::from(facts.size);
+        (sum, max, count) = (sum + value * size, f64::max(max, value), count + size);
+    }
+    if count == 0.0 {
+        return None;
+    }
+    Some(match rule.rule.agg.unwrap_or(Agg::Mean) {
+        Agg::Mean => sum / count,
+        Agg::Sum => sum,
+        Agg::Max => max,
+    })
+}
+
+/// By how much a value exceeds a limit, as a part of the limit, at most 1.
+fn over(value: f64, limit: f64) -> f64 {
+    if value <= limit {
+        return 0.0;
+    }
+    ((value - limit) / limit.abs().max(1e-9)).clamp(f64::MIN_POSITIVE, 1.0)
+}
+
+fn unless(holds: bool) -> f64 {
+    f64::from(!holds)
+}

@@ -1,0 +1,550 @@
+//! Filling a match around an anchor: near tickets first, then sides by size, then exchanges for balance.
+
+use std::ops::Bound::{Excluded, Unbounded};
+
+use smallvec::SmallVec;
+
+use super::compiled::Compiled;
+use super::facts::{Facts, PlayerFacts};
+use super::pool::{Hot, Key, Partition, VISITS_PER_STEP, number};
+use super::positions::assign;
+use super::rules::{Placed, View};
+use super::ruleset::{Clock, PartyPolicy, Prefer};
+
+/// Exchanges between sides that are tried for one match.
+const EXCHANGES_MAX: usize = 200;
+
+/// What a search begins with.
+#[derive(Clone, Debug)]
+pub(crate) struct Start<'a> {
+    /// Where it stands in its partition.
+    pub(crate) key: Key,
+    pub(crate) hot: Hot,
+    /// The anchor itself; `None` for a backfill.
+    pub(crate) ticket: Option<u32>,
+    /// Players already there, by side.
+    pub(crate) fixed: Vec<Vec<&'a Facts>>,
+    /// Free places by side.
+    pub(crate) open: Vec<u32>,
+}
+
+/// A match that holds every rule.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Filling {
+    /// Tickets by side.
+    pub(crate) sides: Vec<Vec<u32>>,
+    pub(crate) level: u8,
+    pub(crate) quality: f64,
+    pub(crate) region: Option<u16>,
+}
+
+/// A search in one partition.
+pub(crate) struct Search<'a, F> {
+    pub(crate) compiled: &'a Compiled,
+    pub(crate) partition: &'a Partition,
+    /// Facts of a ticket and when it was made.
+    pub(crate) facts: F,
+    /// Neighbours looked at.
+    pub(crate) steps: u64,
+    /// The last search ended at its limit.
+    pub(crate) cut: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    ticket: u32,
+    value: f64,
+    hot: Hot,
+}
+
+/// In which order candidates are placed, and on which of the sides that have room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// As they come, on the emptiest side.
+    Near,
+    /// The largest parties first.
+    Large,
+    /// The largest parties first, on the side that lags behind in the main number.
+    Even,
+}
+
+impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
+    /// A match around the anchor, if filling finds one.
+    pub(crate) fn attempt(&mut self, start: &Start<'a>) -> Option<Filling> {
+        let total: u32 = start.open.iter().sum();
+        let limit = self.compiled.set.scan_limit;
+        let mut all: Vec<Candidate> = Vec::with_capacity(limit);
+        // Most matches are found among the very next: the rest is looked at when they are not.
+        let plain = self.compiled.set.quality.prefer == Prefer::Skill;
+        let first = if plain { (2 * total as usize).min(limit) } else { limit };
+        self.gather(start, first, &mut all);
+        if let Some(found) = self.fill(start, &all, Way::Near) {
+            return Some(found);
+        }
+        if all.len() == first && first < limit {
+            all.clear();
+            self.gather(start, limit, &mut all);
+            if let Some(found) = self.fill(start, &all, Way::Near) {
+                return Some(found);
+            }
+        }
+        let mixed = all.iter().any(|candidate| candidate.hot.size != all[0].hot.size);
+        let reachable: u32 = all.iter().map(|candidate| u32::from(candidate.hot.size)).sum();
+        if !mixed && self.compiled.main.is_none() || reachable + u32::from(start.hot.size) < self.least(start)
+        {
+            return None;
+        }
+        all.sort_by_key(|candidate| std::cmp::Reverse(candidate.hot.size));
+        let large = if mixed { self.fill(start, &all, Way::Large) } else { None };
+        large.or_else(|| self.fill(start, &all, Way::Even))
+    }
+
+    fn least(&self, start: &Start<'a>) -> u32 {
+        if start.ticket.is_none() {
+            return 0;
+        }
+        self.compiled.levels[self.compiled.levels.len() - 1].mins.iter().sum()
+    }
+
+    /// The nearest tickets that the anchor may meet, in order of distance.
+    fn gather(&mut self, start: &Start<'a>, limit: usize, found: &mut Vec<Candidate>) {
+        let index = &self.partition.index;
+        let mut left = index.range(..start.key).rev().peekable();
+        let mut right = index.range((Excluded(start.key), Unbounded)).peekable();
+        let anchor = number(start.key.0);
+        let reach = self.compiled.reach(start.hot.level);
+        let roomiest = start.open.iter().copied().max().unwrap_or(0);
+        self.cut = false;
+        for visit in 0.. {
+            let before = left.peek().map(|(key, _)| anchor - number(key.0));
+            let after = right.peek().map(|(key, _)| number(key.0) - anchor);
+            let next = match (before, after) {
+                (Some(before), Some(after)) if before <= after => left.next(),
+                (Some(_), None) => left.next(),
+                (_, Some(_)) => right.next(),
+                (None, None) => return,
+            };
+            let Some((key, hot)) = next else { return };
+            let distance = (number(key.0) - anchor).abs();
+            if distance > reach {
+                return;
+            }
+            if found.len() >= limit || visit >= limit * VISITS_PER_STEP {
+                self.cut = true;
+                return;
+            }
+            self.steps += 1;
+            if u32::from(hot.size) <= roomiest && self.compiled.eligible(&start.hot, hot, distance) {
+                found.push(Candidate { ticket: key.1, value: number(key.0), hot: *hot });
+            }
+        }
+    }
+
+    fn fill(&self, start: &Start<'a>, candidates: &[Candidate], way: Way) -> Option<Filling> {
+        let mut filler = Filler::new(self, start, way)?;
+        let mut order: Vec<Candidate>;
+        let mut candidates = candidates;
+        if way == Way::Near && self.compiled.set.quality.prefer != Prefer::Skill {
+            order = candidates.to_vec();
+            match self.compiled.set.quality.prefer {
+                Prefer::Wait => order.sort_by_key(|candidate| (self.facts)(candidate.ticket).1),
+                Prefer::Latency => order.sort_by(|a, b| {
+                    let worst = |c: &Candidate| {
+                        let pings = (self.facts)(c.ticket).0.pings.iter();
+                        pings.map(|ping| ping.worst).fold(f32::INFINITY, f32::min)
+                    };
+                    worst(a).total_cmp(&worst(b))
+                }),
+                Prefer::Skill => {}
+            }
+            candidates = &order;
+        }
+        filler.fill(candidates)?;
+        filler.finish()
+    }
+}
+
+/// A match being filled.
+struct Filler<'s, 'a, F> {
+    search: &'s Search<'a, F>,
+    start: &'s Start<'a>,
+    way: Way,
+    state: State,
+}
+
+#[derive(Clone, Debug)]
+struct State {
+    level: u8,
+    /// Least and greatest main value.
+    low: f64,
+    high: f64,
+    /// What the limits of all allow.
+    floor: f64,
+    ceiling: f64,
+    mask: u64,
+    /// Ticket, its level, its side.
+    chosen: SmallVec<[(u32, u8, u8); 16]>,
+    open: SmallVec<[u32; 4]>,
+    sums: SmallVec<[f64; 4]>,
+}
+
+impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
+    fn new(search: &'s Search<'a, F>, start: &'s Start<'a>, way: Way) -> Option<Filler<'s, 'a, F>> {
+        let compiled = search.compiled;
+        let value = number(start.key.0);
+        let reach = compiled.reach(start.hot.level);
+        let state = State {
+            level: start.hot.level,
+            low: value,
+            high: value,
+            floor: value - reach,
+            ceiling: value + reach,
+            mask: start.hot.mask,
+            chosen: SmallVec::new(),
+            open: SmallVec::from_slice(&start.open),
+            sums: SmallVec::from_elem(0.0, start.open.len()),
+        };
+        let mut filler = Filler { search, start, way, state };
+        for (sum, side) in filler.state.sums.iter_mut().zip(&start.fixed) {
+            *sum = side.iter().map(|facts| compiled.weight(facts)).sum();
+        }
+        if let Some(ticket) = start.ticket {
+            let own = Candidate { ticket, value, hot: start.hot };
+            let side = filler.side_for(&own)?;
+            filler.place(&own, side);
+        }
+        Some(filler)
+    }
+
+    fn fill(&mut self, candidates: &[Candidate]) -> Option<()> {
+        let policy = match self.start.ticket {
+            Some(_) => self.search.compiled.levels[usize::from(self.state.level)].policy,
+            None => PartyPolicy::Any,
+        };
+        let sides = self.state.open.len();
+        match policy {
+            PartyPolicy::Any => candidates.iter().for_each(|candidate| {
+                self.add(candidate, None);
+            }),
+            PartyPolicy::LargeVsLarge => {
+                let large = |hot: &Hot| self.search.compiled.is_large(u32::from(hot.size));
+                let anchor_is_large = large(&self.start.hot);
+                let (large, small): (Vec<Candidate>, Vec<Candidate>) =
+                    candidates.iter().partition(|candidate| large(&candidate.hot));
+                if anchor_is_large {
+                    // One for each other side, before the small ones take the places.
+                    let own = usize::from(self.state.chosen[0].2);
+                    for side in (0..sides).filter(|side| *side != own) {
+                        large.iter().find(|candidate| self.add(candidate, Some(side)))?;
+                    }
+                    large.iter().for_each(|candidate| {
+                        self.add(candidate, None);
+                    });
+                }
+                for candidate in &small {
+                    self.add(candidate, None);
+                }
+            }
+            PartyPolicy::SameSize => {
+                self.add_even(u32::from(self.start.hot.size), candidates, 1)?;
+                let mut sizes: Vec<u32> =
+                    candidates.iter().map(|candidate| u32::from(candidate.hot.size)).collect();
+                sizes.sort_unstable_by_key(|size| std::cmp::Reverse(*size));
+                sizes.dedup();
+                for size in sizes {
+                    while self.add_even(size, candidates, 0).is_some() {}
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// Adds a party of a size to each side from the `from`th on, or to none.
+    fn add_even(&mut self, size: u32, candidates: &[Candidate], from: usize) -> Option<()> {
+        let before = self.state.clone();
+        let anchor = if from == 1 { usize::from(self.state.chosen[0].2) } else { usize::MAX };
+        for side in (0..self.state.open.len()).filter(|side| *side != anchor) {
+            let found = candidates
+                .iter()
+                .filter(|candidate| u32::from(candidate.hot.size) == size)
+                .any(|candidate| self.add(candidate, Some(side)));
+            if !found {
+                self.state = before;
+                return None;
+            }
+        }
+        Some(())
+    }
+
+    /// Adds a party if it may meet everybody chosen and has a place, on a given side or the best.
+    fn add(&mut self, candidate: &Candidate, side: Option<usize>) -> bool {
+        let compiled = self.search.compiled;
+        let size = u32::from(candidate.hot.size);
+        let fits = |side: usize, open: &[u32]| open[side] >= size;
+        let has_room = match side {
+            Some(side) => fits(side, &self.state.open),
+            None => self.state.open.iter().any(|open| *open >= size),
+        };
+        if !has_room || self.state.chosen.iter().any(|(ticket, ..)| *ticket == candidate.ticket) {
+            return false;
+        }
+        let level = compiled.join_levels(self.state.level, candidate.hot.level);
+        let (low, high) = (self.state.low.min(candidate.value), self.state.high.max(candidate.value));
+        let reach = compiled.reach(candidate.hot.level);
+        let near = match compiled.set.expand_clock {
+            Clock::Each => {
+                candidate.value >= self.state.floor
+                    && candidate.value <= self.state.ceiling
+                    && self.state.low >= candidate.value - reach
+                    && self.state.high <= candidate.value + reach
+            }
+            Clock::Oldest | Clock::Newest => high - low <= compiled.levels[usize::from(level)].near,
+        };
+        if !near {
+            return false;
+        }
+        let Some(mask) = self.mask_with(candidate, level) else { return false };
+        if compiled.other_pair_rules && !self.meets_all(candidate) {
+            return false;
+        }
+        let Some(side) = side.filter(|side| self.suits(*side, candidate)).or_else(|| match side {
+            Some(_) => None,
+            None => self.side_for(candidate),
+        }) else {
+            return false;
+        };
+        let state = &mut self.state;
+        (state.level, state.low, state.high, state.mask) = (level, low, high, mask);
+        state.floor = state.floor.max(candidate.value - reach);
+        state.ceiling = state.ceiling.min(candidate.value + reach);
+        self.place(candidate, side);
+        true
+    }
+
+    fn meets_all(&self, candidate: &Candidate) -> bool {
+        let own = ((self.search.facts)(candidate.ticket).0, candidate.hot.level);
+        let fixed = self.start.fixed.iter().flatten().map(|facts| (*facts, self.start.hot.level));
+        let chosen =
+            self.state.chosen.iter().map(|(ticket, level, _)| ((self.search.facts)(*ticket).0, *level));
+        fixed.chain(chosen).all(|other| self.search.compiled.may_meet(own, other))
+    }
+
+    /// Regions that are left with a candidate, at the level that the match has then; `None` for none.
+    fn mask_with(&self, candidate: &Candidate, level: u8) -> Option<u64> {
+        let compiled = self.search.compiled;
+        let max_ms = compiled.levels[usize::from(level)].max_ms;
+        if !max_ms.is_finite() {
+            return Some(u64::MAX);
+        }
+        let of = |ticket: u32, own: u8, mask: u64| {
+            let exact = own == level && compiled.set.expand_clock != Clock::Oldest;
+            if exact { mask } else { (self.search.facts)(ticket).0.regions_within(max_ms) }
+        };
+        let mut mask = of(candidate.ticket, candidate.hot.level, candidate.hot.mask);
+        if level == self.state.level && compiled.set.expand_clock != Clock::Oldest {
+            mask &= self.state.mask;
+        } else {
+            for facts in self.start.fixed.iter().flatten() {
+                mask &= facts.regions_within(max_ms);
+            }
+            for (ticket, ..) in &self.state.chosen {
+                mask &= (self.search.facts)(*ticket).0.regions_within(max_ms);
+            }
+        }
+        (mask != 0).then_some(mask)
+    }
+
+    /// The side that a party goes to: with room, its positions filled by somebody, and by the way of filling.
+    fn side_for(&self, candidate: &Candidate) -> Option<usize> {
+        let state = &self.state;
+        let mut best: Option<usize> = None;
+        for side in 0..state.open.len() {
+            if state.open[side] < u32::from(candidate.hot.size) {
+                continue;
+            }
+            let better = best.is_none_or(|best| match self.way {
+                Way::Even => state.sums[side] < state.sums[best],
+                Way::Near | Way::Large => {
+                    (state.open[best], state.sums[side]) < (state.open[side], state.sums[best])
+                }
+            });
+            if better && self.suits(side, candidate) {
+                best = Some(side);
+            }
+        }
+        best
+    }
+
+    /// Whether a side's players with a party's can take their positions, and what is left can fill the others.
+    fn suits(&self, side: usize, candidate: &Candidate) -> bool {
+        let set = &self.search.compiled.set;
+        if set.positions.is_empty() {
+            return true;
+        }
+        let own = (self.search.facts)(candidate.ticket).0;
+        let open = self.state.open[side] - u32::from(candidate.hot.size);
+        let players: Vec<&PlayerFacts> = self.players_of(side).chain(&own.players).collect();
+        assign(&set.positions, &players, open).is_some()
+    }
+
+    fn players_of(&self, side: usize) -> impl Iterator<Item = &'a PlayerFacts> {
+        let fixed = self.start.fixed.get(side).into_iter().flatten().copied();
+        let chosen = self.state.chosen.iter().filter(move |(.., at)| usize::from(*at) == side);
+        let facts = self.search.facts;
+        fixed.chain(chosen.map(move |(ticket, ..)| facts(*ticket).0)).flat_map(|facts| &facts.players)
+    }
+
+    fn place(&mut self, candidate: &Candidate, side: usize) {
+        let state = &mut self.state;
+        state.chosen.push((candidate.ticket, candidate.hot.level, side as u8));
+        state.open[side] -= u32::from(candidate.hot.size);
+        state.sums[side] += candidate.value * f64::from(candidate.hot.size);
+    }
+
+    /// The match, if every side has enough and every hard rule holds.
+    fn finish(mut self) -> Option<Filling> {
+        let compiled = self.search.compiled;
+        let level = &compiled.levels[usize::from(self.state.level)];
+        if self.start.ticket.is_some() {
+            let enough = |(side, min): (usize, &u32)| self.start.open[side] - self.state.open[side] >= *min;
+            if !level.mins.iter().enumerate().all(enough) || !self.keeps_policy(level.policy) {
+                return None;
+            }
+        } else if self.state.chosen.is_empty() {
+            return None;
+        }
+        self.exchange();
+        let sides = self.sides();
+        let view = View { compiled, sides: &sides, level: self.state.level };
+        if view.first_violation().is_some() {
+            return None;
+        }
+        let grade = view.grade();
+        if grade.quality < level.quality_min {
+            return None;
+        }
+        let mut tickets = vec![Vec::new(); self.state.open.len()];
+        for (ticket, _, side) in &self.state.chosen {
+            tickets[usize::from(*side)].push(*ticket);
+        }
+        Some(Filling {
+            sides: tickets,
+            level: self.state.level,
+            quality: grade.quality,
+            region: grade.region,
+        })
+    }
+
+    fn keeps_policy(&self, policy: PartyPolicy) -> bool {
+        let of_side = |side: usize| {
+            let parties = self.state.chosen.iter().filter(move |(.., at)| usize::from(*at) == side);
+            parties.map(|(ticket, ..)| (self.search.facts)(*ticket).0.size)
+        };
+        let sides = 0..self.state.open.len();
+        match policy {
+            PartyPolicy::Any => true,
+            PartyPolicy::LargeVsLarge => {
+                let large =
+                    sides.filter(|side| of_side(*side).any(|size| self.search.compiled.is_large(size)));
+                let count = large.count();
+                count == 0 || count == self.state.open.len()
+            }
+            PartyPolicy::SameSize => {
+                let sorted = |side: usize| {
+                    let mut sizes: Vec<u32> = of_side(side).collect();
+                    sizes.sort_unstable();
+                    sizes
+                };
+                let first = sorted(0);
+                sides.skip(1).all(|side| sorted(side) == first)
+            }
+        }
+    }
+
+    fn sides(&self) -> Vec<Vec<Placed<'a>>> {
+        let mut sides: Vec<Vec<Placed<'a>>> = vec![Vec::new(); self.state.open.len()];
+        for (side, fixed) in self.start.fixed.iter().enumerate() {
+            sides[side].extend(fixed.iter().map(|facts| (*facts, self.start.hot.level)));
+        }
+        for (ticket, level, side) in &self.state.chosen {
+            sides[usize::from(*side)].push(((self.search.facts)(*ticket).0, *level));
+        }
+        sides
+    }
+
+    /// Exchanges equal-sized parties between sides while their means in the main number come closer.
+    fn exchange(&mut self) {
+        let compiled = self.search.compiled;
+        let Some(main) = compiled.main.filter(|_| self.state.open.len() > 1) else { return };
+        let parties: SmallVec<[(f64, u32); 16]> = self
+            .state
+            .chosen
+            .iter()
+            .map(|(ticket, ..)| {
+                let facts = (self.search.facts)(*ticket).0;
+                let value = facts.value(main);
+                (if value.is_nan() { 0.0 } else { value }, facts.size)
+            })
+            .collect();
+        let mut counts: SmallVec<[f64; 4]> = SmallVec::new();
+        for side in 0..self.state.open.len() {
+            let fixed: u32 = self.start.fixed.get(side).into_iter().flatten().map(|facts| facts.size).sum();
+            counts.push(f64::from(fixed + self.start.open[side] - self.state.open[side]).max(1.0));
+        }
+        for _ in 0..EXCHANGES_MAX {
+            let Some((a, b)) = self.best_exchange(&parties, &counts) else { return };
+            let (from, to) = (self.state.chosen[a].2, self.state.chosen[b].2);
+            let moved = (parties[a].0 - parties[b].0) * f64::from(parties[a].1);
+            self.state.sums[usize::from(from)] -= moved;
+            self.state.sums[usize::from(to)] += moved;
+            (self.state.chosen[a].2, self.state.chosen[b].2) = (to, from);
+            if !compiled.set.positions.is_empty() && !self.all_assigned() {
+                (self.state.chosen[a].2, self.state.chosen[b].2) = (from, to);
+                self.state.sums[usize::from(from)] += moved;
+                self.state.sums[usize::from(to)] -= moved;
+                return;
+            }
+        }
+    }
+
+    /// The exchange that brings two sides closest, if any brings them closer.
+    fn best_exchange(&self, parties: &[(f64, u32)], counts: &[f64]) -> Option<(usize, usize)> {
+        let (chosen, sums) = (&self.state.chosen, &self.state.sums);
+        let mut best: Option<(f64, usize, usize)> = None;
+        for a in 0..chosen.len() {
+            for b in a + 1..chosen.len() {
+                let (one, two) = (usize::from(chosen[a].2), usize::from(chosen[b].2));
+                if one == two || parties[a].1 != parties[b].1 {
+                    continue;
+                }
+                let moved = (parties[a].0 - parties[b].0) * f64::from(parties[a].1);
+                let before = (sums[one] / counts[one] - sums[two] / counts[two]).abs();
+                let after = ((sums[one] - moved) / counts[one] - (sums[two] + moved) / counts[two]).abs();
+                let gain = before - after;
+                if gain > 1e-9 && best.is_none_or(|(most, ..)| gain > most) {
+                    best = Some((gain, a, b));
+                }
+            }
+        }
+        best.map(|(_, a, b)| (a, b))
+    }
+
+    fn all_assigned(&self) -> bool {
+        (0..self.state.open.len()).all(|side| {
+            let players: Vec<&PlayerFacts> = self.players_of(side).collect();
+            assign(&self.search.compiled.set.positions, &players, self.state.open[side]).is_some()
+        })
+    }
+}
+
+impl Compiled {
+    /// Whether a party takes half a side or more.
+    pub(crate) fn is_large(&self, size: u32) -> bool {
+        let side = self.sides.iter().map(|(_, max)| *max).max().unwrap_or(1);
+        2 * size >= side
+    }
+
+    fn weight(&self, facts: &Facts) -> f64 {
+        self.main_value(facts) * f64::from(facts.size)
+    }
+}

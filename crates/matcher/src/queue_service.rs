@@ -1,0 +1,144 @@
+//! Queues from outside: lists, figures, and telling tickets how they stand.
+
+use throng_wire::matcher::{write_bytes, write_f64, write_nested, write_u64};
+use throng_wire::write_varint;
+
+use crate::matcher::Matcher;
+use crate::notices::Notices;
+use crate::problem::{Outcome, not_found};
+use crate::queue::number;
+use crate::timers::Timer;
+
+/// Tickets that are told how they stand in one step.
+const UPDATES_PER_STEP: usize = 500;
+/// Time between two such steps while there are more.
+const UPDATES_STEP_MS: u64 = 10;
+/// Buckets of one answer.
+const BUCKETS_MAX: usize = 200;
+
+impl Matcher {
+    pub(crate) fn list_queues(&self, answer: &mut Vec<u8>) -> Outcome {
+        for index in self.queues.by_name.values() {
+            self.write_queue(*index, answer);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn write_queue(&self, index: u32, answer: &mut Vec<u8>) {
+        let queue = &self.queues.list[index];
+        write_nested(answer, 1, |out| {
+            write_bytes(out, 1, queue.name.as_bytes());
+            write_bytes(out, 2, queue.rules().set.version.as_bytes());
+            write_bytes(out, 3, queue.source.as_bytes());
+            write_u64(out, 4, queue.pool.size);
+        });
+    }
+
+    pub(crate) fn get_queue_stats(&self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+        let index = self.queues.find(crate::team::two_texts(body)?.0);
+        let index = index.ok_or_else(|| not_found("queue does not exist"))?;
+        let (queue, now) = (&self.queues.list[index], self.clock.max(self.now));
+        let figures = &queue.figures;
+        write_bytes(answer, 1, queue.name.as_bytes());
+        write_u64(answer, 2, queue.pool.size);
+        write_f64(answer, 3, figures.per_minute(now));
+        write_u64(answer, 4, figures.matches);
+        write_u64(answer, 5, figures.timed_out);
+        write_u64(answer, 6, figures.cancelled);
+        write_u64(answer, 7, figures.declined);
+        for (field, part) in [(8, 0.5), (9, 0.9), (10, 0.99)] {
+            if let Some(wait) = queue.estimates.quantile(now, part) {
+                write_varint(answer, field << 3);
+                write_varint(answer, wait);
+            }
+        }
+        write_f64(answer, 11, figures.quality(0.1));
+        write_f64(answer, 12, figures.quality(0.5));
+        write_u64(answer, 13, queue.pool.partitions.len() as u64);
+        write_u64(answer, 14, figures.scans);
+        for ((players, from), tickets) in self.buckets(index) {
+            write_nested(answer, 15, |out| {
+                write_u64(out, 1, u64::from(players));
+                write_f64(out, 2, from as f64);
+                write_u64(out, 3, tickets);
+            });
+        }
+        for count in &figures.expansions {
+            write_varint(answer, 16 << 3);
+            write_varint(answer, *count);
+        }
+        Ok(())
+    }
+
+    /// Searching tickets by party size and main number, in whole numbers up to 100 and hundreds beyond.
+    fn buckets(&self, index: u32) -> Vec<((u8, i64), u64)> {
+        let mut buckets = std::collections::BTreeMap::new();
+        for (_, part) in self.queues.list[index].pool.partitions.iter() {
+            for (key, hot) in &part.index {
+                let value = number(key.0);
+                let from = if value.abs() < 100.0 { value.floor() } else { (value / 100.0).floor() * 100.0 };
+                *buckets.entry((hot.size, from as i64)).or_default() += 1;
+            }
+        }
+        buckets.into_iter().take(BUCKETS_MAX).collect()
+    }
+
+    /// A queue that has tickets tells them how they stand from time to time.
+    pub(crate) fn begin_updates(&mut self, index: u32) {
+        let queue = &mut self.queues.list[index];
+        let seconds = queue.rules().set.updates_s;
+        if !queue.tells && seconds > 0 {
+            queue.tells = true;
+            self.timers.set(self.now + seconds * 1_000, Timer::Updates(index));
+        }
+    }
+
+    /// Tells some tickets how they stand, and comes back for the others.
+    pub(crate) fn send_updates(&mut self, index: u32, notices: &mut Notices) {
+        let queue = &self.queues.list[index];
+        let from = queue.told.unwrap_or(0);
+        let mut chosen: Vec<u32> = Vec::new();
+        let mut next = None;
+        for ticket in from..self.tickets.next_new() {
+            if chosen.len() == UPDATES_PER_STEP {
+                next = Some(ticket);
+                break;
+            }
+            if self.tickets.get(ticket).is_some_and(|ticket| ticket.queue == index && ticket.place.is_some())
+            {
+                chosen.push(ticket);
+            }
+        }
+        for ticket in chosen {
+            self.count_position(ticket);
+            self.tell_ticket(ticket, notices);
+        }
+        let queue = &mut self.queues.list[index];
+        queue.told = next;
+        let seconds = queue.rules().set.updates_s;
+        if next.is_some() {
+            self.timers.set(self.now + UPDATES_STEP_MS, Timer::Updates(index));
+        } else if queue.pool.size > 0 && seconds > 0 {
+            self.timers.set(self.now + seconds * 1_000, Timer::Updates(index));
+        } else {
+            queue.tells = false;
+        }
+    }
+
+    /// Tickets ahead: exact in small partitions, in large ones the share of those that came before by the time waited.
+    fn count_position(&mut self, ticket: u32) {
+        let entry = &self.tickets[ticket];
+        let Some(place) = entry.place else { return };
+        let own = crate::queue::anchor_of(&self.tickets, ticket);
+        let part = &self.queues.list[entry.queue].pool.partitions[place.partition];
+        if part.index.len() > POSITION_SCAN_MAX {
+            return;
+        }
+        let ahead =
+            part.index.keys().filter(|(_, other)| crate::queue::anchor_of(&self.tickets, *other) < own);
+        self.tickets[ticket].position = ahead.count() as u64;
+    }
+}
+
+/// Partitions up to this size are counted for positions; in larger ones a ticket keeps the place it began with.
+const POSITION_SCAN_MAX: usize = 256;

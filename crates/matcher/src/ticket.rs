@@ -1,0 +1,680 @@
+//! Tickets: parties that wait in a queue.
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
+use throng_wire::{Field, WireType, fields};
+
+use crate::config::{Caller, Scope};
+use crate::id::Id;
+use crate::info::{ID_BYTES_MAX, RoleRef, Text, bytes, check_id, check_len, entry, text};
+use crate::matcher::{Matcher, fan_out, require};
+use crate::notices::Notices;
+use crate::problem::{Outcome, Problem, invalid, not_found, quote, quote_all, too_large};
+use crate::queue::{Compiled, Facts, Key, Kind, OnMemberLost, PlayerInput, anchor_of, number, ordered};
+use crate::slab::NONE;
+
+/// Players of one ticket.
+const PLAYERS_MAX: usize = 64;
+const ATTRIBUTES_MAX: usize = 32;
+/// Bytes of a ticket's players as encoded.
+const TICKET_BYTES_MAX: usize = 4 << 10;
+/// Ended tickets stay readable for this long,
+const ENDED_MS: u64 = 60_000;
+/// but at most so many of them: beyond, the oldest are forgotten, as a burst of cancellations would fill the memory.
+const ENDED_MAX: usize = 100_000;
+/// Tickets in one answer.
+const LIST_MAX: usize = 1_000;
+
+/// What has become of a ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum State {
+    Searching,
+    Proposed,
+    Placing,
+    Matched,
+    Cancelled,
+    TimedOut,
+    Failed,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        match self {
+            State::Searching => "searching",
+            State::Proposed => "proposed",
+            State::Placing => "placing",
+            State::Matched => "matched",
+            State::Cancelled => "cancelled",
+            State::TimedOut => "timed_out",
+            State::Failed => "failed",
+        }
+    }
+
+    pub(crate) fn is_live(self) -> bool {
+        matches!(self, State::Searching | State::Proposed | State::Placing)
+    }
+}
+
+/// Where a searching ticket stands in its pool.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Place {
+    pub(crate) partition: u32,
+    pub(crate) key: Key,
+}
+
+/// A party that asks for a match.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Ticket {
+    pub(crate) id: Id,
+    pub(crate) queue: u32,
+    pub(crate) created: u64,
+    pub(crate) expires: u64,
+    pub(crate) priority: i8,
+    pub(crate) state: State,
+    pub(crate) rev: u64,
+    pub(crate) reason: Text,
+    pub(crate) team: Text,
+    pub(crate) players: SmallVec<[TicketPlayer; 1]>,
+    pub(crate) facts: Facts,
+    /// What its waiting time has reached.
+    pub(crate) level: u8,
+    /// While it searches.
+    pub(crate) place: Option<Place>,
+    /// Its entry in the queue's list of what is due.
+    due: u64,
+    pub(crate) matched: Option<Id>,
+    pub(crate) room: Option<Id>,
+    pub(crate) region: Option<u16>,
+    /// Tickets ahead, as last counted.
+    pub(crate) position: u64,
+}
+
+/// A player of a ticket.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct TicketPlayer {
+    /// While the ticket is live.
+    pub(crate) player: u32,
+    /// As encoded, with the server that the matcher knows.
+    body: Box<[u8]>,
+}
+
+/// Ids of tickets begin with their time.
+pub(crate) fn ticket_id(id: Id, created: u64) -> [u8; 32] {
+    let mut text = [0; 32];
+    crate::id::hex(&mut text[..11], created);
+    crate::id::hex(&mut text[11..19], u64::from(id.index));
+    crate::id::hex(&mut text[19..], id.nonce);
+    text
+}
+
+impl Matcher {
+    pub(crate) fn find_ticket(&self, text: &[u8]) -> Outcome<u32> {
+        let index = text.get(11..19).and_then(crate::id::unhex).unwrap_or(u64::from(NONE)) as u32;
+        self.tickets
+            .get(index)
+            .filter(|ticket| ticket_id(ticket.id, ticket.created) == text)
+            .map(|_| index)
+            .ok_or_else(|| not_found("ticket does not exist"))
+    }
+
+    pub(crate) fn create_ticket(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        _: &mut Notices,
+    ) -> Outcome {
+        self.check_not_draining()?;
+        let asked = Asked::parse(body)?;
+        let queue = self.queues.find(asked.queue).ok_or_else(|| not_found("queue does not exist"))?;
+        if asked.priority != 0 {
+            require(caller, Scope::Trusted)?;
+        }
+        if self.live_tickets >= self.config.tickets_max {
+            return Err(Problem::new(Status::Overloaded, "as many tickets wait as this matcher takes"));
+        }
+        let compiled = self.queues.list[queue].rules();
+        let from_team: Vec<Vec<u8>>;
+        let bodies = if asked.team.is_empty() {
+            asked.players
+        } else {
+            from_team = self.team_as_players(caller, asked.team, &compiled)?;
+            from_team.iter().map(Vec::as_slice).collect()
+        };
+        let mut inputs = parse_players(&bodies)?;
+        let servers = self.check_players(caller, queue, &compiled, &inputs, !asked.team.is_empty())?;
+        self.fill_in_ratings(&compiled, inputs.iter_mut().map(|(input, _)| input));
+        let party: Vec<PlayerInput<'_>> = inputs.into_iter().map(|(input, _)| input).collect();
+        let refused = |why: String| Problem::new(Status::RuleInvalid, why);
+        let facts = compiled.facts(&party, &mut self.queues.list[queue].regions).map_err(refused)?;
+        if let Some(why) = compiled.never(&facts) {
+            return Err(refused(why));
+        }
+        let timeout = compiled.set.timeout_s * 1_000;
+        let expires = self.now + if asked.expires_ms == 0 { timeout } else { asked.expires_ms.min(timeout) };
+        let index = self.tickets.next_index();
+        let mut ticket = Ticket {
+            id: self.new_id(index),
+            queue,
+            created: self.now,
+            expires,
+            priority: asked.priority,
+            state: State::Searching,
+            rev: 1,
+            reason: Text::new(),
+            team: Text::from_slice(asked.team),
+            players: SmallVec::new(),
+            facts,
+            level: 0,
+            place: None,
+            due: 0,
+            matched: None,
+            room: None,
+            region: None,
+            position: 0,
+        };
+        for ((input, server), body) in party.iter().zip(&servers).zip(&bodies) {
+            let entry = self.people.server_entry(server);
+            let player = self.people.player_entry(input.role, entry);
+            self.people.players[player].tickets.push(index);
+            ticket.players.push(TicketPlayer { player, body: with_server(body, server) });
+        }
+        self.tickets.insert(ticket);
+        self.live_tickets += 1;
+        self.enter_pool(index);
+        write_nested(answer, 1, |out| self.write_ticket(index, out));
+        Ok(())
+    }
+
+    /// Refuses players that may not wait here; gives their servers.
+    fn check_players<'a>(
+        &self,
+        caller: Caller<'a>,
+        queue: u32,
+        compiled: &Compiled,
+        inputs: &[(PlayerInput<'a>, &'a [u8])],
+        from_team: bool,
+    ) -> Outcome<Vec<Vec<u8>>> {
+        let mut servers = Vec::with_capacity(inputs.len());
+        for (at, (input, srv)) in inputs.iter().enumerate() {
+            if inputs[..at].iter().any(|(other, _)| other.role == input.role) {
+                return Err(invalid("a player is in the party twice"));
+            }
+            let role = RoleRef::bare(input.role).on(srv);
+            // A team's members live where they joined it from.
+            let server = if from_team { srv } else { self.home_of(caller, &role)? };
+            servers.push(server.to_vec());
+            let Some(player) = self.people.player(input.role) else { continue };
+            if !from_team {
+                self.check_acts_for(caller, player)?;
+            }
+            let player = &self.people.players[player];
+            if player.cooldown_until > self.now {
+                let until = player.cooldown_until.to_string();
+                let message = "the player declined a match lately";
+                return Err(Problem::new(Status::Cooldown, message).with("Until", until));
+            }
+            let here = player.tickets.iter().any(|ticket| self.tickets[*ticket].queue == queue);
+            if here || player.tickets.len() >= self.config.tickets_per_player {
+                let ids: Vec<[u8; 32]> =
+                    player.tickets.iter().map(|ticket| self.ticket_text(*ticket)).collect();
+                let detail = quote_all(ids.iter().map(<[u8; 32]>::as_slice));
+                let message = "the player has live tickets";
+                return Err(Problem::new(Status::AlreadyInQueue, message).with("TicketIDs", detail));
+            }
+            if player.room != NONE && !compiled.set.allow_in_room {
+                return Err(self.already_in(player.room));
+            }
+        }
+        Ok(servers)
+    }
+
+    /// The members of a team as players: numbers and texts of their infos are attributes where the queue declares them.
+    fn team_as_players(&self, caller: Caller<'_>, team: &[u8], compiled: &Compiled) -> Outcome<Vec<Vec<u8>>> {
+        let index = self.find_team(team)?;
+        let team = &self.teams[index];
+        self.check_acts_for(caller, team.leader)?;
+        let declared = |key: &[u8]| compiled.set.attributes.keys().any(|known| known.as_bytes() == key);
+        let mut players = Vec::with_capacity(team.members.len());
+        for member in &team.members {
+            let mut body = Vec::new();
+            write_bytes(&mut body, 1, &self.people.players[member.player].id);
+            write_bytes(&mut body, 2, self.people.server_of(member.player));
+            for field in fields(member.info.bytes()).map_while(Result::ok) {
+                if !matches!(field.number, 4 | 5) {
+                    continue;
+                }
+                let (key, value) = entry(&field)?;
+                if !declared(key) {
+                    continue;
+                }
+                let json = match value {
+                    Some(value) if value.wire_type == WireType::Fixed64 => {
+                        f64::from_bits(value.scalar).to_string()
+                    }
+                    Some(value) => quote(value.value),
+                    None => quote(b""),
+                };
+                write_nested(&mut body, 3, |out| {
+                    write_bytes(out, 1, key);
+                    write_bytes(out, 2, json.as_bytes());
+                });
+            }
+            players.push(body);
+        }
+        Ok(players)
+    }
+
+    pub(crate) fn cancel_ticket(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        let index = self.find_ticket(crate::team::two_texts(body)?.0)?;
+        self.check_owns_ticket(caller, index)?;
+        match self.tickets[index].state {
+            State::Searching => {
+                let queue = self.tickets[index].queue;
+                self.queues.list[queue].figures.cancelled += 1;
+                self.end_ticket(index, State::Cancelled, "cancelled", notices);
+            }
+            State::Proposed => self.decline(index, notices),
+            State::Cancelled => {}
+            State::Placing | State::Matched | State::TimedOut | State::Failed => {
+                return Err(Problem::new(Status::TicketClosed, "the ticket is placing or ended"));
+            }
+        }
+        write_nested(answer, 1, |out| self.write_ticket(index, out));
+        Ok(())
+    }
+
+    /// Whoever hosts a player of a ticket may act for it.
+    pub(crate) fn check_owns_ticket(&self, caller: Caller<'_>, index: u32) -> Outcome {
+        let ticket = &self.tickets[index];
+        let hosts = |player: &TicketPlayer| {
+            !ticket.state.is_live() || self.people.server_of(player.player) == caller.srv.as_bytes()
+        };
+        if caller.scope == Scope::Server && !ticket.players.iter().any(hosts) {
+            return Err(crate::problem::forbidden("no player of the ticket lives on this server"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn get_ticket(&self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+        let index = self.find_ticket(crate::team::two_texts(body)?.0)?;
+        write_nested(answer, 1, |out| self.write_ticket(index, out));
+        Ok(())
+    }
+
+    pub(crate) fn list_tickets(&self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+        let (role, queue) = crate::team::two_texts(body)?;
+        let mut found: Vec<u32> = Vec::new();
+        if !role.is_empty() {
+            if let Some(player) = self.people.player(role) {
+                self.check_acts_for(caller, player)?;
+                found.extend(&self.people.players[player].tickets);
+            }
+        } else {
+            require(caller, Scope::Trusted)?;
+            let queue = self.queues.find(queue).ok_or_else(|| not_found("queue does not exist"))?;
+            let all =
+                self.tickets.iter().filter(|(_, ticket)| ticket.queue == queue && ticket.state.is_live());
+            found.extend(all.map(|(index, _)| index).take(LIST_MAX));
+        }
+        for index in found {
+            write_nested(answer, 1, |out| self.write_ticket(index, out));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn ticket_text(&self, index: u32) -> [u8; 32] {
+        let ticket = &self.tickets[index];
+        ticket_id(ticket.id, ticket.created)
+    }
+
+    pub(crate) fn write_ticket(&self, index: u32, out: &mut Vec<u8>) {
+        let ticket = &self.tickets[index];
+        let queue = &self.queues.list[ticket.queue];
+        let now = self.clock.max(self.now);
+        write_bytes(out, 1, &self.ticket_text(index));
+        write_bytes(out, 2, queue.name.as_bytes());
+        for player in &ticket.players {
+            write_bytes(out, 3, &player.body);
+        }
+        if !ticket.team.is_empty() {
+            write_bytes(out, 4, &ticket.team);
+        }
+        write_u64(out, 5, ticket.created);
+        write_u64(out, 6, ticket.expires);
+        let priority = i64::from(ticket.priority);
+        write_u64(out, 7, (priority << 1 ^ priority >> 63) as u64);
+        write_bytes(out, 8, ticket.state.name().as_bytes());
+        write_u64(out, 9, ticket.rev);
+        if !ticket.reason.is_empty() {
+            write_bytes(out, 10, &ticket.reason);
+        }
+        if let Some(id) = ticket.matched {
+            write_bytes(out, 11, &id.text());
+        }
+        if let Some(id) = ticket.room {
+            write_bytes(out, 12, &id.text());
+        }
+        write_u64(out, 13, now.saturating_sub(ticket.created));
+        if ticket.state.is_live() {
+            if let Some((p50, p90)) = queue.estimates.of(now, self.kind_of(index)) {
+                throng_wire::write_varint(out, 14 << 3);
+                throng_wire::write_varint(out, p50);
+                throng_wire::write_varint(out, 15 << 3);
+                throng_wire::write_varint(out, p90);
+            }
+            write_u64(out, 16, queue.pool.size);
+            write_u64(out, 17, ticket.position);
+        }
+        if let Some(region) = ticket.region.and_then(|region| queue.regions.get(usize::from(region))) {
+            write_bytes(out, 18, region);
+        }
+    }
+
+    /// What tells waiting times apart.
+    pub(crate) fn kind_of(&self, index: u32) -> Kind {
+        let ticket = &self.tickets[index];
+        let compiled = self.queues.list[ticket.queue].rules();
+        Kind::new(
+            compiled.main.map(|key| ticket.facts.value(key)),
+            ticket.facts.best_region(),
+            ticket.facts.size,
+        )
+    }
+
+    /// A ticket begins to search, or goes on.
+    pub(crate) fn enter_pool(&mut self, index: u32) {
+        let compiled = self.queues.list[self.tickets[index].queue].rules();
+        let now = self.now;
+        let ticket = &mut self.tickets[index];
+        ticket.state = State::Searching;
+        ticket.level = compiled.level_at(now - ticket.created);
+        ticket.due = next_due(&compiled, ticket);
+        let hot = compiled.hot(&ticket.facts, ticket.level);
+        let key = (ordered(compiled.main_value(&ticket.facts)), index);
+        let partition_key = compiled.partition_of(&ticket.facts);
+        let (due, queue_index) = (ticket.due, ticket.queue);
+        let anchor = anchor_of(&self.tickets, index);
+        let queue = &mut self.queues.list[queue_index];
+        let partition = queue.pool.partition(partition_key);
+        self.tickets[index].place = Some(Place { partition, key });
+        self.tickets[index].position = queue.pool.ahead(partition, anchor.rank);
+        queue.due.insert((due, index));
+        let tickets = &self.tickets;
+        queue.pool.insert(&compiled, partition, key, hot, anchor, |other| anchor_of(tickets, other));
+        self.schedule(queue_index);
+        self.begin_updates(queue_index);
+    }
+
+    /// A ticket does not search any more.
+    pub(crate) fn leave_pool(&mut self, index: u32) {
+        let ticket = &mut self.tickets[index];
+        let Some(place) = ticket.place.take() else { return };
+        let (queue_index, due) = (ticket.queue, ticket.due);
+        let anchor = anchor_of(&self.tickets, index);
+        let queue = &mut self.queues.list[queue_index];
+        queue.due.remove(&(due, index));
+        let compiled = queue.rules();
+        let tickets = &self.tickets;
+        queue.pool.remove(&compiled, place.partition, place.key, anchor, |other| anchor_of(tickets, other));
+    }
+
+    /// A ticket's waiting time has reached a level or its end.
+    pub(crate) fn ticket_is_due(&mut self, index: u32, at: u64, compiled: &Compiled, notices: &mut Notices) {
+        let ticket = &mut self.tickets[index];
+        if at >= ticket.expires {
+            let queue = ticket.queue;
+            self.queues.list[queue].figures.timed_out += 1;
+            self.end_ticket(index, State::TimedOut, "timeout", notices);
+            return;
+        }
+        let Some(place) = ticket.place else { return };
+        ticket.level = compiled.level_at(at - ticket.created);
+        ticket.due = next_due(compiled, ticket);
+        let hot = compiled.hot(&ticket.facts, ticket.level);
+        let (due, queue) = (ticket.due, ticket.queue);
+        let anchor = anchor_of(&self.tickets, index);
+        let queue = &mut self.queues.list[queue];
+        queue.due.insert((due, index));
+        let tickets = &self.tickets;
+        queue
+            .pool
+            .relax(compiled, place.partition, place.key, hot, anchor, |other| anchor_of(tickets, other));
+    }
+
+    /// A ticket's end: its players are free, it stays readable for a while.
+    pub(crate) fn end_ticket(&mut self, index: u32, state: State, reason: &str, notices: &mut Notices) {
+        self.leave_pool(index);
+        self.change_ticket(index, state, reason);
+        if state != State::Matched {
+            self.tell_ticket(index, notices);
+        }
+        self.live_tickets -= 1;
+        let ticket = &mut self.tickets[index];
+        ticket.facts = Facts::default();
+        let mut players: SmallVec<[u32; 8]> = SmallVec::new();
+        for player in &mut ticket.players {
+            players.push(std::mem::replace(&mut player.player, NONE));
+        }
+        let id = ticket.id;
+        for player in players {
+            self.people.players[player].tickets.retain(|ticket| *ticket != index);
+            self.people.release(player);
+        }
+        self.ended_tickets.push_back((self.now + ENDED_MS, id));
+        if self.ended_tickets.len() > ENDED_MAX {
+            self.forget_ticket();
+        }
+    }
+
+    /// Forgets ended tickets whose time is over.
+    pub(crate) fn forget_tickets(&mut self) {
+        while self.ended_tickets.front().is_some_and(|(until, _)| *until <= self.now) {
+            self.forget_ticket();
+        }
+    }
+
+    fn forget_ticket(&mut self) {
+        if let Some((_, id)) = self.ended_tickets.pop_front() {
+            self.tickets.remove(id.index);
+        }
+    }
+
+    pub(crate) fn change_ticket(&mut self, index: u32, state: State, reason: &str) {
+        let ticket = &mut self.tickets[index];
+        ticket.rev += 1;
+        ticket.state = state;
+        ticket.reason = Text::from_slice(reason.as_bytes());
+    }
+
+    /// Tells the servers of a live ticket's players how it stands.
+    pub(crate) fn tell_ticket(&mut self, index: u32, notices: &mut Notices) {
+        let mut event = std::mem::take(&mut self.scratch.event);
+        event.clear();
+        write_nested(&mut event, Event::TICKET_UPDATE, |out| {
+            write_nested(out, 1, |out| self.write_ticket(index, out));
+        });
+        let players = self.tickets[index].players.iter().map(|player| player.player);
+        fan_out(&self.people, players, self.tickets[index].players.len(), &event, 0, notices);
+        self.scratch.event = event;
+    }
+
+    /// A player is gone: the tickets go, or go on without them.
+    pub(crate) fn drop_from_tickets(&mut self, player: u32, reason: &str, notices: &mut Notices) {
+        let tickets = self.people.players[player].tickets.clone();
+        for index in tickets {
+            match self.tickets[index].state {
+                State::Searching => {
+                    let queue = self.tickets[index].queue;
+                    let shrinks = self.queues.list[queue].rules().set.on_member_lost == OnMemberLost::Shrink;
+                    if shrinks && self.tickets[index].players.len() > 1 {
+                        self.shrink(index, player, notices);
+                    } else {
+                        self.queues.list[queue].figures.cancelled += 1;
+                        self.end_ticket(index, State::Cancelled, reason, notices);
+                    }
+                }
+                State::Proposed => self.withdraw(index, reason, notices),
+                // The seat outlasts the connection.
+                _ => {}
+            }
+        }
+    }
+
+    fn shrink(&mut self, index: u32, player: u32, notices: &mut Notices) {
+        self.leave_pool(index);
+        self.tickets[index].players.retain(|member| member.player != player);
+        self.people.players[player].tickets.retain(|ticket| *ticket != index);
+        self.recheck(index, notices);
+        self.people.release(player);
+    }
+
+    /// Reads a ticket's players again, under the rules as they are now, and lets it search or fail.
+    pub(crate) fn recheck(&mut self, index: u32, notices: &mut Notices) {
+        let ticket = &self.tickets[index];
+        let queue = ticket.queue;
+        let compiled = self.queues.list[queue].rules();
+        let bodies: Vec<Box<[u8]>> = ticket.players.iter().map(|player| player.body.clone()).collect();
+        let slices: Vec<&[u8]> = bodies.iter().map(|body| &body[..]).collect();
+        let mut inputs = parse_players(&slices).unwrap_or_default();
+        self.fill_in_ratings(&compiled, inputs.iter_mut().map(|(input, _)| input));
+        let party: Vec<PlayerInput<'_>> = inputs.into_iter().map(|(input, _)| input).collect();
+        let facts = compiled.facts(&party, &mut self.queues.list[queue].regions);
+        let checked = facts.and_then(|facts| match compiled.never(&facts) {
+            Some(why) => Err(why),
+            None => Ok(facts),
+        });
+        match checked {
+            Ok(facts) => {
+                self.tickets[index].facts = facts;
+                self.change_ticket(index, State::Searching, "");
+                self.enter_pool(index);
+            }
+            Err(why) => self.end_ticket(index, State::Failed, &why, notices),
+        }
+    }
+
+    /// Ratings count as attributes where the queue has a rating.
+    fn fill_in_ratings<'i, 'a: 'i>(
+        &self,
+        compiled: &Compiled,
+        party: impl Iterator<Item = &'i mut PlayerInput<'a>>,
+    ) {
+        let Some(rule) = &compiled.set.rating else { return };
+        for input in party {
+            input.skill = Some(self.ratings.skill(&rule.pool, rule.system, input.role));
+        }
+    }
+}
+
+/// When a ticket relaxes next, or its end.
+fn next_due(compiled: &Compiled, ticket: &Ticket) -> u64 {
+    let next = compiled.levels.get(usize::from(ticket.level) + 1);
+    next.map_or(ticket.expires, |level| (ticket.created + level.after_ms).min(ticket.expires))
+}
+
+/// A request for a ticket.
+#[derive(Default)]
+struct Asked<'a> {
+    queue: &'a [u8],
+    players: Vec<&'a [u8]>,
+    team: &'a [u8],
+    expires_ms: u64,
+    priority: i8,
+}
+
+impl<'a> Asked<'a> {
+    fn parse(body: &'a [u8]) -> Outcome<Asked<'a>> {
+        let mut asked = Asked::default();
+        for field in fields(body) {
+            let field = field?;
+            match field.number {
+                1 => asked.queue = text(&field)?,
+                2 => asked.players.push(bytes(&field)?),
+                3 => asked.team = text(&field)?,
+                4 => asked.expires_ms = field.scalar,
+                5 => {
+                    let priority = (field.scalar >> 1) as i64 ^ -((field.scalar & 1) as i64);
+                    asked.priority = i8::try_from(priority)
+                        .ok()
+                        .filter(|priority| (-10..=10).contains(priority))
+                        .ok_or_else(|| invalid("Priority is -10 to 10"))?;
+                }
+                _ => {}
+            }
+        }
+        if asked.players.is_empty() == asked.team.is_empty() {
+            return Err(invalid("a ticket has either Players or a TeamID"));
+        }
+        if asked.players.len() > PLAYERS_MAX {
+            return Err(too_large(format!("a ticket has at most {PLAYERS_MAX} players")));
+        }
+        let size: usize = asked.players.iter().map(|player| player.len()).sum();
+        if size > TICKET_BYTES_MAX {
+            return Err(too_large(format!(
+                "a ticket of {size} bytes exceeds the limit of {TICKET_BYTES_MAX}"
+            )));
+        }
+        Ok(asked)
+    }
+}
+
+/// Players with the servers that they name.
+fn parse_players<'a>(bodies: &[&'a [u8]]) -> Outcome<Vec<(PlayerInput<'a>, &'a [u8])>> {
+    bodies.iter().map(|body| parse_player(body)).collect()
+}
+
+fn parse_player(body: &[u8]) -> Outcome<(PlayerInput<'_>, &[u8])> {
+    let (mut input, mut srv) = (PlayerInput::default(), &[][..]);
+    for field in fields(body) {
+        let field = field?;
+        match field.number {
+            1 => input.role = text(&field)?,
+            2 => srv = text(&field)?,
+            3 => {
+                let (key, value) = entry(&field)?;
+                input.attrs.push((key, value.map_or(Ok(&[][..]), |value| bytes(&value))?));
+            }
+            4 => {
+                let (region, value) = entry(&field)?;
+                check_len(region, 64, "a region")?;
+                input
+                    .pings
+                    .push((region, value.map_or(0.0, |value: Field<'_>| f64::from_bits(value.scalar))));
+            }
+            5 => input.wants.push(text(&field)?),
+            6 => input.avoid.push(text(&field)?),
+            _ => {}
+        }
+    }
+    check_id(input.role, "RoleID")?;
+    check_len(srv, ID_BYTES_MAX, "SrvID")?;
+    if input.attrs.len() > ATTRIBUTES_MAX || input.pings.len() > 64 || input.avoid.len() > 64 {
+        let message =
+            format!("a player has at most {ATTRIBUTES_MAX} attributes, 64 latencies and 64 to avoid");
+        return Err(too_large(message));
+    }
+    Ok((input, srv))
+}
+
+/// A player's body with the server that the matcher knows.
+fn with_server(body: &[u8], server: &[u8]) -> Box<[u8]> {
+    let mut out = Vec::with_capacity(body.len() + server.len() + 2);
+    for field in fields(body).map_while(Result::ok).filter(|field| field.number != 2) {
+        out.extend_from_slice(field.raw);
+    }
+    write_bytes(&mut out, 2, server);
+    out.into_boxed_slice()
+}
+
+/// How far a pool's neighbours are apart, for explanations.
+pub(crate) fn distance(a: Key, b: Key) -> f64 {
+    (number(a.0) - number(b.0)).abs()
+}

@@ -1,0 +1,404 @@
+//! Tickets from the request to the seat.
+
+mod world;
+
+use throng_matcher::{Config, Scope};
+use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
+use world::{World, id_in, player, roles_in, to_room};
+
+const DUEL: &str = r#"{
+    "name": "duel",
+    "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}],
+    "attributes": {"skill": {"type": "number", "default": 0}},
+    "rules": [{"name": "near", "type": "near", "key": "skill", "max": 5}],
+    "expand": [{"target": "rules.near.max", "steps": [{"after_s": 10, "value": 50}]}],
+    "timeout_s": 60
+}"#;
+
+fn duel() -> World {
+    with(DUEL)
+}
+
+fn with(rules: &str) -> World {
+    let mut world = World::new(Config::default());
+    let (status, answer) = world.put_queue(rules);
+    assert_eq!(status, Status::Ok, "{}", String::from_utf8_lossy(&answer));
+    world
+}
+
+/// The duel's rules with another text in place of the limit on time.
+fn duel_with(more: &str) -> World {
+    with(&DUEL.replace(r#""timeout_s": 60"#, &format!(r#""timeout_s": 60, {more}"#)))
+}
+
+#[test]
+fn two_near_tickets_become_a_room_with_seats() {
+    let mut world = duel();
+    let (a, b) = (world.solo("s1", "duel", "a", 10.0), world.solo("s2", "duel", "b", 12.0));
+    world.take_heard();
+    world.pass(250);
+    let (a, b) = (world.get_ticket(&a), world.get_ticket(&b));
+    assert_eq!((a.status.as_str(), b.status.as_str()), ("matched", "matched"));
+    assert_eq!((&a.room, &a.matched), (&b.room, &b.matched));
+    let ready = world.take_kind(Event::MATCH_READY);
+    let told: Vec<(&str, Vec<String>, String)> =
+        ready.iter().map(|heard| (heard.server.as_str(), heard.roles.clone(), heard.str(3))).collect();
+    assert_eq!(told.len(), 2);
+    assert!(told.iter().any(|(srv, roles, _)| *srv == "s1" && roles == &["a"]));
+    assert_ne!(told[0].2, told[1].2, "one on each side");
+    assert_eq!(ready[0].str(20), a.room);
+
+    let claim = |id: &str| Writer::new().str(1, &a.room).str(2, id);
+    let room = world.ok("s1", Method::CLAIM_SEAT, claim("a"));
+    assert_eq!(roles_in(&room, 4), ["a"]);
+    assert_eq!(world.ask("s3", Method::ROLE_JOIN_ROOM, to_room("stranger", &a.room)).0, Status::RoomFull);
+    world.ok("s2", Method::ROLE_JOIN_ROOM, to_room("b", &a.room));
+    let sealed = world.room(&a.room).1;
+    assert_eq!(roles_in(&sealed, 4), ["a", "b"]);
+}
+
+#[test]
+fn a_seat_that_nobody_claims_expires() {
+    let mut world = duel_with(r#""seat_ttl_s": 20"#);
+    let a = world.solo("s", "duel", "a", 0.0);
+    world.solo("s", "duel", "b", 0.0);
+    world.pass(250);
+    let room = world.get_ticket(&a).room;
+    world.ok("s", Method::CLAIM_SEAT, Writer::new().str(1, &room).str(2, "a"));
+    world.take_heard();
+    world.pass(20_000);
+    assert_eq!(world.take_kind(Event::SEAT_EXPIRED).len(), 2, "the room and the one who lost it");
+    let late = world.ask("s", Method::CLAIM_SEAT, Writer::new().str(1, &room).str(2, "b"));
+    assert_eq!(late.0, Status::SeatExpired);
+}
+
+#[test]
+fn distant_tickets_wait_until_the_rule_relaxes() {
+    let mut world = duel();
+    let (a, b) = (world.solo("s", "duel", "a", 0.0), world.solo("s", "duel", "b", 40.0));
+    world.pass(9_750);
+    assert_eq!(world.get_ticket(&a).status, "searching");
+    world.pass(500);
+    assert_eq!(world.get_ticket(&a).status, "matched");
+    assert_eq!(world.get_ticket(&b).status, "matched");
+}
+
+#[test]
+fn a_ticket_times_out_and_is_forgotten_after_a_minute() {
+    let mut world = duel();
+    let a = world.solo("s", "duel", "a", 0.0);
+    world.take_heard();
+    world.pass(60_250);
+    assert_eq!(world.get_ticket(&a).status, "timed_out");
+    assert!(world.heard.iter().any(|heard| heard.kind == Event::TICKET_UPDATE), "its server hears it");
+    world.pass(60_000);
+    world.solo("s", "duel", "c", 0.0);
+    let (status, _) = world.ask("s", Method::GET_TICKET, Writer::new().str(1, &a));
+    assert_eq!(status, Status::NotFound);
+}
+
+#[test]
+fn a_player_has_one_ticket_per_queue_and_three_in_all() {
+    let mut world = duel();
+    for name in ["q2", "q3", "q4"] {
+        assert_eq!(world.put_queue(&DUEL.replace("\"duel\"", &format!("\"{name}\""))).0, Status::Ok);
+    }
+    world.solo("s", "duel", "a", 0.0);
+    let again = world.try_ticket("s", "duel", vec![player("a", &[])]);
+    assert_eq!(again.0, Status::AlreadyInQueue);
+    let second = world.solo("s", "q2", "a", 0.0);
+    world.solo("s", "q3", "a", 0.0);
+    assert_eq!(world.try_ticket("s", "q4", vec![player("a", &[])]).0, Status::AlreadyInQueue);
+    // A match in one queue ends the others.
+    world.solo("s", "duel", "b", 0.0);
+    world.pass(250);
+    let second = world.get_ticket(&second);
+    assert_eq!((second.status.as_str(), second.reason.as_str()), ("cancelled", "matched_elsewhere"));
+}
+
+#[test]
+fn what_does_not_fit_the_declarations_is_refused_with_the_key() {
+    let mut world = duel();
+    for (attr, json) in [("level", "1"), ("skill", "\"high\""), ("skill", "{")] {
+        let (status, answer) = world.try_ticket("s", "duel", vec![player("a", &[(attr, json)])]);
+        let why = Reader::new(&answer).unwrap().str(1).unwrap().to_owned();
+        assert_eq!(status, Status::RuleInvalid);
+        assert!(why.contains(attr), "{why}");
+    }
+    let party = vec![player("a", &[]), player("b", &[])];
+    assert_eq!(world.try_ticket("s", "duel", party).0, Status::RuleInvalid, "no side holds two");
+    assert_eq!(world.try_ticket("s", "none", vec![player("a", &[])]).0, Status::NotFound);
+    assert_eq!(world.try_ticket("s", "duel", vec![]).0, Status::Invalid);
+    let twice = vec![player("a", &[]), player("a", &[])];
+    assert_eq!(world.try_ticket("s", "duel", twice).0, Status::Invalid);
+    assert_eq!(world.matcher.counts(), throng_matcher::Counts::default(), "nothing stays behind");
+}
+
+#[test]
+fn a_rule_set_that_contradicts_itself_is_refused_with_its_path() {
+    let mut world = duel();
+    let narrowed = DUEL.replace("\"value\": 50", "\"value\": 2");
+    let (status, answer) = world.put_queue(&narrowed);
+    assert_eq!(status, Status::RuleInvalid);
+    let detail = Reader::new(&answer).unwrap().nested(2).unwrap();
+    assert_eq!((detail.str(1), detail.str(2)), (Ok("Path"), Ok("\"expand[0].steps[0]\"")));
+    let (status, _) = world.ask_as("", Scope::Trusted, Method::PUT_QUEUE, Writer::new().str(1, DUEL));
+    assert_eq!(status, Status::Forbidden);
+}
+
+#[test]
+fn a_replaced_rule_set_fails_tickets_that_can_never_match_now() {
+    let mut world = duel();
+    let (low, high) = (world.solo("s", "duel", "a", -50.0), world.solo("s", "duel", "b", 50.0));
+    let bounded = DUEL.replace(
+        r#""rules": ["#,
+        r#""rules": [{"type": "compare", "key": "skill", "op": ">=", "value": 0}, "#,
+    );
+    assert_eq!(world.put_queue(&bounded).0, Status::Ok);
+    let low = world.get_ticket(&low);
+    assert_eq!(low.status, "failed");
+    assert!(low.reason.contains("skill"), "{}", low.reason);
+    assert_eq!(world.get_ticket(&high).status, "searching");
+}
+
+fn answer(world: &mut World, srv: &str, ticket: &world::Shown, role: &str, yes: bool) -> Status {
+    let body = Writer::new().str(1, &ticket.matched).str(2, &ticket.id).str(3, role).u64(4, u64::from(yes));
+    world.ask(srv, Method::ACCEPT_MATCH, body).0
+}
+
+const ACCEPT: &str = r#""accept": {"required": true, "timeout_s": 15, "cooldown_s": 30, "reveal": true}"#;
+
+#[test]
+fn a_match_needs_every_yes() {
+    let mut world = duel_with(ACCEPT);
+    let (a, b) = (world.solo("s1", "duel", "a", 0.0), world.solo("s2", "duel", "b", 0.0));
+    world.take_heard();
+    world.pass(250);
+    let (a, b) = (world.get_ticket(&a), world.get_ticket(&b));
+    assert_eq!(a.status, "proposed");
+    let proposed = world.take_kind(Event::MATCH_PROPOSED);
+    assert_eq!((proposed.len(), proposed[0].str(1)), (2, a.matched.clone()));
+    assert_eq!(answer(&mut world, "s1", &a, "a", true), Status::Ok);
+    assert_eq!(world.get_ticket(&a.id).status, "proposed");
+    assert_eq!(answer(&mut world, "s1", &b, "b", true), Status::Forbidden);
+    assert_eq!(answer(&mut world, "s2", &b, "b", true), Status::Ok);
+    assert_eq!(world.get_ticket(&a.id).status, "matched");
+    assert_eq!(answer(&mut world, "s2", &b, "b", true), Status::NotProposed);
+}
+
+#[test]
+fn who_declines_waits_and_the_other_goes_on_with_the_old_waiting_time() {
+    let mut world = duel_with(ACCEPT);
+    let (a, b) = (world.solo("s1", "duel", "a", 0.0), world.solo("s2", "duel", "b", 0.0));
+    world.pass(250);
+    let (a, b) = (world.get_ticket(&a), world.get_ticket(&b));
+    assert_eq!(answer(&mut world, "s1", &a, "a", false), Status::Ok);
+    assert_eq!(world.get_ticket(&a.id).status, "cancelled");
+    assert_eq!(world.get_ticket(&b.id).status, "searching");
+    let (status, refused) = world.try_ticket("s1", "duel", vec![player("a", &[])]);
+    assert_eq!(status, Status::Cooldown);
+    assert!(Reader::new(&refused).unwrap().nested(2).unwrap().str(1) == Ok("Until"));
+    world.pass(30_000);
+    world.solo("s1", "duel", "a", 45.0);
+    world.pass(250);
+    assert_eq!(world.get_ticket(&b.id).status, "searching", "the new one is young and far");
+    world.pass(10_500);
+    assert_eq!(world.get_ticket(&b.id).status, "proposed");
+}
+
+#[test]
+fn silence_ends_a_proposal_at_its_deadline() {
+    let mut world = duel_with(ACCEPT);
+    let (a, b) = (world.solo("s1", "duel", "a", 0.0), world.solo("s2", "duel", "b", 0.0));
+    world.pass(250);
+    let a = world.get_ticket(&a);
+    answer(&mut world, "s1", &a, "a", true);
+    world.pass(14_999);
+    assert_eq!(world.get_ticket(&a.id).status, "proposed");
+    world.take_heard();
+    world.pass(1);
+    assert_eq!(world.get_ticket(&a.id).status, "searching");
+    assert_eq!(world.get_ticket(&b).status, "cancelled");
+    assert_eq!(world.take_kind(Event::MATCH_CANCELLED).len(), 2);
+}
+
+#[test]
+fn a_lost_server_cancels_its_tickets_and_a_restart_blames_nobody() {
+    let mut world = duel_with(ACCEPT);
+    world.session("s1", true);
+    let (a, b) = (world.solo("s1", "duel", "a", 0.0), world.solo("s2", "duel", "b", 0.0));
+    world.pass(250);
+    let bytes = world.matcher.snapshot();
+    let mut again = throng_matcher::Matcher::restore(Config::default(), &bytes).unwrap();
+    assert_eq!(again.digest(), world.matcher.digest());
+    again.handle_recovered(world.now, &mut throng_matcher::Notices::default());
+    world.matcher = again;
+    assert_eq!(world.get_ticket(&a).status, "searching");
+    world.pass(250);
+    assert_eq!(world.get_ticket(&a).status, "proposed", "they meet again");
+    world.pass(9_751);
+    let a = world.get_ticket(&a);
+    assert_eq!((a.status.as_str(), a.reason.as_str()), ("cancelled", "disconnected"));
+    assert_eq!(world.get_ticket(&b).status, "searching");
+}
+
+#[test]
+fn a_match_without_a_server_is_off() {
+    let mut world = duel_with(r#""assign": "external", "assign_timeout_s": 5, "allocator": "alloc""#);
+    world.session("alloc", true);
+    let (a, _) = (world.solo("s", "duel", "a", 0.0), world.solo("s", "duel", "b", 0.0));
+    world.pass(250);
+    let placing = world.get_ticket(&a);
+    assert_eq!(placing.status, "placing");
+    assert_eq!(world.cancel("s", &a), Status::TicketClosed);
+    let asked = world.take_kind(Event::MATCH_READY);
+    assert_eq!((asked.len(), asked[0].server.as_str()), (1, "alloc"));
+    world.pass(5_000);
+    assert_eq!(world.get_ticket(&a).status, "searching");
+    world.pass(250);
+    let room = world.get_ticket(&a).room;
+    assert_ne!(room, placing.room);
+    let assign = Writer::new().str(1, &room).str(2, "10.0.0.1:7777");
+    world.take_heard();
+    assert_eq!(world.ask("alloc", Method::ASSIGN_MATCH, assign).0, Status::Ok);
+    let ready = world.take_kind(Event::MATCH_READY);
+    assert_eq!((ready.len(), ready[0].str(4).as_str()), (2, "10.0.0.1:7777"));
+    assert_eq!(world.get_ticket(&a).status, "matched");
+}
+
+const FIVES: &str = r#"{
+    "name": "fives", "sides": [{"name": "side", "count": 2, "min": 2, "max": 2}],
+    "attributes": {"skill": {"type": "number", "default": 0}}, "backfill": {"ack_s": 10}
+}"#;
+
+#[test]
+fn a_backfill_gets_players_and_needs_signs_of_life() {
+    let mut world = with(FIVES);
+    for id in ["a", "b", "c", "d"] {
+        world.solo("game", "fives", id, 0.0);
+    }
+    world.pass(250);
+    let room = world.take_kind(Event::MATCH_READY)[0].str(20);
+    for id in ["a", "b", "c", "d"] {
+        world.ok("game", Method::CLAIM_SEAT, Writer::new().str(1, &room).str(2, id));
+    }
+    world.ok("game", Method::ROLE_LEAVE_ROOM, Writer::new().str(1, "c").str(2, &room));
+    let side = {
+        let info = world.room(&room).1;
+        let info = Reader::new(&info).unwrap().nested(1).unwrap();
+        let sides: Vec<Reader<'_>> = info.all(10).map(|side| Reader::new(side).unwrap()).collect();
+        sides.iter().find(|side| side.all(2).count() == 1).unwrap().str(1).unwrap().to_owned()
+    };
+    let start = Writer::new().str(1, &room).str(2, "fives").nested(3, Writer::new().str(1, &side).u64(2, 1));
+    let started = world.ok("game", Method::START_BACKFILL, start);
+    let backfill = Reader::new(&started).unwrap().str(1).unwrap().to_owned();
+    let late = world.solo("s", "fives", "late", 0.0);
+    world.take_heard();
+    world.pass(250);
+    assert_eq!(world.get_ticket(&late).room, room);
+    let told = world.take_kind(Event::BACKFILL_UPDATE);
+    assert_eq!((told[0].server.as_str(), told[0].str(2).as_str()), ("game", "matched"));
+    world.ok("s", Method::CLAIM_SEAT, Writer::new().str(1, &room).str(2, "late"));
+    assert_eq!(roles_in(&world.room(&room).1, 4).len(), 4);
+    world.ok("game", Method::ACK_BACKFILL, Writer::new().str(1, &backfill));
+    world.pass(10_000);
+    assert_eq!(world.take_kind(Event::BACKFILL_UPDATE)[0].str(2), "no_ack");
+    let gone = world.ask("game", Method::ACK_BACKFILL, Writer::new().str(1, &backfill));
+    assert_eq!(gone.0, Status::NotFound);
+}
+
+#[test]
+fn a_team_waits_together_and_is_never_split() {
+    let mut world = with(FIVES);
+    let team = world.create_team("s", "a", 3, "");
+    world.join_team("s", "b", &team, "");
+    let (status, ticket) = world.ask("s", Method::CREATE_TICKET, Writer::new().str(1, "fives").str(3, &team));
+    assert_eq!(status, Status::Ok);
+    let ticket = world::shown(&ticket).id;
+    world.solo("s", "fives", "c", 0.0);
+    world.solo("s", "fives", "d", 0.0);
+    world.pass(250);
+    let room = world.get_ticket(&ticket).room;
+    let info = world.room(&room).1;
+    let info = Reader::new(&info).unwrap().nested(1).unwrap();
+    let sides: Vec<Vec<String>> = info
+        .all(10)
+        .map(|side| {
+            Reader::new(side).unwrap().all(2).map(|id| String::from_utf8(id.to_vec()).unwrap()).collect()
+        })
+        .collect();
+    assert!(sides.contains(&vec!["a".to_owned(), "b".to_owned()]), "{sides:?}");
+}
+
+const RATED: &str = r#"{
+    "name": "rated", "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}],
+    "rating": {"pool": "main"}, "rules": [{"name": "near", "type": "near", "key": "skill", "max": 20}]
+}"#;
+
+#[test]
+fn a_result_is_rated_once() {
+    let mut world = with(RATED);
+    let a = world.ticket("s", "rated", vec![player("a", &[("skill", "99")])]);
+    world.ticket("s", "rated", vec![player("b", &[])]);
+    world.pass(250);
+    let matched = world.get_ticket(&a).matched;
+    let report = |first: &str, second: &str| {
+        let side = |id: &str, rank| Writer::new().str(1, id).u64(2, rank);
+        Writer::new().str(1, &matched).nested(3, side(first, 1)).nested(3, side(second, 2))
+    };
+    let rate = |world: &mut World, body| world.ask_as("s", Scope::Trusted, Method::REPORT_RESULT, body);
+    let (status, first) = rate(&mut world, report("a", "b"));
+    assert_eq!(status, Status::Ok);
+    let mu = |answer: &[u8]| {
+        let rating = Reader::new(answer).unwrap().nested(1).unwrap();
+        f64::from_bits(rating.last(4).unwrap().scalar)
+    };
+    let rated = |answer: &[u8], id: &str| {
+        let all = Reader::new(answer).unwrap();
+        let rating = all.all(1).map(|r| Reader::new(r).unwrap()).find(|r| r.str(1) == Ok(id)).unwrap();
+        f64::from_bits(rating.last(4).unwrap().scalar)
+    };
+    assert!((rated(&first, "a") - 27.635_389_493).abs() < 1e-6, "the forged skill counts for nothing");
+    assert_eq!(rate(&mut world, report("a", "b")), (Status::Ok, first));
+    assert_eq!(rate(&mut world, report("b", "a")).0, Status::Invalid);
+    let (status, amended) = rate(&mut world, report("b", "a").u64(5, 1));
+    assert_eq!(status, Status::Ok);
+    assert!((rated(&amended, "b") - 27.635_389_493).abs() < 1e-6);
+    let ask = Writer::new().str(1, "main").str(2, "a");
+    let read = world.ok("s", Method::GET_RATINGS, ask);
+    assert!((mu(&read) - 22.364_610_507).abs() < 1e-6);
+    assert_eq!(world.ask("s", Method::REPORT_RESULT, report("a", "b")).0, Status::Forbidden);
+}
+
+#[test]
+fn an_explanation_names_the_rule_in_the_way() {
+    let mut world = duel();
+    let a = world.solo("s", "duel", "a", 0.0);
+    let alone = world.ok("s", Method::EXPLAIN_TICKET, Writer::new().str(1, &a));
+    assert!(Reader::new(&alone).unwrap().str(2).unwrap().contains("nobody else"));
+    world.solo("s", "duel", "b", 30.0);
+    world.pass(250);
+    let why = world.ok("s", Method::EXPLAIN_TICKET, Writer::new().str(1, &a));
+    let why = Reader::new(&why).unwrap();
+    assert!(why.str(2).unwrap().contains("`near`"), "{}", why.str(2).unwrap());
+    let candidate = why.nested(4).unwrap();
+    let fail = candidate.nested(4).unwrap();
+    assert_eq!((fail.str(1), fail.str(2)), (Ok("near"), Ok("they differ by 30.00, over 5.00")));
+}
+
+#[test]
+fn players_in_a_room_do_not_queue_and_rooms_of_matches_are_ordinary() {
+    let mut world = duel();
+    let room = world.create_room("s", "a", "2v2");
+    assert_eq!(world.try_ticket("s", "duel", vec![player("a", &[])]).0, Status::AlreadyInRoom);
+    world.ok("s", Method::ROLE_LEAVE_ROOM, Writer::new().str(1, "a").str(2, &room));
+    let a = world.solo("s", "duel", "a", 0.0);
+    world.solo("s", "duel", "b", 0.0);
+    world.pass(250);
+    let room = world.get_ticket(&a).room;
+    let info = world.room(&room).1;
+    assert_eq!(id_in(&info), room);
+    let stats = world.ok("s", Method::GET_QUEUE_STATS, Writer::new().str(1, "duel"));
+    let stats = Reader::new(&stats).unwrap();
+    assert_eq!((stats.u64(2), stats.u64(4)), (0, 1));
+}
