@@ -13,8 +13,10 @@ use throng_load::case::Case;
 use throng_load::enet::{self, ServePlan};
 use throng_load::engine::Sample;
 use throng_load::report::Report;
-use throng_load::suites::{self, Options, Progress, TESTS, Target, Test};
+use throng_load::suites::{self, Options, Progress, TESTS, Target};
 use throng_load::{Transport, chart, duration, interrupt};
+
+use crate::balance;
 
 /// A threshold was missed: the code that k6 made known.
 const EXIT_THRESHOLD: u8 = 99;
@@ -161,6 +163,9 @@ pub(crate) struct ServerArgs {
     /// Seed of everything random
     #[arg(hide_short_help = true, long, default_value_t = 1, help_heading = "Load")]
     pub(crate) seed: u64,
+    /// Say nothing on the way to the result: no bar, no line per run
+    #[arg(hide_short_help = true, long)]
+    pub(crate) no_progress: bool,
 }
 
 const AFTER_HELP: &str = "\
@@ -207,6 +212,7 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             for test in TESTS {
                 text.push_str(&format!("{:<20}  {}\n", test.name, test.summary));
             }
+            text.push_str(&format!("{:<20}  {}\n", balance::NAME, balance::SUMMARY));
             text.push_str(&format!(
                 "{:<20}  {}\n",
                 "enet [GROUP]", "the ENet host beside the C library; groups:"
@@ -260,7 +266,7 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
                 seed: args.server.seed,
             };
             let report = {
-                let mut live = Live::new();
+                let mut live = args.server.live();
                 enet::run(&options, &mut |what| live.begin(what, None))?
             };
             save(&args, &report, "")?;
@@ -279,13 +285,13 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
         }
         ["all"] => {
             let (mut reports, mut failed) = (Vec::new(), Vec::new());
-            for test in TESTS {
+            for name in names() {
                 // A test without a result does not cost the others theirs.
-                match measure(test, &args, test.name) {
+                match measure(name, &args, name) {
                     Ok(report) => reports.push(report),
                     Err(error) => {
-                        say(&format!("error: {}: {error}", test.name));
-                        failed.push(test.name);
+                        say(&format!("error: {name}: {error}"));
+                        failed.push(name);
                     }
                 }
             }
@@ -306,21 +312,25 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             };
             let test = suites::find("channel single").ok_or("the canonical test is gone")?;
             let options = options(&args)?;
-            let report = test.run(&options, &mut Live::new())?;
+            let report = test.run(&options, &mut args.server.live())?;
             save(&args, &report, "")?;
             print(&if args.json { json(&report)? } else { two_lines(&report) })?;
             Ok(report.passed)
         }
         words => {
             let name = words.join(" ");
-            let test = suites::find(&name).ok_or_else(|| unknown(&name))?;
-            Ok(measure(test, &args, "")?.passed)
+            Ok(measure(&name, &args, "")?.passed)
         }
     }
 }
 
+/// What `all` runs.
+fn names() -> impl Iterator<Item = &'static str> {
+    TESTS.iter().map(|test| test.name).chain([balance::NAME])
+}
+
 fn unknown(name: &str) -> String {
-    let known: Vec<&str> = TESTS.iter().map(|test| test.name).collect();
+    let known: Vec<&str> = names().collect();
     let near =
         known.iter().find(|known| known.split(' ').any(|word| name.split(' ').any(|given| given == word)));
     let hint = near.map(|near| format!("; did you mean `{near}`")).unwrap_or_default();
@@ -330,8 +340,15 @@ fn unknown(name: &str) -> String {
     )
 }
 
-fn measure(test: &Test, args: &BenchArgs, folder: &str) -> Result<Report, AnyError> {
-    let report = test.run(&options(args)?, &mut Live::new())?;
+fn measure(name: &str, args: &BenchArgs, folder: &str) -> Result<Report, AnyError> {
+    let mut live = args.server.live();
+    let report = if name == balance::NAME {
+        balance::run(args.server.seed, args.quick, &mut live)?
+    } else {
+        let test = suites::find(name).ok_or_else(|| unknown(name))?;
+        test.run(&options(args)?, &mut live)?
+    };
+    drop(live);
     save(args, &report, folder)?;
     // With --json all tests together are one document.
     if !args.json || folder.is_empty() {
@@ -366,6 +383,11 @@ impl ServerArgs {
     /// Whether the flags leave open which server it is: none is named, and none is described that would be started.
     pub(crate) fn may_find_one(&self) -> bool {
         self.addr.is_none() && self.program.is_none() && self.shards.is_none() && self.server_flag.is_empty()
+    }
+
+    /// The display that these flags ask for.
+    pub(crate) fn live(&self) -> Live {
+        if self.no_progress { Live::silent() } else { Live::new() }
     }
 
     /// What these flags say about the server and the load.
@@ -462,13 +484,22 @@ fn two_lines(report: &Report) -> String {
 /// time that is left.
 pub(crate) struct Live {
     terminal: bool,
+    silent: bool,
     bar: ProgressBar,
     window: Option<Duration>,
 }
 
 impl Live {
     pub(crate) fn new() -> Self {
-        Self { terminal: io::stderr().is_terminal(), bar: ProgressBar::hidden(), window: None }
+        let terminal = io::stderr().is_terminal();
+        Self { terminal, silent: false, bar: ProgressBar::hidden(), window: None }
+    }
+
+    /// One that shows nothing.
+    fn silent() -> Self {
+        let mut live = Self::new();
+        live.silent = true;
+        live
     }
 
     /// Ends the living line.
@@ -487,6 +518,9 @@ impl Progress for Live {
     fn begin(&mut self, what: &str, window: Option<Duration>) {
         self.clear();
         self.window = window;
+        if self.silent {
+            return;
+        }
         if !self.terminal {
             return say(what);
         }

@@ -1,5 +1,6 @@
 //! The `throng` command: parse, call, print, exit code.
 
+mod balance;
 mod bench;
 mod bench_ddc;
 mod channeld;

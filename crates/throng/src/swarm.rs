@@ -85,7 +85,7 @@ pub(crate) fn run(args: SwarmArgs) -> ExitCode {
     let join = args.join.then_some(args.channel);
     let swarm = Swarm { options, players: args.players, duration: args.duration, join, spatial: false };
     let on_start = &mut |target: &Target| say(&format!("players connect to {}", target.clients));
-    play(&swarm, args.json, None, on_start, Live::new())
+    play(&swarm, args.json, None, on_start, args.server.live())
 }
 
 /// Runs `throng demo`.

@@ -50,6 +50,31 @@ fn every_test_runs_small_and_passes() {
     assert!(bare, "the physical limit belongs to the same run: {single}");
 }
 
+/// The world's load balancer has a bench, whose figures are the same on every machine.
+#[test]
+fn the_balancer_takes_load_from_the_busiest_server() {
+    let output = run(&["bench", "channel", "balance", "--quick", "--json"]);
+    let report: Value = serde_json::from_str(&stdout_of(&output, 0)).expect("JSON");
+    let row = |figure: &str| {
+        let rows = report["rows"].as_array().expect("a list");
+        let row = rows.iter().find(|row| row["what"].as_str().is_some_and(|what| what.contains(figure)));
+        let row = row.unwrap_or_else(|| panic!("no row about {figure}: {report}"));
+        (row["measured"].as_f64().expect("a figure"), row["published"].as_f64().expect("a figure"))
+    };
+    for figure in ["maximum", "mean over time"] {
+        let (with, without) = row(figure);
+        assert!(with < without, "{figure}: {with} with, {without} without");
+    }
+}
+
+#[test]
+fn progress_is_shown_unless_it_is_not_wanted() {
+    for (flags, shown) in [(&[][..], true), (&["--no-progress"], false)] {
+        let output = run(&[&["bench", "gateway", "start", "--quick", "--json"], flags].concat());
+        assert_eq!((output.status.code(), !output.stderr.is_empty()), (Some(0), shown), "{flags:?}");
+    }
+}
+
 #[test]
 fn players_come_by_every_transport() {
     for transport in ["ws", "kcp"] {
