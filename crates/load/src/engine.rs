@@ -13,9 +13,10 @@ use crate::fleet::{self, Control, FleetPlan, Inputs, Subscribe, lock};
 use crate::interrupt;
 use crate::link::Transport;
 use crate::owner::{self, OwnerCounts, OwnerPlan};
-use crate::probe::{self, Memory, Probe};
+use crate::probe::{Memory, Probe};
 use crate::protocol::CHANNEL_TYPE_GLOBAL;
-use crate::stats::Counts;
+use crate::stats::{Counts, Times};
+use crate::watch::{self, Scenario, Servers, StopOnDrop, Timing, share};
 
 /// What is still on the way when the window closes may arrive this much later and count, as late as it is.
 pub(crate) const GRACE: Duration = Duration::from_secs(3);
@@ -367,10 +368,6 @@ impl Saturation {
     }
 }
 
-fn share(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 1.0 } else { part as f64 / whole as f64 }
-}
-
 /// Runs `plan`, looking at the server through `probe`, and calls `on_sample` for every sample taken.
 ///
 /// # Errors
@@ -380,15 +377,14 @@ pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Re
     let control = Control::new();
     let fleet_plan = plan.fleet();
     let owner_plan = plan.owner();
-    let numbers: Vec<Vec<usize>> =
-        (0..threads).map(|thread| (thread..plan.players).step_by(threads).collect()).collect();
-    let counts: Vec<Mutex<Counts>> = (0..threads).map(|_| Mutex::default()).collect();
+    let numbers = watch::deal(plan.players, threads);
+    let counts: Vec<Mutex<Counts>> = watch::per_thread(threads);
     let owner_counts = Mutex::new(OwnerCounts::default());
     thread::scope(|scope| {
         // Whatever happens below, the threads must end, or the scope would wait for ever.
         let stop = StopOnDrop(&control);
         let owner = plan.owner.then(|| scope.spawn(|| owner::run(&owner_plan, &control, &owner_counts)));
-        let watch = Watch { plan, probe, control: &control, counts: &counts, owner: &owner_counts };
+        let mut watch = Watch { plan, probe, control: &control, counts: &counts, owner: &owner_counts };
         if plan.owner {
             watch.wait_for_owner()?;
         } else if let Some(channel) = plan.join {
@@ -415,15 +411,6 @@ pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Re
     })
 }
 
-/// Ends the threads of a run.
-pub(crate) struct StopOnDrop<'a>(pub(crate) &'a Control);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
-}
-
 /// The coordinating side of a run.
 struct Watch<'a> {
     plan: &'a Plan,
@@ -431,28 +418,6 @@ struct Watch<'a> {
     control: &'a Control,
     counts: &'a [Mutex<Counts>],
     owner: &'a Mutex<OwnerCounts>,
-}
-
-/// Totals at one instant, of which differences are taken.
-#[derive(Default, Clone)]
-struct Mark {
-    at_ns: u64,
-    cpu: Option<Duration>,
-    fleet_cpu: Duration,
-    owner_cpu: Duration,
-    machine: Option<(u64, u64)>,
-    frames_in: u64,
-    bytes_in: u64,
-    sent_messages: u64,
-    sent_bytes: u64,
-    received_messages: u64,
-    received_bytes: u64,
-    frames: u64,
-    ready: u64,
-    channels: u64,
-    /// Seconds and number of rounds.
-    rounds: Option<(f64, f64)>,
-    tick_ms: Option<f64>,
 }
 
 impl Watch<'_> {
@@ -512,60 +477,77 @@ impl Watch<'_> {
     }
 
     fn measure(
-        &self,
+        &mut self,
         memory_before: Option<Memory>,
         on_sample: &mut dyn FnMut(&Sample),
     ) -> Result<Outcome, RunError> {
-        let from = clock::now_ns() + nanoseconds(self.plan.warmup);
-        self.sleep_until(from);
-        if interrupt::requested() && self.plan.duration.is_some() {
-            return Err(RunError::Interrupted);
-        }
-        let from = clock::now_ns();
-        let planned_end = self.plan.duration.map_or(u64::MAX, |duration| from + nanoseconds(duration));
-        self.control.measure(from, planned_end);
-        let first = self.mark(from);
-        let mut last = first.clone();
-        let mut samples = Vec::new();
-        let mut next = from;
-        let end = loop {
-            next = (next + nanoseconds(self.plan.sample_interval)).min(planned_end);
-            self.sleep_until(next);
-            let now = clock::now_ns();
-            let mark = self.mark(now);
-            let sample = self.sample(&last, &mark, from);
-            on_sample(&sample);
-            samples.push(sample);
-            last = mark;
-            if now >= planned_end || interrupt::requested() || lock(self.owner).error.is_some() {
-                break now;
-            }
+        let timing = Timing {
+            warmup: self.plan.warmup,
+            duration: self.plan.duration,
+            sample_interval: self.plan.sample_interval,
         };
-        self.control.measure(from, planned_end.min(end));
-        let memory = memory_before.zip(self.probe.memory());
-        self.wait_for_stragglers();
-        let machine_busy = first.machine.zip(last.machine).map(|((busy_0, all_0), (busy_1, all_1))| {
-            (busy_1 - busy_0) as f64 / all_1.saturating_sub(all_0).max(1) as f64
-        });
+        let (probe, control) = (self.probe, self.control);
+        let window = watch::measure(&timing, probe, control, memory_before, self, on_sample)?;
         Ok(Outcome {
             players: self.plan.players - self.plan.stalled,
-            window: Duration::from_nanos(last.at_ns - from),
+            window: window.length(),
             counts: Counts::default(),
             owner: OwnerCounts::default(),
-            window_bytes_in: last.bytes_in - first.bytes_in,
-            window_frames_in: last.frames_in - first.frames_in,
-            server_cpu: first.cpu.zip(last.cpu).map(|(first, last)| last.saturating_sub(first)),
-            server_memory: memory,
-            fleet_cpu: last.fleet_cpu - first.fleet_cpu,
-            owner_cpu: last.owner_cpu.saturating_sub(first.owner_cpu),
-            machine_busy,
+            window_bytes_in: window.bytes_in(),
+            window_frames_in: window.frames_in(),
+            server_cpu: window.server_cpu(),
+            fleet_cpu: window.players_cpu(),
+            owner_cpu: window.game_cpu(),
+            machine_busy: window.machine_busy(),
             threads: self.counts.len(),
             checked: (0, 0),
-            samples,
+            server_memory: window.memory,
+            samples: window.samples,
         })
     }
+}
 
-    /// Late arrivals count, so leaving before they are in would call a slow server lossy.
+impl Scenario for Watch<'_> {
+    fn servers(&self) -> Servers {
+        let owner = lock(self.owner);
+        Servers {
+            cpu: owner.cpu,
+            messages_in: owner.messages_in,
+            bytes_in: owner.bytes_in,
+            messages_out: owner.messages_out,
+            bytes_out: owner.bytes_out,
+            frames: owner.frames,
+            channels: owner.channels + 1,
+            handovers: 0,
+        }
+    }
+
+    fn players(&self) -> Counts {
+        self.counts()
+    }
+
+    fn take_recent(&self) -> Times {
+        let mut recent = Times::default();
+        for counts in self.counts {
+            let mut counts = lock(counts);
+            recent.add(&counts.recent);
+            counts.recent.clear();
+        }
+        recent
+    }
+
+    fn server_count(&self) -> usize {
+        1
+    }
+
+    fn hands_over(&self) -> bool {
+        false
+    }
+
+    fn has_failed(&self) -> bool {
+        lock(self.owner).error.is_some()
+    }
+
     fn wait_for_stragglers(&self) {
         let until = clock::now_ns() + nanoseconds(GRACE);
         let players = (self.plan.players - self.plan.stalled) as u64;
@@ -591,90 +573,6 @@ impl Watch<'_> {
             thread::sleep(GLANCE);
         }
     }
-
-    /// Sleeps until `at_ns` or an interrupt.
-    fn sleep_until(&self, at_ns: u64) {
-        while clock::now_ns() < at_ns && !interrupt::requested() {
-            clock::sleep_until(at_ns.min(clock::now_ns() + 100_000_000));
-        }
-    }
-
-    fn mark(&self, at_ns: u64) -> Mark {
-        let cpu = self.probe.cpu();
-        let counts = self.counts();
-        let owner = lock(self.owner);
-        let mut mark = Mark {
-            at_ns,
-            cpu,
-            fleet_cpu: counts.cpu,
-            owner_cpu: owner.cpu,
-            machine: probe::machine_ticks(),
-            frames_in: counts.frames_in,
-            bytes_in: counts.bytes_in,
-            sent_messages: counts.messages_out + owner.messages_out,
-            sent_bytes: counts.bytes_out + owner.bytes_out,
-            received_messages: counts.messages_in + owner.messages_in,
-            received_bytes: counts.bytes_in + owner.bytes_in,
-            frames: owner.frames,
-            ready: counts.ready,
-            channels: owner.channels + 1,
-            rounds: None,
-            tick_ms: None,
-        };
-        drop(owner);
-        // Last, since a page takes its time.
-        if let Some(metrics) = self.probe.metrics() {
-            mark.rounds = metrics.sum(ROUND_SECONDS_SUM).zip(metrics.sum(ROUND_COUNT));
-            mark.tick_ms = metrics.sum(TICK_MS);
-        }
-        mark
-    }
-
-    fn sample(&self, last: &Mark, mark: &Mark, from_ns: u64) -> Sample {
-        let seconds = (mark.at_ns - last.at_ns) as f64 / 1e9;
-        let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
-        let mut recent = crate::stats::Times::default();
-        for counts in self.counts {
-            let mut counts = lock(counts);
-            recent.add(&counts.recent);
-            counts.recent.clear();
-        }
-        Sample {
-            at_s: (mark.at_ns - from_ns) as f64 / 1e9,
-            connections: mark.ready,
-            channels: mark.channels,
-            server_cores: mark.cpu.zip(last.cpu).map(|(now, before)| (now - before).as_secs_f64() / seconds),
-            server_resident_bytes: self.probe.memory().map(|memory| memory.resident_bytes),
-            tick_ms: mark.tick_ms.or_else(|| {
-                let (now, before) = mark.rounds.zip(last.rounds)?;
-                let count = now.1 - before.1;
-                (count > 0.0).then(|| (now.0 - before.0) / count * 1e3)
-            }),
-            frames_per_s: rate(mark.frames, last.frames),
-            messages_in_per_s: rate(mark.sent_messages, last.sent_messages),
-            messages_out_per_s: rate(mark.received_messages, last.received_messages),
-            bytes_in_per_s: rate(mark.sent_bytes, last.sent_bytes),
-            bytes_out_per_s: rate(mark.received_bytes, last.received_bytes),
-            p50_ms: recent.quantile_ms(0.5),
-            p99_ms: recent.quantile_ms(0.99),
-            handovers_per_s: None,
-        }
-    }
-}
-
-/// Sum and number of the rounds that a server's threads made of their work, in seconds.
-pub(crate) const ROUND_SECONDS_SUM: &[&str] = &["throng_shard_round_seconds_sum"];
-pub(crate) const ROUND_COUNT: &[&str] = &["throng_shard_round_seconds_count"];
-/// Their durations by size.
-pub(crate) const ROUND_BUCKETS: &str = "throng_shard_round_seconds_bucket";
-/// The reference's gauge: milliseconds of the latest tick.
-pub(crate) const TICK_MS: &[&str] = &["channel_tick_duration"];
-
-/// Mean duration of the rounds between two looks at the metrics page, in milliseconds.
-pub(crate) fn mean_round_ms(now: &probe::Metrics, before: &probe::Metrics) -> Option<f64> {
-    let count = now.sum(ROUND_COUNT)? - before.sum(ROUND_COUNT)?;
-    let seconds = now.sum(ROUND_SECONDS_SUM)? - before.sum(ROUND_SECONDS_SUM)?;
-    (count > 0.0).then(|| seconds / count * 1e3)
 }
 
 #[cfg(test)]

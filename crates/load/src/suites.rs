@@ -4,6 +4,8 @@
 //! measures any server that speaks the protocol. Every test has one canonical load, which the published figures and
 //! marks are for; any other load is measured but not judged.
 
+mod channel;
+mod gateway;
 mod worlds;
 
 use std::io;
@@ -18,8 +20,7 @@ use crate::child::{BareWriter, DEFAULT_PORTS, OwnServer, ServerOptions, StartErr
 use crate::engine::{self, Outcome, Plan, RunError, Sample};
 use crate::link::Transport;
 use crate::probe::{self, Probe};
-use crate::protocol::CHANNEL_TYPE_SUBWORLD;
-use crate::report::{Better, Report, Row, Run};
+use crate::report::{Report, Run};
 use crate::socket;
 
 /// A test that can be run by name.
@@ -49,12 +50,12 @@ pub const TESTS: &[Test] = &[
     Test {
         name: "channel single",
         summary: "players on one channel: 30 Hz inputs, 30 Hz state of everyone, 50 Hz fan-out; CPU against a bare writer",
-        run: channel_single,
+        run: channel::single,
     },
     Test {
         name: "channel fanout-only",
         summary: "400 subscribers of 400 characters, 30 updates a second, nothing else: CPU",
-        run: channel_fan_out_only,
+        run: channel::fan_out_only,
     },
     Test {
         name: "channel spatial",
@@ -74,25 +75,29 @@ pub const TESTS: &[Test] = &[
     Test {
         name: "gateway idle",
         summary: "10,000 connections that do nothing: CPU and memory each",
-        run: gateway_idle,
+        run: gateway::idle,
     },
     Test {
         name: "gateway trickle",
         summary: "10,000 connections that each get 2 messages a second: latency",
-        run: gateway_trickle,
+        run: gateway::trickle,
     },
-    Test { name: "gateway channels", summary: "10,000 channels that do nothing: CPU", run: gateway_channels },
+    Test {
+        name: "gateway channels",
+        summary: "10,000 channels that do nothing: CPU",
+        run: gateway::channels,
+    },
     Test {
         name: "gateway forward",
         summary: "64-byte messages from 1,000 clients to one game server: messages per second",
-        run: gateway_forward,
+        run: gateway::forward,
     },
     Test {
         name: "gateway stalled",
         summary: "one subscriber that stops reading: latency of the others, with and without it",
-        run: gateway_stalled,
+        run: gateway::stalled,
     },
-    Test { name: "gateway start", summary: "from the start of the process to ready", run: gateway_start },
+    Test { name: "gateway start", summary: "from the start of the process to ready", run: gateway::start },
 ];
 
 /// The test of this name.
@@ -314,6 +319,26 @@ impl Context<'_> {
             .map_err(|source| BenchError::Run { name: name.to_owned(), source })
     }
 
+    /// The physical limit: a program that does nothing but write `bytes` at a time to as many sockets as there are players.
+    fn run_bare(&self, players: usize, bytes: f64, per_second: f64) -> Result<Outcome, BenchError> {
+        let plan = BarePlan { sockets: players, bytes: bytes.round() as usize, per_second };
+        let writer = BareWriter::start(&self.options.program, plan)?;
+        let (addr, pid) = (writer.addr, Some(writer.pid()));
+        let probe =
+            Probe::new(pid, None).map_err(|source| BenchError::Probe { pid: writer.pid(), source })?;
+        let target = Target { clients: addr, servers: addr, pid, metrics: None, console: None };
+        let server = Server { own: None, target, probe };
+        let plan = Plan {
+            transport: Transport::Tcp,
+            owner: false,
+            characters: None,
+            inputs_per_second: 0.0,
+            subscribe: false,
+            ..self.plan(&server, players)
+        };
+        self.run(&format!("bare writer, {players} sockets"), &plan, &server)
+    }
+
     /// The size to run with: as asked, small when quick, else canonical. Says whether it is the canonical one.
     fn size(&self, canonical: usize, quick: usize) -> (usize, bool) {
         match self.options.players.first() {
@@ -323,9 +348,6 @@ impl Context<'_> {
         }
     }
 }
-
-/// The published result: one channel held 50 Hz to about so many players.
-const PUBLISHED_PLAYERS: f64 = 130.0;
 const PUBLISHED: &str = "published by the reference, 8-core allowance";
 const MEASURED: &str = "reference measured on 2 cores shared with the generator";
 /// A run of the published scenario holds when so many fan-outs arrive ...
@@ -334,380 +356,7 @@ const SHARE_MIN: f64 = 0.99;
 const P99_MAX_MS: f64 = 50.0;
 /// The players for which the CPU figures are given.
 const CPU_PLAYERS: usize = 100;
-/// Sizes tried in turn. The reference holds 130 to 160; 600 is the floor, 1,000 the aim.
-const SWEEP: &[usize] = &[CPU_PLAYERS, 160, 400, 600, 800, 1_000];
 const MIB: f64 = (1 << 20) as f64;
-
-fn channel_single(context: &Context<'_>) -> Result<Report, BenchError> {
-    let options = context.options;
-    // Rows carry marks only where they are measured with the load that the marks are for.
-    let mut report = context.report(true);
-    let sizes: &[usize] = match (options.players.as_slice(), options.quick) {
-        ([], true) => &[20],
-        ([], false) => SWEEP,
-        (players, _) => players,
-    };
-    let mut most: Option<Outcome> = None;
-    let mut failures = 0;
-    for &players in sizes {
-        // A fresh server for each size: memory and connection ids start from nothing.
-        let server = context.server()?;
-        let name = format!("{players} players");
-        let outcome = match context.run(&name, &context.plan(&server, players), &server) {
-            Err(BenchError::Run { name, source: source @ RunError::NotReady { .. } })
-                if !report.runs.is_empty() =>
-            {
-                report.note(format!("{name}: {source}"));
-                break;
-            }
-            other => other?,
-        };
-        drop(server);
-        let holds =
-            outcome.delivered_share() >= SHARE_MIN && outcome.counts.state.quantile_ms(0.99) < P99_MAX_MS;
-        let first = report.runs.is_empty();
-        report.run(Run::new(name, &outcome));
-        if first {
-            judge_cpu(context, &mut report, &outcome)?;
-        }
-        if holds && failures == 0 {
-            most = Some(outcome);
-        }
-        failures += u32::from(!holds);
-        // One failure may be the machine's; two in a row are the end of the sweep.
-        if failures >= 2 {
-            break;
-        }
-    }
-    if sizes.len() > 1 {
-        let held = most.as_ref().map_or(0, |outcome| outcome.players) as f64;
-        let row = Row::new("players held: 99% of fan-outs, p99 < 50 ms", "players", Better::Higher, held);
-        let row = row.published(PUBLISHED_PLAYERS, PUBLISHED);
-        report.row(if options.players.is_empty() { row.marks(600.0, 1_000.0) } else { row });
-    }
-    if let Some(most) =
-        most.filter(|most| report.runs.first().is_some_and(|first| first.players < most.players))
-    {
-        // With many players the bytes weigh more than the calls, so this ratio says how the cost of delivery grows.
-        if let Some(ratio) = bare_ratio(context, &mut report, &most)? {
-            let what = format!("server CPU per delivered frame at {} players, bare writer = 1", most.players);
-            report.row(Row::new(what, "x", Better::Lower, ratio));
-        }
-    }
-    if let Some(run) = report.runs.iter().rev().find(|run| run.server_resident_bytes.is_some()) {
-        let bytes = run.server_resident_bytes.unwrap_or(0) as f64 / run.players.max(1) as f64 / MIB;
-        let what = format!("memory per connection at {} players", run.players);
-        report.row(Row::new(what, "MiB", Better::Lower, bytes).published(1.0, PUBLISHED));
-    }
-    Ok(report)
-}
-
-/// Runs of the server and of the bare writer that the CPU rows are the medians of, in turn: on a machine that is shared
-/// with others the cost of a system call drifts by tens of per cent within minutes.
-const CPU_PAIRS: usize = 3;
-
-/// The rows about CPU, from the run at 100 players (or whatever the first run was) and its repetitions.
-fn judge_cpu(context: &Context<'_>, report: &mut Report, outcome: &Outcome) -> Result<(), BenchError> {
-    let players = outcome.players;
-    // CPU that was not spent because nothing was delivered is no achievement.
-    let at_size = players == CPU_PLAYERS && outcome.delivered_share() >= SHARE_MIN;
-    let with = |row: Row, floor: f64, aim: f64| if at_size { row.marks(floor, aim) } else { row };
-    let p99 = outcome.counts.state.quantile_ms(0.99);
-    let p50 = outcome.counts.state.quantile_ms(0.5);
-    report.row(
-        Row::new(format!("state latency p50 at {players} players"), "ms", Better::Lower, p50)
-            .published(28.0, MEASURED),
-    );
-    report.row(
-        Row::new(format!("state latency p99 at {players} players"), "ms", Better::Lower, p99)
-            .published(50.0, MEASURED),
-    );
-    let share = outcome.delivered_share() * 100.0;
-    report.threshold(
-        format!("fan-outs delivered at {players} players >= 99%"),
-        share,
-        share >= SHARE_MIN * 100.0,
-    );
-    let Some(cpu) = outcome.server_cpu else {
-        report.note("CPU figures need a server on this machine: give --pid".to_owned());
-        return Ok(());
-    };
-    let per_player =
-        |cpu: Duration, window: Duration| cpu.as_secs_f64() * 1e3 / window.as_secs_f64() / players as f64;
-    let mut costs = vec![per_player(cpu, outcome.window)];
-    let mut ratios = Vec::from_iter(bare_ratio(context, report, outcome)?);
-    for pair in 2..=if context.options.quick { 1 } else { CPU_PAIRS } {
-        let server = context.server()?;
-        let name = format!("{players} players, run {pair}");
-        let again = context.run(&name, &context.plan(&server, players), &server)?;
-        drop(server);
-        costs.extend(again.server_cpu.map(|cpu| per_player(cpu, again.window)));
-        ratios.extend(bare_ratio(context, report, &again)?);
-        report.run(Run::new(name, &again));
-    }
-    report.setting("cpu_pairs", ratios.len());
-    let row = Row::new(
-        format!("server CPU per second and player at {players} players"),
-        "ms",
-        Better::Lower,
-        median(&mut costs),
-    );
-    report.row(with(row.published(5.8, MEASURED), 0.75, 0.5));
-    if !ratios.is_empty() {
-        let ratio = median(&mut ratios);
-        let what = format!("server CPU per delivered frame at {players} players, bare writer = 1");
-        let row = Row::new(what, "x", Better::Lower, ratio);
-        report.row(with(row.published(15.5, MEASURED), 2.0, 1.3));
-    }
-    Ok(())
-}
-
-/// The middle one of `values`, of which there is at least one; with two in the middle, the higher.
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-/// Runs the bare writer with the bytes, sockets and rate of `outcome`; returns how much more CPU the server took for a
-/// delivered frame.
-fn bare_ratio(
-    context: &Context<'_>,
-    report: &mut Report,
-    outcome: &Outcome,
-) -> Result<Option<f64>, BenchError> {
-    let Some(server_cpu) = outcome.server_cpu else { return Ok(None) };
-    let seconds = outcome.window.as_secs_f64();
-    if outcome.counts.delivered == 0 || context.options.program.as_os_str().is_empty() {
-        return Ok(None);
-    }
-    let per_second = f64::from(crate::world::FRAMES_PER_SECOND);
-    let bytes = outcome.window_bytes_in as f64 / seconds / outcome.players as f64 / per_second;
-    let plan = BarePlan { sockets: outcome.players, bytes: bytes.round() as usize, per_second };
-    let writer = BareWriter::start(&context.options.program, plan)?;
-    let probe = Probe::new(Some(writer.pid()), None)
-        .map_err(|source| BenchError::Probe { pid: writer.pid(), source })?;
-    let target = Target {
-        clients: writer.addr,
-        servers: writer.addr,
-        pid: Some(writer.pid()),
-        metrics: None,
-        console: None,
-    };
-    let server = Server { own: None, target, probe };
-    let plan = Plan {
-        transport: Transport::Tcp,
-        owner: false,
-        characters: None,
-        inputs_per_second: 0.0,
-        subscribe: false,
-        ..context.plan(&server, outcome.players)
-    };
-    let players = outcome.players;
-    let name = format!("bare writer, {players} sockets");
-    let bare = context.run(&name, &plan, &server)?;
-    let run = Run::new(name, &bare);
-    report.setting(&format!("bare_writer_{players}_bytes_per_frame"), bytes.round());
-    report.setting(&format!("bare_writer_{players}_frames"), bare.counts.delivered);
-    report.setting(&format!("bare_writer_{players}_bytes_per_s"), run.bytes_per_s.round());
-    report.setting(&format!("bare_writer_{players}_cores"), run.server_cores.unwrap_or(0.0));
-    let per_frame = |cpu: Duration, frames: u64| cpu.as_secs_f64() / frames as f64;
-    let bare_cpu = bare.server_cpu.filter(|cpu| bare.counts.delivered > 0 && !cpu.is_zero());
-    let bare_cost = bare_cpu.map(|cpu| per_frame(cpu, bare.counts.delivered));
-    Ok(bare_cost.map(|cost| per_frame(server_cpu, outcome.counts.delivered) / cost))
-}
-
-fn channel_fan_out_only(context: &Context<'_>) -> Result<Report, BenchError> {
-    let (players, canonical) = context.size(400, 20);
-    let mut report = context.report(canonical);
-    let server = context.quiet_server()?;
-    let plan = Plan { inputs_per_second: 0.0, ..context.plan(&server, players) };
-    let name = format!("{players} subscribers x {players} characters");
-    let outcome = context.run(&name, &plan, &server)?;
-    report.run(Run::new(name, &outcome));
-    let share = outcome.delivered_share() * 100.0;
-    report.threshold("fan-outs delivered >= 99%", share, share >= SHARE_MIN * 100.0);
-    if let Some(cores) = outcome.server_cores() {
-        let row = Row::new("server CPU", "cores", Better::Lower, cores).published(4.74, MEASURED);
-        // CPU that was not spent because nothing was delivered is no achievement.
-        let complete = outcome.delivered_share() >= SHARE_MIN;
-        report.row(if complete { row.marks(0.5, 0.25) } else { row });
-    }
-    drop(server);
-    // Here the server has nothing to do but deliver, as the bare writer.
-    if let Some(ratio) = bare_ratio(context, &mut report, &outcome)? {
-        let what = "server CPU per delivered frame, bare writer = 1";
-        report.row(Row::new(what, "x", Better::Lower, ratio));
-    }
-    Ok(report)
-}
-
-fn gateway_idle(context: &Context<'_>) -> Result<Report, BenchError> {
-    let (players, canonical) = context.size(10_000, 200);
-    let mut report = context.report(canonical);
-    let server = context.quiet_server()?;
-    let plan =
-        Plan { characters: None, inputs_per_second: 0.0, subscribe: false, ..context.plan(&server, players) };
-    let name = format!("{players} idle connections");
-    let outcome = context.run(&name, &plan, &server)?;
-    let run = Run::new(name, &outcome);
-    if let Some(cores) = run.server_cores {
-        let row = Row::new("server CPU", "% of a core", Better::Lower, cores * 100.0);
-        report.row(row.published(40.0 * players as f64 / 1_000.0, MEASURED).marks(1.0, 0.3));
-    }
-    if let Some(bytes) = run.server_bytes_per_connection {
-        let row = Row::new("private memory per connection", "KiB", Better::Lower, bytes / 1_024.0);
-        report.row(row.published(40.0, MEASURED).marks(6.0, 3.0));
-    }
-    report.run(run);
-    Ok(report)
-}
-
-fn gateway_trickle(context: &Context<'_>) -> Result<Report, BenchError> {
-    let (players, canonical) = context.size(10_000, 200);
-    let mut report = context.report(canonical);
-    let server = context.server()?;
-    let plan = Plan {
-        characters: None,
-        inputs_per_second: 0.0,
-        subscribe: false,
-        notices_per_second: 2.0,
-        ..context.plan(&server, players)
-    };
-    let name = format!("{players} connections, 2 messages a second each");
-    let outcome = context.run(&name, &plan, &server)?;
-    report.run(Run::new(name, &outcome));
-    let share = outcome.counts.notices as f64 / outcome.owner.notices_due.max(1) as f64 * 100.0;
-    report.threshold("messages delivered = 100%", share, outcome.counts.notices == outcome.owner.notices_due);
-    let row = Row::new("message latency p99", "ms", Better::Lower, outcome.counts.notice.quantile_ms(0.99));
-    report.row(row.marks(20.0, 10.0));
-    Ok(report)
-}
-
-fn gateway_channels(context: &Context<'_>) -> Result<Report, BenchError> {
-    let (channels, canonical) = context.size(10_000, 200);
-    let mut report = context.report(canonical);
-    report.setting("channels", channels);
-    let server = context.quiet_server()?;
-    let plan = Plan {
-        players: 0,
-        characters: None,
-        inputs_per_second: 0.0,
-        subscribe: false,
-        idle_channels: channels,
-        ..context.plan(&server, 0)
-    };
-    let name = format!("{channels} idle channels");
-    let outcome = context.run(&name, &plan, &server)?;
-    let run = Run::new(name, &outcome);
-    if let Some(cores) = run.server_cores {
-        let row = Row::new("server CPU", "% of a core", Better::Lower, cores * 100.0);
-        // The aim of nothing at all cannot be measured below the server's own housekeeping.
-        report.row(row.published(16.0 * channels as f64 / 1_000.0, MEASURED).marks(0.1, 0.01));
-    }
-    report.run(run);
-    Ok(report)
-}
-
-/// Messages per second offered in turn.
-const FORWARD_RATES: &[f64] = &[300_000.0, 450_000.0, 600_000.0, 800_000.0];
-/// What is offered beyond capacity queues up. A rate is held when its messages do not wait longer than this.
-const FORWARD_P99_MAX_MS: f64 = 250.0;
-/// Packets per second and client; messages are batched as a client that sends this many would.
-const FORWARD_PACKETS_PER_SECOND: f64 = 20.0;
-
-fn gateway_forward(context: &Context<'_>) -> Result<Report, BenchError> {
-    let (clients, canonical) = context.size(1_000, 50);
-    let mut report = context.report(canonical);
-    report.setting("packets_per_second_and_client", FORWARD_PACKETS_PER_SECOND);
-    let rates = if context.options.quick { &[10_000.0][..] } else { FORWARD_RATES };
-    let (mut best, mut failures) = (0.0f64, 0);
-    for &rate in rates {
-        let server = context.server()?;
-        let batch = (rate / clients as f64 / FORWARD_PACKETS_PER_SECOND).round().max(1.0);
-        let plan = Plan {
-            characters: None,
-            subscribe: false,
-            inputs_per_second: FORWARD_PACKETS_PER_SECOND,
-            input_batch: batch as usize,
-            input_bytes: 64,
-            ..context.plan(&server, clients)
-        };
-        let name = format!("{rate:.0}/s offered, {batch:.0} a packet");
-        let outcome = context.run(&name, &plan, &server)?;
-        report.run(Run::new(name, &outcome));
-        let complete = outcome.owner.inputs as f64 >= outcome.counts.due as f64 * SHARE_MIN;
-        if complete && outcome.owner.input.quantile_ms(0.99) <= FORWARD_P99_MAX_MS {
-            best = best.max(outcome.owner.inputs as f64 / outcome.window.as_secs_f64());
-        } else {
-            failures += 1;
-        }
-        // One failure may be the machine's; two are the end.
-        if failures >= 2 {
-            break;
-        }
-    }
-    let row = Row::new("64-byte messages forwarded to one owner", "messages/s", Better::Higher, best);
-    report.row(row.marks(300_000.0, 600_000.0));
-    Ok(report)
-}
-
-fn gateway_stalled(context: &Context<'_>) -> Result<Report, BenchError> {
-    let (players, canonical) = context.size(100, 20);
-    let mut report = context.report(canonical);
-    let mut p99 = [0.0; 2];
-    let mut complete = true;
-    for (stalled, p99) in p99.iter_mut().enumerate() {
-        let server = context.server()?;
-        let plan = Plan {
-            stalled,
-            players: players + stalled,
-            characters: Some(players),
-            channel_type: CHANNEL_TYPE_SUBWORLD,
-            ..context.plan(&server, players)
-        };
-        let name =
-            if stalled == 0 { "everyone reads".to_owned() } else { "one has stopped reading".to_owned() };
-        let outcome = context.run(&name, &plan, &server)?;
-        let share = outcome.delivered_share() * 100.0;
-        report.threshold(
-            format!("{name}: fan-outs delivered to the others >= 99%"),
-            share,
-            share >= SHARE_MIN * 100.0,
-        );
-        *p99 = outcome.counts.state.quantile_ms(0.99);
-        complete &= share >= SHARE_MIN * 100.0;
-        report.run(Run::new(name, &outcome));
-    }
-    let [without, with] = p99;
-    let more = (with / without.max(f64::MIN_POSITIVE) - 1.0) * 100.0;
-    report.row(Row::new("state latency p99 of the others, everyone reading", "ms", Better::Lower, without));
-    report.row(Row::new("state latency p99 of the others, one stalled", "ms", Better::Lower, with));
-    // Below a percent or two the difference of two runs is chance; that of two runs that did not hold always is.
-    let row = Row::new("increase through one stalled reader", "%", Better::Lower, more);
-    report.row(if complete { row.marks(10.0, 2.0) } else { row });
-    Ok(report)
-}
-
-fn gateway_start(context: &Context<'_>) -> Result<Report, BenchError> {
-    if context.options.target.is_some() {
-        return Err(BenchError::NeedsOwnServer(context.name));
-    }
-    let starts = if context.options.quick { 3 } else { 21 };
-    let mut report = context.report(true);
-    report.setting("starts", starts);
-    context.progress.borrow_mut().begin(&format!("{}: {starts} starts", context.name), None);
-    let mut times = crate::stats::Times::default();
-    for _ in 0..starts {
-        let server = context.server()?;
-        if let Some(own) = &server.own {
-            times.record(own.start);
-        }
-    }
-    let row = Row::new("start to ready, median", "ms", Better::Lower, times.quantile_ms(0.5));
-    report.row(row.marks(150.0, 50.0));
-    report.row(Row::new("start to ready, slowest", "ms", Better::Lower, times.summary().max_ms));
-    Ok(report)
-}
 
 /// How long a running server may take to answer the claim of GLOBAL before it counts as refused.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(2);
@@ -784,6 +433,7 @@ mod tests {
     use super::*;
     use crate::chart;
     use crate::fake::Fake;
+    use crate::report::Row;
     use serde_json::Value;
 
     /// Runs a test small against a fake of its own.

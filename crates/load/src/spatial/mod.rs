@@ -31,6 +31,7 @@ use crate::interrupt;
 use crate::link::Transport;
 use crate::probe::{self, Memory, Probe};
 use crate::stats::{Counts, Times};
+use crate::watch::{self, Scenario, Servers, StopOnDrop, Timing, share};
 
 pub use servers::ServersCounts;
 
@@ -337,10 +338,6 @@ impl Outcome {
     }
 }
 
-fn share(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 1.0 } else { part as f64 / whole as f64 }
-}
-
 /// Runs `plan`, looking at the server through `probe`, and calls `on_sample` for every sample taken.
 ///
 /// # Errors
@@ -370,21 +367,22 @@ pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Re
         tape: plan.picture,
         seed: plan.seed,
     };
-    let numbers: Vec<Vec<usize>> =
-        (0..threads).map(|thread| (thread..plan.players).step_by(threads).collect()).collect();
-    let counts: Vec<Mutex<PlayersCounts>> = (0..threads).map(|_| Mutex::default()).collect();
+    let numbers = watch::deal(plan.players, threads);
+    let counts: Vec<Mutex<PlayersCounts>> = watch::per_thread(threads);
     let servers_counts = Mutex::new(ServersCounts::default());
     thread::scope(|scope| {
         // Whatever happens below, the threads must end, or the scope would wait for ever.
-        let stop = crate::engine::StopOnDrop(&control);
+        let stop = StopOnDrop(&control);
         let servers = scope.spawn(|| servers::run(&servers_plan, &control, &truth, &servers_counts));
-        let watch = Watch {
+        let mut watch = Watch {
             plan,
             probe,
             control: &control,
             truth: &truth,
             counts: &counts,
             servers: &servers_counts,
+            promised: [0.0; lod::BANDS],
+            judged_ns: None,
         };
         watch.wait_for_servers()?;
         let memory_before = probe.memory();
@@ -438,27 +436,10 @@ struct Watch<'a> {
     truth: &'a Truth,
     counts: &'a [Mutex<PlayersCounts>],
     servers: &'a Mutex<ServersCounts>,
-}
-
-/// Totals at one instant, of which differences are taken.
-#[derive(Default, Clone)]
-struct Mark {
-    at_ns: u64,
-    cpu: Option<Duration>,
-    fleet_cpu: Duration,
-    servers_cpu: Duration,
-    machine: Option<(u64, u64)>,
-    frames_in: u64,
-    bytes_in: u64,
-    sent_messages: u64,
-    sent_bytes: u64,
-    received_messages: u64,
-    received_bytes: u64,
-    frames: u64,
-    ready: u64,
-    channels: u64,
-    handovers: u64,
-    metrics: Option<probe::Metrics>,
+    /// Deliveries that the distances of the players have promised in the window so far, by band ...
+    promised: [f64; lod::BANDS],
+    /// ... and up to when; from the window's beginning on.
+    judged_ns: Option<u64>,
 }
 
 impl Watch<'_> {
@@ -530,61 +511,30 @@ impl Watch<'_> {
     }
 
     fn measure(
-        &self,
+        &mut self,
         memory_before: Option<Memory>,
         on_sample: &mut dyn FnMut(&Sample),
     ) -> Result<Outcome, RunError> {
-        self.sleep_until(clock::now_ns() + nanoseconds(self.plan.warmup));
-        if interrupt::requested() && self.plan.duration.is_some() {
-            return Err(RunError::Interrupted);
-        }
-        let from = clock::now_ns();
-        let planned_end = self.plan.duration.map_or(u64::MAX, |duration| from + nanoseconds(duration));
-        self.control.measure(from, planned_end);
-        let first = self.mark(from);
-        let mut last = first.clone();
-        let mut samples = Vec::new();
-        let mut next = from;
-        let (mut promised, mut judged_ns) = ([0.0; lod::BANDS], from);
-        let end = loop {
-            next = (next + nanoseconds(self.plan.sample_interval)).min(planned_end);
-            self.judge_until(next, &mut judged_ns, &mut promised);
-            let now = clock::now_ns();
-            let mark = self.mark(now);
-            let sample = self.sample(&last, &mark, from);
-            on_sample(&sample);
-            samples.push(sample);
-            last = mark;
-            if now >= planned_end || interrupt::requested() || self.failure().is_some() {
-                break now;
-            }
+        let timing = Timing {
+            warmup: self.plan.warmup,
+            duration: self.plan.duration,
+            sample_interval: self.plan.sample_interval,
         };
-        self.control.measure(from, planned_end.min(end));
-        let memory = memory_before.zip(self.probe.memory());
-        self.wait_for_stragglers();
-        let machine_busy = first.machine.zip(last.machine).map(|((busy_0, all_0), (busy_1, all_1))| {
-            (busy_1 - busy_0) as f64 / all_1.saturating_sub(all_0).max(1) as f64
-        });
-        let seconds = (last.at_ns - from) as f64 / 1e9;
-        let servers = self.plan.layout.grid().map_or(1, Grid::servers);
-        let bands = lod::TABLE.iter().zip(promised).map(|(rate, promised)| BandOutcome {
+        let (probe, control) = (self.probe, self.control);
+        let window = watch::measure(&timing, probe, control, memory_before, self, on_sample)?;
+        let bands = lod::TABLE.iter().zip(self.promised).map(|(rate, promised)| BandOutcome {
             name: rate.name,
             expected: promised.round() as u64,
             delivered: 0,
             share: 1.0,
             state: crate::stats::TimesSummary::default(),
         });
-        let round_ms = first.metrics.as_ref().zip(last.metrics.as_ref()).and_then(|(first, last)| {
-            let count = last.sum(crate::engine::ROUND_COUNT)? - first.sum(crate::engine::ROUND_COUNT)?;
-            let sum =
-                last.sum(crate::engine::ROUND_SECONDS_SUM)? - first.sum(crate::engine::ROUND_SECONDS_SUM)?;
-            let longest = last.longest_since(first, crate::engine::ROUND_BUCKETS)?;
-            (count > 0.0).then(|| (sum / count * 1e3, longest * 1e3))
-        });
-        let ticks = first.metrics.as_ref().zip(last.metrics.as_ref()).map(ticks_between);
+        let metrics = window.metrics();
+        let channels = metrics.map(|(_, last)| last.by_label(CHANNELS, "type")).unwrap_or_default();
+        let frames_per_s = window.frames() as f64 / window.length().as_secs_f64();
         Ok(Outcome {
             players: self.plan.players,
-            window: Duration::from_nanos(last.at_ns - from),
+            window: window.length(),
             counts: Counts::default(),
             servers: ServersCounts::default(),
             expected: 0,
@@ -593,46 +543,83 @@ impl Watch<'_> {
             joined: Duration::ZERO,
             complete: None,
             subscriptions: 0,
-            window_bytes_in: last.bytes_in - first.bytes_in,
-            window_frames_in: last.frames_in - first.frames_in,
-            frames_per_s: (last.frames - first.frames) as f64 / seconds / servers as f64,
-            server_cpu: first.cpu.zip(last.cpu).map(|(first, last)| last.saturating_sub(first)),
-            server_memory: memory,
-            round_ms,
-            ticks: ticks.unwrap_or_default(),
-            channels: last.metrics.as_ref().map(|page| page.by_label(CHANNELS, "type")).unwrap_or_default(),
-            fleet_cpu: last.fleet_cpu.saturating_sub(first.fleet_cpu),
-            servers_cpu: last.servers_cpu.saturating_sub(first.servers_cpu),
-            machine_busy,
+            window_bytes_in: window.bytes_in(),
+            window_frames_in: window.frames_in(),
+            frames_per_s: frames_per_s / self.server_count() as f64,
+            server_cpu: window.server_cpu(),
+            round_ms: window.round_ms(),
+            ticks: metrics.map(ticks_between).unwrap_or_default(),
+            channels,
+            fleet_cpu: window.players_cpu(),
+            servers_cpu: window.game_cpu(),
+            machine_busy: window.machine_busy(),
             threads: self.counts.len(),
             views: (0, 0),
             wrong: [0; 3],
-            samples,
+            server_memory: window.memory,
+            samples: window.samples,
             tape: Tape::default(),
             layout: self.plan.layout,
         })
     }
+}
 
-    /// Sleeps until `at_ns` or an interrupt; on the way it adds up what the distances of the players promise.
-    fn judge_until(&self, at_ns: u64, judged_ns: &mut u64, promised: &mut [f64; lod::BANDS]) {
+impl Scenario for Watch<'_> {
+    fn servers(&self) -> Servers {
+        let servers = lock(self.servers);
+        Servers {
+            cpu: servers.cpu,
+            messages_in: servers.messages_in,
+            bytes_in: servers.bytes_in,
+            messages_out: servers.messages_out,
+            bytes_out: servers.bytes_out,
+            frames: servers.frames,
+            channels: 1 + servers.cells + servers.entities,
+            handovers: servers.handovers,
+        }
+    }
+
+    fn players(&self) -> Counts {
+        self.counts().base
+    }
+
+    fn take_recent(&self) -> Times {
+        let mut recent = Times::default();
+        for counts in self.counts {
+            let mut counts = lock(counts);
+            recent.add(&counts.base.recent);
+            counts.base.recent.clear();
+        }
+        recent
+    }
+
+    fn server_count(&self) -> usize {
+        self.plan.layout.grid().map_or(1, Grid::servers)
+    }
+
+    fn hands_over(&self) -> bool {
+        self.plan.layout.grid().is_some()
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failure().is_some()
+    }
+
+    /// On the way it adds up what the distances of the players promise.
+    fn pass_until(&mut self, at_ns: u64) {
         let bands = self.plan.layout.grid().is_none();
+        let mut judged_ns = *self.judged_ns.get_or_insert(at_ns);
         while clock::now_ns() < at_ns && !interrupt::requested() {
             clock::sleep_until(at_ns.min(clock::now_ns() + JUDGE_NS));
             let now = clock::now_ns().min(at_ns);
-            if bands && now > *judged_ns {
-                lod::expect(self.truth, (now - *judged_ns) as f64 / 1e9, promised);
-                *judged_ns = now;
+            if bands && now > judged_ns {
+                lod::expect(self.truth, (now - judged_ns) as f64 / 1e9, &mut self.promised);
+                judged_ns = now;
             }
         }
+        self.judged_ns = Some(judged_ns);
     }
 
-    fn sleep_until(&self, at_ns: u64) {
-        while clock::now_ns() < at_ns && !interrupt::requested() {
-            clock::sleep_until(at_ns.min(clock::now_ns() + JUDGE_NS));
-        }
-    }
-
-    /// Late arrivals count, so leaving before they are in would call a slow server lossy.
     fn wait_for_stragglers(&self) {
         let until = clock::now_ns() + nanoseconds(GRACE);
         let mut last = 0;
@@ -647,67 +634,6 @@ impl Watch<'_> {
             if quiet && rested || interrupt::requested() || clock::now_ns() > until {
                 return;
             }
-        }
-    }
-
-    fn mark(&self, at_ns: u64) -> Mark {
-        let cpu = self.probe.cpu();
-        let PlayersCounts { base, .. } = self.counts();
-        let servers = lock(self.servers);
-        let mut mark = Mark {
-            at_ns,
-            cpu,
-            fleet_cpu: base.cpu,
-            servers_cpu: servers.cpu,
-            machine: probe::machine_ticks(),
-            frames_in: base.frames_in,
-            bytes_in: base.bytes_in,
-            sent_messages: base.messages_out + servers.messages_out,
-            sent_bytes: base.bytes_out + servers.bytes_out,
-            received_messages: base.messages_in + servers.messages_in,
-            received_bytes: base.bytes_in + servers.bytes_in,
-            frames: servers.frames,
-            ready: base.ready,
-            channels: 1 + servers.cells + servers.entities,
-            handovers: servers.handovers,
-            metrics: None,
-        };
-        drop(servers);
-        // Last, since a page takes its time.
-        mark.metrics = self.probe.metrics();
-        mark
-    }
-
-    fn sample(&self, last: &Mark, mark: &Mark, from_ns: u64) -> Sample {
-        let seconds = (mark.at_ns - last.at_ns) as f64 / 1e9;
-        let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
-        let mut recent = Times::default();
-        for counts in self.counts {
-            let mut counts = lock(counts);
-            recent.add(&counts.base.recent);
-            counts.base.recent.clear();
-        }
-        let servers = self.plan.layout.grid().map_or(1, Grid::servers);
-        let round = mark
-            .metrics
-            .as_ref()
-            .zip(last.metrics.as_ref())
-            .and_then(|(now, before)| crate::engine::mean_round_ms(now, before));
-        Sample {
-            at_s: (mark.at_ns - from_ns) as f64 / 1e9,
-            connections: mark.ready,
-            channels: mark.channels,
-            server_cores: mark.cpu.zip(last.cpu).map(|(now, before)| (now - before).as_secs_f64() / seconds),
-            server_resident_bytes: self.probe.memory().map(|memory| memory.resident_bytes),
-            tick_ms: mark.metrics.as_ref().and_then(|page| page.sum(crate::engine::TICK_MS)).or(round),
-            frames_per_s: rate(mark.frames, last.frames) / servers as f64,
-            messages_in_per_s: rate(mark.sent_messages, last.sent_messages),
-            messages_out_per_s: rate(mark.received_messages, last.received_messages),
-            bytes_in_per_s: rate(mark.sent_bytes, last.sent_bytes),
-            bytes_out_per_s: rate(mark.received_bytes, last.received_bytes),
-            p50_ms: recent.quantile_ms(0.5),
-            p99_ms: recent.quantile_ms(0.99),
-            handovers_per_s: self.plan.layout.grid().map(|_| rate(mark.handovers, last.handovers)),
         }
     }
 }

@@ -3,11 +3,8 @@
 use std::time::Duration;
 
 use super::{BenchError, CPU_PLAYERS, Context, MEASURED, MIB, P99_MAX_MS, SHARE_MIN, Server, Swarm, Target};
-use crate::bare::BarePlan;
-use crate::child::{BareWriter, World};
-use crate::engine::{self, RunError};
-use crate::link::Transport;
-use crate::probe::Probe;
+use crate::child::World;
+use crate::engine::RunError;
 use crate::report::{Better, Report, Row, Run};
 use crate::spatial::{self, Grid, Layout, Outcome, picture};
 
@@ -399,27 +396,7 @@ fn bare_ratio(
     }
     let bytes = outcome.per_second(outcome.window_bytes_in) / outcome.players as f64 / BARE_PER_SECOND;
     let players = outcome.players;
-    let plan = BarePlan { sockets: players, bytes: bytes.round() as usize, per_second: BARE_PER_SECOND };
-    let writer = BareWriter::start(&context.options.program, plan)?;
-    let probe = Probe::new(Some(writer.pid()), None)
-        .map_err(|source| BenchError::Probe { pid: writer.pid(), source })?;
-    let target = Target {
-        clients: writer.addr,
-        servers: writer.addr,
-        pid: Some(writer.pid()),
-        metrics: None,
-        console: None,
-    };
-    let server = Server { own: None, target, probe };
-    let plan = engine::Plan {
-        transport: Transport::Tcp,
-        owner: false,
-        characters: None,
-        inputs_per_second: 0.0,
-        subscribe: false,
-        ..context.plan(&server, players)
-    };
-    let bare = context.run(&format!("bare writer, {players} sockets"), &plan, &server)?;
+    let bare = context.run_bare(players, bytes, BARE_PER_SECOND)?;
     let cpu = bare.server_cpu.filter(|cpu| !cpu.is_zero() && bare.window_bytes_in > 0);
     let Some(cpu) = cpu else { return Ok(None) };
     let per_byte = |cpu: Duration, bytes: u64| cpu.as_secs_f64() / bytes.max(1) as f64;
