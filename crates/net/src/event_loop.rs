@@ -318,7 +318,7 @@ impl EventLoop {
         self.write(key, slices)
     }
 
-    /// [`EventLoop::poll_urgent`] serves this connection as well from now on. Streams only; other keys are ignored.
+    /// [`EventLoop::wait_urgent`] waits for this connection as well from now on. Streams only; other keys are ignored.
     ///
     /// # Errors
     /// The kernel has no memory for it.
@@ -332,21 +332,19 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Waits for input of [prioritised](EventLoop::prioritise) connections, `timeout` at most, and tells `handler` about
-    /// it and about nothing else: all other events gather for [`EventLoop::poll`]. Returns whether there was any.
+    /// Waits for input of [prioritised](EventLoop::prioritise) connections, `timeout` at most; all other events gather.
+    /// Returns whether there is any. It is told by [`EventLoop::serve_urgent`] before the next wait of this kind, or with
+    /// everything else by [`EventLoop::poll`].
     ///
     /// # Errors
     /// Waiting itself failed, which a working system does not do.
-    pub fn poll_urgent(
-        &mut self,
-        clock: &Clock,
-        timeout: Duration,
-        handler: &mut impl Handler,
-    ) -> io::Result<bool> {
+    pub fn wait_urgent(&mut self, timeout: Duration) -> io::Result<bool> {
         self.urgent.wait(&mut self.urgent_events, Some(timeout))?;
-        if self.urgent_events.get(0).is_none() {
-            return Ok(false);
-        }
+        Ok(self.urgent_events.get(0).is_some())
+    }
+
+    /// Tells `handler` about the input that [`EventLoop::wait_urgent`] has found, and about nothing else.
+    pub fn serve_urgent(&mut self, clock: &Clock, handler: &mut impl Handler) {
         self.now = clock.now();
         self.stats.polls += 1;
         handler.polled(self.now);
@@ -355,7 +353,6 @@ impl EventLoop {
             index += 1;
             self.handle_event(ConnKey::from_token(token), conditions, handler);
         }
-        Ok(true)
     }
 
     /// Writes the bytes of `slices`, in order, as far as the connection takes them. Never waits.

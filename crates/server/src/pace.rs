@@ -26,6 +26,11 @@ impl Pace {
         Self { interval, due: Instant::ZERO }
     }
 
+    /// What it was made with.
+    pub(crate) fn interval(&self) -> Duration {
+        self.interval
+    }
+
     /// Counts a round that has begun at `now`.
     pub(crate) fn count(&mut self, now: Instant) {
         // Rounds that fan-outs ask for can exceed the rate by themselves: what waits behind them is put off by no

@@ -109,8 +109,6 @@ pub(crate) struct Worker {
     /// a file where making one failed.
     shared: VecDeque<(SharedFrame, Option<SharedFile>)>,
     pace: Pace,
-    /// A game server ended the last pause.
-    interrupted: bool,
     shutdown_timeout: Duration,
 }
 
@@ -235,7 +233,6 @@ impl Worker {
             slices: Vec::new(),
             shared: VecDeque::new(),
             pace: Pace::new(parts.round_interval),
-            interrupted: false,
             shutdown_timeout: parts.shutdown_timeout,
         }
     }
@@ -264,21 +261,25 @@ impl Worker {
     }
 
     /// Lets events gather. What a game server says is handled at once: a handover in it should not wait, and game servers
-    /// are few.
+    /// are few. When most of the pause is over by then, all that has gathered is handled along with it.
     fn pause(&mut self, until: Instant, posts: &mut VecDeque<Post>) {
         loop {
             let clock = self.driver.clock;
             let until = self.driver.deadline().map_or(until, |deadline| deadline.min(until));
-            if std::mem::take(&mut self.interrupted) {
-                std::thread::sleep(until.since(clock.now()).min(URGENT_INTERVAL));
-            }
             let left = until.since(clock.now());
             // A wait that fails would fail in the next poll as well, which reports it.
-            if left.is_zero() || !self.event_loop.poll_urgent(&clock, left, &mut self.driver).unwrap_or(false)
-            {
+            if left.is_zero() || !self.event_loop.wait_urgent(left).unwrap_or(false) {
                 return;
             }
-            self.interrupted = true;
+            let now = clock.now();
+            let rest = (self.driver.now + URGENT_INTERVAL).since(now).min(until.since(now));
+            if !rest.is_zero() {
+                std::thread::sleep(rest);
+            }
+            if until.since(clock.now()) <= self.pace.interval() / 2 {
+                return;
+            }
+            self.event_loop.serve_urgent(&clock, &mut self.driver);
             self.round(posts);
         }
     }
