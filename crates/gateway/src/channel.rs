@@ -3,9 +3,12 @@
 //! What is sent to whom when something happens lives in `requests` and `recovery`; when data updates leave lives in
 //! `fanout`.
 
+use core::hash::BuildHasher as _;
+use core::ops::Deref;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use hashbrown::HashTable;
 use slab::Slab;
 use throng_stdx::Instant;
 use throng_wire::channeldpb::{ChannelDataAccess, ChannelDataMergeOptions, ChannelSubscriptionOptions};
@@ -13,7 +16,7 @@ use throng_wire::unrealpb::UnrealObjectRef;
 
 use crate::data::{ChannelData, MergeOptions, Plan, Update};
 use crate::fanout::{FanOut, Place};
-use crate::ids::{ChannelId, ConnId, ConnKind, IdHasher, IdMap};
+use crate::ids::{ChannelId, ConnId, ConnKind, IdHasher};
 use crate::mail::{Head, Payload};
 use crate::outbox::Entry;
 use crate::reason::Refusal;
@@ -32,7 +35,7 @@ pub(crate) struct Channel {
     /// after it.
     pub(crate) created: Instant,
     pub(crate) subs: Slab<Subscription>,
-    by_conn: IdMap<ConnId, u32>,
+    by_conn: ByConn,
     /// Places of lost connections that may return.
     pub(crate) lost: Vec<LostPlace>,
     pub(crate) data: Option<DataState>,
@@ -67,6 +70,37 @@ pub(crate) struct Subscription {
     pub(crate) place: Place,
 }
 
+/// Keys of subscriptions by connection. The ids stand in the subscriptions, so a million of these cost half as much as
+/// entries of a map.
+#[derive(Debug)]
+struct ByConn {
+    keys: HashTable<u32>,
+    hasher: IdHasher,
+}
+
+impl ByConn {
+    fn new(hasher: IdHasher) -> Self {
+        Self { keys: HashTable::new(), hasher }
+    }
+
+    fn get(&self, subs: &Slab<Subscription>, conn: ConnId) -> Option<u32> {
+        self.keys.find(self.hasher.hash_one(conn), |&key| subs[key as usize].address.conn == conn).copied()
+    }
+
+    /// Notes a subscription that is not noted yet.
+    fn insert(&mut self, subs: &Slab<Subscription>, key: u32) {
+        let hash = |&key: &u32| self.hasher.hash_one(subs[key as usize].address.conn);
+        self.keys.insert_unique(hash(&key), key, hash);
+    }
+
+    /// Forgets a subscription, which still exists.
+    fn remove(&mut self, subs: &Slab<Subscription>, conn: ConnId) -> Option<u32> {
+        let found =
+            self.keys.find_entry(self.hasher.hash_one(conn), |&key| subs[key as usize].address.conn == conn);
+        found.ok().map(|entry| entry.remove().0)
+    }
+}
+
 /// Who chose the interval of a subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RateBy {
@@ -85,7 +119,7 @@ pub(crate) struct LostPlace {
     pub(crate) kind: ConnKind,
     pub(crate) was_owner: bool,
     /// `None` when it owned the channel without being subscribed.
-    pub(crate) subscription: Option<(Options, Instant)>,
+    pub(crate) subscription: Option<(Options, RateBy, Instant)>,
 }
 
 /// Effective subscription options. Spec §3.3.
@@ -93,11 +127,34 @@ pub(crate) struct LostPlace {
 pub(crate) struct Options {
     /// The protocol's `ChannelDataAccess`; an open enumeration, so unknown numbers are kept and can only read.
     pub(crate) access: i32,
-    pub(crate) masks: Vec<String>,
+    pub(crate) masks: Masks,
     pub(crate) interval_ms: u32,
     pub(crate) delay_ms: i32,
     pub(crate) skip_self: bool,
     pub(crate) skip_first: bool,
+}
+
+/// Paths of a field mask. Takes one word where there are none, which is nearly everywhere.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Masks(Option<Box<Paths>>);
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Paths(Vec<String>);
+
+impl Masks {
+    fn add(&mut self, paths: &[String]) {
+        if !paths.is_empty() {
+            self.0.get_or_insert_default().0.extend_from_slice(paths);
+        }
+    }
+}
+
+impl Deref for Masks {
+    type Target = [String];
+
+    fn deref(&self) -> &[String] {
+        self.0.as_ref().map_or(&[], |paths| &paths.0)
+    }
 }
 
 impl Options {
@@ -105,7 +162,7 @@ impl Options {
     pub(crate) fn new(settings: &TypeSettings, request: Option<&ChannelSubscriptionOptions>) -> Self {
         let mut options = Self {
             access: ChannelDataAccess::ReadAccess as i32,
-            masks: Vec::new(),
+            masks: Masks::default(),
             interval_ms: u32::try_from(settings.fan_out_interval.as_millis()).unwrap_or(u32::MAX),
             delay_ms: settings.fan_out_delay_ms,
             skip_self: true,
@@ -128,7 +185,7 @@ impl Options {
             skip_first_fan_out,
         } = request;
         self.access = data_access.unwrap_or(self.access);
-        self.masks.extend_from_slice(data_field_masks);
+        self.masks.add(data_field_masks);
         self.interval_ms = fan_out_interval_ms.unwrap_or(self.interval_ms);
         self.delay_ms = fan_out_delay_ms.unwrap_or(self.delay_ms);
         self.skip_self = skip_self_update_fan_out.unwrap_or(self.skip_self);
@@ -138,7 +195,7 @@ impl Options {
     pub(crate) fn to_wire(&self) -> ChannelSubscriptionOptions {
         ChannelSubscriptionOptions {
             data_access: Some(self.access),
-            data_field_masks: self.masks.clone(),
+            data_field_masks: self.masks.to_vec(),
             fan_out_interval_ms: Some(self.interval_ms),
             fan_out_delay_ms: Some(self.delay_ms),
             skip_self_update_fan_out: Some(self.skip_self),
@@ -184,7 +241,7 @@ impl Channel {
             settings,
             created: Instant::from_nanos(now.as_nanos() - since_tick),
             subs: Slab::new(),
-            by_conn: IdMap::with_hasher(hasher),
+            by_conn: ByConn::new(hasher),
             lost: Vec::new(),
             data: None,
             merge_options: None,
@@ -199,11 +256,11 @@ impl Channel {
     }
 
     pub(crate) fn subscription(&self, conn: ConnId) -> Option<&Subscription> {
-        self.by_conn.get(&conn).map(|&key| &self.subs[key as usize])
+        self.key(conn).map(|key| &self.subs[key as usize])
     }
 
     pub(crate) fn key(&self, conn: ConnId) -> Option<u32> {
-        self.by_conn.get(&conn).copied()
+        self.by_conn.get(&self.subs, conn)
     }
 
     /// Subscribes a live connection, or changes its subscription.
@@ -218,7 +275,30 @@ impl Channel {
             return self.resubscribe(board, key, request);
         }
         let options = Options::new(&self.settings, request);
-        self.insert(board, address, kind, options, board.now);
+        self.insert(board, address, kind, options, RateBy::Default, board.now);
+        Subscribed::New
+    }
+
+    /// As [`subscribe`](Self::subscribe), for the subscriber itself or a game server: an interval that it names is its
+    /// own, with windows that count from its own beginning.
+    pub(crate) fn subscribe_as_asked(
+        &mut self,
+        board: &mut Switchboard,
+        address: Address,
+        kind: ConnKind,
+        request: Option<&ChannelSubscriptionOptions>,
+    ) -> Subscribed {
+        let names_rate = request.is_some_and(|options| options.fan_out_interval_ms.is_some());
+        if !names_rate {
+            return self.subscribe(board, address, kind, request);
+        }
+        if let Some(key) = self.key(address.conn) {
+            // Before the change: the subscription is to join the cohort of its own windows.
+            self.subs[key as usize].rate_by = RateBy::Subscriber;
+            return self.resubscribe(board, key, request);
+        }
+        let options = Options::new(&self.settings, request);
+        self.insert(board, address, kind, options, RateBy::Subscriber, board.now);
         Subscribed::New
     }
 
@@ -229,6 +309,7 @@ impl Channel {
         address: Address,
         kind: ConnKind,
         options: Options,
+        rate_by: RateBy,
         since: Instant,
     ) {
         let had_first = options.skip_first;
@@ -238,14 +319,14 @@ impl Channel {
             address,
             kind,
             options,
-            rate_by: RateBy::Default,
+            rate_by,
             since,
             had_first,
             stale: false,
             anchor,
             place,
         }) as u32;
-        self.by_conn.insert(address.conn, key);
+        self.by_conn.insert(&self.subs, key);
         board.add_place(address.conn, self.id);
         board.tell_held(address.conn, self.id, true);
         board.stats.subscriptions += 1;
@@ -280,13 +361,14 @@ impl Channel {
     ) {
         self.subs[key as usize].rate_by = RateBy::Gateway;
         let options = &mut self.subs[key as usize].options;
-        if options.interval_ms == interval_ms && masks.is_none_or(|masks| options.masks == masks) {
+        if options.interval_ms == interval_ms && masks.is_none_or(|masks| *options.masks == *masks) {
             return;
         }
         let before = options.clone();
         options.interval_ms = interval_ms;
         if let Some(masks) = masks {
-            options.masks = masks.to_vec();
+            options.masks = Masks::default();
+            options.masks.add(masks);
         }
         // A full state that is due comes when it was promised.
         if matches!(self.subs[key as usize].place, Place::Waiting { .. }) {
@@ -297,7 +379,7 @@ impl Channel {
 
     /// Ends a subscription; false when there is none. The owner that unsubscribes is the owner no more.
     pub(crate) fn unsubscribe(&mut self, board: &mut Switchboard, conn: ConnId) -> bool {
-        let Some(key) = self.by_conn.remove(&conn) else { return false };
+        let Some(key) = self.by_conn.remove(&self.subs, conn) else { return false };
         self.leave(key);
         self.subs.remove(key as usize);
         board.tell_held(conn, self.id, false);
@@ -312,7 +394,7 @@ impl Channel {
     /// Sets the owner and keeps the index of who has to do with the channel.
     pub(crate) fn set_owner(&mut self, board: &mut Switchboard, owner: Option<ConnId>) {
         if let Some(old) = self.owner
-            && self.by_conn.get(&old).is_none()
+            && self.key(old).is_none()
         {
             board.remove_place(old, self.id);
         }

@@ -36,7 +36,7 @@ use throng_stdx::TimerKey;
 
 use crate::channel::Channel;
 use crate::data::{FieldMask, Plan, Update};
-use crate::ids::ConnId;
+use crate::ids::{ConnId, ShardIndex};
 use crate::inspect::CohortView;
 use crate::mail::Payload;
 use crate::switchboard::{Address, Switchboard};
@@ -96,12 +96,17 @@ struct Cohort {
 
 #[derive(Debug, Clone, Copy)]
 struct Member {
-    sub: u32,
-    address: Address,
-    skip_self: bool,
     /// One more than the index of the subscriber's latest own update, 0 for none.
     own_end: u64,
+    // The address, laid out so that a million members take 24 MB instead of 32.
+    conn: ConnId,
+    slot: u32,
+    sub: u32,
+    shard: ShardIndex,
+    skip_self: bool,
 }
+
+const _: () = assert!(size_of::<Member>() == 24);
 
 #[derive(Debug)]
 struct Joiner {
@@ -260,7 +265,7 @@ impl Cohort {
     /// Nobody else is in it, and the connection wants none of its own updates.
     fn is_only(&self, conn: ConnId) -> bool {
         self.joiners.is_empty()
-            && matches!(self.members.as_slice(), [only] if only.address.conn == conn && only.skip_self)
+            && matches!(self.members.as_slice(), [only] if only.conn == conn && only.skip_self)
     }
 
     /// The tick at which an update that is handled at `now` leaves: the first one at or after the end of a window that
@@ -269,6 +274,17 @@ impl Cohort {
         let lower = self.done.max(ceil_to(now, tick) - tick);
         let windows = (lower + 1 - self.phase + self.interval - 1).div_euclid(self.interval);
         ceil_to(self.phase + windows * self.interval, tick)
+    }
+}
+
+impl Member {
+    fn new(sub: u32, address: Address, skip_self: bool, own_end: u64) -> Self {
+        let Address { conn, shard, slot } = address;
+        Self { own_end, conn, slot, sub, shard, skip_self }
+    }
+
+    fn address(&self) -> Address {
+        Address { conn: self.conn, shard: self.shard, slot: self.slot }
     }
 }
 

@@ -293,7 +293,7 @@ impl SubscriptionView {
             owner: channel.owner == Some(sub.address.conn),
             access: sub.options.access,
             interval_ms: sub.options.interval_ms,
-            masks: sub.options.masks.clone(),
+            masks: sub.options.masks.to_vec(),
             skip_self: sub.options.skip_self,
             place: match sub.place {
                 Place::Nowhere => "none",

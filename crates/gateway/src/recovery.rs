@@ -56,7 +56,8 @@ impl Shard {
             // Lost again before it had its place back.
             return;
         }
-        let subscription = channel.subscription(conn).map(|sub| (sub.options.clone(), sub.since));
+        let subscription =
+            channel.subscription(conn).map(|sub| (sub.options.clone(), sub.rate_by, sub.since));
         let was_owner = channel.owner == Some(conn);
         let was_subscribed = channel.unsubscribe(board, conn);
         if was_owner {
@@ -385,12 +386,12 @@ impl Channel {
 
     /// Subscribes a returned connection as it was and sends it the channel as it is.
     fn restore(&mut self, board: &mut Switchboard, place: LostPlace) {
-        let Some((mut options, since)) = place.subscription else { return };
+        let Some((mut options, rate_by, since)) = place.subscription else { return };
         let Some(address) = board.address(place.conn) else { return };
         options.skip_first = true;
         let wire_options = options.to_wire();
         // Since that is how the state below and the first delta fit together.
-        self.insert(board, address, place.kind, options, since);
+        self.insert(board, address, place.kind, options, rate_by, since);
 
         let data = self
             .data

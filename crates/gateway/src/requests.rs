@@ -17,7 +17,7 @@ use throng_wire::channeldpb::{
 use throng_wire::frame::PACKET_BYTES_SEND_MAX;
 use throng_wire::{DataUpdate, entry_len_with};
 
-use crate::channel::{Channel, RateBy, Subscribed, merge_options};
+use crate::channel::{Channel, Subscribed, merge_options};
 use crate::data::{ChannelData, Plan, Schemas, Update};
 use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
 use crate::mail::{Head, Letter, NewChannel};
@@ -342,11 +342,7 @@ impl Shard {
         if existing.is_none() && target != sender.conn && peer.full {
             return Err(Refusal::SubscriptionsPerConnection);
         }
-        let subscribed = channel.subscribe(board, address, peer.kind, options.as_ref());
-        let names_rate = options.as_ref().is_some_and(|options| options.fan_out_interval_ms.is_some());
-        if let Some(key) = channel.key(target).filter(|_| names_rate) {
-            channel.subs[key as usize].rate_by = RateBy::Subscriber;
-        }
+        let subscribed = channel.subscribe_as_asked(board, address, peer.kind, options.as_ref());
         if subscribed == Subscribed::Silently {
             // Clients change their level of detail this way and expect no answer (spec §9.5).
             return Ok(());

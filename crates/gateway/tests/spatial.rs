@@ -6,8 +6,8 @@ use common::{Id, Received, Send, World, schemas_of};
 use prost::Message;
 use throng_gateway::spatial::{Grid, GridConfig};
 use throng_gateway::{
-    Balance, ChannelId, ChannelSettings, ChannelType, Config, ConnKind, DampingStep, Lod, Recovery, Refusal,
-    Spatial, TypeSettings,
+    Balance, ChannelId, ChannelSettings, ChannelType, Config, ConnKind, DampingStep, Lod, Permissions,
+    Recovery, Refusal, Spatial, TypeSettings,
 };
 use throng_wire::channeldpb::spatial_interest_query::SphereAoi;
 use throng_wire::channeldpb::*;
@@ -514,6 +514,45 @@ fn entity_rates_follow_distance_with_hysteresis_unless_a_client_names_its_own() 
     }
 }
 
+// Spec §5.8: a new interval counts from the last fan-out. Windows that the gateway aligns are for rates that it chose.
+#[test]
+fn the_first_interval_that_a_client_names_counts_from_its_own_last_window() {
+    let mut world = world(config(2, 1));
+    let a = spatial_server(&mut world, "a");
+    create_entity(&mut world, a, CELL, E + 9, 5.0);
+    for pit in ["c", "d", "e", "f"] {
+        let client = world.join(ConnKind::Client, pit);
+        let sub = |interval| SubscribedToChannelMessage {
+            conn_id: 0,
+            sub_options: Some(ChannelSubscriptionOptions {
+                fan_out_interval_ms: interval,
+                ..Default::default()
+            }),
+        };
+        world.send(client, [Send::new(MessageType::SubToChannel, &sub(None)).to(E + 9)]);
+        // Steps of a millisecond, an update in each; the times at which the client got one.
+        let mut step = 0_u32;
+        let mut arrivals = |world: &mut World, steps: u32| {
+            let mut times = Vec::new();
+            for _ in 0..steps {
+                step += 1;
+                move_to(world, a, E + 9, 5.0 + (step % 2) as f32 * 0.01);
+                world.run_ms(1);
+                if world.take(client).iter().any(|got| got.channel == E + 9 && got.msg_type == 8) {
+                    times.push(step);
+                }
+            }
+            times
+        };
+        let last = *arrivals(&mut world, 300).last().expect("updates at the channel's own rate");
+        world.send(client, [Send::new(MessageType::SubToChannel, &sub(Some(400))).to(E + 9)]);
+        let times = arrivals(&mut world, 900);
+        let tick = 10;
+        assert!(times[0].abs_diff(last + 400) <= tick, "{pit}: {times:?} after {last}");
+        assert!(times[1].abs_diff(last + 800) <= tick, "{pit}: {times:?} after {last}");
+    }
+}
+
 // ---- Load balancing -----------------------------------------------------------------------------------------------------
 
 #[test]
@@ -604,6 +643,57 @@ fn spawned_objects_are_noted_where_they_lie_and_destroyed_ones_forgotten() {
     assert_eq!(listed(&world, CELL), Vec::<u32>::new());
     assert!(world.shards[0].channels().all(|view| view.id.0 != E + 1), "the entity is gone");
     assert!(world.shards[0].channels().any(|view| view.id.0 == CELL), "a cell is no object");
+}
+
+// A-19, spec §9.2: what a client says about objects never counts as a server's word. In the safe profile it does not even
+// reach one.
+#[test]
+fn a19_spawn_and_destroy_from_clients_are_refused_unless_the_profile_is_permissive() {
+    for permissive in [false, true] {
+        let mut config = config(2, 1);
+        if permissive {
+            config.permissions = Permissions::permissive();
+        }
+        let mut world = world(config);
+        let a = spatial_server(&mut world, "a");
+        create_entity(&mut world, a, CELL, E + 1, 5.0);
+        let client = world.join(ConnKind::Client, "cheat");
+        for channel in [CELL, E + 1] {
+            world.send(
+                client,
+                [Send::new(MessageType::SubToChannel, &SubscribedToChannelMessage::default()).to(channel)],
+            );
+        }
+        world.take(a);
+        let spawn = SpawnObjectMessage {
+            obj: Some(UnrealObjectRef { net_guid: Some(E + 7), ..Default::default() }),
+            location: Some(FVector { x: Some(5.0), y: Some(5.0), z: Some(0.0) }),
+            ..Default::default()
+        };
+        let destroy = DestroyObjectMessage { net_id: E + 1, reason: 0 };
+        // As a client sends, and wrapped as a server does.
+        let wrapped = |payload: Vec<u8>| ServerForwardMessage { client_conn_id: 0, payload }.encode_to_vec();
+        let mut spoofed = Vec::new();
+        for (msg_type, body) in [(103, spawn.encode_to_vec()), (104, destroy.encode_to_vec())] {
+            for body in [body.clone(), wrapped(body)] {
+                for (channel, broadcast) in [(CELL, 0), (CELL, 2), (E + 1, 0), (E + 1, 2)] {
+                    spoofed.push(Send::user(msg_type, &body).broadcast(broadcast).to(channel));
+                }
+            }
+        }
+        let count = spoofed.len();
+        world.send(client, spoofed);
+        let reached = world.take(a);
+        if permissive {
+            assert_eq!(reached.len(), count, "the owner gets what a client says, as a client's");
+            let from = world.conn(client);
+            assert!(reached.iter().all(|got| got.decode::<ServerForwardMessage>().client_conn_id == from));
+        } else {
+            assert_eq!((reached, world.refused(Refusal::Permission)), (vec![], count as u64));
+        }
+        assert_eq!(listed(&world, CELL), [E + 1], "nothing was noted or forgotten");
+        assert_eq!(entity(&world, E + 1), (Some(CELL), Some(world.conn(a))));
+    }
 }
 
 // ---- Wrong input --------------------------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ fn recorded() -> Vec<(Grid, Value)> {
     let text = include_str!("../../../fixtures/gateway/aoi.json");
     let file: Value = serde_json::from_str(text).expect("valid JSON");
     let grids = file["grids"].as_array().expect("grids").clone();
+    assert_eq!(grids.len(), 6);
     let grid = |g: &Value| {
         Grid::new(GridConfig {
             offset_x: number(&g["WorldOffsetX"]),

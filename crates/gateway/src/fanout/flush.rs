@@ -29,15 +29,15 @@ impl Channel {
         let is_private = |member: &Member| member.skip_self && member.own_end > start;
         if (start < end || !folded.is_empty()) && members.iter().any(|member| !is_private(member)) {
             let shared = self.range_payload(board, start, end, &mask, &folded, None, made);
-            let to = members.iter().filter(|member| !is_private(member)).map(|member| member.address);
+            let to = members.iter().filter(|member| !is_private(member)).map(|member| member.address());
             board.deliver(&shared, state, to);
         }
         let privates = members.iter().filter(|member| is_private(member));
         if privates.clone().count() < MOSAIC_MEMBERS_MIN {
             for member in privates {
-                let own = Some(member.address.conn);
+                let own = Some(member.conn);
                 let payload = self.range_payload(board, start, end, &mask, &folded, own, made);
-                board.deliver(&payload, state, [member.address]);
+                board.deliver(&payload, state, [member.address()]);
             }
         } else {
             self.flush_mosaic(board, start, &mask, &folded, privates);
@@ -51,9 +51,9 @@ impl Channel {
             }
             let Joiner { member, cursor, folded, .. } = joiner;
             if cursor < end || !folded.is_empty() {
-                let own = (member.skip_self && member.own_end > cursor).then_some(member.address.conn);
+                let own = (member.skip_self && member.own_end > cursor).then_some(member.conn);
                 let payload = self.range_payload(board, cursor, end, &mask, &folded, own, made);
-                board.deliver(&payload, state, [member.address]);
+                board.deliver(&payload, state, [member.address()]);
             }
             self.subs[member.sub as usize].place =
                 Place::Member { cohort: index as u32, at: members.len() as u32 };
@@ -113,7 +113,7 @@ impl Channel {
             .collect();
         board.stats.fan_out_encodes += pages.len() as u64;
         for member in members {
-            let others = mosaic.others(member.address.conn.0);
+            let others = mosaic.others(member.conn.0);
             let mut payload: Payload = pages[..others.without.start].iter().flatten().cloned().collect();
             let value_len: usize = others.pieces.iter().map(bytes::Bytes::len).sum();
             if value_len > 0 {
@@ -126,7 +126,7 @@ impl Channel {
                 append_entries(board, plan, name, message, &mut payload);
                 board.stats.fan_out_encodes += 1;
             }
-            board.deliver(&payload, state, [member.address]);
+            board.deliver(&payload, state, [member.address()]);
         }
     }
 

@@ -176,12 +176,7 @@ impl Channel {
             RateBy::Default | RateBy::Subscriber => phase(sub.anchor, interval, tick),
         };
         let anchor = sub.anchor;
-        let member = Member {
-            sub: key,
-            address: sub.address,
-            skip_self: sub.options.skip_self,
-            own_end: position.own_end,
-        };
+        let member = Member::new(key, sub.address, sub.options.skip_self, position.own_end);
 
         let fan = &mut self.fan;
         let index = match fan.cohort_for(interval, phase, &mask) {

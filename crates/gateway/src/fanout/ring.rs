@@ -91,7 +91,7 @@ impl Channel {
                 moved.push((member.sub, place));
             }
             for joiner in &mut cohort.joiners {
-                let own = if joiner.member.skip_self { Some(joiner.member.address.conn) } else { None };
+                let own = if joiner.member.skip_self { Some(joiner.member.conn) } else { None };
                 if joiner.cursor < end {
                     if privates < PRIVATE_FOLDS_MAX {
                         privates += 1;

@@ -276,7 +276,7 @@ impl Channel {
         let was_lost = self.lost.iter().any(|place| place.was_owner);
         for place in &mut self.lost {
             place.was_owner = false;
-            if let Some((options, _)) = &mut place.subscription {
+            if let Some((options, ..)) = &mut place.subscription {
                 options.access = options.access.min(ChannelDataAccess::ReadAccess as i32);
             }
         }
