@@ -43,6 +43,11 @@ fn every_conversation_plays_over_tcp() {
 }
 
 #[test]
+fn every_conversation_plays_over_enet() {
+    play_all(Carrier::Enet);
+}
+
+#[test]
 fn every_conversation_plays_over_websocket() {
     play_all(Carrier::WebSocket);
 }

@@ -32,6 +32,7 @@ const BARRIER_STUB_FIRST: u32 = 1 << 30;
 pub(crate) enum Carrier {
     Tcp,
     WebSocket,
+    Enet,
 }
 
 pub(crate) struct SocketStage {
@@ -96,7 +97,11 @@ impl SocketStage {
             .schema_files()
             .map(|name| fixture(&format!("proto/{name}")).display().to_string())
             .collect();
-        let transport = if carrier == Carrier::Tcp { "tcp" } else { "ws" };
+        let transport = match carrier {
+            Carrier::Tcp => "tcp",
+            Carrier::WebSocket => "ws",
+            Carrier::Enet => "enet",
+        };
         let keys = [
             ("gateway.servers.addr", "127.0.0.1:0".to_owned()),
             ("gateway.clients.addr", "127.0.0.1:0".to_owned()),
@@ -153,6 +158,13 @@ impl SocketStage {
         true
     }
 
+    /// Has datagram transports, which keep what they have to send until the loop's next turn, send it.
+    fn push(&mut self) {
+        if self.carrier == Carrier::Enet {
+            self.net.poll(&self.clock, Some(self.clock.now()), &mut self.ends).expect("the loop polls");
+        }
+    }
+
     /// Has every shard answer, and returns how many connections they know.
     fn mail_round(&self) -> usize {
         let page = self.running.metrics();
@@ -160,9 +172,11 @@ impl SocketStage {
         figures.filter_map(|line| line.rsplit(' ').next()?.parse::<usize>().ok()).sum()
     }
 
-    fn until_gateway_knows(&self, connections: usize) {
+    fn until_gateway_knows(&mut self, connections: usize) {
         let deadline = self.clock.now() + PATIENCE;
         while self.mail_round() != connections {
+            // A handshake in datagrams takes turns of both ends.
+            self.push();
             assert!(self.clock.now() < deadline, "the gateway does not know of {connections} connections");
             std::thread::yield_now();
         }
@@ -198,7 +212,11 @@ impl Stage for SocketStage {
     fn connect(&mut self, name: &str, kind: ConnKind) {
         let service = if kind == ConnKind::Server { Service::Servers } else { Service::Clients };
         let addr = self.running.address(service).expect("a listener");
-        let transport = if self.carrier == Carrier::Tcp { Transport::Tcp } else { Transport::WebSocket };
+        let transport = match self.carrier {
+            Carrier::Tcp => Transport::Tcp,
+            Carrier::WebSocket => Transport::WebSocket,
+            Carrier::Enet => Transport::Enet,
+        };
         let key = self.net.connect(ConnectSpec::new(addr, transport)).expect("a socket");
         self.names.insert(name.to_owned(), key);
         self.ends.0.insert(key, End::default());
@@ -211,11 +229,12 @@ impl Stage for SocketStage {
         let key = self.names[name];
         let mut message = Vec::new();
         match self.carrier {
-            Carrier::Tcp => message.extend_from_slice(bytes),
+            Carrier::Tcp | Carrier::Enet => message.extend_from_slice(bytes),
             Carrier::WebSocket => ws::write_message(&mut message, bytes, Some([1, 2, 3, 4])),
         }
         let outcome = self.net.write(key, &[IoSlice::new(&message)]);
         assert_eq!(outcome.taken, message.len(), "{name}: a socket has room for a conversation");
+        self.push();
     }
 
     fn send_bytewise(&mut self, name: &str, bytes: &[u8]) {
@@ -230,6 +249,7 @@ impl Stage for SocketStage {
     fn close(&mut self, name: &str) {
         let key = self.names.remove(name).expect("a connection");
         self.net.close(key, CloseMode::Now);
+        self.push();
         self.ends.0.remove(&key);
         self.until_gateway_knows(self.open_count());
     }
