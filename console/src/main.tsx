@@ -10,7 +10,13 @@ import { Overview } from "./pages/overview.tsx";
 import { Connection, Connections } from "./pages/connections.tsx";
 import { Channel, Channels } from "./pages/channels.tsx";
 import { MapPage } from "./pages/map.tsx";
-import { About, Cache, Config, Docs, Lab, Packets, Rooms } from "./pages/more.tsx";
+import { About } from "./pages/about.tsx";
+import { Cache } from "./pages/cache.tsx";
+import { Config } from "./pages/config.tsx";
+import { Docs } from "./pages/docs.tsx";
+import { Lab } from "./pages/lab.tsx";
+import { Packets } from "./pages/packets.tsx";
+import { Rooms } from "./pages/rooms.tsx";
 
 const PAGES: [path: string, title: string, icon: string][] = [
   ["overview", "Overview", "M3 12h4l3-8 4 16 3-8h4"],
@@ -50,7 +56,7 @@ function Page({ place: { page, rest, query } }: { place: Place }) {
     case "map":
       return <MapPage connection={query.has("connection") ? Number(query.get("connection")) : null} />;
     case "rooms":
-      return <Rooms />;
+      return <Rooms queue={query.get("queue")} ticket={query.get("ticket")} />;
     case "cache":
       return <Cache />;
     case "lab":

@@ -108,13 +108,18 @@ impl Switchboard {
         unix_start_ns: u64,
     ) -> Self {
         let shards = usize::from(count);
+        let mut stats = Stats::default();
+        if let Some(lod) = &config.spatial.lod {
+            // Every band counts from zero, the one beyond the last distance too.
+            stats.lod_change(lod.bands.len());
+        }
         Self {
             config,
             index,
             count,
             now: Instant::ZERO,
             unix_start_ns,
-            stats: Stats::default(),
+            stats,
             hasher,
             timers: TimerWheel::new(),
             global_owner: None,

@@ -52,6 +52,10 @@ pub enum Endpoint {
     World,
     /// The derived-data cache.
     Cache,
+    /// Removes what nobody needs from the cache.
+    CacheCollect,
+    /// Looks for damage in the cache.
+    CacheScrub,
     /// Rooms and queues of the matcher.
     Rooms,
     /// Every bound and how much of it is in use.
@@ -204,6 +208,20 @@ pub const ROUTES: &[Route] = &[
     ),
     get("/api/v1/rooms", Guard::Monitor, Endpoint::Rooms, &[], "Rooms and queues of the matcher."),
     get("/api/v1/limits", Guard::Monitor, Endpoint::Limits, &[], "Every bound and how much of it is in use."),
+    post(
+        "/api/v1/cache/collect",
+        Guard::Session,
+        Endpoint::CacheCollect,
+        &[],
+        "Begins to remove what expired and what nobody reaches from the cache; requests go on meanwhile.",
+    ),
+    post(
+        "/api/v1/cache/scrub",
+        Guard::Session,
+        Endpoint::CacheScrub,
+        &[],
+        "Begins to read every stored blob, at `ddc.scrub_bytes_per_s`; damaged ones are put aside.",
+    ),
     get(
         "/api/v1/config",
         Guard::Session,

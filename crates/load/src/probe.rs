@@ -105,6 +105,19 @@ pub(crate) fn fetch(from: SocketAddr, path: &str) -> io::Result<String> {
     }
 }
 
+/// What a process serves and where, as its admin listener tells: pairs of a service's name and its URL.
+#[must_use]
+pub fn services(admin: SocketAddr) -> Vec<(String, String)> {
+    let about = fetch(admin, "/api/v1/about").unwrap_or_default();
+    let about: serde_json::Value = serde_json::from_str(&about).unwrap_or_default();
+    let addresses = about["addresses"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let text = |each: &serde_json::Value, key: &str| each[key].as_str().unwrap_or_default().to_owned();
+    addresses
+        .iter()
+        .map(|each| (text(each, "service"), format!("{}://{}", text(each, "scheme"), text(each, "address"))))
+        .collect()
+}
+
 /// The numbers of a metrics page in the Prometheus text format.
 #[derive(Debug, Clone, Default)]
 pub struct Metrics(Vec<(String, f64)>);

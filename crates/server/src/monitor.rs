@@ -44,6 +44,8 @@ pub(crate) struct Watch {
     config: RwLock<Value>,
     /// What opens only after this was made.
     cache: OnceLock<Arc<throng_cache::Service>>,
+    /// A collection or a scrub that somebody asked for goes on.
+    caring: Arc<AtomicBool>,
     addresses: OnceLock<Vec<Address>>,
     /// The latest capture.
     capture: Mutex<Option<Arc<Record>>>,
@@ -72,6 +74,7 @@ impl Watch {
             settings: RwLock::new(config.settings.clone()),
             config: RwLock::new(config_rows(config)),
             cache: OnceLock::new(),
+            caring: Arc::default(),
             addresses: OnceLock::new(),
             capture: Mutex::default(),
             latest: Mutex::new(vec![None; mailboxes.len()]),
@@ -245,7 +248,36 @@ impl Watch {
         let namespaces = cache.store().namespaces().unwrap_or_default();
         report["namespaces"] = namespaces.iter().map(ToString::to_string).collect();
         report["running"] = true.into();
+        report["caring"] = self.caring.load(Ordering::Acquire).into();
         report
+    }
+
+    /// Cares for the cache beside its own schedule, one request at a time. What was done is in the report's counters.
+    fn care(
+        &self,
+        work: fn(&throng_cache::Service, u64) -> Result<(), throng_store::StoreError>,
+    ) -> Result<Value, Problem> {
+        let Some(cache) = self.cache.get().map(Arc::clone) else {
+            return Err(Problem::new(409, "the cache is not running"));
+        };
+        if self.caring.swap(true, Ordering::AcqRel) {
+            return Err(Problem::new(409, "a collection or a scrub goes on; wait for its end"));
+        }
+        let bytes_per_s = self.settings().ddc.scrub_bytes_per_s;
+        let caring = Arc::clone(&self.caring);
+        let started = std::thread::Builder::new().name("care".to_owned()).spawn(move || {
+            if let Err(error) = work(&cache, bytes_per_s) {
+                tracing::error!(%error, "care for the cache ended early");
+            }
+            caring.store(false, Ordering::Release);
+        });
+        match started {
+            Ok(_) => Ok(json!({ "started": true })),
+            Err(error) => {
+                self.caring.store(false, Ordering::Release);
+                Err(Problem::new(500, format!("cannot start a thread: {error}")))
+            }
+        }
     }
 
     fn matcher_report(&self) -> Value {
@@ -347,6 +379,8 @@ impl Monitor for Watch {
             Endpoint::ChannelData => self.channel_data_report(id)?,
             Endpoint::World => self.world_report(ask)?,
             Endpoint::Cache => self.cache_report(),
+            Endpoint::CacheCollect => self.care(|cache, _| cache.collect().map(drop))?,
+            Endpoint::CacheScrub => self.care(|cache, bytes_per_s| cache.scrub(bytes_per_s).map(drop))?,
             Endpoint::Rooms => self.matcher_report(),
             Endpoint::Limits => self.limits_report(),
             Endpoint::Config => self.config.read().unwrap_or_else(PoisonError::into_inner).clone(),

@@ -35,6 +35,8 @@ pub(crate) struct Offer {
     pub(crate) folder: PathBuf,
     /// Listeners for players and for game servers that a swarm can use.
     pub(crate) swarm: Option<(SocketAddr, SocketAddr)>,
+    /// Benchmarks that the program knows.
+    pub(crate) tests: Vec<String>,
 }
 
 struct Run {
@@ -65,7 +67,7 @@ impl Runs {
         if state.runs.iter().any(|run| run.child.is_some()) {
             return Err(Problem::new(409, "a run is going on; stop it or wait for its end"));
         }
-        let (title, arguments) = arguments(body, offer.swarm)?;
+        let (title, arguments) = arguments(body, &offer)?;
         state.last_id += 1;
         let id = state.last_id;
         let failed = |what: &str, error: std::io::Error| Problem::new(500, format!("{what}: {error}"));
@@ -96,7 +98,7 @@ impl Runs {
         state.reap();
         let rows: Vec<Value> = state.runs.iter().rev().map(Run::row).collect();
         json!({ "offered": state.offer.is_some(), "swarm": state.offer.as_ref().is_some_and(|offer| offer.swarm.is_some()),
-                "runs": rows })
+                "tests": state.offer.as_ref().map_or(&[][..], |offer| &offer.tests), "runs": rows })
     }
 
     pub(crate) fn one(&self, id: u32) -> Result<Value, Problem> {
@@ -167,11 +169,8 @@ fn unknown() -> Problem {
     Problem::new(404, "there is no such run")
 }
 
-/// The title and the arguments of a run. Whatever reaches the command line is a number or made of harmless letters.
-fn arguments(
-    body: &Value,
-    swarm: Option<(SocketAddr, SocketAddr)>,
-) -> Result<(String, Vec<String>), Problem> {
+/// The title and the arguments of a run. Whatever reaches the command line is a number or the name of a known test.
+fn arguments(body: &Value, offer: &Offer) -> Result<(String, Vec<String>), Problem> {
     let number = |name: &str, max: u64| {
         let value = body.get(name).and_then(Value::as_u64).filter(|value| (1..=max).contains(value));
         value.ok_or_else(|| Problem::new(400, format!("{name} is a whole number from 1 to {max}")))
@@ -179,7 +178,7 @@ fn arguments(
     match body.get("kind").and_then(Value::as_str) {
         Some("swarm") => {
             let (players, seconds) = (number("players", PLAYERS_MAX)?, number("seconds", SECONDS_MAX)?);
-            let Some((clients, servers)) = swarm else {
+            let Some((clients, servers)) = offer.swarm else {
                 return Err(Problem::new(409, "no plain TCP listeners for a swarm to use"));
             };
             let arguments = format!(
@@ -194,17 +193,15 @@ fn arguments(
         }
         Some("bench") => {
             let test = body.get("test").and_then(Value::as_str).unwrap_or_default();
-            let words: Vec<&str> = test.split(' ').collect();
-            let plain = |word: &&str| {
-                let mut bytes = word.bytes();
-                bytes.next().is_some_and(|byte| byte.is_ascii_lowercase())
-                    && bytes.all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
-            };
-            if words.len() != 2 || test.len() > 60 || !words.iter().all(plain) {
-                return Err(Problem::new(400, "test is a suite and a test, as in `channel single`"));
+            if !offer.tests.iter().any(|known| known == test) {
+                let known = offer.tests.join(", ");
+                return Err(Problem::new(400, format!("there is no such test; there are {known}")));
             }
-            let arguments = ["bench", words[0], words[1], "--quick", "--json"].map(str::to_owned);
-            Ok((format!("bench {test}"), arguments.to_vec()))
+            let mut arguments = vec!["bench"];
+            arguments.extend(test.split(' '));
+            arguments.extend(["--quick", "--json"]);
+            let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
+            Ok((format!("bench {test}"), arguments))
         }
         _ => Err(Problem::new(400, "kind is swarm or bench")),
     }
@@ -214,41 +211,39 @@ fn arguments(
 mod tests {
     use super::*;
 
-    #[test]
-    fn only_harmless_words_reach_a_command_line() {
+    fn offer(program: &str, folder: PathBuf) -> Offer {
         let swarm = Some(("127.0.0.1:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap()));
+        Offer { program: program.into(), folder, swarm, tests: vec!["channel single".to_owned()] }
+    }
+
+    #[test]
+    fn only_numbers_and_known_tests_reach_a_command_line() {
+        let offer = offer("/bin/false", PathBuf::new());
         let good = json!({ "kind": "bench", "test": "channel single" });
-        assert_eq!(arguments(&good, swarm).unwrap().1, ["bench", "channel", "single", "--quick", "--json"]);
-        for bad in [
-            "",
-            "x",
-            "a b c",
-            "--out /etc",
-            "channel --out",
-            "channel ../x",
-            "Channel single",
-            "a  b",
-            "a b\n",
-        ] {
-            assert!(arguments(&json!({ "kind": "bench", "test": bad }), swarm).is_err(), "{bad:?}");
+        assert_eq!(arguments(&good, &offer).unwrap().1, ["bench", "channel", "single", "--quick", "--json"]);
+        for bad in
+            ["", "x", "channel single --out /etc", "channel --out", "Channel single", "channel single\n"]
+        {
+            let refusal = arguments(&json!({ "kind": "bench", "test": bad }), &offer).unwrap_err();
+            assert!(refusal.status == 400 && refusal.what.contains("channel single"), "{bad:?}");
         }
         for (players, seconds, fine) in [(1, 1, true), (0, 1, false), (20_001, 1, false), (1, 601, false)] {
             let body = json!({ "kind": "swarm", "players": players, "seconds": seconds });
-            assert_eq!(arguments(&body, swarm).is_ok(), fine, "{players} {seconds}");
+            assert_eq!(arguments(&body, &offer).is_ok(), fine, "{players} {seconds}");
         }
         let text = json!({ "kind": "swarm", "players": "1; rm", "seconds": 1 });
-        assert!(arguments(&text, swarm).is_err() && arguments(&Value::Null, swarm).is_err());
+        assert!(arguments(&text, &offer).is_err() && arguments(&Value::Null, &offer).is_err());
     }
 
     #[test]
     fn a_run_ends_with_its_outcome_and_only_one_goes_on() {
         let folder = tempfile::tempdir().unwrap();
         let runs = Runs::default();
-        let body = json!({ "kind": "bench", "test": "a b" });
+        let body = json!({ "kind": "bench", "test": "channel single" });
         assert_eq!(runs.begin(&body).unwrap_err().status, 409, "nothing is offered");
         // `false` ends at once whatever its arguments are.
-        let program = PathBuf::from("/bin/false");
-        runs.offer(Offer { program, folder: folder.path().to_owned(), swarm: None });
+        runs.offer(offer("/bin/false", folder.path().to_owned()));
+        assert_eq!(runs.list()["tests"], json!(["channel single"]));
         assert_eq!(runs.begin(&body).unwrap()["id"], 1);
         let ended =
             std::iter::repeat_with(|| runs.one(1).unwrap()).find(|run| run["running"] == false).unwrap();

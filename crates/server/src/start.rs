@@ -334,15 +334,15 @@ impl Running {
         self.access.invite()
     }
 
-    /// Lets the console start load runs with `program`, the `throng` command.
-    pub fn offer_runs(&self, program: PathBuf) {
+    /// Lets the console start load runs with `program`, the `throng` command, which knows `tests`.
+    pub fn offer_runs(&self, program: PathBuf, tests: Vec<String>) {
         let tcp = |service| {
             let found = self.addresses.iter().find(|each| each.service == service && each.scheme == "tcp");
             found.map(|each| from_here(each.addr))
         };
         let folder = PathBuf::from(self.settings().server.data).join("runs");
         let swarm = tcp(Service::Clients).zip(tcp(Service::Servers));
-        self.watch.runs.offer(Offer { program, folder, swarm });
+        self.watch.runs.offer(Offer { program, folder, swarm, tests });
     }
 
     /// The settings in use.

@@ -10,7 +10,7 @@ use throng_load::direct::{self, DirectPlan, DirectSample};
 use throng_load::engine::Sample;
 use throng_load::report::{Report, Run};
 use throng_load::suites::{self, Progress, Swarm, Target};
-use throng_load::{duration, interrupt};
+use throng_load::{duration, interrupt, probe};
 
 use crate::bench::{Live, ServerArgs, print, say};
 use crate::tag::Game;
@@ -102,6 +102,8 @@ pub(crate) fn demo(args: DemoArgs) -> ExitCode {
         shards: args.shards,
         seed: 1,
         console: true,
+        // A backend whole: what the players do not use is there to be looked at.
+        server_flags: ["ddc", "matcher"].map(|service| format!("--{service}.addr=127.0.0.1:0")).to_vec(),
         ..Default::default()
     };
     let swarm =
@@ -114,7 +116,8 @@ pub(crate) fn demo(args: DemoArgs) -> ExitCode {
         let play = page.as_ref().map_or(String::new(), |page| {
             format!("\n  play           {page}   (tag, against simulated players; in two tabs for two)")
         });
-        *text.borrow_mut() = Some(introduction(args.players, args.spatial, target, &play));
+        let more = beside(target) + &play;
+        *text.borrow_mut() = Some(introduction(args.players, args.spatial, target, &more));
     };
     let progress = Introduced { text: &text, live: Live::new() };
     play(&swarm, false, args.picture.as_deref(), on_start, progress)
@@ -178,6 +181,13 @@ impl Progress for Introduced<'_> {
         }
         self.live.sample(sample);
     }
+}
+
+/// What runs beside the gateway, a line each.
+fn beside(target: &Target) -> String {
+    let services = target.metrics.map(probe::services).unwrap_or_default();
+    let lines = services.iter().filter(|(name, _)| name == "cache" || name == "matcher");
+    lines.map(|(name, url)| format!("\n  {name:<14} {url}")).collect()
 }
 
 fn introduction(players: usize, spatial: bool, target: &Target, play: &str) -> String {

@@ -94,7 +94,8 @@ pub(crate) fn serve(config: Config, run_for: Option<Duration>, profile: Option<&
         }
     };
     if let Ok(program) = std::env::current_exe() {
-        running.offer_runs(program);
+        let tests = throng_load::suites::TESTS.iter().map(|test| test.name.to_owned());
+        running.offer_runs(program, tests.collect());
     }
     let signals = match Signals::install(&running) {
         Ok(signals) => signals,

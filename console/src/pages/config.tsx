@@ -1,0 +1,60 @@
+import { useState } from "preact/hooks";
+import { usePoll, type Json } from "../api.ts";
+import { count } from "../format.ts";
+import { Badge, Card, Guarded, Table, Trouble } from "../ui.tsx";
+
+export const Config = () => <Guarded><ConfigInner /></Guarded>;
+
+function ConfigInner() {
+  const config = usePoll("config", 10_000);
+  const limits = usePoll("limits", 2000);
+  const [search, setSearch] = useState("");
+  const [changed, setChanged] = useState(false);
+  const rows = ((config.data?.keys ?? []) as Json[]).filter(
+    (row) => (!changed || row.origin !== "default") && `${row.key} ${row.about} ${row.value}`.toLowerCase().includes(search.toLowerCase()),
+  );
+  return (
+    <>
+      <Card title="Limits" side="in use now">
+        <Trouble of={limits} />
+        <div class="bars wide">
+          {((limits.data?.limits ?? []) as Json[]).map((row) => (
+            <div key={row.key}>
+              <code>{row.key}</code>
+              <meter min={0} max={row.limit} high={row.limit * 0.8} optimum={0} value={row.used} />
+              <span class="num">{count(row.used)} of {count(row.limit)}</span>
+            </div>
+          ))}
+        </div>
+      </Card>
+      <Card
+        title="Configuration"
+        side={
+          <>
+            <label class="check"><input type="checkbox" checked={changed} onChange={(event) => setChanged((event.target as HTMLInputElement).checked)} /> only what was set</label>
+            <input type="search" aria-label="Search keys" placeholder="Search" value={search} onInput={(event) => setSearch((event.target as HTMLInputElement).value)} />
+          </>
+        }
+      >
+        <Trouble of={config} />
+        {config.data && (
+          <>
+            <p class="hint">File: <code>{config.data.file ?? "none"}</code>. A flag outweighs the environment, that the file, that the default.</p>
+            <Table
+              caption="Configuration"
+              rows={rows}
+              id={(row) => row.key}
+              empty="No key matches"
+              columns={[
+                { head: "Key", cell: (row) => <span title={row.about}><code>{row.key}</code></span> },
+                { head: "Value", wide: true, cell: (row) => <code>{row.value}{row.unit && ` ${row.unit}`}</code> },
+                { head: "Origin", cell: (row) => <Badge tone={row.origin === "default" ? "plain" : "info"}>{row.origin}</Badge> },
+                { head: "Reload", cell: (row) => (row.reload ? "at once" : "restart") },
+              ]}
+            />
+          </>
+        )}
+      </Card>
+    </>
+  );
+}
