@@ -27,7 +27,7 @@ impl CustomFilter for Parity {
         assert_eq!(views.len(), 1);
         let allowed = |bit: &u32| {
             candidates.x[*bit as usize] < 0.0
-                && (candidates.first + bit).is_multiple_of(2) == (connection.0 % 2 == 0)
+                && (candidates.first + bit).is_multiple_of(2) == connection.0.is_multiple_of(2)
         };
         (0..64).filter(allowed).fold(0, |all, bit| all | 1 << bit)
     }

@@ -90,7 +90,9 @@ impl Server {
             for count in conn.counts.drain(..) {
                 apply_count(&mut self.shared.objects, count);
             }
-            self.events.extend(conn.events.drain(..));
+            if !conn.events.is_empty() {
+                self.events.extend(conn.events.drain(..));
+            }
         }
         let objects = &mut self.shared.objects;
         let stores = &mut self.shared.stores;

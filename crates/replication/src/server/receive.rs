@@ -19,7 +19,9 @@ impl Server {
         let shared = &self.shared;
         let Some(Some(conn)) = self.connections.get_mut(id.0 as usize) else { return Ok(()) };
         let result = receive(shared, conn, packet);
-        self.events.extend(conn.events.drain(..));
+        if !conn.events.is_empty() {
+            self.events.extend(conn.events.drain(..));
+        }
         if result.is_err() {
             self.stats.decode_errors += 1;
         }
