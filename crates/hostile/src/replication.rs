@@ -4,13 +4,15 @@ use std::sync::LazyLock;
 
 use throng_replication::wire::{HEADER_BYTES, Header};
 use throng_replication::{
-    Axis, Class, Classes, Client, ClientConfig, ClientEvent, Condition, Filter, Property, Quantiser, Server,
-    ServerConfig, Value,
+    Axis, Class, Classes, Client, ClientConfig, ClientEvent, Condition, Filter, Keyed, Property, Quantiser,
+    Server, ServerConfig, Value,
 };
 use throng_stdx::Instant;
 
 /// Objects with an index from here on do not exist.
 const OBJECTS_MAX: u32 = 64;
+/// Elements of the array of the class with many properties.
+const ELEMENTS_MAX: u32 = 30;
 
 /// A class with every quantiser, the same with differences, and one with more properties than fit one mask word.
 fn classes() -> Classes {
@@ -49,6 +51,9 @@ fn classes() -> Classes {
         let condition = if at % 7 == 3 { Condition::InitialOnly } else { Condition::Always };
         many = many.property(Property::new(format!("p{at}"), Quantiser::UInt(9)).condition(condition));
     }
+    let bag =
+        Keyed::new("bag", ELEMENTS_MAX).field("item", Quantiser::UInt(9)).field("text", Quantiser::VarUInt);
+    let many = many.keyed(bag);
     classes.register(many.build().expect("sound")).expect("another name");
     classes
 }
@@ -72,6 +77,15 @@ fn session() -> (Classes, Vec<Vec<u8>>) {
         for handle in &handles[..if frame < 8 { 6 } else { 5 }] {
             server.set(*handle, 2, frame * 3).unwrap_or(());
             server.set(*handle, 16, vec![frame as u8; 5]).unwrap_or(());
+        }
+        let element = [Value::UInt(frame), Value::UInt(frame << 9)];
+        for key in 0..4 {
+            let key = key + frame as u32 % 3;
+            if frame % 4 == 3 {
+                server.remove_element(handles[2], 0, key).expect("it has an array");
+            } else {
+                server.set_element(handles[2], 0, key, &element).expect("it has an array");
+            }
         }
         if frame == 8 {
             let reason = throng_replication::DestroyReason::Destroyed;
@@ -103,6 +117,12 @@ fn image(client: &Client) -> u64 {
         add(u64::from(index) << 32 | u64::from(replica.generation()));
         add(u64::from(replica.frame()));
         replica.words().iter().for_each(|word| add(*word));
+        for key in replica.element_keys(0) {
+            add(u64::from(key));
+            for value in replica.element(0, key).expect("it is listed") {
+                add(if let Value::UInt(value) = value { value } else { u64::MAX });
+            }
+        }
     }
     hash
 }
@@ -121,6 +141,7 @@ fn look(client: &mut Client, before: u64, applied: bool) {
     assert!(events <= 4096, "more events than a packet has bytes");
     assert!(client.len() < OBJECTS_MAX as usize);
     for (_, replica) in client.replicas() {
+        assert!(replica.element_keys(0).len() <= ELEMENTS_MAX as usize);
         for property in 0..replica.class().property_count() {
             match replica.value(property).expect("every property has a value") {
                 Value::Bytes(bytes) => assert!(bytes.len() <= 40),

@@ -102,6 +102,14 @@ impl Sparse {
     }
 
     #[inline]
+    pub(crate) fn clear_all(&mut self) {
+        for word in members(self.top.iter().copied()) {
+            self.words[word] = 0;
+        }
+        self.top.fill(0);
+    }
+
+    #[inline]
     pub(crate) fn put_word(&mut self, word: usize, bits: u64) {
         self.words[word] = bits;
         let place = &mut self.top[word / 64];

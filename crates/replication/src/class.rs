@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::keyed::{ARRAYS_MAX, Keyed, KeyedClass};
 use crate::quantise::{Codec, Quantiser, QuantiserError, Value, ValueMismatch, WORDS_MAX};
 
 /// Most properties of one class: the bits of a change mask.
@@ -131,6 +132,14 @@ pub enum ClassError {
         /// What was asked for.
         count: usize,
     },
+    /// More keyed arrays than the format names.
+    #[error("class {class}: {count} keyed arrays exceed the limit of {ARRAYS_MAX}")]
+    TooManyArrays {
+        /// Name of the class.
+        class: String,
+        /// What was asked for.
+        count: usize,
+    },
     /// A quantiser's parameters are wrong.
     #[error("class {class}, property {property}: {error}")]
     Quantiser {
@@ -187,6 +196,7 @@ pub enum ClassError {
 pub struct ClassBuilder {
     name: String,
     properties: Vec<Property>,
+    keyed: Vec<Keyed>,
     cull_distance: f32,
     flags: Flags,
 }
@@ -204,6 +214,13 @@ impl ClassBuilder {
     #[must_use]
     pub fn property(mut self, property: Property) -> Self {
         self.properties.push(property);
+        self
+    }
+
+    /// Adds a keyed array; its number is the count of those before it, 16 at most.
+    #[must_use]
+    pub fn keyed(mut self, keyed: Keyed) -> Self {
+        self.keyed.push(keyed);
         self
     }
 
@@ -300,6 +317,7 @@ pub struct Class {
     pub(crate) hash: u64,
     /// Wire bits of each word of the quantised block.
     pub(crate) word_bits: Vec<u8>,
+    pub(crate) keyed: Vec<Arc<KeyedClass>>,
     /// Every property is one word of fixed width, so that property and word have the same number.
     pub(crate) plain: bool,
     /// No record is longer, values on the heap aside.
@@ -313,18 +331,22 @@ impl Class {
         ClassBuilder {
             name: name.into(),
             properties: Vec::new(),
+            keyed: Vec::new(),
             cull_distance: 250.0,
             flags: Flags::default(),
         }
     }
 
     fn new(builder: ClassBuilder) -> Result<Self, ClassError> {
-        let ClassBuilder { name, properties, cull_distance, flags } = builder;
+        let ClassBuilder { name, properties, keyed, cull_distance, flags } = builder;
         if properties.len() > PROPERTIES_MAX {
             return Err(ClassError::TooManyProperties { class: name, count: properties.len() });
         }
+        if keyed.len() > ARRAYS_MAX {
+            return Err(ClassError::TooManyArrays { class: name, count: keyed.len() });
+        }
         let mut class = Self {
-            hash: hash_of(&name, &properties, flags),
+            hash: hash_of(&name, &properties, &keyed, flags),
             name,
             props: Vec::with_capacity(properties.len()),
             words: 0,
@@ -346,9 +368,19 @@ impl Class {
             record_bytes_max: 0,
             word_bits: Vec::new(),
             plain: true,
+            keyed: Vec::new(),
         };
         for property in properties {
             class.add(property)?;
+        }
+        for keyed in keyed {
+            let compiled =
+                KeyedClass::compile(&keyed).map_err(|(property, error)| ClassError::Quantiser {
+                    class: class.name.clone(),
+                    property: format!("{}.{property}", keyed.name),
+                    error,
+                })?;
+            class.keyed.push(Arc::new(compiled));
         }
         // Index, mask and flags, then every property.
         let total: u32 = class.props.iter().map(|prop| prop.codec.bits_max()).sum();
@@ -449,6 +481,12 @@ impl Class {
         self.props.iter().position(|prop| prop.name == name)
     }
 
+    /// Number of a keyed array by name.
+    #[must_use]
+    pub fn keyed_index(&self, name: &str) -> Option<usize> {
+        self.keyed.iter().position(|keyed| keyed.name == name)
+    }
+
     /// Name of a property.
     #[must_use]
     pub fn property_name(&self, index: usize) -> Option<&str> {
@@ -498,7 +536,7 @@ impl Class {
 }
 
 /// FNV-1a, 64 bits, over the description in words.
-fn hash_of(name: &str, properties: &[Property], flags: Flags) -> u64 {
+fn hash_of(name: &str, properties: &[Property], keyed: &[Keyed], flags: Flags) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut add = |text: &str| {
         for byte in text.bytes().chain([0]) {
@@ -511,6 +549,13 @@ fn hash_of(name: &str, properties: &[Property], flags: Flags) -> u64 {
         add(&property.name);
         add(&describe(&property.quantiser));
         add(&format!("{:?}", property.condition));
+    }
+    for Keyed { name, fields, max, condition } in keyed {
+        add(&format!("keyed {name} {max} {condition:?}"));
+        for (name, quantiser) in fields {
+            add(name);
+            add(&describe(quantiser));
+        }
     }
     hash
 }

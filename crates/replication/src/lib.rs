@@ -117,6 +117,7 @@
 //! | A game that has | uses |
 //! |---|---|
 //! | state of its own, changed without [`Server::set`] | [`Server::set_poll`], [`Server::force_update`]; [`Server::marker`] from other threads |
+//! | inventories, score boards, anything with keys | [`Keyed`] arrays: what changed is sent, whatever their length |
 //! | values that no [`Quantiser`] fits | [`CustomQuantiser`] |
 //! | fog of war, lines of sight | [`CustomFilter`], asked every k frames for 64 objects at once |
 //! | teams, spectator cameras | [`Filter::Teams`], [`Server::set_areas`] |
@@ -146,6 +147,7 @@ mod frames;
 mod grid;
 mod handle;
 mod interest;
+mod keyed;
 mod lod;
 mod objects;
 mod pairs;
@@ -165,6 +167,7 @@ pub use client::{Client, ClientConfig, ClientEvent, Received, Replica};
 pub use grid::GridConfig;
 pub use handle::Handle;
 pub use interest::{Area, CustomFilter, FilterBatch, Shape};
+pub use keyed::{ELEMENT_FIELDS_MAX, ElementError, Keyed};
 pub use lod::{BANDS_MAX, Band, LodProfile};
 pub use predict::{Pose, Prediction, Snapshots};
 pub use priority::{CountLimiter, CustomPrioritiser, FieldOfView, LimitMode, Prioritiser, Sphere, View};

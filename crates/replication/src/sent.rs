@@ -8,6 +8,7 @@ use std::time::Duration;
 use throng_stdx::Instant;
 
 use crate::frames::SLACK;
+use crate::keyed::Place;
 use crate::wire::{AckState, HEADER_BYTES, Header};
 
 /// Items of one section at most, so that the count is one byte.
@@ -32,6 +33,12 @@ pub(crate) enum Item {
     Attach {
         object: u32,
         sequence: u8,
+    },
+    /// Operations on a keyed array, after this place.
+    Keyed {
+        object: u32,
+        array: u8,
+        from: Option<Place>,
     },
     /// A request of the receiver for a whole state.
     Reset {

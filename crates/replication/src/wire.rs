@@ -31,6 +31,8 @@ pub mod kind {
     pub const PART: u8 = 0x07;
     /// Clock samples: u32 frame, u32 milliseconds.
     pub const TIME: u8 = 0x08;
+    /// Operations on keyed arrays: varint index, u8 array, u16 length, operations.
+    pub const KEYED: u8 = 0x09;
     /// Kinds from here on carry a length and may be skipped.
     pub const SKIPPABLE: u8 = 0x80;
     /// From receiver to sender: varint indices of objects whose baseline is missing.

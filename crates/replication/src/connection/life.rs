@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::write::hide;
-use super::{Count, Pair, Stage};
+use super::{BURST_PACKETS, Count, Pair, Stage};
 use crate::attach::{Outgoing, Ready};
 use crate::bits::write_varint;
 use crate::class::Role;
@@ -142,6 +142,7 @@ impl Stage<'_> {
             // A parent's creation comes first, in this packet or an earlier one.
             let above = parent[object as usize];
             let orphan = above != 0 && matches!(self.conn.pairs.get(&above), Some(Pair::CreateQueued { .. }));
+            full |= self.scratch.out.ends().len() >= BURST_PACKETS;
             if full || self.scratch.out.spent() > share || orphan || !self.write_create(object) {
                 full |= !orphan;
                 kept.push(object);
@@ -202,6 +203,7 @@ impl Stage<'_> {
             conn.counts.push(Count::Know(object));
         }
         conn.pending.remove(object);
+        conn.begin_arrays(sh, object);
         if class.flags.delta {
             conn.bases.reset(object);
         }

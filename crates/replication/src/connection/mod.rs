@@ -5,6 +5,7 @@
 //! the ordinary (creation, loss, differences, conditions, a spent budget) takes the slow way through `pending`.
 
 mod cache;
+mod keyed;
 mod life;
 mod limit;
 mod scope;
@@ -19,6 +20,7 @@ use crate::bitmap::{Bitmap, Sparse};
 use crate::class::{Condition, Role};
 use crate::frames::RING;
 use crate::interest::Area;
+use crate::keyed::Place;
 use crate::pairs::{Bases, Pending};
 use crate::priority::View;
 use crate::sent::{Budget, Item, SentLog, SentWord};
@@ -29,6 +31,10 @@ use throng_stdx::Instant;
 
 pub(crate) use cache::Scratch;
 use limit::Turns;
+
+/// Packets that creations and arrays fill in one frame. What goes beyond the window of one acknowledgement would count as
+/// lost, though it arrived, and go out again.
+const BURST_PACKETS: usize = crate::wire::ACK_WINDOW as usize - 9;
 
 /// Life of a pair that is not simply absent or live (spec §10.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,6 +141,9 @@ pub(crate) struct Connection {
     losses_seen: u64,
     /// When it got the time last.
     clock_at: Option<Instant>,
+    /// How far the receiver is in each keyed array of the objects that it has, and which objects have more for it.
+    places: Map<Vec<Option<Place>>>,
+    behind: Bitmap,
     /// Turns of count limiters, by prioritiser, and when objects had theirs.
     turns: Turns,
     pub(crate) attachments: Attachments,
@@ -183,6 +192,8 @@ impl Connection {
             losses_seen: 0,
             clock_at: None,
             turns: Turns::default(),
+            places: Map::default(),
+            behind: Bitmap::default(),
             attachments: Attachments::default(),
             calling: Vec::new(),
             held: Bitmap::default(),
@@ -349,7 +360,7 @@ impl Connection {
                     }
                 }
                 Item::Attach { object, sequence } => self.attachments.delivered(object, sequence),
-                Item::Reset { .. } => {}
+                Item::Keyed { .. } | Item::Reset { .. } => {}
             }
         }
         self.fate = fate;
@@ -389,6 +400,7 @@ impl Connection {
                     }
                 }
                 Item::Attach { object, sequence } => self.attachments.lost(object, sequence),
+                Item::Keyed { object, array, from } => self.set_back(object, array, from),
                 Item::Reset { .. } => {}
             }
         }

@@ -204,6 +204,7 @@ impl Stage<'_> {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         for object in scratch.left.drain(..) {
             conn.counts.push(Count::Unref(object));
+            conn.end_arrays(object);
             let reason =
                 if sh.objects.alive.get(object) { 1 } else { sh.objects.destroy_reason[object as usize] };
             match conn.pairs.get(&object) {

@@ -39,6 +39,7 @@ impl Stage<'_> {
         // Without a budget everything has room.
         let waiting = if self.conn.budget.is_none() { 0 } else { self.estimate_updates() };
         self.write_creates(allowance, waiting > 0);
+        self.write_arrays(allowance);
         let left = allowance.saturating_sub(self.scratch.out.spent());
         let packets = waiting / (sh.config.packet_bytes_max - HEADER_BYTES - 4) + 2;
         if self.conn.budget.is_none() && packet_max > 0 {

@@ -176,6 +176,10 @@ impl Codec {
         matches!(self.op, Op::Blob(_) | Op::Array(..))
     }
 
+    pub(crate) fn is_custom(&self) -> bool {
+        matches!(self.op, Op::Custom(_))
+    }
+
     pub(crate) fn is_handle(&self) -> bool {
         matches!(self.op, Op::Handle)
     }

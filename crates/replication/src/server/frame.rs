@@ -86,6 +86,9 @@ impl Server {
 
     /// Brings counts and events together that the connection stages left behind. Costs what happened.
     pub fn end_frame(&mut self) {
+        if self.shared.keyed_changed.top().iter().any(|top| *top != 0) {
+            self.shared.keyed_changed.clear_all();
+        }
         for conn in self.connections.iter_mut().flatten() {
             for count in conn.counts.drain(..) {
                 apply_count(&mut self.shared.objects, count);

@@ -40,6 +40,7 @@ impl ConnectionStats {
         self.records_built += other.records_built;
         self.creates += other.creates;
         self.destroys += other.destroys;
+        self.elements_sent += other.elements_sent;
         self.budget_saturated_frames += other.budget_saturated_frames;
         self.packets_stale += other.packets_stale;
     }
@@ -90,6 +91,7 @@ impl Server {
             ("properties_resent", "Properties that losses made pending again.", total.properties_resent),
             ("creates", "Creations written.", total.creates),
             ("destroys", "Ends written.", total.destroys),
+            ("elements_sent", "Operations on keyed arrays written.", total.elements_sent),
             ("budget_saturated_frames", "Frames without room for everything.", total.budget_saturated_frames),
             ("stale_mark", "Marks of objects that do not exist.", stats.stale_marks),
             ("unmarked_changes", "Changes that verify_push found unmarked.", stats.unmarked_changes),

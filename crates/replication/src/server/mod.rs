@@ -1,5 +1,6 @@
 //! The sending side: objects and connections. A frame is in `frame`, what peers send in `receive`.
 
+mod elements;
 mod filters;
 mod frame;
 mod marks;
@@ -21,6 +22,7 @@ use crate::frames::Stream;
 use crate::grid::GridIndex;
 use crate::handle::Handle;
 use crate::interest::{AREAS_MAX, Area, CustomFilter};
+use crate::keyed::{ElementError, KeyedArray};
 use crate::lod::{BANDS_MAX, Gathering, LodProfile};
 use crate::objects::{ClassStore, NOBODY, Objects};
 use crate::priority::{Prioritiser, View};
@@ -58,6 +60,9 @@ pub(crate) struct Shared {
     pub(crate) any_special: bool,
     /// Some class sends differences.
     pub(crate) any_delta: bool,
+    /// Keyed arrays, of objects whose class has some; and which changed since the last frame.
+    pub(crate) keyed: BTreeMap<u32, Vec<KeyedArray>>,
+    pub(crate) keyed_changed: Sparse,
     /// Filters of the game, by number.
     pub(crate) custom: Vec<FilterSlot>,
     /// Some prioritiser counts.
@@ -220,6 +225,8 @@ impl Server {
                 any_follower: false,
                 conditions: BTreeMap::new(),
                 custom: Vec::new(),
+                keyed: BTreeMap::new(),
+                keyed_changed: Sparse::default(),
                 any_team: false,
                 any_limiter: false,
                 any_delta: classes.iter().any(|class| class.flags.delta),
@@ -386,6 +393,8 @@ impl Server {
     /// Makes the connection a recording: it gets what [`Condition`](crate::Condition)s give to replays.
     pub fn set_replay(&mut self, id: ConnId, replay: bool) {
         if let Some(conn) = self.conn(id) {
+            let objects: Vec<u32> = conn.scope.iter().collect();
+            objects.into_iter().for_each(|object| conn.look_again(object));
             conn.replay = replay;
         }
     }
@@ -399,6 +408,7 @@ impl Server {
         conn.groups = groups;
         let objects: Vec<u32> = conn.scope.iter().collect();
         for object in objects {
+            conn.look_again(object);
             let class = &shared.store(object).class;
             let mask = class.groups.iter().filter(|(group, _)| new >> group & 1 != 0);
             let mut mask = mask.fold(0, |all, (_, properties)| all | properties);

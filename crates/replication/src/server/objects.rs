@@ -6,6 +6,7 @@ use super::{ConnId, DestroyReason, Filter, FollowerKind, ObjectError, Server};
 use crate::class::{ClassId, Condition};
 use crate::connection::Connection;
 use crate::handle::Handle;
+use crate::keyed::KeyedArray;
 use crate::objects::NOBODY;
 use crate::quantise::Value;
 
@@ -45,6 +46,10 @@ impl Server {
         objects.alive.set(index);
         let class = &store.class;
         let special = !class.groups.is_empty() || class.hide_mask != 0 || class.dynamic_mask != 0;
+        if !class.keyed.is_empty() {
+            let arrays = class.keyed.iter().map(|_| KeyedArray::new()).collect();
+            self.shared.keyed.insert(index, arrays);
+        }
         objects.delta.assign(index, class.flags.delta);
         objects.atomic.assign(index, class.flags.atomic);
         objects.lod.assign(index, class.position.is_some());
@@ -94,6 +99,8 @@ impl Server {
             objects.dirty_mask[index as usize] = 0;
         }
         self.shared.grid.remove(index);
+        self.shared.keyed.remove(&index);
+        self.shared.keyed_changed.clear(index);
         self.leave_filter(index);
         self.polled.remove(index);
         self.filters[index as usize] = Filter::Never;
@@ -228,6 +235,7 @@ impl Server {
         let class = &shared.store(index).class;
         if let Some(Some(conn)) = self.connections.get_mut(before as usize) {
             conn.owned.clear(index);
+            conn.look_again(index);
             conn.owned_special.clear(index);
             if special {
                 conn.reveal(
@@ -241,6 +249,7 @@ impl Server {
             && let Some(Some(conn)) = self.connections.get_mut(owner.0 as usize)
         {
             conn.owned.set(index);
+            conn.look_again(index);
             if special {
                 conn.owned_special.set(index);
                 conn.reveal(

@@ -210,6 +210,8 @@ pub struct ConnectionStats {
     pub records_built: u64,
     /// Create items written.
     pub creates: u64,
+    /// Operations on elements of keyed arrays written.
+    pub elements_sent: u64,
     /// Destroy items written.
     pub destroys: u64,
     /// Frames in which the budget did not suffice.

@@ -4,6 +4,8 @@
 //! that is wrong anywhere changes nothing and is not acknowledged, and reading needs no memory that a peer could make
 //! grow.
 
+mod replica;
+
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -13,13 +15,15 @@ use crate::attach::{AttachError, Attachment, Attachments, ItemView, Outgoing, Re
 use crate::bits::{BitReader, write_varint};
 use crate::class::{Class, ClassId, Classes};
 use crate::handle::Handle;
-use crate::quantise::{Value, WORDS_MAX};
+use crate::keyed::{Elements, apply_ops, check_ops};
+use crate::quantise::WORDS_MAX;
 use crate::sent::{Item, PacketOut, SentLog};
 use crate::server::DestroyReason;
-use crate::wire::{AckState, BASELINE_AGE_MAX, DecodeError, Header, HeapValue, bits_of, kind, read_mask};
+use crate::wire::{AckState, DecodeError, Header, bits_of, kind, read_mask};
 
-/// States kept of each object of a class with differences: one more than a record can name.
-const HISTORY: usize = BASELINE_AGE_MAX as usize + 1;
+pub use replica::Replica;
+use replica::{RecordHead, read_property, skim_delta, skim_property, skim_record};
+
 /// Inputs that wait for a packet; the oldest is dropped for the next.
 const INPUTS_MAX: usize = 16;
 
@@ -35,93 +39,6 @@ pub struct ClientConfig {
 impl Default for ClientConfig {
     fn default() -> Self {
         Self { objects_max: 65_536, packet_bytes_max: 1200 }
-    }
-}
-
-/// The copy of an object.
-#[derive(Debug)]
-pub struct Replica {
-    class: Arc<Class>,
-    generation: u32,
-    words: Vec<u64>,
-    heap: Vec<HeapValue>,
-    frame: u32,
-    parent: u32,
-    owner: bool,
-    /// Properties changed since the change was taken.
-    changed: u64,
-    /// (frame, words) by frame modulo `HISTORY`; empty for classes without differences.
-    history: Vec<(Option<u32>, Vec<u64>)>,
-}
-
-impl Replica {
-    /// Its class.
-    #[must_use]
-    pub fn class(&self) -> &Class {
-        &self.class
-    }
-
-    /// The server's frame of the last state that was applied.
-    #[must_use]
-    pub fn frame(&self) -> u32 {
-        self.frame
-    }
-
-    /// This client owns it.
-    #[must_use]
-    pub fn is_owner(&self) -> bool {
-        self.owner
-    }
-
-    /// Generation of its index.
-    #[must_use]
-    pub fn generation(&self) -> u32 {
-        self.generation
-    }
-
-    /// Index of the object that it belongs to.
-    #[must_use]
-    pub fn parent(&self) -> Option<u32> {
-        (self.parent != 0).then_some(self.parent)
-    }
-
-    /// The quantised words, as the server keeps them.
-    #[must_use]
-    pub fn words(&self) -> &[u64] {
-        &self.words
-    }
-
-    /// The value of a property.
-    #[must_use]
-    pub fn value(&self, property: usize) -> Option<Value> {
-        let prop = self.class.props.get(property)?;
-        if prop.codec.is_heap() {
-            return prop.codec.read_heap(&self.heap[prop.heap].0).ok();
-        }
-        Some(prop.codec.dequantise(prop.words(&self.words)))
-    }
-
-    fn reset(&mut self) {
-        self.words.copy_from_slice(&self.class.defaults);
-        for (value, default) in self.heap.iter_mut().zip(&self.class.heap_defaults) {
-            *value = (default.0.to_vec(), default.1);
-        }
-    }
-
-    fn remember(&mut self, frame: u32) {
-        if self.class.flags.delta {
-            if self.history.is_empty() {
-                self.history.resize_with(HISTORY, || (None, Vec::new()));
-            }
-            let (at, words) = &mut self.history[frame as usize % HISTORY];
-            *at = Some(frame);
-            words.clone_from(&self.words);
-        }
-    }
-
-    fn state_at(&self, frame: u32) -> Option<&[u64]> {
-        let (at, words) = self.history.get(frame as usize % HISTORY)?;
-        (*at == Some(frame)).then_some(words)
     }
 }
 
@@ -146,6 +63,13 @@ pub enum ClientEvent {
         handle: Handle,
         /// Why.
         reason: DestroyReason,
+    },
+    /// Elements of a keyed array came, changed or went.
+    Elements {
+        /// Network index.
+        object: u32,
+        /// Which array.
+        array: usize,
     },
     /// The server called something on an object.
     Attachment(Attachment),
@@ -311,11 +235,38 @@ impl Client {
                 self.attachments.check(&item)
             }
             kind::TIME => reader.get(64).map(|_| ()),
+            kind::KEYED => self.keyed_item(reader, false),
             _ => {
                 let _ = frame;
                 Err(DecodeError::Section)
             }
         }
+    }
+
+    /// Looks at an item of operations on a keyed array, or applies it. An object that is not known is passed over.
+    fn keyed_item(&mut self, reader: &mut BitReader<'_>, apply: bool) -> Result<(), DecodeError> {
+        let index = self.read_index(reader)?;
+        let array = reader.get(8)? as usize;
+        let len = reader.get(16)? as usize;
+        let from = reader.byte_position();
+        reader.skip_bytes(len)?;
+        let mut ops = BitReader::new(&reader.bytes()[from..from + len]);
+        let Some(class) = self.class_of(index).filter(|_| !apply || self.replica(index).is_some()) else {
+            return Ok(());
+        };
+        let class = class.keyed.get(array).ok_or(DecodeError::Value)?;
+        // What the packet creates begins empty.
+        let created = !apply && self.created.iter().any(|(created, _)| *created == index);
+        let replica =
+            self.replicas.get_mut(index as usize).and_then(Option::as_deref_mut).filter(|_| !created);
+        let Some(replica) = replica else { return check_ops(class, &mut ops, &Elements::new()) };
+        let elements = replica.keyed.get_mut(array).ok_or(DecodeError::Value)?;
+        if !apply {
+            return check_ops(class, &mut ops, elements);
+        }
+        apply_ops(class, &mut ops, elements)?;
+        self.events.push_back(ClientEvent::Elements { object: index, array });
+        Ok(())
     }
 
     fn read_index(&self, reader: &mut BitReader<'_>) -> Result<u32, DecodeError> {
@@ -359,7 +310,7 @@ impl Client {
         let sections = core::mem::take(&mut self.sections);
         for wanted in [
             &[kind::CREATE][..],
-            &[kind::UPDATE, kind::SIZED_UPDATE],
+            &[kind::UPDATE, kind::SIZED_UPDATE, kind::KEYED],
             &[kind::DESTROY],
             &[kind::ATTACH],
             &[kind::TIME],
@@ -411,6 +362,7 @@ impl Client {
                 }
                 Ok(())
             }
+            kind::KEYED => self.keyed_item(reader, true),
             kind::TIME => {
                 self.clock = Some((reader.get(32)? as u32, reader.get(32)? as u32));
                 Ok(())
@@ -465,6 +417,7 @@ impl Client {
                 parent: create.parent,
                 owner: create.owner,
                 changed: 0,
+                keyed: vec![Elements::new(); create.class.keyed.len()],
                 history: Vec::new(),
                 class: create.class,
             }));
@@ -713,94 +666,4 @@ struct Create {
     parent: u32,
     owner: bool,
     mask: u64,
-}
-
-/// Between a record's index and its properties.
-struct RecordHead {
-    mask: u64,
-    age: Option<u32>,
-}
-
-impl RecordHead {
-    fn read(class: &Class, reader: &mut BitReader<'_>) -> Result<Self, DecodeError> {
-        let full = reader.get_bool()?;
-        let mask = if full { class.update_mask } else { read_mask(reader, class.props.len() as u32)? };
-        let age = if reader.get_bool()? { Some(reader.get(5)? as u32 + 1) } else { None };
-        if age.is_some() && !class.flags.delta {
-            return Err(DecodeError::Value);
-        }
-        Ok(Self { mask, age })
-    }
-}
-
-/// Reads a record without keeping anything.
-fn skim_record(class: &Class, reader: &mut BitReader<'_>) -> Result<(), DecodeError> {
-    let head = RecordHead::read(class, reader)?;
-    let mut sink = Vec::new();
-    let mut words = [0; WORDS_MAX];
-    for at in bits_of(head.mask) {
-        if head.age.is_some() {
-            skim_delta(class, at, reader, &mut words, &mut sink)?;
-        } else {
-            skim_property(class, at, reader, &mut sink)?;
-        }
-    }
-    Ok(())
-}
-
-fn skim_property(
-    class: &Class,
-    property: usize,
-    reader: &mut BitReader<'_>,
-    sink: &mut Vec<u8>,
-) -> Result<(), DecodeError> {
-    let codec = &class.props[property].codec;
-    if codec.is_heap() {
-        sink.clear();
-        codec.copy_heap(reader, sink).map(|_| ())
-    } else {
-        codec.read(reader, &mut [0; WORDS_MAX])
-    }
-}
-
-fn skim_delta(
-    class: &Class,
-    property: usize,
-    reader: &mut BitReader<'_>,
-    words: &mut [u64; WORDS_MAX],
-    sink: &mut Vec<u8>,
-) -> Result<(), DecodeError> {
-    let codec = &class.props[property].codec;
-    if codec.is_heap() {
-        if reader.get_bool()? { Ok(()) } else { skim_property(class, property, reader, sink) }
-    } else {
-        codec.read_delta(reader, words)
-    }
-}
-
-/// Reads one property into the replica: plain, or as a difference to `base`.
-fn read_property(
-    replica: &mut Replica,
-    property: usize,
-    base: Option<&[u64]>,
-    reader: &mut BitReader<'_>,
-) -> Result<(), DecodeError> {
-    let prop = &replica.class.props[property];
-    if prop.codec.is_heap() {
-        if base.is_some() && reader.get_bool()? {
-            return Ok(());
-        }
-        let value = &mut replica.heap[prop.heap];
-        value.0.clear();
-        value.1 = prop.codec.copy_heap(reader, &mut value.0)?;
-        return Ok(());
-    }
-    let words = &mut replica.words[prop.word..prop.word + prop.codec.words()];
-    match base {
-        None => prop.codec.read(reader, words),
-        Some(base) => {
-            words.copy_from_slice(prop.words(base));
-            prop.codec.read_delta(reader, words)
-        }
-    }
 }

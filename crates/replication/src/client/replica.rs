@@ -1,0 +1,204 @@
+//! One replica, and how records are read into it.
+
+use std::sync::Arc;
+
+use crate::bits::BitReader;
+use crate::class::Class;
+use crate::keyed::Elements;
+use crate::quantise::{Value, WORDS_MAX};
+use crate::wire::{BASELINE_AGE_MAX, DecodeError, HeapValue, bits_of, read_mask};
+
+/// States kept of each object of a class with differences: one more than a record can name.
+const HISTORY: usize = BASELINE_AGE_MAX as usize + 1;
+
+/// The copy of an object.
+#[derive(Debug)]
+pub struct Replica {
+    pub(super) class: Arc<Class>,
+    pub(super) generation: u32,
+    pub(super) words: Vec<u64>,
+    pub(super) heap: Vec<HeapValue>,
+    pub(super) frame: u32,
+    pub(super) parent: u32,
+    pub(super) owner: bool,
+    /// Properties changed since the change was taken.
+    pub(super) changed: u64,
+    /// Elements of the class' keyed arrays.
+    pub(super) keyed: Vec<Elements>,
+    /// (frame, words) by frame modulo `HISTORY`; empty for classes without differences.
+    pub(super) history: Vec<(Option<u32>, Vec<u64>)>,
+}
+
+impl Replica {
+    /// Its class.
+    #[must_use]
+    pub fn class(&self) -> &Class {
+        &self.class
+    }
+
+    /// The server's frame of the last state that was applied.
+    #[must_use]
+    pub fn frame(&self) -> u32 {
+        self.frame
+    }
+
+    /// This client owns it.
+    #[must_use]
+    pub fn is_owner(&self) -> bool {
+        self.owner
+    }
+
+    /// Generation of its index.
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Index of the object that it belongs to.
+    #[must_use]
+    pub fn parent(&self) -> Option<u32> {
+        (self.parent != 0).then_some(self.parent)
+    }
+
+    /// The quantised words, as the server keeps them.
+    #[must_use]
+    pub fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// The value of a property.
+    #[must_use]
+    pub fn value(&self, property: usize) -> Option<Value> {
+        let prop = self.class.props.get(property)?;
+        if prop.codec.is_heap() {
+            return prop.codec.read_heap(&self.heap[prop.heap].0).ok();
+        }
+        Some(prop.codec.dequantise(prop.words(&self.words)))
+    }
+
+    /// The element of a keyed array, field by field.
+    #[must_use]
+    pub fn element(&self, array: usize, key: u32) -> Option<Vec<Value>> {
+        Some(self.class.keyed.get(array)?.values(self.keyed.get(array)?.get(&key)?))
+    }
+
+    /// Keys of a keyed array, ascending; none for an array that does not exist.
+    pub fn element_keys(&self, array: usize) -> impl ExactSizeIterator<Item = u32> + '_ {
+        static NONE: Elements = Elements::new();
+        self.keyed.get(array).unwrap_or(&NONE).keys().copied()
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.keyed.iter_mut().for_each(Elements::clear);
+        self.words.copy_from_slice(&self.class.defaults);
+        for (value, default) in self.heap.iter_mut().zip(&self.class.heap_defaults) {
+            *value = (default.0.to_vec(), default.1);
+        }
+    }
+
+    pub(super) fn remember(&mut self, frame: u32) {
+        if self.class.flags.delta {
+            if self.history.is_empty() {
+                self.history.resize_with(HISTORY, || (None, Vec::new()));
+            }
+            let (at, words) = &mut self.history[frame as usize % HISTORY];
+            *at = Some(frame);
+            words.clone_from(&self.words);
+        }
+    }
+
+    pub(super) fn state_at(&self, frame: u32) -> Option<&[u64]> {
+        let (at, words) = self.history.get(frame as usize % HISTORY)?;
+        (*at == Some(frame)).then_some(words)
+    }
+}
+
+/// Between a record's index and its properties.
+pub(super) struct RecordHead {
+    pub(super) mask: u64,
+    pub(super) age: Option<u32>,
+}
+
+impl RecordHead {
+    pub(super) fn read(class: &Class, reader: &mut BitReader<'_>) -> Result<Self, DecodeError> {
+        let full = reader.get_bool()?;
+        let mask = if full { class.update_mask } else { read_mask(reader, class.props.len() as u32)? };
+        let age = if reader.get_bool()? { Some(reader.get(5)? as u32 + 1) } else { None };
+        if age.is_some() && !class.flags.delta {
+            return Err(DecodeError::Value);
+        }
+        Ok(Self { mask, age })
+    }
+}
+
+/// Reads a record without keeping anything.
+pub(super) fn skim_record(class: &Class, reader: &mut BitReader<'_>) -> Result<(), DecodeError> {
+    let head = RecordHead::read(class, reader)?;
+    let mut sink = Vec::new();
+    let mut words = [0; WORDS_MAX];
+    for at in bits_of(head.mask) {
+        if head.age.is_some() {
+            skim_delta(class, at, reader, &mut words, &mut sink)?;
+        } else {
+            skim_property(class, at, reader, &mut sink)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn skim_property(
+    class: &Class,
+    property: usize,
+    reader: &mut BitReader<'_>,
+    sink: &mut Vec<u8>,
+) -> Result<(), DecodeError> {
+    let codec = &class.props[property].codec;
+    if codec.is_heap() {
+        sink.clear();
+        codec.copy_heap(reader, sink).map(|_| ())
+    } else {
+        codec.read(reader, &mut [0; WORDS_MAX])
+    }
+}
+
+pub(super) fn skim_delta(
+    class: &Class,
+    property: usize,
+    reader: &mut BitReader<'_>,
+    words: &mut [u64; WORDS_MAX],
+    sink: &mut Vec<u8>,
+) -> Result<(), DecodeError> {
+    let codec = &class.props[property].codec;
+    if codec.is_heap() {
+        if reader.get_bool()? { Ok(()) } else { skim_property(class, property, reader, sink) }
+    } else {
+        codec.read_delta(reader, words)
+    }
+}
+
+/// Reads one property into the replica: plain, or as a difference to `base`.
+pub(super) fn read_property(
+    replica: &mut Replica,
+    property: usize,
+    base: Option<&[u64]>,
+    reader: &mut BitReader<'_>,
+) -> Result<(), DecodeError> {
+    let prop = &replica.class.props[property];
+    if prop.codec.is_heap() {
+        if base.is_some() && reader.get_bool()? {
+            return Ok(());
+        }
+        let value = &mut replica.heap[prop.heap];
+        value.0.clear();
+        value.1 = prop.codec.copy_heap(reader, &mut value.0)?;
+        return Ok(());
+    }
+    let words = &mut replica.words[prop.word..prop.word + prop.codec.words()];
+    match base {
+        None => prop.codec.read(reader, words),
+        Some(base) => {
+            words.copy_from_slice(prop.words(base));
+            prop.codec.read_delta(reader, words)
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What of keyed arrays a connection has been sent, and the rest of it.
+
+use super::{BURST_PACKETS, Connection, Pair, Stage};
+use crate::bits::write_varint;
+use crate::class::Condition;
+use crate::keyed::Place;
+use crate::sent::Item;
+use crate::server::Shared;
+use crate::wire::{bits_of, kind};
+
+/// Bytes of one item at most, so that it finds room in a packet that others have begun.
+const ITEM_BYTES: usize = 400;
+
+impl Connection {
+    /// Whether the connection gets the array of the object.
+    fn gets_array(&self, sh: &Shared, object: u32, condition: Condition) -> bool {
+        let outside = matches!(condition, Condition::Group(group) if self.groups >> group & 1 == 0);
+        !outside && condition.admits(self.role(sh, object)).0
+    }
+
+    /// The object begins anew on the receiver, with empty arrays.
+    pub(super) fn begin_arrays(&mut self, sh: &Shared, object: u32) {
+        let count = sh.store(object).class.keyed.len();
+        if count > 0 {
+            self.places.insert(object, vec![None; count]);
+            self.behind.set(object);
+        }
+    }
+
+    /// An item was lost: what came after `from` goes out again.
+    pub(super) fn set_back(&mut self, object: u32, array: u8, from: Option<Place>) {
+        if let Some(place) =
+            self.places.get_mut(&object).and_then(|places| places.get_mut(usize::from(array)))
+        {
+            *place = (*place).min(from);
+            self.behind.set(object);
+        }
+    }
+
+    /// Who may get other arrays now, because owner, groups or role changed.
+    pub(crate) fn look_again(&mut self, object: u32) {
+        if self.places.contains_key(&object) {
+            self.behind.set(object);
+        }
+    }
+
+    pub(super) fn end_arrays(&mut self, object: u32) {
+        if self.places.remove(&object).is_some() {
+            self.behind.clear(object);
+        }
+    }
+}
+
+impl Stage<'_> {
+    /// Writes what receivers lack of arrays, as long as less than a share of `allowance` is spent. What finds no room
+    /// stays behind until the next frame.
+    pub(super) fn write_arrays(&mut self, allowance: usize) {
+        let (conn, sh) = (&mut *self.conn, self.sh);
+        if conn.places.is_empty() {
+            return;
+        }
+        for word in crate::bitmap::members(sh.keyed_changed.top().iter().copied()) {
+            for bit in bits_of(sh.keyed_changed.word(word) & conn.scope.word(word)) {
+                conn.look_again((word * 64 + bit) as u32);
+            }
+        }
+        let mut objects = core::mem::take(&mut self.scratch.words);
+        objects.clear();
+        objects.extend(self.conn.behind.iter());
+        let share = (allowance as f64 * sh.config.create_share) as usize;
+        for object in &objects {
+            if self.scratch.out.spent() > share || self.scratch.out.ends().len() >= BURST_PACKETS {
+                break;
+            }
+            let creating = self.conn.pairs.get(object) == Some(&Pair::Creating);
+            let known = self.conn.live.get(*object) || creating;
+            if known && !sh.objects.dormant.get(*object) && self.write_arrays_of(*object) {
+                self.conn.behind.clear(*object);
+            }
+        }
+        self.scratch.words = objects;
+    }
+
+    /// True when the receiver lacks nothing that it should get.
+    fn write_arrays_of(&mut self, object: u32) -> bool {
+        let sh = self.sh;
+        let class = &sh.store(object).class;
+        let Some(arrays) = sh.keyed.get(&object) else { return true };
+        for (at, (keyed, array)) in class.keyed.iter().zip(arrays).enumerate() {
+            loop {
+                let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
+                if scratch.out.ends().len() >= BURST_PACKETS {
+                    return false;
+                }
+                let Some(place) = conn.places.get(&object).map(|places| places[at]) else { return true };
+                if array.is_reached(place) || !conn.gets_array(sh, object, keyed.condition) {
+                    break;
+                }
+                scratch.delta.clear();
+                let reached = array.write(keyed, place, ITEM_BYTES, &mut scratch.delta);
+                let record = &mut scratch.record;
+                record.clear();
+                write_varint(record, u64::from(object));
+                record.push(at as u8);
+                record.extend_from_slice(&(scratch.delta.len() as u16).to_le_bytes());
+                record.extend_from_slice(&scratch.delta);
+                if !scratch.out.reserve(&mut conn.log, kind::KEYED, record.len()) {
+                    return false;
+                }
+                scratch.out.put(record);
+                conn.log.push_item(Item::Keyed { object, array: at as u8, from: place });
+                conn.stats.elements_sent += u64::from(scratch.delta[0]);
+                if let Some(places) = conn.places.get_mut(&object) {
+                    places[at] = Some(reached);
+                }
+            }
+        }
+        true
+    }
+}
