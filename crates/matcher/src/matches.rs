@@ -449,6 +449,7 @@ impl Matcher {
                 write_bytes(out, 5, region);
             }
             write_u64(out, 6, seat_until);
+            write_bytes(out, 7, queue.name.as_bytes());
             if let Some(room) = found.room {
                 write_bytes(out, 20, &room.text());
             }

@@ -295,7 +295,7 @@ message!(UpdateRoomRoleDataEvent { 1 Update Msg(&RoleUpdate), "the change"; 20 R
 message!(RoomFlagsEvent { 1 IsHidden Bool, "not listed"; 2 IsFull Bool, "accepts nobody"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
 message!(TicketUpdateEvent { 1 Ticket Msg(&Ticket), "the ticket"; });
 message!(MatchProposedEvent { 1 MatchID Str, "the proposal"; 2 Deadline U64, "ms since the epoch"; 3 Players U64, "number of players"; 4 TicketIDs List(&Str), "tickets of the roles named"; 5 RoleIDs List(&Str), "everybody, where the queue reveals it"; });
-message!(MatchReadyEvent { 1 MatchID Str, "the match"; 20 RoomID Str, "its room"; 2 Positions Map(&Str), "role to position, where the queue has positions"; 3 Side Str, "side of the roles named"; 4 Connection Str, "where to connect"; 5 Region Str, "best region"; 6 SeatDeadline U64, "ms since the epoch"; });
+message!(MatchReadyEvent { 1 MatchID Str, "the match"; 20 RoomID Str, "its room"; 2 Positions Map(&Str), "role to position, where the queue has positions"; 3 Side Str, "side of the roles named"; 4 Connection Str, "where to connect"; 5 Region Str, "best region"; 6 SeatDeadline U64, "ms since the epoch"; 7 Queue Str, "the queue"; });
 message!(MatchCancelledEvent { 1 MatchID Str, "the match"; 2 Reason Str, "declined, no_answer, no_server or restarted"; 20 RoomID Str, "its room, if it had one"; });
 message!(BackfillUpdateEvent { 1 BackfillID Str, "the backfill"; 2 Reason Str, "matched, no_ack, stopped or room_closed"; 3 RoleIDs List(&Str), "new seats"; 20 RoomID Str, "the room"; 21 Rev U64, "revision of the backfill"; });
 message!(SeatExpiredEvent { 1 RoleID Str, "whose seat"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
