@@ -41,6 +41,7 @@ pub static DOCS: &[(&str, &str, &str)] = docs! {
     "tutorial/first-game.md" "First game",
     "tutorial/shared-ddc.md" "A shared derived-data cache",
     "how-to/gather-players-in-rooms.md" "Gather players in rooms",
+    "how-to/rank-players-five-against-five.md" "Rank players five against five",
     "how-to/look-inside.md" "Look inside",
     "how-to/measure-and-compare.md" "Measure and compare",
     "how-to/connect-a-client.md" "Connect a client",

@@ -421,12 +421,12 @@ impl Matcher {
         let id = found.id;
         self.timers.set(deadline, Timer::Assign(id));
         let Some(server) = self.people.server(compiled.set.allocator.as_bytes()) else { return };
-        self.write_ready(index, "", 0);
+        self.write_ready(index, "", &[], 0);
         notices.push(server, std::iter::empty(), &self.scratch.event, 0);
     }
 
     /// Writes the event that a match is ready, for the players of a side or for who gives it a server.
-    fn write_ready(&mut self, index: u32, side: &str, seat_until: u64) {
+    fn write_ready(&mut self, index: u32, side: &str, players: &[u32], seat_until: u64) {
         let mut event = std::mem::take(&mut self.scratch.event);
         event.clear();
         let found = &self.matches[index];
@@ -437,7 +437,7 @@ impl Matcher {
         let connection = connection.and_then(|json| serde_json::from_slice::<String>(json).ok());
         write_nested(&mut event, Event::MATCH_READY, |out| {
             write_bytes(out, 1, &found.id.text());
-            for (player, position) in found.positions.iter().filter(|_| !side.is_empty()) {
+            for (player, position) in found.positions.iter().filter(|(player, _)| players.contains(player)) {
                 write_nested(out, 2, |out| {
                     write_bytes(out, 1, &self.people.players[*player].id);
                     write_bytes(out, 2, positions[usize::from(*position)].name.as_bytes());
@@ -464,9 +464,9 @@ impl Matcher {
             self.queues.list[queue].rules().sides.iter().map(|(name, _)| name.clone()).collect();
         let sides = std::mem::take(&mut self.matches[index].sides);
         for (name, side) in names.iter().zip(&sides).filter(|(_, side)| !side.is_empty()) {
-            self.write_ready(index, name, seat_until);
             let players: Vec<u32> =
                 side.iter().flat_map(|t| &self.tickets[*t].players).map(|player| player.player).collect();
+            self.write_ready(index, name, &players, seat_until);
             fan_out(&self.people, players.iter().copied(), players.len(), &self.scratch.event, 0, notices);
         }
         let found = &mut self.matches[index];

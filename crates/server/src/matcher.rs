@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde::Deserialize;
-use throng_matcher::ModeRules;
+use throng_matcher::{ModeRules, QueueRules};
 use throng_matching::{Durability, Options, Service as Matching, Tokens};
 use throng_net::{TlsAcceptor, tls_server_config};
 use throng_store::{Folder, Fs};
@@ -17,11 +17,12 @@ use crate::start::{Address, Service, StartError};
 /// Folder below the data folder.
 const FOLDER: &str = "matcher";
 
-/// A file of match modes.
+/// A file of match modes and queues.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Rules {
     modes: BTreeMap<String, ModeRules>,
+    queues: Vec<QueueRules>,
 }
 
 /// Starts the matcher if the settings give it an address.
@@ -49,6 +50,7 @@ pub(crate) fn start(settings: &Settings, secret: [u8; 32]) -> Result<Option<Matc
     };
     let config = throng_matcher::Config {
         modes: rules.modes,
+        queues: rules.queues,
         presence_grace_ms: matcher.presence_grace_ms,
         ..throng_matcher::Config::default()
     };

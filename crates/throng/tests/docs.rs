@@ -22,6 +22,7 @@ const PAGES: &[(&str, Duration)] = &[
     ("how-to/connect-a-client.md", Duration::from_secs(180)),
     ("how-to/deploy.md", Duration::from_secs(60)),
     ("how-to/gather-players-in-rooms.md", Duration::from_secs(60)),
+    ("how-to/rank-players-five-against-five.md", Duration::from_secs(60)),
     ("how-to/look-inside.md", Duration::from_secs(60)),
     ("how-to/measure-and-compare.md", Duration::from_secs(120)),
     ("how-to/migrate-from-channeld.md", Duration::from_secs(300)),

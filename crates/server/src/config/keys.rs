@@ -485,7 +485,7 @@ section! {
 }
 
 section! {
-    /// The matcher: teams and rooms.
+    /// The matcher: teams, rooms and tickets.
     Matcher {
         /// Address of its framed RPC; empty opens none. `throng up --only matcher` opens 127.0.0.1:11290.
         addr: String = "", Kind::Addr;
@@ -503,7 +503,7 @@ section! {
         unsafe_binds: bool = false, Kind::Bool;
         /// Area that it serves; clients that name another are sent away. Empty: any.
         area: String = "", Kind::Text;
-        /// TOML file with match modes: a table `[modes.NAME]` each.
+        /// TOML file with match modes, a table `[modes.NAME]` each, and queues, a table `[[queues]]` each.
         rules: String = "", Kind::Path;
         /// How long roles of a lost server stay in their rooms and teams.
         presence_grace_ms: u64 = 10_000, int(0, 600_000), "ms";
@@ -631,7 +631,7 @@ pub const SECTIONS: &[Section] = &[
     },
     Section { path: "gateway.recordings", doc: "Recordings of what clients send.", heading: "Recordings" },
     Section { path: "ddc", doc: "The derived-data cache for editors.", heading: "Derived-data cache" },
-    Section { path: "matcher", doc: "The matcher: teams and rooms.", heading: "Matcher" },
+    Section { path: "matcher", doc: "The matcher: teams, rooms and tickets.", heading: "Matcher" },
     Section { path: "http", doc: "Health, metrics, monitoring and profiles.", heading: "Admin HTTP" },
     Section { path: "metrics", doc: "The metrics page.", heading: "Metrics" },
     Section { path: "log", doc: "Logs.", heading: "Logging" },
