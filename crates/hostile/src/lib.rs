@@ -15,6 +15,7 @@ mod enet;
 mod files;
 mod gateway;
 mod kcp;
+mod matcher;
 mod messages;
 mod process;
 mod replication;
@@ -29,6 +30,7 @@ pub use enet::{enet_command, enet_datagram, enet_gate, enet_range_coder, enet_se
 pub use files::{channel_settings, state_machine};
 pub use gateway::gateway;
 pub use kcp::{kcp, kcp_link};
+pub use matcher::{matcher_frame, matcher_request, matcher_rules, matcher_seeds, matcher_snapshot};
 pub use messages::message;
 pub use process::{Message, Process};
 pub use replication::{replication_client, replication_packet, replication_seeds, replication_server};
@@ -64,6 +66,10 @@ pub const TARGETS: &[Target] = &[
     Target { name: "handshake", run: handshake },
     Target { name: "kcp", run: kcp },
     Target { name: "kcp_link", run: kcp_link },
+    Target { name: "matcher_frame", run: matcher_frame },
+    Target { name: "matcher_request", run: matcher_request },
+    Target { name: "matcher_rules", run: matcher_rules },
+    Target { name: "matcher_snapshot", run: matcher_snapshot },
     Target { name: "message", run: message },
     Target { name: "packet", run: packet },
     Target { name: "replication_client", run: replication_client },

@@ -46,6 +46,20 @@ fn every_target_has_a_binary_and_every_binary_a_target() {
     }
 }
 
+/// The seeds of the matcher's targets follow its catalogue: `THRONG_UPDATE=1` writes them anew.
+#[test]
+fn matcher_seeds_are_todays() {
+    for (name, bytes) in throng_hostile::matcher_seeds() {
+        let path = fuzz().join("corpus").join(name).join("today");
+        if std::env::var_os("THRONG_UPDATE").is_some() {
+            std::fs::create_dir_all(path.parent().expect("it lies in a folder"))
+                .expect("the corpus is writable");
+            std::fs::write(&path, &bytes).expect("the corpus is writable");
+        }
+        assert!(std::fs::read(&path).is_ok_and(|known| known == bytes), "{} is old", path.display());
+    }
+}
+
 /// The seeds of the replication targets are a session of today's library: `THRONG_UPDATE=1` writes them anew.
 #[test]
 fn replication_seeds_are_todays() {

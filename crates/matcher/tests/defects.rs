@@ -261,3 +261,19 @@ fn a20_a_restart_loses_nothing() {
     assert_eq!(world.room(&room), before);
     assert_eq!(world.join_random("s", "b", "keep"), room);
 }
+
+/// Time limits are the driver's and travel with the request; what is due by itself is in one queue of timers.
+#[test]
+fn a17_no_request_sets_a_timer_of_its_own() {
+    let mut world = keeping();
+    let room = world.create_room("s", "a", "keep");
+    let team = world.create_team("s", "a", 3, "");
+    assert_eq!(world.matcher.next_timeout(), None);
+    for _ in 0..1_000 {
+        world.ok("s", Method::PING, Writer::new());
+        world.ok("s", Method::GET_ROOM_INFO, Writer::new().str(1, &room));
+        world.ok("s", Method::SET_ROOM_DATA, Writer::new().str(1, &room).str(2, "k").bytes(3, b"1"));
+        world.ok("s", Method::BROADCAST_TEAM, Writer::new().str(1, &team).bytes(2, b"1"));
+    }
+    assert_eq!(world.matcher.next_timeout(), None);
+}

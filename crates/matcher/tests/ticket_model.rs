@@ -215,10 +215,11 @@ fn claim(world: &mut World, model: &mut Model, rng: &mut Rng) {
     if until <= world.now {
         assert!(matches!(status, Status::SeatExpired | Status::NotFound), "{status:?}");
         model.count("seat expired");
-    } else if model.rooms.contains_key(&role) {
-        assert_eq!(status, Status::AlreadyInRoom);
-    } else {
-        assert_eq!(status, Status::Ok);
+        return;
+    }
+    let wanted = if model.rooms.contains_key(&role) { Status::AlreadyInRoom } else { Status::Ok };
+    assert_eq!(status, wanted);
+    if status == Status::Ok {
         model.rooms.insert(role, room);
         model.count("claimed");
     }

@@ -313,3 +313,79 @@ fn calls_and_subscriptions_of_this_process() {
     let room = room_in(&answer);
     assert!(batch.body.windows(room.len()).any(|part| part == room));
 }
+
+/// A.9-12: nothing has to be said for the last entry to arrive.
+#[test]
+fn a12_the_last_entry_does_not_wait_for_another() {
+    let (_service, addr) = serve(None, Durability::None);
+    let mut quiet = Client::connect(addr, "quiet", (0, 0));
+    let room = room_in(&quiet.join("q").1);
+    let mut busy = Client::connect(addr, "busy", (0, 0));
+    quiet.wait_for_entries(1);
+    for round in 0..200 {
+        let data = Writer::new().bytes(1, &room).str(2, "k").bytes(3, round.to_string().as_bytes());
+        assert_eq!(busy.ask(Method::SET_ROOM_DATA, data).0, Status::Ok);
+        // Reads until it is there; the next change comes only after it.
+        quiet.wait_for_entries(2 + round);
+    }
+}
+
+/// A.9-13: a destination without a session is forgotten with its last role.
+#[test]
+fn a13_a_session_that_does_not_come_back_is_removed() {
+    let config = Config { presence_grace_ms: 1, ..Config::default() };
+    let service = start(Options { config, ..options(None, Durability::None) }).unwrap();
+    let mut client = Client::connect(service.addr().unwrap(), "gone", (0, 0));
+    assert_eq!(client.join("a").0, Status::Ok);
+    drop(client);
+    let began = std::time::Instant::now();
+    let is_empty = |report: &throng_matching::Report| {
+        report.requests.iter().any(|(_, count)| *count > 0)
+            && (report.sessions, report.counts.players) == (0, 0)
+    };
+    while !is_empty(&service.handle().report()) {
+        assert!(began.elapsed() < PATIENCE, "{:?}", service.handle().report());
+        std::thread::yield_now();
+    }
+}
+
+const DUEL: &str = r#"{"name": "duel", "tick_ms": 50, "sides": [{"name": "side", "count": 2, "min": 1, "max": 1}],
+    "attributes": {"skill": {"type": "number"}}, "rules": [{"name": "near", "type": "near", "key": "skill", "max": 1}]}"#;
+
+fn ticket(role: &str, skill: &str) -> Writer {
+    let skill = Writer::new().str(1, "skill").str(2, skill);
+    Writer::new().str(1, "duel").nested(2, Writer::new().str(1, role).nested(3, skill))
+}
+
+#[test]
+fn tickets_and_queues_survive_a_restart_and_the_journal_replays_to_the_same_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let (service, addr) = serve(Some(folder.path()), Durability::Sync);
+    let mut client = Client::connect(addr, "s", (0, 0));
+    assert_eq!(client.ask(Method::PUT_QUEUE, Writer::new().str(1, DUEL)).0, Status::Ok);
+    for index in 0..20 {
+        let skill = (index * 10).to_string();
+        assert_eq!(client.ask(Method::CREATE_TICKET, ticket(&format!("r{index}"), &skill)).0, Status::Ok);
+    }
+    service.stop();
+    let (service, addr) = serve(Some(folder.path()), Durability::Sync);
+    let mut client = Client::connect(addr, "s", (0, 0));
+    let (status, partner) = client.ask(Method::CREATE_TICKET, ticket("partner", "70.5"));
+    assert_eq!(status, Status::Ok);
+    let partner = room_in(&partner);
+    // The match comes with a tick: its notification, then the ticket's end.
+    let ready = |client: &Client| {
+        let mut entries = client.batches.iter().flat_map(|(_, entries)| entries);
+        entries
+            .any(|entry| Reader::new(entry).unwrap().last(throng_wire::matcher::Event::MATCH_READY).is_some())
+    };
+    while !ready(&client) {
+        assert!(client.frame().is_none());
+        assert_eq!(client.goaway, None);
+    }
+    let (_, shown) = client.ask(Method::GET_TICKET, Writer::new().bytes(1, &partner));
+    assert_eq!(Reader::new(&shown).unwrap().nested(1).unwrap().str(8), Ok("matched"));
+    service.stop();
+    let replayed = throng_matching::replay(folder.path(), true, false).unwrap();
+    assert!(replayed.records > 25, "{replayed:?}");
+}

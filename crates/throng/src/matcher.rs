@@ -61,6 +61,12 @@ struct BenchArgs {
     /// Every test in name order, as a table beside the published figures
     #[arg(long)]
     all: bool,
+    /// Queues with many tickets instead of the published tests: ticks, pairs, steady arrivals, memory
+    #[arg(long, conflicts_with = "all")]
+    tickets: bool,
+    /// Tickets that wait, with --tickets
+    #[arg(long, value_name = "N", default_value_t = 100_000, requires = "tickets")]
+    waiting: usize,
     /// Count refusals instead of stopping at the first
     #[arg(long)]
     keep_going: bool,
@@ -80,6 +86,7 @@ Examples:
   throng bench matcher -g 3000                       RoleJoinRandomRoom with the published number of workers
   throng bench matcher --all -m 5s                   every test beside the published figures
   throng bench matcher --all -m 5s --durability sync the same, answered when on disk
+  throng bench matcher --tickets -m 5s               a queue of 100,000 tickets
   throng bench matcher -t Ping -g 64 --addr 127.0.0.1:11290
 
 Exit codes: 0 done, 1 a request failed, 2 wrong flags.";
@@ -164,6 +171,13 @@ fn bench_inner(args: &BenchArgs) -> Result<(), Failure> {
         pid: own.as_ref().map(|own| own.child.id()).or(args.pid),
         token: args.token.clone(),
     };
+    if args.tickets {
+        let figures = matcher::run_tickets(&plan("CreateTicket", 1), args.waiting)?;
+        print(&matcher::tickets_table(&figures))?;
+        let Some(file) = &args.json else { return Ok(()) };
+        let value = serde_json::json!({ "tickets": figures, "durability": args.durability });
+        return save_json(file, &value);
+    }
     if !args.all {
         let plan = plan(&args.test, args.goroutines.unwrap_or(1));
         print(&matcher::running_line(&plan, &args.time))?;
@@ -190,7 +204,11 @@ fn bench_inner(args: &BenchArgs) -> Result<(), Failure> {
 fn save(args: &BenchArgs, outcomes: &[Outcome], echo: Option<&Outcome>) -> Result<(), Failure> {
     let Some(file) = &args.json else { return Ok(()) };
     let value = serde_json::json!({ "tests": outcomes, "echo": echo, "durability": args.durability });
-    let text = serde_json::to_string_pretty(&value).map_err(|error| Failure::Failed(error.to_string()))?;
+    save_json(file, &value)
+}
+
+fn save_json(file: &Path, value: &serde_json::Value) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| Failure::Failed(error.to_string()))?;
     Ok(std::fs::write(file, text + "\n")?)
 }
 

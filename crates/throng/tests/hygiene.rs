@@ -84,6 +84,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
             "throng-ddc",
             "throng-enet",
             "throng-gateway",
+            "throng-matcher",
             "throng-net",
             "throng-replication",
             "throng-stdx",

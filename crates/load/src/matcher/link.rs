@@ -1,12 +1,12 @@
 //! One connection and the workers that share it.
 
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use throng_wire::fields;
 use throng_wire::matcher::{
-    FrameSplit, Header, Kind, PROTOCOL_VERSION, Reader, Status, Writer, event, split,
+    Event, FrameSplit, Header, Kind, PROTOCOL_VERSION, Reader, Status, Writer, event, split,
 };
 
 use super::worker::{Test, Worker};
@@ -20,12 +20,12 @@ const ACK_FRAMES: u64 = 16;
 const FRAME_BYTES_MAX: usize = 16 << 20;
 
 /// Takes an answer; an error ends the run.
-type OnAnswer<'a> = dyn FnMut(Header, Status, &[u8]) -> Result<(), RunError> + 'a;
+pub(super) type OnAnswer<'a> = dyn FnMut(Header, Status, &[u8]) -> Result<(), RunError> + 'a;
 
 pub(crate) struct Link {
     socket: TcpStream,
     srv: String,
-    out: Vec<u8>,
+    pub(super) out: Vec<u8>,
     input: Vec<u8>,
     have: usize,
     epoch: u64,
@@ -33,6 +33,8 @@ pub(crate) struct Link {
     frames: u64,
     notices: u64,
     bytes_in: u64,
+    /// Roles whose match is ready, and when that was heard, if somebody wants to know.
+    pub(super) matched: Option<Vec<(Vec<u8>, Instant)>>,
 }
 
 impl Link {
@@ -52,6 +54,7 @@ impl Link {
             frames: 0,
             notices: 0,
             bytes_in: 0,
+            matched: None,
         };
         let hello = Writer::new()
             .u64(1, PROTOCOL_VERSION)
@@ -142,14 +145,39 @@ impl Link {
         Ok(part)
     }
 
-    fn send(&mut self) -> Result<(), RunError> {
+    pub(super) fn send(&mut self) -> Result<(), RunError> {
         self.socket.write_all(&self.out)?;
         self.out.clear();
         Ok(())
     }
 
+    /// Reads what comes for a time; nobody waits for an answer.
+    pub(super) fn read_for(&mut self, time: Duration) -> Result<(), RunError> {
+        let until = Instant::now() + time;
+        while let Some(rest) = until.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero()) {
+            self.receive_for(rest, &mut |_, _, _| Ok(()))?;
+            self.send()?;
+        }
+        Ok(())
+    }
+
+    /// As [`receive`](Link::receive), for a time at most.
+    pub(super) fn receive_for(&mut self, time: Duration, answer: &mut OnAnswer<'_>) -> Result<(), RunError> {
+        self.socket.set_read_timeout(Some(time))?;
+        let result = self.receive(answer);
+        self.socket.set_read_timeout(Some(PATIENCE))?;
+        match result {
+            Err(RunError::Io(error))
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
+            {
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
     /// Waits for bytes and gives every whole answer to `answer`; decodes notifications on the way.
-    fn receive(&mut self, answer: &mut OnAnswer<'_>) -> Result<(), RunError> {
+    pub(super) fn receive(&mut self, answer: &mut OnAnswer<'_>) -> Result<(), RunError> {
         if self.have == self.input.len() {
             self.input.resize(2 * self.have, 0);
         }
@@ -174,6 +202,9 @@ impl Link {
                         }
                         Kind::Notify => {
                             let count = check_batch(body)?;
+                            if let Some(matched) = &mut self.matched {
+                                note_matches(body, matched);
+                            }
                             if header.id != self.last_seq + count {
                                 let what =
                                     format!("{count} entries up to {} behind {}", header.id, self.last_seq);
@@ -236,4 +267,16 @@ fn check_batch(body: &[u8]) -> Result<u64, RunError> {
         count += 1;
     }
     Ok(count)
+}
+
+/// Notes whose match is ready.
+fn note_matches(body: &[u8], matched: &mut Vec<(Vec<u8>, Instant)>) {
+    let now = Instant::now();
+    for entry in fields(body).map_while(Result::ok) {
+        let of =
+            |number| fields(entry.value).map_while(Result::ok).filter(move |field| field.number == number);
+        if of(Event::MATCH_READY).next().is_some() {
+            matched.extend(of(1).map(|role| (role.value.to_vec(), now)));
+        }
+    }
 }

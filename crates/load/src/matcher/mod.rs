@@ -6,6 +6,7 @@
 mod echo;
 mod link;
 mod published;
+mod tickets;
 mod worker;
 
 use std::fmt::Write as _;
@@ -18,6 +19,7 @@ use thiserror::Error;
 
 pub use echo::serve as serve_echo;
 pub use published::{PUBLISHED, Published};
+pub use tickets::{Figure, run_tickets, tickets_table};
 pub use worker::TESTS;
 
 use crate::probe::Probe;

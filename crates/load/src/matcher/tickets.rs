@@ -1,0 +1,370 @@
+//! The tickets suite: what a queue of many thousands costs, seen from outside.
+//!
+//! A queue with long ticks is filled between two of them; what the matcher's process uses around the tick is the tick's
+//! CPU time. The rules are those of a ranked five against five.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use hdrhistogram::Histogram;
+use throng_wire::matcher::{Header, Kind, Method, Reader, Status, Writer};
+
+use super::link::Link;
+use super::{Plan, RunError, histogram};
+use crate::probe::Probe;
+
+/// Requests in flight while a queue is filled.
+const WINDOW: usize = 512;
+/// Longest tick that a rule set may have: a pool is filled between two.
+const LONG_TICK: Duration = Duration::from_secs(10);
+/// Time that a tick's work may take; CPU used in it is the tick's.
+const TICK_WORK: Duration = Duration::from_secs(4);
+/// New tickets per second in the steady part.
+const ARRIVALS: u64 = 5_000;
+
+/// One line of the report.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Figure {
+    /// What was measured.
+    pub what: String,
+    /// Its value.
+    pub value: f64,
+    /// Unit of the value and the bounds.
+    pub unit: &'static str,
+    /// What it must reach.
+    pub floor: f64,
+    /// What is hoped for.
+    pub aim: f64,
+    /// Whether more is better.
+    pub more_is_better: bool,
+}
+
+impl Figure {
+    fn most(what: impl Into<String>, value: f64, unit: &'static str, floor: f64, aim: f64) -> Figure {
+        Figure { what: what.into(), value, unit, floor, aim, more_is_better: false }
+    }
+
+    fn verdict(&self) -> &'static str {
+        let reaches =
+            |bound: f64| if self.more_is_better { self.value >= bound } else { self.value <= bound };
+        match (reaches(self.floor), reaches(self.aim)) {
+            (_, true) => "aim",
+            (true, false) => "floor",
+            (false, false) => "missed",
+        }
+    }
+}
+
+/// The report as a table.
+#[must_use]
+pub fn tickets_table(figures: &[Figure]) -> String {
+    let mut out =
+        format!("{:<58} {:>12} {:>10} {:>10} {:>7}\n", "tickets", "measured", "floor", "aim", "reached");
+    for figure in figures {
+        let unit = figure.unit;
+        let _ = writeln!(
+            out,
+            "{:<58} {:>12} {:>10} {:>10} {:>7}",
+            figure.what,
+            format!("{:.1} {unit}", figure.value),
+            figure.floor,
+            figure.aim,
+            figure.verdict()
+        );
+    }
+    out
+}
+
+/// Runs the suite with a number of waiting tickets.
+///
+/// # Errors
+/// See [`RunError`].
+pub fn run_tickets(plan: &Plan, tickets: usize) -> Result<Vec<Figure>, RunError> {
+    let mut suite =
+        Suite { link: Link::connect(plan, 0)?, probe: Probe::new(plan.pid, None)?, next: 0, seed: 1 };
+    let mut figures = vec![suite.pairs(plan.time)?];
+    figures.extend(suite.matchable(tickets)?);
+    figures.extend(suite.unmatchable(tickets)?);
+    figures.extend(suite.steady(plan)?);
+    Ok(figures)
+}
+
+struct Suite {
+    link: Link,
+    probe: Probe,
+    /// Number of the next player.
+    next: u64,
+    seed: u64,
+}
+
+impl Suite {
+    fn put_queue(&mut self, name: &str, tick: Duration, updates_s: u64) -> Result<(), RunError> {
+        let rules = format!(
+            r#"{{"name": "{name}", "tick_ms": {}, "updates_s": {updates_s}, "seat_ttl_s": 1,
+            "sides": [{{"name": "red", "min": 5, "max": 5}}, {{"name": "blue", "min": 5, "max": 5}}],
+            "attributes": {{"skill": {{"type": "number"}}, "build": {{"type": "string"}},
+                            "mode": {{"type": "string"}}, "level": {{"type": "number"}},
+                            "platform": {{"type": "string"}}}},
+            "partition": ["build", "mode"], "party": {{"policy": "large_vs_large"}},
+            "rules": [{{"name": "skill", "type": "near", "key": "skill", "max": 4}},
+                      {{"name": "fair", "type": "balance", "key": "skill", "agg": "mean", "max": 1.5}},
+                      {{"name": "ping", "type": "latency", "max_ms": 60}}, {{"name": "foes", "type": "avoid"}}],
+            "expand": [{{"target": "rules.skill.max", "steps": [{{"after_s": 10, "value": 6}},
+                            {{"after_s": 30, "value": 10}}, {{"after_s": 60, "value": 16}}]}},
+                       {{"target": "rules.fair.max", "steps": [{{"after_s": 60, "value": 3}}]}},
+                       {{"target": "rules.ping.max_ms", "steps": [{{"after_s": 20, "value": 90}},
+                            {{"after_s": 60, "value": 150}}]}},
+                       {{"target": "party.policy", "steps": [{{"after_s": 45, "value": "any"}}]}}]}}"#,
+            tick.as_millis()
+        );
+        let body = Writer::new().str(1, &rules).into_bytes();
+        self.each(std::iter::once((Method::PUT_QUEUE, body)), |_, _| Ok(()))
+    }
+
+    /// A ticket's request: a party of a size, everybody near one region.
+    fn create(&mut self, queue: &str, size: u64) -> Vec<u8> {
+        let skill = format!("{:.3}", 25.0 + 8.0 * (self.chance() + self.chance() + self.chance() - 1.5));
+        let mut body = Writer::new().str(1, queue);
+        for _ in 0..size {
+            let attr = |key: &str, json: &str| Writer::new().str(1, key).str(2, json);
+            let ping = |region: &str, ms: f64| Writer::new().str(1, region).f64(2, ms);
+            let player = Writer::new()
+                .str(1, &format!("p{}", self.next))
+                .nested(3, attr("skill", &skill))
+                .nested(3, attr("build", "\"1.0\""))
+                .nested(3, attr("mode", "\"ranked\""))
+                .nested(3, attr("level", "12"))
+                .nested(3, attr("platform", "\"pc\""))
+                .nested(4, ping("eu", 20.0 + 20.0 * self.chance()))
+                .nested(4, ping("us", 110.0))
+                .nested(4, ping("as", 180.0));
+            self.next += 1;
+            body = body.nested(2, player);
+        }
+        body.into_bytes()
+    }
+
+    fn chance(&mut self) -> f64 {
+        // A linear congruential generator: the population is the same in every run, and nothing else is asked of it.
+        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.seed >> 33) as f64 / (1_u64 << 31) as f64
+    }
+
+    /// Makes requests, at most a window of them in flight, and gives every answer to `answered`.
+    fn each(
+        &mut self,
+        requests: impl Iterator<Item = (u16, Vec<u8>)>,
+        mut answered: impl FnMut(u64, &[u8]) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
+        let (mut in_flight, mut id, mut requests) = (0, 0, requests.peekable());
+        while in_flight > 0 || requests.peek().is_some() {
+            while in_flight < WINDOW
+                && let Some((code, body)) = requests.next()
+            {
+                self.link.request(code, id, &body);
+                (id, in_flight) = (id + 1, in_flight + 1);
+            }
+            self.link.send()?;
+            self.link.receive(&mut |header, status, body| {
+                in_flight -= 1;
+                refused_unless_ok("tickets", status, body)?;
+                answered(header.id, body)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, queue: &str, count: usize, size: u64) -> Result<f64, RunError> {
+        let bodies: Vec<(u16, Vec<u8>)> =
+            (0..count).map(|_| (Method::CREATE_TICKET, self.create(queue, size))).collect();
+        let began = Instant::now();
+        self.each(bodies.into_iter(), |_, _| Ok(()))?;
+        Ok(count as f64 / began.elapsed().as_secs_f64())
+    }
+
+    fn pairs(&mut self, time: Duration) -> Result<Figure, RunError> {
+        self.put_queue("pairs", LONG_TICK, 0)?;
+        let until = Instant::now() + time;
+        let (mut pairs, mut elapsed) = (0_u64, 0.0);
+        while Instant::now() < until {
+            let bodies: Vec<(u16, Vec<u8>)> =
+                (0..4_096).map(|_| (Method::CREATE_TICKET, self.create("pairs", 1))).collect();
+            let mut ids = Vec::with_capacity(bodies.len());
+            let began = Instant::now();
+            self.each(bodies.into_iter(), |_, body| {
+                let ticket = read(body)?.nested(1).map_err(|error| RunError::BadFrame(error.to_string()))?;
+                ids.push(ticket.bytes(1).to_vec());
+                Ok(())
+            })?;
+            pairs += ids.len() as u64;
+            let cancel = |id: Vec<u8>| (Method::CANCEL_TICKET, Writer::new().bytes(1, &id).into_bytes());
+            self.each(ids.into_iter().map(cancel), |_, _| Ok(()))?;
+            elapsed += began.elapsed().as_secs_f64();
+        }
+        let rate = pairs as f64 / elapsed;
+        let what = "CreateTicket + CancelTicket pairs".to_owned();
+        Ok(Figure { what, value: rate, unit: "/s", floor: 50_000.0, aim: 150_000.0, more_is_better: true })
+    }
+
+    /// CPU that the matcher uses from just before a long tick to when its work is done.
+    fn tick_cpu(&mut self) -> Result<f64, RunError> {
+        self.idle(until_tick().saturating_sub(Duration::from_millis(100)))?;
+        let before = self.probe.cpu();
+        self.idle(TICK_WORK)?;
+        let used = self.probe.cpu().zip(before).map_or(0.0, |(after, before)| (after - before).as_secs_f64());
+        Ok(used * 1e3)
+    }
+
+    /// Reads what comes for a time.
+    fn idle(&mut self, time: Duration) -> Result<(), RunError> {
+        self.link.read_for(time)
+    }
+
+    /// Waits until a tick of the longest kind is just over, so that there is time to fill a queue before the next.
+    fn after_a_tick(&mut self) -> Result<(), RunError> {
+        self.idle(until_tick() + Duration::from_millis(200))
+    }
+
+    fn matchable(&mut self, tickets: usize) -> Result<Vec<Figure>, RunError> {
+        self.put_queue("most", LONG_TICK, 0)?;
+        self.after_a_tick()?;
+        let before = self.probe.memory().unwrap_or_default().resident_bytes;
+        self.fill("most", tickets, 1)?;
+        let after = self.probe.memory().unwrap_or_default().resident_bytes;
+        let memory = after.saturating_sub(before) as f64 / tickets as f64;
+        let cpu = self.tick_cpu()?;
+        let stats = self.stats("most")?;
+        let scale = tickets as f64 / 100_000.0;
+        Ok(vec![
+            Figure::most(
+                "memory per ticket (1 player, 5 attributes, 3 latencies)",
+                memory,
+                "B",
+                2_048.0,
+                800.0,
+            ),
+            Figure::most(
+                format!("tick over {tickets} tickets, {} matches made with rooms and seats, CPU", stats.1),
+                cpu,
+                "ms",
+                100.0 * scale,
+                40.0 * scale,
+            ),
+        ])
+    }
+
+    fn unmatchable(&mut self, tickets: usize) -> Result<Vec<Figure>, RunError> {
+        self.put_queue("none", LONG_TICK, 0)?;
+        self.after_a_tick()?;
+        // Parties of four: no two fit on a side of five, and nobody comes to fill it.
+        self.fill("none", tickets, 4)?;
+        let first = self.tick_cpu()?;
+        let second = self.tick_cpu()?;
+        let scale = tickets as f64 / 100_000.0;
+        Ok(vec![
+            Figure::most(
+                format!("{tickets} tickets that cannot match, first tick, CPU"),
+                first,
+                "ms",
+                250.0 * scale,
+                100.0 * scale,
+            ),
+            Figure::most(
+                format!("{tickets} tickets that cannot match, later tick, CPU"),
+                second,
+                "ms",
+                20.0 * scale,
+                2.0 * scale,
+            ),
+        ])
+    }
+
+    /// (tickets waiting, matches made).
+    fn stats(&mut self, queue: &str) -> Result<(u64, u64), RunError> {
+        let body = Writer::new().str(1, queue).into_bytes();
+        let mut found = (0, 0);
+        self.each(std::iter::once((Method::GET_QUEUE_STATS, body)), |_, body| {
+            let stats = read(body)?;
+            found = (stats.u64(2), stats.u64(4));
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Tickets on schedule: time from the request to the notification, and how long a ping takes meanwhile.
+    fn steady(&mut self, plan: &Plan) -> Result<Vec<Figure>, RunError> {
+        self.put_queue("steady", Duration::from_millis(250), 5)?;
+        let mut sent: HashMap<Vec<u8>, Instant> = HashMap::new();
+        let (mut to_match, mut pings) = (histogram(), histogram());
+        let mut pending: HashMap<u64, Instant> = HashMap::new();
+        let (began, mut made, mut id) = (Instant::now(), 0_u64, 0_u64);
+        self.link.matched = Some(Vec::new());
+        while began.elapsed() < plan.time {
+            let due = (began.elapsed().as_secs_f64() * ARRIVALS as f64) as u64;
+            while made < due {
+                let intended = began + Duration::from_secs_f64(made as f64 / ARRIVALS as f64);
+                sent.insert(format!("p{}", self.next).into_bytes(), intended);
+                let body = self.create("steady", 1);
+                self.link.request(Method::CREATE_TICKET, u64::MAX, &body);
+                made += 1;
+            }
+            id += 1;
+            pending.insert(id, Instant::now());
+            self.link.request(Method::PING, id, b"");
+            self.link.send()?;
+            self.link.receive_for(Duration::from_millis(2), &mut |header, status, body| {
+                refused_unless_ok("tickets", status, body)?;
+                if let Some(at) = pending.remove(&header.id) {
+                    // Within the bounds: it would have failed the run otherwise.
+                    let _ = pings.record((at.elapsed().as_micros() as u64).max(1));
+                }
+                Ok(())
+            })?;
+            for (role, at) in self.link.matched.as_mut().into_iter().flat_map(|all| all.drain(..)) {
+                if let Some(since) = sent.remove(&role) {
+                    let _ = to_match.record((at - since).as_micros() as u64);
+                }
+            }
+        }
+        self.link.matched = None;
+        let seconds = |histogram: &Histogram<u64>, part| histogram.value_at_quantile(part) as f64 / 1e3;
+        Ok(vec![
+            Figure::most(
+                format!("{ARRIVALS} tickets/s arriving, time to match, p50 ({} matched)", to_match.len()),
+                seconds(&to_match, 0.5),
+                "ms",
+                250.0,
+                150.0,
+            ),
+            Figure::most("the same, p99", seconds(&to_match, 0.99), "ms", 600.0, 350.0),
+            Figure::most("ping meanwhile, p99", seconds(&pings, 0.99), "ms", 5.0, 2.0),
+        ])
+    }
+}
+
+/// Time to the next multiple of the longest tick on the wall clock, which is where ticks begin.
+fn until_tick() -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let tick = LONG_TICK.as_millis();
+    Duration::from_millis((tick - now.as_millis() % tick) as u64)
+}
+
+fn read(body: &[u8]) -> Result<Reader<'_>, RunError> {
+    Reader::new(body).map_err(|error| RunError::BadFrame(error.to_string()))
+}
+
+fn refused_unless_ok(test: &str, status: Status, body: &[u8]) -> Result<(), RunError> {
+    if status == Status::Ok {
+        return Ok(());
+    }
+    let message = Reader::new(body).ok().and_then(|body| body.str(1).ok()).unwrap_or_default().to_owned();
+    let status = status.name().to_owned();
+    Err(RunError::Refused { test: test.to_owned(), step: "a request".to_owned(), status, message })
+}
+
+impl Link {
+    pub(super) fn request(&mut self, code: u16, id: u64, body: &[u8]) {
+        Header { kind: Kind::Request, code, id, ..Header::default() }.write(&mut self.out, body);
+    }
+}
