@@ -82,9 +82,9 @@ pub fn matcher_snapshot(bytes: &[u8]) {
 
 /// Rules of every kind.
 const SEED_RULES: &str = r#"{"name": "q", "sides": [{"name": "a", "count": 2, "min": 1, "max": 2}],
-    "attributes": {"skill": {"type": "number", "default": 1}, "map": {"type": "string_list", "default": ["x"]}},
+    "attributes": {"level": {"type": "number", "default": 1}, "map": {"type": "string_list", "default": ["x"]}},
     "rules": [{"name": "near", "type": "near", "key": "skill", "max": 5}, {"type": "overlap", "key": "map"},
-              {"type": "avoid"}, {"type": "balance", "key": "skill", "max": 9, "weight": 0.5}],
+              {"type": "avoid"}, {"type": "balance", "key": "level", "max": 9, "weight": 0.5}],
     "rating": {"pool": "p"}, "accept": {"required": true}, "backfill": {},
     "expand": [{"target": "rules.near.max", "steps": [{"after_s": 5, "value": 50}]}]}"#;
 

@@ -210,9 +210,10 @@ impl Queues {
     /// # Errors
     /// A rule set that this version does not take.
     pub(crate) fn reindex(&mut self) -> Result<(), RuleProblem> {
-        for index in self.by_name.values() {
-            let queue = &mut self.list[*index];
-            queue.compiled = Some(Arc::new(Compiled::new(RuleSet::parse(queue.source.as_bytes())?)?));
+        for index in 0..self.list.next_new() {
+            if let Some(queue) = self.list.get_mut(index) {
+                queue.compiled = Some(Arc::new(Compiled::new(RuleSet::parse(queue.source.as_bytes())?)?));
+            }
         }
         Ok(())
     }
