@@ -10,6 +10,7 @@ use throng_stdx::Rng;
 use crate::baseline::Baseline;
 use crate::clock::thread_cpu_ns;
 use crate::shared::{Shared, store};
+use crate::socket::Sockets;
 use crate::workload::{CULL_DISTANCE, Chests, Group, SEED_BASE, Thing, World};
 
 /// Frames between sending a packet and its acknowledgement at the server: 100 ms.
@@ -163,6 +164,8 @@ pub struct Outcome {
     pub per_conn_us: Spread,
     /// The world.
     pub sim_us: Spread,
+    /// System calls of sending, when packets leave the process.
+    pub socket_us: Option<Spread>,
     /// Payload bytes.
     pub bytes_per_client_frame: f64,
     /// Packets.
@@ -198,9 +201,15 @@ enum Method {
     Shared(Box<Shared>),
 }
 
-/// Runs a case.
+/// Runs a case; nothing leaves the process.
 #[must_use]
 pub fn run(case: &Case) -> Outcome {
+    run_over(case, None)
+}
+
+/// Runs a case whose packets go out over `sockets` too, which cost [`Outcome::socket_us`].
+#[must_use]
+pub fn run_over(case: &Case, mut sockets: Option<&mut Sockets>) -> Outcome {
     let group = case.group;
     let mut world = World::new(group, case.chests, case.seed_base);
     let count = group.connections;
@@ -261,6 +270,9 @@ pub fn run(case: &Case) -> Outcome {
                 bytes += packet.len() as u64;
                 packets += 1;
             }
+            if let Some(sockets) = &mut sockets {
+                sockets.hold(connection, packet);
+            }
             if loss > 0.0 && rng.chance(loss) {
                 return;
             }
@@ -292,6 +304,7 @@ pub fn run(case: &Case) -> Outcome {
             }
         };
         let done = thread_cpu_ns();
+        let socket_ns = sockets.as_mut().map_or(0, |sockets| sockets.send());
         arriving.push_back(acks.iter().map(AckState::fields).collect());
         if frame > case.warmup && frame <= measured {
             samples.sim.push(stepped - start);
@@ -299,6 +312,7 @@ pub fn run(case: &Case) -> Outcome {
             samples.frame.push(done - start);
             samples.shared.push(shared_ns);
             samples.conns.push(conn_ns);
+            samples.socket.push(socket_ns);
         }
     }
     if let Method::Shared(shared) = &method {
@@ -329,6 +343,7 @@ pub fn run(case: &Case) -> Outcome {
         shared_us: Spread::of(samples.shared),
         per_conn_us: Spread::of(samples.conns).divided(count as f64),
         sim_us: Spread::of(samples.sim),
+        socket_us: sockets.is_some().then(|| Spread::of(samples.socket)),
         bytes_per_client_frame: bytes as f64 / clients_frames,
         packets_per_client_frame: packets as f64 / clients_frames,
         pairs_sent_per_frame: (counts.records_copied + counts.records_built) as f64
@@ -350,6 +365,7 @@ struct Samples {
     frame: Vec<u64>,
     shared: Vec<u64>,
     conns: Vec<u64>,
+    socket: Vec<u64>,
 }
 
 /// What one lane did: nanoseconds, and its packets.

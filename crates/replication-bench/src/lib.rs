@@ -6,4 +6,5 @@ pub mod case;
 pub mod clock;
 pub mod scaling;
 pub mod shared;
+pub mod socket;
 pub mod workload;

@@ -6,7 +6,19 @@ use throng_replication::{DestroyReason, Handle, ServerConfig, View};
 
 /// A crowd that walks, changes, comes and goes for `frames` frames; then 20 quiet ones.
 fn crowd(class: throng_replication::ClassId, link: Link, seed: u64, blackout: bool, config: ServerConfig) {
+    crowd_over(class, link, seed, blackout, config, |_| {});
+}
+
+fn crowd_over(
+    class: throng_replication::ClassId,
+    link: Link,
+    seed: u64,
+    blackout: bool,
+    config: ServerConfig,
+    prepare: impl FnOnce(&mut Net),
+) {
     let mut net = Net::with(config, 5);
+    prepare(&mut net);
     net.link = link;
     net.rng = throng_stdx::Rng::new(seed);
     let mut rng = throng_stdx::Rng::new(seed + 1000);
@@ -55,6 +67,23 @@ fn crowd(class: throng_replication::ClassId, link: Link, seed: u64, blackout: bo
     }
     net.settle(20);
     net.check(&all);
+}
+
+#[test]
+fn replicas_converge_after_bursts_of_loss() {
+    for class in [THING, DELTA_THING] {
+        let config = ServerConfig { packet_bytes_max: 300, ..ServerConfig::default() };
+        for every in [45, 90] {
+            // Twenty packets in a row, of each connection, again and again.
+            crowd_over(class, Link::default(), every, false, config.clone(), |net| {
+                let mut sent = [0; 5];
+                net.fate = Some(Box::new(move |peer, _| {
+                    sent[peer] += 1;
+                    sent[peer] % every >= 20
+                }));
+            });
+        }
+    }
 }
 
 fn links() -> impl Iterator<Item = Link> {

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, ValueEnum};
 use throng_replication_bench::case::{self, Case, Mode, Outcome};
 use throng_replication_bench::scaling;
+use throng_replication_bench::socket::Sockets;
 use throng_replication_bench::workload::{Chests, Group, SEED_BASE};
 
 use crate::bench::{print, say};
@@ -35,6 +36,9 @@ struct ReplicationArgs {
     /// Send far objects less often: reference, that is 20 Hz up to 10 m, 10 Hz up to 50 m, 1 Hz beyond
     #[arg(long, value_enum, value_name = "PROFILE")]
     lod: Option<LodName>,
+    /// Send the packets over UDP on this machine as well, and say what that costs
+    #[arg(long)]
+    udp: bool,
     /// How cost grows with connections (10 to 2,000) and objects (100 to 100,000), instead of groups
     #[arg(long)]
     scaling: bool,
@@ -84,6 +88,7 @@ const AFTER_HELP: &str = "\
 Examples:
   throng bench replication                                 every group and method
   throng bench replication --group 1 --mode shared --json  one case
+  throng bench replication --group 1 --mode shared --udp   what sending costs on top
   throng bench replication --scaling --plot scaling.svg    cost by connections and by objects
   throng bench replication --group 3 --loss 5 --verify     every method's replicas, compared bit by bit
 
@@ -166,7 +171,11 @@ fn run_cases(args: &ReplicationArgs) -> Result<bool, Box<dyn std::error::Error>>
                     verify: args.verify,
                     ..Case::new(group, *mode)
                 };
-                let outcome = case::run(&case);
+                let mut sockets = args.udp.then(|| Sockets::open(group.connections)).transpose()?;
+                let outcome = case::run_over(&case, sockets.as_mut());
+                if let Some(error) = sockets.and_then(|mut sockets| sockets.take_failure()) {
+                    return Err(error.into());
+                }
                 holds &= outcome.holds();
                 if args.json {
                     print(&format!("{}\n", serde_json::to_string(&outcome)?))?;
@@ -238,6 +247,9 @@ fn row(outcome: &Outcome) -> String {
         outcome.frame_us.mean,
         outcome.bytes_per_client_frame,
     );
+    if let Some(socket) = outcome.socket_us {
+        row.push_str(&format!("  sending {:.1} us", socket.mean));
+    }
     if outcome.checksum_matches == Some(false) {
         row.push_str("  workload differs");
     }

@@ -53,7 +53,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
         &["throng-load", "throng-replication-bench", "throng-server", "throng-sim", "throng-tag"],
         &["throng-client", "throng-client-ffi", "throng-gateway", "throng-wire"],
     ),
-    ("throng-replication-bench", &["throng-replication", "throng-stdx"], &[]),
+    ("throng-replication-bench", &["throng-net", "throng-replication", "throng-stdx"], &[]),
     // Tools. A generator shares no code with what it measures, codecs and transports aside.
     ("throng-client", &["throng-stdx", "throng-wire"], &[]),
     ("throng-client-ffi", &["throng-client"], &[]),
