@@ -1,0 +1,111 @@
+//! The services beside the gateway.
+
+use std::borrow::Cow;
+
+use throng_http::{Family, FamilyKind, Sample, SampleValue};
+
+use super::{family, gauge, labelled, plain};
+
+pub(super) fn cache_families(cache: &throng_cache::Figures) -> Vec<Family> {
+    use FamilyKind::Counter;
+    let count = |name, help, number: u64| family(name, help, Counter, vec![plain(number as f64)]);
+    let lookup = |kind: &'static str, result: &'static str, number: u64| Sample {
+        labels: vec![("kind", Cow::Borrowed(kind)), ("result", Cow::Borrowed(result))],
+        value: SampleValue::Number(number as f64),
+    };
+    vec![
+        count("throng_ddc_requests", "Requests to the derived-data cache.", cache.requests),
+        count("throng_ddc_failures", "Requests that failed for a reason of the cache's own.", cache.failures),
+        count("throng_ddc_malformed", "What arrived at the cache and was no request.", cache.malformed),
+        family(
+            "throng_ddc_lookups",
+            "Refs and blobs that were asked for.",
+            Counter,
+            vec![
+                lookup("ref", "hit", cache.ref_hits),
+                lookup("ref", "miss", cache.ref_misses),
+                lookup("blob", "hit", cache.blob_hits),
+                lookup("blob", "miss", cache.blob_misses),
+            ],
+        ),
+        count("throng_ddc_in_bytes", "Bytes of blobs that the cache received.", cache.bytes_in),
+        count("throng_ddc_out_bytes", "Bytes of bodies that the cache answered with.", cache.bytes_out),
+        count("throng_ddc_collections", "Collections of what expired or is not reached.", cache.collections),
+        count("throng_ddc_collected_refs", "Refs that collections removed.", cache.collected_refs),
+        count("throng_ddc_collected_blobs", "Blobs that collections removed.", cache.collected_blobs),
+        count(
+            "throng_ddc_collected_bytes",
+            "Bytes of the blobs that collections removed.",
+            cache.collected_bytes,
+        ),
+        count("throng_ddc_scrubbed_bytes", "Bytes that scrubs read.", cache.scrubbed_bytes),
+        count("throng_ddc_damaged", "Blobs found damaged or lost; they are misses since.", cache.damaged),
+        count("throng_ddc_commits", "Batches written to the log of the cache.", cache.store.commits),
+        count("throng_ddc_changes", "Changes in those batches.", cache.store.changes),
+        count("throng_ddc_log_bytes", "Bytes appended to the log of the cache.", cache.store.log_bytes),
+        count("throng_ddc_checkpoints", "Checkpoints of the index of the cache.", cache.store.checkpoints),
+        count("throng_ddc_write_failures", "Changes that the disk refused.", cache.store.failures),
+    ]
+}
+
+pub(super) fn matcher_families(report: &throng_matching::Report) -> Vec<Family> {
+    let counter =
+        |name, help, number: u64| family(name, help, FamilyKind::Counter, vec![plain(number as f64)]);
+    let by = |label: &'static str, rows: &[(&'static str, u64)]| {
+        rows.iter().map(|(name, count)| labelled(label, *name, *count as f64)).collect::<Vec<_>>()
+    };
+    let counts = &report.counts;
+    vec![
+        family(
+            "throng_matcher_requests",
+            "Requests by method: what players and servers do.",
+            FamilyKind::Counter,
+            by("method", &report.requests),
+        ),
+        family(
+            "throng_matcher_refusals",
+            "Answers that were no success, by status; many of one kind point at a client.",
+            FamilyKind::Counter,
+            by("status", &report.errors),
+        ),
+        gauge("throng_matcher_rooms", "Rooms, those included that are about to go.", counts.rooms as f64),
+        gauge("throng_matcher_teams", "Teams.", counts.teams as f64),
+        gauge("throng_matcher_roles", "Roles in rooms and teams.", counts.players as f64),
+        gauge("throng_matcher_servers", "Game servers with a session or roles.", counts.servers as f64),
+        gauge(
+            "throng_matcher_sessions",
+            "Streams of notifications, lost ones included.",
+            report.sessions as f64,
+        ),
+        gauge("throng_matcher_connections", "Open connections.", report.connections as f64),
+        counter("throng_matcher_rooms_made", "Rooms made.", report.core.rooms_created),
+        counter("throng_matcher_rooms_destroyed", "Rooms destroyed.", report.core.rooms_destroyed),
+        counter(
+            "throng_matcher_roles_joined",
+            "Roles that became members of rooms.",
+            report.core.roles_joined,
+        ),
+        counter(
+            "throng_matcher_replayed_answers",
+            "Requests answered from their key: retries that had no second effect.",
+            report.core.replayed_answers,
+        ),
+        counter("throng_matcher_notices", "Entries of notifications queued.", report.notices_queued),
+        counter(
+            "throng_matcher_notices_collapsed",
+            "Entries replaced by later ones before they were sent.",
+            report.notices_collapsed,
+        ),
+        counter(
+            "throng_matcher_batches",
+            "Frames with entries; entries per frame show how much is merged.",
+            report.batches_sent,
+        ),
+        counter(
+            "throng_matcher_lagging",
+            "Sessions reset because their destination read too slowly; it has to fetch its rooms again.",
+            report.lagging,
+        ),
+        counter("throng_matcher_journal_bytes", "Bytes written to the journal.", report.journal_bytes),
+    ]
+}
