@@ -1,0 +1,201 @@
+//! Accepting and closing connections.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use throng_wire::FrameReader;
+use throng_wire::frame::ReaderLimits;
+
+use super::Shard;
+use crate::ban::Subject;
+use crate::connection::{Budget, Connection};
+use crate::effect::{Accepted, Effect, SecurityEvent, SecurityEventKind};
+use crate::ids::{ConnId, ConnKind, ShardIndex};
+use crate::inspect::ClosureView;
+use crate::mail::Letter;
+use crate::outbox::{Framing, Outbox};
+use crate::reason::{AcceptRefusal, CloseReason};
+use crate::record::Recorder;
+use crate::registry::Lost;
+use crate::switchboard::Peer;
+
+impl Shard {
+    pub(super) fn try_accept(
+        &mut self,
+        kind: ConnKind,
+        framing: Framing,
+        addr: IpAddr,
+    ) -> Result<Accepted, AcceptRefusal> {
+        let now = self.board.now;
+        let limits = &self.board.config.limits;
+        let Some(global) = &mut self.global else { return Err(AcceptRefusal::Draining) };
+        if self.draining {
+            return Err(AcceptRefusal::Draining);
+        }
+        if global.bans.is_banned(now, &Subject::address(addr)) {
+            let what = SecurityEventKind::BannedReturned;
+            self.board.security(SecurityEvent { conn: None, addr: Some(addr), pit: None, what });
+            return Err(AcceptRefusal::BannedAddress);
+        }
+        if global.entries.len() >= limits.connections {
+            return Err(AcceptRefusal::ConnectionsMax);
+        }
+        if kind == ConnKind::Client && global.clients_at(addr) >= limits.client_connections_per_address {
+            return Err(AcceptRefusal::ConnectionsPerAddress);
+        }
+        let conn = global.ids.allocate().ok_or(AcceptRefusal::IdsExhausted)?;
+        // What game servers say of a world concerns channels of shard 0: read there, it needs no mail.
+        let of_world = kind == ConnKind::Server
+            && (self.board.config.spatial.grid.is_some() || self.board.config.spatial.lod.is_some());
+        let shard = if of_world { ShardIndex::FIRST } else { global.least_loaded() };
+        global.register(conn, kind, addr, shard);
+        self.board.post_others(|| Letter::Opened { conn, kind, shard, framing, addr });
+        self.on_opened(conn, kind, shard, framing, addr);
+        Ok(Accepted { conn, shard })
+    }
+
+    pub(super) fn on_opened(
+        &mut self,
+        conn: ConnId,
+        kind: ConnKind,
+        shard: ShardIndex,
+        framing: Framing,
+        addr: IpAddr,
+    ) {
+        let board = &mut self.board;
+        let mut slot = u32::MAX;
+        if shard == board.index {
+            let config = Arc::clone(&board.config);
+            let limits = ReaderLimits {
+                legacy_packet_bytes_max: config.legacy_packet_bytes_max,
+                accept_unknown_compression: config.ignore_unknown_compression,
+            };
+            let recorder = (config.recording && kind == ConnKind::Client)
+                .then(|| Box::new(Recorder::new(config.limits.recording_bytes)));
+            slot = board.conns.insert(Connection {
+                handle: conn,
+                id: conn,
+                kind,
+                addr,
+                state: config.state_machine(kind).init(),
+                authenticated: false,
+                recoverable: false,
+                writable: false,
+                doomed: None,
+                refusals: 0,
+                budget: Budget::new(board.now, &config.limits),
+                accepted: board.now,
+                received: board.now,
+                progressed: board.now,
+                timer: None,
+                held: Default::default(),
+                lagging: Vec::new(),
+                unsure: Vec::new(),
+                reader: FrameReader::new(limits),
+                outbox: Outbox::new(framing),
+                recorder,
+            }) as u32;
+            board.handles.insert(conn, slot);
+            board.stats.kind_mut(kind).connections += 1;
+            board.arm_connection(slot);
+            if self.draining {
+                board.doom_slot(slot, CloseReason::Shutdown);
+            }
+        }
+        self.board.peers.insert(conn, Peer { kind, shard, slot, recovering: false, full: false });
+    }
+
+    /// Handles what this input has caused within the shard: letters to itself, then closures, until none are left.
+    pub(super) fn settle(&mut self) {
+        loop {
+            if let Some(letter) = self.board.inbox.pop_front() {
+                self.handle_letter(letter);
+            } else if let Some(handle) = self.board.next_doomed() {
+                let slot = self.board.handles.get(&handle).copied();
+                let doomed =
+                    slot.and_then(|slot| self.board.conns.get(slot as usize)).and_then(|conn| conn.doomed);
+                if let Some(reason) = doomed {
+                    self.close_local(handle, reason, true);
+                }
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Closes a connection of this shard and tells everybody.
+    pub(super) fn close_local(&mut self, handle: ConnId, reason: CloseReason, tell_driver: bool) {
+        let Some(slot) = self.board.handles.remove(&handle) else { return };
+        let mut conn = self.board.conns.remove(slot as usize);
+        self.remember_closure(ClosureView::new(&conn, reason, self.board.now));
+        let board = &mut self.board;
+        if let Some((_, key)) = conn.timer.take() {
+            board.timers.cancel(key);
+        }
+        board.stats.kind_mut(conn.kind).connections -= 1;
+        board.stats.count_closed(conn.kind, reason);
+        let unix_seconds = board.unix_now_ns() / 1_000_000_000;
+        if let Some((name, bytes)) = conn.recorder.take().and_then(|rec| rec.finish(conn.id.0, unix_seconds))
+        {
+            board.effect(Effect::Recording { conn: conn.id, name, bytes });
+        }
+        if tell_driver {
+            let mut flush = Vec::new();
+            if !matches!(reason, CloseReason::SlowReader | CloseReason::Stalled) {
+                conn.outbox.drain_into(&mut flush);
+            }
+            board.effect(Effect::Close { conn: handle, reason, flush });
+        }
+        let keep = conn.recoverable && reason.is_unexpected() && !self.draining;
+        let (id, kind) = (conn.id, conn.kind);
+        drop(conn);
+        self.board.post_others(|| Letter::Closed { conn: id, kind, keep, reason });
+        self.on_closed(id, kind, keep, reason);
+    }
+
+    /// A connection of any shard is gone.
+    pub(crate) fn on_closed(&mut self, conn: ConnId, kind: ConnKind, keep: bool, reason: CloseReason) {
+        self.board.peers.remove(&conn);
+        if self.board.global_owner == Some(conn) {
+            self.board.global_owner = None;
+        }
+        self.leave_channels(conn, kind, keep);
+        if let Some(world) = &mut self.world {
+            world.forget_connection(conn, keep);
+        }
+        if self.global.is_none() {
+            return;
+        }
+        self.punish(conn, kind, reason);
+        let Some(global) = &mut self.global else { return };
+        if let Some(settling) = global.settling.remove(&conn)
+            && let Some(key) = settling.timer
+        {
+            self.board.timers.cancel(key);
+        }
+        let Some(entry) = global.unregister(conn) else { return };
+        if let Some(first_id) = entry.accepted_as {
+            global.ids.release(first_id);
+        }
+        let superseded_by = global.superseding.remove(&conn);
+        if keep {
+            let lost =
+                Lost { kind, pit: entry.pit, channels: entry.channels, token: entry.token, expiry: None };
+            self.keep_lost(conn, lost);
+            if let Some(pending) = superseded_by {
+                self.resume_as(conn, &pending);
+            }
+        } else {
+            if let Some(token) = entry.token {
+                global.tokens.remove(&token);
+            }
+            global.ids.release(conn);
+            if let Some(pending) = superseded_by
+                && let Some(waiting) = global.entries.get_mut(&pending.conn)
+            {
+                // What it wanted to resume is gone for good; it may log in.
+                waiting.pending = false;
+            }
+        }
+    }
+}
