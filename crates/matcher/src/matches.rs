@@ -275,12 +275,23 @@ impl Matcher {
         }
     }
 
+    /// Open proposals of a queue whose rules have changed are off.
+    pub(crate) fn break_proposals(&mut self, queue: u32, notices: &mut Notices) {
+        let open = |found: &Match| found.queue == queue && found.stage == Stage::Proposed;
+        let all: Vec<u32> = self.matches.iter().filter(|(_, found)| open(found)).map(|(at, _)| at).collect();
+        for index in all {
+            self.break_match_of_backfill(index, "rules_changed", notices);
+        }
+    }
+
     fn return_ticket(&mut self, ticket: u32, notices: &mut Notices) {
         let entry = &mut self.tickets[ticket];
         (entry.matched, entry.room, entry.region) = (None, None, None);
-        self.change_ticket(ticket, State::Searching, "");
-        self.enter_pool(ticket);
-        self.tell_ticket(ticket, notices);
+        // The rules may be others by now.
+        self.recheck(ticket, notices);
+        if self.tickets[ticket].state == State::Searching {
+            self.tell_ticket(ticket, notices);
+        }
     }
 
     fn cool_down(&mut self, player: u32) {
@@ -440,7 +451,8 @@ impl Matcher {
             for (player, position) in found.positions.iter().filter(|(player, _)| players.contains(player)) {
                 write_nested(out, 2, |out| {
                     write_bytes(out, 1, &self.people.players[*player].id);
-                    write_bytes(out, 2, positions[usize::from(*position)].name.as_bytes());
+                    let name = positions.get(usize::from(*position)).map_or("", |position| &position.name);
+                    write_bytes(out, 2, name.as_bytes());
                 });
             }
             write_bytes(out, 3, side.as_bytes());
@@ -460,8 +472,9 @@ impl Matcher {
     /// Tells the players where they play; their tickets have ended well.
     fn make_ready(&mut self, index: u32, seat_until: u64, notices: &mut Notices) {
         let queue = self.matches[index].queue;
+        let room = self.matches[index].room.and_then(|room| self.rooms.get(room.index));
         let names: Vec<String> =
-            self.queues.list[queue].rules().sides.iter().map(|(name, _)| name.clone()).collect();
+            room.map_or_else(Vec::new, |room| room.sides.iter().map(|side| side.name.clone()).collect());
         let sides = std::mem::take(&mut self.matches[index].sides);
         for (name, side) in names.iter().zip(&sides).filter(|(_, side)| !side.is_empty()) {
             let players: Vec<u32> =

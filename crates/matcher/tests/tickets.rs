@@ -402,3 +402,20 @@ fn players_in_a_room_do_not_queue_and_rooms_of_matches_are_ordinary() {
     let stats = Reader::new(&stats).unwrap();
     assert_eq!((stats.u64(2), stats.u64(4)), (0, 1));
 }
+
+#[test]
+fn a_replaced_rule_set_ends_open_proposals_and_rechecks_their_tickets() {
+    let mut world = duel_with(ACCEPT);
+    let (a, b) = (world.solo("s1", "duel", "a", 0.0), world.solo("s2", "duel", "b", 0.0));
+    world.pass(250);
+    assert_eq!(world.get_ticket(&a).status, "proposed");
+    let declared = r#""attributes": {"a_map": {"type": "string", "default": "x"}, "#;
+    let more = DUEL
+        .replace(r#""attributes": {"#, declared)
+        .replace("\"rules\"", r#""partition": ["a_map"], "rules""#);
+    assert_eq!(world.put_queue(&more).0, Status::Ok);
+    assert_eq!(world.get_ticket(&a).status, "searching");
+    world.pass(250);
+    assert_eq!(world.get_ticket(&a).status, "matched", "the new rules ask nobody");
+    assert_eq!(world.get_ticket(&b).status, "matched");
+}

@@ -260,19 +260,20 @@ impl Matcher {
         if queue.source == rules.source {
             return Ok(index);
         }
-        let waiting: Vec<u32> = self.searching_tickets(index);
-        for ticket in &waiting {
-            self.leave_pool(*ticket);
-        }
         let backfills: Vec<u32> = self.queues.list[index].backfills.iter().copied().collect();
         for backfill in backfills {
             self.stop_backfill_of(backfill, "stopped", notices);
+        }
+        let waiting: Vec<u32> = self.searching_tickets(index);
+        for ticket in &waiting {
+            self.leave_pool(*ticket);
         }
         let queue = &mut self.queues.list[index];
         (queue.source, queue.compiled, queue.mode) = (rules.source.clone(), Some(compiled), mode);
         for ticket in waiting {
             self.recheck(ticket, notices);
         }
+        self.break_proposals(index, notices);
         Ok(index)
     }
 
