@@ -42,7 +42,7 @@ impl Backoff {
 
     /// Pause before attempt `attempt` (from 0): between half and the whole of the doubled pause, so that
     /// peers that lost their gateway together do not return together.
-    fn pause(&self, attempt: u32, rng: &mut Rng) -> Duration {
+    pub(crate) fn pause(&self, attempt: u32, rng: &mut Rng) -> Duration {
         let full = self.first.saturating_mul(1_u32 << attempt.min(20)).min(self.longest);
         full.mul_f64(0.5 + rng.f64() / 2.0)
     }

@@ -4,6 +4,8 @@
 //!   messages, recovery and resumption. It owns no socket and reads no clock, so it runs in a game loop, under
 //!   another runtime, or in a simulation.
 //! - [`Client`] and [`Events`] drive a session on tokio over TCP, TLS or WebSocket and reconnect with growing pauses.
+//! - [`Matcher`] calls a matcher over its framed RPC and takes its notifications; [`MatcherSession`] is that conversation
+//!   without I/O.
 //! - [`replay`] plays recorded sessions (`.cpr`) against a gateway and reports what was different.
 //!
 //! # A session by hand
@@ -50,6 +52,7 @@
 
 mod driver;
 mod event;
+mod matcher;
 mod options;
 pub mod replay;
 mod session;
@@ -59,6 +62,11 @@ pub use driver::{Backoff, Client, ConnectError, Created, EVENTS_WAITING_MAX, Eve
 pub use event::{
     AuthOutcome, ChannelEntry, ChannelId, ChannelType, CloseReason, ConnId, Event, Kind, Payload,
     RecoveredChannel, RequestFailure, RequestId,
+};
+pub use matcher::{
+    CallError, CallId, MATCHMAKING, Matcher, MatcherConfig, MatcherConnectError, MatcherEvent,
+    MatcherSession, MatchmakingEvent, MatchmakingRequest, Mine, NOTICES_WAITING_MAX, Notice, Notices,
+    Notification, Role, Room, Team,
 };
 pub use options::{Access, CreateChannel, MergeOptions, SubscribeOptions};
 pub use session::{

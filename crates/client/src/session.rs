@@ -549,7 +549,23 @@ impl Session {
         client: ConnId,
         payload: &[u8],
     ) -> Result<(), SendError> {
-        let head = MessagePack { channel_id: channel.0, broadcast, stub_id: 0, msg_type, body: &[] };
+        self.forward_as(channel, broadcast, msg_type, client, 0, payload)
+    }
+
+    /// The same with a stub id, by which the recipient knows what it answers.
+    ///
+    /// # Errors
+    /// See [`SendError`].
+    pub fn forward_as(
+        &mut self,
+        channel: ChannelId,
+        broadcast: u32,
+        msg_type: u32,
+        client: ConnId,
+        stub_id: u32,
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        let head = MessagePack { channel_id: channel.0, broadcast, stub_id, msg_type, body: &[] };
         let len = throng_wire::forward_entry_len(&head, client.0, payload.len());
         self.queue(len, |out| throng_wire::write_forward_entry(out, &head, client.0, payload))
     }

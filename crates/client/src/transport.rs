@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
 use rustls_pki_types::{CertificateDer, ServerName};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio_tungstenite::tungstenite::Message;
@@ -30,7 +30,7 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 #[derive(Clone)]
 pub struct Endpoint {
     transport: Transport,
-    /// `host:port`.
+    /// `host:port`, or the file of a Unix socket.
     address: String,
     /// Path of the WebSocket upgrade request.
     path: String,
@@ -43,11 +43,14 @@ enum Transport {
     Tls,
     WebSocket,
     WebSocketTls,
+    Unix,
 }
 
 /// Why a text is no endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no endpoint; write HOST:PORT, or put tcp://, tls://, ws:// or wss:// in front of it")]
+#[error(
+    "`{0}` is no endpoint; write HOST:PORT, or put tcp://, tls://, ws:// or wss:// in front of it, or unix:// in front of a file"
+)]
 pub struct EndpointError(String);
 
 impl FromStr for Endpoint {
@@ -61,6 +64,10 @@ impl FromStr for Endpoint {
             "tls" => Transport::Tls,
             "ws" => Transport::WebSocket,
             "wss" => Transport::WebSocketTls,
+            "unix" if !rest.is_empty() => {
+                let (address, path) = (rest.to_owned(), String::new());
+                return Ok(Endpoint { transport: Transport::Unix, address, path, tls: None });
+            }
             _ => return Err(wrong()),
         };
         let (address, path) = match rest.split_once('/') {
@@ -105,6 +112,7 @@ impl fmt::Display for Endpoint {
         match self.transport {
             Transport::Tcp => write!(f, "tcp://{}", self.address),
             Transport::Tls => write!(f, "tls://{}", self.address),
+            Transport::Unix => write!(f, "unix://{}", self.address),
             Transport::WebSocket => write!(f, "ws://{}{}", self.address, self.path),
             Transport::WebSocketTls => write!(f, "wss://{}{}", self.address, self.path),
         }
@@ -199,10 +207,13 @@ pub(crate) async fn open(endpoint: &Endpoint, timeout: Duration) -> Result<Pipe,
 
 async fn open_untimed(endpoint: &Endpoint) -> Result<Pipe, OpenError> {
     let io_error = |source| OpenError::Io { endpoint: endpoint.to_string(), source };
+    if endpoint.transport == Transport::Unix {
+        return Ok(stream_pipe(UnixStream::connect(&endpoint.address).await.map_err(io_error)?));
+    }
     let tcp = TcpStream::connect(&endpoint.address).await.map_err(io_error)?;
     tcp.set_nodelay(true).map_err(io_error)?;
     match endpoint.transport {
-        Transport::Tcp => Ok(stream_pipe(tcp)),
+        Transport::Tcp | Transport::Unix => Ok(stream_pipe(tcp)),
         Transport::Tls => Ok(stream_pipe(handshake(endpoint, tcp).await?)),
         Transport::WebSocket => websocket_pipe(endpoint, tcp).await,
         Transport::WebSocketTls => websocket_pipe(endpoint, handshake(endpoint, tcp).await?).await,
@@ -298,10 +309,11 @@ mod tests {
             ("tls://play.example:443", "tls://play.example:443"),
             ("ws://h:80", "ws://h:80/"),
             ("wss://h:443/gate", "wss://h:443/gate"),
+            ("unix:///run/matcher.sock", "unix:///run/matcher.sock"),
         ] {
             assert_eq!(text.parse::<Endpoint>().map(|e| e.to_string()), Ok(printed.to_owned()));
         }
-        for text in ["", "host", "host:", ":1", "host:99999", "kcp://h:1", "ws://"] {
+        for text in ["", "host", "host:", ":1", "host:99999", "kcp://h:1", "ws://", "unix://"] {
             assert!(text.parse::<Endpoint>().is_err(), "{text}");
         }
         assert_eq!("tls://[::1]:9".parse::<Endpoint>().map(|e| e.host().to_owned()), Ok("::1".to_owned()));

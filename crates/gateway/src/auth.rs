@@ -53,7 +53,8 @@ impl Shard {
             self.security(sender.conn, &pit, SecurityEventKind::BadResumeToken);
         }
 
-        if sender.kind == ConnKind::Server && config.servers_bypass_auth {
+        let is_link = sender.kind == ConnKind::Server && config.link.as_deref() == Some(&*pit);
+        if is_link || sender.kind == ConnKind::Server && config.servers_bypass_auth {
             self.authenticated(pending);
         } else if config.auth_provider {
             let Some(global) = &mut self.global else { return Err(Refusal::NotGlobal) };
@@ -108,6 +109,10 @@ impl Shard {
         let (kind, addr) = (entry.kind, entry.addr);
         global.bans.succeed(&Subject::player(pit));
         global.bans.succeed(&Subject::address(addr));
+        let is_link = kind == ConnKind::Server && self.board.config.link.as_deref() == Some(&**pit);
+        if is_link {
+            global.link = Some(conn);
+        }
         self.board.stats.kind_mut(kind).authenticated += 1;
 
         let returning = match kind {
@@ -119,7 +124,7 @@ impl Shard {
             return;
         }
         let recoverable = match kind {
-            ConnKind::Server => self.board.config.recovery.servers && !pit.is_empty(),
+            ConnKind::Server => self.board.config.recovery.servers && !pit.is_empty() && !is_link,
             ConnKind::Client => wants_token,
         };
         self.admit(conn, recoverable);

@@ -20,6 +20,9 @@ pub struct Config {
     pub development: bool,
     /// Somebody answers [`Effect::Authenticate`](crate::Effect::Authenticate).
     pub auth_provider: bool,
+    /// Player identifier of the server connection that serves [`MATCHMAKING`](crate::MATCHMAKING) messages; it needs no
+    /// other credential, so that it must not be guessable. `None`: they go to the owner of GLOBAL.
+    pub link: Option<Arc<str>>,
     /// Server connections authenticate with any tokens.
     pub servers_bypass_auth: bool,
     /// AUTH results offer Snappy to peers. Peers that send Snappy get it back whatever this says.
@@ -153,6 +156,7 @@ impl Default for Config {
         Self {
             development: false,
             auth_provider: false,
+            link: None,
             servers_bypass_auth: true,
             offer_snappy: false,
             ignore_unknown_compression: false,

@@ -44,6 +44,7 @@ mod fsm;
 mod ids;
 mod inspect;
 mod mail;
+mod matchmaking;
 mod outbox;
 mod permission;
 mod reason;
@@ -70,6 +71,7 @@ pub use inspect::{
     SubscriptionView, WorldDetail,
 };
 pub use mail::Mail;
+pub use matchmaking::MATCHMAKING;
 pub use outbox::{Framing, Outbox, SharedFrame};
 pub use permission::{Authority, KindPermissions, Permissions, TypeRule};
 pub use reason::{AcceptRefusal, CloseReason, Refusal};

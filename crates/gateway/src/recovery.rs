@@ -135,6 +135,9 @@ impl Shard {
         if let Some(global) = &mut self.global {
             global.ids.release(conn);
         }
+        if lost.asked_link {
+            self.tell_link_of_end(conn, &lost.pit);
+        }
     }
 
     /// Takes a lost connection out of all books.
@@ -232,6 +235,7 @@ impl Shard {
         let shard = entry.shard;
         entry.accepted_as = Some(fresh);
         entry.channels += lost.channels;
+        entry.asked_link |= lost.asked_link;
         global.entries.insert(old, entry);
         for listed in global.directory.values_mut() {
             if listed.creator == Some(fresh) {

@@ -40,6 +40,8 @@ pub(crate) struct Registry {
     pub(crate) superseding: BTreeMap<ConnId, PendingAuth>,
     /// Returned connections whose recovery has not ended.
     pub(crate) settling: BTreeMap<ConnId, Settling>,
+    /// The connection that serves matchmaking.
+    pub(crate) link: Option<ConnId>,
     pub(crate) secret: Secret,
     pub(crate) token_counter: u64,
 }
@@ -60,6 +62,8 @@ pub(crate) struct Registered {
     pub(crate) channels: usize,
     /// First half of its resume token.
     pub(crate) token: Option<u64>,
+    /// The link must hear when it is gone.
+    pub(crate) asked_link: bool,
 }
 
 #[derive(Debug)]
@@ -85,6 +89,7 @@ pub(crate) struct Lost {
     pub(crate) pit: Box<str>,
     pub(crate) channels: usize,
     pub(crate) token: Option<u64>,
+    pub(crate) asked_link: bool,
     pub(crate) expiry: Option<TimerKey>,
 }
 
@@ -118,6 +123,7 @@ impl Registry {
             tokens: BTreeMap::new(),
             superseding: BTreeMap::new(),
             settling: BTreeMap::new(),
+            link: None,
             secret,
             token_counter: 0,
         }
@@ -149,6 +155,7 @@ impl Registry {
             pending: false,
             channels: 0,
             token: None,
+            asked_link: false,
         };
         self.entries.insert(conn, entry);
     }

@@ -180,7 +180,8 @@ fn random() -> Option<String> {
 }
 
 /// Whether an `Origin` is the site that the request went to.
-fn is_same_site(origin: &str, host: Option<&str>) -> bool {
+#[must_use]
+pub fn is_same_site(origin: &str, host: Option<&str>) -> bool {
     let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
     matches!((authority, host), (Some(authority), Some(host)) if authority.eq_ignore_ascii_case(host))
 }
@@ -195,7 +196,9 @@ fn same(token: &str, given: &str) -> bool {
     std::hint::black_box(difference) == 0
 }
 
-fn is_loopback_name(host: &str) -> bool {
+/// Whether a `Host`, with or without a port, names this machine only: a page cannot point such a name anywhere.
+#[must_use]
+pub fn is_loopback_name(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(v6) => v6.split(']').next().unwrap_or(v6),
         None => host.split(':').next().unwrap_or(host),

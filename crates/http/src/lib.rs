@@ -25,7 +25,7 @@ mod files;
 mod profile;
 mod routes;
 
-pub use access::{Access, Guard};
+pub use access::{Access, Guard, is_loopback_name, is_same_site};
 pub use api::{Ask, Page, Problem};
 pub use assets::DOCS;
 pub use catalogue::{Endpoint, Method, ROUTES, Route, markdown};

@@ -243,10 +243,19 @@ impl Hub {
                     self.count(call.method, status);
                     self.replies.push((call, status, answer));
                 }
-                Post::Subscribe { srv, after, sink } => self.subscribe(&srv, after, sink),
-                Post::Unsubscribe { srv } => {
-                    if let Some(index) = self.by_srv.get(&srv).copied() {
+                Post::Subscribe { srv, after, sink, id } => self.subscribe(&srv, after, sink, id),
+                Post::Unsubscribe { srv, id } => {
+                    if let Some(index) = self.sink_of(&srv, id) {
                         self.lose_session(index);
+                    }
+                }
+                Post::Resume { srv, id } => {
+                    if let Some(index) = self.sink_of(&srv, id)
+                        && let Some(session) = self.sessions[index].as_mut()
+                        && let Reader::Sink { full, .. } = &mut session.reader
+                    {
+                        *full = false;
+                        self.fresh.push(index);
                     }
                 }
                 Post::Stop => self.stop = true,
@@ -312,7 +321,10 @@ impl Hub {
                 Queued::Lagging => {
                     self.report.lagging += 1;
                     let (epoch, conn) = (session.epoch, session.reader_conn());
-                    if let Some(conn) = conn {
+                    let place = session.place();
+                    if !session.give(place) {
+                        self.lose_session(index);
+                    } else if let Some(conn) = conn {
                         self.hello_ack(conn, epoch, 1, false);
                     }
                 }
@@ -325,7 +337,7 @@ impl Hub {
     fn make_frames(&mut self) {
         for index in std::mem::take(&mut self.fresh) {
             let Some(session) = self.sessions[index].as_mut() else { continue };
-            if let Reader::Sink(_) = session.reader {
+            if let Reader::Sink { .. } = session.reader {
                 self.report.batches_sent += 1;
                 if !session.feed_sink(self.now) {
                     self.lose_session(index);
@@ -346,25 +358,38 @@ impl Hub {
         }
     }
 
-    fn subscribe(&mut self, srv: &str, after: Option<(u64, u64)>, sink: crate::session::Sink) {
+    /// The session of a server, if sink `id` reads it.
+    fn sink_of(&self, srv: &str, id: u64) -> Option<usize> {
+        let index = *self.by_srv.get(srv)?;
+        let session = self.sessions[index].as_ref()?;
+        matches!(session.reader, Reader::Sink { id: own, .. } if own == id).then_some(index)
+    }
+
+    fn subscribe(&mut self, srv: &str, after: Option<(u64, u64)>, sink: crate::session::Sink, id: u64) {
         let index = self.session_of(srv);
         let Some(session) = self.sessions[index].as_mut() else { return };
         let old = session.reader_conn();
         let mut missed = Vec::new();
-        session.reader = Reader::Sink(sink);
+        session.reader = Reader::Sink { sink, id, full: false };
         let (epoch, seq) = after.unwrap_or((session.epoch, session.next() - 1));
-        session.resume(epoch, seq, &mut missed);
+        // Without an epoch whichever is in use: the reader sees which one that is.
+        let epoch = if epoch == 0 { session.epoch } else { epoch };
+        let resumed = session.resume(epoch, seq, &mut missed);
+        let seq = if resumed { seq } else { 0 };
+        let mut stays = session.give(crate::session::Batch { epoch: session.epoch, seq, body: Vec::new() });
         let mut rest = &missed[..];
-        while let Ok(FrameSplit::Whole { header, body, used }) = split(rest, usize::MAX >> 1) {
+        // At most what is kept for a resumption, whether the reader is full or not.
+        while stays && let Ok(FrameSplit::Whole { header, body, used }) = split(rest, usize::MAX >> 1) {
             let batch = crate::session::Batch { epoch: session.epoch, seq: header.id, body: body.to_vec() };
-            if let Reader::Sink(sink) = &mut session.reader {
-                sink(batch);
-            }
+            stays = session.give(batch);
             rest = &rest[used..];
         }
         self.fresh.push(index);
         if let Some(old) = old {
             self.goaway(old, Status::Invalid, "another session of this server began");
+        }
+        if !stays {
+            self.lose_session(index);
         }
     }
 

@@ -12,16 +12,22 @@
 
 mod crc32c;
 mod engine;
+mod http;
 mod hub;
 mod journal;
+mod json;
+mod notify;
 mod service;
 mod session;
 mod tokens;
+mod watch;
 
+pub use http::{HttpOptions, serve_http};
 pub use journal::{Durability, JournalError};
-pub use service::{Call, Handle, Options, Reply, Service, StartError, Verified, replay, start};
-pub use session::{Batch, Sink};
+pub use service::{Call, Handle, INBOX_MAX, Options, Reply, Service, StartError, Verified, replay, start};
+pub use session::{Batch, Sink, Taken};
 pub use tokens::{Tokens, TokensError};
+pub use watch::Watch;
 
 /// Counters and sizes, for the metrics page.
 #[derive(Clone, Debug, Default)]

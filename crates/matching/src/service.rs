@@ -3,13 +3,14 @@
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use throng_matcher::{Config, Scope};
-use throng_net::{Clock, CloseMode, EventLoop, ListenerSpec, TlsAcceptor, Transport, Waker};
+use throng_net::{Clock, CloseMode, EventLoop, Limits, ListenerSpec, TlsAcceptor, Transport, Waker};
 use throng_stdx::Instant;
 use throng_store::{Folder, Fs};
 use throng_wire::matcher::Status;
@@ -20,9 +21,12 @@ use crate::hub::{Act, Hub};
 use crate::journal::{Durability, Journal, JournalError, OpenOptions, Replay};
 use crate::session::Sink;
 use crate::tokens::Tokens;
+use crate::watch::Watch;
 
 /// Time between two looks at what has no timer of its own.
 const TIDY_MS: u64 = 200;
+/// Posts from this process that wait for the matcher's thread: some 100 ms of its work.
+pub const INBOX_MAX: usize = 65_536;
 /// Time that output gets to leave at the end.
 const GOODBYE: Duration = Duration::from_millis(300);
 
@@ -31,7 +35,9 @@ const GOODBYE: Duration = Duration::from_millis(300);
 pub struct Options {
     /// Address of the framed RPC; `None` serves only this process.
     pub addr: Option<SocketAddr>,
-    /// TLS on it.
+    /// File of a Unix socket that serves the same; `None` opens none.
+    pub unix: Option<PathBuf>,
+    /// TLS on `addr`.
     pub tls: Option<TlsAcceptor>,
     /// Modes and limits.
     pub config: Config,
@@ -58,6 +64,14 @@ pub enum StartError {
     Bind {
         /// The address.
         addr: SocketAddr,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The Unix socket cannot be opened.
+    #[error("cannot listen on `{}`: {source}", path.display())]
+    Unix {
+        /// Its file.
+        path: PathBuf,
         /// What the system says.
         source: io::Error,
     },
@@ -93,8 +107,9 @@ pub type Reply = Box<dyn FnOnce(Status, Vec<u8>) + Send>;
 
 pub(crate) enum Post {
     Call(Call),
-    Subscribe { srv: String, after: Option<(u64, u64)>, sink: Sink },
-    Unsubscribe { srv: String },
+    Subscribe { srv: String, after: Option<(u64, u64)>, sink: Sink, id: u64 },
+    Unsubscribe { srv: String, id: u64 },
+    Resume { srv: String, id: u64 },
     Stop,
 }
 
@@ -104,6 +119,7 @@ pub struct Handle {
     inbox: Arc<Mutex<Vec<Post>>>,
     waker: Waker,
     report: Arc<Mutex<Report>>,
+    subscriptions: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for Handle {
@@ -113,9 +129,26 @@ impl fmt::Debug for Handle {
 }
 
 impl Handle {
-    /// Sends a request; its `reply` is called once, unless the service ends first.
+    /// Sends a request; its `reply` is called once, unless the service ends first. With [`INBOX_MAX`] waiting it is
+    /// called at once, with `OVERLOADED`.
     pub fn call(&self, call: Call) {
-        self.post(Post::Call(call));
+        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        if inbox.len() >= INBOX_MAX {
+            drop(inbox);
+            return (call.reply)(Status::Overloaded, Vec::new());
+        }
+        inbox.push(Post::Call(call));
+        drop(inbox);
+        self.waker.wake();
+    }
+
+    /// Sends a request. The answer is `INTERNAL` when the service ends first.
+    pub async fn ask(&self, srv: &str, scope: Scope, method: u16, body: Vec<u8>) -> (Status, Vec<u8>) {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        // The caller may have given up.
+        let reply: Reply = Box::new(move |status, body| drop(sender.send((status, body))));
+        self.call(Call { srv: srv.to_owned(), scope, method, body, reply });
+        receiver.await.unwrap_or((Status::Internal, Vec::new()))
     }
 
     /// Sends a request and waits for the answer. Not for the matcher's own thread.
@@ -139,14 +172,31 @@ impl Handle {
         receiver.recv().map_err(drop)
     }
 
-    /// Takes the notifications of a server, from now or after (epoch, number). Replaces its session, if it has one.
-    pub fn subscribe(&self, srv: &str, after: Option<(u64, u64)>, sink: Sink) {
-        self.post(Post::Subscribe { srv: srv.to_owned(), after, sink });
+    /// Takes the notifications of a server, from now or after (epoch, number); epoch 0 is the current one. Replaces its
+    /// session, if it has one. Answers the subscription's number.
+    pub fn subscribe(&self, srv: &str, after: Option<(u64, u64)>, sink: Sink) -> u64 {
+        let id = self.subscriptions.fetch_add(1, Ordering::Relaxed);
+        self.post(Post::Subscribe { srv: srv.to_owned(), after, sink, id });
+        id
     }
 
-    /// Ends a subscription; the server's grace period begins.
-    pub fn unsubscribe(&self, srv: &str) {
-        self.post(Post::Unsubscribe { srv: srv.to_owned() });
+    /// The same as a stream with bounds of its own.
+    #[must_use]
+    pub fn watch(&self, srv: &str, after: Option<(u64, u64)>) -> Watch {
+        let id = self.subscriptions.fetch_add(1, Ordering::Relaxed);
+        let (watch, sink) = Watch::new(self.clone(), srv, id);
+        self.post(Post::Subscribe { srv: srv.to_owned(), after, sink, id });
+        watch
+    }
+
+    /// Lets a sink that was full have more.
+    pub fn resume(&self, srv: &str, id: u64) {
+        self.post(Post::Resume { srv: srv.to_owned(), id });
+    }
+
+    /// Ends a subscription, if it is still the server's; the server's grace period begins.
+    pub fn unsubscribe(&self, srv: &str, id: u64) {
+        self.post(Post::Unsubscribe { srv: srv.to_owned(), id });
     }
 
     /// Counters, at most a fifth of a second old.
@@ -214,7 +264,7 @@ impl Drop for Service {
 /// # Errors
 /// See [`StartError`]; nothing stays behind then.
 pub fn start(options: Options) -> Result<Service, StartError> {
-    let Options { addr, tls, config, durability, fs, tokens, area, secret, salvage } = options;
+    let Options { addr, unix, tls, config, durability, fs, tokens, area, secret, salvage } = options;
     let system = |what| move |source| StartError::System { what, source };
     let mut event_loop = EventLoop::new().map_err(system("cannot make an event loop"))?;
     let waker = event_loop.waker();
@@ -231,6 +281,10 @@ pub fn start(options: Options) -> Result<Service, StartError> {
         let spec = ListenerSpec { tls, ..ListenerSpec::new(addr, Transport::Tcp) };
         let (_, at) = event_loop.listen(spec).map_err(|source| StartError::Bind { addr, source })?;
         bound = Some(at);
+    }
+    if let Some(path) = unix {
+        let opened = event_loop.listen_unix(&path, Limits::default());
+        opened.map_err(|source| StartError::Unix { path, source })?;
     }
     let inbox = Arc::new(Mutex::new(Vec::new()));
     let report = Arc::new(Mutex::new(Report::default()));
@@ -253,7 +307,7 @@ pub fn start(options: Options) -> Result<Service, StartError> {
         Arc::clone(&report),
         wall_start,
     );
-    let handle = Handle { inbox, waker, report };
+    let handle = Handle { inbox, waker, report, subscriptions: Arc::default() };
     let thread = std::thread::Builder::new()
         .name("matcher".to_owned())
         .spawn(move || drive(event_loop, hub, clock, wall_start))

@@ -25,14 +25,30 @@ pub struct Batch {
     pub body: Vec<u8>,
 }
 
-/// Takes batches; `false` ends the subscription.
-pub type Sink = Box<dyn FnMut(Batch) -> bool + Send>;
+/// Takes batches, on the matcher's thread: must not block.
+pub type Sink = Box<dyn FnMut(Batch) -> Taken + Send>;
+
+/// What a [`Sink`] says to a batch, which it has taken unless it is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It takes another.
+    More,
+    /// It takes the next after [`Handle::resume`](crate::Handle::resume).
+    Full,
+    /// It wants no more; the subscription ends.
+    Gone,
+}
 
 /// Who reads a stream.
 pub(crate) enum Reader {
     Nobody,
     Connection(usize),
-    Sink(Sink),
+    /// Its number, and whether it waits to be resumed.
+    Sink {
+        sink: Sink,
+        id: u64,
+        full: bool,
+    },
 }
 
 /// The stream of one server.
@@ -173,19 +189,36 @@ impl Session {
         true
     }
 
-    /// Gives everything that is queued to the sink. `false` when the sink wants no more.
+    /// Gives what is queued to the sink, as far as it takes it. `false` when the sink is gone.
     pub(crate) fn feed_sink(&mut self, now: u64) -> bool {
-        while let Some((seq, body)) = self.take() {
+        while !matches!(self.reader, Reader::Sink { full: true, .. }) {
+            let Some((seq, body)) = self.take() else { break };
             let batch = Batch { epoch: self.epoch, seq, body: body.clone() };
             self.keep(now, seq, body);
-            if let Reader::Sink(sink) = &mut self.reader
-                && !sink(batch)
-            {
+            if !self.give(batch) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Gives a batch to the sink. `false` when it is gone.
+    pub(crate) fn give(&mut self, batch: Batch) -> bool {
+        let Reader::Sink { sink, full, .. } = &mut self.reader else { return true };
+        match sink(batch) {
+            Taken::More => *full = false,
+            Taken::Full => *full = true,
+            Taken::Gone => {
                 self.reader = Reader::Nobody;
                 return false;
             }
         }
         true
+    }
+
+    /// A batch without entries, which says where the stream stands.
+    pub(crate) fn place(&self) -> Batch {
+        Batch { epoch: self.epoch, seq: self.next() - 1, body: Vec::new() }
     }
 
     fn keep(&mut self, now: u64, seq: u64, body: Vec<u8>) {

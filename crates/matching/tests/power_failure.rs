@@ -18,6 +18,7 @@ const REQUESTS: u32 = 60;
 fn options(disk: Disk, durability: Durability) -> Options {
     Options {
         addr: None,
+        unix: None,
         tls: None,
         config: Config::default(),
         durability,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use throng_matcher::Config;
-use throng_matching::{Durability, Options, Service, Tokens, start};
+use throng_matching::{Durability, Options, Service, Taken, Tokens, start};
 use throng_store::{Folder, Fs};
 use throng_wire::fields;
 use throng_wire::matcher::{FrameSplit, Header, Kind, Method, Reader, Status, Writer, split};
@@ -18,6 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 fn options(folder: Option<&Path>, durability: Durability) -> Options {
     Options {
         addr: Some("127.0.0.1:0".parse().unwrap()),
+        unix: None,
         tls: None,
         config: Config::default(),
         durability,
@@ -302,14 +303,17 @@ fn calls_and_subscriptions_of_this_process() {
     let (service, _) = serve(None, Durability::None);
     let (sender, receiver) = std::sync::mpsc::channel();
     let handle = service.handle();
-    handle.subscribe("own", None, Box::new(move |batch| sender.send(batch).is_ok()));
+    let sink = move |batch| if sender.send(batch).is_ok() { Taken::More } else { Taken::Gone };
+    handle.subscribe("own", None, Box::new(sink));
     let body = join("a").into_bytes();
     let (status, answer) = handle
         .call_and_wait("own", throng_matcher::Scope::Server, Method::ROLE_JOIN_RANDOM_ROOM, body)
         .unwrap();
     assert_eq!(status, Status::Ok);
+    let place = receiver.recv_timeout(PATIENCE).unwrap();
+    assert_eq!((place.seq, place.body.len()), (0, 0), "where the stream stands comes first");
     let batch = receiver.recv_timeout(PATIENCE).unwrap();
-    assert_eq!(batch.seq, 1);
+    assert_eq!((batch.epoch, batch.seq), (place.epoch, 1));
     let room = room_in(&answer);
     assert!(batch.body.windows(room.len()).any(|part| part == room));
 }
@@ -388,4 +392,37 @@ fn tickets_and_queues_survive_a_restart_and_the_journal_replays_to_the_same_stat
     service.stop();
     let replayed = throng_matching::replay(folder.path(), true, false).unwrap();
     assert!(replayed.records > 25, "{replayed:?}");
+}
+
+#[test]
+fn a_unix_socket_serves_the_same_and_its_file_goes_with_it() {
+    use std::os::unix::net::UnixStream;
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("matcher.sock");
+    // What a process that was killed leaves behind.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let serve = || start(Options { addr: None, unix: Some(path.clone()), ..options(None, Durability::None) });
+    let service = serve().unwrap();
+    assert!(serve().unwrap_err().to_string().contains("matcher.sock"), "it is in use");
+    let mut socket = UnixStream::connect(&path).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut frames = Vec::new();
+    let hello = Writer::new().u64(1, 1).str(2, "s").into_bytes();
+    Header { kind: Kind::Hello, ..Header::default() }.write(&mut frames, &hello);
+    Header { kind: Kind::Request, code: Method::PING, id: 5, ..Header::default() }.write(&mut frames, b"");
+    socket.write_all(&frames).unwrap();
+    let (mut input, mut kinds) = (Vec::new(), Vec::new());
+    while kinds.len() < 2 {
+        let mut bytes = [0; 4096];
+        let count = socket.read(&mut bytes).unwrap();
+        input.extend_from_slice(&bytes[..count]);
+        while let FrameSplit::Whole { header, used, .. } = split(&input, 1 << 20).unwrap() {
+            kinds.push((header.kind, header.id));
+            input.drain(..used);
+        }
+    }
+    assert_eq!(kinds, [(Kind::HelloAck, 0), (Kind::Response, 5)]);
+    service.stop();
+    assert!(!path.exists());
 }

@@ -7,6 +7,7 @@ mod waker;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use throng_stdx::{Instant, TimerWheel};
 pub use waker::Waker;
 
 use crate::clock::Clock;
-use crate::config::{ConnectSpec, ListenerSpec, Transport};
+use crate::config::{ConnectSpec, Limits, ListenerSpec, Transport};
 use crate::enet::sessions::{EnetConn, Enets};
 use crate::enet::{Delivery, HostFigures};
 use crate::handler::{CloseMode, Handler, WriteOutcome};
@@ -158,11 +159,25 @@ impl EventLoop {
             return Ok((key, addr));
         }
         let (listener, addr) = Listener::bind(spec)?;
+        Ok((self.watch_listener(listener)?, addr))
+    }
+
+    /// Opens a listener on a Unix socket, a plain stream of bytes. Its file is removed with it. Peers have the address
+    /// 127.0.0.1 and port 0; who may connect is a matter of the file's and its folder's permissions.
+    ///
+    /// # Errors
+    /// The file exists and is in use or no socket, the path is longer than 107 bytes, or its folder cannot be written.
+    pub fn listen_unix(&mut self, path: &Path, limits: Limits) -> io::Result<ListenerKey> {
+        let listener = Listener::bind_unix(path, limits)?;
+        self.watch_listener(listener)
+    }
+
+    fn watch_listener(&mut self, listener: Listener) -> io::Result<ListenerKey> {
         let entry = self.listeners.vacant_entry();
         let key = ListenerKey::new(entry.key(), 0);
         self.epoll.add(listener.fd(), key.token(), sys::READABLE)?;
         entry.insert(listener);
-        Ok((key, addr))
+        Ok(key)
     }
 
     /// Closes a listener; its connections stay. Unknown keys are ignored.

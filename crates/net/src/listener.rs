@@ -5,6 +5,8 @@ use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,9 +18,11 @@ use crate::stream::Stream;
 use crate::tls::TlsAcceptor;
 use crate::{sys, ws};
 
-/// A listening TCP socket.
+/// A listening TCP or Unix socket.
 pub(crate) struct Listener {
-    socket: TcpListener,
+    socket: OwnedFd,
+    /// File of a Unix socket.
+    path: Option<PathBuf>,
     pub(crate) admission: Arc<Admission>,
     /// Shared with its connections.
     pub(crate) rules: Arc<Rules>,
@@ -49,7 +53,39 @@ impl Listener {
         let admission = Arc::new(Admission::new(&spec.limits));
         let rules = Rules::of(&spec);
         let websocket = spec.transport == Transport::WebSocket;
-        Ok((Self { socket, admission, rules, websocket, tls: spec.tls, resting: false }, addr))
+        let tls = spec.tls;
+        Ok((
+            Self { socket: socket.into(), path: None, admission, rules, websocket, tls, resting: false },
+            addr,
+        ))
+    }
+
+    /// Listens on a Unix socket, without layers. A file that a server left which is gone is replaced.
+    pub(crate) fn bind_unix(path: &Path, limits: Limits) -> io::Result<Self> {
+        let is_left_over = || {
+            let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+            UnixStream::connect(path).err().is_some_and(refused)
+        };
+        let socket = match UnixListener::bind(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_over() => {
+                std::fs::remove_file(path)?;
+                UnixListener::bind(path)?
+            }
+            bound => bound?,
+        };
+        socket.set_nonblocking(true)?;
+        let path = Some(path.to_owned());
+        let admission = Arc::new(Admission::new(&limits));
+        let rules = Arc::new(Rules { limits, ws: Arc::default(), ping_interval: None });
+        Ok(Self {
+            socket: socket.into(),
+            path,
+            admission,
+            rules,
+            websocket: false,
+            tls: None,
+            resting: false,
+        })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -69,6 +105,15 @@ impl Listener {
     pub(crate) fn accept(&self) -> io::Result<(OwnedFd, SocketAddr)> {
         let (fd, peer) = sys::accept(self.socket.as_fd())?;
         Ok((fd, canonical(peer)))
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            // Somebody else's business if it is gone already.
+            drop(std::fs::remove_file(path));
+        }
     }
 }
 

@@ -147,7 +147,8 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Takes one connection off a listener's queue, non-blocking and closed on exec from the first moment.
+/// Takes one connection off a listener's queue, non-blocking and closed on exec from the first moment. A peer on a Unix
+/// socket has no address; it counts as 127.0.0.1 with port 0.
 pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, SocketAddr)> {
     // SAFETY: `try_init` hands out storage of the length it states; the kernel writes at most that much and
     // reports what it wrote, and the descriptor is checked before it is owned.
@@ -162,8 +163,9 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, SocketAdd
             Ok(OwnedFd::from_raw_fd(fd))
         })?
     };
-    let addr = addr.as_socket().ok_or_else(|| io::Error::other("peer address is not an IP address"))?;
-    Ok((fd, addr))
+    let local = || addr.is_unix().then(|| SocketAddr::from(([127, 0, 0, 1], 0)));
+    let peer = addr.as_socket().or_else(local);
+    Ok((fd, peer.ok_or_else(|| io::Error::other("peer address is not an IP address"))?))
 }
 
 /// An anonymous file in memory.

@@ -19,9 +19,9 @@ use throng_store::{Durability, Options};
 use tokio::sync::Notify;
 
 use crate::auth::{CREDENTIAL_BYTES_MAX, Jwt};
-use crate::config::{Auth, Ddc, Settings, resolve_addr};
-use crate::services;
+use crate::config::{Auth, Settings, resolve_addr};
 use crate::start::{Address, Service, StartError, bind_error};
+use crate::{services, tls};
 
 /// Folder below the data folder.
 pub(crate) const FOLDER: &str = "ddc";
@@ -67,7 +67,7 @@ pub(crate) fn start(settings: &Settings, side: &tokio::runtime::Handle) -> Resul
         .enable_all()
         .build()
         .map_err(|source| StartError::System { what: "cannot start the cache's runtime", source })?;
-    let tls = tls(ddc)?;
+    let tls = tls::http_acceptor(&ddc.tls_cert, &ddc.tls_key).map_err(StartError::File)?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     let mut listeners = Vec::new();
     let mut addresses = Vec::new();
@@ -210,20 +210,6 @@ pub(crate) fn read_grant(name: &str, text: &str) -> Result<Policy, String> {
         namespaces: vec![Scope { values: list(namespaces), not: false }],
         buckets: Vec::new(),
     })
-}
-
-fn tls(ddc: &Ddc) -> Result<Option<tokio_rustls::TlsAcceptor>, StartError> {
-    if ddc.tls_cert.is_empty() {
-        return Ok(None);
-    }
-    let read = |path: &str| {
-        std::fs::read(path).map_err(|error| StartError::File(format!("cannot read `{path}`: {error}")))
-    };
-    let config = throng_net::tls_server_config(&read(&ddc.tls_cert)?, &read(&ddc.tls_key)?)
-        .map_err(|error| StartError::File(format!("`{}`, `{}`: {error}", ddc.tls_cert, ddc.tls_key)))?;
-    let mut config = rustls::ServerConfig::clone(&config);
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    Ok(Some(Arc::new(config).into()))
 }
 
 /// Signed tokens: what they claim is what is known about the caller.

@@ -110,11 +110,16 @@ fn damping_step(text: &str) -> Option<core::DampingStep> {
     })
 }
 
-/// The core's configuration, and remarks about the files that it was read from.
+/// The core's configuration, and remarks about the files that it was read from. `link` is the player identifier of the
+/// process's own matchmaking connection, if it has one.
 ///
 /// # Errors
 /// A phrase when a file is wrong, which `config check` has reported before unless it has changed since.
-pub(crate) fn build(settings: &Settings, secret: [u8; 32]) -> Result<(core::Config, Vec<String>), String> {
+pub(crate) fn build(
+    settings: &Settings,
+    secret: [u8; 32],
+    link: Option<Arc<str>>,
+) -> Result<(core::Config, Vec<String>), String> {
     let servers = state_machine(&settings.servers.state_machine)?;
     let clients = state_machine(&settings.clients.state_machine)?;
     let channels = channel_settings(&settings.gateway.channels)?;
@@ -133,6 +138,7 @@ pub(crate) fn build(settings: &Settings, secret: [u8; 32]) -> Result<(core::Conf
         development: gateway.dev,
         // "none" is a provider too: one that says yes. Without any, the core refuses clients.
         auth_provider: auth.kind != "refuse",
+        link,
         servers_bypass_auth: auth.servers_bypass,
         offer_snappy: gateway.compression == "snappy",
         ignore_unknown_compression: channeld,
@@ -209,7 +215,7 @@ mod tests {
     #[test]
     fn defaults_of_the_settings_are_the_defaults_of_the_core() {
         let settings = Loader::new().load().unwrap().settings;
-        let (config, remarks) = build(&settings, [0; 32]).unwrap();
+        let (config, remarks) = build(&settings, [0; 32], None).unwrap();
         let expected = core::Config { auth_provider: true, ..core::Config::default() };
         // Only the channel settings differ: the built-in file also names the data type of entities.
         let strip = |config: &core::Config| {

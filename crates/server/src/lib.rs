@@ -36,6 +36,7 @@ mod listen;
 pub mod log;
 mod mailbox;
 mod matcher;
+mod matchmaking;
 mod metrics;
 mod monitor;
 mod pace;

@@ -1,18 +1,19 @@
 //! The matcher within a process: its settings, its rules, its folder.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize;
 use throng_matcher::{ModeRules, QueueRules};
-use throng_matching::{Durability, Options, Service as Matching, Tokens};
-use throng_net::{TlsAcceptor, tls_server_config};
+use throng_matching::{Durability, HttpOptions, Options, Service as Matching, Tokens};
 use throng_store::{Folder, Fs};
+use tokio::sync::Notify;
 
 use crate::config::{Settings, resolve_addr};
-use crate::services;
-use crate::start::{Address, Service, StartError};
+use crate::start::{Address, Service, StartError, bind_error};
+use crate::{services, tls};
 
 /// Folder below the data folder.
 const FOLDER: &str = "matcher";
@@ -25,72 +26,132 @@ struct Rules {
     queues: Vec<QueueRules>,
 }
 
-/// Starts the matcher if the settings give it an address.
+/// A running matcher. Dropping it stops it.
+pub(crate) struct Matcher {
+    service: Matching,
+    addresses: Vec<Address>,
+    /// Ends its listeners on the side runtime.
+    end: Arc<Notify>,
+}
+
+impl Matcher {
+    /// Calls it.
+    pub(crate) fn handle(&self) -> &throng_matching::Handle {
+        self.service.handle()
+    }
+
+    /// Where it listens, Unix sockets apart.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = Address> + '_ {
+        self.addresses.iter().cloned()
+    }
+
+    /// Tells everybody, flushes the journal and ends.
+    pub(crate) fn stop(self) {
+        self.end.notify_waiters();
+        self.service.stop();
+    }
+}
+
+/// Starts the matcher if the settings give it an address. Its HTTP listener runs on `side`.
 ///
 /// # Errors
 /// An address that cannot be listened on, a folder that cannot be used, files that do not fit.
-pub(crate) fn start(settings: &Settings, secret: [u8; 32]) -> Result<Option<Matching>, StartError> {
+pub(crate) fn start(
+    settings: &Settings,
+    secret: [u8; 32],
+    side: &tokio::runtime::Handle,
+) -> Result<Option<Matcher>, StartError> {
     let matcher = &settings.matcher;
-    if !services::is_selected(&settings.server.only, services::MATCHER) || matcher.addr.is_empty() {
+    let wanted = [&matcher.addr, &matcher.unix_path, &matcher.http_addr].iter().any(|each| !each.is_empty());
+    if !services::is_selected(&settings.server.only, services::MATCHER) || !wanted {
         return Ok(None);
     }
-    let addr = resolve_addr(&matcher.addr).map_err(StartError::File)?;
-    let rules = rules(&matcher.rules)?;
-    let durability = match matcher.durability.as_str() {
-        "none" => Durability::None,
-        "sync" => Durability::Sync,
-        _ => Durability::Async,
-    };
-    let fs: Option<Arc<dyn Fs>> = if durability == Durability::None {
-        None
-    } else {
-        let folder = Path::new(&settings.server.data).join(FOLDER);
-        let opened = Folder::new(&folder);
-        Some(Arc::new(opened.map_err(|error| StartError::File(format!("`{}`: {error}", folder.display())))?))
-    };
-    let config = throng_matcher::Config {
-        modes: rules.modes,
-        queues: rules.queues,
-        presence_grace_ms: matcher.presence_grace_ms,
-        ..throng_matcher::Config::default()
+    let addr = match matcher.addr.as_str() {
+        "" => None,
+        addr => Some(resolve_addr(addr).map_err(StartError::File)?),
     };
     let tokens = read(&matcher.tokens_file)?;
     let tokens = Tokens::parse(&tokens)
         .map_err(|error| StartError::File(format!("`{}`: {error}", matcher.tokens_file)))?;
+    let (durability, fs) = journal(settings)?;
+    let rules = rules(&matcher.rules)?;
     let options = Options {
-        addr: Some(addr),
-        tls: tls(&matcher.tls_cert, &matcher.tls_key)?,
-        config,
+        addr,
+        unix: (!matcher.unix_path.is_empty()).then(|| PathBuf::from(&matcher.unix_path)),
+        tls: tls::acceptor_from(&matcher.tls_cert, &matcher.tls_key).map_err(StartError::File)?,
+        config: throng_matcher::Config {
+            modes: rules.modes,
+            queues: rules.queues,
+            presence_grace_ms: matcher.presence_grace_ms,
+            ..throng_matcher::Config::default()
+        },
         durability,
         fs,
-        tokens,
+        tokens: tokens.clone(),
         area: matcher.area.clone(),
         secret,
         salvage: matcher.salvage,
     };
-    throng_matching::start(options)
-        .map(Some)
-        .map_err(|error| StartError::File(format!("the matcher: {error}")))
+    let service =
+        throng_matching::start(options).map_err(|error| StartError::File(format!("the matcher: {error}")))?;
+    let is_plain = matcher.tls_cert.is_empty();
+    let mut addresses = Vec::new();
+    if let Some(addr) = service.addr() {
+        let scheme = if is_plain { "tcp" } else { "tls" };
+        addresses.push(Address { service: Service::Matcher, scheme, addr });
+    }
+    let end = Arc::new(Notify::new());
+    if !matcher.http_addr.is_empty() {
+        let addr = serve_http(settings, &service, tokens, side, &end)?;
+        let scheme = if is_plain { "http" } else { "https" };
+        addresses.push(Address { service: Service::MatcherHttp, scheme, addr });
+    }
+    Ok(Some(Matcher { service, addresses, end }))
 }
 
-/// Where it listens.
-pub(crate) fn address(settings: &Settings, service: &Matching) -> Option<Address> {
-    let scheme = if settings.matcher.tls_cert.is_empty() { "tcp" } else { "tls" };
-    Some(Address { service: Service::Matcher, scheme, addr: service.addr()? })
+fn serve_http(
+    settings: &Settings,
+    service: &Matching,
+    tokens: Tokens,
+    side: &tokio::runtime::Handle,
+    end: &Arc<Notify>,
+) -> Result<SocketAddr, StartError> {
+    let matcher = &settings.matcher;
+    let addr = resolve_addr(&matcher.http_addr).map_err(StartError::File)?;
+    let bound = side.block_on(tokio::net::TcpListener::bind(addr));
+    let bound = bound.and_then(|listener| listener.local_addr().map(|addr| (listener, addr)));
+    let (listener, addr) =
+        bound.map_err(|source| bind_error("matcher.http_addr".to_owned(), addr, source))?;
+    let options = HttpOptions {
+        tokens,
+        connections_max: matcher.http_connections_max,
+        requests_max: matcher.http_requests_max,
+        tls: tls::http_acceptor(&matcher.tls_cert, &matcher.tls_key).map_err(StartError::File)?,
+    };
+    let (handle, end) = (service.handle().clone(), Arc::clone(end));
+    side.spawn(async move {
+        let stopped = async move { end.notified().await };
+        if let Err(error) = throng_matching::serve_http(listener, handle, options, stopped).await {
+            tracing::error!(%error, "the matcher's HTTP listener failed");
+        }
+    });
+    Ok(addr)
+}
+
+fn journal(settings: &Settings) -> Result<(Durability, Option<Arc<dyn Fs>>), StartError> {
+    let durability = match settings.matcher.durability.as_str() {
+        "none" => return Ok((Durability::None, None)),
+        "sync" => Durability::Sync,
+        _ => Durability::Async,
+    };
+    let folder = Path::new(&settings.server.data).join(FOLDER);
+    let opened =
+        Folder::new(&folder).map_err(|error| StartError::File(format!("`{}`: {error}", folder.display())))?;
+    Ok((durability, Some(Arc::new(opened))))
 }
 
 fn rules(file: &str) -> Result<Rules, StartError> {
     toml::from_str(&read(file)?).map_err(|error| StartError::File(format!("`{file}`: {error}")))
-}
-
-fn tls(cert: &str, key: &str) -> Result<Option<TlsAcceptor>, StartError> {
-    if cert.is_empty() {
-        return Ok(None);
-    }
-    let config = tls_server_config(read(cert)?.as_bytes(), read(key)?.as_bytes());
-    config
-        .map(|config| Some(TlsAcceptor::new(config)))
-        .map_err(|error| StartError::File(format!("`{cert}`: {error}")))
 }
 
 /// A file's text; an empty name is an empty file.

@@ -22,7 +22,7 @@ use crate::monitor::Watch;
 use crate::recorder::Recorder;
 use crate::runs::Offer;
 use crate::worker::{Heartbeat, ListenerRole, Worker, WorkerParts};
-use crate::{ddc, gateway_config, matcher, process, schemas, services, tls};
+use crate::{ddc, gateway_config, matcher, matchmaking, process, schemas, services, tls};
 
 /// Shards that "one per two cores" stops at. Beyond, mail between shards outweighs what another one adds.
 ///
@@ -68,6 +68,8 @@ pub enum Service {
     CacheInternal,
     /// The matcher's framed RPC.
     Matcher,
+    /// The matcher's JSON over HTTP.
+    MatcherHttp,
 }
 
 /// Why a process did not start.
@@ -112,9 +114,11 @@ pub struct Running {
     access: Arc<Access>,
     acceptors: Vec<(Section, TlsAcceptor)>,
     secret: [u8; 32],
+    /// By which the gateway knows the link to the matcher.
+    link: Option<Arc<str>>,
     http_end: Arc<Notify>,
     cache: Option<ddc::Cache>,
-    matcher: Option<throng_matching::Service>,
+    matcher: Option<matcher::Matcher>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +172,8 @@ pub fn start(config: Config) -> Result<Running, StartError> {
 
     let mut secret = [0; 32];
     fill_random(&mut secret).map_err(system("cannot get random bytes"))?;
-    let (core, remarks) = gateway_config::build(settings, secret).map_err(StartError::File)?;
+    let link = link_name(settings).map_err(system("cannot get random bytes"))?;
+    let (core, remarks) = gateway_config::build(settings, secret, link.clone()).map_err(StartError::File)?;
     for remark in config.warnings.iter().chain(&remarks) {
         tracing::warn!("{remark}");
     }
@@ -205,8 +210,9 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let cache = ddc::start(settings, runtime.handle())?;
     addresses.extend(cache.iter().flat_map(ddc::Cache::addresses));
 
-    let matcher = matcher::start(settings, secret)?;
-    addresses.extend(matcher.iter().filter_map(|service| matcher::address(settings, service)));
+    let matcher = matcher::start(settings, secret, runtime.handle())?;
+    addresses.extend(matcher.iter().flat_map(matcher::Matcher::addresses));
+    let matchmaking = matchmaking::plan(settings, link.clone(), &addresses)?;
 
     let mailboxes: Arc<[Mailbox]> =
         loops.iter().map(|each| Mailbox::new(each.waker(), settings.server.mailbox_bytes_max)).collect();
@@ -219,7 +225,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         heartbeats.clone(),
         Arc::clone(&logins),
         Arc::clone(&schemas),
-        matcher.as_ref().map(|service| service.handle().clone()),
+        matcher.as_ref().map(|matcher| matcher.handle().clone()),
     ));
     watch.opened(addresses.clone(), cache.as_ref().map(ddc::Cache::service));
     let running = Running {
@@ -246,11 +252,15 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         logins,
         acceptors,
         secret,
+        link,
         cache,
         matcher,
         config: Mutex::new(config),
     };
     running.serve_admin(admin);
+    if let (Some(plan), Some(runtime)) = (matchmaking, &running.runtime) {
+        runtime.spawn(matchmaking::run(plan));
+    }
     running.watch.set_ready(true);
     Ok(running)
 }
@@ -301,7 +311,7 @@ impl Running {
                 tracing::error!(%why, "{what} could not be reloaded; the old one stays in use");
             }
         };
-        match gateway_config::build(settings, self.secret) {
+        match gateway_config::build(settings, self.secret, self.link.clone()) {
             Ok((core, _)) => {
                 let core = Arc::new(core);
                 for mailbox in self.mailboxes.iter() {
@@ -419,6 +429,17 @@ impl Drop for Running {
 #[must_use]
 pub fn from_here(addr: SocketAddr) -> SocketAddr {
     if addr.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], addr.port())) } else { addr }
+}
+
+/// An unguessable name for the gateway's own matchmaking connection, if the settings ask for one.
+fn link_name(settings: &Settings) -> std::io::Result<Option<Arc<str>>> {
+    let gateway = services::is_selected(&settings.server.only, services::GATEWAY);
+    if settings.matchmaking.matcher.is_empty() || !gateway {
+        return Ok(None);
+    }
+    let mut bytes = [0; 32];
+    fill_random(&mut bytes)?;
+    Ok(Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into()))
 }
 
 struct WorkerPlan<'a> {

@@ -22,6 +22,30 @@ pub(crate) fn acceptor(listener: &Listener, data: &Path) -> Result<TlsAcceptor, 
     server_config(listener, data).map(TlsAcceptor::new)
 }
 
+/// TLS from files alone; `None` without a certificate.
+///
+/// # Errors
+/// A phrase that names the file and what is wrong with it.
+pub(crate) fn acceptor_from(cert: &str, key: &str) -> Result<Option<TlsAcceptor>, String> {
+    if cert.is_empty() {
+        return Ok(None);
+    }
+    from_files(cert, key).map(|config| Some(TlsAcceptor::new(config)))
+}
+
+/// TLS for an HTTP listener on the side runtime, which offers HTTP/2; `None` without a certificate.
+///
+/// # Errors
+/// A phrase that names the file and what is wrong with it.
+pub(crate) fn http_acceptor(cert: &str, key: &str) -> Result<Option<tokio_rustls::TlsAcceptor>, String> {
+    if cert.is_empty() {
+        return Ok(None);
+    }
+    let mut config = rustls::ServerConfig::clone(&*from_files(cert, key)?);
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Some(std::sync::Arc::new(config).into()))
+}
+
 /// Reads the certificate again and uses it for connections to come.
 ///
 /// # Errors
@@ -36,10 +60,12 @@ fn server_config(listener: &Listener, data: &Path) -> Result<std::sync::Arc<rust
         let (cert, key) = development(data).map_err(|error| format!("{}: {error}", data.display()))?;
         return tls_server_config(&cert, &key).map_err(|error| error.to_string());
     }
+    from_files(&listener.tls_cert, &listener.tls_key)
+}
+
+fn from_files(cert: &str, key: &str) -> Result<std::sync::Arc<rustls::ServerConfig>, String> {
     let read = |path: &str| fs::read(path).map_err(|error| format!("cannot read `{path}`: {error}"));
-    let (cert, key) = (read(&listener.tls_cert)?, read(&listener.tls_key)?);
-    tls_server_config(&cert, &key)
-        .map_err(|error| format!("`{}`, `{}`: {error}", listener.tls_cert, listener.tls_key))
+    tls_server_config(&read(cert)?, &read(key)?).map_err(|error| format!("`{cert}`, `{key}`: {error}"))
 }
 
 fn development(data: &Path) -> std::io::Result<(Vec<u8>, Vec<u8>)> {

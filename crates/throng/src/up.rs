@@ -161,6 +161,7 @@ fn ready_block(running: &Running, took: Duration, data: &str) -> String {
         ("cache", of(Service::Cache)),
         ("cache, inside", of(Service::CacheInternal)),
         ("matcher", of(Service::Matcher)),
+        ("matcher, JSON", of(Service::MatcherHttp)),
     ];
     for (what, addresses) in listeners.iter().filter(|(_, addresses)| !addresses.is_empty()) {
         out.push_str(&line(what, addresses));

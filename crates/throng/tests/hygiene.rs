@@ -30,12 +30,17 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-store", &["throng-ddc"], &["throng-stdx"]),
     // Services: a product's interface over cores and edges.
     ("throng-cache", &["throng-ddc", "throng-store"], &[]),
-    ("throng-matching", &["throng-matcher", "throng-net", "throng-stdx", "throng-store", "throng-wire"], &[]),
+    (
+        "throng-matching",
+        &["throng-http", "throng-matcher", "throng-net", "throng-stdx", "throng-store", "throng-wire"],
+        &[],
+    ),
     // Composition.
     (
         "throng-server",
         &[
             "throng-cache",
+            "throng-client",
             "throng-ddc",
             "throng-gateway",
             "throng-http",
@@ -46,7 +51,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
             "throng-store",
             "throng-wire",
         ],
-        &["throng-client", "throng-conformance"],
+        &["throng-conformance"],
     ),
     (
         "throng",

@@ -177,10 +177,19 @@ impl Shard {
         if let Some(first_id) = entry.accepted_as {
             global.ids.release(first_id);
         }
+        if global.link == Some(conn) {
+            global.link = None;
+        }
         let superseded_by = global.superseding.remove(&conn);
         if keep {
-            let lost =
-                Lost { kind, pit: entry.pit, channels: entry.channels, token: entry.token, expiry: None };
+            let lost = Lost {
+                kind,
+                pit: entry.pit,
+                channels: entry.channels,
+                token: entry.token,
+                asked_link: entry.asked_link,
+                expiry: None,
+            };
             self.keep_lost(conn, lost);
             if let Some(pending) = superseded_by {
                 self.resume_as(conn, &pending);
@@ -195,6 +204,9 @@ impl Shard {
             {
                 // What it wanted to resume is gone for good; it may log in.
                 waiting.pending = false;
+            }
+            if entry.asked_link {
+                self.tell_link_of_end(conn, &entry.pit);
             }
         }
     }

@@ -151,8 +151,10 @@ impl Shard {
     /// A message to a channel of this shard.
     #[inline]
     pub(super) fn dispatch(&mut self, sender: Sender, head: Head, body: &[u8]) {
+        let for_link = sender.kind == ConnKind::Client && self.is_for_link(head);
         let result = match self.channels.get_mut(&head.channel) {
             None => Err(Refusal::UnknownChannel),
+            Some(_) if for_link => self.ask_link(sender, head, body),
             Some(channel) if head.msg_type >= USER_SPACE => {
                 let objects = self.board.config.unreal_objects && is_object_message(head.msg_type);
                 match sender.kind {

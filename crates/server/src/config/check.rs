@@ -28,6 +28,7 @@ pub(super) fn check(config: &Config) -> Vec<Problem> {
     check_http(config, &mut problems);
     check_ddc(config, &mut problems);
     check_matcher(config, &mut problems);
+    check_matchmaking(config, &mut problems);
     check_auth(config, &mut problems);
     check_gateway(config, &mut problems);
     if let Err(why) = settings.log.level.parse::<tracing_subscriber::EnvFilter>() {
@@ -168,6 +169,19 @@ fn check_http(config: &Config, problems: &mut Vec<Problem>) {
     }
 }
 
+fn check_matchmaking(config: &Config, problems: &mut Vec<Problem>) {
+    let key = "gateway.matchmaking.matcher";
+    check_file(config, "gateway.matchmaking.token_file", problems);
+    let settings = &config.settings;
+    let served = crate::matchmaking::matcher_endpoint(settings);
+    if let Err(why) = served {
+        problems.push(at(config, ProblemKind::BadReference, key, format!("`{key}`: {why}")));
+    } else if !settings.matchmaking.matcher.is_empty() && settings.servers.addr.is_empty() {
+        let message = format!("`{key}` needs game servers' listener, `gateway.servers.addr`, over plain TCP");
+        problems.push(at(config, ProblemKind::Conflict, key, message));
+    }
+}
+
 fn check_matcher(config: &Config, problems: &mut Vec<Problem>) {
     let matcher = &config.settings.matcher;
     for name in ["tls_cert", "tls_key", "tokens_file", "rules"] {
@@ -178,18 +192,20 @@ fn check_matcher(config: &Config, problems: &mut Vec<Problem>) {
         problems.push(at(config, ProblemKind::Conflict, "matcher.tls_cert", message));
     }
     let open = matcher.tokens_file.is_empty() && !matcher.unsafe_binds;
-    if let Ok(bound) = resolve_addr(&matcher.addr)
-        && open
-        && !bound.ip().is_loopback()
-    {
-        let message = "`matcher.addr` is reachable from outside and asks nobody who they are";
-        problems.push(
-            at(config, ProblemKind::Conflict, "matcher.addr", message)
-                .note("name a file with tokens in `matcher.tokens_file`")
-                .note(
-                    "or, inside a network that only your own people reach, set `matcher.unsafe_binds = true`",
-                ),
-        );
+    for (key, addr) in [("matcher.addr", &matcher.addr), ("matcher.http_addr", &matcher.http_addr)] {
+        if let Ok(bound) = resolve_addr(addr)
+            && open
+            && !bound.ip().is_loopback()
+        {
+            let message = format!("`{key}` is reachable from outside and asks nobody who they are");
+            problems.push(
+                at(config, ProblemKind::Conflict, key, message)
+                    .note("name a file with tokens in `matcher.tokens_file`")
+                    .note(
+                        "or, inside a network that only your own people reach, set `matcher.unsafe_binds = true`",
+                    ),
+            );
+        }
     }
 }
 

@@ -273,6 +273,19 @@ section! {
 }
 
 section! {
+    /// Players that ask a matcher, through messages to GLOBAL.
+    Matchmaking {
+        /// Framed RPC of the matcher: `own` is the one of this process, else HOST:PORT or unix:///FILE. Empty: players cannot
+        /// ask one.
+        matcher: String = "", Kind::Text;
+        /// `SrvID` by which the matcher knows this gateway; one for every gateway.
+        srv: String = "gateway", Kind::Text;
+        /// File with the access token for the matcher, which needs no more than the scope `server`.
+        token_file: String = "", Kind::Path;
+    }
+}
+
+section! {
     /// The world: spatial channels, interest, entities.
     Spatial {
         /// Spatial controller: a file in the reference's JSON form or a built-in grid (`2x2`, `4x1`, `benchmark`,
@@ -489,6 +502,14 @@ section! {
     Matcher {
         /// Address of its framed RPC; empty opens none. `throng up --only matcher` opens 127.0.0.1:11290.
         addr: String = "", Kind::Addr;
+        /// File of a Unix socket that serves the same without TLS; empty opens none. Tokens are asked for there as well.
+        unix_path: String = "", Kind::Path;
+        /// Address of JSON over HTTP, with notifications as WebSocket messages or Server-Sent Events; empty opens none.
+        http_addr: String = "", Kind::Addr;
+        /// Connections to `http_addr` at a time; more wait in the kernel's queue.
+        http_connections_max: usize = 1_024, int(1, 65_536), "connections";
+        /// Requests over `http_addr` at a time, at most 1 MiB each; more are answered with `OVERLOADED`.
+        http_requests_max: usize = 256, int(1, 65_536), "requests";
         /// Certificate chain for TLS, PEM; empty = plain TCP.
         tls_cert: String = "", Kind::Path;
         /// Private key for TLS, PEM.
@@ -563,6 +584,8 @@ pub struct Settings {
     pub servers: Listener,
     /// `[gateway.clients]`
     pub clients: Listener,
+    /// `[gateway.matchmaking]`
+    pub matchmaking: Matchmaking,
     /// `[gateway.spatial]`
     pub spatial: Spatial,
     /// `[gateway.auth]`
@@ -593,6 +616,7 @@ impl Settings {
             gateway: Gateway::read(values, "gateway"),
             servers: Listener::read(values, "gateway.servers"),
             clients: Listener::read(values, "gateway.clients"),
+            matchmaking: Matchmaking::read(values, "gateway.matchmaking"),
             spatial: Spatial::read(values, "gateway.spatial"),
             auth: Auth::read(values, "gateway.auth"),
             limits: Limits::read(values, "gateway.limits"),
@@ -622,6 +646,11 @@ pub const SECTIONS: &[Section] = &[
         doc: "The world: spatial channels, interest, entities.",
         heading: "Spatial",
     },
+    Section {
+        path: "gateway.matchmaking",
+        doc: "Players that ask a matcher, through messages to GLOBAL.",
+        heading: "Matchmaking",
+    },
     Section { path: "gateway.auth", doc: "Who may log in.", heading: "Authentication" },
     Section { path: "gateway.limits", doc: "Bounds on what one peer can cost.", heading: "Limits" },
     Section {
@@ -645,6 +674,7 @@ pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
     keys.extend(listener_keys("gateway.servers", "127.0.0.1:11288", "server_authoratative"));
     keys.extend(listener_keys("gateway.clients", "127.0.0.1:12108", "client_non_authoratative"));
     keys.extend(Spatial::keys("gateway.spatial"));
+    keys.extend(Matchmaking::keys("gateway.matchmaking"));
     keys.extend(Auth::keys("gateway.auth"));
     keys.extend(Limits::keys("gateway.limits"));
     keys.extend(Recovery::keys("gateway.recovery"));

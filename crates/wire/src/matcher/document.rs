@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::catalogue::{EVENTS, METHODS, Message, REQUEST_KEY_FIELD, Type, messages};
+use super::catalogue::{EVENTS, METHODS, Message, Method, REQUEST_KEY_FIELD, Type, messages};
 use super::status::STATUSES;
 
 /// The catalogue as a proto3 file, for those who generate code from it.
@@ -45,16 +45,20 @@ pub fn proto_file() -> String {
 #[must_use]
 pub fn reference_page() -> String {
     let mut out = String::from(
-        "# Matcher API\n\nFor people who call the matcher over its framed RPC. Made from the catalogue in `crates/wire/src/matcher` \
-         (`THRONG_UPDATE=1 cargo test -p throng-wire --test matcher_pages` rewrites it).\n\n\
+        "# Matcher API\n\nFor people who call the matcher, over its framed RPC or over HTTP. Made from the catalogue in \
+         `crates/wire/src/matcher` (`THRONG_UPDATE=1 cargo test -p throng-wire --test matcher_pages` rewrites it).\n\n\
+         ## Framed RPC\n\n\
          A frame is a 20-byte header, little-endian, and a protobuf body: body length (4 bytes), kind (1), flags (1), \
          method or status (2), request id or number of the last entry (8), deadline in ms or processing time in us \
          (4). Fields have the names below in lower_snake_case. A request that changes something may carry a request \
          key, 16 bytes in field 100: within 60 s the same key is answered with the first answer and has no further \
-         effect. A refusal's body is {1: message, 2: detail}.\n\n## Methods\n",
+         effect. A refusal's body is {1: message, 2: detail}.\n\n",
     );
+    out.push_str(HTTP);
+    out.push_str("## Methods\n");
     for method in METHODS {
-        let _ = write!(out, "\n### {} ({})\n\n{}\n", method.name, method.number, method.doc);
+        let Method { name, number, doc, .. } = method;
+        let _ = write!(out, "\n### {name} ({number})\n\n`POST /matcher/v1/{name}`\n\n{doc}\n");
         table(&mut out, "Request", method.request);
         table(&mut out, "Answer", method.response);
     }
@@ -81,6 +85,32 @@ pub fn reference_page() -> String {
     }
     out
 }
+
+const HTTP: &str = "\
+## JSON over HTTP
+
+HTTP/1.1 and HTTP/2 on `matcher.http_addr`, encrypted where the matcher has a certificate. Every method is a route; the
+request is an object with the members below, the answer one with status 200. A refusal has the HTTP status of its code and
+`{\"code\":\"ROOM_FULL\",\"message\":\"...\",\"detail\":{...}}`. Members that are missing or `null` take the empty value, unknown
+ones are ignored, free-form values come back as the text they were sent as.
+
+| Header | |
+|---|---|
+| `Authorization: Bearer TOKEN` | a token of `matcher.tokens_file`; its scope says what the caller may do |
+| `X-Server-Id` | the caller's `SrvID`; without it that of the role in the request |
+| `Idempotency-Key` | a request key: 32 hex digits, or any text, of which a hash is used |
+
+A body is at most 1 MiB (`TOO_LARGE`); over `matcher.http_requests_max` requests at a time are answered with `OVERLOADED` and not
+done. Pages of other sites are turned away.
+
+`GET /matcher/v1/notify?srv=SRV_ID` streams the notifications of a server: as text messages if the request asks for a
+WebSocket, as Server-Sent Events otherwise. Every message is a batch with its `Epoch` and `Seq`, the number of its last entry.
+The first one has no entries and says where the stream stands. `&epoch=EPOCH&after=SEQ` (or `Last-Event-ID: EPOCH-SEQ`)
+goes on behind a batch for 10 s after the connection was lost. Another `Epoch` than before means that entries are missing,
+because they are not kept any more or because the reader was slower than 16 MiB or 100,000 entries: fetch `ListMine`. A
+server has one stream at a time, and is connected while it has one.
+
+";
 
 fn table(out: &mut String, title: &str, message: &Message) {
     if message.fields.is_empty() {

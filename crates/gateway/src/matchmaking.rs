@@ -1,0 +1,53 @@
+//! What players ask of a matcher, through GLOBAL: handed to the connection of this process that serves it, the *link*.
+//!
+//! ```text
+//!  player ── MATCHMAKING on GLOBAL ──▶ shard 0 ── MATCHMAKING {1: player identifier, 2: body} ──▶ link
+//!  player ◀── MATCHMAKING, one connection ────────────────────────────────────────────────────── link
+//!  player gone for good ────────────▶ shard 0 ── MATCHMAKING {1: player identifier} ────────────▶ link
+//! ```
+//!
+//! The core adds who asks, which it alone knows, and interprets nothing.
+
+use throng_wire::matcher::Writer;
+
+use crate::ids::{ChannelId, ConnId};
+use crate::mail::Head;
+use crate::reason::Refusal;
+use crate::requests::Sender;
+use crate::shard::Shard;
+
+/// Type of the messages between players and the link, on GLOBAL. Without a link they go to the owner of GLOBAL, like any
+/// other of the game's.
+pub const MATCHMAKING: u32 = 110;
+
+impl Shard {
+    /// Whether a client's message is for the link.
+    pub(crate) fn is_for_link(&self, head: Head) -> bool {
+        head.msg_type == MATCHMAKING && head.channel == ChannelId::GLOBAL && self.board.config.link.is_some()
+    }
+
+    /// A client's message to the link.
+    pub(crate) fn ask_link(&mut self, sender: Sender, head: Head, body: &[u8]) -> Result<(), Refusal> {
+        let global = self.global.as_mut().ok_or(Refusal::NotGlobal)?;
+        let link = global.link.ok_or(Refusal::NoOwner)?;
+        let entry = global.entries.get_mut(&sender.conn).ok_or(Refusal::ClosingConnection)?;
+        // Players without an identifier could not be told apart.
+        if entry.pit.is_empty() {
+            return Err(Refusal::Permission);
+        }
+        entry.asked_link = true;
+        let payload = Writer::new().str(1, &entry.pit).bytes(2, body).into_bytes();
+        if self.board.forward(link, head, sender.conn, &payload) {
+            self.board.stats.forwarded += 1;
+        }
+        Ok(())
+    }
+
+    /// A client that has asked the link for something is gone and will not return.
+    pub(crate) fn tell_link_of_end(&mut self, conn: ConnId, pit: &str) {
+        let Some(link) = self.global.as_ref().and_then(|global| global.link) else { return };
+        let head = Head { channel: ChannelId::GLOBAL, broadcast: 0, stub: 0, msg_type: MATCHMAKING };
+        let payload = Writer::new().str(1, pit).into_bytes();
+        self.board.forward(link, head, conn, &payload);
+    }
+}

@@ -1,0 +1,187 @@
+//! Which players of this gateway are in which match, and the channel of each.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use throng_client::{ChannelId, ChannelType, CreateChannel, SubscribeOptions};
+
+/// The matches that players of this gateway are in, and the rooms that may become some.
+#[derive(Default)]
+pub(crate) struct Matches {
+    rooms: BTreeMap<String, Match>,
+    /// The open ones by channel.
+    channels: BTreeMap<ChannelId, String>,
+}
+
+#[derive(Default)]
+struct Match {
+    state: State,
+    /// It has been full, or a ticket led to it.
+    is_complete: bool,
+    /// The matcher has removed the room.
+    is_closed: bool,
+    members: BTreeSet<String>,
+    /// Members that were subscribed to the channel.
+    inside: BTreeSet<String>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Gathering,
+    Opening,
+    Open(ChannelId),
+}
+
+/// What a match's channel is made with: its metadata leads back to the room.
+pub(crate) fn channel(room: &str) -> CreateChannel {
+    CreateChannel::new(ChannelType::SUBWORLD).metadata(format!("match:{room}"))
+}
+
+/// Players write to the channel of their match as well.
+pub(crate) fn options() -> SubscribeOptions {
+    SubscribeOptions::write()
+}
+
+impl Matches {
+    /// Players have joined a room.
+    pub(crate) fn join(&mut self, room: &str, players: impl IntoIterator<Item = String>, is_complete: bool) {
+        let found = self.rooms.entry(room.to_owned()).or_default();
+        found.members.extend(players);
+        found.is_complete |= is_complete;
+        if found.members.is_empty() && !found.is_complete {
+            self.rooms.remove(room);
+        }
+    }
+
+    /// Whether a match has no channel yet; the caller makes one then.
+    pub(crate) fn wants_channel(&mut self, room: &str) -> bool {
+        let Some(found) = self.rooms.get_mut(room) else { return false };
+        let wants = found.is_complete && !found.members.is_empty() && found.state == State::Gathering;
+        if wants {
+            found.state = State::Opening;
+        }
+        wants
+    }
+
+    /// A channel was made, or could not be.
+    pub(crate) fn opened(&mut self, room: &str, channel: Option<ChannelId>) {
+        let Some(found) = self.rooms.get_mut(room) else { return };
+        match channel {
+            Some(channel) => {
+                found.state = State::Open(channel);
+                self.channels.insert(channel, room.to_owned());
+            }
+            None => {
+                tracing::warn!(room, "no channel could be made for a match");
+                self.rooms.remove(room);
+            }
+        }
+    }
+
+    /// The channel of a match, once it has one.
+    pub(crate) fn channel(&self, room: &str) -> Option<ChannelId> {
+        match self.rooms.get(room)?.state {
+            State::Open(channel) => Some(channel),
+            State::Gathering | State::Opening => None,
+        }
+    }
+
+    /// Whether a channel is that of a match.
+    pub(crate) fn is_one(&self, channel: ChannelId) -> bool {
+        self.channels.contains_key(&channel)
+    }
+
+    /// Members that are not subscribed yet; the caller subscribes them.
+    pub(crate) fn let_in(&mut self, room: &str) -> Vec<String> {
+        let Some(found) = self.rooms.get_mut(room) else { return Vec::new() };
+        let waiting: Vec<String> = found.members.difference(&found.inside).cloned().collect();
+        found.inside.extend(waiting.iter().cloned());
+        waiting
+    }
+
+    /// A player has left a room. The channel that it was in.
+    pub(crate) fn leave(&mut self, room: &str, player: &str) -> Option<ChannelId> {
+        let channel = self.channel(room);
+        let found = self.rooms.get_mut(room)?;
+        found.members.remove(player);
+        channel.filter(|_| found.inside.remove(player))
+    }
+
+    /// A player is gone. The rooms that it was in and that still are.
+    pub(crate) fn forget(&mut self, player: &str) -> Vec<String> {
+        let mut rooms = Vec::new();
+        for (room, found) in &mut self.rooms {
+            found.inside.remove(player);
+            if found.members.remove(player) && !found.is_closed {
+                rooms.push(room.clone());
+            }
+        }
+        rooms
+    }
+
+    /// The matcher has removed a room; a match that has begun goes on until the last player is gone.
+    pub(crate) fn close_room(&mut self, room: &str) {
+        let Some(found) = self.rooms.get_mut(room) else { return };
+        found.is_closed = true;
+        if !found.is_complete {
+            self.rooms.remove(room);
+        }
+    }
+
+    /// Forgets rooms without players. The channels that they leave behind.
+    pub(crate) fn take_empty(&mut self) -> Vec<ChannelId> {
+        // One whose channel is being made is looked at again when that is done.
+        let is_empty = |found: &Match| found.members.is_empty() && found.state != State::Opening;
+        let empty = self.rooms.extract_if(.., |_, found| is_empty(found));
+        let channels = empty.filter_map(|(_, found)| match found.state {
+            State::Open(channel) => Some(channel),
+            State::Gathering | State::Opening => None,
+        });
+        let channels: Vec<ChannelId> = channels.collect();
+        for channel in &channels {
+            self.channels.remove(channel);
+        }
+        channels
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_room_becomes_a_match_when_it_is_full_and_lasts_until_it_is_empty() {
+        let mut matches = Matches::default();
+        matches.join("r", names(&["a"]), false);
+        assert!(!matches.wants_channel("r"));
+        matches.join("r", names(&["b"]), true);
+        assert!(matches.wants_channel("r"));
+        assert!(!matches.wants_channel("r"), "one is being made");
+        matches.opened("r", Some(ChannelId(5)));
+        assert_eq!((matches.let_in("r"), matches.let_in("r")), (names(&["a", "b"]), Vec::new()));
+        matches.close_room("r");
+        assert_eq!(matches.leave("r", "a"), Some(ChannelId(5)));
+        assert!(matches.take_empty().is_empty() && matches.is_one(ChannelId(5)));
+        assert!(matches.forget("b").is_empty(), "the matcher's room is gone already");
+        assert_eq!(matches.take_empty(), [ChannelId(5)]);
+        assert!(!matches.is_one(ChannelId(5)));
+    }
+
+    #[test]
+    fn who_leaves_while_the_channel_is_made_leaves_nothing_behind() {
+        let mut matches = Matches::default();
+        matches.join("r", names(&["a"]), true);
+        assert!(matches.wants_channel("r"));
+        assert_eq!(matches.forget("a"), ["r"]);
+        assert!(matches.take_empty().is_empty());
+        matches.opened("r", Some(ChannelId(5)));
+        assert_eq!(matches.take_empty(), [ChannelId(5)]);
+        matches.join("q", names(&["b"]), false);
+        matches.close_room("q");
+        assert!(matches.forget("b").is_empty() && matches.rooms.is_empty());
+    }
+}
