@@ -1,6 +1,8 @@
 //! The service about itself: peers, rights, administration.
 
-use hyper::{Response, StatusCode};
+use std::sync::Arc;
+
+use hyper::Response;
 use throng_ddc::api::Route;
 use throng_ddc::policy::Action;
 use throng_ddc::{Bucket, Namespace, Value};
@@ -12,8 +14,8 @@ use crate::service::{Ask, Service, json};
 
 impl Service {
     pub(crate) fn peers(&self, ask: &Ask<'_>) -> Response<Body> {
-        let site = Value::string(&self.rules.site);
-        let endpoints = self.rules.endpoints.iter().map(|endpoint| Value::string(endpoint)).collect();
+        let site = Value::string(&self.rules().site);
+        let endpoints = self.rules().endpoints.iter().map(|endpoint| Value::string(endpoint)).collect();
         let peer = Value::object([
             ("site", site.clone()),
             ("fullName", site.clone()),
@@ -30,11 +32,12 @@ impl Service {
         namespace: &Namespace,
         bucket: Option<&Bucket>,
     ) -> Response<Body> {
-        let permitted = |action: &&Action| self.rules.access.permit(&ask.caller, **action, namespace, bucket);
+        let rules = self.rules();
+        let permitted = |action: &&Action| rules.access.permit(&ask.caller, **action, namespace, bucket);
         let names: Vec<&str> = Action::ALL.iter().filter(permitted).map(|action| action.name()).collect();
         let mut matched = Vec::new();
         if let Some(claims) = &ask.caller.claims {
-            for policy in self.rules.access.policies.matching(claims, namespace, bucket) {
+            for policy in rules.access.policies.matching(claims, namespace, bucket) {
                 let actions: Vec<&str> = policy.acl.actions.iter().map(|action| action.name()).collect();
                 matched.push(serde_json::json!({
                     "name": policy.name, "actions": actions, "claims": policy.acl.claims,
@@ -44,7 +47,7 @@ impl Service {
         json(&serde_json::json!({ "actions": names, "logOutput": [], "matchedPolicies": matched }))
     }
 
-    pub(crate) fn admin(&self, ask: &Ask<'_>, route: &Route) -> Answer {
+    pub(crate) async fn admin(self: &Arc<Service>, ask: &Ask<'_>, route: &Route) -> Answer {
         if ask.listener != Listener::Internal {
             return Err(Problem::missing("no such route on this listener"));
         }
@@ -59,7 +62,7 @@ impl Service {
         self.permit(ask, action, namespace, None)?;
         match route {
             Route::Settings => Ok(json(&serde_json::json!({
-                "settings": { "site": self.rules.site, "figures": self.report() },
+                "settings": { "site": self.rules().site, "figures": self.report() },
             }))),
             Route::LastAccessRollup => {
                 let noted: Vec<serde_json::Value> = tokio::task::block_in_place(|| self.note_accesses())
@@ -76,7 +79,10 @@ impl Service {
                 let collected = tokio::task::block_in_place(|| self.collect())?;
                 Ok(json(&serde_json::json!({ "countOfRemovedRecords": collected.refs })))
             }
-            _ => Err(Problem::new(StatusCode::NOT_IMPLEMENTED, "this node keeps no replication log")),
+            Route::ReplicationLog(namespace) => self.incremental(ask, namespace),
+            Route::Snapshots(namespace) => self.snapshots(namespace),
+            Route::SnapshotCreate(namespace) => self.create_snapshot(namespace).await,
+            _ => Err(Problem::missing("no such route")),
         }
     }
 }

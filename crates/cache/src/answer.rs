@@ -23,12 +23,13 @@ pub(crate) struct Problem {
     pub(crate) status: StatusCode,
     pub(crate) title: String,
     kind: Option<&'static str>,
+    members: Vec<(&'static str, String)>,
     headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 impl Problem {
     pub(crate) fn new(status: StatusCode, title: impl Into<String>) -> Problem {
-        Problem { status, title: title.into(), kind: None, headers: Vec::new() }
+        Problem { status, title: title.into(), kind: None, members: Vec::new(), headers: Vec::new() }
     }
 
     pub(crate) fn bad(title: impl ToString) -> Problem {
@@ -40,9 +41,19 @@ impl Problem {
     }
 
     pub(crate) fn hash_mismatch(title: impl Into<String>) -> Problem {
-        let mut problem = Problem::bad(title.into());
-        problem.kind = Some("http://jupiter.epicgames.com/blob/hashMismatch");
-        problem
+        Problem::bad(title.into()).of_kind("http://jupiter.epicgames.com/blob/hashMismatch")
+    }
+
+    /// With a `type`, for clients that react to it.
+    pub(crate) fn of_kind(mut self, kind: &'static str) -> Problem {
+        self.kind = Some(kind);
+        self
+    }
+
+    /// With a member more, in JSON.
+    pub(crate) fn member(mut self, name: &'static str, value: impl Into<String>) -> Problem {
+        self.members.push((name, value.into()));
+        self
     }
 
     pub(crate) fn with(mut self, name: HeaderName, value: impl TryInto<HeaderValue>) -> Problem {
@@ -70,6 +81,7 @@ impl Problem {
             }
             fields.insert("title".to_owned(), self.title.clone().into());
             fields.insert("status".to_owned(), self.status.as_u16().into());
+            fields.extend(self.members.into_iter().map(|(name, value)| (name.to_owned(), value.into())));
             ("application/problem+json", serde_json::Value::Object(fields).to_string().into_bytes())
         };
         let mut response = reply(self.status, media, bytes);

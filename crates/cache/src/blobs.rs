@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 
 use crate::answer::{Answer, IO_HASH, Problem, empty, object};
 use crate::body::{Body, Check};
+use crate::origin::Reach;
 use crate::service::{Ask, Service, check_hash, hash_value};
 use crate::upload::{Received, SMALL_BYTES_MAX, verified};
 
@@ -43,6 +44,10 @@ impl Service {
                 self.put_blob(ask, namespace, Some(hash), false).await
             }
             (Method::Delete, Family::Compressed) => {
+                let shared = match self.tier() {
+                    Some(tier) => self.heard(tier.delete_forms(namespace, &hash).await)?,
+                    None => false,
+                };
                 let mut result = Ok(Outcome::Unchanged);
                 let (sender, receiver) = oneshot::channel();
                 self.store.delete_content(
@@ -54,70 +59,69 @@ impl Service {
                     result = outcome;
                 }
                 match result? {
-                    Outcome::Unchanged => Err(Problem::missing("no such compressed blob")),
+                    Outcome::Unchanged if !shared => Err(Problem::missing("no such compressed blob")),
                     _ => Ok(empty(StatusCode::OK)),
                 }
             }
-            (Method::Delete, _) => {
-                let outcome = self.commit(|done| self.store.delete_blob(namespace, &hash, done)).await?;
-                match (outcome, family) {
-                    (Outcome::Unchanged, _) => Err(Problem::missing("no such blob")),
-                    (_, Family::Objects) => {
-                        let value = Value::object([("deletedCount", Value::Integer(1))]);
-                        Ok(object(&value, ask.answer_media(None)))
-                    }
-                    _ => Ok(empty(StatusCode::NO_CONTENT)),
+            (Method::Delete, _) => match (self.delete_blob(namespace, &hash).await?, family) {
+                (false, _) => Err(Problem::missing("no such blob")),
+                (_, Family::Objects) => {
+                    let value = Value::object([("deletedCount", Value::Integer(1))]);
+                    Ok(object(&value, ask.answer_media(None)))
                 }
-            }
-            (_, Family::Compressed) => self.get_compressed(ask, namespace, &hash),
-            (_, Family::Objects) => self.get_blob(ask, namespace, &hash, Media::CompactBinary),
-            (_, Family::Blobs) => self.get_blob(ask, namespace, &hash, Media::Octets),
+                _ => Ok(empty(StatusCode::NO_CONTENT)),
+            },
+            (_, Family::Compressed) => self.get_compressed(ask, namespace, &hash).await,
+            (_, Family::Objects) => self.get_blob(ask, namespace, &hash, Media::CompactBinary).await,
+            (_, Family::Blobs) => self.get_blob(ask, namespace, &hash, Media::Octets).await,
         }
     }
 
-    pub(crate) fn get_blob(
+    pub(crate) async fn get_blob(
         self: &Arc<Service>,
         ask: &Ask<'_>,
         namespace: &Namespace,
         hash: &IoHash,
         media: Media,
     ) -> Answer {
-        let blob = self.find_blob(namespace, hash)?.ok_or_else(|| Problem::missing("no such blob"))?;
-        self.blob_answer(ask, namespace, hash, blob, media)
+        let missing = || Problem::missing("no such blob");
+        if ask.method == Method::Head {
+            let len = self.blob_len(namespace, hash).await?.ok_or_else(missing)?;
+            return Ok(head_answer(hash, len, media));
+        }
+        let blob = self.find_blob(namespace, hash).await?.ok_or_else(missing)?;
+        self.blob_answer(ask, namespace, hash, blob, media).await
     }
 
-    pub(crate) fn get_compressed(
+    pub(crate) async fn get_compressed(
         self: &Arc<Service>,
         ask: &Ask<'_>,
         namespace: &Namespace,
         id: &IoHash,
     ) -> Answer {
-        let (hash, media) = match self.store.content(namespace, id)? {
-            Some(form) => (form, Media::Compressed),
-            None => (*id, Media::Octets),
-        };
-        let blob =
-            self.find_blob(namespace, &hash)?.ok_or_else(|| Problem::missing("no such compressed blob"))?;
+        let missing = || Problem::missing("no such compressed blob");
+        let hash = self.locate(namespace, id, Reach::All).await?.ok_or_else(missing)?;
+        let media = if hash == *id { Media::Octets } else { Media::Compressed };
         if negotiate(ask.accept(), &[media]).is_none() {
             let title = format!("what is stored is {}", media.name());
             return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, title));
         }
-        let mut response = self.blob_answer(ask, namespace, &hash, blob, media)?;
+        let mut response = if ask.method == Method::Head {
+            let len = self.blob_len(namespace, &hash).await?.ok_or_else(missing)?;
+            head_answer(&hash, len, media)
+        } else {
+            let blob = self.find_blob(namespace, &hash).await?.ok_or_else(missing)?;
+            self.note_form(namespace, id, &hash, blob.len()).await?;
+            self.blob_answer(ask, namespace, &hash, blob, media).await?
+        };
         if response.status() == StatusCode::OK {
             response.headers_mut().insert(IO_HASH, hash_value(&hash));
         }
         Ok(response)
     }
 
-    pub(crate) fn find_blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<Blob>, StoreError> {
-        let found = self.store.blob(namespace, hash)?;
-        let counter = if found.is_some() { &self.counters.blob_hits } else { &self.counters.blob_misses };
-        counter.fetch_add(1, Ordering::Relaxed);
-        Ok(found)
-    }
-
     /// A blob, or the part of it that was asked for, or that the client has it.
-    pub(crate) fn blob_answer(
+    pub(crate) async fn blob_answer(
         self: &Arc<Service>,
         ask: &Ask<'_>,
         namespace: &Namespace,
@@ -155,7 +159,7 @@ impl Service {
                 Range::Whole => {
                     let mut body = Body::default();
                     if ask.method == Method::Get {
-                        self.push_whole(&mut body, namespace, hash, blob)?;
+                        self.push_whole(&mut body, namespace, hash, blob).await?;
                     } else {
                         body.push_blob(blob, 0, len, None);
                     }
@@ -172,7 +176,7 @@ impl Service {
 
     /// Adds a whole blob to a body. What is read for the first time is verified: small blobs before anything is sent, large
     /// ones before their last piece is.
-    pub(crate) fn push_whole(
+    pub(crate) async fn push_whole(
         self: &Arc<Service>,
         body: &mut Body,
         namespace: &Namespace,
@@ -193,12 +197,30 @@ impl Service {
         if !known {
             if IoHash::of(&bytes) != *hash {
                 self.counters.add_damaged();
-                self.store.discard_damaged(namespace, hash, &blob);
-                return Err(Problem::missing("the blob was damaged and is gone"));
+                return self.push_replacement(body, namespace, hash, &blob).await;
             }
             self.set_verified(&blob);
         }
         body.push_bytes(bytes);
+        Ok(())
+    }
+
+    /// Puts a damaged blob aside, and takes what is elsewhere instead, if there is something.
+    async fn push_replacement(
+        &self,
+        body: &mut Body,
+        namespace: &Namespace,
+        hash: &IoHash,
+        damaged: &Blob,
+    ) -> Result<(), Problem> {
+        self.store.discard_damaged(namespace, hash, damaged);
+        // The queue is in order: when this is answered, the damaged one is gone.
+        self.commit(|done| self.store.delete_blob(namespace, hash, done)).await?;
+        let found = self.find_blob(namespace, hash).await?;
+        let blob = found.ok_or_else(|| Problem::missing("the blob was damaged and is gone"))?;
+        // It was hashed as it came.
+        let len = blob.len();
+        body.push_blob(blob, 0, len, None);
         Ok(())
     }
 
@@ -222,7 +244,7 @@ impl Service {
         is_object: bool,
     ) -> Answer {
         let received = if is_object {
-            ask.upload.limit(self.rules.object_bytes_max)?;
+            ask.upload.limit(self.rules().object_bytes_max)?;
             let bytes = ask.upload.all().await?;
             Document::parse(&bytes).map_err(Problem::bad)?;
             let hash = IoHash::of(&bytes);
@@ -283,8 +305,47 @@ impl Service {
         }
         let (hash, len) = (received.hash(), received.len());
         self.keep(namespace, received).await?;
-        self.commit(|done| self.store.put_content(namespace, raw, len, hash, done)).await?;
+        self.put_form(namespace, raw, len, hash).await?;
         Ok(raw)
+    }
+
+    /// Says, wherever it is asked, that `blob` holds a form of `id`.
+    pub(crate) async fn put_form(
+        &self,
+        namespace: &Namespace,
+        id: IoHash,
+        weight: u64,
+        blob: IoHash,
+    ) -> Result<(), Problem> {
+        if let Some(tier) = self.tier() {
+            self.heard(tier.put_form(namespace, &id, weight, &blob).await)?;
+        }
+        self.commit(|done| self.store.put_content(namespace, id, weight, blob, done)).await?;
+        Ok(())
+    }
+
+    /// Notes here what the object storage knows of a content id, once its blob is here: it need not be asked again.
+    async fn note_form(
+        &self,
+        namespace: &Namespace,
+        id: &IoHash,
+        form: &IoHash,
+        len: u64,
+    ) -> Result<(), Problem> {
+        if self.tier().is_some() && form != id && self.store.content(namespace, id)?.is_none() {
+            self.commit(|done| self.store.put_content(namespace, *id, len, *form, done)).await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes a blob, whoever relies on it. Whether there was one.
+    pub(crate) async fn delete_blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<bool, Problem> {
+        let shared = match self.tier() {
+            Some(tier) => self.heard(tier.delete_blob(namespace, hash).await)?,
+            None => false,
+        };
+        let outcome = self.commit(|done| self.store.delete_blob(namespace, hash, done)).await?;
+        Ok(shared || outcome == Outcome::Done)
     }
 
     /// Stores what was received, under its own hash.
@@ -295,6 +356,14 @@ impl Service {
         if self.store.has_blob(namespace, &hash)? {
             return Ok(());
         }
+        // Never the other way round: a copy here says that the object storage has the blob.
+        self.share(namespace, &received).await?;
+        self.keep_here(namespace, received).await
+    }
+
+    /// Stores what was received in the folder, under its own hash.
+    pub(crate) async fn keep_here(&self, namespace: &Namespace, received: Received) -> Result<(), Problem> {
+        let hash = received.hash();
         let now = self.now();
         let (sender, receiver) = oneshot::channel();
         let done: Done = Box::new(move |outcome| drop(sender.send(outcome)));
@@ -316,13 +385,27 @@ impl Service {
                 tokio::task::spawn_blocking(put).await.unwrap_or(Err(StoreError::Busy))?;
             }
         }
-        receiver.await.unwrap_or(Err(StoreError::Busy))?;
+        if receiver.await.unwrap_or(Err(StoreError::Busy))? == Outcome::OverQuota {
+            let title = format!("the namespace {namespace} holds as much as it may (ddc.quotas)");
+            return Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, title));
+        }
         // These are the bytes that were hashed, unless another upload of the same was faster.
         if let Some(blob) = self.store.blob(namespace, &hash)? {
             self.set_verified(&blob);
         }
         Ok(())
     }
+}
+
+/// What a HEAD tells of a blob.
+fn head_answer(hash: &IoHash, len: u64, media: Media) -> Response<Body> {
+    let mut response = empty(StatusCode::OK);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(len));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media.name()));
+    headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    headers.extend(HeaderValue::try_from(format!("\"{hash}\"")).ok().map(|tag| (header::ETAG, tag)));
+    response
 }
 
 /// Whether a list of entity tags has this one.

@@ -5,17 +5,26 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use throng_ddc::{Bucket, Key, Namespace};
+use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 use throng_store::{CollectOptions, Collected, Scrubbed, StoreError};
 
 use crate::service::{Accesses, Care, Service};
 
+/// How often a node that keeps copies looks whether they are too many.
+const EVICT_EVERY: Duration = Duration::from_secs(5);
+/// How often old events of the replication log are forgotten.
+const FORGET_EVERY: Duration = Duration::from_secs(3600);
+
 impl Service {
-    /// Removes what expired and what nobody reaches; requests go on meanwhile.
+    /// Removes what expired and what nobody reaches; requests go on meanwhile. Copies of what an object storage has are only
+    /// removed when there are too many: other nodes rely on what they are copies of.
     ///
     /// # Errors
     /// As the store says.
     pub fn collect(&self) -> Result<Collected, StoreError> {
+        if self.tier().is_some() {
+            return self.evict(self.rules().care.copies_bytes_max.unwrap_or(u64::MAX));
+        }
         let policy = |namespace: &Namespace| self.rules_of(namespace).refs;
         let last = |namespace: &Namespace, bucket: &Bucket, key: &Key| {
             let key = (namespace.clone(), bucket.clone(), *key);
@@ -29,6 +38,18 @@ impl Service {
         })?;
         self.counters.add_collected(&collected);
         Ok(collected)
+    }
+
+    /// Removes copies that were used longest ago, if there are more than `bytes_max` bytes of them.
+    ///
+    /// # Errors
+    /// As the store says.
+    pub fn evict(&self, bytes_max: u64) -> Result<Collected, StoreError> {
+        let last =
+            |hash: &IoHash| self.uses.lock().unwrap_or_else(PoisonError::into_inner).get(hash).copied();
+        let evicted = self.store.evict(bytes_max, &last)?;
+        self.counters.add_collected(&evicted);
+        Ok(evicted)
     }
 
     /// Reads every blob, `bytes_per_s` bytes in a second, and puts damaged ones aside.
@@ -64,12 +85,21 @@ impl Service {
 
     /// Cares for the store until `end` is gone. For a thread.
     pub(crate) fn run_care(&self, care: Care, end: &Receiver<()>) {
-        let started = Instant::now();
-        let first = |every: Option<Duration>| every.map(|every| started + every);
-        let (mut note, mut collect, mut scrub) =
-            (started + care.note_every, first(care.collect_every), first(care.scrub_every));
+        let copies = self.tier().is_some();
+        // What others rely on too is not for one node to collect.
+        let mut tasks = [
+            Task::new(Some(care.note_every), |service| drop(service.note_accesses())),
+            Task::new(care.collect_every.filter(|_| !copies), Service::collect_and_tell),
+            Task::new(care.scrub_every, |service| service.scrub_and_tell(care.scrub_bytes_per_s)),
+            Task::new(Some(FORGET_EVERY).filter(|_| self.store.has_events()), |service| {
+                service.forget_events(care.events_age_max);
+            }),
+            Task::new(care.copies_bytes_max.filter(|_| copies).map(|_| EVICT_EVERY), |service| {
+                service.evict_and_tell(care.copies_bytes_max.unwrap_or(u64::MAX));
+            }),
+        ];
         loop {
-            let next = [Some(note), collect, scrub].into_iter().flatten().min().unwrap_or(note);
+            let next = tasks.iter().filter_map(|task| task.due).min().unwrap_or_else(Instant::now);
             match end.recv_timeout(next.saturating_duration_since(Instant::now())) {
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(()) | Err(RecvTimeoutError::Disconnected) => {
@@ -77,37 +107,73 @@ impl Service {
                     return;
                 }
             }
-            let now = Instant::now();
-            if now >= note {
-                self.note_accesses();
-                note = now + care.note_every;
+            for task in &mut tasks {
+                task.run(self);
             }
-            if collect.is_some_and(|due| now >= due) {
-                match self.collect() {
-                    Ok(done) => tracing::info!(
-                        refs = done.refs,
-                        blobs = done.blobs,
-                        bytes = done.blob_bytes,
-                        segments = done.segments,
-                        "collected what nobody needs"
-                    ),
-                    Err(error) => tracing::error!(%error, "a collection ended early"),
-                }
-                collect = care.collect_every.map(|every| Instant::now() + every);
-            }
-            if scrub.is_some_and(|due| now >= due) {
-                match self.scrub(care.scrub_bytes_per_s) {
-                    Ok(done) => tracing::info!(
-                        blobs = done.blobs,
-                        bytes = done.bytes,
-                        damaged = done.damaged,
-                        lost = done.lost,
-                        "scrubbed"
-                    ),
-                    Err(error) => tracing::error!(%error, "a scrub ended early"),
-                }
-                scrub = care.scrub_every.map(|every| Instant::now() + every);
-            }
+        }
+    }
+
+    /// Forgets events of the replication log that are older than `age_max`.
+    pub fn forget_events(&self, age_max: Duration) {
+        let age_ms = u64::try_from(age_max.as_millis()).unwrap_or(u64::MAX);
+        let before = Timestamp::from_unix_ms(self.now().unix_ms().saturating_sub(age_ms));
+        if let Err(error) = self.store.forget_events(before) {
+            tracing::error!(%error, "old events could not be forgotten");
+        }
+    }
+
+    fn collect_and_tell(&self) {
+        match self.collect() {
+            Ok(done) => tracing::info!(
+                refs = done.refs,
+                blobs = done.blobs,
+                bytes = done.blob_bytes,
+                segments = done.segments,
+                "collected what nobody needs"
+            ),
+            Err(error) => tracing::error!(%error, "a collection ended early"),
+        }
+    }
+
+    fn evict_and_tell(&self, bytes_max: u64) {
+        match self.evict(bytes_max) {
+            Ok(done) if done.blobs == 0 => {}
+            Ok(done) => tracing::info!(blobs = done.blobs, bytes = done.blob_bytes, "removed old copies"),
+            Err(error) => tracing::error!(%error, "removing old copies ended early"),
+        }
+    }
+
+    fn scrub_and_tell(&self, bytes_per_s: u64) {
+        match self.scrub(bytes_per_s) {
+            Ok(done) => tracing::info!(
+                blobs = done.blobs,
+                bytes = done.bytes,
+                damaged = done.damaged,
+                lost = done.lost,
+                "scrubbed"
+            ),
+            Err(error) => tracing::error!(%error, "a scrub ended early"),
+        }
+    }
+}
+
+/// Something that is done again and again.
+struct Task<'c> {
+    every: Option<Duration>,
+    due: Option<Instant>,
+    work: Box<dyn Fn(&Service) + 'c>,
+}
+
+impl<'c> Task<'c> {
+    fn new(every: Option<Duration>, work: impl Fn(&Service) + 'c) -> Task<'c> {
+        Task { every, due: every.map(|every| Instant::now() + every), work: Box::new(work) }
+    }
+
+    /// Does it, if it is time.
+    fn run(&mut self, service: &Service) {
+        if self.due.is_some_and(|due| Instant::now() >= due) {
+            (self.work)(service);
+            self.due = self.every.map(|every| Instant::now() + every);
         }
     }
 }

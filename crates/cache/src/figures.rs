@@ -79,6 +79,12 @@ pub struct Figures {
     pub scrubbed_bytes: u64,
     /// Blobs that were found damaged or lost.
     pub damaged: u64,
+    /// Blobs that were brought from elsewhere.
+    pub fetched: u64,
+    /// Their bytes.
+    pub fetched_bytes: u64,
+    /// Looks elsewhere that failed.
+    pub origin_failures: u64,
     /// What the store counts.
     pub store: Stats,
 }
@@ -105,6 +111,9 @@ impl Service {
             collected_bytes: read(&counters.collected_bytes),
             scrubbed_bytes: read(&counters.scrubbed_bytes),
             damaged: read(&counters.damaged),
+            fetched: read(&self.origin_counters.fetched),
+            fetched_bytes: read(&self.origin_counters.fetched_bytes),
+            origin_failures: read(&self.origin_counters.failures) + self.upstream_failures(),
             store: self.store.stats(),
         }
     }
@@ -134,6 +143,11 @@ impl Service {
             },
             "scrubbed_bytes": figures.scrubbed_bytes,
             "damaged": figures.damaged,
+            "elsewhere": {
+                "fetched_blobs": figures.fetched,
+                "fetched_bytes": figures.fetched_bytes,
+                "failures": figures.origin_failures,
+            },
             "store": {
                 "commits": figures.store.commits,
                 "changes": figures.store.changes,

@@ -11,6 +11,7 @@ use throng_ddc::policy::Action;
 use throng_ddc::{IoHash, Namespace, Value};
 
 use crate::answer::{Answer, Problem, object};
+use crate::origin::Reach;
 use crate::service::{Ask, Service, check_hash, json};
 use crate::upload::Received;
 
@@ -36,10 +37,8 @@ impl Service {
         let mut missing = Vec::new();
         for id in ids {
             let there = match family {
-                Family::Compressed => {
-                    self.store.content(namespace, &id)?.is_some() || self.store.has_blob(namespace, &id)?
-                }
-                _ => self.store.has_blob(namespace, &id)?,
+                Family::Compressed => self.locate(namespace, &id, Reach::All).await?.is_some(),
+                _ => self.blob_len(namespace, &id).await?.is_some(),
             };
             if !there {
                 missing.push(id);
@@ -86,12 +85,14 @@ impl Service {
             let hash = id.unwrap_or_default();
             results.push(match op.as_str() {
                 "GET" => {
-                    let blob =
-                        self.find_blob(&namespace, &hash)?.ok_or_else(|| Problem::missing("no such blob"))?;
+                    let blob = self
+                        .find_blob(&namespace, &hash)
+                        .await?
+                        .ok_or_else(|| Problem::missing("no such blob"))?;
                     let bytes = blob.read(0, usize::try_from(blob.len()).unwrap_or(usize::MAX))?;
                     STANDARD.encode(bytes).into()
                 }
-                "HEAD" if self.store.has_blob(&namespace, &hash)? => serde_json::Value::Null,
+                "HEAD" if self.blob_len(&namespace, &hash).await?.is_some() => serde_json::Value::Null,
                 "HEAD" => format!("{hash:X}").into(),
                 "PUT" => {
                     let bytes = Bytes::from(content.ok_or_else(|| Problem::bad("a PUT has no content"))?);
@@ -101,7 +102,7 @@ impl Service {
                     format!("{found:X}").into()
                 }
                 _ => {
-                    self.commit(|done| self.store.delete_blob(&namespace, &hash, done)).await?;
+                    self.delete_blob(&namespace, &hash).await?;
                     serde_json::Value::Null
                 }
             });

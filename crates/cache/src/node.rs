@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use throng_store::{Folder, Options, Store, StoreError};
 
+use crate::origin::Origin;
 use crate::service::{Rules, Service};
 
 /// How often a node looks whether the index should follow the log.
@@ -27,13 +28,26 @@ impl Node {
     /// # Errors
     /// As the system says.
     pub fn open(folder: &Path, options: Options, rules: Rules) -> Result<Node, StoreError> {
+        Node::open_with(folder, options, rules, Origin::Alone)
+    }
+
+    /// The same, for a cache that gets what it does not have from elsewhere.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn open_with(
+        folder: &Path,
+        options: Options,
+        rules: Rules,
+        origin: Origin,
+    ) -> Result<Node, StoreError> {
         let store = Store::open(Arc::new(Folder::new(folder)?), options)?;
         let thread = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.to_owned()).spawn(work).map_err(StoreError::from)
         };
         let (commits, checkpoints) = (Arc::clone(&store), Arc::clone(&store));
         let care = rules.care;
-        let mut node = Node { service: Service::new(store, rules), threads: Vec::new(), care: None };
+        let mut node = Node { service: Service::new(store, rules, origin), threads: Vec::new(), care: None };
         node.threads.push(thread("cache commit", Box::new(move || commits.run()))?);
         node.threads
             .push(thread("cache index", Box::new(move || checkpoints.run_checkpoints(CHECKPOINT_LOOK)))?);

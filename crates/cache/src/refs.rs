@@ -11,13 +11,14 @@ use throng_ddc::batch::{self, Op, OpAction, OpResult};
 use throng_ddc::compressed::Decoder;
 use throng_ddc::package::{Entry, Flags, HEAD_BYTES, Table};
 use throng_ddc::policy::Action;
-use throng_ddc::{Attachment, Bucket, Document, IoHash, Namespace, Style, Value};
+use throng_ddc::{Attachment, Document, IoHash, Namespace, Style, Value};
 use throng_store::{Outcome, PutRef, RefValue};
 
 use crate::answer::{
     ALLOW_OVERWRITE, Answer, INLINE_HASH, IO_HASH, LAST_ACCESS, Problem, empty, object, reply,
 };
 use crate::body::Body;
+use crate::origin::{Closed, Reach};
 use crate::service::{Ask, Service, decompress, hash_value, json};
 use crate::upload::Received;
 
@@ -48,7 +49,7 @@ impl Service {
             || ask.header(ALLOW_OVERWRITE).is_some_and(|value| value.eq_ignore_ascii_case("true"));
         let bytes = match kind {
             Media::CompactBinary => {
-                ask.upload.limit(self.rules.object_bytes_max)?;
+                ask.upload.limit(self.rules().object_bytes_max)?;
                 let bytes = ask.upload.all().await?;
                 if claimed != Some(IoHash::of(&bytes)) {
                     return Err(Problem::hash_mismatch("the object does not hash to X-Jupiter-IoHash"));
@@ -101,9 +102,8 @@ impl Service {
             self.keep(&name.namespace, Received::Small(bytes.clone(), hash)).await?;
         }
         for _ in 0..ATTEMPTS {
-            let document = Document::parse(&bytes).map_err(Problem::bad)?;
-            let (closure, mut relies_on) = self.store.close(&name.namespace, &document)?;
-            let needs = closure.missing().to_vec();
+            let closed = self.close(&name.namespace, &bytes, Reach::Own).await?;
+            let (needs, mut relies_on) = (closed.missing, closed.blobs);
             if !inline {
                 relies_on.push(hash);
             }
@@ -120,13 +120,14 @@ impl Service {
                 overwrite,
                 relies_on: if needs.is_empty() { relies_on } else { Vec::new() },
             };
-            match self.commit(|done| self.store.put_ref(put, done)).await? {
+            match self.put_reference(put).await? {
                 Outcome::Lost => {}
                 Outcome::Conflict(existing) => {
-                    let object = self.store.object(&name.namespace, &existing)?;
+                    let object = self.object_of(&name.namespace, &existing).await?;
                     return Ok(Err(object.unwrap_or_default()));
                 }
-                Outcome::Done | Outcome::Unchanged => return Ok(Ok(needs)),
+                // Refs count for no quota.
+                Outcome::Done | Outcome::Unchanged | Outcome::OverQuota => return Ok(Ok(needs)),
             }
         }
         Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "what the object refers to keeps being removed"))
@@ -134,13 +135,13 @@ impl Service {
 
     /// Stores the attachments of a package as they arrive. Gives the root object.
     async fn receive_package(&self, ask: &mut Ask<'_>, namespace: &Namespace) -> Result<Bytes, Problem> {
-        ask.upload.limit(self.rules.package_bytes_max)?;
+        ask.upload.limit(self.rules().package_bytes_max)?;
         let head = ask.upload.exactly(HEAD_BYTES).await?;
         let table_bytes = Table::bytes_needed(&head).map_err(Problem::bad)?;
         let rest = ask.upload.exactly(table_bytes - HEAD_BYTES).await?;
         let table = Table::read(&[head, rest].concat()).map_err(Problem::bad)?;
         if let (Some(declared), Some(total)) = (ask.upload.declared(), table.total_bytes())
-            && total > self.rules.package_bytes_max.max(declared)
+            && total > self.rules().package_bytes_max.max(declared)
         {
             return Err(Problem::bad("the package is longer than its body"));
         }
@@ -170,12 +171,12 @@ impl Service {
     }
 
     async fn receive_root(&self, ask: &mut Ask<'_>, entry: &Entry) -> Result<Bytes, Problem> {
-        if entry.size > self.rules.object_bytes_max {
+        if entry.size > self.rules().object_bytes_max {
             return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "the root object is too large"));
         }
         let stored = ask.upload.exactly(entry.size as usize).await?;
         let root = if entry.flags.has(Flags::COMPRESSED) {
-            let raw = throng_ddc::compressed::decompress(&stored, self.rules.object_bytes_max);
+            let raw = throng_ddc::compressed::decompress(&stored, self.rules().object_bytes_max);
             Bytes::from(
                 raw.map_err(Problem::bad)?.ok_or_else(|| Problem::bad("the root cannot be decompressed"))?,
             )
@@ -196,26 +197,22 @@ impl Service {
         suffix: Option<Media>,
     ) -> Answer {
         for _ in 0..ATTEMPTS {
-            let value = self.store.reference(&name.namespace, &name.bucket, &name.key)?;
-            let value = value.ok_or_else(|| Problem::missing("no such ref"))?;
+            let value = self.reference(name).await?.ok_or_else(|| Problem::missing("no such ref"))?;
             if value.object != hash {
                 return Err(Problem::bad(format!("the ref holds the object {:X}", value.object)));
             }
-            let bytes = self.store.object(&name.namespace, &value)?;
+            let bytes = self.object_of(&name.namespace, &value).await?;
             let bytes = bytes.ok_or_else(|| Problem::missing("the ref's object is gone"))?;
-            let document = Document::parse(&bytes).map_err(Problem::bad)?;
-            let (closure, mut relies_on) = self.store.close(&name.namespace, &document)?;
-            if !closure.missing().is_empty() {
-                return Ok(needs_answer(closure.missing().to_vec(), ask.answer_media(suffix)));
+            let Closed { missing, blobs: mut relies_on } =
+                self.close(&name.namespace, &bytes, Reach::Own).await?;
+            if !missing.is_empty() {
+                return Ok(needs_answer(missing, ask.answer_media(suffix)));
             }
             if value.inline.is_none() {
                 relies_on.push(hash);
             }
-            let outcome = self.commit(|done| {
-                self.store.finalise(&name.namespace, &name.bucket, &name.key, hash, &relies_on, done);
-            });
             // A ref that changed meanwhile is looked at again.
-            if outcome.await? == Outcome::Done {
+            if self.finalise_reference(name, hash, &relies_on).await? == Outcome::Done {
                 return Ok(needs_answer(Vec::new(), ask.answer_media(suffix)));
             }
         }
@@ -225,9 +222,8 @@ impl Service {
     // --- Get
 
     /// A finalised ref and its object.
-    fn finalised(&self, name: &RefName) -> Result<(RefValue, Bytes), Problem> {
-        let found = self.store.reference(&name.namespace, &name.bucket, &name.key)?;
-        let value = match found {
+    async fn finalised(&self, name: &RefName) -> Result<(RefValue, Bytes), Problem> {
+        let value = match self.reference(name).await? {
             None => {
                 self.counters.ref_misses.fetch_add(1, Ordering::Relaxed);
                 return Err(Problem::missing("no such ref"));
@@ -240,12 +236,12 @@ impl Service {
             Some(value) => value,
         };
         self.counters.ref_hits.fetch_add(1, Ordering::Relaxed);
-        let bytes = self.store.object(&name.namespace, &value)?;
+        let bytes = self.object_of(&name.namespace, &value).await?;
         let bytes = bytes.ok_or_else(|| Problem::missing("the ref's object is gone"))?;
         Ok((value, bytes))
     }
 
-    pub(crate) fn get_ref(
+    pub(crate) async fn get_ref(
         self: &Arc<Service>,
         ask: &Ask<'_>,
         name: &RefName,
@@ -255,42 +251,45 @@ impl Service {
         let media = suffix.or_else(|| negotiate(ask.accept(), &offers));
         let media =
             media.ok_or_else(|| Problem::new(StatusCode::NOT_ACCEPTABLE, "a ref has no such form"))?;
-        let (value, bytes) = self.finalised(name)?;
+        let (value, bytes) = self.finalised(name).await?;
         let used = self.touch(name).unwrap_or(value.put);
+        let object = value.object;
         let mut response = match media {
             Media::Json => {
                 let document = Document::parse(&bytes).map_err(Problem::bad)?;
                 reply(StatusCode::OK, media.name(), document.to_json())
             }
-            Media::Octets => self.get_raw(&name.namespace, bytes)?,
-            Media::Inline => self.get_inline(&name.namespace, bytes)?,
-            Media::Package => self.get_package(&name.namespace, value.object, bytes)?,
+            Media::Octets => self.get_raw(&name.namespace, bytes).await?,
+            Media::Inline => self.get_inline(&name.namespace, bytes).await?,
+            Media::Package => self.get_package(&name.namespace, object, bytes).await?,
             Media::CompactBinary | Media::Compressed => {
                 reply(StatusCode::OK, Media::CompactBinary.name(), bytes)
             }
         };
+        self.adopt(name, &value).await?;
         let headers = response.headers_mut();
-        headers.insert(IO_HASH, hash_value(&value.object));
+        headers.insert(IO_HASH, hash_value(&object));
         headers.extend(HeaderValue::try_from(used.month_first()).ok().map(|used| (LAST_ACCESS, used)));
         Ok(response)
     }
 
     /// The only attachment, decompressed; else the object.
-    fn get_raw(self: &Arc<Service>, namespace: &Namespace, bytes: Bytes) -> Answer {
+    async fn get_raw(self: &Arc<Service>, namespace: &Namespace, bytes: Bytes) -> Answer {
         let document = Document::parse(&bytes).map_err(Problem::bad)?;
         let Some(hash) = document.only_binary_attachment() else {
             return Ok(reply(StatusCode::OK, Media::Octets.name(), bytes));
         };
-        if let Some(blob) = self.find_blob(namespace, &hash)? {
+        let gone = || Problem::missing("what the ref refers to is gone");
+        let form = match self.store.has_blob(namespace, &hash)? {
+            true => hash,
+            false => self.locate(namespace, &hash, Reach::All).await?.ok_or_else(gone)?,
+        };
+        let blob = self.find_blob(namespace, &form).await?.ok_or_else(gone)?;
+        if form == hash {
             let mut body = Body::default();
-            self.push_whole(&mut body, namespace, &hash, blob)?;
+            self.push_whole(&mut body, namespace, &hash, blob).await?;
             return Ok(with_type(body, Media::Octets));
         }
-        let form = self.store.content(namespace, &hash)?;
-        let form = form.ok_or_else(|| Problem::missing("what the ref refers to is gone"))?;
-        let blob = self
-            .find_blob(namespace, &form)?
-            .ok_or_else(|| Problem::missing("what the ref refers to is gone"))?;
         let raw = tokio::task::block_in_place(|| decompress(&blob, RAW_BYTES_MAX))?;
         let raw =
             raw.ok_or_else(|| Problem::missing("what the ref refers to cannot be decompressed here"))?;
@@ -298,17 +297,17 @@ impl Service {
     }
 
     /// The only attachment as it is stored; the object, if it has none.
-    fn get_inline(self: &Arc<Service>, namespace: &Namespace, bytes: Bytes) -> Answer {
+    async fn get_inline(self: &Arc<Service>, namespace: &Namespace, bytes: Bytes) -> Answer {
         let document = Document::parse(&bytes).map_err(Problem::bad)?;
         let attachments = document.attachments();
         let (hash, body) = match attachments[..] {
             [] => (IoHash::of(&bytes), Body::bytes(bytes)),
             [attachment] if !attachment.is_object() => {
                 let gone = || Problem::missing("what the ref refers to is gone");
-                let hash = self.store.resolve(namespace, &attachment)?.ok_or_else(gone)?;
-                let blob = self.find_blob(namespace, &hash)?.ok_or_else(gone)?;
+                let hash = self.locate(namespace, &attachment.hash, Reach::All).await?.ok_or_else(gone)?;
+                let blob = self.find_blob(namespace, &hash).await?.ok_or_else(gone)?;
                 let mut body = Body::default();
-                self.push_whole(&mut body, namespace, &hash, blob)?;
+                self.push_whole(&mut body, namespace, &hash, blob).await?;
                 (hash, body)
             }
             _ => return Err(Problem::bad("only a ref with one attachment or none has an inline form")),
@@ -319,7 +318,7 @@ impl Service {
     }
 
     /// The object and everything it reaches.
-    fn get_package(self: &Arc<Service>, namespace: &Namespace, hash: IoHash, bytes: Bytes) -> Answer {
+    async fn get_package(self: &Arc<Service>, namespace: &Namespace, hash: IoHash, bytes: Bytes) -> Answer {
         let mut entries = vec![Entry { size: bytes.len() as u64, flags: Flags::OBJECT, hash }];
         let mut payloads = Body::default();
         let document = Document::parse(&bytes).map_err(Problem::bad)?;
@@ -327,9 +326,9 @@ impl Service {
         payloads.push_bytes(bytes.clone());
         while let Some(attachment) = closure.next() {
             let Attachment { hash, .. } = attachment;
-            let form = self.store.resolve(namespace, &attachment)?;
+            let form = self.locate(namespace, &attachment.hash, Reach::All).await?;
             let blob = match form {
-                Some(form) => self.find_blob(namespace, &form)?.map(|blob| (form, blob)),
+                Some(form) => self.find_blob(namespace, &form).await?.map(|blob| (form, blob)),
                 None => None,
             };
             let Some((form, blob)) = blob else {
@@ -352,7 +351,7 @@ impl Service {
                 payloads.push_bytes(bytes);
             } else {
                 closure.resolve(throng_ddc::Resolution::Blob(form));
-                self.push_whole(&mut payloads, namespace, &form, blob)?;
+                self.push_whole(&mut payloads, namespace, &form, blob).await?;
             }
         }
         let mut body = Body::bytes(Table { entries }.write());
@@ -360,10 +359,10 @@ impl Service {
         Ok(with_type(body, Media::Package))
     }
 
-    pub(crate) fn head_ref(&self, name: &RefName) -> Answer {
-        let found = self.store.reference(&name.namespace, &name.bucket, &name.key)?;
+    pub(crate) async fn head_ref(&self, name: &RefName) -> Answer {
+        let found = self.reference(name).await?;
         let value = found.filter(|value| value.finalised).ok_or_else(|| Problem::missing("no such ref"))?;
-        if !self.is_complete(&name.namespace, &value)? {
+        if !self.is_complete(&name.namespace, &value).await? {
             return Err(Problem::missing("something that the ref refers to is gone"));
         }
         let mut response = empty(StatusCode::OK);
@@ -372,16 +371,14 @@ impl Service {
     }
 
     /// Whether everything that a ref reaches is stored.
-    fn is_complete(&self, namespace: &Namespace, value: &RefValue) -> Result<bool, Problem> {
-        let Some(bytes) = self.store.object(namespace, value)? else { return Ok(false) };
-        let document = Document::parse(&bytes).map_err(Problem::bad)?;
-        Ok(self.store.close(namespace, &document)?.0.missing().is_empty())
+    async fn is_complete(&self, namespace: &Namespace, value: &RefValue) -> Result<bool, Problem> {
+        let Some(bytes) = self.object_of(namespace, value).await? else { return Ok(false) };
+        Ok(self.close(namespace, &bytes, Reach::All).await?.missing.is_empty())
     }
 
-    pub(crate) fn metadata(&self, name: &RefName) -> Answer {
+    pub(crate) async fn metadata(&self, name: &RefName) -> Answer {
         use base64::Engine as _;
-        let value = self.store.reference(&name.namespace, &name.bucket, &name.key)?;
-        let value = value.ok_or_else(|| Problem::missing("no such ref"))?;
+        let value = self.reference(name).await?.ok_or_else(|| Problem::missing("no such ref"))?;
         let mut fields = serde_json::json!({
             "ns": name.namespace.as_str(),
             "bucket": name.bucket.as_str(),
@@ -396,14 +393,12 @@ impl Service {
         Ok(json(&fields))
     }
 
-    pub(crate) fn references(&self, ask: &Ask<'_>, name: &RefName) -> Answer {
-        let value = self.store.reference(&name.namespace, &name.bucket, &name.key)?;
-        let value = value.ok_or_else(|| Problem::missing("no such ref"))?;
-        let bytes = self.store.object(&name.namespace, &value)?;
+    pub(crate) async fn references(&self, ask: &Ask<'_>, name: &RefName) -> Answer {
+        let value = self.reference(name).await?.ok_or_else(|| Problem::missing("no such ref"))?;
+        let bytes = self.object_of(&name.namespace, &value).await?;
         let bytes = bytes.ok_or_else(|| Problem::bad("the ref's object is gone"))?;
-        let document = Document::parse(&bytes).map_err(Problem::bad)?;
-        let (closure, mut blobs) = self.store.close(&name.namespace, &document)?;
-        if !closure.missing().is_empty() {
+        let Closed { missing, mut blobs } = self.close(&name.namespace, &bytes, Reach::All).await?;
+        if !missing.is_empty() {
             return Err(Problem::bad("something that the ref refers to is missing"));
         }
         if value.inline.is_none() {
@@ -412,14 +407,12 @@ impl Service {
         Ok(object(&Value::object([("references", Value::hashes(blobs))]), ask.answer_media(None)))
     }
 
-    pub(crate) fn replication_state(&self, name: &RefName) -> Answer {
-        let value = self.store.reference(&name.namespace, &name.bucket, &name.key)?;
-        let value = value.ok_or_else(|| Problem::missing("no such ref"))?;
-        let bytes = self.store.object(&name.namespace, &value)?.unwrap_or_default();
+    pub(crate) async fn replication_state(&self, name: &RefName) -> Answer {
+        let value = self.reference(name).await?.ok_or_else(|| Problem::missing("no such ref"))?;
         let mut blobs = serde_json::Map::new();
-        if let Ok(document) = Document::parse(&bytes) {
-            for blob in self.store.close(&name.namespace, &document)?.1 {
-                blobs.insert(format!("{blob:X}"), serde_json::json!({ &self.rules.site: true }));
+        if let Some(bytes) = self.object_of(&name.namespace, &value).await? {
+            for blob in self.close(&name.namespace, &bytes, Reach::Own).await?.blobs {
+                blobs.insert(format!("{blob:X}"), serde_json::json!({ &self.rules().site: true }));
             }
         }
         Ok(json(&serde_json::json!({
@@ -430,18 +423,17 @@ impl Service {
         })))
     }
 
-    pub(crate) fn refs_exist(&self, ask: &Ask<'_>, namespace: &Namespace) -> Answer {
+    pub(crate) async fn refs_exist(&self, ask: &Ask<'_>, namespace: &Namespace) -> Answer {
         let mut missing = Vec::new();
         for text in query_values(&ask.query, "names") {
             let (bucket, key) =
                 text.split_once('.').ok_or_else(|| Problem::bad("a name is written bucket.key"))?;
-            let bucket: Bucket = bucket.parse().map_err(Problem::bad)?;
-            let key = key.parse().map_err(Problem::bad)?;
-            let found = self.store.reference(namespace, &bucket, &key)?;
-            if !found.is_some_and(|value| value.finalised) {
+            let (bucket, key) = (bucket.parse().map_err(Problem::bad)?, key.parse().map_err(Problem::bad)?);
+            let name = RefName { namespace: namespace.clone(), bucket, key };
+            if !self.reference(&name).await?.is_some_and(|value| value.finalised) {
                 missing.push(Value::object([
-                    ("bucket", Value::string(bucket.as_str())),
-                    ("key", Value::string(key.as_str())),
+                    ("bucket", Value::string(name.bucket.as_str())),
+                    ("key", Value::string(name.key.as_str())),
                 ]));
             }
         }
@@ -451,29 +443,8 @@ impl Service {
     // --- Delete
 
     pub(crate) async fn delete_ref(&self, ask: &Ask<'_>, name: &RefName) -> Answer {
-        let outcome =
-            self.commit(|done| self.store.delete_ref(&name.namespace, &name.bucket, &name.key, done)).await?;
-        let count = u64::from(outcome == Outcome::Done);
+        let count = u64::from(self.delete_reference(name).await?);
         Ok(object(&Value::object([("deletedCount", Value::Integer(count))]), ask.answer_media(None)))
-    }
-
-    /// Deletes every ref of a bucket or namespace. Gives how many there were.
-    pub(crate) async fn delete_refs(
-        &self,
-        namespace: &Namespace,
-        bucket: Option<&Bucket>,
-    ) -> Result<u64, Problem> {
-        let mut count = 0;
-        let mut after: Option<(Bucket, throng_ddc::Key)> = None;
-        loop {
-            let step = self.store.refs(namespace, bucket, after.as_ref().map(|(b, k)| (b, k)), 512)?;
-            let Some((last_bucket, last_key, _)) = step.last() else { return Ok(count) };
-            after = Some((last_bucket.clone(), *last_key));
-            for (bucket, key, _) in &step {
-                let outcome = self.commit(|done| self.store.delete_ref(namespace, bucket, key, done)).await?;
-                count += u64::from(outcome == Outcome::Done);
-            }
-        }
     }
 
     // --- Batch
@@ -513,17 +484,17 @@ impl Service {
         let name = RefName { namespace: namespace.clone(), bucket: op.bucket, key: op.key };
         match op.action {
             OpAction::Get { resolve } => {
-                let (value, bytes) = self.finalised(&name)?;
-                if resolve && !self.is_complete(namespace, &value)? {
+                let (value, bytes) = self.finalised(&name).await?;
+                if resolve && !self.is_complete(namespace, &value).await? {
                     return Err(Problem::missing("something that the ref refers to is gone"));
                 }
                 self.touch(&name);
                 Ok((StatusCode::OK, Value::Document(bytes.to_vec())))
             }
             OpAction::Head { resolve } => {
-                let found = self.store.reference(namespace, &name.bucket, &name.key)?;
+                let found = self.reference(&name).await?;
                 let there = match found.filter(|value| value.finalised) {
-                    Some(value) => !resolve || self.is_complete(namespace, &value)?,
+                    Some(value) => !resolve || self.is_complete(namespace, &value).await?,
                     None => false,
                 };
                 let status = if there { StatusCode::OK } else { StatusCode::NOT_FOUND };

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -13,14 +13,15 @@ use throng_ddc::api::{Allow, Family, Media, Method, Route, RouteError, negotiate
 use throng_ddc::compressed::{HEADER_BYTES, Header};
 use throng_ddc::gc::RefPolicy;
 use throng_ddc::policy::Action;
-use throng_ddc::{Bucket, Document, IoHash, Namespace, Timestamp, Value};
-use throng_store::{Blob, Done, Outcome, Store, StoreError};
+use throng_ddc::{Bucket, IoHash, Namespace, Timestamp, Value};
+use throng_store::{Blob, Done, Outcome, Quotas, Store, StoreError};
 use tokio::sync::oneshot;
 
 use crate::access::{Access, Caller, Identity};
 use crate::answer::{Answer, Problem, empty, object, reply};
 use crate::body::Body;
 use crate::figures::Counters;
+use crate::origin::{Flights, Origin, OriginCounters, Reach};
 use crate::serve::Listener;
 use crate::upload::{Source, Upload};
 
@@ -65,6 +66,8 @@ pub struct Rules {
     pub site: String,
     /// Addresses of this site, for clients that look for the nearest.
     pub endpoints: Vec<String>,
+    /// How much namespaces may hold.
+    pub quotas: Quotas,
     /// What a node does by itself.
     pub care: Care,
 }
@@ -80,6 +83,10 @@ pub struct Care {
     pub scrub_bytes_per_s: u64,
     /// How often the last uses of refs are written down.
     pub note_every: Duration,
+    /// How long events of the replication log are kept.
+    pub events_age_max: Duration,
+    /// Bytes of blobs that the folder may hold, if they are copies of what an object storage has; else it grows as needed.
+    pub copies_bytes_max: Option<u64>,
 }
 
 impl Default for Care {
@@ -89,6 +96,8 @@ impl Default for Care {
             scrub_every: None,
             scrub_bytes_per_s: 50 << 20,
             note_every: Duration::from_secs(15 * 60),
+            events_age_max: Duration::from_secs(7 * 24 * 3600),
+            copies_bytes_max: None,
         }
     }
 }
@@ -104,10 +113,14 @@ impl Default for Rules {
             package_bytes_max: 2 << 30,
             site: "local".to_owned(),
             endpoints: Vec::new(),
+            quotas: Quotas::default(),
             care: Care::default(),
         }
     }
 }
+
+/// Copies of blobs whose last use is known; with more, all is forgotten and gained again.
+pub(crate) const USES_MAX: usize = 1 << 20;
 
 /// When refs were last used.
 pub(crate) type Accesses = HashMap<(Namespace, Bucket, throng_ddc::Key), Timestamp>;
@@ -115,7 +128,12 @@ pub(crate) type Accesses = HashMap<(Namespace, Bucket, throng_ddc::Key), Timesta
 /// Answers requests. One for all listeners.
 pub struct Service {
     pub(crate) store: Arc<Store>,
-    pub(crate) rules: Rules,
+    rules: RwLock<Arc<Rules>>,
+    pub(crate) origin: Origin,
+    pub(crate) origin_counters: OriginCounters,
+    pub(crate) flights: Flights,
+    /// When copies of blobs were last used. Only with an object storage, whose copies they are.
+    pub(crate) uses: Mutex<HashMap<IoHash, Timestamp>>,
     /// Blobs whose bytes were seen to have their hash since start, by where they lie.
     pub(crate) verified: Mutex<HashSet<throng_store::Place>>,
     pub(crate) accesses: Mutex<Accesses>,
@@ -180,17 +198,34 @@ impl Ask<'_> {
 }
 
 impl Service {
-    /// A service over `store`, whose commits somebody runs.
+    /// A service over `store`, whose commits somebody runs, and which gets what it does not have from `origin`.
     #[must_use]
-    pub fn new(store: Arc<Store>, rules: Rules) -> Arc<Service> {
+    pub fn new(store: Arc<Store>, rules: Rules, origin: Origin) -> Arc<Service> {
+        store.set_quotas(rules.quotas.clone());
         Arc::new(Service {
             store,
-            rules,
+            rules: RwLock::new(Arc::new(rules)),
+            origin,
+            origin_counters: OriginCounters::default(),
+            flights: Flights::default(),
+            uses: Mutex::default(),
             verified: Mutex::default(),
             accesses: Mutex::default(),
             noted: AtomicU64::new(0),
             counters: Counters::default(),
         })
+    }
+
+    /// What the service is configured to do.
+    pub(crate) fn rules(&self) -> Arc<Rules> {
+        Arc::clone(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Replaces what the service is configured to do, for requests from now on. What a node does by itself ([`Rules::care`])
+    /// stays as it was at the start.
+    pub fn set_rules(&self, rules: Rules) {
+        self.store.set_quotas(rules.quotas.clone());
+        *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
     }
 
     /// The store.
@@ -250,24 +285,37 @@ impl Service {
         match route {
             Route::Health => return Ok(reply(StatusCode::OK, "text/plain", "Healthy")),
             Route::HealthChecked => {
-                return Ok(match self.store.check_writable() {
-                    Ok(()) => reply(StatusCode::OK, "text/plain", "Healthy"),
-                    Err(_) => reply(StatusCode::SERVICE_UNAVAILABLE, "text/plain", "Unhealthy"),
+                return Ok(match self.is_healthy().await {
+                    true => reply(StatusCode::OK, "text/plain", "Healthy"),
+                    false => reply(StatusCode::SERVICE_UNAVAILABLE, "text/plain", "Unhealthy"),
                 });
             }
             _ => {}
         }
         let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let caller = self.rules.access.identify(authorization).await.map_err(|identity| match identity {
-            Identity::Unavailable(why) => Problem::new(StatusCode::SERVICE_UNAVAILABLE, why),
-            _ => {
-                Problem::new(StatusCode::UNAUTHORIZED, "a valid token is needed: Authorization: Bearer TOKEN")
-                    .with(header::WWW_AUTHENTICATE, "Bearer")
-            }
-        })?;
-        let upload = Upload::new(source, self.rules.blob_bytes_max)?;
+        let caller =
+            self.rules().access.identify(authorization).await.map_err(|identity| match identity {
+                Identity::Unavailable(why) => Problem::new(StatusCode::SERVICE_UNAVAILABLE, why),
+                _ => Problem::new(
+                    StatusCode::UNAUTHORIZED,
+                    "a valid token is needed: Authorization: Bearer TOKEN",
+                )
+                .with(header::WWW_AUTHENTICATE, "Bearer"),
+            })?;
+        let upload = Upload::new(source, self.rules().blob_bytes_max)?;
         let ask = Ask { method, headers, query: query.to_owned(), caller, listener, upload };
         self.route(ask, route).await
+    }
+
+    /// Whether everything works that an answer may need.
+    async fn is_healthy(&self) -> bool {
+        if self.store.check_writable().is_err() {
+            return false;
+        }
+        match self.tier() {
+            Some(tier) => self.heard(tier.check().await).is_ok(),
+            None => true,
+        }
     }
 
     async fn route(self: &Arc<Service>, mut ask: Ask<'_>, route: Route) -> Answer {
@@ -278,7 +326,7 @@ impl Service {
                 "version": env!("CARGO_PKG_VERSION"),
                 "gitHash": "",
                 "capabilities": ["transactionlog", "ddc"],
-                "siteIdentifier": self.rules.site,
+                "siteIdentifier": self.rules().site,
             }))),
             Route::Peers => Ok(self.peers(&ask)),
             Route::Auth(namespace) => {
@@ -287,7 +335,7 @@ impl Service {
             }
             Route::AuthActions(namespace, bucket) => Ok(self.actions(&ask, &namespace, bucket.as_ref())),
             Route::Namespaces => {
-                let mut readable = self.store.namespaces()?;
+                let mut readable = self.namespaces().await?;
                 readable.retain(|namespace| self.permit(&ask, ReadObject, namespace, None).is_ok());
                 if readable.is_empty() && ask.caller.claims.is_some() {
                     return Err(Problem::new(StatusCode::FORBIDDEN, "no namespace may be read"));
@@ -297,7 +345,7 @@ impl Service {
             }
             Route::RefNamespace(namespace) if ask.method == Method::Delete => {
                 self.permit(&ask, DeleteNamespace, &namespace, None)?;
-                if !self.store.namespaces()?.contains(&namespace) {
+                if !self.namespaces().await?.contains(&namespace) {
                     return Err(Problem::missing("nothing is stored in this namespace"));
                 }
                 self.delete_refs(&namespace, None).await?;
@@ -306,7 +354,7 @@ impl Service {
             Route::RefNamespace(namespace) => self.batch(&mut ask, &namespace).await,
             Route::RefsExist(namespace) => {
                 self.permit(&ask, ReadObject, &namespace, None)?;
-                self.refs_exist(&ask, &namespace)
+                self.refs_exist(&ask, &namespace).await
             }
             Route::Bucket(namespace, bucket) => {
                 self.permit(&ask, DeleteBucket, &namespace, Some(&bucket))?;
@@ -324,8 +372,8 @@ impl Service {
                 match ask.method {
                     Method::Put => self.put_ref(&mut ask, &name, suffix).await,
                     Method::Delete => self.delete_ref(&ask, &name).await,
-                    Method::Head => self.head_ref(&name),
-                    _ => self.get_ref(&ask, &name, suffix),
+                    Method::Head => self.head_ref(&name).await,
+                    _ => self.get_ref(&ask, &name, suffix).await,
                 }
             }
             Route::Finalise(name, hash, suffix) => {
@@ -334,21 +382,21 @@ impl Service {
             }
             Route::RefMetadata(name) => {
                 self.permit(&ask, ReadObject, &name.namespace, Some(&name.bucket))?;
-                self.metadata(&name)
+                self.metadata(&name).await
             }
             Route::RefReferences(name) => {
                 self.permit(&ask, ReadObject, &name.namespace, Some(&name.bucket))?;
-                self.references(&ask, &name)
+                self.references(&ask, &name).await
             }
             Route::RefReplication(name) => {
                 self.permit(&ask, AdminAction, &name.namespace, Some(&name.bucket))?;
-                self.replication_state(&name)
+                self.replication_state(&name).await
             }
             Route::RefBlob(name, hash) => {
                 let action = if ask.method == Method::Put { WriteObject } else { ReadObject };
                 self.permit(&ask, action, &name.namespace, Some(&name.bucket))?;
                 if ask.method != Method::Put {
-                    return self.get_compressed(&ask, &name.namespace, &hash);
+                    return self.get_compressed(&ask, &name.namespace, &hash).await;
                 }
                 match ask.content_type(&[Media::Compressed, Media::Octets])? {
                     Media::Compressed => self.put_compressed(&mut ask, &name.namespace, Some(hash)).await,
@@ -389,26 +437,25 @@ impl Service {
             }
             Route::ObjectReferences(namespace, hash) => {
                 self.permit(&ask, ReadObject, &namespace, None)?;
-                let bytes = self.store.read_blob(&namespace, &hash)?;
+                let bytes = self.read_blob(&namespace, &hash).await?;
                 let bytes = bytes.ok_or_else(|| Problem::missing("no such object"))?;
-                let document = Document::parse(&bytes).map_err(Problem::bad)?;
-                let (closure, blobs) = self.store.close(&namespace, &document)?;
-                if !closure.missing().is_empty() {
+                let closed = self.close(&namespace, &bytes, Reach::All).await?;
+                if !closed.missing.is_empty() {
                     return Err(Problem::bad("something that the object refers to is missing"));
                 }
                 let media = negotiate(ask.accept(), &[Media::CompactBinary, Media::Json]);
-                let value = Value::object([("references", Value::hashes(blobs))]);
+                let value = Value::object([("references", Value::hashes(closed.blobs))]);
                 Ok(object(&value, media.unwrap_or(Media::CompactBinary)))
             }
             Route::ContentId(namespace, id) => {
                 self.permit(&ask, ReadObject, &namespace, None)?;
-                let blob = self.store.content(&namespace, &id)?;
+                let blob = self.locate(&namespace, &id, Reach::All).await?.filter(|blob| *blob != id);
                 let blob = blob.ok_or_else(|| Problem::missing("no such content id"))?;
                 Ok(json(&serde_json::json!({ "blobs": [format!("{blob:X}")] })))
             }
             Route::ContentIdUpdate(namespace, id, blob, weight) => {
                 self.permit(&ask, WriteObject, &namespace, None)?;
-                self.commit(|done| self.store.put_content(&namespace, id, weight, blob, done)).await?;
+                self.put_form(&namespace, id, weight, blob).await?;
                 Ok(empty(StatusCode::OK))
             }
             Route::ReplicationLog(_)
@@ -416,7 +463,7 @@ impl Service {
             | Route::SnapshotCreate(_)
             | Route::RefCleanup
             | Route::LastAccessRollup
-            | Route::Settings => self.admin(&ask, &route),
+            | Route::Settings => self.admin(&ask, &route).await,
         }
     }
 
@@ -431,15 +478,16 @@ impl Service {
         if ask.listener == Listener::Public && !self.rules_of(namespace).public {
             return forbidden(format!("the namespace {namespace} is not served on public listeners"));
         }
-        if self.rules.access.permit(&ask.caller, action, namespace, bucket) {
+        if self.rules().access.permit(&ask.caller, action, namespace, bucket) {
             Ok(())
         } else {
             forbidden(format!("{} is not permitted in namespace {namespace}", action.name()))
         }
     }
 
-    pub(crate) fn rules_of(&self, namespace: &Namespace) -> &NamespaceRules {
-        self.rules.namespaces.get(namespace).unwrap_or(&self.rules.default)
+    pub(crate) fn rules_of(&self, namespace: &Namespace) -> NamespaceRules {
+        let rules = self.rules();
+        rules.namespaces.get(namespace).unwrap_or(&rules.default).clone()
     }
 
     /// Makes a change and waits until it is acknowledged.
@@ -468,6 +516,9 @@ impl Service {
 
     async fn delete_blobs(&self, namespace: &Namespace) -> Result<(), Problem> {
         self.delete_refs(namespace, None).await?;
+        if let Some(tier) = self.tier() {
+            self.heard(tier.delete_blobs(namespace).await)?;
+        }
         let (sender, receiver) = oneshot::channel();
         self.store.delete_blobs(namespace, Box::new(move |outcome| drop(sender.send(outcome))))?;
         receiver.await.unwrap_or(Err(StoreError::Busy))?;

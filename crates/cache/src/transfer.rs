@@ -208,7 +208,9 @@ impl Import<'_> {
         while self.waiting > at_most {
             let outcome = self.acknowledgements.1.recv();
             self.waiting -= 1;
-            outcome.unwrap_or(Err(StoreError::Busy))?;
+            if outcome.unwrap_or(Err(StoreError::Busy))? == Outcome::OverQuota {
+                return Err(StoreError::Full.into());
+            }
         }
         Ok(())
     }

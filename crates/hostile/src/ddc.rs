@@ -1,5 +1,6 @@
-//! Targets for the derived-data cache: compact binary, packages, compressed buffers, batch requests.
+//! Targets for the derived-data cache: compact binary, packages, compressed buffers, batch requests, routes.
 
+use throng_ddc::api::{Media, Method, Range, Route, RouteError, negotiate, query_values};
 use throng_ddc::compressed::{self, Decoder};
 use throng_ddc::package;
 use throng_ddc::{Defect, Document, Field, IoHash, Style, Value, batch, check};
@@ -118,4 +119,59 @@ pub fn ddc_package(input: &[u8]) {
     assert_eq!(package::join(&joined), input);
     let table = package::Table::read(input).expect("a package has a table");
     assert_eq!(table.total_bytes(), Some(input.len() as u64));
+}
+
+/// A request: lines with method, path, query, `Accept` and `Range`.
+///
+/// Asserts that what a route takes from a path are names as they are stored, that a name is read again as itself, that nothing
+/// is negotiated that was not offered, and that a range lies within the body.
+pub fn ddc_routes(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    let mut lines = text.splitn(5, '\n');
+    let mut line = || lines.next().unwrap_or_default();
+    let (method, path, query, accept, range) = (line(), line(), line(), line(), line());
+    let method = Method::parse(method).unwrap_or(Method::Get);
+    match Route::find(method, path) {
+        Ok(route) => {
+            assert!(route.methods().contains(&method));
+            let names = match &route {
+                Route::Ref(name, _)
+                | Route::Finalise(name, ..)
+                | Route::RefMetadata(name)
+                | Route::RefBlob(name, _) => {
+                    check_name(name.key.as_str(), 40, "");
+                    assert_eq!(name.key.as_str().parse(), Ok(name.key));
+                    vec![name.namespace.as_str(), name.bucket.as_str()]
+                }
+                Route::Bucket(namespace, bucket) => vec![namespace.as_str(), bucket.as_str()],
+                Route::RefNamespace(namespace)
+                | Route::Blob(_, namespace, _)
+                | Route::Family(_, namespace) => {
+                    vec![namespace.as_str()]
+                }
+                _ => Vec::new(),
+            };
+            for name in names {
+                check_name(name, 64, "-_.");
+                assert!(!name.starts_with('.') && !name.ends_with('.'), "{name:?}");
+            }
+        }
+        Err(RouteError::Method(allowed)) => assert!(!allowed.contains(&method) && !allowed.is_empty()),
+        Err(_) => {}
+    }
+    for value in query_values(query, "id") {
+        // Each byte that is no UTF-8 becomes three.
+        assert!(value.len() <= 3 * query.len());
+    }
+    let offers = [Media::Json, Media::CompactBinary];
+    assert!(negotiate(Some(accept), &offers).is_none_or(|media| offers.contains(&media)));
+    let len = input.len() as u64;
+    if let Range::Part { start, end } = Range::read(Some(range), len) {
+        assert!(start < end && end <= len, "{start}..{end} of {len}");
+    }
+}
+
+fn check_name(name: &str, chars_max: usize, more: &str) {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || more.contains(c);
+    assert!(!name.is_empty() && name.len() <= chars_max && name.chars().all(allowed), "{name:?}");
 }

@@ -1,25 +1,28 @@
 //! The derived-data cache within a process: its settings, its listeners, its runtime.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use hyper::header::HeaderValue;
 use serde_json::Value;
 use throng_cache::{
-    Access, Care, Identify, Identity, Listener, NamespaceRules, Node, Rules, ServeOptions, Tokens,
+    Access, Care, Identify, Identity, Listener, NamespaceRules, Node, Origin, Rules, ServeOptions, Tokens,
+    Upstream, UpstreamOptions,
 };
 use throng_ddc::Namespace;
 use throng_ddc::gc::RefPolicy;
 use throng_ddc::policy::{Acl, Action, Claims, Policies, Policy, Scope};
 use throng_gateway::Verdict;
-use throng_store::{Durability, Options};
+use throng_store::{Durability, Options, Quotas, Tier, TierOptions};
 use tokio::sync::Notify;
 
-use crate::auth::{CREDENTIAL_BYTES_MAX, Jwt};
-use crate::config::{Auth, Settings, resolve_addr};
+use crate::auth::{Authenticator as _, CREDENTIAL_BYTES_MAX, Jwt, fetch};
+use crate::config::{Auth, Ddc, Settings, resolve_addr};
 use crate::start::{Address, Service, StartError, bind_error};
 use crate::{services, tls};
 
@@ -40,6 +43,25 @@ pub(crate) struct Cache {
     node: Node,
     end: Arc<Notify>,
     addresses: Vec<Address>,
+    keys: Keys,
+}
+
+/// The keys that tokens are verified with, and the settings that they are for: those stay over a reload that does not change
+/// them, even if their source is away.
+#[derive(Debug, Default)]
+struct Keys(Mutex<Option<(Auth, Arc<Jwt>)>>);
+
+impl Keys {
+    fn of(&self, auth: Auth, side: &tokio::runtime::Handle) -> Result<Arc<Jwt>, String> {
+        let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, jwt)) = keys.as_ref().filter(|(of, _)| *of == auth) {
+            jwt.reload()?;
+            return Ok(Arc::clone(jwt));
+        }
+        let jwt = Jwt::start(&auth, side)?;
+        *keys = Some((auth, Arc::clone(&jwt)));
+        Ok(jwt)
+    }
 }
 
 impl fmt::Debug for Cache {
@@ -86,11 +108,11 @@ pub(crate) fn start(settings: &Settings, side: &tokio::runtime::Handle) -> Resul
         listeners.push((listener, kind));
     }
     let folder = Path::new(&settings.server.data).join(FOLDER);
-    let node = rules(settings, side, &addresses)
+    let keys = Keys::default();
+    let node = rules(settings, &keys, side, &addresses)
         .and_then(|rules| {
-            let durability = if ddc.durability == "cache" { Durability::Cache } else { Durability::Sync };
-            let options = Options { durability, ..Options::default() };
-            Node::open(&folder, options, rules).map_err(|error| format!("`{}`: {error}", folder.display()))
+            let node = Node::open_with(&folder, options(settings), rules, origin(settings)?);
+            node.map_err(|error| format!("`{}`: {error}", folder.display()))
         })
         .map_err(StartError::File)?;
     let end = Arc::new(Notify::new());
@@ -104,7 +126,7 @@ pub(crate) fn start(settings: &Settings, side: &tokio::runtime::Handle) -> Resul
             }
         });
     }
-    Ok(Some(Cache { runtime: Some(runtime), node, end, addresses }))
+    Ok(Some(Cache { runtime: Some(runtime), node, end, addresses, keys }))
 }
 
 impl Cache {
@@ -118,6 +140,15 @@ impl Cache {
         self.addresses.iter().cloned()
     }
 
+    /// Applies what can be applied of new settings, to requests from now on. Files are read again in any case.
+    ///
+    /// # Errors
+    /// What is wrong with a file; the old rules stay then.
+    pub(crate) fn reload(&self, settings: &Settings, side: &tokio::runtime::Handle) -> Result<(), String> {
+        self.node.service().set_rules(rules(settings, &self.keys, side, &self.addresses)?);
+        Ok(())
+    }
+
     /// Stops listening and answering, commits what was queued, writes the index.
     pub(crate) fn stop(mut self, within: Duration) {
         self.end.notify_waiters();
@@ -127,7 +158,103 @@ impl Cache {
     }
 }
 
-fn rules(settings: &Settings, side: &tokio::runtime::Handle, addresses: &[Address]) -> Result<Rules, String> {
+fn options(settings: &Settings) -> Options {
+    let (ddc, tier) = (&settings.ddc, &settings.ddc_tier);
+    let options = Options::default();
+    if tier.url.is_empty() {
+        let durability = if ddc.durability == "cache" { Durability::Cache } else { Durability::Sync };
+        let replication_log = !ddc.internal_addr.is_empty() && ddc.replication_days > 0;
+        return Options { durability, replication_log, ..options };
+    }
+    // Copies need not survive anything, and a segment must not be much of what the folder may hold.
+    let segment_bytes_max = options.segment_bytes_max.min(tier.copies_bytes_max / 32);
+    Options { durability: Durability::Cache, segment_bytes_max, ..options }
+}
+
+/// Where the cache gets what it does not have.
+fn origin(settings: &Settings) -> Result<Origin, String> {
+    let (tier, upstream) = (&settings.ddc_tier, &settings.ddc_upstream);
+    if !tier.url.is_empty() {
+        let options = TierOptions {
+            url: tier.url.clone(),
+            endpoint: tier.endpoint.clone(),
+            settings: read_settings(&tier.settings_file)?,
+            timeout: Duration::from_millis(tier.timeout_ms),
+            tls: client_tls(&tier.endpoint, &tier.ca_file, "ddc.tier.ca_file")?,
+        };
+        return Tier::new(&options).map(Origin::Tier).map_err(|error| format!("`ddc.tier`: {error}"));
+    }
+    if upstream.url.is_empty() {
+        return Ok(Origin::Alone);
+    }
+    let authorization = match upstream.authorization_file.as_str() {
+        "" => None,
+        path => {
+            let text = std::fs::read_to_string(path);
+            let text = text.map_err(|error| format!("cannot read `{path}`: {error}"))?;
+            let mut value = HeaderValue::from_str(text.trim())
+                .map_err(|_| format!("`{path}` does not hold the value of a header"))?;
+            value.set_sensitive(true);
+            Some(value)
+        }
+    };
+    Ok(Origin::Upstream(Box::new(Upstream::new(UpstreamOptions {
+        url: upstream.url.clone(),
+        authorization,
+        timeout: Duration::from_millis(upstream.timeout_ms),
+        miss: Duration::from_secs(upstream.miss_s.into()),
+        tls: client_tls(&upstream.url, &upstream.ca_file, "ddc.upstream.ca_file")?,
+    }))))
+}
+
+/// Whom to trust at an address; plain http needs nobody.
+fn client_tls(url: &str, ca_file: &str, key: &str) -> Result<Arc<rustls::ClientConfig>, String> {
+    if url.starts_with("http://") {
+        return fetch::tls_trusting(rustls::RootCertStore::empty());
+    }
+    fetch::tls_client(ca_file, key)
+}
+
+/// Reads lines of `NAME=VALUE`; `#` begins a comment line.
+fn read_settings(path: &str) -> Result<BTreeMap<String, String>, String> {
+    if path.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read `{path}`: {error}"))?;
+    let lines = text.lines().map(str::trim).enumerate();
+    lines
+        .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+        .map(|(number, line)| {
+            let (name, value) = line
+                .split_once('=')
+                .ok_or_else(|| format!("`{path}`, line {}: expected NAME=VALUE", number + 1))?;
+            Ok((name.trim().to_ascii_lowercase(), value.trim().to_owned()))
+        })
+        .collect()
+}
+
+/// Reads what namespaces may hold.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn read_quotas(ddc: &Ddc) -> Result<Quotas, String> {
+    let default = (ddc.namespace_bytes_max > 0).then_some(ddc.namespace_bytes_max);
+    let mut quotas = Quotas { default, ..Quotas::default() };
+    for (name, text) in &ddc.quotas {
+        let namespace: Namespace = name.parse().map_err(|error| format!("`{name}`: {error}"))?;
+        let bytes =
+            text.parse().map_err(|_| format!("`{name}`: found \"{text}\"; expected a number of bytes"))?;
+        quotas.namespaces.insert(namespace, bytes);
+    }
+    Ok(quotas)
+}
+
+fn rules(
+    settings: &Settings,
+    keys: &Keys,
+    side: &tokio::runtime::Handle,
+    addresses: &[Address],
+) -> Result<Rules, String> {
     let ddc = &settings.ddc;
     let mut identify: Vec<Box<dyn Identify>> = Vec::new();
     if !ddc.tokens_file.is_empty() {
@@ -149,7 +276,7 @@ fn rules(settings: &Settings, side: &tokio::runtime::Handle, addresses: &[Addres
             jwt_player_claim: String::new(),
             ..settings.auth.clone()
         };
-        identify.push(Box::new(Signed(Jwt::start(&auth, side)?)));
+        identify.push(Box::new(Signed(keys.of(auth, side)?)));
     }
     let policies =
         ddc.grants.iter().map(|(name, grant)| read_grant(name, grant)).collect::<Result<_, _>>()?;
@@ -167,9 +294,11 @@ fn rules(settings: &Settings, side: &tokio::runtime::Handle, addresses: &[Addres
         collect_every: every(MINUTE, ddc.collect_minutes),
         scrub_every: every(60 * MINUTE, ddc.scrub_hours),
         scrub_bytes_per_s: ddc.scrub_bytes_per_s,
+        events_age_max: DAY * ddc.replication_days,
+        copies_bytes_max: Some(settings.ddc_tier.copies_bytes_max),
         ..Care::default()
     };
-    let mut namespaces = std::collections::BTreeMap::new();
+    let mut namespaces = BTreeMap::new();
     for name in &ddc.internal_namespaces {
         let namespace: Namespace = name.parse().map_err(|error| format!("`{name}`: {error}"))?;
         namespaces.insert(namespace, NamespaceRules { public: false, ..default.clone() });
@@ -179,6 +308,7 @@ fn rules(settings: &Settings, side: &tokio::runtime::Handle, addresses: &[Addres
         namespaces,
         default,
         care,
+        quotas: read_quotas(ddc)?,
         blob_bytes_max: ddc.blob_bytes_max,
         endpoints: addresses.iter().map(|address| format!("{}://{}", address.scheme, address.addr)).collect(),
         ..Rules::default()

@@ -332,6 +332,9 @@ impl Running {
             Ok(tokens) => self.access.set_tokens(tokens),
             Err(error) => complain("the admin tokens", Err(error.to_string())),
         }
+        if let (Some(cache), Some(runtime)) = (&self.cache, &self.runtime) {
+            complain("the cache's rules", cache.reload(settings, runtime.handle()));
+        }
         self.watch.reconfigure(&next);
         *config = next;
         Ok(changes)

@@ -671,6 +671,122 @@ fn a_key_set_is_fetched_rotated_and_kept_through_an_outage() {
     assert_eq!(judge(&token(EC, "first")), Verdict::Success, "the keys outlive the outage");
 }
 
+/// Status of a GET of the cache with this `Authorization`.
+fn ask_cache(addr: SocketAddr, path: &str, authorization: &str) -> u16 {
+    let mut stream = std::net::TcpStream::connect(addr).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: {authorization}\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer.split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn the_cache_follows_keys_that_rotate() {
+    let set = |pem: &str, id: &str| {
+        let key = EncodingKey::from_ec_pem(pem.as_bytes()).unwrap();
+        let mut jwk = jsonwebtoken::jwk::Jwk::from_encoding_key(&key, Algorithm::ES256).unwrap();
+        jwk.common.key_id = Some(id.to_owned());
+        json!({ "keys": [jwk] }).to_string()
+    };
+    let (first, second) = (set(EC, "first"), set(STRANGER, "second"));
+    let rotated = Arc::new(AtomicUsize::new(0));
+    let turn = Arc::clone(&rotated);
+    let service = Service::start(move |_, _| match turn.load(Ordering::SeqCst) {
+        0 => Some((200, first.clone())),
+        1 => Some((200, second.clone())),
+        _ => Some((503, String::new())),
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let config = format!(
+        "[gateway.servers]\naddr = \"127.0.0.1:0\"\n[gateway.clients]\naddr = \"127.0.0.1:0\"\n[http]\naddr = \"\"\n\
+         [server]\ndata = '{}'\n[gateway.auth]\njwt_jwks_refresh_s = 10\n\
+         [ddc]\naddr = \"127.0.0.1:0\"\njwt_jwks_url = \"http://{}/keys\"\njwt_algorithms = [\"ES256\"]\n\
+         [ddc.grants]\nall = \"sub=player-7 * *\"\n",
+        path("data"),
+        service.addr,
+    );
+    std::fs::write(path("throng.toml"), config).unwrap();
+    let running = throng_server::start(Loader::new().file(path("throng.toml")).load().unwrap()).unwrap();
+    let addr = running.address(throng_server::Service::Cache).unwrap();
+    let ask = |pem: &str, id: &str| {
+        let key = EncodingKey::from_ec_pem(pem.as_bytes()).unwrap();
+        let header = json!({ "alg": "ES256", "kid": id });
+        let token = sign(
+            &header,
+            with(claims(), "sub", json!(PLAYER)).to_string().as_bytes(),
+            Algorithm::ES256,
+            &key,
+        );
+        ask_cache(addr, "/api/v1/auth/game", &format!("Bearer {token}"))
+    };
+    assert_eq!(ask(EC, "first"), 200);
+    assert_eq!(ask(STRANGER, "second"), 401);
+    rotated.store(1, Ordering::SeqCst);
+    // The next refresh, or the next look for an unknown key, comes within ten seconds.
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while ask(STRANGER, "second") != 200 {
+        assert!(std::time::Instant::now() < deadline, "the new key is never used");
+        std::thread::park_timeout(std::time::Duration::from_millis(50));
+    }
+    assert_eq!(ask(EC, "first"), 401, "the old key is gone");
+    // A reload during an outage of their source does not take the keys away.
+    rotated.store(2, Ordering::SeqCst);
+    running.reload().unwrap();
+    assert_eq!(ask(STRANGER, "second"), 200);
+}
+
+#[test]
+fn the_cache_applies_new_tokens_grants_and_quotas_at_a_reload() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let write = |tokens: &str, actions: &str, quota: &str| {
+        std::fs::write(path("tokens"), tokens).unwrap();
+        let config = format!(
+            "[gateway.servers]\naddr = \"127.0.0.1:0\"\n[gateway.clients]\naddr = \"127.0.0.1:0\"\n[http]\naddr = \"\"\n\
+             [server]\ndata = '{}'\n[ddc]\naddr = \"127.0.0.1:0\"\ntokens_file = '{}'\n\
+             [ddc.grants]\nall = \"group=a {actions} game\"\n[ddc.quotas]\ngame = \"{quota}\"\n",
+            path("data"),
+            path("tokens"),
+        );
+        std::fs::write(path("throng.toml"), config).unwrap();
+    };
+    write("0123456789abcdef group=a\n", "ReadObject", "10");
+    let running = throng_server::start(Loader::new().file(path("throng.toml")).load().unwrap()).unwrap();
+    let addr = running.address(throng_server::Service::Cache).unwrap();
+    let put = |body: &[u8], token: &str| {
+        let mut stream = std::net::TcpStream::connect(addr).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let head = format!(
+            "POST /api/v1/blobs/game HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\
+             Content-Type: application/octet-stream\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(&[head.as_bytes(), body].concat()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
+    };
+    assert_eq!(put(b"five5", "0123456789abcdef"), 403);
+    write("fedcba9876543210 group=a\n", "ReadObject,WriteObject", "10");
+    let changes = running.reload().unwrap();
+    assert!(changes.applied.contains(&"ddc.grants".to_owned()), "{changes:?}");
+    assert_eq!(put(b"five5", "0123456789abcdef"), 401);
+    assert_eq!(put(b"five5", "fedcba9876543210"), 200);
+    assert_eq!(put(b"six six", "fedcba9876543210"), 507);
+    write("fedcba9876543210 group=a\n", "ReadObject,WriteObject", "20");
+    running.reload().unwrap();
+    assert_eq!(put(b"six six", "fedcba9876543210"), 200);
+    // What cannot be read changes nothing.
+    std::fs::write(path("tokens"), "short group=a\n").unwrap();
+    running.reload().unwrap();
+    assert_eq!(put(b"five5", "fedcba9876543210"), 200);
+}
+
 #[test]
 fn a_running_gateway_lets_in_whom_the_provider_lets_in() {
     let tokens = tempfile::NamedTempFile::new().unwrap();

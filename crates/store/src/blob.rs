@@ -141,6 +141,14 @@ impl LargeWriter {
         self.hasher.finish()
     }
 
+    /// What was written so far, to read it again.
+    #[must_use]
+    pub fn blob(&self) -> Blob {
+        let put = Timestamp::from_unix_ms(0);
+        let location = Location { large: true, file: self.number, offset: 0, len: self.written, put };
+        Blob::new(Arc::clone(&self.file), &location)
+    }
+
     /// Makes the file durable, if `sync` says so, and keeps it.
     pub(crate) fn seal(mut self, sync: bool, put: Timestamp) -> io::Result<Location> {
         if sync {

@@ -9,9 +9,10 @@ use throng_ddc::gc::{self, RefPolicy};
 use throng_ddc::{Bucket, Closure, Document, IoHash, Key, Namespace, Resolution, Timestamp};
 
 use crate::blob;
+use crate::commit::Change;
 use crate::key::{self, Location, RefValue};
 use crate::log;
-use crate::store::{Change, Store, StoreError, lock};
+use crate::store::{Store, StoreError, lock};
 
 /// Entries that one step of a walk over the index reads, so that no step holds up writers for long.
 const STEP: usize = 512;
@@ -91,7 +92,7 @@ pub struct Verified {
 }
 
 /// Takes a key and its value.
-type Visit<'v> = dyn FnMut(&[u8], &[u8]) -> Result<(), StoreError> + 'v;
+pub(crate) type Visit<'v> = dyn FnMut(&[u8], &[u8]) -> Result<(), StoreError> + 'v;
 
 impl Store {
     /// Removes expired refs, then blobs that no ref reaches, then gives their space back.
@@ -119,7 +120,7 @@ impl Store {
             *lock(&self.relied_on) = None;
         }
         result?;
-        self.give_back(&mut done)?;
+        self.give_back(&mut done, LIVE_PERCENT_MIN)?;
         Ok(done)
     }
 
@@ -147,6 +148,7 @@ impl Store {
             self.mark(namespace, &value, &mut reached)
         })?;
         self.commit();
+        reached.extend(self.snapshots(namespace)?.iter().map(|snapshot| snapshot.blob));
         self.walk(&key::in_namespace(b'a', namespace), &mut |noted, stored| {
             let mut reference = noted.to_vec();
             reference[0] = b'r';
@@ -224,8 +226,9 @@ impl Store {
         Ok(())
     }
 
-    /// Removes segments that hold no blob any more, and moves the blobs of those that hold few.
-    fn give_back(&self, done: &mut Collected) -> Result<(), StoreError> {
+    /// Removes segments that hold no blob any more, and moves the blobs of those of which less than `live_percent_min` is in
+    /// use.
+    pub(crate) fn give_back(&self, done: &mut Collected, live_percent_min: u64) -> Result<(), StoreError> {
         // Everything else in a segment must be in the index before it may go.
         self.checkpoint()?;
         let open = lock(&self.log).position().segment;
@@ -249,7 +252,7 @@ impl Store {
                 }
                 Some(bytes) => {
                     let len = self.fs.open(&log::name(segment), false)?.len()?;
-                    if bytes * 100 < len * LIVE_PERCENT_MIN {
+                    if bytes * 100 < len * live_percent_min {
                         sparse.insert(segment);
                     }
                 }
@@ -414,7 +417,7 @@ impl Store {
     }
 
     /// Calls `visit` with every entry under `prefix`, a step at a time; entries may change between steps.
-    fn walk(&self, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), StoreError> {
+    pub(crate) fn walk(&self, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), StoreError> {
         let mut after: Option<Box<[u8]>> = None;
         loop {
             let step = self.index.scan(prefix, after.as_deref(), STEP)?;
@@ -429,7 +432,7 @@ impl Store {
     }
 
     /// Queues a change of our own, whose outcome is looked up instead of awaited.
-    fn queue_care(&self, change: Change) {
+    pub(crate) fn queue_care(&self, change: Change) {
         self.enqueue(change, Box::new(|_| {}));
     }
 }

@@ -7,7 +7,7 @@
 //! | `r` namespace bucket key | the ref: [`RefValue`] |
 //! | `a` namespace bucket key | when the ref was last used: milliseconds since 1970, little-endian |
 //!
-//! Namespace and bucket are preceded by their length in one byte, so that prefixes select exactly one.
+//! Those of the replication log are in `events.rs`. Namespace and bucket are preceded by their length in one byte, so that prefixes select exactly one.
 
 use bytes::Bytes;
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
@@ -73,6 +73,12 @@ pub(crate) fn access(reference: &[u8]) -> Vec<u8> {
     let mut key = reference.to_vec();
     key[0] = b'a';
     key
+}
+
+/// Namespace of an index key of any kind, and what follows it.
+pub(crate) fn split_namespace(bytes: &[u8]) -> Option<(Namespace, &[u8])> {
+    let (namespace, rest) = read_sized(bytes.get(1..)?)?;
+    Some((namespace.parse().ok()?, rest))
 }
 
 /// Namespace, bucket and key of a ref's index key.
@@ -154,6 +160,14 @@ pub struct RefValue {
 
 impl RefValue {
     const HEAD_BYTES: usize = 30;
+    /// A ref that is put again unchanged is written again only when it is older than this, for policies that count from it.
+    const REFRESH_MS: u64 = 3600 * 1000;
+
+    /// Whether putting this where `old` is changes nothing that anybody would notice.
+    pub(crate) fn is_refresh_of(&self, old: &RefValue) -> bool {
+        let age_ms = self.put.unix_ms().saturating_sub(old.put.unix_ms());
+        old.object == self.object && old.finalised == self.finalised && age_ms < Self::REFRESH_MS
+    }
 
     pub(crate) fn write(&self) -> Vec<u8> {
         let inline = self.inline.as_deref().unwrap_or_default();

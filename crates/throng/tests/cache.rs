@@ -1,5 +1,9 @@
 //! `throng up --only ddc` from outside: the lines to paste, and what a process leaves behind when it is killed.
 
+#[path = "../../cache/tests/common/s3.rs"]
+#[allow(dead_code, reason = "each test file uses a part of it")]
+mod s3;
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
@@ -10,6 +14,8 @@ use std::time::Duration;
 const HASH: &str = "4878CA0425C739FA427F7EDA20FE845F6B2E46BA";
 /// Times that the process is killed while it takes uploads.
 const KILLS: usize = 12;
+/// The same, of nodes on one bucket.
+const TIER_KILLS: usize = 8;
 
 struct Cache {
     child: Child,
@@ -19,9 +25,15 @@ struct Cache {
 
 impl Cache {
     fn start(folder: &Path) -> Cache {
+        Cache::start_with(folder, &[])
+    }
+
+    /// With further settings, by the names of their variables.
+    fn start_with(folder: &Path, settings: &[(&str, String)]) -> Cache {
         let mut child = Command::new(env!("CARGO_BIN_EXE_throng"))
             .args(["up", "--only", "ddc", "--data", "d", "--http", "127.0.0.1:0"])
             .current_dir(folder)
+            .envs(settings.iter().map(|(name, value)| (*name, value.as_str())))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -53,6 +65,10 @@ impl Cache {
     }
 
     fn kill(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
         self.child.kill().expect("it runs");
         self.child.wait().expect("it ended");
     }
@@ -111,6 +127,60 @@ fn the_ready_text_tells_what_to_paste_and_its_proof_works() {
     assert_eq!(got.1, format!("{{\"RawHash\":\"{}\",\"RawSize\":4}}", HASH.to_lowercase()).into_bytes());
 }
 
+/// Uploads blobs until the connection ends. The server computes the hash and names it: what it names is acknowledged.
+fn upload(stream: &mut TcpStream, round: u8) -> Vec<(String, Vec<u8>)> {
+    let mut done = Vec::new();
+    for number in 0_u32.. {
+        let size = [10, 5_000, 70_000, 1_500_000][number as usize % 4];
+        let mut body = vec![round; size];
+        body[..4].copy_from_slice(&number.to_le_bytes());
+        let type_ = "Content-Type: application/octet-stream\r\n";
+        let Some((200, answer)) = send(stream, "POST", "/api/v1/blobs/test", type_, &body) else { break };
+        let answer: serde_json::Value = serde_json::from_slice(&answer).expect("JSON");
+        let hash = answer["identifier"].as_str().expect("a hash");
+        done.push((format!("/api/v1/blobs/test/{hash}"), body));
+    }
+    done
+}
+
+#[test]
+fn nodes_on_one_bucket_lose_nothing_when_they_are_killed() {
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    let s3 = runtime.block_on(s3::S3::start());
+    let keys = tempfile::NamedTempFile::new().expect("a temporary file");
+    let lines =
+        format!("access_key_id={}\nsecret_access_key={}\nregion=us-east-1\n", s3::ACCESS_KEY, s3::SECRET_KEY);
+    std::fs::write(keys.path(), lines).expect("it is writable");
+    let settings = [
+        ("THRONG_DDC_TIER_URL", format!("s3://{}/ddc", s3::BUCKET)),
+        ("THRONG_DDC_TIER_ENDPOINT", format!("http://{}", s3.addr)),
+        ("THRONG_DDC_TIER_SETTINGS_FILE", keys.path().display().to_string()),
+    ];
+    let mut folders = [(); 2].map(|()| tempfile::tempdir().expect("a temporary folder"));
+    let mut nodes = folders.each_ref().map(|folder| Cache::start_with(folder.path(), &settings));
+    let mut acknowledged: Vec<(String, Vec<u8>)> = Vec::new();
+    for round in 0..TIER_KILLS {
+        let (victim, other) = (round % 2, (round + 1) % 2);
+        let mut stream = nodes[victim].connect();
+        let writer = std::thread::spawn(move || upload(&mut stream, round as u8));
+        std::thread::park_timeout(Duration::from_millis(150 + 37 * round as u64 % 120));
+        nodes[victim].end();
+        // Half of them find their folder again, the others begin with an empty one.
+        if round % 4 >= 2 {
+            folders[victim] = tempfile::tempdir().expect("a temporary folder");
+        }
+        nodes[victim] = Cache::start_with(folders[victim].path(), &settings);
+        acknowledged.extend(writer.join().expect("the writer ends when the connection does"));
+        let mut stream = nodes[other].connect();
+        for (path, body) in &acknowledged {
+            let got = send(&mut stream, "GET", path, "Accept: */*\r\n", b"").expect("an answer");
+            assert_eq!(got.0, 200, "{path} was acknowledged");
+            assert!(got.1 == *body, "{path} has other bytes");
+        }
+    }
+    assert!(acknowledged.len() > TIER_KILLS, "{} uploads in {TIER_KILLS} lives", acknowledged.len());
+}
+
 #[test]
 fn what_was_acknowledged_survives_being_killed() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -123,24 +193,7 @@ fn what_was_acknowledged_survives_being_killed() {
             let got = send(&mut stream, "GET", path, "Accept: */*\r\n", b"").expect("an answer");
             assert_eq!(got, (200, body.clone()), "{path} was acknowledged");
         }
-        // The server computes the hash and names it: what it names is acknowledged.
-        let writer = std::thread::spawn(move || {
-            let mut done = Vec::new();
-            for number in 0_u32.. {
-                let size = [10, 5_000, 70_000, 1_500_000][number as usize % 4];
-                let mut body = vec![round as u8; size];
-                body[..4].copy_from_slice(&number.to_le_bytes());
-                let type_ = "Content-Type: application/octet-stream\r\n";
-                let Some((200, answer)) = send(&mut stream, "POST", "/api/v1/blobs/test", type_, &body)
-                else {
-                    break;
-                };
-                let answer: serde_json::Value = serde_json::from_slice(&answer).expect("JSON");
-                let hash = answer["identifier"].as_str().expect("a hash");
-                done.push((format!("/api/v1/blobs/test/{hash}"), body));
-            }
-            done
-        });
+        let writer = std::thread::spawn(move || upload(&mut stream, round as u8));
         // The moment is the writer's: killed after some answers, in the middle of the next.
         std::thread::park_timeout(Duration::from_millis(20 + 13 * round as u64 % 60));
         cache.kill();

@@ -29,7 +29,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-http", &["throng-stdx"], &[]),
     ("throng-store", &["throng-ddc"], &["throng-stdx"]),
     // Services: a product's interface over cores and edges.
-    ("throng-cache", &["throng-ddc", "throng-store"], &[]),
+    ("throng-cache", &["throng-ddc", "throng-store"], &["throng-stdx"]),
     (
         "throng-matching",
         &["throng-http", "throng-matcher", "throng-net", "throng-stdx", "throng-store", "throng-wire"],
@@ -56,7 +56,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     (
         "throng",
         &["throng-load", "throng-replication-bench", "throng-server", "throng-sim", "throng-tag"],
-        &["throng-client", "throng-client-ffi", "throng-gateway", "throng-wire"],
+        &["throng-client", "throng-client-ffi", "throng-gateway", "throng-store", "throng-wire"],
     ),
     ("throng-replication-bench", &["throng-net", "throng-replication", "throng-stdx"], &[]),
     // Tools. A generator shares no code with what it measures, codecs and transports aside.

@@ -7,16 +7,16 @@ use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::{Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
-use throng_cache::{Listener, Node, Rules, ServeOptions, serve};
+use throng_cache::{Listener, Node, Origin, Rules, ServeOptions, serve};
 use throng_store::Options;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, Notify};
 
 pub(crate) struct Server {
     pub(crate) addr: SocketAddr,
-    _node: Node,
+    node: Option<Node>,
     end: Arc<Notify>,
-    folder: tempfile::TempDir,
+    folder: Option<tempfile::TempDir>,
 }
 
 impl Drop for Server {
@@ -28,19 +28,40 @@ impl Drop for Server {
 impl Server {
     pub(crate) async fn start(rules: Rules, listener: Listener) -> Server {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let node = Node::open(folder.path(), Options::default(), rules).expect("an empty folder opens");
+        Server::start_in(folder, Options::default(), rules, listener, Origin::Alone).await
+    }
+
+    pub(crate) async fn start_in(
+        folder: tempfile::TempDir,
+        options: Options,
+        rules: Rules,
+        listener: Listener,
+        origin: Origin,
+    ) -> Server {
+        let node = Node::open_with(folder.path(), options, rules, origin).expect("the folder opens");
         let socket = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
         let addr = socket.local_addr().expect("it is bound");
         let end = Arc::new(Notify::new());
         let (service, stop) = (Arc::clone(node.service()), Arc::clone(&end));
         let options = ServeOptions { listener, connections_max: 100, tls: None };
         tokio::spawn(async move { serve(socket, service, options, stop.notified()).await });
-        Server { addr, _node: node, end, folder }
+        Server { addr, node: Some(node), end, folder: Some(folder) }
+    }
+
+    pub(crate) fn service(&self) -> &Arc<throng_cache::Service> {
+        self.node.as_ref().expect("it runs").service()
+    }
+
+    /// Stops, and leaves the folder.
+    pub(crate) fn stop(mut self) -> tempfile::TempDir {
+        self.end.notify_one();
+        drop(self.node.take());
+        self.folder.take().expect("it has one")
     }
 
     /// Where it keeps everything.
     pub(crate) fn folder(&self) -> &std::path::Path {
-        self.folder.path()
+        self.folder.as_ref().expect("it has one").path()
     }
 
     pub(crate) async fn client(&self) -> Client {

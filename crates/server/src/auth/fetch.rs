@@ -53,7 +53,7 @@ impl Fetcher {
         check_url(url)?;
         let uri: Uri = url.parse().map_err(|error| format!("`{url}`: {error}"))?;
         let tls = match uri.scheme_str() {
-            Some("https") => Some(tls_connector(ca_file)?),
+            Some("https") => Some(tls_client(ca_file, "gateway.auth.https_ca_file")?.into()),
             _ => None,
         };
         Ok(Fetcher { uri, tls, timeout })
@@ -154,13 +154,17 @@ where
     answer
 }
 
-fn tls_connector(ca_file: &str) -> Result<tokio_rustls::TlsConnector, String> {
+/// Whom connections to others trust: a file, or whom the system trusts. `key` names the file's setting.
+///
+/// # Errors
+/// A file without certificates, or none found.
+pub(crate) fn tls_client(ca_file: &str, key: &str) -> Result<Arc<rustls::ClientConfig>, String> {
     let path = match ca_file {
         "" => SYSTEM_CA_FILES
             .iter()
             .copied()
             .find(|path| std::path::Path::new(path).exists())
-            .ok_or("no certificates of the system found; name a file in `gateway.auth.https_ca_file`")?,
+            .ok_or_else(|| format!("no certificates of the system found; name a file in `{key}`"))?,
         given => given,
     };
     let mut roots = rustls::RootCertStore::empty();
@@ -169,11 +173,19 @@ fn tls_connector(ca_file: &str) -> Result<tokio_rustls::TlsConnector, String> {
     if added == 0 {
         return Err(format!("`{path}` holds no certificate"));
     }
+    tls_trusting(roots)
+}
+
+/// Trusts `roots`, and nobody if there are none: for addresses that need no TLS.
+///
+/// # Errors
+/// Never, with the protocol versions that are built in.
+pub(crate) fn tls_trusting(roots: rustls::RootCertStore) -> Result<Arc<rustls::ClientConfig>, String> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
         .with_root_certificates(roots)
         .with_no_client_auth();
-    Ok(tokio_rustls::TlsConnector::from(Arc::new(config)))
+    Ok(Arc::new(config))
 }

@@ -9,7 +9,7 @@
 //! | `http` | [`Callout`]: a web service decides |
 
 mod callout;
-mod fetch;
+pub(crate) mod fetch;
 mod jwt;
 mod tokens;
 

@@ -244,6 +244,15 @@ fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
             Ok(_) => {}
         }
     }
+    if let Err(why) = crate::ddc::read_quotas(ddc) {
+        problems.push(at(
+            config,
+            ProblemKind::BadValue,
+            "ddc.quotas",
+            format!("bad value for `ddc.quotas`: {why}"),
+        ));
+    }
+    check_ddc_origin(config, problems);
     for (name, grant) in &ddc.grants {
         if let Err(why) = crate::ddc::read_grant(name, grant) {
             problems.push(at(
@@ -253,6 +262,37 @@ fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
                 format!("bad value for `ddc.grants`: {why}"),
             ));
         }
+    }
+}
+
+fn check_ddc_origin(config: &Config, problems: &mut Vec<Problem>) {
+    let (ddc, tier, upstream) =
+        (&config.settings.ddc, &config.settings.ddc_tier, &config.settings.ddc_upstream);
+    for key in ["tier.settings_file", "tier.ca_file", "upstream.authorization_file", "upstream.ca_file"] {
+        check_file(config, &format!("ddc.{key}"), problems);
+    }
+    let mut wrong = |kind, key: &str, message: String| problems.push(at(config, kind, key, message));
+    let bucket = tier.url.split_once("://").filter(|(scheme, _)| ["s3", "gs", "az"].contains(scheme));
+    if !tier.url.is_empty() && bucket.is_none_or(|(_, rest)| rest.split('/').next() == Some("")) {
+        let why = format!("found \"{}\"; expected s3://BUCKET/PREFIX, gs:// or az://", tier.url);
+        wrong(ProblemKind::BadValue, "ddc.tier.url", format!("bad value for `ddc.tier.url`: {why}"));
+    }
+    for (key, url) in [("ddc.tier.endpoint", &tier.endpoint), ("ddc.upstream.url", &upstream.url)] {
+        if let Err(why) = crate::auth::check_url(url) {
+            wrong(ProblemKind::BadValue, key, format!("bad value for `{key}`: {why}"));
+        }
+    }
+    if !tier.url.is_empty() && !upstream.url.is_empty() {
+        let message = "a cache has an object storage or an upstream, not both";
+        wrong(ProblemKind::Conflict, "ddc.upstream.url", message.to_owned());
+    }
+    if !tier.url.is_empty() && (ddc.namespace_bytes_max > 0 || !ddc.quotas.is_empty()) {
+        let message = "quotas are kept by a folder that holds everything; with `ddc.tier.url` set a quota to the bucket";
+        wrong(ProblemKind::Conflict, "ddc.quotas", message.to_owned());
+    }
+    if tier.url.is_empty() && !tier.endpoint.is_empty() {
+        let message = "`ddc.tier.endpoint` needs a bucket: set `ddc.tier.url`";
+        wrong(ProblemKind::Conflict, "ddc.tier.endpoint", message.to_owned());
     }
 }
 

@@ -458,32 +458,39 @@ section! {
         /// failure may undo.
         durability: String = "sync", Kind::Choice(&["sync", "cache"]);
         /// File with service accounts: a line has a token and what it claims, as in `TOKEN group=build`. `#` starts a comment.
-        tokens_file: String = "", Kind::Path;
+        tokens_file: String = "", Kind::Path; reload;
         /// For signed tokens (JWT): the signature algorithms that are accepted, and no others.
-        jwt_algorithms: Vec<String> = ["RS256", "ES256", "EdDSA"], Kind::List;
+        jwt_algorithms: Vec<String> = ["RS256", "ES256", "EdDSA"], Kind::List; reload;
         /// For signed tokens: a file with the keys, a JWKS (JSON) or a public key (PEM).
-        jwt_keys_file: String = "", Kind::Path;
+        jwt_keys_file: String = "", Kind::Path; reload;
         /// For signed tokens: address of a JWKS, http or https. It is cached and refreshed.
-        jwt_jwks_url: String = "", Kind::Text;
+        jwt_jwks_url: String = "", Kind::Text; reload;
         /// For signed tokens: required audience (`aud`); empty = not checked.
-        jwt_audience: String = "", Kind::Text;
+        jwt_audience: String = "", Kind::Text; reload;
         /// For signed tokens: required issuer (`iss`); empty = not checked.
-        jwt_issuer: String = "", Kind::Text;
+        jwt_issuer: String = "", Kind::Text; reload;
         /// Who may do what, by a name of your choice: `CLAIMS ACTIONS NAMESPACES`, each a list with commas, as in
         /// `group=artists ReadObject,WriteObject game,test`. `*` is any caller or namespace. Without tokens and keys
         /// everything is allowed.
-        grants: BTreeMap<String, String> = (), Kind::Map;
+        grants: BTreeMap<String, String> = (), Kind::Map; reload;
         /// Namespaces that only the internal listener serves.
-        internal_namespaces: Vec<String> = [], Kind::List;
+        internal_namespaces: Vec<String> = [], Kind::List; reload;
+        /// Bytes of blobs that a namespace may hold; uploads beyond are answered 507. 0 = no limit.
+        namespace_bytes_max: u64 = 0, int(0, 1 << 60), "bytes"; reload;
+        /// The same for single namespaces, by name: `game = "500000000000"`.
+        quotas: BTreeMap<String, String> = (), Kind::Map; reload;
+        /// Days for which the replication log remembers which refs came and went; 0 keeps none. It is only kept with an
+        /// `internal_addr`, where it is read.
+        replication_days: u32 = 7, int(0, 365), "days";
         /// Allows a listener beyond loopback that asks nobody who they are.
         unsafe_binds: bool = false, Kind::Bool;
         /// Replaces the object of a ref without the client having to say that it means it.
-        overwrite_refs: bool = true, Kind::Bool;
+        overwrite_refs: bool = true, Kind::Bool; reload;
         /// Takes compressed buffers whose content cannot be verified here: those of Oodle, which editors send by default.
-        unverified: bool = true, Kind::Bool;
+        unverified: bool = true, Kind::Bool; reload;
         /// Days after which a ref that nobody used is removed; 0 keeps refs for ever. Blobs that no ref reaches go an
         /// hour after they were put.
-        refs_unused_days: u32 = 0, int(0, 36_500), "days";
+        refs_unused_days: u32 = 0, int(0, 36_500), "days"; reload;
         /// Minutes between two removals of what expired or is not reached; 0 removes nothing.
         collect_minutes: u32 = 60, int(0, 525_600), "min";
         /// Hours between two scrubs, which read every blob and put damaged ones aside; 0 never scrubs.
@@ -491,9 +498,47 @@ section! {
         /// Speed at which a scrub reads.
         scrub_bytes_per_s: u64 = 52_428_800, int(1 << 20, 100 * GIB), "bytes/s";
         /// Largest upload of one blob.
-        blob_bytes_max: u64 = 16 * GIB, int(1 << 20, 1024 * GIB), "bytes";
+        blob_bytes_max: u64 = 16 * GIB, int(1 << 20, 1024 * GIB), "bytes"; reload;
         /// Connections that may be open at a time.
         connections_max: usize = 1_024, int(1, 65_536), "connections";
+    }
+}
+
+section! {
+    /// Object storage that several nodes of the cache share; their folders then hold copies.
+    DdcTier {
+        /// Where: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`. Empty: the folder holds everything.
+        /// With it an upload is acknowledged when the storage has it, and refs are always asked for there.
+        url: String = "", Kind::Text;
+        /// Address of the service, for S3 servers other than Amazon's: `http://HOST:PORT`.
+        endpoint: String = "", Kind::Text;
+        /// File with settings of the storage's client, credentials among them: lines of `NAME=VALUE`, as in
+        /// `access_key_id=...`, `secret_access_key=...`, `region=...`. What is not there comes from the environment
+        /// (`AWS_ACCESS_KEY_ID`, ...) or the machine's own identity.
+        settings_file: String = "", Kind::Path;
+        /// Time within which the storage must answer, repeated attempts included.
+        timeout_ms: u64 = 5_000, int(100, 600_000), "ms";
+        /// Bytes of copies that the folder may hold; what was used longest ago goes first.
+        copies_bytes_max: u64 = 100 * GIB, int(64 << 20, 1024 * 1024 * GIB), "bytes";
+        /// Certificates to trust for https, PEM; empty = those of the system.
+        ca_file: String = "", Kind::Path;
+    }
+}
+
+section! {
+    /// Another cache that this one fills itself from.
+    DdcUpstream {
+        /// Where: `http://HOST:PORT` or `https://HOST:PORT` of a Throng or Cloud DDC. Empty: there is none. What is not here
+        /// is asked for there, hashed and kept; uploads stay here. While it does not answer, what is not here is a miss.
+        url: String = "", Kind::Text;
+        /// File with the `Authorization` header to send, as in `ServiceAccount TOKEN`.
+        authorization_file: String = "", Kind::Path;
+        /// Time within which an answer must begin.
+        timeout_ms: u64 = 5_000, int(100, 600_000), "ms";
+        /// How long something that was not there is not asked for again.
+        miss_s: u32 = 10, int(0, 86_400), "s";
+        /// Certificates to trust for https, PEM; empty = those of the system.
+        ca_file: String = "", Kind::Path;
     }
 }
 
@@ -598,6 +643,10 @@ pub struct Settings {
     pub recordings: Recordings,
     /// `[ddc]`
     pub ddc: Ddc,
+    /// `[ddc.tier]`
+    pub ddc_tier: DdcTier,
+    /// `[ddc.upstream]`
+    pub ddc_upstream: DdcUpstream,
     /// `[matcher]`
     pub matcher: Matcher,
     /// `[http]`
@@ -623,6 +672,8 @@ impl Settings {
             recovery: Recovery::read(values, "gateway.recovery"),
             recordings: Recordings::read(values, "gateway.recordings"),
             ddc: Ddc::read(values, "ddc"),
+            ddc_tier: DdcTier::read(values, "ddc.tier"),
+            ddc_upstream: DdcUpstream::read(values, "ddc.upstream"),
             matcher: Matcher::read(values, "matcher"),
             http: Http::read(values, "http"),
             metrics: Metrics::read(values, "metrics"),
@@ -660,6 +711,16 @@ pub const SECTIONS: &[Section] = &[
     },
     Section { path: "gateway.recordings", doc: "Recordings of what clients send.", heading: "Recordings" },
     Section { path: "ddc", doc: "The derived-data cache for editors.", heading: "Derived-data cache" },
+    Section {
+        path: "ddc.tier",
+        doc: "Object storage that several nodes of the cache share.",
+        heading: "Derived-data cache (object storage)",
+    },
+    Section {
+        path: "ddc.upstream",
+        doc: "Another cache that this one fills itself from.",
+        heading: "Derived-data cache (upstream)",
+    },
     Section { path: "matcher", doc: "The matcher: teams, rooms and tickets.", heading: "Matcher" },
     Section { path: "http", doc: "Health, metrics, monitoring and profiles.", heading: "Admin HTTP" },
     Section { path: "metrics", doc: "The metrics page.", heading: "Metrics" },
@@ -680,6 +741,8 @@ pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
     keys.extend(Recovery::keys("gateway.recovery"));
     keys.extend(Recordings::keys("gateway.recordings"));
     keys.extend(Ddc::keys("ddc"));
+    keys.extend(DdcTier::keys("ddc.tier"));
+    keys.extend(DdcUpstream::keys("ddc.upstream"));
     keys.extend(Matcher::keys("matcher"));
     keys.extend(Http::keys("http"));
     keys.extend(Metrics::keys("metrics"));

@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 pub use keys::{
-    Auth, Ddc, Gateway, Http, KEYS, Key, Limits, Listener, Log, Metrics, Recordings, Recovery, SECTIONS,
-    Section, Server, Settings, Spatial, key,
+    Auth, Ddc, DdcTier, DdcUpstream, Gateway, Http, KEYS, Key, Limits, Listener, Log, Metrics, Recordings,
+    Recovery, SECTIONS, Section, Server, Settings, Spatial, key,
 };
 pub use load::Loader;
 pub use problem::{Origin, Problem, ProblemKind, Problems};

@@ -40,6 +40,13 @@ pub(super) fn cache_families(cache: &throng_cache::Figures) -> Vec<Family> {
         ),
         count("throng_ddc_scrubbed_bytes", "Bytes that scrubs read.", cache.scrubbed_bytes),
         count("throng_ddc_damaged", "Blobs found damaged or lost; they are misses since.", cache.damaged),
+        count("throng_ddc_fetched_blobs", "Blobs brought from object storage or an upstream.", cache.fetched),
+        count("throng_ddc_fetched_bytes", "Bytes of those blobs.", cache.fetched_bytes),
+        count(
+            "throng_ddc_origin_failures",
+            "Requests to object storage or an upstream that failed.",
+            cache.origin_failures,
+        ),
         count("throng_ddc_commits", "Batches written to the log of the cache.", cache.store.commits),
         count("throng_ddc_changes", "Changes in those batches.", cache.store.changes),
         count("throng_ddc_log_bytes", "Bytes appended to the log of the cache.", cache.store.log_bytes),

@@ -1,0 +1,278 @@
+//! Group commit: a queue of changes, batches of them to the log, one sync for each batch.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use bytes::Bytes;
+use throng_ddc::{IoHash, Timestamp};
+
+use crate::blob;
+use crate::key::{Location, RefValue};
+use crate::log::{self, AppendError, Entry, Log};
+use crate::plan::{Plan, index_entry};
+use crate::store::{Done, Durability, Store, StoreError, lock};
+
+/// Bytes of payload that one write to the log takes at most, a last blob aside.
+const BATCH_BYTES: usize = 16 << 20;
+/// Changes that one write takes at most.
+const BATCH_LEN: usize = 4096;
+/// The index follows the log also when this much was appended since: a start reads and hashes it again.
+const CHECKPOINT_LOG_BYTES: u64 = 1 << 30;
+
+#[derive(Debug)]
+pub(crate) enum Change {
+    Blob {
+        key: Vec<u8>,
+        payload: Bytes,
+        put: Timestamp,
+    },
+    Large {
+        key: Vec<u8>,
+        location: Location,
+    },
+    Content {
+        key: Vec<u8>,
+    },
+    Ref {
+        key: Vec<u8>,
+        value: RefValue,
+        overwrite: bool,
+        relies_on: Vec<Vec<u8>>,
+    },
+    /// Notes when a ref was last used.
+    Access {
+        key: Vec<u8>,
+        used: Timestamp,
+    },
+    Finalise {
+        key: Vec<u8>,
+        object: IoHash,
+        relies_on: Vec<Vec<u8>>,
+    },
+    Delete {
+        key: Vec<u8>,
+    },
+    /// Deletes what still has this value, unless a ref came to rely on it.
+    Collect {
+        key: Vec<u8>,
+        value: Box<[u8]>,
+    },
+    /// Sets a key of ours to a value.
+    Set {
+        key: Vec<u8>,
+        value: Vec<u8>,
+    },
+    /// Writes a blob again at the end of the log, if it is still where it was.
+    Move {
+        key: Vec<u8>,
+        from: Location,
+        payload: Bytes,
+    },
+}
+
+impl Change {
+    pub(crate) fn payload_len(&self) -> usize {
+        match self {
+            Change::Blob { payload, .. } | Change::Move { payload, .. } => payload.len(),
+            Change::Ref { value, .. } => value.inline.as_ref().map_or(0, Bytes::len),
+            _ => 0,
+        }
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Queue {
+    pub(crate) changes: Vec<(Change, Done)>,
+    pub(crate) bytes: usize,
+    pub(crate) closed: bool,
+}
+
+impl Store {
+    /// Commits what is queued, and checkpoints when it is time, until [`shut`](Store::shut) was called. For a thread.
+    pub fn run(&self) {
+        loop {
+            {
+                let mut queue = lock(&self.queue);
+                while queue.changes.is_empty() {
+                    if queue.closed {
+                        return;
+                    }
+                    queue = self.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+            self.commit();
+        }
+    }
+
+    /// Checkpoints the index whenever enough is in memory; until the store is shut. For a thread.
+    pub fn run_checkpoints(&self, every: std::time::Duration) {
+        loop {
+            {
+                let queue = lock(&self.queue);
+                if queue.closed {
+                    return;
+                }
+                let wait = self.closing.wait_timeout_while(queue, every, |queue| !queue.closed);
+                drop(wait);
+            }
+            let written = self.counters.log_bytes.load(Ordering::Relaxed);
+            let unseen = written - self.checkpointed_bytes.load(Ordering::Relaxed);
+            let due =
+                self.index.fresh_bytes() >= self.options.checkpoint_bytes || unseen >= CHECKPOINT_LOG_BYTES;
+            if due && let Err(error) = self.checkpoint() {
+                tracing::error!(%error, "the index could not be written; the log keeps growing");
+            }
+        }
+    }
+
+    /// Ends [`run`](Store::run) once everything queued is committed. Later changes are refused.
+    pub fn shut(&self) {
+        lock(&self.queue).closed = true;
+        self.arrived.notify_all();
+        self.closing.notify_all();
+    }
+
+    /// Commits everything that is queued, in batches. Returns how many changes there were.
+    pub fn commit(&self) -> usize {
+        let mut count = 0;
+        loop {
+            let batch = self.take_batch();
+            if batch.is_empty() {
+                return count;
+            }
+            count += batch.len();
+            let mut log = lock(&self.log);
+            self.commit_batch(&mut log, batch);
+        }
+    }
+
+    pub(crate) fn submit(&self, change: Change, done: Done) {
+        if let Err(error) = self.check_writable() {
+            return done(Err(error));
+        }
+        let queue = lock(&self.queue);
+        let bytes = change.payload_len() + 256;
+        if queue.closed || queue.bytes + bytes > self.options.queue_bytes_max && queue.bytes > 0 {
+            drop(queue);
+            return done(Err(StoreError::Busy));
+        }
+        drop(queue);
+        self.enqueue(change, done);
+    }
+
+    /// Queues without regard to limits: for what is bounded otherwise.
+    pub(crate) fn enqueue(&self, change: Change, done: Done) {
+        let mut queue = lock(&self.queue);
+        let bytes = change.payload_len() + 256;
+        queue.bytes += bytes;
+        queue.changes.push((change, done));
+        let first = queue.changes.len() == 1;
+        drop(queue);
+        if first {
+            self.arrived.notify_all();
+        }
+    }
+
+    fn take_batch(&self) -> Vec<(Change, Done)> {
+        let mut queue = lock(&self.queue);
+        let mut bytes = 0;
+        let mut count = 0;
+        for (change, _) in queue.changes.iter().take(BATCH_LEN) {
+            if bytes >= BATCH_BYTES {
+                break;
+            }
+            bytes += change.payload_len() + 256;
+            count += 1;
+        }
+        queue.bytes = queue.bytes.saturating_sub(bytes);
+        if count == queue.changes.len() {
+            return std::mem::take(&mut queue.changes);
+        }
+        queue.changes.drain(..count).collect()
+    }
+
+    fn commit_batch(&self, log: &mut Log, batch: Vec<(Change, Done)>) {
+        let mut plan = Plan::new(self, log.position().sequence);
+        let mut answers = Vec::with_capacity(batch.len());
+        for (change, done) in batch {
+            answers.push((plan.decide(change), done));
+        }
+        let Plan { entries, unused_files, .. } = plan;
+        let written = self.write(log, entries);
+        if let Err(error) = &written {
+            self.counters.failures.fetch_add(answers.len() as u64, Ordering::Relaxed);
+            tracing::error!(%error, "changes could not be written");
+            lock(&self.sizes).reset();
+        }
+        for file in unused_files {
+            let _ = self.fs.remove(&blob::name(file));
+        }
+        for (answer, done) in answers {
+            done(match (&written, answer) {
+                (Err(error), _) => Err(error.clone()),
+                (Ok(()), answer) => answer,
+            });
+        }
+    }
+
+    /// Appends, syncs, makes visible.
+    fn write(&self, log: &mut Log, entries: Vec<Entry>) -> Result<(), StoreError> {
+        if entries.is_empty() {
+            return Ok(());
+        }
+        self.check_writable()?;
+        let before = log.position();
+        let places =
+            log.append(&entries).map_err(
+                |AppendError { source, broken }| {
+                    if broken { self.set_broken(source) } else { source.into() }
+                },
+            )?;
+        if self.options.durability == Durability::Sync
+            && let Err(error) = log.sync()
+        {
+            // What of this is on disk nobody knows, and asking again would only say that there is nothing to do.
+            return Err(self.set_broken(error));
+        }
+        let after = log.position();
+        let bytes = if after.segment == before.segment { after.offset - before.offset } else { after.offset };
+        self.counters.log_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.counters.commits.fetch_add(1, Ordering::Relaxed);
+        self.counters.changes.fetch_add(entries.len() as u64, Ordering::Relaxed);
+        self.index.apply(
+            entries.into_iter().zip(places).map(|(entry, payload)| {
+                index_entry(log::Found { key: entry.key, value: entry.value, payload })
+            }),
+        );
+        Ok(())
+    }
+
+    /// Writes the index up to what is in the log now. What a start has to read begins there.
+    ///
+    /// # Errors
+    /// As the system says; nothing is lost then.
+    pub fn checkpoint(&self) -> Result<(), StoreError> {
+        let _one = lock(&self.checkpoint);
+        let position = {
+            let mut log = lock(&self.log);
+            // The index must not know of what the log could still lose.
+            if let Err(error) = log.sync() {
+                return Err(self.set_broken(error));
+            }
+            self.index.begin_checkpoint();
+            self.checkpointed_bytes.store(self.counters.log_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
+            log.position()
+        };
+        self.index.finish_checkpoint(position)?;
+        self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn set_broken(&self, error: io::Error) -> StoreError {
+        let error = Arc::new(error);
+        *lock(&self.broken) = Some(Arc::clone(&error));
+        self.is_broken.store(true, Ordering::Relaxed);
+        StoreError::Broken(error)
+    }
+}

@@ -1,0 +1,243 @@
+//! Reads: what is visible is acknowledged.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::{Arc, PoisonError};
+
+use bytes::Bytes;
+use throng_ddc::{Attachment, Bucket, Closure, Document, IoHash, Key, Namespace, Resolution};
+
+use crate::blob::{self, Blob};
+use crate::key::{self, Location, RefValue};
+use crate::log;
+use crate::store::{Store, StoreError};
+
+impl Store {
+    /// A blob.
+    ///
+    /// # Errors
+    /// As the system says. A blob whose file is gone is a miss, and counted as such.
+    pub fn blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<Blob>, StoreError> {
+        let key = key::blob(namespace, hash);
+        let Some(location) = self.location(&key)? else { return Ok(None) };
+        match self.open_blob(&location)? {
+            Some(blob) => Ok(Some(blob)),
+            // Moved, and its segment removed, since we looked.
+            None => match self.location(&key)? {
+                Some(moved) if moved != location => self.open_blob(&moved),
+                _ => Ok(None),
+            },
+        }
+    }
+
+    /// Whether a blob is stored.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn has_blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<bool, StoreError> {
+        Ok(self.index.get(&key::blob(namespace, hash))?.is_some())
+    }
+
+    /// The blob that holds the lightest stored form of a content id.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn content(&self, namespace: &Namespace, id: &IoHash) -> Result<Option<IoHash>, StoreError> {
+        let prefix = key::content(namespace, id);
+        let mut after: Option<Box<[u8]>> = None;
+        loop {
+            let forms = self.index.scan(&prefix, after.as_deref(), 4)?;
+            let Some((last, _)) = forms.last() else { return Ok(None) };
+            for (form, _) in &forms {
+                if let Some(blob) = key::last_hash(form)
+                    && self.has_blob(namespace, &blob)?
+                {
+                    return Ok(Some(blob));
+                }
+            }
+            after = Some(last.clone());
+        }
+    }
+
+    /// A ref, finalised or not.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn reference(
+        &self,
+        namespace: &Namespace,
+        bucket: &Bucket,
+        key: &Key,
+    ) -> Result<Option<RefValue>, StoreError> {
+        let found = self.index.get(&key::reference(namespace, bucket, key))?;
+        Ok(found.and_then(|value| RefValue::read(&value)))
+    }
+
+    /// The bytes of a ref's object. `None` if it is a blob that is gone.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn object(&self, namespace: &Namespace, value: &RefValue) -> Result<Option<Bytes>, StoreError> {
+        match &value.inline {
+            Some(inline) => Ok(Some(inline.clone())),
+            None => self.read_blob(namespace, &value.object),
+        }
+    }
+
+    /// A whole blob in memory.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn read_blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<Bytes>, StoreError> {
+        let Some(blob) = self.blob(namespace, hash)? else { return Ok(None) };
+        Ok(Some(blob.read(0, usize::try_from(blob.len()).unwrap_or(usize::MAX))?))
+    }
+
+    /// Walks everything that `document` reaches. The second part names the blobs it lies in, objects included.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn close(
+        &self,
+        namespace: &Namespace,
+        document: &Document<'_>,
+    ) -> Result<(Closure, Vec<IoHash>), StoreError> {
+        let mut closure = Closure::new(document);
+        while let Some(attachment) = closure.next() {
+            if attachment.is_object() {
+                match self.read_blob(namespace, &attachment.hash)? {
+                    Some(bytes) => closure.resolve(Resolution::Object(&bytes)),
+                    None => closure.resolve(Resolution::Missing),
+                }
+            } else {
+                match self.resolve(namespace, &attachment)? {
+                    Some(blob) => closure.resolve(Resolution::Blob(blob)),
+                    None => closure.resolve(Resolution::Missing),
+                }
+            }
+        }
+        let blobs = closure.blobs().iter().chain(closure.objects()).copied().collect();
+        Ok((closure, blobs))
+    }
+
+    /// The blob of a binary attachment: first as a content id, then as itself.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn resolve(
+        &self,
+        namespace: &Namespace,
+        attachment: &Attachment,
+    ) -> Result<Option<IoHash>, StoreError> {
+        if let Some(blob) = self.content(namespace, &attachment.hash)? {
+            return Ok(Some(blob));
+        }
+        Ok(self.has_blob(namespace, &attachment.hash)?.then_some(attachment.hash))
+    }
+
+    /// Up to `limit` refs of a bucket, or of all buckets, after the given one, in order.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn refs(
+        &self,
+        namespace: &Namespace,
+        bucket: Option<&Bucket>,
+        after: Option<(&Bucket, &Key)>,
+        limit: usize,
+    ) -> Result<Vec<(Bucket, Key, RefValue)>, StoreError> {
+        let prefix = match bucket {
+            Some(bucket) => key::bucket(namespace, bucket),
+            None => key::in_namespace(b'r', namespace),
+        };
+        let after = after.map(|(bucket, key)| key::reference(namespace, bucket, key));
+        let found = self.index.scan(&prefix, after.as_deref(), limit)?;
+        Ok(found
+            .into_iter()
+            .filter_map(|(key, value)| {
+                let (_, bucket, key) = key::read_reference(&key)?;
+                Some((bucket, key, RefValue::read(&value)?))
+            })
+            .collect())
+    }
+
+    /// Up to `limit` blobs of a namespace after the given one, in order of their hashes.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn blobs(
+        &self,
+        namespace: &Namespace,
+        after: Option<&IoHash>,
+        limit: usize,
+    ) -> Result<Vec<IoHash>, StoreError> {
+        let after = after.map(|hash| key::blob(namespace, hash));
+        let found = self.index.scan(&key::in_namespace(b'b', namespace), after.as_deref(), limit)?;
+        Ok(found.iter().filter_map(|(key, _)| key::last_hash(key)).collect())
+    }
+
+    /// Up to `limit` forms of content ids of a namespace after the given one, in order: id, weight, blob.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn contents(
+        &self,
+        namespace: &Namespace,
+        after: Option<(IoHash, u64, IoHash)>,
+        limit: usize,
+    ) -> Result<Vec<(IoHash, u64, IoHash)>, StoreError> {
+        let after = after.map(|(id, weight, blob)| key::content_form(namespace, &id, weight, &blob));
+        let found = self.index.scan(&key::in_namespace(b'c', namespace), after.as_deref(), limit)?;
+        Ok(found.iter().filter_map(|(key, _)| key::read_content_form(key)).collect())
+    }
+
+    /// Every namespace in which something is stored.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn namespaces(&self) -> Result<Vec<Namespace>, StoreError> {
+        let mut found = BTreeSet::new();
+        for tag in *b"br" {
+            let mut after = vec![tag];
+            // One step per namespace: from the first key found, past everything in that namespace.
+            while let Some((key, _)) = self.index.scan(&[tag], Some(&after), 1)?.pop() {
+                let namespace = match tag {
+                    b'b' => key::read_blob(&key).map(|(namespace, _)| namespace),
+                    _ => key::read_reference(&key).map(|(namespace, ..)| namespace),
+                };
+                let Some(namespace) = namespace else { break };
+                after = key::in_namespace(tag, &namespace);
+                after.extend_from_slice(&[0xFF; 200]);
+                found.insert(namespace);
+            }
+        }
+        Ok(found.into_iter().collect())
+    }
+
+    pub(crate) fn location(&self, key: &[u8]) -> Result<Option<Location>, StoreError> {
+        Ok(self.index.get(key)?.and_then(|value| Location::read(&value)))
+    }
+
+    pub(crate) fn open_blob(&self, location: &Location) -> Result<Option<Blob>, StoreError> {
+        if location.large {
+            return match self.fs.open(&blob::name(location.file), false) {
+                Ok(file) => Ok(Some(Blob::new(file, location))),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(error) => Err(error.into()),
+            };
+        }
+        let open = self.segments.read().unwrap_or_else(PoisonError::into_inner).get(&location.file).cloned();
+        let file = match open {
+            Some(file) => file,
+            None => match self.fs.open(&log::name(location.file), false) {
+                Ok(file) => {
+                    let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+                    Arc::clone(segments.entry(location.file).or_insert(file))
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(error.into()),
+            },
+        };
+        Ok(Some(Blob::new(file, location)))
+    }
+}

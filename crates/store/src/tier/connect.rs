@@ -1,0 +1,135 @@
+//! From an address to an object store: the client of the provider, over the project's own HTTP and TLS.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http_body_util::BodyExt as _;
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse,
+    HttpResponseBody, HttpService,
+};
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::path::Path;
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+
+use super::TierError;
+use crate::web::{Web, WebError};
+
+/// Times that a request is sent again when the storage fails or cannot be reached.
+const RETRIES_MAX: usize = 3;
+
+/// Where the object storage is and how it is used.
+#[derive(Clone, Debug)]
+pub struct TierOptions {
+    /// `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`; the prefix may be missing.
+    pub url: String,
+    /// Address of the service, for S3 servers other than Amazon's; empty for the provider's own.
+    pub endpoint: String,
+    /// Settings of the provider's client by name, credentials among them: `access_key_id`, `secret_access_key`, `region`,
+    /// `service_account_key`, `account_name`, ... What is not here comes from the environment, as the provider's own tools
+    /// read it (`AWS_ACCESS_KEY_ID`, ...).
+    pub settings: BTreeMap<String, String>,
+    /// Time within which the storage must begin to answer; retries included.
+    pub timeout: Duration,
+    /// Whom TLS trusts.
+    pub tls: Arc<rustls::ClientConfig>,
+}
+
+/// The client, and the prefix of everything in it.
+pub(super) fn connect(options: &TierOptions) -> Result<(Arc<dyn ObjectStore>, Path), TierError> {
+    let bad = |why: String| TierError::Config(format!("\"{}\": {why}", options.url));
+    let (scheme, rest) = options.url.split_once("://").ok_or_else(|| bad("there is no ://".to_owned()))?;
+    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    if bucket.is_empty() {
+        return Err(bad("it names no bucket".to_owned()));
+    }
+    let prefix = Path::parse(prefix.trim_end_matches('/')).map_err(|error| bad(error.to_string()))?;
+    let connector = Connector { tls: Arc::clone(&options.tls), timeout: options.timeout };
+    let retry = RetryConfig {
+        max_retries: RETRIES_MAX,
+        retry_timeout: options.timeout,
+        backoff: BackoffConfig { init_backoff: Duration::from_millis(50), ..BackoffConfig::default() },
+    };
+    let client = ClientOptions::new().with_allow_http(options.endpoint.starts_with("http://"));
+    let setting = |error: object_store::Error| TierError::Config(error.to_string());
+    let endpoint = (!options.endpoint.is_empty()).then_some(options.endpoint.as_str());
+    let store: Arc<dyn ObjectStore> = match scheme {
+        "s3" => {
+            let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
+            for (name, value) in &options.settings {
+                builder = builder.with_config(name.parse().map_err(setting)?, value);
+            }
+            if let Some(endpoint) = endpoint {
+                builder = builder.with_endpoint(endpoint);
+            }
+            // The connection protects the payload, and its own hash is checked when it is read again.
+            let builder = builder.with_unsigned_payload(true);
+            let builder = builder.with_client_options(client).with_retry(retry);
+            Arc::new(builder.with_http_connector(connector).build().map_err(setting)?)
+        }
+        "gs" => {
+            let mut builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket);
+            for (name, value) in &options.settings {
+                builder = builder.with_config(name.parse().map_err(setting)?, value);
+            }
+            if let Some(endpoint) = endpoint {
+                builder = builder.with_base_url(endpoint);
+            }
+            let builder = builder.with_client_options(client).with_retry(retry);
+            Arc::new(builder.with_http_connector(connector).build().map_err(setting)?)
+        }
+        "az" => {
+            let mut builder = MicrosoftAzureBuilder::from_env().with_container_name(bucket);
+            for (name, value) in &options.settings {
+                builder = builder.with_config(name.parse().map_err(setting)?, value);
+            }
+            if let Some(endpoint) = endpoint {
+                builder = builder.with_endpoint(endpoint.to_owned());
+            }
+            let builder = builder.with_client_options(client).with_retry(retry);
+            Arc::new(builder.with_http_connector(connector).build().map_err(setting)?)
+        }
+        other => return Err(bad(format!("`{other}` is none of s3, gs and az"))),
+    };
+    Ok((store, prefix))
+}
+
+/// Makes clients for the providers, some of which use several.
+#[derive(Debug)]
+struct Connector {
+    tls: Arc<rustls::ClientConfig>,
+    timeout: Duration,
+}
+
+impl HttpConnector for Connector {
+    fn connect(&self, _options: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(Connection { web: Web::new(&self.tls), timeout: self.timeout }))
+    }
+}
+
+#[derive(Debug)]
+struct Connection {
+    web: Web<HttpRequestBody>,
+    timeout: Duration,
+}
+
+#[async_trait]
+impl HttpService for Connection {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let response = self.web.ask(request, self.timeout).await.map_err(|error| {
+            let kind = match &error {
+                WebError::Connect(_) => HttpErrorKind::Connect,
+                WebError::Exchange(_) => HttpErrorKind::Interrupted,
+                WebError::Late(_) => HttpErrorKind::Timeout,
+            };
+            HttpError::new(kind, error)
+        })?;
+        Ok(response.map(|body| {
+            HttpResponseBody::new(body.map_err(|error| HttpError::new(HttpErrorKind::Interrupted, error)))
+        }))
+    }
+}

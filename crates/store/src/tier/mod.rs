@@ -1,0 +1,419 @@
+//! Object storage that several nodes share: blobs and refs as objects of a bucket.
+//!
+//! | Object | What |
+//! |---|---|
+//! | `b/NAMESPACE/HH/HASH` | a blob; `HH` are the first two digits of its hash |
+//! | `c/NAMESPACE/ID/WEIGHT-BLOB` | nothing: its name says that the blob holds a form of the content id |
+//! | `r/NAMESPACE/BUCKET/KEY` | a ref: state, time, hash of its object, and the object if it is small |
+//!
+//! A blob never changes, so a node may keep a copy as long as it likes. A ref is never copied: every look at one is a request,
+//! and every change is conditional on what was seen (`If-Match`), so that refs are linearizable across nodes, as far as the
+//! storage's own objects are. Nodes know nothing of each other.
+
+mod connect;
+
+use bytes::Bytes;
+use futures_util::stream::{BoxStream, StreamExt as _, TryStreamExt as _};
+use object_store::path::Path;
+use object_store::{
+    GetResultPayload, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload, UpdateVersion,
+};
+use throng_ddc::{Bucket, IoHash, Key, Namespace};
+
+pub use connect::TierOptions;
+
+use crate::blob::Blob;
+use crate::key::RefValue;
+use crate::store::{Outcome, PutRef};
+
+/// Bytes that one request uploads; what is larger goes in parts of this size. Amazon takes 5 MiB to 5 GiB.
+const PART_BYTES: u64 = 8 << 20;
+/// A ref that changes between look and change this often in a row is contended by something that does not end.
+const ATTEMPTS: usize = 16;
+
+/// Why something could not be done in the object storage.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TierError {
+    /// The settings do not fit together.
+    #[error("{0}")]
+    Config(String),
+    /// The storage cannot be reached, refuses, or fails.
+    #[error("the object storage: {0}")]
+    Failed(#[from] object_store::Error),
+    /// An object is not what its name says.
+    #[error("the object `{0}` is damaged")]
+    Damaged(String),
+    /// Others change the same ref all the time.
+    #[error("the ref `{0}` keeps changing")]
+    Contended(String),
+    /// The local copy could not be read.
+    #[error("the local copy: {0}")]
+    Local(#[from] std::io::Error),
+}
+
+/// A blob on its way here.
+pub struct Incoming {
+    /// Its size in bytes, as the sender says.
+    pub len: u64,
+    /// Its bytes.
+    pub bytes: BoxStream<'static, std::io::Result<Bytes>>,
+}
+
+impl std::fmt::Debug for Incoming {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Incoming").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// A bucket that holds a cache, shared by any number of nodes.
+#[derive(Debug)]
+pub struct Tier {
+    store: std::sync::Arc<dyn ObjectStore>,
+    prefix: Path,
+}
+
+impl Tier {
+    /// A client for the storage. Asks nothing of it yet.
+    ///
+    /// # Errors
+    /// [`TierError::Config`] if the address or a setting is wrong.
+    pub fn new(options: &TierOptions) -> Result<Tier, TierError> {
+        let (store, prefix) = connect::connect(options)?;
+        Ok(Tier { store, prefix })
+    }
+
+    /// Asks for something that need not be there.
+    ///
+    /// # Errors
+    /// If the storage cannot be reached, does not know the bucket or refuses the credentials.
+    pub async fn check(&self) -> Result<(), TierError> {
+        found(self.store.head(&self.path(["format"])).await).map(drop)
+    }
+
+    // --- Blobs
+
+    /// Size of a blob; `None` if it is not there.
+    ///
+    /// # Errors
+    /// [`TierError::Failed`].
+    pub async fn blob_len(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<u64>, TierError> {
+        Ok(found(self.store.head(&self.blob_path(namespace, hash)).await)?.map(|meta| meta.size))
+    }
+
+    /// A blob; `None` if it is not there. The receiver hashes it.
+    ///
+    /// # Errors
+    /// [`TierError::Failed`].
+    pub async fn blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<Incoming>, TierError> {
+        let Some(got) = found(self.store.get(&self.blob_path(namespace, hash)).await)? else {
+            return Ok(None);
+        };
+        let len = got.meta.size;
+        let bytes = match got.payload {
+            GetResultPayload::Stream(stream) => stream.map_err(std::io::Error::other).boxed(),
+            // Only stores that are folders answer with files.
+            #[allow(unreachable_patterns, reason = "a feature of the crate adds a variant")]
+            _ => return Err(TierError::Config("the storage is no network service".to_owned())),
+        };
+        Ok(Some(Incoming { len, bytes }))
+    }
+
+    /// Puts a blob whose hash the caller has checked. It is there, for every node, when this returns.
+    ///
+    /// # Errors
+    /// [`TierError::Failed`]; whether it is there is unknown then.
+    pub async fn put_blob(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+        payload: Bytes,
+    ) -> Result<(), TierError> {
+        self.store.put(&self.blob_path(namespace, hash), payload.into()).await?;
+        Ok(())
+    }
+
+    /// Puts a large blob from its local file, in parts; at most one part is in memory. Nothing is visible before the last.
+    ///
+    /// # Errors
+    /// As [`put_blob`](Tier::put_blob); [`TierError::Local`].
+    pub async fn put_large(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+        blob: &Blob,
+    ) -> Result<(), TierError> {
+        let path = self.blob_path(namespace, hash);
+        if blob.len() <= PART_BYTES {
+            self.store.put(&path, blob.read(0, blob.len() as usize)?.into()).await?;
+            return Ok(());
+        }
+        let mut upload = self.store.put_multipart(&path).await?;
+        let mut at = 0;
+        while at < blob.len() {
+            let piece = match blob.read(at, (blob.len() - at).min(PART_BYTES) as usize) {
+                Ok(piece) => piece,
+                Err(error) => {
+                    // What it cannot take back, the bucket's rule for incomplete uploads does.
+                    let _ = upload.abort().await;
+                    return Err(error.into());
+                }
+            };
+            at += piece.len() as u64;
+            if let Err(error) = upload.put_part(piece.into()).await {
+                let _ = upload.abort().await;
+                return Err(error.into());
+            }
+        }
+        upload.complete().await?;
+        Ok(())
+    }
+
+    /// Deletes a blob. Whether there was one.
+    ///
+    /// # Errors
+    /// [`TierError::Failed`].
+    pub async fn delete_blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<bool, TierError> {
+        self.delete(&self.blob_path(namespace, hash)).await
+    }
+
+    // --- Content ids
+
+    /// Blobs that hold forms of a content id, with their weights, the lightest first.
+    ///
+    /// # Errors
+    /// [`TierError::Failed`].
+    pub async fn forms(&self, namespace: &Namespace, id: &IoHash) -> Result<Vec<(u64, IoHash)>, TierError> {
+        let prefix = self.path(["c", namespace.as_str(), &id.to_string()]);
+        let mut forms = Vec::new();
+        let mut list = self.store.list(Some(&prefix));
+        while let Some(meta) = list.next().await {
+            let location = meta?.location;
+            let form = location.filename().and_then(|name| {
+                let (weight, blob) = name.split_once('-')?;
+                Some((u64::from_str_radix(weight, 16).ok()?, blob.parse().ok()?))
+            });
+            forms.extend(form);
+        }
+        forms.sort_unstable();
+        Ok(forms)
+    }
+
+    /// Says that `blob` holds a form of the content id.
+    ///
+    /// # Errors
+    /// [`TierError::Failed`].
+    pub async fn put_form(
+        &self,
+        namespace: &Namespace,
+        id: &IoHash,
+        weight: u64,
+        blob: &IoHash,
+    ) -> Result<(), TierError> {
+        let name = format!("{weight:016x}-{blob}");
+        self.store
+            .put(&self.path(["c", namespace.as_str(), &id.to_string(), &name]), PutPayload::new())
+            .await?;
+        Ok(())
+    }
+
+    /// Forgets every form of a content id. Whether there was one.
+    ///
+    /// # Errors
+    /// [`TierError::Failed`].
+    pub async fn delete_forms(&self, namespace: &Namespace, id: &IoHash) -> Result<bool, TierError> {
+        self.delete_below(&self.path(["c", namespace.as_str(), &id.to_string()])).await.map(|count| count > 0)
+    }
+
+    // --- Refs
+
+    /// A ref, finalised or not, as it is now.
+    ///
+    /// # Errors
+    /// [`TierError::Failed`], [`TierError::Damaged`].
+    pub async fn reference(
+        &self,
+        namespace: &Namespace,
+        bucket: &Bucket,
+        key: &Key,
+    ) -> Result<Option<RefValue>, TierError> {
+        Ok(self.look(&self.ref_path(namespace, bucket, key)).await?.map(|(value, _)| value))
+    }
+
+    /// Puts a ref; the outcomes are those of [`Store::put_ref`](crate::Store::put_ref).
+    ///
+    /// # Errors
+    /// [`TierError::Failed`] (whether it was made is unknown then), [`TierError::Contended`].
+    pub async fn put_ref(&self, put: &PutRef) -> Result<Outcome, TierError> {
+        let path = self.ref_path(&put.namespace, &put.bucket, &put.key);
+        self.change(&path, |old| match old {
+            Some(old) if old.object != put.value.object && !put.overwrite => {
+                Err(Outcome::Conflict(old.clone()))
+            }
+            Some(old) if put.value.is_refresh_of(old) => Err(Outcome::Unchanged),
+            _ => Ok(put.value.clone()),
+        })
+        .await
+    }
+
+    /// Finalises a ref, if it still has this object.
+    ///
+    /// # Errors
+    /// As [`put_ref`](Tier::put_ref).
+    pub async fn finalise(
+        &self,
+        namespace: &Namespace,
+        bucket: &Bucket,
+        key: &Key,
+        object: IoHash,
+    ) -> Result<Outcome, TierError> {
+        let path = self.ref_path(namespace, bucket, key);
+        self.change(&path, |old| match old {
+            None => Err(Outcome::Unchanged),
+            Some(old) if old.object != object => Err(Outcome::Conflict(old.clone())),
+            Some(old) if old.finalised => Err(Outcome::Done),
+            Some(old) => Ok(RefValue { finalised: true, ..old.clone() }),
+        })
+        .await
+    }
+
+    /// Deletes a ref. Whether there was one.
+    ///
+    /// # Errors
+    /// [`TierError::Failed`].
+    pub async fn delete_ref(
+        &self,
+        namespace: &Namespace,
+        bucket: &Bucket,
+        key: &Key,
+    ) -> Result<bool, TierError> {
+        self.delete(&self.ref_path(namespace, bucket, key)).await
+    }
+
+    /// Deletes every ref of a bucket, or of a namespace. How many there were.
+    ///
+    /// # Errors
+    /// [`TierError::Failed`]; some are gone then.
+    pub async fn delete_refs(
+        &self,
+        namespace: &Namespace,
+        bucket: Option<&Bucket>,
+    ) -> Result<u64, TierError> {
+        let mut prefix = self.path(["r", namespace.as_str()]);
+        if let Some(bucket) = bucket {
+            prefix = prefix.join(bucket.as_str());
+        }
+        self.delete_below(&prefix).await
+    }
+
+    /// Deletes every blob and content id of a namespace.
+    ///
+    /// # Errors
+    /// [`TierError::Failed`]; some are gone then.
+    pub async fn delete_blobs(&self, namespace: &Namespace) -> Result<(), TierError> {
+        for kind in ["c", "b"] {
+            self.delete_below(&self.path([kind, namespace.as_str()])).await?;
+        }
+        Ok(())
+    }
+
+    /// Every namespace in which something is stored.
+    ///
+    /// # Errors
+    /// [`TierError::Failed`].
+    pub async fn namespaces(&self) -> Result<Vec<Namespace>, TierError> {
+        let mut names = std::collections::BTreeSet::new();
+        for kind in ["b", "r"] {
+            let listed = self.store.list_with_delimiter(Some(&self.path([kind]))).await?;
+            names.extend(
+                listed
+                    .common_prefixes
+                    .iter()
+                    .filter_map(|path| path.filename().and_then(|name| name.parse::<Namespace>().ok())),
+            );
+        }
+        Ok(names.into_iter().collect())
+    }
+
+    // --- Inner workings
+
+    async fn look(&self, path: &Path) -> Result<Option<(RefValue, UpdateVersion)>, TierError> {
+        let Some(got) = found(self.store.get(path).await)? else { return Ok(None) };
+        let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
+        let bytes = got.bytes().await?;
+        let value = RefValue::read(&bytes)
+            .filter(|value| value.inline.as_ref().is_none_or(|inline| IoHash::of(inline) == value.object));
+        value.map(|value| Some((value, version))).ok_or_else(|| TierError::Damaged(path.to_string()))
+    }
+
+    /// Replaces what is there by what `decide` makes of it, unless it decides otherwise.
+    async fn change(
+        &self,
+        path: &Path,
+        decide: impl Fn(Option<&RefValue>) -> Result<RefValue, Outcome>,
+    ) -> Result<Outcome, TierError> {
+        for _ in 0..ATTEMPTS {
+            let (old, mode) = match self.look(path).await {
+                Ok(None) => (None, PutMode::Create),
+                Ok(Some((value, version))) => (Some(value), PutMode::Update(version)),
+                // Nobody can read it; what is written now replaces it.
+                Err(TierError::Damaged(_)) => (None, PutMode::Overwrite),
+                Err(error) => return Err(error),
+            };
+            let value = match decide(old.as_ref()) {
+                Ok(value) => value,
+                Err(outcome) => return Ok(outcome),
+            };
+            let payload = PutPayload::from(value.write());
+            match self.store.put_opts(path, payload, PutOptions::from(mode)).await {
+                Ok(_) => return Ok(Outcome::Done),
+                // Another node was faster; or this was the second attempt of a write whose answer was lost.
+                Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(TierError::Contended(path.to_string()))
+    }
+
+    async fn delete(&self, path: &Path) -> Result<bool, TierError> {
+        // Deleting what is not there succeeds in S3, so that has to be asked.
+        if found(self.store.head(path).await)?.is_none() {
+            return Ok(false);
+        }
+        Ok(found(self.store.delete(path).await)?.is_some())
+    }
+
+    async fn delete_below(&self, prefix: &Path) -> Result<u64, TierError> {
+        let locations = self.store.list(Some(prefix)).map_ok(|meta| meta.location).boxed();
+        let mut deleted = self.store.delete_stream(locations);
+        let mut count = 0;
+        while let Some(one) = deleted.next().await {
+            found(one)?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    fn path<const N: usize>(&self, parts: [&str; N]) -> Path {
+        parts.iter().fold(self.prefix.clone(), |path, part| path.join(*part))
+    }
+
+    fn blob_path(&self, namespace: &Namespace, hash: &IoHash) -> Path {
+        let hash = hash.to_string();
+        self.path(["b", namespace.as_str(), &hash[..2], &hash])
+    }
+
+    fn ref_path(&self, namespace: &Namespace, bucket: &Bucket, key: &Key) -> Path {
+        self.path(["r", namespace.as_str(), bucket.as_str(), key.as_str()])
+    }
+}
+
+/// What is not there is no failure.
+fn found<T>(result: object_store::Result<T>) -> Result<Option<T>, TierError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(object_store::Error::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
