@@ -27,7 +27,7 @@ export function Rooms({ queue, ticket }: { queue: string | null; ticket: string 
         <div class="stats">
           <Stat label="Rooms" value={count(data.rooms)} />
           <Stat label="Players" value={count(data.roles)} hint={`${count(data.teams)} teams`} />
-          <Stat label="Tickets" value={count(data.tickets)} hint={`${count(data.queues)} queues`} />
+          <Stat label="Tickets" value={count(data.tickets)} hint={`${count(data.matches)} matches`} />
           <Stat label="Servers" value={count(data.servers)} hint={`${count(data.sessions)} sessions`} />
           <Stat label="Notices queued" value={count(data.notices.queued)} hint={`${count(data.notices.collapsed)} merged`} />
         </div>

@@ -58,6 +58,8 @@ pub enum Endpoint {
     CacheScrub,
     /// Rooms and queues of the matcher.
     Rooms,
+    /// A question to the matcher.
+    Matcher,
     /// Every bound and how much of it is in use.
     Limits,
     /// The configuration with origins.
@@ -206,7 +208,23 @@ pub const ROUTES: &[Route] = &[
         &[],
         "The derived-data cache: traffic, store, namespaces.",
     ),
-    get("/api/v1/rooms", Guard::Monitor, Endpoint::Rooms, &[], "Rooms and queues of the matcher."),
+    get(
+        "/api/v1/rooms",
+        Guard::Monitor,
+        Endpoint::Rooms,
+        &[],
+        "The matcher: how many rooms, players and tickets, rooms by mode, requests and refusals.",
+    ),
+    get(
+        "/api/v1/matcher",
+        Guard::Session,
+        Endpoint::Matcher,
+        &[
+            ("method", "one that changes nothing, as `ListQueues`"),
+            ("request", "its body, `{}` unless given"),
+        ],
+        "Asks one of the [matcher's methods](matcher.md), as its own HTTP interface does.",
+    ),
     get("/api/v1/limits", Guard::Monitor, Endpoint::Limits, &[], "Every bound and how much of it is in use."),
     post(
         "/api/v1/cache/collect",

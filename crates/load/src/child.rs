@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::bare::{self, BarePlan};
 use crate::spatial::{Grid, avatar};
 use crate::suites::ConsoleToken;
-use crate::{arena, interrupt, probe};
+use crate::{arena, interrupt, probe, visitors};
 
 /// How long a server may take to become ready before the bench gives up.
 const START_PATIENCE: Duration = Duration::from_secs(20);
@@ -76,6 +76,8 @@ pub struct ServerOptions {
     pub transport: Option<String>,
     /// Further flags for `throng up`.
     pub flags: Vec<String>,
+    /// The cache and the matcher as well, on free ports.
+    pub whole: bool,
     /// Listen where a server listens by default, if all of that is free; on free ports otherwise.
     pub default_ports: bool,
     /// The world that it is to have, if any.
@@ -113,6 +115,9 @@ impl OwnServer {
             if let World::Grid(grid) = world {
                 std::fs::write(folder.path("grid.json"), grid.config()).map_err(failed)?;
             }
+        }
+        if options.whole {
+            std::fs::write(folder.path("queues.toml"), visitors::QUEUE).map_err(failed)?;
         }
         let config = config(options, &folder, clients, servers, http);
         std::fs::write(folder.path("throng.toml"), config).map_err(failed)?;
@@ -216,6 +221,11 @@ fn config(
     }
     // A login that a saturated machine delays is a slow login, not an attack.
     line(format_args!("[gateway.limits]\nauth_timeout_ms = 60000"));
+    if options.whole {
+        let rules = quote(folder.path("queues.toml"));
+        line(format_args!("[ddc]\naddr = \"127.0.0.1:0\""));
+        line(format_args!("[matcher]\naddr = \"127.0.0.1:0\"\nhttp_addr = \"127.0.0.1:0\"\nrules = {rules}"));
+    }
     line(format_args!("[http]\naddr = \"{http}\""));
     line(format_args!("[log]\nlevel = \"warn\""));
     text

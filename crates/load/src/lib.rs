@@ -56,6 +56,7 @@ mod socket;
 pub mod spatial;
 pub mod stats;
 pub mod suites;
+pub mod visitors;
 mod watch;
 mod websocket;
 pub mod world;

@@ -117,6 +117,8 @@ pub struct Options {
     pub shards: Option<u16>,
     /// Further flags for our own server.
     pub server_flags: Vec<String>,
+    /// Our own server has the cache and the matcher as well.
+    pub whole: bool,
     /// Our own server listens on the default ports when they are free.
     pub default_ports: bool,
     /// Read the console token of our own server; needs one that prints it.
@@ -275,6 +277,7 @@ impl Context<'_> {
                     shards: options.shards,
                     transport: (options.transport != Transport::Tcp).then(|| options.transport.to_string()),
                     flags: options.server_flags.clone(),
+                    whole: options.whole,
                     default_ports: options.default_ports,
                     world,
                     lod: !options.ask_for_rates,

@@ -262,6 +262,12 @@ impl Matcher {
         }
     }
 
+    /// Modes with rooms and how many those are, at most `most` of them, the fullest first. Cost: O(n log n) of all modes.
+    #[must_use]
+    pub fn busy_modes(&self, most: usize) -> Vec<(String, u32)> {
+        self.modes.busy(most)
+    }
+
     /// Name of a server that [`Notices`] mention.
     #[must_use]
     pub fn server_name(&self, server: u32) -> Option<&[u8]> {

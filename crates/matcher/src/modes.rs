@@ -41,6 +41,14 @@ pub(crate) struct Modes {
 }
 
 impl Modes {
+    /// Modes with rooms and how many those are, the fullest first.
+    pub(crate) fn busy(&self, most: usize) -> Vec<(String, u32)> {
+        let mut busy: Vec<&Mode> = self.list.iter().filter(|mode| mode.rooms > 0).collect();
+        busy.sort_by_key(|mode| std::cmp::Reverse(mode.rooms));
+        busy.truncate(most);
+        busy.into_iter().map(|mode| (mode.name.clone(), mode.rooms)).collect()
+    }
+
     pub(crate) fn new(config: &Config) -> Modes {
         let mut modes = Modes::default();
         modes.configure(config);

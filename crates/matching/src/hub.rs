@@ -21,6 +21,8 @@ use crate::tokens::Tokens;
 
 /// Time to say hello.
 const HELLO_MS: u64 = 5_000;
+/// Modes in a report, the fullest.
+const MODES_REPORTED: usize = 100;
 /// Output that a connection may leave untaken before its requests wait in its socket.
 const OUT_BYTES_MAX: usize = 4 << 20;
 /// Output beyond which no further notify frame is made: entries that wait in the session can still be collapsed.
@@ -285,6 +287,7 @@ impl Hub {
         report.requests = METHODS.iter().map(|m| (m.name, self.requests[usize::from(m.number)])).collect();
         report.errors = STATUSES.iter().map(|(s, name, ..)| (*name, self.errors[*s as usize])).collect();
         report.counts = self.engine.matcher.counts();
+        report.modes = self.engine.matcher.busy_modes(MODES_REPORTED);
         report.core = self.engine.matcher.stats().clone();
         report.sessions = self.by_srv.len();
         report.connections = self.conns.iter().flatten().count();

@@ -38,6 +38,8 @@ pub struct Report {
     pub errors: Vec<(&'static str, u64)>,
     /// Objects that exist.
     pub counts: throng_matcher::Counts,
+    /// Modes with rooms and how many, the fullest first, at most 100.
+    pub modes: Vec<(String, u32)>,
     /// Counters of the state machine.
     pub core: throng_matcher::Stats,
     /// Entries queued for sessions.

@@ -13,12 +13,13 @@ use throng_matcher::{Config, Scope};
 use throng_net::{Clock, CloseMode, EventLoop, Limits, ListenerSpec, TlsAcceptor, Transport, Waker};
 use throng_stdx::Instant;
 use throng_store::{Folder, Fs};
-use throng_wire::matcher::Status;
+use throng_wire::matcher::{Status, method_named};
 
 use crate::Report;
 use crate::engine::Engine;
 use crate::hub::{Act, Hub};
 use crate::journal::{Durability, Journal, JournalError, OpenOptions, Replay};
+use crate::json;
 use crate::session::Sink;
 use crate::tokens::Tokens;
 use crate::watch::Watch;
@@ -197,6 +198,29 @@ impl Handle {
     /// Ends a subscription, if it is still the server's; the server's grace period begins.
     pub fn unsubscribe(&self, srv: &str, id: u64) {
         self.post(Post::Unsubscribe { srv: srv.to_owned(), id });
+    }
+
+    /// Asks a method that changes nothing, in the JSON of the HTTP interface, with an operator's rights. Not for the
+    /// matcher's own thread.
+    ///
+    /// # Errors
+    /// An HTTP status and what stands in the way: no such method, one that changes something, a body that does not fit, or
+    /// the matcher's own problem as JSON.
+    pub fn ask_json(&self, method: &str, request: &str) -> Result<String, (u16, String)> {
+        let Some(method) = method_named(method).filter(|method| !method.mutates) else {
+            return Err((404, format!("no method that changes nothing is called `{method}`")));
+        };
+        let mut body = Vec::new();
+        json::encode(method.request, request.as_bytes(), &mut body).map_err(|why| (400, why))?;
+        let (status, body) = self
+            .call_and_wait("", Scope::Admin, method.number, body)
+            .map_err(|()| (503, "the matcher has ended".to_owned()))?;
+        if status != Status::Ok {
+            return Err((status.http(), json::problem(status.name(), &body)));
+        }
+        let mut answer = String::new();
+        json::decode(method.response, &body, &mut answer);
+        Ok(answer)
     }
 
     /// Counters, at most a fifth of a second old.

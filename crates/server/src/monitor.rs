@@ -289,12 +289,27 @@ impl Watch {
         json!({
             "running": true,
             "rooms": report.counts.rooms, "teams": report.counts.teams, "roles": report.counts.players,
+            "tickets": report.counts.tickets, "matches": report.counts.matches,
+            "modes": report.modes.iter().map(|(name, rooms)| (name.clone(), Value::from(*rooms))).collect::<Value>(),
             "servers": report.counts.servers, "sessions": report.sessions, "connections": report.connections,
             "journal_bytes": report.journal_bytes,
             "notices": { "queued": report.notices_queued, "collapsed": report.notices_collapsed,
                          "batches": report.batches_sent, "lagging": report.lagging },
             "requests": table(&report.requests), "refusals": table(&report.errors),
         })
+    }
+
+    fn matcher_ask(&self, ask: &Ask) -> Result<Value, Problem> {
+        let matcher = self.matcher.as_ref().ok_or_else(|| Problem::new(409, "the matcher is not running"))?;
+        let text = |name: &str| ask.query.get(name).map(String::as_str);
+        let request = text("request").unwrap_or("{}");
+        let answer = matcher.ask_json(text("method").unwrap_or_default(), request);
+        let answer = answer.map_err(|(status, why)| {
+            let problem: Value = serde_json::from_str(&why).unwrap_or_default();
+            Problem::new(status, problem["message"].as_str().map_or(why, str::to_owned))
+        })?;
+        serde_json::from_str(&answer)
+            .map_err(|error| Problem::new(500, format!("the answer is no JSON: {error}")))
     }
 
     fn about_report(&self) -> Value {
@@ -382,6 +397,7 @@ impl Monitor for Watch {
             Endpoint::CacheCollect => self.care(|cache, _| cache.collect().map(drop))?,
             Endpoint::CacheScrub => self.care(|cache, bytes_per_s| cache.scrub(bytes_per_s).map(drop))?,
             Endpoint::Rooms => self.matcher_report(),
+            Endpoint::Matcher => self.matcher_ask(ask)?,
             Endpoint::Limits => self.limits_report(),
             Endpoint::Config => self.config.read().unwrap_or_else(PoisonError::into_inner).clone(),
             Endpoint::About => self.about_report(),

@@ -10,6 +10,7 @@ use throng_load::direct::{self, DirectPlan, DirectSample};
 use throng_load::engine::Sample;
 use throng_load::report::{Report, Run};
 use throng_load::suites::{self, Progress, Swarm, Target};
+use throng_load::visitors::Visitors;
 use throng_load::{duration, interrupt, probe};
 
 use crate::bench::{Live, ServerArgs, print, say};
@@ -102,8 +103,7 @@ pub(crate) fn demo(args: DemoArgs) -> ExitCode {
         shards: args.shards,
         seed: 1,
         console: true,
-        // A backend whole: what the players do not use is there to be looked at.
-        server_flags: ["ddc", "matcher"].map(|service| format!("--{service}.addr=127.0.0.1:0")).to_vec(),
+        whole: true,
         ..Default::default()
     };
     let swarm =
@@ -112,15 +112,20 @@ pub(crate) fn demo(args: DemoArgs) -> ExitCode {
     let game = Game::beside().map_err(|why| say(&format!("no game of tag: {why}"))).ok();
     let page = game.as_ref().map(|game| format!("http://{}/", game.page()));
     let text = RefCell::new(None);
+    let mut visitors = None;
     let on_start = &mut |target: &Target| {
         let play = page.as_ref().map_or(String::new(), |page| {
             format!("\n  play           {page}   (tag, against simulated players; in two tabs for two)")
         });
-        let more = beside(target) + &play;
+        let services = target.metrics.map(probe::services).unwrap_or_default();
+        visitors = let_visitors_in(&services);
+        let more = beside(&services) + &play;
         *text.borrow_mut() = Some(introduction(args.players, args.spatial, target, &more));
     };
     let progress = Introduced { text: &text, live: Live::new() };
-    play(&swarm, false, args.picture.as_deref(), on_start, progress)
+    let code = play(&swarm, false, args.picture.as_deref(), on_start, progress);
+    drop(visitors);
+    code
 }
 
 /// Runs `throng demo --direct`.
@@ -183,9 +188,17 @@ impl Progress for Introduced<'_> {
     }
 }
 
+/// Players for the matcher and a build for the cache, if both are there.
+fn let_visitors_in(services: &[(String, String)]) -> Option<Visitors> {
+    let address = |wanted: &str| {
+        let (_, url) = services.iter().find(|(name, _)| name == wanted)?;
+        url.strip_prefix("http://")?.parse().ok()
+    };
+    Visitors::start(address("matcherhttp")?, address("cache")?, 1).ok()
+}
+
 /// What runs beside the gateway, a line each.
-fn beside(target: &Target) -> String {
-    let services = target.metrics.map(probe::services).unwrap_or_default();
+fn beside(services: &[(String, String)]) -> String {
     let lines = services.iter().filter(|(name, _)| name == "cache" || name == "matcher");
     lines.map(|(name, url)| format!("\n  {name:<14} {url}")).collect()
 }
