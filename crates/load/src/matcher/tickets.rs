@@ -100,25 +100,12 @@ struct Suite {
 
 impl Suite {
     fn put_queue(&mut self, name: &str, tick: Duration, updates_s: u64) -> Result<(), RunError> {
-        let rules = format!(
-            r#"{{"name": "{name}", "tick_ms": {}, "updates_s": {updates_s}, "seat_ttl_s": 1,
-            "sides": [{{"name": "red", "min": 5, "max": 5}}, {{"name": "blue", "min": 5, "max": 5}}],
-            "attributes": {{"skill": {{"type": "number"}}, "build": {{"type": "string"}},
-                            "mode": {{"type": "string"}}, "level": {{"type": "number"}},
-                            "platform": {{"type": "string"}}}},
-            "partition": ["build", "mode"], "party": {{"policy": "large_vs_large"}},
-            "rules": [{{"name": "skill", "type": "near", "key": "skill", "max": 4}},
-                      {{"name": "fair", "type": "balance", "key": "skill", "agg": "mean", "max": 1.5}},
-                      {{"name": "ping", "type": "latency", "max_ms": 60}}, {{"name": "foes", "type": "avoid"}}],
-            "expand": [{{"target": "rules.skill.max", "steps": [{{"after_s": 10, "value": 6}},
-                            {{"after_s": 30, "value": 10}}, {{"after_s": 60, "value": 16}}]}},
-                       {{"target": "rules.fair.max", "steps": [{{"after_s": 60, "value": 3}}]}},
-                       {{"target": "rules.ping.max_ms", "steps": [{{"after_s": 20, "value": 90}},
-                            {{"after_s": 60, "value": 150}}]}},
-                       {{"target": "party.policy", "steps": [{{"after_s": 45, "value": "any"}}]}}]}}"#,
-            tick.as_millis()
-        );
-        let body = Writer::new().str(1, &rules).into_bytes();
+        let rules = rules(name, tick, updates_s);
+        self.put_rules(&rules)
+    }
+
+    fn put_rules(&mut self, rules: &str) -> Result<(), RunError> {
+        let body = Writer::new().str(1, rules).into_bytes();
         self.each(std::iter::once((Method::PUT_QUEUE, body)), |_, _| Ok(()))
     }
 
@@ -185,7 +172,9 @@ impl Suite {
 
     fn pairs(&mut self, time: Duration) -> Result<Figure, RunError> {
         self.put_queue("pairs", LONG_TICK, 0)?;
-        let until = Instant::now() + time;
+        // Between two ticks: one that matched them would leave nothing to cancel.
+        self.after_a_tick()?;
+        let until = Instant::now() + time.min(LONG_TICK.mul_f64(0.8));
         let (mut pairs, mut elapsed) = (0_u64, 0.0);
         while Instant::now() < until {
             let bodies: Vec<(u16, Vec<u8>)> =
@@ -255,7 +244,11 @@ impl Suite {
     }
 
     fn unmatchable(&mut self, tickets: usize) -> Result<Vec<Figure>, RunError> {
-        self.put_queue("none", LONG_TICK, 0)?;
+        // Without steps: a ticket that relaxes looks again, and with ticks this long every one would find some that did.
+        let rules = rules("none", LONG_TICK, 0);
+        let steps = rules.find("\"expand\"").unwrap_or(rules.len());
+        let rigid = format!("{}}}", rules[..steps].trim_end().trim_end_matches(','));
+        self.put_rules(&rigid)?;
         self.after_a_tick()?;
         // Parties of four: no two fit on a side of five, and nobody comes to fill it.
         self.fill("none", tickets, 4)?;
@@ -341,6 +334,28 @@ impl Suite {
             Figure::most("ping meanwhile, p99", seconds(&pings, 0.99), "ms", 5.0, 2.0),
         ])
     }
+}
+
+/// The rules of a ranked five against five, without asking.
+fn rules(name: &str, tick: Duration, updates_s: u64) -> String {
+    format!(
+        r#"{{"name": "{name}", "tick_ms": {}, "updates_s": {updates_s}, "seat_ttl_s": 1,
+            "sides": [{{"name": "red", "min": 5, "max": 5}}, {{"name": "blue", "min": 5, "max": 5}}],
+            "attributes": {{"skill": {{"type": "number"}}, "build": {{"type": "string"}},
+                            "mode": {{"type": "string"}}, "level": {{"type": "number"}},
+                            "platform": {{"type": "string"}}}},
+            "partition": ["build", "mode"], "party": {{"policy": "large_vs_large"}},
+            "rules": [{{"name": "skill", "type": "near", "key": "skill", "max": 4}},
+                      {{"name": "fair", "type": "balance", "key": "skill", "agg": "mean", "max": 1.5}},
+                      {{"name": "ping", "type": "latency", "max_ms": 60}}, {{"name": "foes", "type": "avoid"}}],
+            "expand": [{{"target": "rules.skill.max", "steps": [{{"after_s": 10, "value": 6}},
+                            {{"after_s": 30, "value": 10}}, {{"after_s": 60, "value": 16}}]}},
+                       {{"target": "rules.fair.max", "steps": [{{"after_s": 60, "value": 3}}]}},
+                       {{"target": "rules.ping.max_ms", "steps": [{{"after_s": 20, "value": 90}},
+                            {{"after_s": 60, "value": 150}}]}},
+                       {{"target": "party.policy", "steps": [{{"after_s": 45, "value": "any"}}]}}]}}"#,
+        tick.as_millis()
+    )
 }
 
 /// Time to the next multiple of the longest tick on the wall clock, which is where ticks begin.
