@@ -326,6 +326,10 @@ mod tests {
                     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
                     crate::channeld::check(&rest).err()
                 }
+                ("throng", [first, second, rest @ ..]) if first == "bench" && second == "replication" => {
+                    let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
+                    crate::replication::check(&rest).err()
+                }
                 ("throng", _) => match command().try_get_matches_from(&words) {
                     Err(error) if error.use_stderr() => Some(error.to_string()),
                     _ => None,

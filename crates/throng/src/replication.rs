@@ -108,6 +108,16 @@ const PUBLISHED: &[(u8, &str, f64, f64)] = &[
     (4, "Iris", 24_280.0, 95.1),
 ];
 
+/// Whether the words after `throng bench replication` are understood.
+#[cfg(test)]
+pub(crate) fn check(words: &[&str]) -> Result<(), String> {
+    let words = std::iter::once(&"throng bench replication").chain(words);
+    match ReplicationArgs::try_parse_from(words) {
+        Err(error) if error.use_stderr() => Err(error.to_string()),
+        _ => Ok(()),
+    }
+}
+
 /// Runs with the words after `bench replication`.
 pub(crate) fn run(words: &[OsString]) -> ExitCode {
     let name = OsString::from("throng bench replication");
