@@ -10,11 +10,13 @@ import { createServer } from "node:net";
 import { mkdtempSync, mkdirSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { join, resolve } from "node:path";
 
 const { chromium } = createRequire(import.meta.url)("playwright-core");
-const [program, pictures] = process.argv.slice(2);
-assert.ok(program, "usage: node test/run.mjs PATH/TO/throng [FOLDER]");
+const [given, pictures] = process.argv.slice(2);
+assert.ok(given, "usage: node test/run.mjs PATH/TO/throng [FOLDER]");
+// Children run in a folder of their own.
+const program = resolve(given);
 if (pictures) mkdirSync(pictures, { recursive: true });
 const HOSTILE = `<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>`;
 const folder = mkdtempSync(join(tmpdir(), "throng-console-"));
@@ -119,8 +121,18 @@ async function everything() {
       const before = await page.evaluate(() => window.throngMap.world.handovers);
       await page.waitForFunction((before) => window.throngMap.world.handovers > before, before, { timeout: 30_000 });
     },
-    rooms: () => page.waitForSelector("text=matcher"),
-    cache: () => page.waitForSelector("text=not running"),
+    rooms: async () => {
+      await page.waitForSelector("text=Queue duel", { timeout: 30_000 });
+      await page.locator("text=why not matched?").first().click({ timeout: 30_000 });
+      await page.waitForSelector("text=players who fit", { timeout: 30_000 });
+    },
+    cache: async () => {
+      await page.waitForSelector("td:has-text('demo')", { timeout: 30_000 });
+      const collections = () => page.locator("dl.facts div", { hasText: "collections" }).locator("dd").innerText();
+      const before = await collections();
+      await page.click("text=Collect now");
+      await page.waitForFunction((before) => [...document.querySelectorAll("dl.facts div")].some((row) => row.querySelector("dt")?.textContent === "collections" && row.querySelector("dd")?.textContent !== before), before, { timeout: 30_000 });
+    },
     lab: () => page.waitForSelector("text=Swarm on this gateway"),
     packets: () => page.waitForSelector("text=Capture for two minutes"),
     config: () => page.waitForSelector("text=gateway.clients.addr"),
