@@ -80,7 +80,7 @@ function Inside({ queue, ticket, modes }: { queue: string | null; ticket: string
             empty="No queues: see how to run a ranked queue under Documents"
             columns={[
               { head: "Queue", wide: true, cell: ([name]) => <a href={`#/rooms?queue=${encodeURIComponent(name)}`}>{name}</a> },
-              { head: "Rule set", cell: ([, row]) => <code>{row.Version}</code> },
+              { head: "Rule set", cell: ([, row]) => (row.Version ? <code>{row.Version}</code> : "no version") },
               { head: "Searching", num: true, cell: ([, row]) => count(row.PoolSize) },
             ]}
           />

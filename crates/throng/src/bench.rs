@@ -231,6 +231,10 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             ));
             text.push_str(&format!(
                 "{:<20}  {}\n",
+                "matcher", "the matcher: the published tests, rooms and teams, tickets (its own --help)"
+            ));
+            text.push_str(&format!(
+                "{:<20}  {}\n",
                 "replay CASE.json", "recorded sessions, played by many connections"
             ));
             print(&text)?;
@@ -335,7 +339,7 @@ fn unknown(name: &str) -> String {
         known.iter().find(|known| known.split(' ').any(|word| name.split(' ').any(|given| given == word)));
     let hint = near.map(|near| format!("; did you mean `{near}`")).unwrap_or_default();
     format!(
-        "there is no test `{name}`{hint}. Known tests: {}; and the suites ddc, enet and replication",
+        "there is no test `{name}`{hint}. Known tests: {}; and the suites ddc, enet, matcher and replication",
         known.join(", ")
     )
 }

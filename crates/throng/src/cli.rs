@@ -72,7 +72,7 @@ pub(crate) fn command() -> Command {
         )
         .subcommand(
             DemoArgs::augment_args(Command::new("demo"))
-                .about("Start a gateway and let simulated players walk, turn and jump on it"),
+                .about("Start a backend and let simulated players walk, turn and jump on it"),
         )
         .subcommand(
             Command::new("channeld")
