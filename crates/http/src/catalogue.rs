@@ -281,7 +281,7 @@ pub const ROUTES: &[Route] = &[
             ("seconds", "for a swarm: 1 to 600"),
             ("test", "for a bench: a suite and a test, as `throng bench list` names them"),
         ],
-        "Starts simulated players or a quick benchmark; one at a time.",
+        "Starts simulated players or a tiny benchmark; one at a time.",
     ),
     delete("/api/v1/runs/{id}", Guard::Session, Endpoint::RunStop, "Stops a load run."),
     get("/api/v1/session", Guard::Open, Endpoint::Session, &[], "Whether this browser has a session."),

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::engine::{Outcome, Sample};
 use crate::probe::Machine;
 use crate::spatial::BandOutcome;
-use crate::stats::TimesSummary;
+use crate::stats::{Bucket, Times, TimesSummary};
 
 /// Names the version of the JSON form; `docs/bench-report.schema.json` describes it.
 pub const SCHEMA: &str = "throng.bench/1";
@@ -151,6 +151,8 @@ pub struct Run {
     pub input: TimesSummary,
     /// Message sent by the game server (intended time) to message read by the player.
     pub notice: TimesSummary,
+    /// How `state`, `input` and `notice` are distributed; those without times are missing.
+    pub distributions: BTreeMap<&'static str, Vec<Bucket>>,
     /// Bytes that players received per second.
     pub bytes_per_s: f64,
     /// Frames that players received per second.
@@ -269,6 +271,11 @@ impl Run {
             state: outcome.counts.state.summary(),
             input: outcome.owner.input.summary(),
             notice: outcome.counts.notice.summary(),
+            distributions: distributions([
+                ("state", &outcome.counts.state),
+                ("input", &outcome.owner.input),
+                ("notice", &outcome.counts.notice),
+            ]),
             bytes_per_s: outcome.window_bytes_in as f64 / seconds,
             frames_per_s: outcome.window_frames_in as f64 / seconds,
             server_frames_per_s: outcome.owner.frames_due as f64 / seconds,
@@ -323,6 +330,7 @@ impl Run {
             state: counts.state.summary(),
             input: servers.input.summary(),
             notice: TimesSummary::default(),
+            distributions: distributions([("state", &counts.state), ("input", &servers.input)]),
             bytes_per_s: outcome.window_bytes_in as f64 / seconds,
             frames_per_s: outcome.window_frames_in as f64 / seconds,
             server_frames_per_s: outcome.frames_per_s,
@@ -367,6 +375,11 @@ impl Run {
             }),
         }
     }
+}
+
+fn distributions<const N: usize>(times: [(&'static str, &Times); N]) -> BTreeMap<&'static str, Vec<Bucket>> {
+    let filled = times.into_iter().filter(|(_, times)| times.count() > 0);
+    filled.map(|(name, times)| (name, times.distribution())).collect()
 }
 
 /// Everything about one test.
@@ -437,7 +450,7 @@ impl Report {
     }
 
     /// Records raw figures.
-    pub(crate) fn raw(&mut self, name: &str, figures: Value) {
+    pub fn raw(&mut self, name: &str, figures: Value) {
         self.raw.insert(name.to_owned(), figures);
     }
 
@@ -454,6 +467,14 @@ impl Report {
             self.threshold(condition, row.measured, row.verdict != Verdict::Missed);
         }
         self.rows.push(row);
+    }
+
+    /// Takes back every judgement: the load was too small for any.
+    pub fn unjudge(&mut self) {
+        self.canonical = false;
+        self.passed = true;
+        self.thresholds.clear();
+        self.rows.iter_mut().for_each(|row| row.verdict = Verdict::Unjudged);
     }
 
     /// Adds a condition and remembers whether it holds.

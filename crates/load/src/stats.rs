@@ -8,6 +8,10 @@ use serde::Serialize;
 /// Latencies above a minute say nothing more than "a minute".
 const MICROSECONDS_MAX: u64 = 60_000_000;
 
+/// End of the first bucket of a distribution, and how much longer each is than the one before.
+const BUCKET_FIRST_US: u64 = 10;
+const BUCKET_GROWTH: f64 = 1.25;
+
 /// A distribution of times, 1 microsecond to 1 minute, three significant digits.
 #[derive(Debug, Clone)]
 pub struct Times(Histogram<u64>);
@@ -61,6 +65,21 @@ impl Times {
         }
     }
 
+    /// The distribution in steps of a quarter: from the first that holds a time to the last.
+    #[must_use]
+    pub fn distribution(&self) -> Vec<Bucket> {
+        let steps = self.0.iter_log(BUCKET_FIRST_US, BUCKET_GROWTH);
+        let buckets = steps.map(|step| Bucket {
+            to_ms: step.value_iterated_to() as f64 / 1_000.0,
+            count: step.count_since_last_iteration(),
+        });
+        let mut buckets: Vec<Bucket> = buckets.skip_while(|bucket| bucket.count == 0).collect();
+        while buckets.last().is_some_and(|bucket| bucket.count == 0) {
+            buckets.pop();
+        }
+        buckets
+    }
+
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
         self.0.reset();
@@ -82,6 +101,15 @@ pub struct TimesSummary {
     pub p999_ms: f64,
     /// Largest.
     pub max_ms: f64,
+}
+
+/// The times from where the bucket before ends.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Bucket {
+    /// Longest time in it, in milliseconds.
+    pub to_ms: f64,
+    /// Times in it.
+    pub count: u64,
 }
 
 /// What one generator thread, or all of them together, saw.
@@ -168,6 +196,21 @@ mod tests {
         assert_eq!(summary.count, 1_000);
         assert!((summary.p50_ms - 500.0).abs() < 1.0 && (summary.p99_ms - 990.0).abs() < 1.0, "{summary:?}");
         assert!((summary.max_ms - 1_000.0).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_distribution_holds_every_time_once() {
+        let mut times = Times::default();
+        for ms in 1..=1_000u64 {
+            times.record(Duration::from_millis(ms));
+        }
+        let buckets = times.distribution();
+        assert_eq!(buckets.iter().map(|bucket| bucket.count).sum::<u64>(), 1_000);
+        assert!(buckets.is_sorted_by(|a, b| a.to_ms < b.to_ms), "{buckets:?}");
+        let (first, last) = (buckets[0], buckets[buckets.len() - 1]);
+        assert!(first.count > 0 && first.to_ms >= 1.0 && first.to_ms < 1.3, "{first:?}");
+        assert!(last.count > 0 && last.to_ms >= 999.0, "{last:?}");
+        assert!(Times::default().distribution().is_empty());
     }
 
     #[test]

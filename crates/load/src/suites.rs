@@ -138,10 +138,43 @@ pub struct Options {
     /// For `channel entity-lod`: players ask for the rates themselves, as the Unreal plugin does, although the server
     /// could choose them.
     pub ask_for_rates: bool,
-    /// Small and short, to see that everything works.
-    pub quick: bool,
+    /// How much of a test to run.
+    pub effort: Effort,
     /// Seed of everything random.
     pub seed: u64,
+}
+
+/// How much of a test to run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Effort {
+    /// Every size and repetition, windows as long as a figure to be quoted needs.
+    #[default]
+    Whole,
+    /// The loads that published figures and marks are for, few sizes, once each, in short windows. It is judged.
+    Quick,
+    /// Tiny loads, to see that everything works; not judged.
+    Smoke,
+}
+
+impl Effort {
+    /// What the two flags of the command line say together.
+    #[must_use]
+    pub fn new(quick: bool, smoke: bool) -> Self {
+        match (quick, smoke) {
+            (_, true) => Self::Smoke,
+            (true, _) => Self::Quick,
+            _ => Self::Whole,
+        }
+    }
+
+    /// What fits the effort.
+    pub fn pick<T>(self, whole: T, quick: T, smoke: T) -> T {
+        match self {
+            Self::Whole => whole,
+            Self::Quick => quick,
+            Self::Smoke => smoke,
+        }
+    }
 }
 
 /// A server that somebody else has started.
@@ -249,8 +282,9 @@ impl Context<'_> {
     fn report(&self, canonical: bool) -> Report {
         let options = self.options;
         let mut report = Report::new(self.name);
-        report.canonical = canonical && !options.quick && options.target.is_none();
-        report.unjudged = options.quick;
+        let smoke = options.effort == Effort::Smoke;
+        report.canonical = canonical && !smoke && options.target.is_none();
+        report.unjudged = smoke;
         report.setting("transport", options.transport.to_string());
         report.setting("own_server", options.target.is_none());
         report.setting("seed", options.seed);
@@ -297,7 +331,7 @@ impl Context<'_> {
     /// The published scenario with the options of this run; tests change what they need.
     fn plan(&self, server: &Server, players: usize) -> Plan {
         let options = self.options;
-        let (warmup, duration) = if options.quick { (300, 1_000) } else { (3_000, 10_000) };
+        let (warmup, duration) = options.effort.pick((3_000, 10_000), (1_500, 4_000), (300, 1_000));
         let duration = options.duration.unwrap_or(Duration::from_millis(duration));
         Plan {
             transport: options.transport,
@@ -342,12 +376,20 @@ impl Context<'_> {
         self.run(&format!("bare writer, {players} sockets"), &plan, &server)
     }
 
-    /// The size to run with: as asked, small when quick, else canonical. Says whether it is the canonical one.
-    fn size(&self, canonical: usize, quick: usize) -> (usize, bool) {
+    /// The size to run with: as asked, tiny for smoke, else canonical. Says whether it is the canonical one.
+    fn size(&self, canonical: usize, smoke: usize) -> (usize, bool) {
         match self.options.players.first() {
             Some(&players) => (players, players == canonical),
-            None if self.options.quick => (quick, false),
+            None if self.options.effort == Effort::Smoke => (smoke, false),
             None => (canonical, true),
+        }
+    }
+
+    /// The sizes to run in turn: as asked, or those of the effort.
+    fn sizes(&self, whole: &[usize], quick: &[usize], smoke: &[usize]) -> Vec<usize> {
+        match self.options.players.as_slice() {
+            [] => self.options.effort.pick(whole, quick, smoke).to_vec(),
+            asked => asked.to_vec(),
         }
     }
 }
@@ -447,7 +489,7 @@ mod tests {
             Target { clients: fake.clients, servers: fake.servers, pid, metrics: None, console: None };
         let mut options = Options {
             target: Some(target),
-            quick: true,
+            effort: Effort::Smoke,
             duration: Some(Duration::from_millis(400)),
             warmup: Some(Duration::from_millis(50)),
             ..Options::default()

@@ -199,7 +199,7 @@ fn arguments(body: &Value, offer: &Offer) -> Result<(String, Vec<String>), Probl
             }
             let mut arguments = vec!["bench"];
             arguments.extend(test.split(' '));
-            arguments.extend(["--quick", "--json"]);
+            arguments.extend(["--smoke", "--json"]);
             let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
             Ok((format!("bench {test}"), arguments))
         }
@@ -220,7 +220,7 @@ mod tests {
     fn only_numbers_and_known_tests_reach_a_command_line() {
         let offer = offer("/bin/false", PathBuf::new());
         let good = json!({ "kind": "bench", "test": "channel single" });
-        assert_eq!(arguments(&good, &offer).unwrap().1, ["bench", "channel", "single", "--quick", "--json"]);
+        assert_eq!(arguments(&good, &offer).unwrap().1, ["bench", "channel", "single", "--smoke", "--json"]);
         for bad in
             ["", "x", "channel single --out /etc", "channel --out", "Channel single", "channel single\n"]
         {

@@ -5,18 +5,18 @@
 //! machine. What a cell costs a real game server is the game's affair; load here is updates of entities a second.
 
 use throng_load::report::{Better, Report, Row};
-use throng_load::suites::Progress;
+use throng_load::suites::{Effort, Progress};
 use throng_sim::{CROWD_BALANCE, CrowdOutcome, Motion, run_crowd};
 
 pub(crate) const NAME: &str = "channel balance";
 pub(crate) const SUMMARY: &str =
     "crowds move over nine game servers: load of the busiest, with and without the balancer; in virtual time";
 
-/// Plays every kind of crowd twice. `quick` plays one.
-pub(crate) fn run(seed: u64, quick: bool, progress: &mut dyn Progress) -> Result<Report, String> {
+/// Plays every kind of crowd twice. A smoke test plays one.
+pub(crate) fn run(seed: u64, effort: Effort, progress: &mut dyn Progress) -> Result<Report, String> {
     let mut report = Report::new(NAME);
-    report.unjudged = quick;
-    report.canonical = !quick;
+    report.unjudged = effort == Effort::Smoke;
+    report.canonical = !report.unjudged;
     report.setting("seed", seed);
     report.setting("interval_ms", CROWD_BALANCE.interval_ms);
     report.setting("ratio", CROWD_BALANCE.ratio);
@@ -26,7 +26,7 @@ pub(crate) fn run(seed: u64, quick: bool, progress: &mut dyn Progress) -> Result
         (Motion::Gathers, "gathers and goes home"),
         (Motion::Circles, "walks round the world"),
     ];
-    for &(motion, what) in &motions[..if quick { 1 } else { motions.len() }] {
+    for &(motion, what) in &motions[..if effort == Effort::Smoke { 1 } else { motions.len() }] {
         let mut play = |name: &str, balance| {
             progress.begin(&format!("{NAME}: a crowd that {what}, {name}"), None);
             run_crowd(seed, motion, balance).map_err(|violation| format!("{NAME}: {what}: {violation}"))

@@ -13,10 +13,10 @@ use throng_load::case::Case;
 use throng_load::enet::{self, ServePlan};
 use throng_load::engine::Sample;
 use throng_load::report::Report;
-use throng_load::suites::{self, Options, Progress, TESTS, Target};
+use throng_load::suites::{self, Effort, Options, Progress, TESTS, Target};
 use throng_load::{Transport, chart, duration, interrupt};
 
-use crate::balance;
+use crate::{all, balance};
 
 /// A threshold was missed: the code that k6 made known.
 const EXIT_THRESHOLD: u8 = 99;
@@ -33,18 +33,21 @@ pub(crate) struct BenchArgs {
     name: Vec<String>,
     /// Players (connections, channels, clients) to run with; several values make a sweep
     #[arg(long, value_delimiter = ',', value_name = "N")]
-    players: Vec<usize>,
+    pub(crate) players: Vec<usize>,
     /// Length of each measured window [default: 10s]
     #[arg(long, value_parser = duration::parse, value_name = "TIME")]
-    duration: Option<Duration>,
+    pub(crate) duration: Option<Duration>,
     /// Time between everyone's being there and the window [default: 3s]
     #[arg(long, value_parser = duration::parse, value_name = "TIME")]
     warmup: Option<Duration>,
-    /// Small and short: shows that everything works, judges nothing
+    /// The canonical loads, few sizes and short windows: the whole table in minutes
     #[arg(long)]
     quick: bool,
+    /// Tiny loads: shows that everything works, judges nothing
+    #[arg(hide_short_help = true, long, conflicts_with = "quick")]
+    smoke: bool,
     #[command(flatten)]
-    server: ServerArgs,
+    pub(crate) server: ServerArgs,
     /// For `channel spatial`: crash one game server this long into the window; it returns two seconds later
     #[arg(hide_short_help = true, long, value_parser = duration::parse, value_name = "TIME", help_heading = "Load")]
     crash_server_at: Option<Duration>,
@@ -53,10 +56,10 @@ pub(crate) struct BenchArgs {
     ask_for_rates: bool,
     /// Print the report as JSON instead of a table
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
     /// Also write report.json, report.txt and chart.svg into this folder
     #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
+    pub(crate) out: Option<PathBuf>,
     /// For the hidden bare writer: connections to accept, bytes per write, writes per second
     #[arg(long, hide = true, default_value_t = 0)]
     sockets: usize,
@@ -176,7 +179,7 @@ Examples:
   throng bench channel spatial --players 500 --out runs/world
   throng bench gateway idle --json > idle.json
   throng bench channel single --players 100 --addr 127.0.0.1:12108 --pid $(pidof channeld)
-  throng bench all --quick                         everything once, small
+  throng bench all --quick --out runs              every figure in ten minutes; throng report runs -f html
   throng bench enet --quick                        the ENet host beside libenet and a bare echo
   throng bench replication                         state replication; throng bench replication --help has more
   throng bench enet --serve --addr 127.0.0.1:7777 --slots 50000
@@ -195,7 +198,7 @@ pub(crate) fn run(args: BenchArgs) -> ExitCode {
     }
 }
 
-type AnyError = Box<dyn std::error::Error>;
+pub(crate) type AnyError = Box<dyn std::error::Error>;
 
 fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
     let words: Vec<&str> = args.name.iter().map(String::as_str).collect();
@@ -259,20 +262,7 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             if let Some(wrong) = groups.iter().find(|group| !known.contains(group)) {
                 return Err(format!("bench enet has no group `{wrong}`; groups: {}", known.join(", ")).into());
             }
-            let options = enet::Options {
-                program: std::env::current_exe()?,
-                groups: groups.iter().map(|group| (*group).to_owned()).collect(),
-                clients: args.players.first().copied(),
-                duration: args.duration,
-                warmup: args.warmup,
-                shards: args.server.shards,
-                quick: args.quick,
-                seed: args.server.seed,
-            };
-            let report = {
-                let mut live = args.server.live();
-                enet::run(&options, &mut |what| live.begin(what, None))?
-            };
+            let report = measure_enet(&args, groups.iter().map(|group| (*group).to_owned()).collect())?;
             save(&args, &report, "")?;
             show(&args, &report)?;
             Ok(report.passed)
@@ -287,28 +277,7 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             show(&args, &report)?;
             Ok(report.passed)
         }
-        ["all"] => {
-            let (mut reports, mut failed) = (Vec::new(), Vec::new());
-            for name in names() {
-                // A test without a result does not cost the others theirs.
-                match measure(name, &args, name) {
-                    Ok(report) => reports.push(report),
-                    Err(error) => {
-                        say(&format!("error: {name}: {error}"));
-                        failed.push(name);
-                    }
-                }
-            }
-            // A document of tests stays one document: replication prints tables, or lines of its own.
-            let replicated = args.json || crate::replication::all(args.quick)?;
-            if args.json {
-                print(&format!("{}\n", serde_json::to_string_pretty(&reports)?))?;
-            }
-            if !failed.is_empty() {
-                return Err(format!("no result for {}", failed.join(", ")).into());
-            }
-            Ok(replicated && reports.iter().all(|report| report.passed))
-        }
+        ["all"] => all::run(&args),
         [] => {
             let args = BenchArgs {
                 players: if args.players.is_empty() { vec![100] } else { args.players.clone() },
@@ -322,14 +291,16 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             Ok(report.passed)
         }
         words => {
-            let name = words.join(" ");
-            Ok(measure(&name, &args, "")?.passed)
+            let report = measure(&words.join(" "), &args)?;
+            save(&args, &report, "")?;
+            show(&args, &report)?;
+            Ok(report.passed)
         }
     }
 }
 
-/// What `all` runs.
-fn names() -> impl Iterator<Item = &'static str> {
+/// The tests of a gateway, each of which has a name of two words.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     TESTS.iter().map(|test| test.name).chain([balance::NAME])
 }
 
@@ -344,24 +315,34 @@ fn unknown(name: &str) -> String {
     )
 }
 
-fn measure(name: &str, args: &BenchArgs, folder: &str) -> Result<Report, AnyError> {
+/// The ENet host beside the C library and a bare echo; all groups when none is named.
+pub(crate) fn measure_enet(args: &BenchArgs, groups: Vec<String>) -> Result<Report, AnyError> {
+    let options = enet::Options {
+        program: std::env::current_exe()?,
+        groups,
+        clients: args.players.first().copied(),
+        duration: args.duration,
+        warmup: args.warmup,
+        shards: args.server.shards,
+        quick: args.effort() != Effort::Whole,
+        seed: args.server.seed,
+    };
     let mut live = args.server.live();
-    let report = if name == balance::NAME {
-        balance::run(args.server.seed, args.quick, &mut live)?
+    Ok(enet::run(&options, &mut |what| live.begin(what, None))?)
+}
+
+/// Runs a test of a gateway by name.
+pub(crate) fn measure(name: &str, args: &BenchArgs) -> Result<Report, AnyError> {
+    let mut live = args.server.live();
+    Ok(if name == balance::NAME {
+        balance::run(args.server.seed, args.effort(), &mut live)?
     } else {
         let test = suites::find(name).ok_or_else(|| unknown(name))?;
         test.run(&options(args)?, &mut live)?
-    };
-    drop(live);
-    save(args, &report, folder)?;
-    // With --json all tests together are one document.
-    if !args.json || folder.is_empty() {
-        show(args, &report)?;
-    }
-    Ok(report)
+    })
 }
 
-fn show(args: &BenchArgs, report: &Report) -> Result<(), AnyError> {
+pub(crate) fn show(args: &BenchArgs, report: &Report) -> Result<(), AnyError> {
     if args.json {
         return print(&json(report)?);
     }
@@ -376,11 +357,18 @@ fn options(args: &BenchArgs) -> Result<Options, AnyError> {
         players: args.players.clone(),
         duration: args.duration,
         warmup: args.warmup,
-        quick: args.quick,
+        effort: args.effort(),
         crash_server_at: args.crash_server_at,
         ask_for_rates: args.ask_for_rates,
         ..args.server.options()?
     })
+}
+
+impl BenchArgs {
+    /// How much to run.
+    pub(crate) fn effort(&self) -> Effort {
+        Effort::new(self.quick, self.smoke)
+    }
 }
 
 impl ServerArgs {
@@ -433,7 +421,7 @@ fn json(report: &Report) -> Result<String, AnyError> {
     Ok(serde_json::to_string_pretty(report)? + "\n")
 }
 
-fn save(args: &BenchArgs, report: &Report, folder: &str) -> Result<(), AnyError> {
+pub(crate) fn save(args: &BenchArgs, report: &Report, folder: &str) -> Result<(), AnyError> {
     match &args.out {
         Some(out) => write_report(&out.join(folder.replace(' ', "-")), report),
         None => Ok(()),

@@ -8,8 +8,14 @@ use std::time::Duration;
 use clap::Parser;
 use throng_load::ddc::{self, Options};
 use throng_load::duration;
+use throng_load::report::Report;
+use throng_load::suites::Effort;
 
 use crate::bench::{print, say, write_report};
+
+/// Where the published tests work.
+const NAMESPACE: &str = "test.benchmark";
+const QUICK_WINDOW: Duration = Duration::from_secs(2);
 
 /// Measure a derived-data cache: the published tests, and what a request costs at saturation
 #[derive(Debug, Parser)]
@@ -28,7 +34,7 @@ struct Args {
     #[arg(long, requires = "url", help_heading = "Server")]
     pid: Option<u32>,
     /// Namespace to work in
-    #[arg(long, value_name = "NAME", default_value = "test.benchmark", help_heading = "Server")]
+    #[arg(long, value_name = "NAME", default_value = NAMESPACE, help_heading = "Server")]
     namespace: String,
     /// A further header for every request, `Name: value`; can be repeated
     #[arg(long, value_name = "HEADER", help_heading = "Server")]
@@ -51,9 +57,12 @@ struct Args {
     /// Length of each window instead of the published one
     #[arg(long, value_parser = duration::parse, value_name = "TIME")]
     duration: Option<Duration>,
-    /// Part of the data and a second each: shows that everything works, judges nothing
-    #[arg(long)]
+    /// Two seconds a window: the whole table in minutes
+    #[arg(long, conflicts_with = "duration")]
     quick: bool,
+    /// Part of the data and a second each: shows that everything works, judges nothing
+    #[arg(long, conflicts_with = "quick")]
+    smoke: bool,
     /// Leave nginx out of `saturation`
     #[arg(long)]
     no_nginx: bool,
@@ -98,6 +107,22 @@ pub(crate) fn run(words: &[OsString]) -> ExitCode {
     }
 }
 
+/// The published tests and saturation, as `throng bench all` runs them.
+pub(crate) fn all(effort: Effort) -> Result<Report, Box<dyn std::error::Error>> {
+    let smoke = effort == Effort::Smoke;
+    let names: &[&str] = if smoke { &["all"] } else { &["all", "saturation"] };
+    let options = Options {
+        program: std::env::current_exe()?,
+        names: names.iter().map(|name| (*name).to_owned()).collect(),
+        duration: effort.pick(None, Some(QUICK_WINDOW), Some(Duration::from_millis(300))),
+        smoke,
+        durability: "sync".to_owned(),
+        namespace: NAMESPACE.to_owned(),
+        ..Options::default()
+    };
+    Ok(ddc::run(&options, &mut |_| ())?)
+}
+
 fn measure(args: Args) -> Result<bool, Box<dyn std::error::Error>> {
     if args.list {
         let lines = ddc::list().into_iter().map(|(name, about)| format!("{name:<22}  {about}\n"));
@@ -118,8 +143,8 @@ fn measure(args: Args) -> Result<bool, Box<dyn std::error::Error>> {
         headers: args.header,
         seed_only: args.seed,
         no_seed: args.no_seed,
-        duration: args.duration,
-        quick: args.quick,
+        duration: args.quick.then_some(QUICK_WINDOW).or(args.duration),
+        smoke: args.smoke,
         durability: args.durability,
         data: args.data,
         without_nginx: args.no_nginx,

@@ -1,5 +1,6 @@
 //! The `throng` command: parse, call, print, exit code.
 
+mod all;
 mod balance;
 mod bench;
 mod bench_ddc;
@@ -15,6 +16,7 @@ mod matcher;
 mod output;
 mod replay;
 mod replication;
+mod replication_report;
 mod report;
 mod shell;
 mod swarm;

@@ -10,6 +10,10 @@ use std::time::{Duration, Instant};
 use clap::{Arg, ArgAction, ArgMatches, Parser};
 use throng_load::duration;
 use throng_load::matcher::{self, Outcome, PUBLISHED, Plan, RunError, TESTS};
+use throng_load::report::Report;
+use throng_load::suites::Effort;
+
+use crate::bench::write_report;
 
 const EXIT_FAILED: u8 = 1;
 const EXIT_WRONG: u8 = 2;
@@ -58,6 +62,9 @@ struct BenchArgs {
     /// Also write the result as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Also write report.json and report.txt into this folder, for `throng report` and `throng compare`
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
     /// Every test in name order, as a table beside the published figures
     #[arg(long)]
     all: bool,
@@ -118,10 +125,22 @@ pub(crate) fn bench(arguments: &[OsString]) -> ExitCode {
     }
 }
 
-enum Failure {
+/// Why there is no result.
+#[derive(Debug)]
+pub(crate) enum Failure {
     Wrong(String),
     Failed(String),
 }
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Wrong(text) | Self::Failed(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
 
 impl From<RunError> for Failure {
     fn from(error: RunError) -> Failure {
@@ -150,65 +169,138 @@ fn bench_inner(args: &BenchArgs) -> Result<(), Failure> {
     if !args.all && !TESTS.contains(&args.test.as_str()) {
         return Err(RunError::IllegalTestName(args.test.clone()).into());
     }
-    let wrong = |error: duration::DurationError| Failure::Wrong(error.to_string());
-    let time = duration::parse(&args.time).map_err(wrong)?;
-    let warmup = duration::parse(&args.warmup).map_err(wrong)?;
-    let own = if args.addr.is_none() { Some(OwnMatcher::start(args)?) } else { None };
-    let addr = match (&own, &args.addr) {
-        (Some(own), _) => own.addr,
-        (None, addr) => resolve(addr.as_deref().unwrap_or_default())?,
-    };
-    let plan = |test: &str, workers: usize| Plan {
-        addr,
-        test: test.to_owned(),
-        workers: workers.max(1),
-        time,
-        warmup,
-        area: args.area.clone(),
-        conns: args.conns,
-        servers: args.servers,
-        keep_going: args.keep_going,
-        pid: own.as_ref().map(|own| own.child.id()).or(args.pid),
-        token: args.token.clone(),
-    };
+    let bench = Bench::start(args)?;
     if args.tickets {
-        let figures = matcher::run_tickets(&plan("CreateTicket", 1), args.waiting)?;
-        print(&matcher::tickets_table(&figures))?;
-        let Some(file) = &args.json else { return Ok(()) };
-        let value = serde_json::json!({ "tickets": figures, "durability": args.durability });
-        return save_json(file, &value);
+        let report = bench.tickets()?;
+        print(&report_table(&report)?)?;
+        let value = serde_json::json!({ "tickets": report.rows, "durability": args.durability });
+        return save(args, &value, &report);
     }
     if !args.all {
-        let plan = plan(&args.test, args.goroutines.unwrap_or(1));
+        let plan = bench.plan(&args.test, args.goroutines.unwrap_or(1));
         print(&matcher::running_line(&plan, &args.time))?;
         let outcome = matcher::run(&plan)?;
         print(&outcome.lines())?;
-        return save(args, &[outcome], None);
+        let outcomes = [outcome];
+        return save(args, &bench.json(&outcomes, None), &bench.report(&outcomes, None));
     }
-    let mut outcomes = Vec::new();
-    for published in PUBLISHED {
-        let plan = plan(published.test, args.goroutines.unwrap_or(published.workers));
-        print(&matcher::running_line(&plan, &args.time))?;
-        let outcome = matcher::run(&plan)?;
-        print(&outcome.lines())?;
-        outcomes.push(outcome);
-    }
-    let echo = Echo::start()?;
-    let mut limit = plan("Ping", args.goroutines.unwrap_or(3_000));
-    (limit.addr, limit.pid, limit.conns, limit.servers) = (echo.addr, Some(echo.child.id()), 1, 1);
-    let limit = matcher::run(&limit)?;
+    let (outcomes, limit) = bench.published(&mut print)?;
     print(&format!("\n{}", matcher::table(&outcomes, Some(&limit))))?;
-    save(args, &outcomes, Some(&limit))
+    save(args, &bench.json(&outcomes, Some(&limit)), &bench.report(&outcomes, Some(&limit)))
 }
 
-fn save(args: &BenchArgs, outcomes: &[Outcome], echo: Option<&Outcome>) -> Result<(), Failure> {
+/// Every published test beside a bare echo, as `throng bench all` runs them.
+pub(crate) fn published(effort: Effort) -> Result<Report, Failure> {
+    let words: &[&str] = match effort {
+        Effort::Whole => &["--all", "-m", "5s"],
+        Effort::Quick => &["--all", "-m", "1500ms"],
+        Effort::Smoke => &["--all", "-m", "50ms", "-g", "8"],
+    };
+    let args = parse(words)?;
+    let bench = Bench::start(&args)?;
+    let (outcomes, limit) = bench.published(&mut |_| Ok(()))?;
+    Ok(bench.report(&outcomes, Some(&limit)))
+}
+
+/// Queues with many tickets, as `throng bench all` runs them. Most of their time they wait for ticks.
+pub(crate) fn tickets(effort: Effort) -> Result<Report, Failure> {
+    let time = if effort == Effort::Whole { "5s" } else { "2s" };
+    let args = parse(&["--tickets", "-m", time])?;
+    Bench::start(&args)?.tickets()
+}
+
+fn parse(words: &[&str]) -> Result<BenchArgs, Failure> {
+    let words = std::iter::once(&"throng bench matcher").chain(words);
+    BenchArgs::try_parse_from(words).map_err(|error| Failure::Wrong(error.to_string()))
+}
+
+/// A matcher to load, and how.
+struct Bench<'a> {
+    args: &'a BenchArgs,
+    /// Ours, unless one was named.
+    own: Option<OwnMatcher>,
+    addr: SocketAddr,
+    time: Duration,
+    warmup: Duration,
+}
+
+impl<'a> Bench<'a> {
+    fn start(args: &'a BenchArgs) -> Result<Self, Failure> {
+        let wrong = |error: duration::DurationError| Failure::Wrong(error.to_string());
+        let time = duration::parse(&args.time).map_err(wrong)?;
+        let warmup = duration::parse(&args.warmup).map_err(wrong)?;
+        let own = if args.addr.is_none() { Some(OwnMatcher::start(args)?) } else { None };
+        let addr = match (&own, &args.addr) {
+            (Some(own), _) => own.addr,
+            (None, addr) => resolve(addr.as_deref().unwrap_or_default())?,
+        };
+        Ok(Self { args, own, addr, time, warmup })
+    }
+
+    fn plan(&self, test: &str, workers: usize) -> Plan {
+        let args = self.args;
+        Plan {
+            addr: self.addr,
+            test: test.to_owned(),
+            workers: workers.max(1),
+            time: self.time,
+            warmup: self.warmup,
+            area: args.area.clone(),
+            conns: args.conns,
+            servers: args.servers,
+            keep_going: args.keep_going,
+            pid: self.own.as_ref().map(|own| own.child.id()).or(args.pid),
+            token: args.token.clone(),
+        }
+    }
+
+    /// Every published test, then the bare echo. `say` gets the lines of the reference's tool.
+    fn published(
+        &self,
+        say: &mut dyn FnMut(&str) -> Result<(), Failure>,
+    ) -> Result<(Vec<Outcome>, Outcome), Failure> {
+        let mut outcomes = Vec::new();
+        for published in PUBLISHED {
+            let plan = self.plan(published.test, self.args.goroutines.unwrap_or(published.workers));
+            say(&matcher::running_line(&plan, &self.args.time))?;
+            let outcome = matcher::run(&plan)?;
+            say(&outcome.lines())?;
+            outcomes.push(outcome);
+        }
+        let echo = Echo::start()?;
+        let mut limit = self.plan("Ping", self.args.goroutines.unwrap_or(3_000));
+        (limit.addr, limit.pid, limit.conns, limit.servers) = (echo.addr, Some(echo.child.id()), 1, 1);
+        Ok((outcomes, matcher::run(&limit)?))
+    }
+
+    fn tickets(&self) -> Result<Report, Failure> {
+        let rows = matcher::run_tickets(&self.plan("CreateTicket", 1), self.args.waiting)?;
+        Ok(matcher::tickets_report(rows, self.args.waiting, &self.args.durability))
+    }
+
+    fn report(&self, outcomes: &[Outcome], echo: Option<&Outcome>) -> Report {
+        matcher::report(outcomes, echo, &self.args.durability)
+    }
+
+    fn json(&self, outcomes: &[Outcome], echo: Option<&Outcome>) -> serde_json::Value {
+        serde_json::json!({ "tests": outcomes, "echo": echo, "durability": self.args.durability })
+    }
+}
+
+fn report_table(report: &Report) -> Result<String, Failure> {
+    let mut table = Vec::new();
+    report.write_table(&mut table)?;
+    Ok(String::from_utf8_lossy(&table).into_owned())
+}
+
+/// Writes what the flags ask for.
+fn save(args: &BenchArgs, value: &serde_json::Value, report: &Report) -> Result<(), Failure> {
+    let failed = |error: &dyn std::fmt::Display| Failure::Failed(error.to_string());
+    if let Some(folder) = &args.out {
+        write_report(folder, report).map_err(|error| failed(&error))?;
+    }
     let Some(file) = &args.json else { return Ok(()) };
-    let value = serde_json::json!({ "tests": outcomes, "echo": echo, "durability": args.durability });
-    save_json(file, &value)
-}
-
-fn save_json(file: &Path, value: &serde_json::Value) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(value).map_err(|error| Failure::Failed(error.to_string()))?;
+    let text = serde_json::to_string_pretty(value).map_err(|error| failed(&error))?;
     Ok(std::fs::write(file, text + "\n")?)
 }
 

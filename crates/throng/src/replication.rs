@@ -9,7 +9,11 @@ use throng_replication_bench::scaling;
 use throng_replication_bench::socket::Sockets;
 use throng_replication_bench::workload::{Chests, Group, SEED_BASE};
 
-use crate::bench::{print, say};
+use throng_load::report::Report;
+use throng_load::suites::Effort;
+
+use crate::bench::{print, say, write_report};
+use crate::replication_report::report;
 
 /// Measure state replication: the published groups, by thread CPU time
 #[derive(Debug, Parser)]
@@ -63,6 +67,9 @@ struct ReplicationArgs {
     /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
+    /// Also write report.json and report.txt into this folder, for `throng report` and `throng compare`
+    #[arg(long, value_name = "DIR", conflicts_with = "scaling")]
+    out: Option<std::path::PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -95,7 +102,7 @@ Examples:
 Exit code 1: a checksum is not the published one, or replicas differ.";
 
 /// Published averages of other engines' methods, in microseconds: flush of all connections, and one connection.
-const PUBLISHED: &[(u8, &str, f64, f64)] = &[
+pub(crate) const PUBLISHED: &[(u8, &str, f64, f64)] = &[
     (1, "Legacy", 58_050.0, 450.0),
     (1, "Legacy + RG", 62_700.0, 602.0),
     (1, "Iris", 8_680.0, 50.0),
@@ -138,16 +145,36 @@ pub(crate) fn run(words: &[OsString]) -> ExitCode {
     }
 }
 
-/// Every group and method, as `throng bench all` runs them; false when a checksum or a replica is wrong.
-pub(crate) fn all(quick: bool) -> Result<bool, Box<dyn std::error::Error>> {
-    let words: &[&str] = if quick { &["--frames", "20", "--warmup", "20"] } else { &[] };
-    run_cases(&ReplicationArgs::try_parse_from([&["replication"], words].concat())?)
+type AnyError = Box<dyn std::error::Error>;
+
+/// Every group and method, as `throng bench all` runs them.
+pub(crate) fn all(effort: Effort) -> Result<Report, AnyError> {
+    let words: &[&str] = match effort {
+        Effort::Whole => &[],
+        Effort::Quick => &["--frames", "120", "--warmup", "30"],
+        Effort::Smoke => &["--frames", "20", "--warmup", "20"],
+    };
+    let args = ReplicationArgs::try_parse_from([&["throng bench replication"], words].concat())?;
+    let outcomes = outcomes(&args, &mut |_| Ok(()))?;
+    Ok(report(&outcomes))
 }
 
-fn run_cases(args: &ReplicationArgs) -> Result<bool, Box<dyn std::error::Error>> {
+fn run_cases(args: &ReplicationArgs) -> Result<bool, AnyError> {
     if args.scaling {
         return scale(args).map(|()| true);
     }
+    let outcomes = outcomes(args, &mut print)?;
+    if let Some(folder) = &args.out {
+        write_report(folder, &report(&outcomes))?;
+    }
+    Ok(outcomes.iter().all(Outcome::holds))
+}
+
+/// Runs what the flags ask for; `say` gets the lines of the table, or of JSON.
+fn outcomes(
+    args: &ReplicationArgs,
+    say: &mut dyn FnMut(&str) -> Result<(), AnyError>,
+) -> Result<Vec<Outcome>, AnyError> {
     let groups: Vec<u8> = args.group.filter(|_| !args.all).map_or((1..=5).collect(), |group| vec![group]);
     let modes: Vec<Mode> = match args.mode.filter(|_| !args.all) {
         None => Mode::ALL.to_vec(),
@@ -156,7 +183,7 @@ fn run_cases(args: &ReplicationArgs) -> Result<bool, Box<dyn std::error::Error>>
         Some(ModeName::Shared) => vec![Mode::Shared],
         Some(ModeName::SharedDelta) => vec![Mode::SharedDelta],
     };
-    let mut holds = true;
+    let mut outcomes = Vec::new();
     for number in groups {
         let variants = match (number, args.chests) {
             (3 | 4, None) => vec![Chests::Sparse, Chests::Full],
@@ -165,7 +192,7 @@ fn run_cases(args: &ReplicationArgs) -> Result<bool, Box<dyn std::error::Error>>
         };
         for chests in variants {
             if !args.json {
-                print(&heading(number, chests))?;
+                say(&heading(number, chests))?;
             }
             for mode in &modes {
                 let Some(group) = Group::new(number) else { continue };
@@ -186,19 +213,19 @@ fn run_cases(args: &ReplicationArgs) -> Result<bool, Box<dyn std::error::Error>>
                 if let Some(error) = sockets.and_then(|mut sockets| sockets.take_failure()) {
                     return Err(error.into());
                 }
-                holds &= outcome.holds();
                 if args.json {
-                    print(&format!("{}\n", serde_json::to_string(&outcome)?))?;
+                    say(&format!("{}\n", serde_json::to_string(&outcome)?))?;
                 } else {
-                    print(&row(&outcome))?;
+                    say(&row(&outcome))?;
                 }
+                outcomes.push(outcome);
             }
             if !args.json {
-                print(&published(number))?;
+                say(&published(number))?;
             }
         }
     }
-    Ok(holds)
+    Ok(outcomes)
 }
 
 /// Prints the curves as tables, or as JSON, and draws them.

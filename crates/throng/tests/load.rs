@@ -24,7 +24,7 @@ fn stdout_of(output: &Output, code: i32) -> String {
 
 #[test]
 fn every_test_runs_small_and_passes() {
-    let output = run(&["bench", "all", "--quick", "--duration", "300ms", "--warmup", "100ms", "--json"]);
+    let output = run(&["bench", "all", "--smoke", "--duration", "300ms", "--warmup", "100ms", "--json"]);
     let reports: Vec<Value> = serde_json::from_str(&stdout_of(&output, 0)).expect("JSON");
     let names: Vec<&str> = reports.iter().filter_map(|report| report["test"].as_str()).collect();
     let list = stdout_of(&run(&["bench", "list"]), 0);
@@ -34,6 +34,9 @@ fn every_test_runs_small_and_passes() {
             .any(|word| line.starts_with(word))
     }) {
         assert!(names.iter().any(|name| line.starts_with(name)), "`{line}` did not run");
+    }
+    for suite in ["enet", "ddc", "replication", "matcher"] {
+        assert!(names.contains(&suite), "`{suite}` did not run");
     }
     for report in &reports {
         assert_eq!(report["schema"], "throng.bench/1");
@@ -55,7 +58,7 @@ fn every_test_runs_small_and_passes() {
 /// The world's load balancer has a bench, whose figures are the same on every machine.
 #[test]
 fn the_balancer_takes_load_from_the_busiest_server() {
-    let output = run(&["bench", "channel", "balance", "--quick", "--json"]);
+    let output = run(&["bench", "channel", "balance", "--smoke", "--json"]);
     let report: Value = serde_json::from_str(&stdout_of(&output, 0)).expect("JSON");
     let row = |figure: &str| {
         let rows = report["rows"].as_array().expect("a list");
@@ -73,7 +76,7 @@ fn the_balancer_takes_load_from_the_busiest_server() {
 #[test]
 fn progress_is_shown_unless_it_is_not_wanted() {
     for (flags, shown) in [(&[][..], true), (&["--no-progress"], false)] {
-        let output = run(&[&["bench", "gateway", "start", "--quick", "--json"], flags].concat());
+        let output = run(&[&["bench", "gateway", "start", "--smoke", "--json"], flags].concat());
         assert_eq!((output.status.code(), !output.stderr.is_empty()), (Some(0), shown), "{flags:?}");
     }
 }
@@ -81,7 +84,7 @@ fn progress_is_shown_unless_it_is_not_wanted() {
 #[test]
 fn players_come_by_every_transport() {
     for transport in ["ws", "kcp"] {
-        let load = ["--quick", "--players", "10", "--duration", "300ms", "--json", "--transport", transport];
+        let load = ["--smoke", "--players", "10", "--duration", "300ms", "--json", "--transport", transport];
         let output = run(&[&["bench", "channel", "single"], &load[..]].concat());
         let report: Value = serde_json::from_str(&stdout_of(&output, 0)).expect("JSON");
         let run = &report["runs"][0];

@@ -106,7 +106,7 @@ pub struct Options {
     /// Length of each window instead of the published one.
     pub duration: Option<Duration>,
     /// Tenth of the data, a second each: shows that everything works, judges nothing.
-    pub quick: bool,
+    pub smoke: bool,
     /// When the server that is started acknowledges: `sync` or `cache`.
     pub durability: String,
     /// Where the server that is started keeps its data; a folder below it is made and removed.
@@ -199,8 +199,8 @@ impl<'o> Bench<'o> {
             return Err(BenchError::Unfit(format!("`{}` is no namespace", options.namespace)));
         }
         let mut report = Report::new("ddc");
-        report.canonical = !options.quick;
-        report.unjudged = options.quick;
+        report.canonical = !options.smoke;
+        report.unjudged = options.smoke;
         report.setting("durability", options.durability.as_str());
         report.setting("namespace", options.namespace.as_str());
         report.setting("url", options.url.as_deref().unwrap_or("a server of its own"));
@@ -242,7 +242,7 @@ impl<'o> Bench<'o> {
     }
 
     fn count(&self, set: Set) -> usize {
-        if self.options.quick { (set.len() / 10).clamp(2, 30) } else { set.len() }
+        if self.options.smoke { (set.len() / 10).clamp(2, 30) } else { set.len() }
     }
 
     fn items(&mut self, set: Set) -> Arc<Vec<Item>> {
@@ -410,7 +410,7 @@ impl<'o> Bench<'o> {
     }
 
     fn open_loop(&mut self, peer: &Peer, test: &Test) -> Result<Seen, BenchError> {
-        let published = Duration::from_secs(if self.options.quick { 1 } else { test.seconds });
+        let published = Duration::from_secs(if self.options.smoke { 1 } else { test.seconds });
         let window = self.options.duration.unwrap_or(published);
         let targets = self.targets(test.what, test.set);
         // Only as many bodies as the window sends are worth their memory.
@@ -541,7 +541,7 @@ impl<'o> Bench<'o> {
     }
 
     fn closed_loop(&mut self, peer: &Peer, case: &Case) -> Result<Seen, BenchError> {
-        let usual = Duration::from_secs(if self.options.quick { 1 } else { 5 });
+        let usual = Duration::from_secs(if self.options.smoke { 1 } else { 5 });
         let window = self.options.duration.unwrap_or(usual);
         let plan = Plan {
             addr: peer.addr,
@@ -593,7 +593,7 @@ impl<'o> Bench<'o> {
     fn memory(&mut self) -> Result<(), BenchError> {
         let peer = self.server()?;
         let piece: Arc<[u8]> = vec![0x5A; 16 << 20].into();
-        let repeat = if self.options.quick { 2 } else { 64 };
+        let repeat = if self.options.smoke { 2 } else { 64 };
         let before = peer.probe.memory().unwrap_or_default();
         let first = self.fresh;
         self.fresh += 1 << 30;
@@ -636,7 +636,7 @@ impl<'o> Bench<'o> {
             return Err(BenchError::Unfit("`start` needs a server of its own; leave --url away".to_owned()));
         }
         let peer = self.server()?;
-        let half: u64 = if self.options.quick { 5_000 } else { 500_000 };
+        let half: u64 = if self.options.smoke { 5_000 } else { 500_000 };
         let first = self.fresh;
         self.fresh += 1 << 30;
         // As many refs as blobs: each ref's attachment is the blob before it.

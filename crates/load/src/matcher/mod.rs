@@ -6,6 +6,7 @@
 mod echo;
 mod link;
 mod published;
+mod report;
 mod tickets;
 mod worker;
 
@@ -19,7 +20,8 @@ use thiserror::Error;
 
 pub use echo::serve as serve_echo;
 pub use published::{PUBLISHED, Published};
-pub use tickets::{Figure, run_tickets, tickets_table};
+pub use report::{report, tickets_report};
+pub use tickets::run_tickets;
 pub use worker::TESTS;
 
 use crate::probe::Probe;

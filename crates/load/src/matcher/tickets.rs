@@ -4,7 +4,6 @@
 //! CPU time. The rules are those of a ranked five against five.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hdrhistogram::Histogram;
@@ -13,6 +12,7 @@ use throng_wire::matcher::{Header, Kind, Method, Reader, Status, Writer};
 use super::link::Link;
 use super::{Plan, RunError, histogram};
 use crate::probe::Probe;
+use crate::report::{Better, Row};
 
 /// Requests in flight while a queue is filled.
 const WINDOW: usize = 512;
@@ -23,64 +23,16 @@ const TICK_WORK: Duration = Duration::from_secs(4);
 /// New tickets per second in the steady part.
 const ARRIVALS: u64 = 5_000;
 
-/// One line of the report.
-#[derive(Debug, Clone, serde::Serialize)]
-pub struct Figure {
-    /// What was measured.
-    pub what: String,
-    /// Its value.
-    pub value: f64,
-    /// Unit of the value and the bounds.
-    pub unit: &'static str,
-    /// What it must reach.
-    pub floor: f64,
-    /// What is hoped for.
-    pub aim: f64,
-    /// Whether more is better.
-    pub more_is_better: bool,
-}
-
-impl Figure {
-    fn most(what: impl Into<String>, value: f64, unit: &'static str, floor: f64, aim: f64) -> Figure {
-        Figure { what: what.into(), value, unit, floor, aim, more_is_better: false }
-    }
-
-    fn verdict(&self) -> &'static str {
-        let reaches =
-            |bound: f64| if self.more_is_better { self.value >= bound } else { self.value <= bound };
-        match (reaches(self.floor), reaches(self.aim)) {
-            (_, true) => "aim",
-            (true, false) => "floor",
-            (false, false) => "missed",
-        }
-    }
-}
-
-/// The report as a table.
-#[must_use]
-pub fn tickets_table(figures: &[Figure]) -> String {
-    let mut out =
-        format!("{:<58} {:>12} {:>10} {:>10} {:>7}\n", "tickets", "measured", "floor", "aim", "reached");
-    for figure in figures {
-        let unit = figure.unit;
-        let _ = writeln!(
-            out,
-            "{:<58} {:>12} {:>10} {:>10} {:>7}",
-            figure.what,
-            format!("{:.1} {unit}", figure.value),
-            figure.floor,
-            figure.aim,
-            figure.verdict()
-        );
-    }
-    out
+/// A row of which less is better.
+fn most(what: impl Into<String>, value: f64, unit: &'static str, floor: f64, aim: f64) -> Row {
+    Row::new(what, unit, Better::Lower, value).marks(floor, aim)
 }
 
 /// Runs the suite with a number of waiting tickets.
 ///
 /// # Errors
 /// See [`RunError`].
-pub fn run_tickets(plan: &Plan, tickets: usize) -> Result<Vec<Figure>, RunError> {
+pub fn run_tickets(plan: &Plan, tickets: usize) -> Result<Vec<Row>, RunError> {
     let mut suite =
         Suite { link: Link::connect(plan, 0)?, probe: Probe::new(plan.pid, None)?, next: 0, seed: 1 };
     let mut figures = vec![suite.pairs(plan.time)?];
@@ -170,7 +122,7 @@ impl Suite {
         Ok(count as f64 / began.elapsed().as_secs_f64())
     }
 
-    fn pairs(&mut self, time: Duration) -> Result<Figure, RunError> {
+    fn pairs(&mut self, time: Duration) -> Result<Row, RunError> {
         self.put_queue("pairs", LONG_TICK, 0)?;
         // Between two ticks: one that matched them would leave nothing to cancel.
         self.after_a_tick()?;
@@ -192,8 +144,8 @@ impl Suite {
             elapsed += began.elapsed().as_secs_f64();
         }
         let rate = pairs as f64 / elapsed;
-        let what = "CreateTicket + CancelTicket pairs".to_owned();
-        Ok(Figure { what, value: rate, unit: "/s", floor: 50_000.0, aim: 150_000.0, more_is_better: true })
+        let row = Row::new("CreateTicket + CancelTicket pairs", "/s", Better::Higher, rate);
+        Ok(row.marks(50_000.0, 150_000.0))
     }
 
     /// CPU that the matcher uses from just before a long tick to when its work is done.
@@ -215,7 +167,7 @@ impl Suite {
         self.idle(until_tick() + Duration::from_millis(200))
     }
 
-    fn matchable(&mut self, tickets: usize) -> Result<Vec<Figure>, RunError> {
+    fn matchable(&mut self, tickets: usize) -> Result<Vec<Row>, RunError> {
         self.put_queue("most", LONG_TICK, 0)?;
         self.after_a_tick()?;
         let before = self.probe.memory().unwrap_or_default().resident_bytes;
@@ -226,14 +178,8 @@ impl Suite {
         let stats = self.stats("most")?;
         let scale = tickets as f64 / 100_000.0;
         Ok(vec![
-            Figure::most(
-                "memory per ticket (1 player, 5 attributes, 3 latencies)",
-                memory,
-                "B",
-                2_048.0,
-                800.0,
-            ),
-            Figure::most(
+            most("memory per ticket (1 player, 5 attributes, 3 latencies)", memory, "B", 2_048.0, 800.0),
+            most(
                 format!("tick over {tickets} tickets, {} matches made with rooms and seats, CPU", stats.1),
                 cpu,
                 "ms",
@@ -243,7 +189,7 @@ impl Suite {
         ])
     }
 
-    fn unmatchable(&mut self, tickets: usize) -> Result<Vec<Figure>, RunError> {
+    fn unmatchable(&mut self, tickets: usize) -> Result<Vec<Row>, RunError> {
         // Without steps: a ticket that relaxes looks again, and with ticks this long every one would find some that did.
         let rules = rules("none", LONG_TICK, 0);
         let steps = rules.find("\"expand\"").unwrap_or(rules.len());
@@ -256,14 +202,14 @@ impl Suite {
         let second = self.tick_cpu()?;
         let scale = tickets as f64 / 100_000.0;
         Ok(vec![
-            Figure::most(
+            most(
                 format!("{tickets} tickets that cannot match, first tick, CPU"),
                 first,
                 "ms",
                 250.0 * scale,
                 100.0 * scale,
             ),
-            Figure::most(
+            most(
                 format!("{tickets} tickets that cannot match, later tick, CPU"),
                 second,
                 "ms",
@@ -286,7 +232,7 @@ impl Suite {
     }
 
     /// Tickets on schedule: time from the request to the notification, and how long a ping takes meanwhile.
-    fn steady(&mut self, plan: &Plan) -> Result<Vec<Figure>, RunError> {
+    fn steady(&mut self, plan: &Plan) -> Result<Vec<Row>, RunError> {
         self.put_queue("steady", Duration::from_millis(250), 5)?;
         let mut sent: HashMap<Vec<u8>, Instant> = HashMap::new();
         let (mut to_match, mut pings) = (histogram(), histogram());
@@ -323,15 +269,15 @@ impl Suite {
         self.link.matched = None;
         let seconds = |histogram: &Histogram<u64>, part| histogram.value_at_quantile(part) as f64 / 1e3;
         Ok(vec![
-            Figure::most(
+            most(
                 format!("{ARRIVALS} tickets/s arriving, time to match, p50 ({} matched)", to_match.len()),
                 seconds(&to_match, 0.5),
                 "ms",
                 250.0,
                 150.0,
             ),
-            Figure::most("the same, p99", seconds(&to_match, 0.99), "ms", 600.0, 350.0),
-            Figure::most("ping meanwhile, p99", seconds(&pings, 0.99), "ms", 5.0, 2.0),
+            most("the same, p99", seconds(&to_match, 0.99), "ms", 600.0, 350.0),
+            most("ping meanwhile, p99", seconds(&pings, 0.99), "ms", 5.0, 2.0),
         ])
     }
 }

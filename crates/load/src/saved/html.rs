@@ -142,6 +142,15 @@ fn charts(out: &mut String, run: &Value) {
             marks.iter().filter_map(|(name, key)| Some((*name, times[*key].as_f64()?))).collect();
         let _ =
             write!(out, "<figure><h3>{title}, ms, of {}</h3>{}</figure>", times["count"], plot::bars(&bars));
+        let buckets = run["distributions"][what].as_array().map(Vec::as_slice).unwrap_or_default();
+        let buckets: Vec<(f64, f64)> = buckets
+            .iter()
+            .filter_map(|bucket| Some((bucket["to_ms"].as_f64()?, bucket["count"].as_f64()?)))
+            .collect();
+        if buckets.len() > 1 {
+            let chart = plot::histogram(&buckets, "ms");
+            let _ = write!(out, "<figure><h3>{title}, how many took how long</h3>{chart}</figure>");
+        }
     }
     for metric in sampled(run) {
         let points = series(run, &metric);
@@ -184,6 +193,7 @@ mod tests {
             "channel &lt;single&gt;",
             "latency &amp; more",
             "State latency",
+            "how many took how long",
             "server cores",
             "a note",
         ] {

@@ -200,6 +200,7 @@ mod tests {
                        "aim": null, "measured": p50, "better": "lower", "ratio": p50 / 28.0, "verdict": "floor" }],
             "thresholds": [{ "condition": "a >= 1", "measured": 2.0, "passed": true }], "notes": ["a note"],
             "runs": [{ "name": "100 players", "players": 100, "window_s": 10.0, "samples": samples,
+                       "distributions": { "state": [{ "to_ms": p50, "count": 5 }, { "to_ms": p50 * 5.0, "count": 4 }] },
                        "state": { "count": 9, "p50_ms": p50, "p90_ms": p50 * 2.0, "p99_ms": p50 * 3.0,
                                   "p999_ms": p50 * 4.0, "max_ms": p50 * 5.0 } }],
         }))

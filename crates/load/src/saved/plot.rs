@@ -10,6 +10,8 @@ const LEFT: f64 = 56.0;
 const BOTTOM: f64 = 24.0;
 const TOP: f64 = 10.0;
 const LINES: usize = 4;
+/// Numbers below a histogram.
+const HISTOGRAM_NAMES: usize = 6;
 
 /// A line over its x axis, from zero.
 pub(super) fn line(points: &[(f64, f64)], x_name: &str) -> String {
@@ -51,6 +53,36 @@ pub(super) fn bars(values: &[(&str, f64)]) -> String {
             short(*value),
             HEIGHT - 6.0,
         );
+    }
+    out.push_str("</svg>");
+    out
+}
+
+/// Neighbouring bars, one a bucket: where it ends and how many are in it. Buckets that grow by a factor make the x axis
+/// logarithmic.
+pub(super) fn histogram(buckets: &[(f64, f64)], x_name: &str) -> String {
+    let y_max = ceiling(buckets.iter().map(|(_, count)| *count).fold(0.0, f64::max));
+    let mut out = frame(y_max);
+    let step = (WIDTH - LEFT - 8.0) / buckets.len().max(1) as f64;
+    let named = buckets.len().div_ceil(HISTOGRAM_NAMES).max(1);
+    for (index, (end, count)) in buckets.iter().enumerate() {
+        let (x, height) = (LEFT + step * index as f64, count / y_max * (foot() - TOP));
+        let (width, y) = ((step - 1.0).max(step / 2.0), foot() - height);
+        let _ = write!(
+            out,
+            "<rect class=\"bar\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\"/>"
+        );
+        if index % named == named - 1 {
+            let last = index + named >= buckets.len();
+            let unit = if last { format!(" {x_name}") } else { String::new() };
+            let _ = write!(
+                out,
+                "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"end\">{}{unit}</text>",
+                x + step,
+                HEIGHT - 6.0,
+                short(*end)
+            );
+        }
     }
     out.push_str("</svg>");
     out
@@ -114,6 +146,9 @@ mod tests {
     fn charts_stay_within_their_frame_whatever_the_values() {
         for points in [vec![], vec![(0.0, 0.0)], vec![(1.0, 1e12), (2.0, 3.0)]] {
             assert!(!line(&points, "s").contains("NaN"));
+        }
+        for buckets in [vec![], vec![(1.0, 0.0)], vec![(1.0, 5.0), (1.25, 1e9)]] {
+            assert!(!histogram(&buckets, "ms").contains("NaN"));
         }
         assert!(!bars(&[]).contains("NaN") && bars(&[("p50", 3.0)]).contains("p50"));
     }

@@ -66,18 +66,23 @@ pub fn markdown(reports: &[Saved]) -> String {
             report.command()
         );
         if !report.list("rows").is_empty() {
-            out.push_str("| Figure | Unit | Published | Measured | Ratio |\n|---|---|--:|--:|--:|\n");
+            out.push_str(
+                "| Figure | Unit | Published | Floor | Aim | Measured | Ratio | |\n|---|---|--:|--:|--:|--:|--:|---|\n",
+            );
         }
         for row in report.list("rows") {
             let text = |name: &str| cell(row[name].as_str().unwrap_or_default());
             let _ = writeln!(
                 out,
-                "| {} | {} | {} | {} | {} |",
+                "| {} | {} | {} | {} | {} | {} | {} | {} |",
                 text("what"),
                 text("unit"),
                 optional(&row["published"]),
+                optional(&row["floor"]),
+                optional(&row["aim"]),
                 optional(&row["measured"]),
                 optional(&row["ratio"]),
+                if text("verdict") == "unjudged" { String::new() } else { text("verdict") },
             );
         }
         if !report.list("rows").is_empty() {
@@ -109,6 +114,6 @@ mod tests {
             "{text}"
         );
         let page = markdown(&reports);
-        assert!(page.contains("| latency & more | ms | 28.0 | 10.0 | 0.357 |"), "{page}");
+        assert!(page.contains("| latency & more | ms | 28.0 | – | – | 10.0 | 0.357 | floor |"), "{page}");
     }
 }

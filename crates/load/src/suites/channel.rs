@@ -16,14 +16,10 @@ pub(super) fn single(context: &Context<'_>) -> Result<Report, BenchError> {
     let options = context.options;
     // Rows carry marks only where they are measured with the load that the marks are for.
     let mut report = context.report(true);
-    let sizes: &[usize] = match (options.players.as_slice(), options.quick) {
-        ([], true) => &[20],
-        ([], false) => SWEEP,
-        (players, _) => players,
-    };
+    let sizes = context.sizes(SWEEP, &[CPU_PLAYERS, 600], &[20]);
     let mut most: Option<Outcome> = None;
     let mut failures = 0;
-    for &players in sizes {
+    for &players in &sizes {
         // A fresh server for each size: memory and connection ids start from nothing.
         let server = context.server()?;
         let name = format!("{players} players");
@@ -110,7 +106,7 @@ fn judge_cpu(context: &Context<'_>, report: &mut Report, outcome: &Outcome) -> R
         |cpu: Duration, window: Duration| cpu.as_secs_f64() * 1e3 / window.as_secs_f64() / players as f64;
     let mut costs = vec![per_player(cpu, outcome.window)];
     let mut ratios = Vec::from_iter(bare_ratio(context, report, outcome)?);
-    for pair in 2..=if context.options.quick { 1 } else { CPU_PAIRS } {
+    for pair in 2..=context.options.effort.pick(CPU_PAIRS, 1, 1) {
         let server = context.server()?;
         let name = format!("{players} players, run {pair}");
         let again = context.run(&name, &context.plan(&server, players), &server)?;

@@ -83,7 +83,7 @@ pub(super) fn forward(context: &Context<'_>) -> Result<Report, BenchError> {
     let (clients, canonical) = context.size(1_000, 50);
     let mut report = context.report(canonical);
     report.setting("packets_per_second_and_client", FORWARD_PACKETS_PER_SECOND);
-    let rates = if context.options.quick { &[10_000.0][..] } else { FORWARD_RATES };
+    let rates = context.options.effort.pick(FORWARD_RATES, &[300_000.0, 600_000.0], &[10_000.0]);
     let (mut best, mut failures) = (0.0f64, 0);
     for &rate in rates {
         let server = context.server()?;
@@ -156,7 +156,7 @@ pub(super) fn start(context: &Context<'_>) -> Result<Report, BenchError> {
     if context.options.target.is_some() {
         return Err(BenchError::NeedsOwnServer(context.name));
     }
-    let starts = if context.options.quick { 3 } else { 21 };
+    let starts = context.options.effort.pick(21, 11, 3);
     let mut report = context.report(true);
     report.setting("starts", starts);
     context.progress.borrow_mut().begin(&format!("{}: {starts} starts", context.name), None);

@@ -27,7 +27,7 @@ pub(super) fn spatial(context: &Context<'_>) -> Result<Report, BenchError> {
     report.setting("servers", Grid::PUBLISHED.servers());
     report.setting("cell_metres", f64::from(Grid::PUBLISHED.cell_metres));
     report.setting("interest_metres", 30.0);
-    let sizes = context.sizes(SPATIAL_SWEEP, 40);
+    let sizes = context.sizes(SPATIAL_SWEEP, &[CPU_PLAYERS, TICK_PLAYERS, 500], &[40]);
     let mut sweep = Sweep::new(sizes.len());
     for &players in &sizes {
         let Some((name, outcome)) =
@@ -76,7 +76,7 @@ pub(super) fn entity_lod(context: &Context<'_>) -> Result<Report, BenchError> {
     let mut report = context.report(true);
     report.setting("side_metres", 400);
     report.setting("rates_asked_for_by_players", context.asks_for_rates());
-    let sizes = context.sizes(LOD_SWEEP, 30);
+    let sizes = context.sizes(LOD_SWEEP, &[CPU_PLAYERS, 500, MEMORY_PLAYERS], &[30]);
     let mut sweep = Sweep::new(sizes.len());
     for &players in &sizes {
         let Some((name, outcome)) = sweep.play(context, &mut report, players, World::Open)? else { break };
@@ -410,15 +410,6 @@ fn bare_ratio(
 }
 
 impl Context<'_> {
-    /// The sizes to run: as asked, small when quick, else the canonical ones.
-    fn sizes(&self, canonical: &[usize], quick: usize) -> Vec<usize> {
-        match (self.options.players.as_slice(), self.options.quick) {
-            ([], true) => vec![quick],
-            ([], false) => canonical.to_vec(),
-            (players, _) => players.to_vec(),
-        }
-    }
-
     /// Whether players ask for the rates of distance bands: a server of somebody else may not know them.
     fn asks_for_rates(&self) -> bool {
         self.options.target.is_some() || self.options.ask_for_rates

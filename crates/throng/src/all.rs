@@ -1,0 +1,64 @@
+//! `throng bench all`: every suite in turn, each with a report of its own.
+
+use throng_load::report::Report;
+use throng_load::suites::{Effort, Progress as _};
+
+use crate::bench::{AnyError, BenchArgs, measure, measure_enet, names, print, save, say, show};
+use crate::{bench_ddc, matcher, replication};
+
+type Suite = (&'static str, fn(&BenchArgs) -> Result<Report, AnyError>);
+
+/// What follows the tests of a gateway. Each starts what it measures.
+const SUITES: &[Suite] = &[
+    ("enet", |args| measure_enet(args, Vec::new())),
+    ("ddc", |args| bench_ddc::all(args.effort())),
+    ("replication", |args| replication::all(args.effort())),
+    ("matcher", |args| Ok(matcher::published(args.effort())?)),
+    ("matcher tickets", |args| Ok(matcher::tickets(args.effort())?)),
+];
+/// Waits for ticks of ten seconds: too long for a smoke test.
+const SLOW: &str = "matcher tickets";
+
+/// Runs them. A test without a result does not cost the others theirs.
+pub(crate) fn run(args: &BenchArgs) -> Result<bool, AnyError> {
+    let (mut reports, mut failed) = (Vec::new(), Vec::new());
+    let mut keep = |name: &'static str, result: Result<Report, AnyError>| -> Result<(), AnyError> {
+        match result {
+            Ok(mut report) => {
+                if args.effort() == Effort::Smoke {
+                    report.unjudge();
+                }
+                save(args, &report, name)?;
+                // With --json all tests together are one document.
+                if !args.json {
+                    show(args, &report)?;
+                }
+                reports.push(report);
+            }
+            Err(error) => {
+                say(&format!("error: {name}: {error}"));
+                failed.push(name);
+            }
+        }
+        Ok(())
+    };
+    for name in names() {
+        keep(name, measure(name, args))?;
+    }
+    // The other suites do not measure a gateway that somebody else has started.
+    let suites = if args.server.addr.is_none() { SUITES } else { &[] };
+    for (name, suite) in suites {
+        if args.effort() == Effort::Smoke && *name == SLOW {
+            continue;
+        }
+        args.server.live().begin(name, None);
+        keep(name, suite(args))?;
+    }
+    if args.json {
+        print(&format!("{}\n", serde_json::to_string_pretty(&reports)?))?;
+    }
+    if !failed.is_empty() {
+        return Err(format!("no result for {}", failed.join(", ")).into());
+    }
+    Ok(reports.iter().all(|report| report.passed))
+}
