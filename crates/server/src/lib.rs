@@ -18,7 +18,7 @@
 //! ```
 //!
 //! # Threads
-//! One per shard (`worker.rs`): its event loop, its part of the core and its mailbox, nothing shared. One side
+//! One per shard (`worker/`): its event loop, its part of the core and its mailbox, nothing shared. One side
 //! runtime for what may wait: authentication, the admin listener. Writers for logs and recordings.
 
 pub mod auth;

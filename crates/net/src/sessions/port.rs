@@ -1,0 +1,239 @@
+//! The socket of a listener, and which session a datagram of it belongs to.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+use throng_stdx::Instant;
+
+use super::session::{Home, Session};
+use super::{Cx, Inbox, Letter, Sessions};
+use crate::event_loop::{ConnKey, ListenerKey};
+use crate::handler::{Accept, CloseCause, Handler, TimedOut};
+use crate::kcp::{Kcp, Profile, Segments, Side};
+use crate::listener::{Admission, Rules, canonical};
+
+/// Time in which an honest peer proves itself; only sessions older than this make room for new ones.
+const ROUND_TRIP: Duration = Duration::from_millis(250);
+/// Ended sessions remembered, and for how long: late datagrams must not bring them back to life.
+const GRAVES_MAX: usize = 4096;
+const GRAVE_TIME: Duration = Duration::from_secs(30);
+/// Datagrams kept for a session on its way to another loop. The peer repeats what exceeds it.
+const HELD_DATAGRAMS_MAX: usize = 32;
+/// Command of segments with payload; only these begin a session.
+const PUSH_COMMAND: u8 = 81;
+
+/// A UDP socket that accepts sessions.
+pub(super) struct Port {
+    pub(super) socket: Arc<UdpSocket>,
+    pub(super) profile: Profile,
+    pub(super) routes: HashMap<SocketAddr, Route>,
+    pub(super) admission: Arc<Admission>,
+    pub(super) unproven: Arc<Admission>,
+    pub(super) rules: Arc<Rules>,
+    /// Sessions by age, as far back as the oldest whose peer has not proven its address.
+    pub(super) newcomers: VecDeque<ConnKey>,
+    /// Sessions that ended, newest last.
+    pub(super) graves: VecDeque<(Instant, SocketAddr, u32)>,
+    /// No new sessions; the socket stays for those there are.
+    pub(super) closing: bool,
+}
+
+pub(super) struct Route {
+    pub(super) conv: u32,
+    pub(super) place: Place,
+}
+
+pub(super) enum Place {
+    Here(ConnKey),
+    There(Arc<Inbox>, ConnKey),
+    /// Detached, not attached yet; datagrams wait.
+    Moving(Vec<Vec<u8>>),
+}
+
+impl Sessions {
+    pub(super) fn moved(
+        &mut self,
+        port: ListenerKey,
+        peer: SocketAddr,
+        conv: u32,
+        inbox: Arc<Inbox>,
+        key: ConnKey,
+    ) {
+        let route = self.ports.get_mut(port.slot()).and_then(|port| port.routes.get_mut(&peer));
+        match route {
+            Some(route) if route.conv == conv => {
+                if let Place::Moving(held) = &mut route.place {
+                    for bytes in held.drain(..) {
+                        inbox.post(Letter::Datagram { key, bytes });
+                    }
+                }
+                route.place = Place::There(inbox, key);
+            }
+            // The peer began another session while this one was on its way.
+            _ => drop(inbox.post(Letter::Replaced { key })),
+        }
+    }
+
+    pub(super) fn ended(&mut self, port: ListenerKey, peer: SocketAddr, conv: u32, now: Instant) {
+        let Some(p) = self.ports.get_mut(port.slot()) else { return };
+        p.bury(peer, conv, now);
+        if p.routes.get(&peer).is_some_and(|route| route.conv == conv) {
+            p.routes.remove(&peer);
+            if p.closing && p.routes.is_empty() {
+                self.ports.remove(port.slot());
+            }
+        }
+    }
+
+    /// Gives a port's datagram to its session, beginning one if it asks for that.
+    pub(super) fn route(
+        &mut self,
+        port: ListenerKey,
+        peer: SocketAddr,
+        datagram: &[u8],
+        cx: &mut Cx<'_>,
+        handler: &mut dyn Handler,
+    ) {
+        let Some(Ok(first)) = Segments::new(datagram).next() else {
+            cx.stats.bad_datagrams += 1;
+            return;
+        };
+        let Some(p) = self.ports.get_mut(port.slot()) else { return };
+        if let Some(route) = p.routes.get_mut(&peer) {
+            let conv = route.conv;
+            if conv == first.conv {
+                match &mut route.place {
+                    Place::Here(key) => {
+                        let key = *key;
+                        self.feed(key, datagram, cx, handler);
+                    }
+                    Place::There(inbox, key) => {
+                        inbox.post(Letter::Datagram { key: *key, bytes: datagram.to_vec() });
+                    }
+                    Place::Moving(held) if held.len() < HELD_DATAGRAMS_MAX => held.push(datagram.to_vec()),
+                    Place::Moving(_) => {}
+                }
+                return;
+            }
+            // Spec: gateway-protocol §2.7, a datagram with another conv and sn = 0 replaces the session.
+            let begins = first.command == PUSH_COMMAND && first.sn == 0;
+            if !begins || p.closing || p.is_buried(peer, first.conv, cx.now) {
+                cx.stats.bad_datagrams += 1;
+                return;
+            }
+            let Some(old) = p.routes.remove(&peer) else { return };
+            p.bury(peer, conv, cx.now);
+            match old.place {
+                Place::Here(key) => self.end(key, CloseCause::Replaced, cx, handler),
+                Place::There(inbox, key) => drop(inbox.post(Letter::Replaced { key })),
+                Place::Moving(_) => {}
+            }
+        } else {
+            // Any segment of the first window may come first: the network reorders.
+            let begins = first.command == PUSH_COMMAND && first.sn < u32::from(p.profile.window);
+            if !begins || p.closing || p.is_buried(peer, first.conv, cx.now) {
+                cx.stats.bad_datagrams += 1;
+                return;
+            }
+        }
+        self.accept(port, peer, first.conv, datagram, cx, handler);
+    }
+
+    fn accept(
+        &mut self,
+        port: ListenerKey,
+        peer: SocketAddr,
+        conv: u32,
+        datagram: &[u8],
+        cx: &mut Cx<'_>,
+        handler: &mut dyn Handler,
+    ) {
+        cx.stats.accepted += 1;
+        self.make_room(port, cx, handler);
+        let Some(p) = self.ports.get_mut(port.slot()) else { return };
+        let permits = p.admission.permit(peer.ip()).zip(p.unproven.permit(peer.ip()));
+        let Some((permit, unproven)) = permits else {
+            cx.stats.refused_by_limits += 1;
+            return;
+        };
+        if !handler.admit(port, canonical(peer)) {
+            cx.stats.refused_by_handler += 1;
+            return;
+        }
+        let kcp = Kcp::new(conv, p.profile, Side::Accepts, self.rng.next_u32(), cx.now);
+        let session = Session {
+            generation: 0,
+            peer,
+            kcp,
+            profile: p.profile,
+            socket: p.socket.clone(),
+            home: Home::Here(port),
+            _permit: Some(permit),
+            unproven: Some(unproven),
+            rules: p.rules.clone(),
+            born: cx.now,
+            heard: cx.now,
+            probed: cx.now,
+            timer: None,
+            fresh: false,
+            paused: false,
+            wanted: false,
+            finish_by: None,
+            dirty: false,
+        };
+        let key = self.insert(session, cx);
+        if let Some(p) = self.ports.get_mut(port.slot()) {
+            p.routes.insert(peer, Route { conv, place: Place::Here(key) });
+            p.newcomers.push_back(key);
+        }
+        match handler.accepted(port, key, canonical(peer)) {
+            Accept::Keep => {}
+            Accept::HandOff => self.pause(key),
+            Accept::Refuse => {
+                cx.stats.refused_by_handler += 1;
+                self.remove(key, cx);
+                return;
+            }
+        }
+        self.feed(key, datagram, cx, handler);
+    }
+
+    /// Ends the oldest session whose peer has not proven its address if there is no room for another: a flood with
+    /// forged addresses must not keep honest peers out, which prove themselves in one round trip.
+    fn make_room(&mut self, port: ListenerKey, cx: &mut Cx<'_>, handler: &mut dyn Handler) {
+        loop {
+            let Some(p) = self.ports.get(port.slot()) else { return };
+            let Some(&oldest) = p.newcomers.front() else { return };
+            let waits_since = self.get(oldest).filter(|it| !it.kcp.is_proven()).map(|it| it.born);
+            if let Some(born) = waits_since {
+                let is_full = p.admission.is_full() || p.unproven.is_full();
+                if is_full && born + ROUND_TRIP <= cx.now {
+                    self.end(oldest, CloseCause::TimedOut(TimedOut::Handshake), cx, handler);
+                }
+                return;
+            }
+            if let Some(p) = self.ports.get_mut(port.slot()) {
+                p.newcomers.pop_front();
+            }
+        }
+    }
+}
+
+impl Port {
+    fn bury(&mut self, peer: SocketAddr, conv: u32, now: Instant) {
+        while self.graves.len() >= GRAVES_MAX
+            || self.graves.front().is_some_and(|(at, ..)| *at + GRAVE_TIME <= now)
+        {
+            self.graves.pop_front();
+        }
+        self.graves.push_back((now, peer, conv));
+    }
+
+    /// Whether a session ended not long ago. Asked only for datagrams that would begin one.
+    fn is_buried(&self, peer: SocketAddr, conv: u32, now: Instant) -> bool {
+        let recent = self.graves.iter().rev().take_while(|(at, ..)| *at + GRAVE_TIME > now);
+        recent.into_iter().any(|(_, p, c)| (*p, *c) == (peer, conv))
+    }
+}

@@ -1,0 +1,260 @@
+//! One shard thread: an event loop, a shard of the core, and the mailbox between it and the rest of the process.
+//!
+//! A round is: wait; take in what happened on the sockets; take in the mailbox; run what is due; write to every
+//! connection that gained output, once; carry out closures; post the mail. Everything within a round has one time.
+
+mod driver;
+mod events;
+mod output;
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use throng_gateway::{Closed, ConnId, ConnKind, Framing, Shard, SharedFrame};
+use throng_net::{Clock, CloseMode, ConnKey, DetachedConn, EventLoop, ListenerKey, SharedFile};
+use throng_stdx::Instant;
+
+use self::driver::Driver;
+use crate::auth::Logins;
+use crate::mailbox::{Mailbox, Post};
+use crate::pace::Pace;
+use crate::recorder::Recorder;
+
+/// Rounds of writing within one round of the loop. Writing makes room, room makes conflated channels resume, which
+/// is more to write; two passes settle that, and what is left over has its turn in the next round.
+const WRITE_PASSES: usize = 2;
+
+/// Shortest time between rounds that game servers ask for, within what [`Pace`] puts off.
+const URGENT_INTERVAL: Duration = Duration::from_micros(500);
+
+/// What a listener's connections are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ListenerRole {
+    pub(crate) kind: ConnKind,
+    pub(crate) framing: Framing,
+}
+
+/// What a worker needs besides its loop.
+pub(crate) struct WorkerParts {
+    pub(crate) index: u16,
+    pub(crate) clock: Clock,
+    pub(crate) event_loop: EventLoop,
+    pub(crate) shard: Shard,
+    pub(crate) listeners: std::collections::HashMap<ListenerKey, ListenerRole>,
+    /// All mailboxes by shard, the own one included.
+    pub(crate) mailboxes: Arc<[Mailbox]>,
+    pub(crate) logins: Arc<Logins>,
+    pub(crate) recorder: Recorder,
+    pub(crate) heartbeat: Arc<Heartbeat>,
+    /// Time to say goodbye to everyone.
+    pub(crate) shutdown_timeout: Duration,
+    /// Shortest average time between rounds, see [`Pace`].
+    pub(crate) round_interval: Duration,
+}
+
+/// Whether a worker is in a round, and since when; read by the health check.
+#[derive(Debug, Default)]
+pub(crate) struct Heartbeat {
+    /// Nanoseconds since the start of the clock plus one; 0 while waiting.
+    round_began_ns: AtomicU64,
+}
+
+impl Heartbeat {
+    /// How long the present round has taken; `None` while the worker waits for events.
+    pub(crate) fn busy_for(&self, now: Instant) -> Option<Duration> {
+        let began = self.round_began_ns.load(Ordering::Relaxed).checked_sub(1)?;
+        Some(now.since(Instant::from_nanos(began)))
+    }
+
+    fn begin(&self, now: Instant) {
+        self.round_began_ns.store(now.as_nanos() + 1, Ordering::Relaxed);
+    }
+
+    fn end(&self) {
+        self.round_began_ns.store(0, Ordering::Relaxed);
+    }
+}
+
+/// A shard thread, ready to run.
+pub(crate) struct Worker {
+    event_loop: EventLoop,
+    driver: Driver,
+    /// Allocation for gathered writes; always empty between them.
+    slices: Vec<IoSlice<'static>>,
+    /// Frames of the present pass that several connections get, and their bytes in the kernel, the latest last. Without
+    /// a file where making one failed.
+    shared: VecDeque<(SharedFrame, Option<SharedFile>)>,
+    pace: Pace,
+    shutdown_timeout: Duration,
+}
+
+impl Worker {
+    pub(crate) fn new(parts: WorkerParts) -> Worker {
+        let (pace, shutdown_timeout) = (Pace::new(parts.round_interval), parts.shutdown_timeout);
+        let (event_loop, driver) = Driver::new(parts);
+        Worker { event_loop, driver, slices: Vec::new(), shared: VecDeque::new(), pace, shutdown_timeout }
+    }
+
+    /// Runs until the shutdown is complete.
+    pub(crate) fn run(mut self) {
+        let mut posts = VecDeque::new();
+        loop {
+            let (clock, deadline) = (self.driver.clock, self.driver.deadline());
+            if let Err(error) = self.event_loop.poll(&clock, deadline, &mut self.driver) {
+                // The loop cannot wait any more: without it this shard is dead, and the process with it.
+                tracing::error!(shard = self.driver.index, %error, "the event loop failed; stopping the process");
+                std::process::abort();
+            }
+            let now = self.round(&mut posts);
+            self.pace.count(self.driver.now);
+            if let Some(wait) = self.pace.wait(now, self.driver.deadline()) {
+                self.pause(now + wait, &mut posts);
+            }
+            if let Some(until) = self.driver.stopping
+                && (self.event_loop.conn_count() == 0 || now >= until)
+            {
+                return;
+            }
+        }
+    }
+
+    /// Lets events gather. What a game server says is handled at once: a handover in it should not wait, and game servers
+    /// are few. When most of the pause is over by then, all that has gathered is handled along with it.
+    fn pause(&mut self, until: Instant, posts: &mut VecDeque<Post>) {
+        loop {
+            let clock = self.driver.clock;
+            let until = self.driver.deadline().map_or(until, |deadline| deadline.min(until));
+            let left = until.since(clock.now());
+            // A wait that fails would fail in the next poll as well, which reports it.
+            if left.is_zero() || !self.event_loop.wait_urgent(left).unwrap_or(false) {
+                return;
+            }
+            let now = clock.now();
+            let rest = (self.driver.now + URGENT_INTERVAL).since(now).min(until.since(now));
+            if !rest.is_zero() {
+                std::thread::sleep(rest);
+            }
+            if until.since(clock.now()) <= self.pace.interval() / 2 {
+                return;
+            }
+            self.event_loop.serve_urgent(&clock, &mut self.driver);
+            self.round(posts);
+        }
+    }
+
+    /// Everything that a batch of events leads to. Returns the time afterwards.
+    fn round(&mut self, posts: &mut VecDeque<Post>) -> Instant {
+        self.work(posts);
+        let now = self.driver.clock.now();
+        self.driver.rounds.record(now.since(self.driver.now).as_nanos() as u64);
+        self.driver.heartbeat.end();
+        now
+    }
+
+    fn work(&mut self, posts: &mut VecDeque<Post>) {
+        for key in std::mem::take(&mut self.driver.newcomers) {
+            self.prioritise(key);
+        }
+        self.hand_off();
+        if std::mem::take(&mut self.driver.woken) {
+            self.take_posts(posts);
+        }
+        self.driver.run_due();
+        self.driver.answer_logins();
+        for _ in 0..WRITE_PASSES {
+            self.write_dirty();
+        }
+        self.carry_out_closures();
+        self.say_goodbyes();
+        self.driver.post_mail();
+        self.resume_paused();
+    }
+
+    /// Moves sockets to the shards that own their connections, behind the mail that announced them.
+    fn hand_off(&mut self) {
+        for (key, conn, shard, kind) in std::mem::take(&mut self.driver.hand_offs) {
+            let post = match self.event_loop.detach(key) {
+                Some(socket) => Post::Socket { conn, kind, socket: Box::new(socket) },
+                None => {
+                    self.event_loop.close(key, CloseMode::Now);
+                    Post::SocketLost { conn }
+                }
+            };
+            self.driver.send(shard, post);
+        }
+    }
+
+    fn take_posts(&mut self, posts: &mut VecDeque<Post>) {
+        let mine = usize::from(self.driver.index);
+        let taken = self.driver.mailboxes[mine].take(posts);
+        self.driver.mailbox = taken;
+        self.driver.mailbox_peak_bytes = self.driver.mailbox_peak_bytes.max(taken.bytes);
+        if taken.awaited {
+            self.driver.mailboxes.iter().for_each(Mailbox::wake);
+        }
+        for post in posts.drain(..) {
+            match post {
+                Post::Mail(mail) => {
+                    self.driver.guard(|driver| driver.shard.handle_mail(driver.now, mail));
+                }
+                Post::Socket { conn, kind, socket } => self.attach(conn, kind, *socket),
+                Post::SocketLost { conn } if self.driver.closed_early.remove(&conn) => {}
+                Post::SocketLost { conn } => self.driver.lose(conn, Closed::Error),
+                Post::Verdict { ticket, verdict } => self.driver.verdicts.push((ticket, verdict)),
+                Post::Report { lists, reply } => {
+                    // The asker may have given up waiting.
+                    let _ = reply.try_send(self.driver.report(&self.event_loop, lists));
+                }
+                Post::Look(look) => drop(self.driver.guard(|driver| look(&driver.shard))),
+                Post::Capture(record) => self.driver.capture(record),
+                Post::Reconfigure(config) => self.driver.shard.reconfigure(&config),
+                Post::Shutdown => self.begin_shutdown(),
+                #[cfg(test)]
+                Post::Fault(fault) => drop(self.driver.guard(|driver| driver.faults.take(fault))),
+            }
+        }
+    }
+
+    fn prioritise(&mut self, key: ConnKey) {
+        if let Err(error) = self.event_loop.prioritise(key) {
+            tracing::debug!(%error, "a game server goes without priority");
+        }
+    }
+
+    fn attach(&mut self, conn: ConnId, kind: ConnKind, socket: DetachedConn) {
+        match self.event_loop.attach(socket) {
+            Ok(key) if self.driver.closed_early.remove(&conn) => self.event_loop.close(key, CloseMode::Now),
+            Ok(key) => {
+                self.driver.adopt(conn, kind, key);
+                self.driver.mark_dirty(conn);
+                if kind == ConnKind::Server {
+                    self.prioritise(key);
+                }
+            }
+            Err(error) => {
+                tracing::debug!(conn = conn.0, %error, "a socket could not be moved to its shard");
+                self.driver.lose(conn, Closed::Error);
+            }
+        }
+    }
+
+    fn begin_shutdown(&mut self) {
+        for key in std::mem::take(&mut self.driver.listeners).into_keys() {
+            self.event_loop.close_listener(key);
+        }
+        self.driver.stopping = Some(self.driver.now + self.shutdown_timeout);
+        self.driver.guard(|driver| driver.shard.begin_shutdown(driver.now));
+    }
+
+    fn resume_paused(&mut self) {
+        if self.driver.paused.is_empty() || self.driver.others().any(Mailbox::is_congested) {
+            return;
+        }
+        for key in std::mem::take(&mut self.driver.paused) {
+            self.event_loop.resume_read(key);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What leaves: frames, large ones once for all their readers, and the last words to connections that are closed.
+
+use std::io::IoSlice;
+use std::time::Duration;
+
+use throng_gateway::{CloseReason, ConnId};
+use throng_net::{CloseMode, ConnKey, SharedFile};
+
+use super::Worker;
+use super::driver::{Closing, Farewell};
+
+/// Frames from this size on are given to the kernel once for all their readers ...
+const SHARED_FRAME_BYTES_MIN: usize = 16 << 10;
+/// ... if there are so many: making the file costs about as much as the copies for four.
+const SHARED_FRAME_HOLDERS_MIN: usize = 8;
+/// Files kept for the frames of one pass. Cohorts are written one after the other, so a few are enough.
+const SHARED_FILES_MAX: usize = 4;
+
+/// Time a closed connection has to take what was queued for it.
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
+/// WebSocket close codes (RFC 6455 §7.4.1).
+const WS_GOING_AWAY: u16 = 1001;
+const WS_POLICY: u16 = 1008;
+
+impl Worker {
+    pub(super) fn write_dirty(&mut self) {
+        for conn in std::mem::take(&mut self.driver.dirty) {
+            self.write(conn);
+        }
+        self.shared.clear();
+    }
+
+    /// Sends a large frame that many connections get by reference to bytes that the kernel has already. Does nothing if
+    /// that is not what comes next; returns whether the connection is there and has more to write.
+    fn write_shared(&mut self, conn: ConnId) -> bool {
+        let driver = &mut self.driver;
+        let Some(key) = driver.conns.get(&conn).map(|entry| entry.key) else { return false };
+        let Some(outbox) = driver.shard.outbox(conn) else { return false };
+        let small = outbox.queued_bytes() < SHARED_FRAME_BYTES_MIN;
+        // What somebody looks at goes the plain way, where it can be seen.
+        let watched = driver.tap.as_ref().is_some_and(|tap| tap.handle == conn);
+        if small || watched || !self.event_loop.takes_shared(key) {
+            return !outbox.is_empty();
+        }
+        let Some(frame) = outbox.shared_frame(SHARED_FRAME_BYTES_MIN) else { return true };
+        let known = self.shared.iter().position(|(known, _)| *known == frame);
+        let index = match known {
+            Some(index) => index,
+            None if frame.holders() < SHARED_FRAME_HOLDERS_MIN => return true,
+            None => {
+                let file = SharedFile::new(&frame.parts()).ok();
+                if self.shared.len() == SHARED_FILES_MAX {
+                    self.shared.pop_front();
+                }
+                self.shared.push_back((frame, file));
+                self.shared.len() - 1
+            }
+        };
+        let Some(file) = &self.shared[index].1 else { return true };
+        let taken = self.event_loop.write_shared(key, file);
+        if taken > 0 {
+            if let Some(entry) = driver.conns.get_mut(&conn) {
+                entry.bytes_out += taken as u64;
+            }
+            driver.guard_conn(conn, |driver| driver.shard.handle_written(driver.now, conn, taken));
+        }
+        driver.shard.outbox(conn).is_some_and(|outbox| !outbox.is_empty())
+    }
+
+    /// Gives a connection's output to the transport, as much as it takes.
+    fn write(&mut self, conn: ConnId) {
+        let driver = &mut self.driver;
+        let Some(entry) = driver.conns.get_mut(&conn) else { return };
+        entry.dirty = false;
+        if entry.blocked || !self.write_shared(conn) {
+            return;
+        }
+        let driver = &mut self.driver;
+        let Some(entry) = driver.conns.get_mut(&conn) else { return };
+        let Some(outbox) = driver.shard.outbox(conn) else { return };
+        let mut slices = recycle(std::mem::take(&mut self.slices));
+        let loose = outbox.may_get_lost();
+        outbox.gather(&mut slices);
+        let outcome = match loose {
+            true => self.event_loop.write_loose(entry.key, &slices),
+            false => self.event_loop.write(entry.key, &slices),
+        };
+        if let Some(tap) = driver.tap.as_mut().filter(|tap| tap.handle == conn) {
+            tap.written(driver.now, &slices, outcome.taken);
+        }
+        self.slices = recycle(slices);
+        entry.blocked = outcome.blocked;
+        entry.bytes_out += outcome.taken as u64;
+        driver.guard_conn(conn, |driver| driver.shard.handle_written(driver.now, conn, outcome.taken));
+        let more = !outcome.blocked && outcome.taken > 0;
+        if more && driver.shard.outbox(conn).is_some_and(|outbox| !outbox.is_empty()) {
+            driver.mark_dirty(conn);
+        }
+    }
+
+    pub(super) fn carry_out_closures(&mut self) {
+        for Closing { id, conn, reason, flush } in std::mem::take(&mut self.driver.closing) {
+            let Some(entry) = conn else {
+                self.driver.closed_early.insert(id);
+                continue;
+            };
+            tracing::debug!(conn = id.0, kind = ?entry.kind, reason = reason.name(), "connection closed");
+            if flush.is_empty() && reason != CloseReason::Shutdown {
+                self.event_loop.close(entry.key, CloseMode::Now);
+                continue;
+            }
+            self.event_loop.pause_read(entry.key);
+            let until = self.driver.now + FAREWELL_TIMEOUT;
+            self.driver.farewells.insert(entry.key, Farewell { reason, bytes: flush, sent: 0, until });
+            self.driver.farewells_ready.push(entry.key);
+        }
+    }
+
+    /// Goes on with connections that are closed but still have something to be told.
+    pub(super) fn say_goodbyes(&mut self) {
+        for key in std::mem::take(&mut self.driver.farewells_ready) {
+            let Some(farewell) = self.driver.farewells.get_mut(&key) else { continue };
+            let rest = &farewell.bytes[farewell.sent..];
+            if !rest.is_empty() {
+                farewell.sent += self.event_loop.write(key, &[IoSlice::new(rest)]).taken;
+            }
+            if farewell.sent == farewell.bytes.len() {
+                let (code, text) = match farewell.reason {
+                    CloseReason::Shutdown => (WS_GOING_AWAY, "shutting down; reconnect"),
+                    reason => (WS_POLICY, reason.name()),
+                };
+                self.event_loop.close_with(key, code, text);
+                self.driver.farewells.remove(&key);
+            }
+        }
+        let now = self.driver.now;
+        let late: Vec<ConnKey> = match self.driver.farewells.is_empty() {
+            true => return,
+            false => self
+                .driver
+                .farewells
+                .iter()
+                .filter(|(_, each)| each.until <= now)
+                .map(|(key, _)| *key)
+                .collect(),
+        };
+        for key in late {
+            self.driver.farewells.remove(&key);
+            self.event_loop.close(key, CloseMode::Now);
+        }
+    }
+}
+
+/// Empties a vector of slices and frees it from its lifetime, keeping its memory: collecting a vector's own iterator
+/// into the same layout happens in place.
+fn recycle<'a>(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'a>> {
+    slices.clear();
+    slices.into_iter().map(|_| IoSlice::new(&[])).collect()
+}
