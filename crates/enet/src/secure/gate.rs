@@ -1,6 +1,6 @@
 //! The server's side: who gets in.
 
-use alloc::collections::VecDeque;
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -11,6 +11,7 @@ use hashbrown::HashMap;
 use throng_stdx::{Instant, TimerWheel};
 
 use super::Opened;
+use super::ledger::{Claim, Ledger, UsedTokens, Verdict};
 use super::seal::{CHALLENGE, Cipher, DATA, KEY, MAGIC, REQUEST, RESPONSE, Replay, SALT, TAG};
 use super::token::{Reader, TokenKey, USER_DATA_BYTES, write_address};
 use crate::address::Key;
@@ -70,8 +71,7 @@ pub struct Gate {
     challenge_key: [u8; KEY],
     challenges: u64,
     sessions: HashMap<Key, Session, Keyed>,
-    pub(super) used: HashMap<[u8; TAG], Used, Keyed>,
-    pub(super) used_order: VecDeque<([u8; TAG], u64)>,
+    ledger: Box<dyn Ledger>,
     timers: TimerWheel<(Key, u64)>,
     stats: GateStats,
 }
@@ -144,11 +144,6 @@ struct Session {
     heard: Instant,
 }
 
-pub(super) struct Used {
-    by: Key,
-    serial: u64,
-}
-
 /// What a challenge carries to the client and back, encrypted.
 struct Challenge {
     address: SocketAddr,
@@ -165,6 +160,13 @@ impl Gate {
     /// A gate that nobody has passed yet.
     #[must_use]
     pub fn new(now: Instant, config: GateConfig) -> Self {
+        let ledger = Box::new(UsedTokens::new(config.tokens_max, config.seed));
+        Self::with_ledger(now, config, ledger)
+    }
+
+    /// The same, with a ledger that others use as well; [`GateConfig::tokens_max`] does not matter then.
+    #[must_use]
+    pub fn with_ledger(now: Instant, config: GateConfig, ledger: Box<dyn Ledger>) -> Self {
         let mut secret = Secret::new(config.seed);
         let mut challenge_key = [0; KEY];
         for part in challenge_key.chunks_mut(8) {
@@ -177,8 +179,7 @@ impl Gate {
             challenge_key,
             challenges: 0,
             sessions: HashMap::with_hasher(secret.table_key()),
-            used: HashMap::with_hasher(secret.table_key()),
-            used_order: VecDeque::new(),
+            ledger,
             timers,
             stats: GateStats::default(),
             config,
@@ -406,37 +407,25 @@ impl Gate {
         challenge: &Challenge,
         salts: [[u8; SALT]; 2],
     ) -> bool {
-        match self.used.get(&challenge.token) {
-            Some(used) if used.by == key && used.serial == challenge.serial => {
-                // The same response again: the client has not heard from us yet.
-                return self.sessions.get(&key).is_some_and(|session| session.serial == challenge.serial);
-            }
-            // A challenge that is older than the last one taken must not bring an old session, and with it its keys and
-            // numbers, back to life.
-            Some(used) if used.by != key || used.serial > challenge.serial => {
-                self.stats.refused_used += 1;
-                return false;
-            }
-            _ => {}
-        }
-        while let Some(&(token, expires_unix_s)) = self.used_order.front() {
-            if expires_unix_s > unix_s {
-                break;
-            }
-            self.used_order.pop_front();
-            self.used.remove(&token);
-        }
-        let is_known = self.used.contains_key(&challenge.token);
-        let has_session = self.sessions.contains_key(&key);
-        if !is_known && self.used.len() >= self.config.tokens_max
-            || !has_session && self.sessions.len() >= self.config.sessions_max
-        {
+        if !self.sessions.contains_key(&key) && self.sessions.len() >= self.config.sessions_max {
             self.stats.refused_full += 1;
             return false;
         }
-        self.used.insert(challenge.token, Used { by: key, serial: challenge.serial });
-        if !is_known {
-            self.used_order.push_back((challenge.token, challenge.expires_unix_s));
+        let claim =
+            Claim::new(challenge.token, challenge.address, challenge.serial, challenge.expires_unix_s);
+        match self.ledger.claim(unix_s, &claim) {
+            Verdict::Granted => {}
+            Verdict::Repeated => {
+                return self.sessions.get(&key).is_some_and(|session| session.serial == challenge.serial);
+            }
+            Verdict::Used => {
+                self.stats.refused_used += 1;
+                return false;
+            }
+            Verdict::Full => {
+                self.stats.refused_full += 1;
+                return false;
+            }
         }
         let [client_salt, server_salt] = &salts;
         let session = Session {

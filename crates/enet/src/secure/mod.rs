@@ -52,11 +52,13 @@
 
 mod entry;
 mod gate;
+mod ledger;
 mod seal;
 mod token;
 
 pub use entry::Entry;
 pub use gate::{Gate, GateConfig, GateStats, Identity};
+pub use ledger::{Claim, Ledger, UsedTokens, Verdict};
 pub use seal::SEAL_BYTES;
 pub use token::{Claims, ConnectToken, TokenError, TokenKey, USER_DATA_BYTES};
 

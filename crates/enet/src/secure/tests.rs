@@ -125,17 +125,44 @@ fn a_token_works_once() {
     assert_eq!((gate.stats().admitted, gate.stats().refused_used), (2, 2));
 }
 
+/// A ledger that nobody must come to.
+struct Untouched;
+
+impl Ledger for Untouched {
+    fn claim(&mut self, _: u64, claim: &Claim) -> Verdict {
+        panic!("{claim:?} was made")
+    }
+}
+
 #[test]
 fn strangers_leave_no_trace() {
-    let (mut gate, now) = (gate(), Instant::ZERO);
+    let now = Instant::ZERO;
+    let config = GateConfig { servers: vec![server()], ..GateConfig::new(key(), 1) };
+    let mut gate = Gate::with_ledger(now, config, Box::new(Untouched));
     let (mut out, mut scratch) = (Vec::new(), Vec::new());
     for n in 0..1_000 {
         // Genuine tokens, from addresses that never answer.
         assert!(Entry::new(now, &token(n), n.into()).poll_transmit(now, &mut out));
         assert!(matches!(gate.open(now, UNIX_S, client(n as u8), &out, &mut scratch), Opened::Answer(_)));
     }
-    assert_eq!((gate.session_count(), gate.used.len(), gate.used_order.len()), (0, 0, 0));
-    assert_eq!(gate.next_timeout(), None);
+    assert_eq!((gate.session_count(), gate.next_timeout()), (0, None));
+}
+
+#[test]
+fn full_tables_refuse_and_keep_the_token_good() {
+    let now = Instant::ZERO;
+    let limits =
+        GateConfig { servers: vec![server()], tokens_max: 2, sessions_max: 1, ..GateConfig::new(key(), 1) };
+    let mut gate = Gate::new(now, limits);
+    let let_in =
+        |gate: &mut Gate, seed, from| enter(gate, now, UNIX_S, from, &mut Entry::new(now, &token(seed), 1)).0;
+    assert!(let_in(&mut gate, 1, client(1)));
+    assert!(!let_in(&mut gate, 2, client(2)), "no session left");
+    gate.remove(client(1));
+    assert!(let_in(&mut gate, 2, client(2)));
+    gate.remove(client(2));
+    assert!(!let_in(&mut gate, 3, client(3)), "no room for another token");
+    assert_eq!((gate.stats().refused_full, gate.stats().refused_used), (2, 0));
 }
 
 #[test]

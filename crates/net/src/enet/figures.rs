@@ -1,6 +1,7 @@
 use throng_enet::secure::GateStats;
 use throng_enet::{Host, Stats};
 
+use super::guard::Guard;
 use crate::udp::{UdpPort, UdpStats};
 
 /// What hosts and their sockets do and hold, for metrics; those of several hosts can be added.
@@ -24,7 +25,7 @@ pub struct HostFigures {
 }
 
 impl HostFigures {
-    pub(super) fn of(host: &Host, udp: &UdpPort) -> Self {
+    pub(super) fn of(host: &Host, udp: &UdpPort, guard: &Guard) -> Self {
         Self {
             peers: host.peer_count(),
             half_open: host.half_open_count(),
@@ -32,7 +33,7 @@ impl HostFigures {
             queued_bytes: host.queued_bytes(),
             udp: *udp.stats(),
             enet: *host.stats(),
-            gate: GateStats::default(),
+            gate: guard.stats(),
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use throng_enet::secure::{ConnectToken, Entry, Gate, GateConfig, GateStats, Opened, SEAL_BYTES};
-use throng_enet::{Config, Host};
+use throng_enet::secure::{ConnectToken, Entry, Gate, GateConfig, GateStats, Identity, Opened, SEAL_BYTES};
+use throng_enet::{Config, Host, PeerId};
 use throng_stdx::Instant;
 
 use crate::udp::UdpPort;
@@ -25,11 +25,11 @@ pub(super) enum Guard {
 
 impl Guard {
     pub(super) fn gate(now: Instant, config: Option<GateConfig>) -> Self {
-        config.map_or(Self::None, |config| Self::Gate {
-            gate: Box::new(Gate::new(now, config)),
-            answers: Vec::new(),
-            scratch: Vec::new(),
-        })
+        config.map_or(Self::None, |config| Self::of(Gate::new(now, config)))
+    }
+
+    pub(super) fn of(gate: Gate) -> Self {
+        Self::Gate { gate: Box::new(gate), answers: Vec::new(), scratch: Vec::new() }
     }
 
     pub(super) fn entry(now: Instant, token: Option<&ConnectToken>, server: SocketAddr, seed: u128) -> Self {
@@ -135,6 +135,17 @@ impl Guard {
             Self::Gate { gate, .. } => gate.next_timeout(),
             Self::Entry { entry, .. } => entry.next_timeout(),
         }
+    }
+
+    /// Whom the token of a peer names; `None` without a gate, and for plain clients beside one.
+    pub(super) fn identity(&self, host: &Host, peer: PeerId) -> Option<Identity> {
+        let Self::Gate { gate, .. } = self else { return None };
+        gate.identity(host.peer(peer)?.address).copied()
+    }
+
+    /// Whether the server has not let this client in, and will not.
+    pub(super) fn is_refused(&self, now: Instant) -> bool {
+        matches!(self, Self::Entry { entry, .. } if entry.is_refused(now))
     }
 
     /// What the gate has done so far.

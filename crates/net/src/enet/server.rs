@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use throng_enet::secure::{Claim, Gate, GateConfig, Identity, Ledger, UsedTokens, Verdict};
 use throng_enet::{Bytes, Config, Delivery, Event, Host, Lane, PeerId, SendError};
 use throng_stdx::Instant;
 
+use super::guard::Guard;
 use super::{Endpoint, HostFigures, OpenError, Pacing, TOO_SLOW, entropy};
 use crate::clock::Clock;
 use crate::event_loop::Waker;
@@ -32,12 +34,21 @@ pub struct ServerOptions {
     pub pacing: Pacing,
     /// Events that may wait for the application, per shard.
     pub events_max: usize,
+    /// Admits only clients with a connect token, and encrypts everything; see [`secure`](super::secure). A token works
+    /// once, whichever shard it comes to. The seed in it does not matter: each shard draws its own. Default: plain ENet.
+    pub gate: Option<GateConfig>,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
         // A second of 10,000 players with six packets each.
-        Self { shards: 1, udp: UdpOptions::default(), pacing: Pacing::default(), events_max: 65_536 }
+        Self {
+            shards: 1,
+            udp: UdpOptions::default(),
+            pacing: Pacing::default(),
+            events_max: 65_536,
+            gate: None,
+        }
     }
 }
 
@@ -79,6 +90,8 @@ pub struct Server {
     shards: Vec<Shard>,
     /// Whose turn it is to be asked for events.
     turn: usize,
+    /// Who came with the event that was taken last.
+    identity: Option<Box<Identity>>,
 }
 
 /// The application's end of a shard.
@@ -86,14 +99,20 @@ struct Shard {
     shared: Arc<Shared>,
     waker: Waker,
     /// Taken over and not yet handed out.
-    events: VecDeque<Event>,
+    events: VecDeque<Told>,
     orders: Vec<Order>,
     thread: Option<JoinHandle<()>>,
 }
 
+/// An event, and with `Connected` whom the peer's token names.
+struct Told {
+    event: Event,
+    identity: Option<Box<Identity>>,
+}
+
 #[derive(Default)]
 struct Shared {
-    events: Mutex<VecDeque<Event>>,
+    events: Mutex<VecDeque<Told>>,
     orders: Mutex<Vec<Order>>,
     stats: Mutex<ServerStats>,
     stop: AtomicBool,
@@ -129,13 +148,15 @@ impl Server {
         let count = options.shards.max(1);
         let udp = UdpOptions { shared: count > 1 || options.udp.shared, ..options.udp.clone() };
         let (mut addr, mut endpoints) = (addr, Vec::new());
+        let gates = options.gate.as_ref().map(|gate| Gates::new(gate.clone())).transpose()?;
         // All sockets before the first datagram is read: their number decides where a peer goes.
         for _ in 0..count {
-            let endpoint = Endpoint::open(clock, addr, &udp, options.pacing, config(entropy()?))?;
+            let guard = gates.as_ref().map_or(Ok(Guard::None), |gates| gates.guard(clock.now()))?;
+            let endpoint = Endpoint::guarded(clock, addr, &udp, options.pacing, config(entropy()?), guard)?;
             addr = endpoint.port().local_addr();
             endpoints.push(endpoint);
         }
-        let mut server = Self { addr, shards: Vec::new(), turn: 0 };
+        let mut server = Self { addr, shards: Vec::new(), turn: 0, identity: None };
         for (index, endpoint) in endpoints.into_iter().enumerate() {
             let shared = Arc::new(Shared::default());
             let waker = endpoint.waker();
@@ -169,16 +190,24 @@ impl Server {
             if shard.events.is_empty() {
                 shard.fetch();
             }
-            let event = shard.events.pop_front();
+            let told = shard.events.pop_front();
             // One that always has more would keep the others from their turn.
             if shard.events.is_empty() {
                 self.turn = (index + 1) % self.shards.len();
             }
-            if let Some(event) = event {
+            if let Some(Told { event, identity }) = told {
+                self.identity = identity;
                 return Some((ServerPeer { shard: index as u16, peer: event.peer() }, event));
             }
         }
         None
+    }
+
+    /// Whom the peer's token names, if the event that was [taken](Self::poll_event) last is its `Connected`; `None` for
+    /// plain clients. It is for the game to keep.
+    #[must_use]
+    pub fn identity(&self) -> Option<&Identity> {
+        self.identity.as_deref()
     }
 
     /// Queues a packet for a peer. It is handed to the peer's shard by [`flush`](Self::flush), together with others. What
@@ -313,7 +342,7 @@ impl Worker {
         }
     }
 
-    fn turn(&mut self, fresh: &mut Vec<Event>) -> io::Result<()> {
+    fn turn(&mut self, fresh: &mut Vec<Told>) -> io::Result<()> {
         let waiting = lock(&self.shared.events).len();
         let room = self.events_max.saturating_sub(waiting);
         if room == 0 {
@@ -324,12 +353,14 @@ impl Worker {
             }
             self.counts.events_full += 1;
         }
-        self.endpoint.turn(None, |host| {
+        self.endpoint.turn_guarded(None, |host, guard| {
             // What does not fit stays with the host, within its limits.
             while fresh.len() < room
                 && let Some(event) = host.poll_event()
             {
-                fresh.push(event);
+                let is_new = matches!(event, Event::Connected { .. });
+                let identity = if is_new { guard.identity(host, event.peer()).map(Box::new) } else { None };
+                fresh.push(Told { event, identity });
             }
         })?;
         if fresh.len() == room {
@@ -372,6 +403,35 @@ impl Worker {
             },
             Order::Configure(change) => change(host),
         }
+    }
+}
+
+/// The gates of a server's shards, with the tokens that any of them has seen.
+struct Gates {
+    config: GateConfig,
+    used: SharedTokens,
+}
+
+/// Asked only when somebody gets in.
+#[derive(Clone)]
+struct SharedTokens(Arc<Mutex<UsedTokens>>);
+
+impl Ledger for SharedTokens {
+    fn claim(&mut self, unix_s: u64, claim: &Claim) -> Verdict {
+        lock(&self.0).claim(unix_s, claim)
+    }
+}
+
+impl Gates {
+    fn new(config: GateConfig) -> io::Result<Self> {
+        let used = UsedTokens::new(config.tokens_max, entropy()?);
+        Ok(Self { config, used: SharedTokens(Arc::new(Mutex::new(used))) })
+    }
+
+    fn guard(&self, now: Instant) -> io::Result<Guard> {
+        // Two gates with one seed would seal different challenges under the same key and nonce.
+        let config = GateConfig { seed: entropy()?, ..self.config.clone() };
+        Ok(Guard::of(Gate::with_ledger(now, config, Box::new(self.used.clone()))))
     }
 }
 
@@ -538,7 +598,8 @@ mod tests {
         // A name for the events that this test makes up; the shards themselves have nobody.
         let peer = Clients::connect(&server, 1).endpoint.host().peers().next().unwrap();
         let put = |server: &Server, shard: usize, data: u32| {
-            lock(&server.shards[shard].shared.events).push_back(Event::Connected { peer, data });
+            let told = Told { event: Event::Connected { peer, data }, identity: None };
+            lock(&server.shards[shard].shared.events).push_back(told);
         };
         put(&server, 0, 0);
         put(&server, 0, 1);

@@ -10,7 +10,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSlice};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,7 +30,7 @@ use crate::handler::{Accept, CloseCause, Flow, Handler, TimedOut};
 use crate::inbox;
 use crate::listener::{Admission, Permit, Rules};
 use crate::stats::LoopStats;
-use crate::udp::{UdpOptions, UdpPort};
+use crate::udp::{UdpOptions, UdpPort, any_address};
 
 /// Batches of 64 datagrams read from a socket per poll.
 const BATCHES_PER_POLL: usize = 8;
@@ -146,7 +146,7 @@ impl Enets {
     pub(crate) fn figures(&self) -> HostFigures {
         let mut sum = HostFigures::default();
         for (_, port) in &self.ports {
-            sum += HostFigures { gate: port.guard.stats(), ..HostFigures::of(&port.host, &port.udp) };
+            sum += HostFigures::of(&port.host, &port.udp, &port.guard);
         }
         sum
     }
@@ -221,15 +221,13 @@ impl Enets {
         if spec.tls.is_some() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "TLS does not exist for ENet"));
         }
-        let any: IpAddr =
-            if spec.addr.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let udp = UdpOptions {
             receive_buffer_bytes: CLIENT_BUFFER_BYTES,
             send_buffer_bytes: CLIENT_BUFFER_BYTES,
             segmentation: false,
             ..UdpOptions::default()
         };
-        let udp = UdpPort::bind(spec.bind.unwrap_or(SocketAddr::new(any, 0)), &udp)?;
+        let udp = UdpPort::bind(spec.bind.unwrap_or(any_address(spec.addr)), &udp)?;
         let config = Config {
             packet_bytes_max: PACKET_BYTES_MAX,
             peer_bytes_max: 4 * PACKET_BYTES_MAX,

@@ -14,7 +14,7 @@
 mod batch;
 
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use socket2::{Domain, Protocol, Socket, Type};
@@ -300,6 +300,14 @@ fn is_passing(error: &io::Error) -> bool {
         error.kind(),
         WouldBlock | Interrupted | ConnectionRefused | HostUnreachable | NetworkUnreachable
     ) || crate::sys::is_out_of_memory(error)
+}
+
+/// Any address and port from which `to` can be reached.
+pub(crate) fn any_address(to: SocketAddr) -> SocketAddr {
+    match to {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,110 @@
+//! Whose a datagram is, and what is in it. Spec: enet §9
+
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use super::{Host, Owner};
+use crate::address::Key;
+use crate::checksum::Crc32;
+use crate::config::MTU_MAX;
+use crate::peer::Flow;
+use crate::wire::{Command, Dialect, Header, PEER_ID_NONE};
+
+impl Host {
+    pub(super) fn find_owner(&mut self, from: SocketAddr, header: &Header) -> Option<Owner> {
+        let mut owner = self.by_local.get(&Key::new(from, header.peer_id)).copied();
+        if owner.is_none() && self.broadcasts > 0 {
+            owner = self.adopt_broadcast(from, header.peer_id);
+        }
+        let session = match owner? {
+            Owner::Peer(index) => {
+                let peer = self.slots[index as usize].peer.as_ref()?;
+                // Before the other side is known, there is no session to compare.
+                if peer.remote_id == PEER_ID_NONE { header.session } else { peer.session_in }
+            }
+            Owner::HalfOpen(index) => self.half_open.get_mut(index)?.names.session_in,
+        };
+        owner.filter(|_| session == header.session)
+    }
+
+    /// How the sender of a datagram writes headers. Spec: enet §18
+    pub(super) fn dialect(&mut self, from: SocketAddr, datagram: &[u8]) -> Dialect {
+        let Some(&[first, second]) = datagram.first_chunk() else { return Dialect::Stock };
+        let id = u16::from_be_bytes([first, second]) & PEER_ID_NONE;
+        if id == PEER_ID_NONE {
+            // Stock ENet has a sent time with every CONNECT, hence bit 15.
+            let is_csharp = first & 0xC0 == 0x40 && !self.ctx.config.checksum;
+            return if is_csharp { Dialect::CSharp } else { Dialect::Stock };
+        }
+        match self.by_local.get(&Key::new(from, id)).copied() {
+            Some(Owner::Peer(index)) => self.slots[index as usize].peer.as_ref().map(|peer| peer.dialect),
+            Some(Owner::HalfOpen(index)) => self.half_open.get_mut(index).map(|entry| entry.names.dialect),
+            None => self.closed.find(self.ctx.now_ms, from, id).map(|entry| entry.dialect),
+        }
+        .unwrap_or_default()
+    }
+
+    /// The first answer to an attempt at the broadcast address settles its address. Spec: enet §9.2
+    pub(super) fn adopt_broadcast(&mut self, from: SocketAddr, id: u16) -> Option<Owner> {
+        let everybody = SocketAddr::new(IpAddr::V4(Ipv4Addr::BROADCAST), from.port());
+        let &owner = self.by_local.get(&Key::new(everybody, id))?;
+        let Owner::Peer(index) = owner else { return None };
+        let peer = self.slots[index as usize].peer.as_deref_mut()?;
+        self.by_local.remove(&Key::new(everybody, id));
+        self.by_local.insert(Key::new(from, id), owner);
+        peer.address = from;
+        self.broadcasts -= 1;
+        Some(owner)
+    }
+
+    /// Undoes compression and checks the checksum; `None` when the datagram is to be dropped.
+    pub(super) fn open<'a>(
+        &mut self,
+        header: &Header,
+        header_bytes: &[u8],
+        payload: &'a [u8],
+        seed: [u8; 4],
+        unpacked: &'a mut Vec<u8>,
+        checksum: impl FnOnce() -> &'a [u8],
+    ) -> Option<&'a [u8]> {
+        let config = &mut self.ctx.config;
+        let commands = if header.compressed {
+            let checksum_len = if config.checksum { 4 } else { 0 };
+            let len_max = usize::from(MTU_MAX) - header_bytes.len() - checksum_len;
+            let is_sound = config
+                .compressor
+                .as_mut()
+                .is_some_and(|compressor| compressor.decompress(payload, len_max, unpacked).is_ok());
+            if !is_sound || unpacked.is_empty() || unpacked.len() > len_max {
+                self.ctx.stats.dropped_compression += 1;
+                return None;
+            }
+            &unpacked[..]
+        } else {
+            payload
+        };
+        if config.checksum {
+            let sum = Crc32::new().update(header_bytes).update(&seed).update(commands).finish();
+            if sum != checksum() {
+                self.ctx.stats.dropped_checksum += 1;
+                return None;
+            }
+        }
+        Some(commands)
+    }
+
+    pub(super) fn read_commands(&mut self, index: u32, mut commands: &[u8], sent_time: Option<u16>) {
+        let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { return };
+        peer.note_heard(self.ctx.now_ms);
+        while !commands.is_empty() {
+            let flow = Command::decode(commands).map_or(Flow::Stop, |(command, len)| {
+                commands = &commands[len..];
+                peer.handle_command(&mut self.ctx, &command, sent_time)
+            });
+            if flow == Flow::Stop {
+                self.ctx.stats.dropped_malformed += 1;
+                return;
+            }
+        }
+    }
+}
