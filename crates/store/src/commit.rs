@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use throng_ddc::{IoHash, Timestamp};
@@ -17,6 +18,8 @@ use crate::store::{Done, Durability, Store, StoreError, lock};
 const BATCH_BYTES: usize = 16 << 20;
 /// Changes that one write takes at most.
 const BATCH_LEN: usize = 4096;
+/// Time for which a batch may wait for as many changes as the one before it had.
+const GATHER_MAX: Duration = Duration::from_micros(500);
 /// The index follows the log also when this much was appended since: a start reads and hashes it again.
 const CHECKPOINT_LOG_BYTES: u64 = 1 << 30;
 
@@ -86,11 +89,14 @@ pub(crate) struct Queue {
     pub(crate) changes: Vec<(Change, Done)>,
     pub(crate) bytes: usize,
     pub(crate) closed: bool,
+    /// Who commits waits for so many.
+    wanted: usize,
 }
 
 impl Store {
     /// Commits what is queued, and checkpoints when it is time, until [`shut`](Store::shut) was called. For a thread.
     pub fn run(&self) {
+        let (mut last, mut took) = (0, Duration::ZERO);
         loop {
             {
                 let mut queue = lock(&self.queue);
@@ -98,10 +104,19 @@ impl Store {
                     if queue.closed {
                         return;
                     }
+                    queue.wanted = 1;
                     queue = self.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 }
+                // Whoever was answered together asks again together, more or less. A sync for the first of them alone would
+                // make all others wait for the one after it.
+                queue.wanted = last;
+                let patience = (took / 2).min(GATHER_MAX);
+                let few = |queue: &mut Queue| queue.changes.len() < last && !queue.closed;
+                drop(self.arrived.wait_timeout_while(queue, patience, few));
             }
-            self.commit();
+            let started = Instant::now();
+            last = self.commit_some();
+            took = started.elapsed();
         }
     }
 
@@ -135,16 +150,24 @@ impl Store {
 
     /// Commits everything that is queued, in batches. Returns how many changes there were.
     pub fn commit(&self) -> usize {
-        let mut count = 0;
+        let mut total = 0;
         loop {
-            let batch = self.take_batch();
-            if batch.is_empty() {
-                return count;
+            match self.commit_some() {
+                0 => return total,
+                count => total += count,
             }
-            count += batch.len();
-            let mut log = lock(&self.log);
-            self.commit_batch(&mut log, batch);
         }
+    }
+
+    /// Commits a batch. Returns how many changes there were.
+    fn commit_some(&self) -> usize {
+        let batch = self.take_batch();
+        if batch.is_empty() {
+            return 0;
+        }
+        let count = batch.len();
+        self.commit_batch(&mut lock(&self.log), batch);
+        count
     }
 
     pub(crate) fn submit(&self, change: Change, done: Done) {
@@ -167,9 +190,9 @@ impl Store {
         let bytes = change.payload_len() + 256;
         queue.bytes += bytes;
         queue.changes.push((change, done));
-        let first = queue.changes.len() == 1;
+        let enough = queue.changes.len() == queue.wanted;
         drop(queue);
-        if first {
+        if enough {
             self.arrived.notify_all();
         }
     }

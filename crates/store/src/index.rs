@@ -11,7 +11,7 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use redb::{Database, ReadableDatabase as _, StorageBackend, TableDefinition};
+use redb::{Database, ReadOnlyTable, ReadableDatabase as _, StorageBackend, TableDefinition};
 
 use crate::fs::File;
 
@@ -43,14 +43,17 @@ pub(crate) type Pair = (Box<[u8]>, Box<[u8]>);
 
 type Layer = BTreeMap<Box<[u8]>, Option<Box<[u8]>>>;
 
-#[derive(Default)]
 struct Layers {
     /// What was written since the last checkpoint began.
     fresh: Layer,
     fresh_bytes: usize,
     /// What a running checkpoint is writing. Empty when none runs.
     frozen: Arc<Layer>,
+    /// What earlier checkpoints wrote. Kept open: opening it costs more than a look into it.
+    written: Arc<Table>,
 }
+
+type Table = ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 pub(crate) struct Index {
     base: Database,
@@ -72,7 +75,9 @@ impl Index {
         write.open_table(ENTRIES).map_err(IndexError::from)?;
         write.open_table(POSITION).map_err(IndexError::from)?;
         write.commit().map_err(IndexError::from)?;
-        Ok(Index { base, layers: RwLock::default() })
+        let written = open_table(&base)?;
+        let layers = Layers { fresh: Layer::new(), fresh_bytes: 0, frozen: Arc::default(), written };
+        Ok(Index { base, layers: RwLock::new(layers) })
     }
 
     /// Up to where the log is contained; `None` if nothing ever was.
@@ -91,11 +96,9 @@ impl Index {
         if let Some(entry) = layers.fresh.get(key).or_else(|| layers.frozen.get(key)) {
             return Ok(entry.clone());
         }
-        // A checkpoint that ends after this unlocks leaves the entry in the base, where it is found.
+        let written = Arc::clone(&layers.written);
         drop(layers);
-        let read = self.base.begin_read().map_err(IndexError::from)?;
-        let table = read.open_table(ENTRIES).map_err(IndexError::from)?;
-        let found = table.get(key).map_err(IndexError::from)?;
+        let found = written.get(key).map_err(IndexError::from)?;
         Ok(found.map(|found| found.value().into()))
     }
 
@@ -112,9 +115,8 @@ impl Index {
             _ => Included(prefix),
         };
         let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
-        let read = self.base.begin_read().map_err(IndexError::from)?;
-        let table = read.open_table(ENTRIES).map_err(IndexError::from)?;
-        let mut base = table
+        let mut base = layers
+            .written
             .range::<&[u8]>((from, Unbounded))
             .map_err(IndexError::from)?
             .map(|entry| entry.map(|(key, value)| -> Pair { (key.value().into(), value.value().into()) }))
@@ -209,9 +211,19 @@ impl Index {
             table.insert((), value).map_err(IndexError::from)?;
         }
         write.commit().map_err(IndexError::from)?;
-        self.layers.write().unwrap_or_else(PoisonError::into_inner).frozen = Arc::default();
+        let written = open_table(&self.base)?;
+        let mut layers = self.layers.write().unwrap_or_else(PoisonError::into_inner);
+        let done = (std::mem::take(&mut layers.frozen), std::mem::replace(&mut layers.written, written));
+        drop(layers);
+        // Dropping them takes a while, in which others may read.
+        drop((frozen, done));
         Ok(())
     }
+}
+
+fn open_table(base: &Database) -> Result<Arc<Table>, IndexError> {
+    let read = base.begin_read().map_err(IndexError::from)?;
+    Ok(Arc::new(read.open_table(ENTRIES).map_err(IndexError::from)?))
 }
 
 #[derive(Debug)]

@@ -49,12 +49,48 @@ pub(crate) struct Log {
     /// Where the next record goes.
     end: u64,
     sequence: u64,
-    segment_bytes_max: u64,
+    room: Room,
     /// Bytes that were written since the last sync.
     unsynced: bool,
     /// Headers, keys and values of a batch.
     heads: Vec<u8>,
 }
+
+/// What is prepared behind the end of the log, where a reader finds zeros and with them the end.
+///
+/// A write that extends a file is durable only with its new size, which the file system's own journal has to record: that
+/// takes several times as long as to overwrite what is there. So space is reserved in large steps, and small batches, which
+/// would otherwise spend most of their time so, find zeros that were written with an earlier one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    /// A segment is closed when it is this long.
+    pub(crate) segment_bytes_max: u64,
+    /// Bytes that are reserved at a time.
+    pub(crate) reserve_bytes: u64,
+    /// Zeros that are written at a time, behind a small batch that ends where there are none.
+    pub(crate) zero_bytes: u64,
+    /// Up to where space is reserved.
+    reserved: u64,
+    /// Up to where zeros are written.
+    zeroed: u64,
+    /// Small batches since the last large one.
+    small: u32,
+}
+
+impl Room {
+    pub(crate) fn new(segment_bytes_max: u64, reserve_bytes: u64, zero_bytes: u64) -> Room {
+        let reserve_bytes = reserve_bytes.min(segment_bytes_max);
+        Room { segment_bytes_max, reserve_bytes, zero_bytes, reserved: 0, zeroed: 0, small: 0 }
+    }
+}
+
+/// A batch that is longer finds no zeros: writing them would cost more than it spares.
+const SMALL_BATCH_BYTES: u64 = 48 << 10;
+/// So many small batches in a row let expect more. Where blobs lie between refs, most zeros would be overwritten by blobs,
+/// which need none.
+const SMALL_BATCHES: u32 = 4;
+/// Zeros to write from.
+static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
 impl Log {
     /// Reads the log from `from`, gives every record to `apply` and opens a new segment behind it.
@@ -64,7 +100,7 @@ impl Log {
     pub(crate) fn open(
         fs: Arc<dyn Fs>,
         from: Position,
-        segment_bytes_max: u64,
+        room: Room,
         apply: &mut dyn FnMut(Found),
     ) -> io::Result<Log> {
         let mut sequence = from.sequence.max(1);
@@ -85,21 +121,25 @@ impl Log {
                 apply(found);
             }
             if offset < len {
-                tracing::info!(segment, cut = len - offset, "the log ended in the middle of a write");
+                tracing::debug!(
+                    segment,
+                    cut = len - offset,
+                    "what follows the last record of the log is cut off"
+                );
                 file.set_len(offset)?;
                 file.sync()?;
             }
         }
         let segment = segments.last().map_or(FIRST, |last| last + 1);
         let file = create(&*fs, segment)?;
-        Ok(Log { fs, file, segment, end: 0, sequence, segment_bytes_max, unsynced: false, heads: Vec::new() })
+        Ok(Log { fs, file, segment, end: 0, sequence, room, unsynced: false, heads: Vec::new() })
     }
 
     /// Appends `entries`; gives where their payloads are. Durable after the next [`sync`](Log::sync).
     ///
     /// On an error nothing was appended, unless that cannot be arranged: then [`AppendError::broken`].
     pub(crate) fn append(&mut self, entries: &[Entry]) -> Result<Vec<Option<Place>>, AppendError> {
-        if self.end >= self.segment_bytes_max {
+        if self.end >= self.room.segment_bytes_max {
             self.roll().map_err(|source| AppendError { source, broken: false })?;
         }
         self.heads.clear();
@@ -136,12 +176,24 @@ impl Log {
         }
         let total: u64 = parts.iter().map(|part| part.len() as u64).sum();
         self.unsynced = true;
+        let end = self.end + total;
+        if end > self.room.reserved && self.room.reserve_bytes > 0 {
+            self.file.reserve(self.end, total + self.room.reserve_bytes);
+            self.room.reserved = end + self.room.reserve_bytes;
+        }
+        self.room.small = if total <= SMALL_BATCH_BYTES { self.room.small + 1 } else { 0 };
+        if end > self.room.zeroed && self.room.small >= SMALL_BATCHES {
+            let zeros = &ZEROS[..ZEROS.len().min(self.room.zero_bytes as usize)];
+            self.room.zeroed = end + zeros.len() as u64;
+            parts.push(IoSlice::new(zeros));
+        }
         if let Err(source) = self.file.write_at(&parts, self.end) {
             // What was written in part must not be found behind what is written next.
             let broken = self.file.set_len(self.end).is_err();
+            (self.room.reserved, self.room.zeroed) = (self.end, self.end);
             return Err(AppendError { source, broken });
         }
-        self.end += total;
+        self.end = end;
         self.sequence += entries.len() as u64;
         Ok(places)
     }
@@ -163,8 +215,23 @@ impl Log {
     fn roll(&mut self) -> io::Result<()> {
         self.sync()?;
         let file = create(&*self.fs, self.segment + 1)?;
+        self.give_room_back();
         (self.file, self.segment, self.end) = (file, self.segment + 1, 0);
+        (self.room.reserved, self.room.zeroed) = (0, 0);
         Ok(())
+    }
+
+    /// Cuts off what was prepared and is not needed. If that is lost, a start does it again.
+    fn give_room_back(&self) {
+        if let Err(error) = self.file.set_len(self.end) {
+            tracing::warn!(%error, "the space behind a full segment of the log is not given back");
+        }
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.give_room_back();
     }
 }
 

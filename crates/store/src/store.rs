@@ -15,7 +15,7 @@ use crate::events;
 use crate::fs::{File, Fs};
 use crate::index::{Index, IndexError};
 use crate::key::{self, RefValue};
-use crate::log::{self, Log};
+use crate::log::{self, Log, Room};
 use crate::plan::index_entry;
 use crate::quota::{Quotas, Sizes};
 
@@ -38,6 +38,11 @@ pub struct Options {
     pub inline_bytes_max: usize,
     /// A segment of the log is closed when it is this long.
     pub segment_bytes_max: u64,
+    /// Space that is reserved for the log and for large blobs at a time; 0 for none.
+    pub reserve_bytes: u64,
+    /// Zeros that are written ahead of small changes, at most 1 MiB; 0 for none. To overwrite them is durable several times
+    /// sooner than to make a file longer.
+    pub zero_bytes: u64,
     /// The index follows the log when this much is in memory only; also what a start may have to read again, without the
     /// blobs among it.
     pub checkpoint_bytes: usize,
@@ -55,6 +60,8 @@ impl Default for Options {
             durability: Durability::Sync,
             inline_bytes_max: 64 << 10,
             segment_bytes_max: 256 << 20,
+            reserve_bytes: 32 << 20,
+            zero_bytes: 1 << 20,
             checkpoint_bytes: 16 << 20,
             index_cache_bytes: 32 << 20,
             queue_bytes_max: 128 << 20,
@@ -218,7 +225,8 @@ impl Store {
             Err(error) => return Err(error.into()),
         };
         let from = index.position()?.unwrap_or_default();
-        let log = Log::open(Arc::clone(&fs), from, options.segment_bytes_max, &mut |found| {
+        let room = Room::new(options.segment_bytes_max, options.reserve_bytes, options.zero_bytes);
+        let log = Log::open(Arc::clone(&fs), from, room, &mut |found| {
             index.apply([index_entry(found)]);
         })?;
         let newest_bucket = index.get(events::NEWEST)?;

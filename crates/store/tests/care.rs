@@ -179,7 +179,8 @@ fn a_real_folder_keeps_everything_over_a_restart() {
 }
 
 fn open(fs: Arc<dyn Fs>, segment_bytes_max: u64) -> Arc<Store> {
-    let options = Options { segment_bytes_max, index_cache_bytes: 1 << 18, ..Options::default() };
+    let small = Options { segment_bytes_max, index_cache_bytes: 1 << 18, ..Options::default() };
+    let options = Options { reserve_bytes: 0, zero_bytes: 0, ..small };
     Store::open(fs, options).expect("the store opens")
 }
 

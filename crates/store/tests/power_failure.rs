@@ -77,6 +77,8 @@ fn open(disk: &Disk) -> Arc<Store> {
     let options = Options {
         inline_bytes_max: 64,
         segment_bytes_max: 20_000,
+        reserve_bytes: 8_000,
+        zero_bytes: 3_000,
         index_cache_bytes: 1 << 16,
         ..Options::default()
     };
