@@ -1,10 +1,10 @@
-# A chat room for Godot 3 over ENet: enters it, or opens it when there is none, says one line and prints what is said
-# until somebody says "bye". The gateway needs an ENet listener and the schema fixtures/proto/chat.proto (README.md).
+# Godot 3 over ENet: joins a room of a mode; when it is full the match begins: says one line in its channel and prints what
+# is said there until somebody says "bye". docs/how-to/connect-a-client.md starts the gateway.
 #
-#     godot3-server -s chat.gd -- 127.0.0.1:12110 alice lobby hello
+#     godot3-server -s chat.gd -- 127.0.0.1:12110 alice party hello
 extends SceneTree
 
-enum { AUTH = 1, CREATE = 3, LIST = 5, SUBSCRIBE = 6, UPDATE = 8 }
+enum { AUTH = 1, SUBSCRIBE = 6, UPDATE = 8, MATCHMAKING = 110, JOIN_RANDOM_ROOM = 30 }
 
 var enet = NetworkedMultiplayerENet.new()
 var words
@@ -53,25 +53,26 @@ func send(channel, type, body):
 	var packet = bytes(1, number(1, channel) + number(3, 1) + number(4, type) + bytes(5, body))
 	enet.put_packet(PoolByteArray([0x43, 0x48, packet.size() >> 8, packet.size() & 255, 0]) + packet)
 
-# google.protobuf.Any with the room's data of one line.
+# google.protobuf.Any with data of one line.
 func line(sender, content):
 	var data = bytes(1, text(1, sender) + text(3, content))
 	return text(1, "type.googleapis.com/chatpb.ChatChannelData") + bytes(2, data)
 
-func handle(channel, type, body):
-	var options = number(1, 2) + number(3, 50) + number(5, 0) # write access, every 50 ms, own updates too
+func handle(type, body):
 	if type == AUTH:
 		conn = field(body, 2, 0)
-		send(0, LIST, number(1, 3) + text(2, words[2]))
-	elif type == LIST:
-		var found = field(body, 1, null)
-		if found != null:
-			send(field(found, 1, 0), SUBSCRIBE, number(1, conn) + bytes(2, options))
-		else:
-			var data = bytes(4, line("room", "it is open")) + bytes(5, number(2, 100) + number(3, 1))
-			send(0, CREATE, number(1, 3) + text(2, words[2]) + bytes(3, options) + data)
-	elif type == SUBSCRIBE and field(body, 1, 0) == conn:
-		send(channel, UPDATE, bytes(1, line(words[1], words[3])))
+		var join = bytes(1, PoolByteArray()) + bytes(2, text(1, words[2])) # The gateway fills in who asks.
+		send(0, MATCHMAKING, number(1, JOIN_RANDOM_ROOM) + bytes(2, join))
+	elif type == MATCHMAKING:
+		var event = field(body, 2) # of a message that the gateway passes on
+		var channel = field(event, 6, 0)
+		if field(event, 2, 0) != 0:
+			print("refused: " + field(field(event, 3), 1).get_string_from_utf8())
+			is_over = true
+		elif channel != 0 and field(event, 7, 0) == 1:
+			# The gateway has subscribed us; this asks for our own lines as well.
+			send(channel, SUBSCRIBE, number(1, conn) + bytes(2, number(1, 2) + number(3, 50) + number(5, 0)))
+			send(channel, UPDATE, bytes(1, line(words[1], words[3])))
 	elif type == UPDATE:
 		for pair in fields(field(field(body, 1), 2)):
 			var content = field(pair[1], 3).get_string_from_utf8()
@@ -92,7 +93,7 @@ func _init():
 			while packet.size() > 5:
 				var size = packet[2] << 8 | packet[3]
 				for entry in fields(packet.subarray(5, 4 + size)):
-					handle(field(entry[1], 1, 0), field(entry[1], 4, 0), field(entry[1], 5))
+					handle(field(entry[1], 4, 0), field(entry[1], 5))
 				packet = packet.subarray(5 + size, -1) if packet.size() > 5 + size else PoolByteArray()
 		OS.delay_msec(5)
 	quit()

@@ -38,7 +38,7 @@ extern "C" {
 #endif
 
 /* Version of this interface: rises by one with every addition; nothing is removed or changed. */
-#define THRONG_ABI_VERSION 1
+#define THRONG_ABI_VERSION 2
 
 typedef struct throng_client throng_client;
 
@@ -75,7 +75,12 @@ enum {
     THRONG_EVENT_OWNER_RECOVERED = 14,/* channel */
     THRONG_EVENT_REQUEST_FAILED = 15, /* request, code (1 = no answer in time, 2 = the connection ended) */
     THRONG_EVENT_DISCONNECTED = 16,   /* text (why); it is tried again, THRONG_EVENT_AUTHENTICATED follows */
-    THRONG_EVENT_OTHER = 17           /* request, channel, msg_type, broadcast, data */
+    THRONG_EVENT_OTHER = 17,          /* request, channel, msg_type, broadcast, data */
+    THRONG_EVENT_MATCHMAKING = 18,    /* answer of the matcher: request, msg_type (method), code (0 = done, else its
+                                         status), text (why not), data (the answer) */
+    THRONG_EVENT_NOTICE = 19,         /* the matcher tells: msg_type (kind), text (name of the kind), data */
+    THRONG_EVENT_MATCHED = 20,        /* a match begins, this player is subscribed to it: channel, text (room) */
+    THRONG_EVENT_UNMATCHED = 21       /* it is over for this player: channel, text (room) */
 };
 
 enum { THRONG_CLIENT = 0, THRONG_SERVER = 1 };
@@ -189,6 +194,17 @@ int32_t throng_send(const throng_client *client, uint32_t channel, uint32_t msg_
 /* As a server, sends a message to those whom `broadcast` (THRONG_TO_...) selects; conn is the one of THRONG_TO_ONE. */
 int32_t throng_forward(const throng_client *client, uint32_t channel, uint32_t broadcast, uint32_t msg_type,
                        uint32_t conn, const uint8_t *data, size_t size);
+
+/* As a player, joins a room of a mode that has a place, or opens one. THRONG_EVENT_MATCHMAKING answers; when the room is
+ * full THRONG_EVENT_MATCHED names the channel. */
+int32_t throng_join_random_room(const throng_client *client, const char *mode, uint32_t *request);
+
+/* As a player, waits in a queue for a match by its rules; answered and followed by the same events. */
+int32_t throng_join_queue(const throng_client *client, const char *queue, uint32_t *request);
+
+/* As a player, calls any method of the matcher that players may call: its number and its request, in protobuf. */
+int32_t throng_matchmake(const throng_client *client, uint16_t method, const uint8_t *data, size_t size,
+                         uint32_t *request);
 
 /* Asks the gateway to close another connection. Not answered. */
 int32_t throng_disconnect(const throng_client *client, uint32_t conn);

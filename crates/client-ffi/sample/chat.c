@@ -1,9 +1,9 @@
 /*
- * A chat room: enters it, or opens it when there is none, says one line and prints what is said until somebody says
- * "bye". The gateway needs the schema fixtures/proto/chat.proto.
+ * Joins a room of a mode; when it is full the match begins: says one line in its channel and prints what is said there
+ * until somebody says "bye". docs/how-to/connect-a-client.md starts the gateway.
  *
  *     cc chat.c -I../include -L../../../target/release -lthrong_client_ffi -o chat
- *     ./chat 127.0.0.1:12108 alice lobby "hello"
+ *     ./chat 127.0.0.1:12108 alice party "hello"
  */
 #define _POSIX_C_SOURCE 200809L /* strnlen */
 #include <stdio.h>
@@ -55,29 +55,24 @@ static int print_lines(const uint8_t *at, size_t size, int depth) {
 }
 
 int main(int argc, char **argv) {
-    const char *name = argc > 2 ? argv[2] : "alice", *room = argc > 3 ? argv[3] : "lobby";
+    const char *name = argc > 2 ? argv[2] : "alice", *mode = argc > 3 ? argv[3] : "party";
     throng_options options = {.size = sizeof options, .endpoint = argc > 1 ? argv[1] : "127.0.0.1:12108", .pit = name};
     throng_client *client;
     if (throng_connect(&options, &client) != THRONG_OK) return fprintf(stderr, "%s\n", throng_error()), 1;
 
-    throng_subscription write = {.size = sizeof write, .access = THRONG_ACCESS_WRITE, .interval_ms = 50, .receive_own = 1};
+    throng_subscription own = {.size = sizeof own, .access = THRONG_ACCESS_WRITE, .interval_ms = 50, .receive_own = 1};
     uint8_t bytes[256];
-    uint32_t channel = 0, request;
-    int done = throng_list(client, THRONG_CHANNEL_SUBWORLD, room, &request) != THRONG_OK;
+    int done = throng_join_random_room(client, mode, NULL) != THRONG_OK;
     throng_event event;
     while (!done && throng_poll(client, 1000, &event) >= 0) {
-        if (event.kind == THRONG_EVENT_LISTED && channel == 0) {
-            channel = event.channel;
-            throng_subscribe(client, channel, 0, &write, &request);
-        } else if (event.kind == THRONG_EVENT_LIST_END && channel == 0) {
-            throng_create create = {.size = sizeof create, .channel_type = THRONG_CHANNEL_SUBWORLD, .metadata = room,
-                                    .data_type = CHAT, .data = bytes, .data_size = line(bytes, "room", "it is open"),
-                                    .list_size_limit = 100, .truncate_top = 1, .subscription = write};
-            throng_create_channel(client, &create, &request);
-        } else if (event.kind == THRONG_EVENT_SUBSCRIBED && event.conn == throng_conn(client)) {
-            channel = event.channel;
-            throng_update(client, channel, CHAT, bytes, line(bytes, name, argc > 4 ? argv[4] : "hello"));
-        } else if (event.kind == THRONG_EVENT_UPDATE && event.channel == channel) {
+        if (event.kind == THRONG_EVENT_MATCHMAKING && event.code != 0) {
+            printf("refused: %s\n", event.text);
+            done = 1;
+        } else if (event.kind == THRONG_EVENT_MATCHED) {
+            /* The gateway has subscribed us; this asks for our own lines as well. */
+            throng_subscribe(client, event.channel, 0, &own, NULL);
+            throng_update(client, event.channel, CHAT, bytes, line(bytes, name, argc > 4 ? argv[4] : "hello"));
+        } else if (event.kind == THRONG_EVENT_UPDATE) {
             done = print_lines(event.data, event.data_size, 0);
         } else if (event.kind == THRONG_EVENT_DISCONNECTED) {
             printf("connection lost (%s), trying again\n", event.text);

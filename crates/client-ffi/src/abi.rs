@@ -3,7 +3,7 @@
 
 use std::ffi::c_char;
 
-pub const THRONG_ABI_VERSION: u32 = 1;
+pub const THRONG_ABI_VERSION: u32 = 2;
 
 pub const THRONG_OK: i32 = 0;
 pub const THRONG_ERROR_ARGUMENT: i32 = -1;
@@ -33,6 +33,10 @@ pub const THRONG_EVENT_OWNER_RECOVERED: u32 = 14;
 pub const THRONG_EVENT_REQUEST_FAILED: u32 = 15;
 pub const THRONG_EVENT_DISCONNECTED: u32 = 16;
 pub const THRONG_EVENT_OTHER: u32 = 17;
+pub const THRONG_EVENT_MATCHMAKING: u32 = 18;
+pub const THRONG_EVENT_NOTICE: u32 = 19;
+pub const THRONG_EVENT_MATCHED: u32 = 20;
+pub const THRONG_EVENT_UNMATCHED: u32 = 21;
 
 pub const THRONG_CLIENT: u32 = 0;
 pub const THRONG_SERVER: u32 = 1;

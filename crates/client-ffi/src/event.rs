@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ffi::CString;
 
 use bytes::Bytes;
-use throng_client::{AuthOutcome, Event, Kind, RequestFailure, RequestId};
+use throng_client::{AuthOutcome, CallError, Event, Kind, MatchmakingEvent, RequestFailure, RequestId};
 
 use crate::abi::*;
 
@@ -143,6 +143,7 @@ impl Inbox {
                 data: payload,
                 ..Flat::default()
             },
+            Event::Matchmaking { request, event } => matchmaking(number(request), event),
             Event::PeerAuthenticated { conn, outcome, recovering } => Flat {
                 kind: THRONG_EVENT_PEER,
                 conn: conn.0,
@@ -186,6 +187,42 @@ impl Inbox {
             _ => return,
         };
         self.waiting.push_back(flat);
+    }
+}
+
+fn matchmaking(request: u32, event: MatchmakingEvent) -> Flat {
+    match event {
+        MatchmakingEvent::Answered { method, result } => {
+            let (code, why, data) = match result {
+                Ok(body) => (0, String::new(), body),
+                Err(error) => (status(&error), error.to_string(), Bytes::new()),
+            };
+            let (text, msg_type) = (text(&why), method.into());
+            Flat { kind: THRONG_EVENT_MATCHMAKING, request, msg_type, code, text, data, ..Flat::default() }
+        }
+        MatchmakingEvent::Notice(notice) => Flat {
+            kind: THRONG_EVENT_NOTICE,
+            msg_type: notice.kind,
+            text: text(notice.name()),
+            data: notice.body.clone(),
+            ..Flat::default()
+        },
+        MatchmakingEvent::Entered { room, channel } => {
+            Flat { kind: THRONG_EVENT_MATCHED, channel: channel.0, text: text(&room), ..Flat::default() }
+        }
+        MatchmakingEvent::Left { room, channel } => {
+            Flat { kind: THRONG_EVENT_UNMATCHED, channel: channel.0, text: text(&room), ..Flat::default() }
+        }
+        // What a later library may say.
+        _ => Flat::default(),
+    }
+}
+
+/// The matcher's status, or 1 for an answer that did not come or cannot be read.
+fn status(error: &CallError) -> u32 {
+    match error {
+        CallError::Refused { status, .. } => *status as u32,
+        _ => 1,
     }
 }
 

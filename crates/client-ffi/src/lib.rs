@@ -25,7 +25,8 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
 use throng_client::{
     Access, Backoff, ChannelId, ChannelType, Client, ConnId, ConnectError, CreateChannel, Endpoint, Events,
-    MergeOptions, RequestError, RequestId, SendError, SessionConfig, SubscribeOptions, tls_trusting,
+    MatchmakingRequest, MergeOptions, RequestError, RequestId, SendError, SessionConfig, SubscribeOptions,
+    tls_trusting,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -345,6 +346,62 @@ pub unsafe extern "C" fn throng_forward(
         };
         // SAFETY: by contract null or a live client.
         unsafe { tell(client, operation) }
+    })
+}
+
+/// Joins a room of a mode.
+///
+/// # Safety
+/// See the [crate](self).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn throng_join_random_room(
+    client: *const ThrongClient,
+    mode: *const c_char,
+    request: *mut u32,
+) -> i32 {
+    run(|| {
+        // SAFETY: by contract null or a zero-terminated text.
+        let ask = MatchmakingRequest::join_random_room(unsafe { text(mode, "mode") }?);
+        // SAFETY: by contract null or valid.
+        unsafe { submit(client, request, move |s, now| s.matchmake(now, &ask)) }
+    })
+}
+
+/// Waits in a queue.
+///
+/// # Safety
+/// See the [crate](self).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn throng_join_queue(
+    client: *const ThrongClient,
+    queue: *const c_char,
+    request: *mut u32,
+) -> i32 {
+    run(|| {
+        // SAFETY: by contract null or a zero-terminated text.
+        let ask = MatchmakingRequest::join_queue(unsafe { text(queue, "queue") }?);
+        // SAFETY: by contract null or valid.
+        unsafe { submit(client, request, move |s, now| s.matchmake(now, &ask)) }
+    })
+}
+
+/// Asks the matcher behind the gateway.
+///
+/// # Safety
+/// See the [crate](self).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn throng_matchmake(
+    client: *const ThrongClient,
+    method: u16,
+    data: *const u8,
+    size: usize,
+    request: *mut u32,
+) -> i32 {
+    run(|| {
+        // SAFETY: by contract valid for the size.
+        let ask = MatchmakingRequest { method, body: unsafe { bytes(data, size) }? };
+        // SAFETY: by contract null or valid.
+        unsafe { submit(client, request, move |s, now| s.matchmake(now, &ask)) }
     })
 }
 

@@ -5,11 +5,13 @@ use std::hash::BuildHasher as _;
 use std::time::Duration;
 
 use throng_stdx::{Instant, Rng};
+use throng_wire::matcher::Reader;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::event::{
     AuthOutcome, ChannelEntry, ChannelId, ChannelType, CloseReason, ConnId, Event, RequestFailure, RequestId,
 };
+use crate::matcher::{CallError, MatchmakingEvent, MatchmakingRequest};
 use crate::options::{CreateChannel, SubscribeOptions};
 use crate::session::{SendError, Session, SessionConfig};
 use crate::transport::{self, Endpoint, OpenError, Pipe};
@@ -76,6 +78,9 @@ pub enum RequestError {
     /// The connection ended first.
     #[error("connection ended before the answer")]
     Closed,
+    /// The matcher behind the gateway refused.
+    #[error(transparent)]
+    Matcher(#[from] CallError),
     /// The answer is of another kind than the request asks for.
     #[error("the gateway answered with something else")]
     Unexpected,
@@ -261,6 +266,37 @@ impl Client {
             self.request(move |session, now| session.subscribe(now, channel, conn, &options)).await?;
         match answer {
             Event::Subscribed { options, .. } => Ok(options),
+            _ => Err(RequestError::Unexpected),
+        }
+    }
+
+    /// As a player, joins a room of a mode that has a place, or opens one. When the room is full the match begins: the
+    /// gateway subscribes this player to its channel and says [`MatchmakingEvent::Entered`].
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub async fn join_random_room(&self, mode: &str) -> Result<(), RequestError> {
+        self.matchmake(MatchmakingRequest::join_random_room(mode)).await.map(drop)
+    }
+
+    /// As a player, waits in a queue for a match by its rules, as [`join_random_room`](Self::join_random_room) does for
+    /// a full room. Returns the ticket.
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub async fn join_queue(&self, queue: &str) -> Result<String, RequestError> {
+        let answer = self.matchmake(MatchmakingRequest::join_queue(queue)).await?;
+        let ticket = Reader::new(&answer).and_then(|body| Ok(body.nested(1)?.str(1)?.to_owned()));
+        ticket.map_err(|_| RequestError::Unexpected)
+    }
+
+    /// As a player, asks the matcher behind the gateway anything that players may ask; returns the body of the answer.
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub async fn matchmake(&self, ask: MatchmakingRequest) -> Result<bytes::Bytes, RequestError> {
+        match self.request(move |session, now| session.matchmake(now, &ask)).await? {
+            Event::Matchmaking { event: MatchmakingEvent::Answered { result, .. }, .. } => Ok(result?),
             _ => Err(RequestError::Unexpected),
         }
     }

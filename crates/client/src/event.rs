@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use throng_wire::channeldpb as pb;
 
+use crate::matcher::MatchmakingEvent;
 use crate::options::SubscribeOptions;
 
 /// Id of a connection; 0 stands for none.
@@ -293,6 +294,13 @@ pub enum Event {
         /// The body.
         payload: Bytes,
     },
+    /// To players: what the matcher behind the gateway says.
+    Matchmaking {
+        /// The request that this answers.
+        request: Option<RequestId>,
+        /// What it says.
+        event: MatchmakingEvent,
+    },
     /// To the owner of GLOBAL: somebody else's authentication.
     PeerAuthenticated {
         /// The connection.
@@ -351,6 +359,7 @@ impl Event {
             | Event::ChannelList { request, .. }
             | Event::Subscribed { request, .. }
             | Event::Unsubscribed { request, .. }
+            | Event::Matchmaking { request, .. }
             | Event::Other { request, .. } => *request,
             Event::RequestFailed { request, .. } => Some(*request),
             _ => None,

@@ -18,6 +18,7 @@ use outbox::Outbox;
 use crate::event::{
     ChannelId, ChannelType, CloseReason, ConnId, Event, Kind, RecoveredChannel, RequestFailure, RequestId,
 };
+use crate::matcher::{MATCHMAKING, MatchmakingRequest};
 use crate::options::{CreateChannel, SubscribeOptions};
 
 /// Message numbers below 100, as the gateway protocol defines them (spec §3.2).
@@ -568,6 +569,14 @@ impl Session {
         let head = MessagePack { channel_id: channel.0, broadcast, stub_id, msg_type, body: &[] };
         let len = throng_wire::forward_entry_len(&head, client.0, payload.len());
         self.queue(len, |out| throng_wire::write_forward_entry(out, &head, client.0, payload))
+    }
+
+    /// As a player, asks the matcher behind the gateway; answered by [`Event::Matchmaking`].
+    ///
+    /// # Errors
+    /// See [`SendError`].
+    pub fn matchmake(&mut self, now: Instant, ask: &MatchmakingRequest) -> Result<RequestId, SendError> {
+        self.request_raw(now, ChannelId::GLOBAL, MATCHMAKING, &ask.to_bytes())
     }
 
     /// Asks the gateway to close another connection (spec §4.6). Not answered.

@@ -12,7 +12,7 @@ use throng_gateway::data::Schemas;
 use throng_gateway::{ConnKind, Framing, Shard, ShardIndex};
 use throng_http::{Access, ServeOptions};
 use throng_net::{Clock, EventLoop, ListenerKey, ListenerSpec, TlsAcceptor, WsPolicy, kcp};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use crate::auth::{self, Logins};
 use crate::config::{Changes, Config, Listener, Problems, Settings};
@@ -31,6 +31,8 @@ use crate::{ddc, gateway_config, matcher, matchmaking, process, schemas, service
 const AUTOMATIC_SHARDS_MAX: usize = 8;
 /// Part of the shutdown time that is left for the log, recordings and the admin listener.
 const SHUTDOWN_RESERVE: Duration = Duration::from_millis(500);
+/// The link between players and the matcher of this process takes milliseconds.
+const LINK_PATIENCE: Duration = Duration::from_secs(2);
 /// Time a peer has to close its side after everything was sent to it.
 const LINGER: Duration = Duration::from_secs(2);
 /// Stack of a shard thread. Merging recursive messages goes 64 levels deep at most.
@@ -259,7 +261,12 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     };
     running.serve_admin(admin);
     if let (Some(plan), Some(runtime)) = (matchmaking, &running.runtime) {
-        runtime.spawn(matchmaking::run(plan));
+        let (up, is_up) = oneshot::channel();
+        runtime.spawn(matchmaking::run(plan, up));
+        // Players who come at once find the matcher of this process there; one that is elsewhere may come later.
+        if running.matcher.is_some() {
+            let _ = runtime.block_on(async { tokio::time::timeout(LINK_PATIENCE, is_up).await });
+        }
     }
     running.watch.set_ready(true);
     Ok(running)

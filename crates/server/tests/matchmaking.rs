@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use throng_client::{
-    CallError, ChannelId, Client, Endpoint, Event, Events, MATCHMAKING, Matcher, MatcherConfig,
-    MatchmakingEvent, MatchmakingRequest, SessionConfig,
+    CallError, ChannelId, Client, Endpoint, Event, Events, Matcher, MatcherConfig, MatchmakingEvent,
+    MatchmakingRequest, RequestError, SessionConfig,
 };
 use throng_server::config::Loader;
 use throng_server::{Running, Service};
@@ -82,30 +82,17 @@ impl Player {
     }
 
     async fn ask(&mut self, method: u16, body: Writer) -> Result<bytes::Bytes, CallError> {
-        let request = MatchmakingRequest::new(method, body);
-        loop {
-            // Until the link is there nobody takes it; asking for the same again has no further effect.
-            self.client.send(ChannelId::GLOBAL, MATCHMAKING, request.to_bytes()).await.unwrap();
-            let answered = async {
-                loop {
-                    match self.next().await {
-                        MatchmakingEvent::Answered { method: answered, result } if answered == method => {
-                            return result;
-                        }
-                        _ => {}
-                    }
-                }
-            };
-            if let Ok(result) = tokio::time::timeout(Duration::from_millis(500), answered).await {
-                return result;
-            }
+        match self.client.matchmake(MatchmakingRequest::new(method, body)).await {
+            Ok(answer) => Ok(answer),
+            Err(RequestError::Matcher(refused)) => Err(refused),
+            Err(other) => panic!("{other}"),
         }
     }
 
     async fn next(&mut self) -> MatchmakingEvent {
         loop {
-            if let Event::Message { msg_type: MATCHMAKING, payload, .. } = self.events.next().await.unwrap() {
-                return MatchmakingEvent::parse(&payload).unwrap();
+            if let Event::Matchmaking { event, .. } = self.events.next().await.unwrap() {
+                return event;
             }
         }
     }
@@ -160,9 +147,7 @@ async fn live(
     played: mpsc::Sender<Played>,
 ) {
     let mut player = Player::connect(addr, &name).await;
-    let ticket = Writer::new().str(1, "ranked5").nested(2, Writer::new());
-    let request = MatchmakingRequest::new(Method::CREATE_TICKET, ticket);
-    player.client.send(ChannelId::GLOBAL, MATCHMAKING, request.to_bytes()).await.unwrap();
+    assert!(!player.client.join_queue("ranked5").await.unwrap().is_empty());
     let (room, channel) = player.entered().await;
     // A message reaches who is in the channel when it is sent.
     together.wait().await;
@@ -170,7 +155,7 @@ async fn live(
     played.send(Played { name, room: room.clone(), heard }).await.unwrap();
     rated.wait().await;
     let leave = MatchmakingRequest::new(Method::ROLE_LEAVE_ROOM, Writer::new().str(2, &room));
-    player.client.send(ChannelId::GLOBAL, MATCHMAKING, leave.to_bytes()).await.unwrap();
+    player.client.matchmake(leave).await.unwrap();
     loop {
         if let MatchmakingEvent::Left { room: left, channel: of } = player.next().await {
             assert_eq!((left, of), (room, channel));
@@ -199,7 +184,6 @@ fn two_hundred_players_queue_are_matched_play_leave_and_are_rated() {
     world.run(async {
         let director = world.matcher().await;
         director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
-        Player::connect(addr, "scout").await.ask(Method::PING, Writer::new()).await.unwrap();
         let barriers = [Arc::new(Barrier::new(PLAYERS)), Arc::new(Barrier::new(PLAYERS + 1))];
         let (played, mut reports) = mpsc::channel(PLAYERS);
         let mut lives = tokio::task::JoinSet::new();

@@ -41,9 +41,6 @@ const NAME_CHARS_MAX: usize = 14;
 /// Steps of the simulation per second.
 pub(crate) const STEPS_PER_SECOND: u32 = 30;
 
-/// Players of one room. More than that do not fit on the screen.
-pub(crate) const PLAYERS_MAX: usize = 24;
-
 /// One room.
 #[derive(Debug)]
 pub struct Arena {

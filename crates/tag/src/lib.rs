@@ -2,7 +2,7 @@
 //!
 //! - `tag.proto` is the channel data, which the gateway merges and fans out, and the messages, which it passes on.
 //! - [`Arena`] is the game itself, without sockets and clock.
-//! - The game server owns a channel per room, brings players into rooms and sends what changes.
+//! - The game server asks the matcher for a room for whoever logs in, owns a channel per room, and sends what changes.
 //! - Simulated players are connections like any other.
 //! - `web/` is the page for people, on the TypeScript client; its built form is part of this crate.
 //!
@@ -18,7 +18,10 @@ use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use throng_client::{Client, ConnectError, Endpoint, EndpointError, RequestError, SessionConfig};
+use throng_client::{
+    Client, ConnectError, Endpoint, EndpointError, Matcher, MatcherConfig, MatcherConnectError, RequestError,
+    SessionConfig,
+};
 use throng_http::{File, serve_files};
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
@@ -30,6 +33,9 @@ pub use arena::Arena;
 /// `tag.proto`, which the gateway has to be given as a schema.
 pub const SCHEMA: &str = include_str!("../tag.proto");
 
+/// The modes that the matcher has to be given: rooms that one can join while there is a place.
+pub const MODES: &str = include_str!("../modes.toml");
+
 /// How to play.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -37,6 +43,8 @@ pub struct Options {
     pub servers: SocketAddr,
     /// Its listener for players, WebSocket.
     pub players: SocketAddr,
+    /// The matcher, which decides who plays with whom; it has the modes [`MODES`].
+    pub matcher: SocketAddr,
     /// Where to serve the page.
     pub page: SocketAddr,
     /// Simulated players.
@@ -77,6 +85,9 @@ pub enum StartError {
     /// The gateway is not there, or refuses the game server.
     #[error("cannot connect the game server: {0}")]
     Connect(#[from] ConnectError),
+    /// The matcher is not there, or refuses the game server.
+    #[error("cannot connect to the matcher: {0}")]
+    Matcher(#[from] MatcherConnectError),
     /// The gateway has a game server already.
     #[error("cannot open the game: {0}; is there another game server on this gateway?")]
     Open(#[from] RequestError),
@@ -121,10 +132,12 @@ async fn start(options: Options) -> Result<(SocketAddr, JoinSet<()>), StartError
     let players: Endpoint = url.parse()?;
     let config = SessionConfig::server("tag", "");
     let (client, events) = Client::connect(Endpoint::tcp(options.servers), config).await?;
-    let server = server::GameServer::open(client, options.round).await?;
+    let (matcher, notices) =
+        Matcher::connect(Endpoint::tcp(options.matcher), MatcherConfig::new("tag")).await?;
+    let server = server::GameServer::open(client, matcher, options.round).await?;
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
-        if let Err(error) = server.run(events).await {
+        if let Err(error) = server.run(events, notices).await {
             tracing::warn!(%error, "the game of tag has ended");
         }
     });
@@ -162,6 +175,7 @@ fn files(gateway: &str) -> Vec<File> {
         "throng/events.js",
         "throng/frame.js",
         "throng/index.js",
+        "throng/matchmaking.js",
         "throng/messages.js",
         "throng/proto.js",
         "throng/state.js"

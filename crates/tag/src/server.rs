@@ -1,48 +1,71 @@
-//! The game server: owns a channel per room, brings every player into one, and lets the rules run in it.
+//! The game server: asks the matcher for a room for every player, owns a channel per room, brings the players into it,
+//! and lets the rules run in it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use prost::Message as _;
 use throng_client::{
-    AuthOutcome, ChannelId, ChannelType, Client, ConnId, CreateChannel, Event, Events, Kind, MergeOptions,
-    RequestError, SubscribeOptions, broadcast,
+    AuthOutcome, ChannelId, ChannelType, Client, ConnId, CreateChannel, Event, Events, Kind, Matcher,
+    MergeOptions, Notices, RequestError, Role, SubscribeOptions, broadcast,
 };
+use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
-use crate::arena::{Arena, PLAYERS_MAX, STEPS_PER_SECOND};
+use crate::arena::{Arena, STEPS_PER_SECOND};
 use crate::messages::{ARENA_TYPE, CAUGHT, HELLO, Hello, STEER, Steer};
+
+/// The matcher's mode; `modes.toml` says how many a room takes.
+const MODE: &str = "tag";
+/// Placed players who wait for this loop.
+const PLACED_MAX: usize = 64;
 
 /// What all rooms together do.
 pub(crate) struct GameServer {
     client: Client,
+    matcher: Matcher,
     rooms: BTreeMap<ChannelId, Room>,
+    /// Players whom the matcher has found a room for, with its id.
+    placed: mpsc::Sender<(ConnId, String)>,
+    arrivals: mpsc::Receiver<(ConnId, String)>,
     round: Duration,
+    /// Rooms opened so far: the seed of the next.
+    opened: u64,
 }
 
 struct Room {
+    /// The matcher's id.
+    id: String,
     arena: Arena,
     /// Brought here, in the game or not yet.
     visitors: usize,
 }
 
+/// By what name the matcher knows a player.
+fn role(conn: ConnId) -> String {
+    format!("player-{}", conn.0)
+}
+
 impl GameServer {
-    /// Claims GLOBAL, so that every login is told to it, and opens the first room.
+    /// Claims GLOBAL, so that every login is told to it.
     ///
     /// # Errors
     /// When the gateway refuses: another server owns GLOBAL.
-    pub(crate) async fn open(client: Client, round: Duration) -> Result<Self, RequestError> {
+    pub(crate) async fn open(
+        client: Client,
+        matcher: Matcher,
+        round: Duration,
+    ) -> Result<Self, RequestError> {
         client.create_channel(CreateChannel::new(ChannelType::GLOBAL).metadata("tag")).await?;
-        let mut server = GameServer { client, rooms: BTreeMap::new(), round };
-        server.open_room().await?;
-        Ok(server)
+        let (placed, arrivals) = mpsc::channel(PLACED_MAX);
+        Ok(GameServer { client, matcher, rooms: BTreeMap::new(), placed, arrivals, round, opened: 0 })
     }
 
     /// Runs until the connection ends for good.
     ///
     /// # Errors
     /// When something cannot be sent.
-    pub(crate) async fn run(mut self, mut events: Events) -> Result<(), RequestError> {
+    pub(crate) async fn run(mut self, mut events: Events, mut notices: Notices) -> Result<(), RequestError> {
         let mut steps = tokio::time::interval(Duration::from_secs(1) / STEPS_PER_SECOND);
         // A step that comes late is not made up for: the game slows down instead of jumping.
         steps.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -53,6 +76,9 @@ impl GameServer {
                     Some(event) => self.handle(event).await?,
                     None => return Ok(()),
                 },
+                Some((conn, room)) = self.arrivals.recv() => self.bring(conn, &room).await?,
+                // Who is in which room the answers have said; what the matcher tells beside is taken so that it goes on.
+                Some(_) = notices.next() => {}
             }
         }
     }
@@ -60,11 +86,7 @@ impl GameServer {
     async fn handle(&mut self, event: Event) -> Result<(), RequestError> {
         match event {
             Event::PeerAuthenticated { conn, outcome: AuthOutcome::Successful, recovering: false } => {
-                let channel = self.room_with_space().await?;
-                let options = SubscribeOptions::read().every(Duration::from_millis(33));
-                self.client
-                    .tell(move |session| session.change_subscription(channel, Some(conn), &options))
-                    .await?;
+                self.place(conn);
             }
             Event::Subscribed { channel, kind: Kind::Client, .. } => {
                 if let Some(room) = self.rooms.get_mut(&channel) {
@@ -72,10 +94,7 @@ impl GameServer {
                 }
             }
             Event::Unsubscribed { channel, conn, kind: Kind::Client, .. } => {
-                if let Some(room) = self.rooms.get_mut(&channel) {
-                    room.visitors = room.visitors.saturating_sub(1);
-                    room.arena.leave(conn.0);
-                }
+                self.leave(channel, conn).await?;
             }
             Event::Message { channel, msg_type: HELLO, client, payload, .. } => {
                 // What does not decode is a player's mistake, who is then not in the game.
@@ -110,23 +129,56 @@ impl GameServer {
         Ok(())
     }
 
-    async fn room_with_space(&mut self) -> Result<ChannelId, RequestError> {
-        let free = self.rooms.iter().find(|(_, room)| room.visitors.max(room.arena.len()) < PLAYERS_MAX);
-        match free {
-            Some((&channel, _)) => Ok(channel),
-            None => self.open_room().await,
-        }
+    /// Asks the matcher for a room with a place for a player, while the game goes on.
+    fn place(&self, conn: ConnId) {
+        let (matcher, placed) = (self.matcher.clone(), self.placed.clone());
+        tokio::spawn(async move {
+            match matcher.join_random_room(&Role::new(role(conn)), MODE).await {
+                // The loop ends only with the game.
+                Ok(room) => drop(placed.send((conn, room.id)).await),
+                Err(error) => tracing::warn!(%error, "no room for a player"),
+            }
+        });
     }
 
-    async fn open_room(&mut self) -> Result<ChannelId, RequestError> {
-        let number = self.rooms.len() as u64 + 1;
-        let mut arena = Arena::new(self.round, number);
+    /// Subscribes a player to the channel of its room, which is made for the first of it.
+    async fn bring(&mut self, conn: ConnId, room: &str) -> Result<(), RequestError> {
+        let known = self.rooms.iter().find(|(_, known)| known.id == room);
+        let channel = match known {
+            Some((&channel, _)) => channel,
+            None => self.open_room(room).await?,
+        };
+        let options = SubscribeOptions::read().every(Duration::from_millis(33));
+        self.client.tell(move |session| session.change_subscription(channel, Some(conn), &options)).await
+    }
+
+    /// A player has gone: its place is free, and a room without players ends.
+    async fn leave(&mut self, channel: ChannelId, conn: ConnId) -> Result<(), RequestError> {
+        let Some(room) = self.rooms.get_mut(&channel) else { return Ok(()) };
+        room.visitors = room.visitors.saturating_sub(1);
+        room.arena.leave(conn.0);
+        let (matcher, id, is_empty) = (self.matcher.clone(), room.id.clone(), room.visitors == 0);
+        tokio::spawn(async move {
+            if let Err(error) = matcher.leave_room(&role(conn), &id).await {
+                tracing::warn!(%error, "the matcher keeps the place of a player who is gone");
+            }
+        });
+        if is_empty {
+            self.rooms.remove(&channel);
+            self.client.remove_channel(channel).await?;
+        }
+        Ok(())
+    }
+
+    async fn open_room(&mut self, id: &str) -> Result<ChannelId, RequestError> {
+        self.opened += 1;
+        let mut arena = Arena::new(self.round, self.opened);
         let create = CreateChannel::new(ChannelType::SUBWORLD)
-            .metadata(format!("tag {number}"))
+            .metadata(format!("tag {}", self.opened))
             .data(ARENA_TYPE, arena.snapshot().encode_to_vec())
             .merge(MergeOptions { check_removable: true, ..MergeOptions::default() });
         let channel = self.client.create_channel(create).await?.channel;
-        self.rooms.insert(channel, Room { arena, visitors: 0 });
+        self.rooms.insert(channel, Room { id: id.to_owned(), arena, visitors: 0 });
         Ok(channel)
     }
 }

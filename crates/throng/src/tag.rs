@@ -41,7 +41,7 @@ const PAGE: &str = "127.0.0.1:11281";
 /// A free port.
 const ANY: &str = "127.0.0.1:0";
 
-/// A gateway with the game on it.
+/// A gateway and a matcher with the game on them.
 pub(crate) struct Game {
     // Dropped before the gateway that it plays on.
     tag: Tag,
@@ -50,20 +50,26 @@ pub(crate) struct Game {
 }
 
 impl Game {
-    /// Starts a gateway on free loopback ports, and the game.
+    /// Starts a gateway and a matcher on free loopback ports, and the game.
     pub(crate) fn start(page: SocketAddr, simulated: usize, round: Duration) -> Result<Game, String> {
         let folder = Folder::new().map_err(|error| format!("cannot make a temporary folder: {error}"))?;
         let schema = folder.0.join("tag.proto");
         std::fs::write(&schema, throng_tag::SCHEMA)
             .map_err(|error| format!("cannot write `{}`: {error}", schema.display()))?;
         let mut loader = Loader::new();
+        let modes = folder.0.join("modes.toml");
+        std::fs::write(&modes, throng_tag::MODES)
+            .map_err(|error| format!("cannot write `{}`: {error}", modes.display()))?;
         for (key, value) in [
             ("gateway.servers.addr", ANY),
             ("gateway.clients.addr", ANY),
             ("gateway.clients.transport", "ws"),
             ("http.addr", ANY),
             ("server.shards", "1"),
-            ("server.only", "gateway"),
+            ("server.only", "gateway,matcher"),
+            ("matcher.addr", ANY),
+            ("matcher.durability", "none"),
+            ("matcher.rules", &modes.display().to_string()),
             ("server.data", &folder.0.display().to_string()),
             ("gateway.schemas", &schema.display().to_string()),
         ] {
@@ -71,13 +77,13 @@ impl Game {
         }
         let config = loader.load().map_err(|problems| problems.to_string())?;
         let gateway = throng_server::start(config).map_err(|error| error.to_string())?;
-        let (Some(servers), Some(players)) =
-            (gateway.address(Service::Servers), gateway.address(Service::Clients))
-        else {
-            return Err("the gateway has no listeners".to_owned());
+        let of = |service| {
+            gateway.address(service).ok_or_else(|| format!("the gateway has no listener for {service:?}"))
         };
+        let (servers, players, matcher) =
+            (of(Service::Servers)?, of(Service::Clients)?, of(Service::Matcher)?);
         let seed = u64::from(std::process::id());
-        let options = Options { servers, players, page, simulated, round, seed };
+        let options = Options { servers, players, matcher, page, simulated, round, seed };
         let tag = Tag::start(options).map_err(|error| error.to_string())?;
         Ok(Game { tag, gateway, _folder: folder })
     }

@@ -8,12 +8,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Once, mpsc};
 use std::time::Duration;
 
+use throng_client::{Client, Event, MatchmakingEvent, SessionConfig};
 // Its C interface has to be built; see `c_library`.
 use throng_client_ffi as _;
 
 #[path = "../../client/examples/chat_client.rs"]
 mod rust_sample;
 
+/// What everybody says.
+const HELLO: &[u8] = b"hello";
 /// A busy machine starts Node and Godot in seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -78,7 +81,7 @@ impl Drop for Process {
     }
 }
 
-/// A gateway in which clients may open rooms, with a listener for each kind of client.
+/// A gateway with a matcher, and a listener for each kind of client. A match begins with `players` of them.
 struct Gateway {
     _process: Process,
     tcp: String,
@@ -86,14 +89,18 @@ struct Gateway {
     enet: String,
 }
 
-fn gateway(folder: &Path) -> Gateway {
+fn gateway(folder: &Path, players: usize) -> Gateway {
     let schema = repository().join("fixtures/proto/chat.proto");
+    let modes = format!("[modes.party]\ncapacity = {players}\non_full = \"seal\"\n");
+    std::fs::write(folder.join("modes.toml"), modes).expect("a folder for the test");
     let mut child = Command::new(env!("CARGO_BIN_EXE_throng"))
-        .args(["up", "--only", "gateway", "--data", "data", "--http", "127.0.0.1:0"])
+        .args(["up", "--only", "gateway,matcher", "--data", "data", "--http", "127.0.0.1:0"])
         .args(["--gateway.servers.addr", "127.0.0.1:0", "--gateway.clients.addr", "127.0.0.1:0"])
         .args(["--gateway.clients.extra", "ws://127.0.0.1:0,enet://127.0.0.1:0"])
-        .args(["--gateway.permissions", "channeld"])
+        .args(["--matcher.addr", "127.0.0.1:0", "--matcher.rules", "modes.toml"])
+        .args(["--gateway.matchmaking.matcher", "own"])
         .args(["--gateway.clients.state_machine", "client_authoratative"])
+        .args(["--gateway.matchmaking.data_type", "chatpb.ChatChannelData"])
         .arg("--schema")
         .arg(schema)
         .current_dir(folder)
@@ -168,57 +175,82 @@ fn start(command: &mut Command, name: &'static str, lines: &mpsc::Sender<(&'stat
 }
 
 #[test]
-fn the_samples_of_all_languages_meet_in_a_room() {
+fn the_samples_of_all_languages_meet_in_a_match() {
     let folder = tempfile::tempdir().expect("a folder for the test");
-    let gateway = gateway(folder.path());
-    let (lines, heard) = mpsc::channel();
-    let mut processes = Vec::new();
-    let mut names: Vec<&'static str> = Vec::new();
-    let mut saw = Vec::new();
-    // One after another: who comes first opens the room.
-    let mut join = |name: &'static str, mut command: Command, address: &str| {
-        command.args([address, name, "lobby", "hello"]);
-        processes.push(start(&mut command, name, &lines));
-        names.push(name);
-        wait_for(&heard, &mut saw, |saw| saw.contains(&(name, format!("<{name}> hello"))));
-    };
-    join("c", Command::new(build_c_sample(folder.path())), &gateway.tcp);
+    let mut samples: Vec<(&'static str, Command)> = vec![("c", Command::new(build_c_sample(folder.path())))];
     if has_node() {
         build_typescript();
         let mut node = Command::new("node");
         node.arg(repository().join("sdk/typescript/sample/chat.mjs"));
-        join("typescript", node, &gateway.ws);
+        samples.push(("typescript", node));
     }
     if has("godot3-server") {
         let mut godot = Command::new("godot3-server");
         godot.arg("-s").arg(repository().join("sdk/godot/chat.gd")).arg("--").current_dir(folder.path());
-        join("godot", godot, &gateway.enet);
+        samples.push(("godot", godot));
     }
-
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let rust_lines = lines.clone();
-    let print = move |line| drop(rust_lines.send(("rust", line)));
-    let address = gateway.ws.clone();
-    let (bye, says_bye) = (address.clone(), |_| ());
-    runtime.spawn(async move {
-        let end = rust_sample::chat(&address, "rust", "lobby", "hello", print).await;
-        assert!(end.is_ok());
-    });
+    let mut names: Vec<&'static str> = samples.iter().map(|(name, _)| *name).collect();
     names.push("rust");
-    let everyone = names.clone();
-    wait_for(&heard, &mut saw, |saw| {
-        everyone.iter().all(|name| saw.contains(&(*name, "<rust> hello".to_owned())))
+    // The host is one more: the match begins when all are there.
+    let gateway = gateway(folder.path(), names.len() + 1);
+    let (lines, heard) = mpsc::channel();
+    let mut processes = Vec::new();
+    for (name, mut command) in samples {
+        let address = match name {
+            "c" => &gateway.tcp,
+            "godot" => &gateway.enet,
+            _ => &gateway.ws,
+        };
+        command.args([address, name, "party", "hello"]);
+        processes.push(start(&mut command, name, &lines));
+    }
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let (address, rust_lines) = (gateway.ws.clone(), lines.clone());
+    runtime.spawn(async move {
+        let print = |line| drop(rust_lines.send(("rust", line)));
+        let end = rust_sample::chat(&address, "rust", "party", "hello", print).await;
+        assert!(end.is_ok(), "{end:?}");
     });
     runtime.block_on(async {
-        let end = rust_sample::chat(&bye, "host", "lobby", "bye", says_bye).await;
-        end.expect("the host can say it");
+        let playing = tokio::time::timeout(PATIENCE, host(&gateway.ws, names.len()));
+        playing.await.expect("everybody says hello");
     });
+    let mut saw = Vec::new();
     wait_for(&heard, &mut saw, |saw| {
-        everyone.iter().all(|name| saw.contains(&(*name, "<host> bye".to_owned())))
+        names.iter().all(|name| {
+            let heard = |line: &str| saw.contains(&(*name, line.to_owned()));
+            names.iter().all(|other| heard(&format!("<{other}> hello"))) && heard("<host> bye")
+        })
     });
-    // Who opened the room says so, and nobody lost the connection.
-    assert!(saw.contains(&("c", "<room> it is open".to_owned())), "{saw:?}");
-    assert!(!saw.iter().any(|(_, line)| line.contains("lost")), "{saw:?}");
+    assert!(!saw.iter().any(|(_, line)| line.contains("lost") || line.contains("refused")), "{saw:?}");
+}
+
+/// Joins the match, waits until so many have said hello, and says bye.
+async fn host(address: &str, players: usize) {
+    let endpoint = address.parse().expect("an address");
+    let (client, mut events) =
+        Client::connect(endpoint, SessionConfig::client("host", "")).await.expect("the gateway is there");
+    client.join_random_room("party").await.expect("there is a place");
+    let (mut channel, mut hellos) = (None, 0);
+    while channel.is_none() || hellos < players {
+        match events.next().await.expect("the connection lasts") {
+            Event::Matchmaking { event: MatchmakingEvent::Entered { channel: of, .. }, .. } => {
+                channel = Some(of)
+            }
+            Event::Update { value, .. } => {
+                hellos += value.windows(HELLO.len()).filter(|part| *part == HELLO).count();
+            }
+            _ => {}
+        }
+    }
+    // `chatpb.ChatChannelData` with one message: its sender is field 1, its content field 3.
+    let bye = *b"\x0A\x0B\x0A\x04host\x1A\x03bye";
+    client
+        .update(channel.expect("entered"), "chatpb.ChatChannelData", bye.to_vec())
+        .await
+        .expect("it is open");
+    client.close().await;
+    while events.next().await.is_some() {}
 }
 
 fn wait_for(

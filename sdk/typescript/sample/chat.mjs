@@ -1,8 +1,8 @@
-// A chat room: enters it, or opens it when there is none, says one line and prints what is said until somebody says
-// "bye". The gateway needs the schema: throng up --schema fixtures/proto/chat.proto ... (see README.md)
+// Joins a room of a mode; when it is full the match begins: says one line in its channel and prints what is said there
+// until somebody says "bye". docs/how-to/connect-a-client.md starts the gateway.
 //
-//     node chat.mjs ws://127.0.0.1:12108 alice lobby "hello"
-import { Access, ChannelType, ProtoReader, ProtoWriter, Throng } from "@throng/client";
+//     node chat.mjs ws://127.0.0.1:12108 alice party "hello"
+import { Access, ProtoReader, ProtoWriter, Throng } from "@throng/client";
 
 const CHAT = "chatpb.ChatChannelData";
 
@@ -27,29 +27,18 @@ function decodeLines(bytes) {
   return lines;
 }
 
-/** Subscribes to the room, or opens it. */
-async function enter(throng, room) {
-  const options = { access: Access.WRITE, skipSelf: false, intervalMs: 50 };
-  const [found] = await throng.listChannels({ type: ChannelType.SUBWORLD, metadata: [room] });
-  if (found !== undefined) {
-    await throng.subscribe(found.channel, options);
-    return found.channel;
-  }
-  const merge = { listSizeLimit: 100, truncateTop: true };
-  const data = { type: CHAT, value: encodeLine("room", `${room} is open`) };
-  const created = await throng.createChannel({ type: ChannelType.SUBWORLD, metadata: room, data, merge, options });
-  return created.channel;
-}
-
-export async function chat(url, name, room, says, print, options = {}) {
+export async function chat(url, name, mode, says, print, options = {}) {
   const throng = await Throng.connect(url, { pit: name, ...options });
   throng.on("reconnecting", ({ reason }) => print(`connection lost (${reason}), trying again`));
-  // Updates come as soon as the room is entered: listen first.
+  // Updates come as soon as the match begins: listen first.
   const updates = throng.stream("update");
-  const channel = await enter(throng, room);
-  throng.update(channel, CHAT, encodeLine(name, says));
+  throng.on("matched", ({ channel }) => {
+    // The gateway has subscribed us; this asks for our own lines as well.
+    throng.changeSubscription(channel, { access: Access.WRITE, skipSelf: false, intervalMs: 50 });
+    throng.update(channel, CHAT, encodeLine(name, says));
+  });
+  await throng.joinRandomRoom(mode);
   for await (const update of updates) {
-    if (update.channel !== channel) continue;
     for (const { sender, content } of decodeLines(update.value)) {
       print(`<${sender}> ${content}`);
       if (content === "bye") return throng.close();
@@ -59,7 +48,7 @@ export async function chat(url, name, room, says, print, options = {}) {
 
 // Node before version 22 has no WebSocket of its own: npm install ws.
 if (process.argv[1] === new URL(import.meta.url).pathname) {
-  const [url = "ws://127.0.0.1:12108", name = "alice", room = "lobby", says = "hello"] = process.argv.slice(2);
+  const [url = "ws://127.0.0.1:12108", name = "alice", mode = "party", says = "hello"] = process.argv.slice(2);
   const webSocket = globalThis.WebSocket ?? (await import("ws")).WebSocket;
-  await chat(url, name, room, says, console.log, { webSocket });
+  await chat(url, name, mode, says, console.log, { webSocket });
 }

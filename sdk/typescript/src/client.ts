@@ -1,6 +1,7 @@
 import { ThrongError } from "./errors.js";
 import { Emitter, report, type ThrongEvents } from "./events.js";
 import { encodeEntry, encodeFrame, FrameReader, type Message, PACKET_BYTES_MAX } from "./frame.js";
+import { decodeMatchEvent, encodeCall, encodeJoinQueue, encodeJoinRoom, firstText, MatchMethod } from "./matchmaking.js";
 import {
   Broadcast, type ChannelInfo, type CreateOptions, decode, encode, MessageType, type RecoveredChannel,
   type SubscribeOptions,
@@ -185,6 +186,31 @@ export class Throng extends Emitter<ThrongEvents> {
   /** As a server, sends a user-space message to those whom `broadcast` selects. Not answered. */
   forward(channel: number, type: number, payload: Uint8Array, broadcast: number = Broadcast.NONE, client = 0): void {
     this.sendRaw(channel, type, encode.forward(client, payload), broadcast);
+  }
+
+  /**
+   * As a player, joins a room of a mode that has a place, or opens one. When it is full the match begins: the event
+   * `matched` names its channel, to which this player is then subscribed.
+   *
+   * @throws ThrongError `refused` with the matcher's reason.
+   */
+  async joinRandomRoom(mode: string): Promise<void> {
+    await this.matchmake(MatchMethod.ROLE_JOIN_RANDOM_ROOM, encodeJoinRoom(mode));
+  }
+
+  /** As a player, waits in a queue for a match by its rules; `matched` follows. Gives the ticket. */
+  async joinQueue(queue: string): Promise<string> {
+    return firstText(await this.matchmake(MatchMethod.CREATE_TICKET, encodeJoinQueue(queue)), true);
+  }
+
+  /** As a player, calls a method of the matcher ({@link MatchMethod}); gives the body of the answer. */
+  async matchmake(method: number, body: Uint8Array): Promise<Uint8Array> {
+    const answer = decodeMatchEvent(await this.#request(0, MessageType.MATCHMAKING, encodeCall(method, body)));
+    if (answer.kind !== "answer") throw new ThrongError("malformed", "the answer is none");
+    if (answer.status !== 0) {
+      throw new ThrongError("refused", `the matcher refused: ${firstText(answer.body)} (status ${answer.status})`);
+    }
+    return answer.body;
   }
 
   /** Asks the gateway to close another connection. Not answered. */
@@ -430,6 +456,9 @@ export class Throng extends Emitter<ThrongEvents> {
         return this.emit("ownerLost", { channel });
       case MessageType.CHANNEL_OWNER_RECOVERED:
         return this.emit("ownerRecovered", { channel });
+      case MessageType.MATCHMAKING:
+        if (channel === 0 && this.#options.kind !== "server") return this.#handleMatchmaking(message);
+        return this.emit("message", { channel, type, broadcast, stub, ...decode.forward(body) });
       default:
         if (type >= MessageType.USER_SPACE_START) {
           return this.emit("message", { channel, type, broadcast, stub, ...decode.forward(body) });
@@ -437,6 +466,14 @@ export class Throng extends Emitter<ThrongEvents> {
         this.emit("other", { channel, type, stub, body });
     }
     this.#answer(type, stub, victim, body);
+  }
+
+  #handleMatchmaking({ type, stub, body }: Message): void {
+    const { payload } = decode.forward(body);
+    const event = decodeMatchEvent(payload);
+    if (event.kind === "answer") return this.#answer(type, stub, 0, payload);
+    if (event.kind === "notice") return this.emit("notice", { type: event.type, body: event.body });
+    this.emit(event.kind, { room: event.room, channel: event.channel });
   }
 
   #answer(type: number, stub: number, victim: number, body: Uint8Array): void {

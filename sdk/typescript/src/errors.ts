@@ -6,7 +6,7 @@ export type ErrorCode =
   | "closed"
   /** There is no connection at the moment, or no longer. */
   | "not_connected"
-  /** The gateway refused the login. */
+  /** The gateway refused the login, or the matcher a call. */
   | "refused"
   /** No packet can hold the message. */
   | "too_large"

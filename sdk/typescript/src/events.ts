@@ -28,6 +28,12 @@ export interface ThrongEvents {
     broadcast: number;
     stub: number;
   };
+  /** To players: a match begins, and this one is subscribed to its channel. */
+  matched: { room: string; channel: number };
+  /** To players: this one is no longer in a match. */
+  unmatched: { room: string; channel: number };
+  /** To players: the matcher tells; `type` is its kind, `body` as docs/reference/matcher.md says. */
+  notice: { type: number; body: Uint8Array };
   /** A channel was created; also as a copy to the owner of GLOBAL. */
   created: ChannelInfo & { owner: number };
   removed: { channel: number };

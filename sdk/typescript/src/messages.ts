@@ -15,6 +15,8 @@ export const MessageType = {
   CHANNEL_OWNER_LOST: 22,
   CHANNEL_OWNER_RECOVERED: 23,
   USER_SPACE_START: 100,
+  /** Players and the matcher behind the gateway, on GLOBAL. */
+  MATCHMAKING: 110,
 } as const;
 
 /** Types of channels; games may use others. */

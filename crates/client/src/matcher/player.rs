@@ -4,7 +4,7 @@
 //! in who asks, and lets players call what concerns themselves only.
 
 use bytes::Bytes;
-use throng_wire::matcher::{Reader, Status, Writer};
+use throng_wire::matcher::{Method, Reader, Status, Writer};
 
 use super::session::{CallError, Notice, read_answer};
 use crate::event::ChannelId;
@@ -26,6 +26,19 @@ impl MatchmakingRequest {
     #[must_use]
     pub fn new(method: u16, body: Writer) -> Self {
         MatchmakingRequest { method, body: body.into_bytes().into() }
+    }
+
+    /// To join a room of a mode that has a place, or to open one.
+    #[must_use]
+    pub fn join_random_room(mode: &str) -> Self {
+        let body = Writer::new().nested(1, Writer::new()).nested(2, Writer::new().str(1, mode));
+        Self::new(Method::ROLE_JOIN_RANDOM_ROOM, body)
+    }
+
+    /// To wait in a queue, alone and without attributes.
+    #[must_use]
+    pub fn join_queue(queue: &str) -> Self {
+        Self::new(Method::CREATE_TICKET, Writer::new().str(1, queue).nested(2, Writer::new()))
     }
 
     /// Its bytes, to be sent to GLOBAL.

@@ -12,6 +12,7 @@ use crate::event::{
     AuthOutcome, ChannelEntry, ChannelId, ChannelType, CloseReason, ConnId, Event, Kind, Payload,
     RecoveredChannel, RequestId,
 };
+use crate::matcher::{MATCHMAKING, MatchmakingEvent};
 use crate::options::SubscribeOptions;
 
 impl Session {
@@ -153,6 +154,11 @@ impl Session {
                     type_name: self.type_name(update.type_name),
                     value: Bytes::copy_from_slice(update.value),
                 }
+            }
+            MATCHMAKING if self.config.kind == Kind::Client && channel == ChannelId::GLOBAL => {
+                let forward = Forward::parse(message.body).ok()?;
+                let event = MatchmakingEvent::parse(forward.payload)?;
+                Event::Matchmaking { request: self.answered(message), event }
             }
             msg_type::USER_SPACE_START.. => {
                 let forward = Forward::parse(message.body).ok()?;

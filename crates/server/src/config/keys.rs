@@ -282,6 +282,9 @@ section! {
         srv: String = "gateway", Kind::Text;
         /// File with the access token for the matcher, which needs no more than the scope `server`.
         token_file: String = "", Kind::Path;
+        /// Full name of the type of the data that a match's channel has, which its players update and get. Empty: no
+        /// data, messages only.
+        data_type: String = "", Kind::Text;
     }
 }
 

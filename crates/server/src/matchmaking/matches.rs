@@ -32,9 +32,10 @@ enum State {
     Open(ChannelId),
 }
 
-/// What a match's channel is made with: its metadata leads back to the room.
-pub(crate) fn channel(room: &str) -> CreateChannel {
-    CreateChannel::new(ChannelType::SUBWORLD).metadata(format!("match:{room}"))
+/// What a match's channel is made with: its metadata leads back to the room. It has data when a type is given.
+pub(crate) fn channel(room: &str, data_type: &str) -> CreateChannel {
+    let channel = CreateChannel::new(ChannelType::SUBWORLD).metadata(format!("match:{room}"));
+    if data_type.is_empty() { channel } else { channel.data(data_type, Vec::new()) }
 }
 
 /// Players write to the channel of their match as well.

@@ -22,7 +22,7 @@ use throng_client::{
     MatchmakingEvent, MatchmakingRequest, Notice, Notices, Notification, SessionConfig,
 };
 use throng_wire::matcher::{Event as Kind, Method, Reader, Status, Writer};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use matches::Matches;
 
@@ -49,6 +49,8 @@ pub(crate) struct Plan {
     pub(crate) matcher: Endpoint,
     /// How to introduce oneself there.
     pub(crate) config: MatcherConfig,
+    /// Type of the data of a match's channel; empty for none.
+    pub(crate) data_type: Arc<str>,
 }
 
 /// Where the configured matcher is, if one is configured and not the one of this process.
@@ -109,7 +111,8 @@ pub(crate) fn plan(
         }
     };
     let config = MatcherConfig::new(&matching.srv).token(token.trim());
-    Ok(Some(Plan { gateway, name, matcher, config }))
+    let data_type = matching.data_type.as_str().into();
+    Ok(Some(Plan { gateway, name, matcher, config, data_type }))
 }
 
 /// What a task of the link came to.
@@ -136,10 +139,11 @@ struct Link {
     matches: Matches,
     slots: Arc<Semaphore>,
     done: mpsc::Sender<Done>,
+    data_type: Arc<str>,
 }
 
 /// Serves until the gateway or the matcher has ended the link for good.
-pub(crate) async fn run(plan: Plan) {
+pub(crate) async fn run(plan: Plan, up: oneshot::Sender<()>) {
     let (matcher, notices) = connect(&plan).await;
     let session = SessionConfig::server(&*plan.name, "");
     let (gateway, events) = match Client::connect(plan.gateway.clone(), session).await {
@@ -150,7 +154,10 @@ pub(crate) async fn run(plan: Plan) {
     let (done, results) = mpsc::channel(DONE_MAX);
     let (players, matches) = (BTreeMap::new(), Matches::default());
     let slots = Arc::new(Semaphore::new(CALLS_MAX));
-    Link { gateway, matcher, players, matches, slots, done }.run(events, notices, results).await;
+    let data_type = plan.data_type;
+    // Whoever waited for it may have given up.
+    let _ = up.send(());
+    Link { gateway, matcher, players, matches, slots, done, data_type }.run(events, notices, results).await;
 }
 
 /// Tries until the matcher is there: it may start after the gateway.
@@ -350,8 +357,9 @@ impl Link {
     fn open(&mut self, room: &str) {
         if self.matches.wants_channel(room) {
             let (gateway, done, room) = (self.gateway.clone(), self.done.clone(), room.to_owned());
+            let create = matches::channel(&room, &self.data_type);
             tokio::spawn(async move {
-                let made = gateway.create_channel(matches::channel(&room)).await;
+                let made = gateway.create_channel(create).await;
                 let channel = made.map(|made| made.channel).ok();
                 // The loop ends only with the process.
                 let _ = done.send(Done::Opened { room, channel }).await;

@@ -1,6 +1,7 @@
 import { ThrongError } from "./errors.js";
 import { Emitter, report } from "./events.js";
 import { encodeEntry, encodeFrame, FrameReader, PACKET_BYTES_MAX } from "./frame.js";
+import { decodeMatchEvent, encodeCall, encodeJoinQueue, encodeJoinRoom, firstText, MatchMethod } from "./matchmaking.js";
 import { Broadcast, decode, encode, MessageType, } from "./messages.js";
 import { ChannelState } from "./state.js";
 /** Events of a {@link Throng.stream} that nobody has taken; more end it. */
@@ -115,6 +116,29 @@ export class Throng extends Emitter {
     /** As a server, sends a user-space message to those whom `broadcast` selects. Not answered. */
     forward(channel, type, payload, broadcast = Broadcast.NONE, client = 0) {
         this.sendRaw(channel, type, encode.forward(client, payload), broadcast);
+    }
+    /**
+     * As a player, joins a room of a mode that has a place, or opens one. When it is full the match begins: the event
+     * `matched` names its channel, to which this player is then subscribed.
+     *
+     * @throws ThrongError `refused` with the matcher's reason.
+     */
+    async joinRandomRoom(mode) {
+        await this.matchmake(MatchMethod.ROLE_JOIN_RANDOM_ROOM, encodeJoinRoom(mode));
+    }
+    /** As a player, waits in a queue for a match by its rules; `matched` follows. Gives the ticket. */
+    async joinQueue(queue) {
+        return firstText(await this.matchmake(MatchMethod.CREATE_TICKET, encodeJoinQueue(queue)), true);
+    }
+    /** As a player, calls a method of the matcher ({@link MatchMethod}); gives the body of the answer. */
+    async matchmake(method, body) {
+        const answer = decodeMatchEvent(await this.#request(0, MessageType.MATCHMAKING, encodeCall(method, body)));
+        if (answer.kind !== "answer")
+            throw new ThrongError("malformed", "the answer is none");
+        if (answer.status !== 0) {
+            throw new ThrongError("refused", `the matcher refused: ${firstText(answer.body)} (status ${answer.status})`);
+        }
+        return answer.body;
     }
     /** Asks the gateway to close another connection. Not answered. */
     disconnect(conn) {
@@ -374,6 +398,10 @@ export class Throng extends Emitter {
                 return this.emit("ownerLost", { channel });
             case MessageType.CHANNEL_OWNER_RECOVERED:
                 return this.emit("ownerRecovered", { channel });
+            case MessageType.MATCHMAKING:
+                if (channel === 0 && this.#options.kind !== "server")
+                    return this.#handleMatchmaking(message);
+                return this.emit("message", { channel, type, broadcast, stub, ...decode.forward(body) });
             default:
                 if (type >= MessageType.USER_SPACE_START) {
                     return this.emit("message", { channel, type, broadcast, stub, ...decode.forward(body) });
@@ -381,6 +409,15 @@ export class Throng extends Emitter {
                 this.emit("other", { channel, type, stub, body });
         }
         this.#answer(type, stub, victim, body);
+    }
+    #handleMatchmaking({ type, stub, body }) {
+        const { payload } = decode.forward(body);
+        const event = decodeMatchEvent(payload);
+        if (event.kind === "answer")
+            return this.#answer(type, stub, 0, payload);
+        if (event.kind === "notice")
+            return this.emit("notice", { type: event.type, body: event.body });
+        this.emit(event.kind, { room: event.room, channel: event.channel });
     }
     #answer(type, stub, victim, body) {
         let found = stub;

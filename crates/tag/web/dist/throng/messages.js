@@ -14,6 +14,8 @@ export const MessageType = {
     CHANNEL_OWNER_LOST: 22,
     CHANNEL_OWNER_RECOVERED: 23,
     USER_SPACE_START: 100,
+    /** Players and the matcher behind the gateway, on GLOBAL. */
+    MATCHMAKING: 110,
 };
 /** Types of channels; games may use others. */
 export const ChannelType = { GLOBAL: 1, PRIVATE: 2, SUBWORLD: 3, SPATIAL: 4, ENTITY: 5 };

@@ -1,0 +1,74 @@
+import { ProtoReader, ProtoWriter } from "./proto.js";
+/** Methods of the matcher for players. Their requests and answers: docs/reference/matcher.md. */
+export const MatchMethod = {
+    ROLE_JOIN_RANDOM_ROOM: 30,
+    ROLE_LEAVE_ROOM: 33,
+    CREATE_TICKET: 60,
+    CANCEL_TICKET: 61,
+    GET_TICKET: 62,
+    ACCEPT_MATCH: 64,
+    GET_QUEUE_STATS: 65,
+};
+/** A call. The gateway fills in who asks. @internal */
+export function encodeCall(method, body) {
+    return new ProtoWriter().uint32(1, method).bytes(2, body).finish();
+}
+/** To join a room of a mode that has a place, or to open one. @internal */
+export function encodeJoinRoom(mode) {
+    return new ProtoWriter().message(1, () => undefined).message(2, (create) => create.string(1, mode)).finish();
+}
+/** To wait in a queue, alone and without attributes. @internal */
+export function encodeJoinQueue(queue) {
+    return new ProtoWriter().string(1, queue).message(2, () => undefined).finish();
+}
+/** Text of the first field, of the message in the first field when nested. @internal */
+export function firstText(body, nested = false) {
+    const reader = new ProtoReader(body);
+    while (reader.next()) {
+        if (reader.field === 1)
+            return nested ? firstText(reader.bytes()) : reader.string();
+    }
+    return "";
+}
+/** Layout: {1: method, 2: status, 3: body}, {4: {1: player, kind: body}}, or {5: room, 6: channel, 7: whether in it}. @internal */
+export function decodeMatchEvent(payload) {
+    let status = 0;
+    let body = new Uint8Array();
+    let notice;
+    let room;
+    let channel = 0;
+    let isIn = false;
+    const reader = new ProtoReader(payload);
+    while (reader.next()) {
+        if (reader.field === 2)
+            status = reader.uint32();
+        else if (reader.field === 3)
+            body = reader.bytes();
+        else if (reader.field === 4)
+            notice = reader.bytes();
+        else if (reader.field === 5)
+            room = reader.string();
+        else if (reader.field === 6)
+            channel = reader.uint32();
+        else if (reader.field === 7)
+            isIn = reader.bool();
+    }
+    if (notice !== undefined)
+        return decodeNotice(notice);
+    if (room !== undefined)
+        return { kind: isIn ? "matched" : "unmatched", room, channel };
+    return { kind: "answer", status, body };
+}
+function decodeNotice(entry) {
+    let type = 0;
+    let body = new Uint8Array();
+    const reader = new ProtoReader(entry);
+    while (reader.next()) {
+        // Field 1 names players; whichever other there is says what it is about by its number.
+        if (reader.field === 1)
+            continue;
+        type = reader.field;
+        body = reader.bytes();
+    }
+    return { kind: "notice", type, body };
+}
