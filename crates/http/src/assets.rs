@@ -54,6 +54,7 @@ pub static DOCS: &[(&str, &str, &str)] = docs! {
     "reference/http.md" "HTTP interface",
     "reference/matcher.md" "Matcher",
     "reference/metrics.md" "Metrics",
+    "reference/replication-metrics.md" "Metrics of replication",
     "reference/reasons.md" "Reasons",
     "explanation/fan-out-cohorts.md" "Fan-out by cohorts",
     "explanation/enet-without-the-ceiling.md" "ENet without the ceiling",

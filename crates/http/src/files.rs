@@ -3,11 +3,15 @@
 use std::borrow::Cow;
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
 use axum::http::header;
 use axum::routing::get;
 use tokio::net::TcpListener;
+use tokio::runtime::Builder;
+use tokio::sync::oneshot;
 
 use crate::routes::serve_router;
 
@@ -53,4 +57,50 @@ pub async fn serve_files(
         router = router.route(path, get(async move || (headers, content)));
     }
     serve_router(listener, router, CONNECTIONS_MAX, shutdown).await
+}
+
+/// A page of text that changes, served on a thread of its own until it is dropped.
+#[derive(Debug)]
+pub struct LivePage {
+    /// Where it is served.
+    pub addr: SocketAddr,
+    text: Arc<Mutex<String>>,
+    /// Dropped to end the thread.
+    _stop: oneshot::Sender<()>,
+}
+
+impl LivePage {
+    /// Serves a page at `path`, empty at first.
+    ///
+    /// # Errors
+    /// When the address cannot be listened on, or the system gives no thread.
+    pub fn serve(addr: SocketAddr, path: &'static str, content_type: &'static str) -> io::Result<Self> {
+        let (stop, stopped) = oneshot::channel::<()>();
+        let listener = std::net::TcpListener::bind(addr)?;
+        listener.set_nonblocking(true)?;
+        let addr = listener.local_addr()?;
+        let text = Arc::new(Mutex::new(String::new()));
+        let shown = Arc::clone(&text);
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        std::thread::Builder::new().name("page".to_owned()).spawn(move || {
+            runtime.block_on(async {
+                let page = move || async move {
+                    let text = shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                    ([(header::CONTENT_TYPE, content_type)], text)
+                };
+                let router = Router::new().route(path, get(page));
+                // Dropped or sent, it means the same; a listener that fails leaves a page that nobody reaches.
+                let end = async { drop(stopped.await) };
+                if let Ok(listener) = TcpListener::from_std(listener) {
+                    let _ = serve_router(listener, router, CONNECTIONS_MAX, end).await;
+                }
+            });
+        })?;
+        Ok(Self { addr, text, _stop: stop })
+    }
+
+    /// Replaces the text.
+    pub fn set(&self, text: String) {
+        *self.text.lock().unwrap_or_else(PoisonError::into_inner) = text;
+    }
 }

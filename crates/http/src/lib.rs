@@ -30,6 +30,6 @@ pub use api::{Ask, Page, Problem};
 pub use assets::DOCS;
 pub use catalogue::{Endpoint, Method, ROUTES, Route, markdown};
 pub use exposition::{Family, FamilyKind, Format, Sample, SampleValue, render};
-pub use files::{File, serve_files};
+pub use files::{File, LivePage, serve_files};
 pub use profile::{CpuProfile, ProfileError};
 pub use routes::{Health, Monitor, Part, ServeOptions, serve};

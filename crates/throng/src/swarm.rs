@@ -6,12 +6,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use throng_http::LivePage;
 use throng_load::direct::{self, DirectPlan, DirectSample};
 use throng_load::engine::Sample;
 use throng_load::report::{Report, Run};
 use throng_load::suites::{self, Progress, Swarm, Target};
 use throng_load::visitors::Visitors;
 use throng_load::{duration, interrupt, probe};
+use throng_replication::Server;
 
 use crate::bench::{Live, ServerArgs, print, say};
 use crate::tag::Game;
@@ -66,6 +68,9 @@ pub(crate) struct DemoArgs {
     /// No gateway: players connect to one game server over ENet, which replicates them by interest and level of detail
     #[arg(long, conflicts_with = "spatial")]
     direct: bool,
+    /// With --direct: where to serve the metrics of replication
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0", requires = "direct")]
+    http: std::net::SocketAddr,
     /// Write a moving picture of the first seconds to this file
     #[arg(long, value_name = "FILE", requires = "spatial")]
     picture: Option<PathBuf>,
@@ -137,6 +142,10 @@ fn direct_demo(args: &DemoArgs) -> ExitCode {
         duration: args.duration,
         seed: 1,
     };
+    let page = match LivePage::serve(args.http, "/metrics", "text/plain; version=0.0.4") {
+        Ok(page) => page,
+        Err(error) => return fail(&format!("cannot serve metrics on {}: {error}", args.http)),
+    };
     let begun = |address: std::net::SocketAddr| {
         let titles = ["frame us", "longest us", "replication us", "replicas", "bytes/s each", "inputs"];
         let titles: String = titles.iter().map(|title| format!("{title:>16}")).collect();
@@ -144,14 +153,18 @@ fn direct_demo(args: &DemoArgs) -> ExitCode {
             "Throng demo: {} simulated players walk in one square kilometre; each sees 150 m, the far ones less often.
 
   game server    {address}   (ENet, no gateway)
+  metrics        http://{}/metrics
 
 Ctrl-C ends it.
 
 {:>6}{:>9}{titles}{:>13}",
-            plan.players, "s", "players", "corrections"
+            plan.players, page.addr, "s", "players", "corrections"
         ));
     };
-    let each = |sample: &DirectSample| {
+    let each = |sample: &DirectSample, server: &Server| {
+        let mut metrics = String::new();
+        server.write_metrics(&mut metrics);
+        page.set(metrics);
         let (mean, longest) = sample.frame_us;
         let DirectSample { second, players, replication_us, replicas, bytes, inputs, corrections, .. } =
             *sample;

@@ -16,11 +16,15 @@ fn read(path: &str) -> String {
 /// The names on the page of metrics, which is generated from what is exported.
 fn exported() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    for line in read("docs/reference/metrics.md").lines() {
+    let pages = read("docs/reference/metrics.md") + &read("docs/reference/replication-metrics.md");
+    for line in pages.lines() {
         let Some((name, rest)) = line.strip_prefix("| `").and_then(|line| line.split_once('`')) else {
             continue;
         };
         names.insert(name.to_owned());
+        if rest.contains("| summary |") {
+            names.extend(["_sum", "_count"].map(|suffix| format!("{name}{suffix}")));
+        }
         if rest.contains("histogram") {
             names.extend(["_bucket", "_sum", "_count"].map(|suffix| format!("{name}{suffix}")));
         }

@@ -55,7 +55,15 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ),
     (
         "throng",
-        &["throng-load", "throng-replication-bench", "throng-server", "throng-sim", "throng-tag"],
+        &[
+            "throng-http",
+            "throng-load",
+            "throng-replication",
+            "throng-replication-bench",
+            "throng-server",
+            "throng-sim",
+            "throng-tag",
+        ],
         &["throng-client", "throng-client-ffi", "throng-gateway", "throng-store", "throng-wire"],
     ),
     ("throng-replication-bench", &["throng-net", "throng-replication", "throng-stdx"], &[]),

@@ -50,6 +50,20 @@ fn demo(folder: &Path) -> (Process, String) {
     (Process(child), admin.expect("it says where its console is"))
 }
 
+/// A game server that replicates to its players directly, and where its figures are.
+fn direct(folder: &Path) -> (Process, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_throng"));
+    command.current_dir(folder).args(["demo", "--direct", "--players", "20"]).stdin(Stdio::null());
+    let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the program starts");
+    let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok);
+    let metrics = lines.find_map(|line| {
+        let (_, rest) = line.split_once("metrics        http://")?;
+        Some(rest.split_once('/')?.0.to_owned())
+    });
+    std::thread::spawn(move || lines.for_each(drop));
+    (Process(child), metrics.expect("it says where its metrics are"))
+}
+
 /// The body of an answer, or nothing while nobody answers.
 fn fetch(address: &str, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
@@ -61,15 +75,16 @@ fn fetch(address: &str, path: &str) -> Option<String> {
     head.lines().next()?.contains(" 200 ").then(|| body.to_owned())
 }
 
-fn prometheus(folder: &Path, target: &str) -> Option<(Process, String)> {
+fn prometheus(folder: &Path, targets: [&str; 2]) -> Option<(Process, String)> {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound").to_string();
     drop(listener);
     // The deployed file, but for who is scraped and how often.
     let deployed = read(&deploy().join("prometheus.yml"));
-    let config =
-        deployed.replace("throng:11280", target).replace("scrape_interval: 5s", "scrape_interval: 1s");
-    assert!(config.contains(target) && config.contains(": 1s"), "{config}");
+    let config = deployed
+        .replace("throng:11280", &targets.join("\", \""))
+        .replace("scrape_interval: 5s", "scrape_interval: 1s");
+    assert!(targets.iter().all(|target| config.contains(target)) && config.contains(": 1s"), "{config}");
     std::fs::write(folder.join("prometheus.yml"), config).expect("a file");
     std::fs::copy(deploy().join("throng-alerts.yml"), folder.join("throng-alerts.yml")).expect("a file");
     let checked =
@@ -123,7 +138,8 @@ fn has_data(address: &str, expression: &str) -> Option<bool> {
 fn every_panel_of_every_dashboard_shows_data() {
     let folder = tempfile::tempdir().expect("a folder");
     let (_demo, admin) = demo(folder.path());
-    let Some((_prometheus, address)) = prometheus(folder.path(), &admin) else { return };
+    let (_direct, replication) = direct(folder.path());
+    let Some((_prometheus, address)) = prometheus(folder.path(), [&admin, &replication]) else { return };
     let mut waiting = expressions();
     assert!(waiting.len() > 70, "{} expressions: is the search broken?", waiting.len());
     let players = "sum(throng_gateway_connections{kind=\"client\"}) == 20";

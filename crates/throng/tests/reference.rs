@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use throng_gateway::{AcceptRefusal, CloseReason, Refusal};
+use throng_replication::{Classes, Server, ServerConfig};
 
 #[test]
 fn the_page_of_reasons_is_current() {
@@ -63,6 +64,29 @@ fn every_weakness_has_tests_and_every_named_test_exists() {
         wrong.extend(missing.map(|name| format!("weakness {number} names `{name}`, which is no test")));
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_page_of_replication_metrics_is_current() {
+    let server = Server::new(ServerConfig::default(), &Classes::new());
+    let mut metrics = String::new();
+    server.write_metrics(&mut metrics);
+    let mut page = String::from(
+        "# Metrics of replication\n\n\
+         For game servers on `throng-replication`: `Server::write_metrics` appends them, in the form that Prometheus reads, to whatever\n\
+         the game serves. `throng demo --direct` serves them on an address that it names.\n\n\
+         | Name | Type | Meaning |\n|---|---|---|\n",
+    );
+    let mut help = "";
+    for line in metrics.lines() {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            help = rest.split_once(' ').expect("name and text").1;
+        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').expect("name and type");
+            let _ = writeln!(page, "| `{name}` | {kind} | {help} |");
+        }
+    }
+    check_page("docs/reference/replication-metrics.md", &page);
 }
 
 /// Compares a page with its file, or rewrites the file when `THRONG_UPDATE` is set.

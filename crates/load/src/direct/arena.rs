@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use throng_replication::{
-    ClassId, Classes, ConnId, DestroyReason, Event, GridConfig, Handle, LodProfile, Packets, Prioritiser,
+    ClassId, Classes, ConnId, DestroyReason, Event, GridConfig, Handle, LodProfile, Prioritiser,
     PrioritiserId, Replicate as _, Server, ServerConfig, Sphere, View,
 };
-use throng_stdx::{Instant, Rng};
+use throng_stdx::Rng;
 
 use super::character::{Character, HALF_SIDE, SIGHT, read_inputs, stepped};
 
@@ -99,11 +99,6 @@ impl Arena {
             let _ = seat.body.write(&mut self.server, seat.handle);
             self.server.set_views(*id, &[View { position: seat.body.position, ..View::default() }]);
         }
-    }
-
-    /// Sends a frame.
-    pub(super) fn replicate(&mut self, now: Instant, sink: impl FnMut(Packets<'_>)) {
-        self.server.tick(now, sink);
     }
 
     #[cfg(test)]

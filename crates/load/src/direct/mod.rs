@@ -24,7 +24,7 @@ use throng_net::enet::{
     ServerPeer, entropy,
 };
 use throng_net::udp::UdpOptions;
-use throng_replication::{Classes, ConnId};
+use throng_replication::{Classes, ConnId, Packets, Server};
 use throng_stdx::{Instant, Rng};
 
 use crate::{clock, interrupt};
@@ -103,14 +103,14 @@ struct Seen {
     failure: Mutex<Option<io::Error>>,
 }
 
-/// Plays until the time is over, `each`, which gets every second, breaks, or Ctrl-C. `begun` gets the server's address.
+/// Plays until the time is over, `each`, which gets every second and the library's server, breaks, or Ctrl-C. `begun` gets the server's address.
 ///
 /// # Errors
 /// When a socket cannot be had or fails.
 pub fn run(
     plan: &DirectPlan,
     begun: impl FnOnce(SocketAddr),
-    mut each: impl FnMut(&DirectSample) -> ControlFlow<()>,
+    mut each: impl FnMut(&DirectSample, &Server) -> ControlFlow<()>,
 ) -> Result<DirectSample, DirectError> {
     let (classes, character) = character::classes()?;
     let options = ServerOptions { shards: plan.shards.max(1), ..ServerOptions::default() };
@@ -154,7 +154,7 @@ impl Game {
         &mut self,
         duration: Option<Duration>,
         seen: &Seen,
-        each: &mut impl FnMut(&DirectSample) -> ControlFlow<()>,
+        each: &mut impl FnMut(&DirectSample, &Server) -> ControlFlow<()>,
     ) -> DirectSample {
         let clock = Clock::start();
         let begin = clock.now();
@@ -187,7 +187,7 @@ impl Game {
                     inputs: self.arena.inputs,
                     refused: seen.refused.load(Ordering::Relaxed),
                 };
-                if each(&sample).is_break() {
+                if each(&sample, &self.arena.server).is_break() {
                     return sample;
                 }
                 (spent, longest, replication) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
@@ -231,10 +231,9 @@ impl Game {
 
     /// Sends a frame; returns the CPU time of the library.
     fn send(&mut self, now: Instant) -> Duration {
-        let start = clock::thread_cpu();
         let (peers, transport, bytes) = (&self.peers, &mut self.transport, &mut self.bytes);
         let mut sending = Duration::ZERO;
-        self.arena.replicate(now, |packets| {
+        let mut sink = |packets: Packets<'_>| {
             let Some(peer) = peers.get(&packets.connection) else { return };
             let begin = clock::thread_cpu();
             for packet in packets.iter() {
@@ -242,10 +241,21 @@ impl Game {
                 transport.send(*peer, LANE, packet.to_vec(), Delivery::Unreliable);
             }
             sending += clock::thread_cpu().saturating_sub(begin);
-        });
-        let spent = clock::thread_cpu().saturating_sub(start).saturating_sub(sending);
+        };
+        let server = &mut self.arena.server;
+        let start = clock::thread_cpu();
+        server.begin_frame(now);
+        let begun = clock::thread_cpu();
+        for mut lane in server.lanes(1) {
+            lane.run(&mut sink);
+        }
+        server.end_frame();
+        let end = clock::thread_cpu();
+        let (shared, connections) =
+            (begun.saturating_sub(start), end.saturating_sub(begun).saturating_sub(sending));
+        server.observe_frame(shared, connections);
         self.transport.flush();
-        spent
+        shared + connections
     }
 }
 
@@ -334,7 +344,7 @@ mod tests {
             }
             self.arena.step();
             let now = Instant::ZERO + FRAME * frame;
-            self.arena.replicate(now, |packets| {
+            self.arena.server.tick(now, |packets| {
                 self.down.extend(packets.iter().map(|packet| (due, packet.to_vec())));
             });
             for (_, packet) in self.down.extract_if(.., |(at, _)| *at <= frame) {
@@ -414,7 +424,7 @@ mod tests {
     #[test]
     fn players_are_replicated_over_enet() {
         let plan = DirectPlan { players: 40, shards: 1, duration: Some(Duration::from_secs(60)), seed: 5 };
-        let enough = |sample: &DirectSample| {
+        let enough = |sample: &DirectSample, _: &Server| {
             let all = sample.players == 40 && sample.replicas >= 1.5;
             if all && sample.inputs > 1200 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
