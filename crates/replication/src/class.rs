@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::keyed::{ARRAYS_MAX, Keyed, KeyedClass};
-use crate::quantise::{Codec, Quantiser, QuantiserError, Value, ValueMismatch, WORDS_MAX};
+use crate::quantise::{Codec, Motion, Quantiser, QuantiserError, Value, ValueMismatch, WORDS_MAX};
 
 /// Most properties of one class: the bits of a change mask.
 pub const PROPERTIES_MAX: usize = 64;
@@ -86,13 +86,21 @@ pub struct Property {
     condition: Condition,
     default: Option<Value>,
     position: bool,
+    velocity: bool,
 }
 
 impl Property {
     /// A property that everybody gets; its default is zero, no rotation, nothing.
     #[must_use]
     pub fn new(name: impl Into<String>, quantiser: Quantiser) -> Self {
-        Self { name: name.into(), quantiser, condition: Condition::Always, default: None, position: false }
+        Self {
+            name: name.into(),
+            quantiser,
+            condition: Condition::Always,
+            default: None,
+            position: false,
+            velocity: false,
+        }
     }
 
     /// Restricts who gets it.
@@ -114,6 +122,14 @@ impl Property {
     #[must_use]
     pub fn world_position(mut self) -> Self {
         self.position = true;
+        self
+    }
+
+    /// Marks the property, which must hold three numbers, as the velocity of the world position in its units a second:
+    /// see [`ClassBuilder::predict`].
+    #[must_use]
+    pub fn velocity(mut self) -> Self {
+        self.velocity = true;
         self
     }
 }
@@ -164,6 +180,12 @@ pub enum ClassError {
         /// Name of the class.
         class: String,
     },
+    /// A prediction needs a world position, a velocity of three numbers, and a frame rate above zero.
+    #[error("class {class}: a prediction needs a world position, a velocity and a frame rate")]
+    Predict {
+        /// Name of the class.
+        class: String,
+    },
     /// A condition group that does not exist.
     #[error("class {class}: condition groups are numbered 0 to 63")]
     Group {
@@ -207,6 +229,9 @@ pub(crate) struct Flags {
     pub(crate) atomic: bool,
     pub(crate) required: bool,
     pub(crate) temporary: bool,
+    pub(crate) retain: bool,
+    /// Frames a second with which positions are predicted.
+    pub(crate) predict: Option<f64>,
 }
 
 impl ClassBuilder {
@@ -235,6 +260,23 @@ impl ClassBuilder {
     #[must_use]
     pub fn delta(mut self, on: bool) -> Self {
         self.flags.delta = on;
+        self
+    }
+
+    /// With [`delta`](Self::delta): differences of the world position are taken to where the receiver's state says that
+    /// the object would be by now, at `frame_rate` frames a second: steady motion costs two bits for each axis. Whole
+    /// numbers only, so that both sides agree to the bit.
+    #[must_use]
+    pub fn predict(mut self, frame_rate: f64) -> Self {
+        self.flags.predict = Some(frame_rate);
+        self
+    }
+
+    /// Receivers keep objects that leave their scope, as they were: coming back costs only what changed meanwhile. The
+    /// server remembers some bytes for each; an object's end is told to those who keep it.
+    #[must_use]
+    pub fn retain(mut self, on: bool) -> Self {
+        self.flags.retain = on;
         self
     }
 
@@ -297,6 +339,9 @@ pub struct Class {
     pub(crate) live_words: usize,
     pub(crate) heap_count: usize,
     pub(crate) position: Option<usize>,
+    velocity: Option<usize>,
+    /// How the position follows the velocity.
+    motion: Option<Motion>,
     pub(crate) cull_distance: f32,
     pub(crate) flags: Flags,
     pub(crate) defaults: Vec<u64>,
@@ -353,6 +398,8 @@ impl Class {
             live_words: 0,
             heap_count: 0,
             position: None,
+            velocity: None,
+            motion: None,
             cull_distance,
             flags,
             defaults: Vec::new(),
@@ -382,6 +429,12 @@ impl Class {
                 })?;
             class.keyed.push(Arc::new(compiled));
         }
+        if let Some(rate) = flags.predict {
+            class.motion = class.motion_at(rate);
+            if class.motion.is_none() {
+                return Err(ClassError::Predict { class: class.name });
+            }
+        }
         // Index, mask and flags, then every property.
         let total: u32 = class.props.iter().map(|prop| prop.codec.bits_max()).sum();
         class.record_bytes_max = 5 + (total as usize + class.props.len() + 4 + 6).div_ceil(8);
@@ -389,7 +442,7 @@ impl Class {
     }
 
     fn add(&mut self, property: Property) -> Result<(), ClassError> {
-        let Property { name, quantiser, condition, default, position } = property;
+        let Property { name, quantiser, condition, default, position, velocity } = property;
         let codec = Codec::compile(&quantiser).map_err(|error| ClassError::Quantiser {
             class: self.name.clone(),
             property: name.clone(),
@@ -401,6 +454,9 @@ impl Class {
                 return Err(ClassError::Position { class: self.name.clone() });
             }
             self.position = Some(self.props.len());
+        }
+        if velocity {
+            self.velocity = Some(self.props.len());
         }
         for (role, at) in [(Role::Other, 0), (Role::Owner, 1), (Role::Replay, 2)] {
             let (update, create) = condition.admits(role);
@@ -455,6 +511,33 @@ impl Class {
         self.hide_mask |= if hide { bit } else { 0 };
         self.props.push(Prop { name, codec, word, live, heap });
         Ok(())
+    }
+
+    fn motion_at(&self, frame_rate: f64) -> Option<Motion> {
+        let (position, velocity) = (&self.props[self.position?], &self.props[self.velocity?]);
+        (frame_rate > 0.0).then(|| Motion::new(&position.codec, &velocity.codec, frame_rate))?
+    }
+
+    /// The words that a difference of a property is taken to: those of the state of `age` frames ago, or where the
+    /// position of then would be by now.
+    #[inline]
+    pub(crate) fn ahead<'a>(
+        &self,
+        property: usize,
+        (base, age): (&'a [u64], u32),
+        moved: &'a mut [u64; WORDS_MAX],
+    ) -> &'a [u64] {
+        let prop = &self.props[property];
+        let words = prop.words(base);
+        let (Some(motion), Some(velocity)) = (&self.motion, self.velocity) else { return words };
+        if self.position != Some(property) {
+            return words;
+        }
+        let velocity = &self.props[velocity];
+        let moved = &mut moved[..words.len()];
+        moved.copy_from_slice(words);
+        motion.advance((&prop.codec, moved), (&velocity.codec, velocity.words(base)), age);
+        moved
     }
 
     /// Name as registered.
@@ -545,7 +628,13 @@ fn hash_of(name: &str, properties: &[Property], keyed: &[Keyed], flags: Flags) -
     };
     add(name);
     add(if flags.delta { "delta" } else { "" });
+    if let Some(rate) = flags.predict {
+        add(&format!("predict {rate:e}"));
+    }
     for property in properties {
+        if property.velocity {
+            add("velocity");
+        }
         add(&property.name);
         add(&describe(&property.quantiser));
         add(&format!("{:?}", property.condition));

@@ -27,7 +27,7 @@ impl Default for GridConfig {
 /// Levels at most: the coarsest has cells 2^15 times the finest.
 const LEVELS_MAX: usize = 16;
 /// Objects that one step of a query tests.
-const LANES: usize = 4;
+const LANES: usize = 8;
 
 /// Some objects side by side. Lanes beyond the cell's last object have a negative limit, below which no square lies.
 #[derive(Clone, Copy, Debug)]
@@ -271,6 +271,25 @@ impl Cell {
 
     #[inline]
     fn query(&self, query: &Query<'_>, found: &mut Found<'_>) {
+        if !query.bands.is_empty() {
+            self.query_bands(query, found);
+            return;
+        }
+        for chunk in self.lanes.chunks(64 / LANES) {
+            let mut word = 0_u64;
+            for (at, lanes) in chunk.iter().enumerate() {
+                word |= u64::from(test(query, lanes).0) << (at * LANES);
+            }
+            for bit in crate::wire::bits_of(word) {
+                let object = chunk[bit / LANES].objects[bit % LANES];
+                let word = object as usize / 64;
+                found.scope[word] |= 1 << (object % 64);
+                found.top[word / 64] |= 1 << (word % 64);
+            }
+        }
+    }
+
+    fn query_bands(&self, query: &Query<'_>, found: &mut Found<'_>) {
         // Results are gathered 64 at a time: a loop over the bits of a word ends unpredictably, but once.
         for chunk in self.lanes.chunks(64 / LANES) {
             let mut word = 0_u64;
@@ -278,9 +297,7 @@ impl Cell {
             for (at, lanes) in chunk.iter().enumerate() {
                 let (inside, square) = test(query, lanes);
                 word |= u64::from(inside) << (at * LANES);
-                if !query.bands.is_empty() {
-                    squares[at * LANES..][..LANES].copy_from_slice(&square);
-                }
+                squares[at * LANES..][..LANES].copy_from_slice(&square);
             }
             let object = |bit: usize| chunk[bit / LANES].objects[bit % LANES];
             for bit in crate::wire::bits_of(word) {
@@ -302,13 +319,16 @@ impl Cell {
 }
 
 /// Bit i: object i is in range; and the squares of the distances.
+#[allow(clippy::needless_range_loop, reason = "one index for four arrays")]
 #[inline(always)]
 fn test(query: &Query<'_>, lanes: &Lanes) -> (u32, [f32; LANES]) {
-    let square: [f32; LANES] = core::array::from_fn(|i| {
-        let (dx, dy) = (lanes.x[i] - query.view[0], lanes.y[i] - query.view[1]);
-        let dz = lanes.z[i] - query.view[2];
-        dx * dx + dy * dy + dz * dz
-    });
+    // Plain loops over arrays of a fixed length become vectors; closures do not always.
+    let [vx, vy, vz] = query.view;
+    let mut square = [0.0; LANES];
+    for i in 0..LANES {
+        let (dx, dy, dz) = (lanes.x[i] - vx, lanes.y[i] - vy, lanes.z[i] - vz);
+        square[i] = dx * dx + dy * dy + dz * dz;
+    }
     let mut inside = at_most(&square, &lanes.cull);
     if query.exit > 1.0 {
         let limit = lanes.cull.map(|cull| cull * query.exit);
@@ -324,10 +344,15 @@ fn test(query: &Query<'_>, lanes: &Lanes) -> (u32, [f32; LANES]) {
     (inside, square)
 }
 
-/// Bit i: `a[i] <= b[i]`.
+/// Bit i: `a[i] <= b[i]`. Said with weights of one width, so that it becomes whole vectors and one sum.
 #[inline(always)]
 fn at_most(a: &[f32; LANES], b: &[f32; LANES]) -> u32 {
-    (0..LANES).fold(0, |bits, i| bits | u32::from(a[i] <= b[i]) << i)
+    let mut bits = [0_u32; LANES];
+    for i in 0..LANES {
+        bits[i] = u32::from(a[i] <= b[i]) << i;
+    }
+    let [a, b, c, d, e, f, g, h] = bits;
+    (a | e) | (b | f) | ((c | g) | (d | h))
 }
 
 #[cfg(test)]

@@ -28,6 +28,8 @@ pub(crate) struct ClassStore {
     history: Vec<u64>,
     history_frames: Vec<u32>,
     history_slots: usize,
+    /// Frame in which each property changed last, `[slot][property]`; only for classes whose receivers keep objects.
+    changed: Vec<u32>,
 }
 
 impl ClassStore {
@@ -43,6 +45,7 @@ impl ClassStore {
             history: Vec::new(),
             history_frames: Vec::new(),
             history_slots: 0,
+            changed: Vec::new(),
         }
     }
 
@@ -58,6 +61,9 @@ impl ClassStore {
             self.slots - 1
         });
         let class = Arc::clone(&self.class);
+        if class.flags.retain {
+            self.changed.resize(self.slots as usize * class.props.len(), 0);
+        }
         self.live_mut(slot).copy_from_slice(&class.live_defaults);
         self.quant_mut(slot).copy_from_slice(&class.defaults);
         let first = slot as usize * class.heap_count;
@@ -121,6 +127,19 @@ impl ClassStore {
         let quant = &mut self.quant[slot as usize * class.words..][..class.words];
         let (mut changed, mut nans) = (0, 0);
         let mut left = mask;
+        if class.plain {
+            // Property and word have the same number, and nothing lies on the heap.
+            while left != 0 {
+                let at = left.trailing_zeros() as usize;
+                left &= left - 1;
+                let (Some(prop), Some(old)) = (class.props.get(at), quant.get_mut(at)) else { break };
+                let (q, none) = prop.codec.quantise_word(live.get(prop.live..).unwrap_or(&[]));
+                nans += none;
+                changed |= u64::from(*old != q) << at;
+                *old = q;
+            }
+            return (changed, nans);
+        }
         while left != 0 {
             let at = left.trailing_zeros() as usize;
             left &= left - 1;
@@ -166,6 +185,23 @@ impl ClassStore {
             q[..prop.codec.words()] != *prop.words(quant)
         };
         crate::wire::bits_of(mask).filter(differs).fold(0, |all, at| all | 1 << at)
+    }
+
+    /// Notes that properties changed in `frame`, for receivers that keep objects.
+    #[inline]
+    pub(crate) fn note(&mut self, slot: u32, changed: u64, frame: u32) {
+        let first = slot as usize * self.class.props.len();
+        for property in crate::wire::bits_of(changed) {
+            self.changed[first + property] = frame;
+        }
+    }
+
+    /// Properties that changed in one of the frames from `since` to `now`.
+    pub(crate) fn changed_since(&self, slot: u32, since: u32, now: u32) -> u64 {
+        let count = self.class.props.len();
+        let frames = self.changed.iter().skip(slot as usize * count).take(count);
+        let late = |frame: &u32| now.wrapping_sub(*frame) <= now.wrapping_sub(since);
+        frames.enumerate().fold(0, |all, (at, frame)| all | u64::from(late(frame)) << at)
     }
 
     /// Keeps the present state as that of `frame`.

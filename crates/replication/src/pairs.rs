@@ -16,6 +16,8 @@ pub(crate) struct Pending {
     free: Vec<u32>,
     /// Words with a page, in no order.
     active: Vec<u32>,
+    /// The present frame.
+    pub(crate) frame: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -25,6 +27,8 @@ struct Page {
     active: u32,
     masks: [u64; 64],
     priority: [f32; 64],
+    /// Frame in which the oldest change became pending.
+    since: [u32; 64],
 }
 
 impl Pending {
@@ -60,13 +64,27 @@ impl Pending {
         if mask == 0 {
             return;
         }
+        let frame = self.frame;
         let (page, bit) = (self.page(object / 64), object as usize % 64);
         if page.bits >> bit & 1 == 0 {
             page.bits |= 1 << bit;
             page.masks[bit] = 0;
             page.priority[bit] = 0.0;
+            page.since[bit] = frame;
         }
         page.masks[bit] |= mask;
+    }
+
+    /// Frames for which something of the object, which must be pending, has waited.
+    pub(crate) fn waited(&self, object: u32) -> u32 {
+        let Some(page) = self.index.get(object as usize / 64).and_then(|at| self.pages.get(*at as usize))
+        else {
+            return 0;
+        };
+        if page.bits >> (object % 64) & 1 == 0 {
+            return 0;
+        }
+        self.frame.wrapping_sub(page.since[object as usize % 64])
     }
 
     /// Adds to the priority and returns the sum. The object must be pending.
@@ -100,7 +118,17 @@ impl Pending {
         }
         if self.index[word as usize] == NONE {
             let at = self.free.pop().unwrap_or_else(|| {
-                self.pages.push(Page { bits: 0, active: 0, masks: [0; 64], priority: [0.0; 64] });
+                if self.pages.is_empty() {
+                    // Growing one by one would go on for long where losses are rare.
+                    self.pages.reserve(4);
+                }
+                self.pages.push(Page {
+                    bits: 0,
+                    active: 0,
+                    masks: [0; 64],
+                    priority: [0.0; 64],
+                    since: [0; 64],
+                });
                 self.pages.len() as u32 - 1
             });
             self.pages[at as usize].active = self.active.len() as u32;

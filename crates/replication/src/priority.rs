@@ -192,6 +192,24 @@ impl Default for Batch {
 }
 
 impl Prioritiser {
+    /// The priority of one object by itself, where that is quicker than a batch: the same value.
+    #[inline]
+    pub(crate) fn single(&self, views: &[View], [x, y, z]: [f32; 3]) -> Option<f32> {
+        match self {
+            Self::Static(p) => Some(*p),
+            Self::Sphere(sphere) => {
+                let slope = sphere.slope();
+                let over = |view: &View| {
+                    let [vx, vy, vz] = view.position;
+                    let (dx, dy, dz) = (x - vx, y - vy, z - vz);
+                    sphere.at(dx * dx + dy * dy + dz * dz, slope)
+                };
+                Some(views.iter().map(over).fold(f32::MIN, f32::max))
+            }
+            _ => None,
+        }
+    }
+
     /// Fills `p` of the batch; the largest over all views counts.
     pub(crate) fn run(&self, views: &[View], batch: &mut Batch) {
         let len = batch.len;

@@ -183,8 +183,20 @@ impl SentLog {
         Some(packet)
     }
 
-    /// As `pop`, for a packet whose common records need no second look.
+    /// Takes the oldest packet if it contained nothing but common records, which need no second look.
     #[inline]
+    pub(crate) fn pop_plain(&mut self) -> bool {
+        let Some(packet) = self.packets.waiting().first().filter(|packet| packet.items == 0) else {
+            return false;
+        };
+        let words = packet.words as usize;
+        self.packets.head += 1;
+        self.words.head += words;
+        self.laden -= u32::from(words > 0);
+        true
+    }
+
+    /// As `pop`, for a packet whose common records need no second look.
     pub(crate) fn pop_delivered(&mut self, items: &mut Vec<Item>) -> Option<SentPacket> {
         let packet = *self.packets.waiting().first()?;
         self.packets.take(1);
@@ -304,6 +316,11 @@ impl PacketOut {
         true
     }
 
+    /// Nothing was written in this frame.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ends.is_empty() && !self.open
+    }
+
     /// A packet is being written.
     pub(crate) fn is_open(&self) -> bool {
         self.open
@@ -366,7 +383,7 @@ impl PacketOut {
 
     /// A packet of a header alone, unless there is a packet already or not even that can be paid.
     pub(crate) fn acknowledge(&mut self, log: &mut SentLog) {
-        if self.ends.is_empty() && !self.open && self.allowance >= HEADER_BYTES + self.overhead {
+        if self.is_empty() && self.allowance >= HEADER_BYTES + self.overhead {
             self.open(log);
         }
     }

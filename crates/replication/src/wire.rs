@@ -39,6 +39,8 @@ pub mod kind {
     pub const BASELINE_RESET: u8 = 0x81;
     /// From receiver to sender: bytes for the game, at most once.
     pub const INPUT: u8 = 0x82;
+    /// Hashes of states: u16 oldest packet under way, then items of varint index, varint mask, u32 hash.
+    pub const CHECK: u8 = 0x83;
 }
 
 /// Why bytes from outside were refused. Nothing was changed.
@@ -98,12 +100,9 @@ impl Header {
     #[must_use]
     #[inline]
     pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
-        let mut bytes = [0; HEADER_BYTES];
-        bytes[0..2].copy_from_slice(&self.seq.to_le_bytes());
-        bytes[2..4].copy_from_slice(&self.ack.to_le_bytes());
-        bytes[4..12].copy_from_slice(&self.ack_bits.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.frame.to_le_bytes());
-        bytes
+        let (seq, ack) = (u128::from(self.seq), u128::from(self.ack));
+        let all = seq | ack << 16 | u128::from(self.ack_bits) << 32 | u128::from(self.frame) << 96;
+        all.to_le_bytes()
     }
 
     /// Splits a packet into header and sections.
@@ -111,13 +110,10 @@ impl Header {
     /// # Errors
     /// [`DecodeError::Truncated`] below 16 bytes.
     pub fn parse(packet: &[u8]) -> Result<(Self, &[u8]), DecodeError> {
-        let (head, rest) = packet.split_at_checked(HEADER_BYTES).ok_or(DecodeError::Truncated)?;
-        let at = |from: usize, len: usize| {
-            head[from..from + len].iter().rev().fold(0_u64, |value, byte| value << 8 | u64::from(*byte))
-        };
-        let header =
-            Self { seq: at(0, 2) as u16, ack: at(2, 2) as u16, ack_bits: at(4, 8), frame: at(12, 4) as u32 };
-        Ok((header, rest))
+        let (head, rest) = packet.split_first_chunk::<HEADER_BYTES>().ok_or(DecodeError::Truncated)?;
+        let all = u128::from_le_bytes(*head);
+        let (seq, ack) = (all as u16, (all >> 16) as u16);
+        Ok((Self { seq, ack, ack_bits: (all >> 32) as u64, frame: (all >> 96) as u32 }, rest))
     }
 }
 
@@ -211,11 +207,11 @@ pub fn write_record(
     q: &[u64],
     heap: &[(Vec<u8>, u32)],
 ) {
-    crate::bits::write_varint(out, u64::from(index));
     if class.plain && class.record_bytes_max <= PLAIN_BYTES_MAX {
-        write_plain(out, class, mask, q);
+        write_plain(out, index, class, mask, q);
         return;
     }
+    crate::bits::write_varint(out, u64::from(index));
     let mut writer = BitWriter::new(out);
     let full = mask == class.update_mask;
     writer.put_bool(full);
@@ -230,10 +226,10 @@ pub fn write_record(
 /// Records up to this length are put together in registers.
 const PLAIN_BYTES_MAX: usize = 64;
 
-/// The rest of a record whose properties are one word of fixed width each: the usual case, and the hottest loop of the
+/// A record whose properties are one word of fixed width each: the usual case, and the hottest loop of the
 /// shared stage. The same bits as the general way.
 #[inline]
-fn write_plain(out: &mut Vec<u8>, class: &Class, mask: u64, q: &[u64]) {
+fn write_plain(out: &mut Vec<u8>, index: u32, class: &Class, mask: u64, q: &[u64]) {
     let mut bytes = [0_u8; PLAIN_BYTES_MAX + 8];
     let (mut word, mut used, mut at) = (0_u64, 0_u32, 0_usize);
     let mut put = |value: u64, bits: u32| {
@@ -248,6 +244,12 @@ fn write_plain(out: &mut Vec<u8>, class: &Class, mask: u64, q: &[u64]) {
             used = total;
         }
     };
+    let mut rest = u64::from(index);
+    while rest >= 0x80 {
+        put(rest & 0x7f | 0x80, 8);
+        rest >>= 7;
+    }
+    put(rest, 8);
     let count = class.props.len() as u32;
     if mask == class.update_mask {
         put(1, 2);
@@ -272,7 +274,8 @@ fn write_plain(out: &mut Vec<u8>, class: &Class, mask: u64, q: &[u64]) {
     while left != 0 {
         let property = left.trailing_zeros() as usize;
         left &= left - 1;
-        put(q[property], u32::from(class.word_bits[property]));
+        let (Some(value), Some(bits)) = (q.get(property), class.word_bits.get(property)) else { break };
+        put(*value, u32::from(*bits));
     }
     bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
     out.extend_from_slice(&bytes[..at + used.div_ceil(8) as usize]);
@@ -297,6 +300,7 @@ pub fn write_delta_record(
     }
     writer.put_bool(true);
     writer.put(u64::from(age - 1), 5);
+    let mut moved = [0; crate::WORDS_MAX];
     for at in bits_of(mask) {
         let prop = &class.props[at];
         if prop.codec.is_heap() {
@@ -305,7 +309,8 @@ pub fn write_delta_record(
             let (bytes, bits) = &heap[prop.heap];
             writer.put_bits(bytes, *bits);
         } else {
-            prop.codec.write_delta(prop.words(base), prop.words(q), &mut writer);
+            let from = class.ahead(at, (base, age), &mut moved);
+            prop.codec.write_delta(from, prop.words(q), &mut writer);
         }
     }
     writer.finish();

@@ -6,7 +6,7 @@
 
 mod replica;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use throng_stdx::Instant;
@@ -14,9 +14,10 @@ use throng_stdx::Instant;
 use crate::attach::{AttachError, Attachment, Attachments, ItemView, Outgoing, Ready};
 use crate::bits::{BitReader, write_varint};
 use crate::class::{Class, ClassId, Classes};
+use crate::connection::state_hash;
 use crate::handle::Handle;
 use crate::keyed::{Elements, apply_ops, check_ops};
-use crate::quantise::WORDS_MAX;
+use crate::quantise::{Value, WORDS_MAX};
 use crate::sent::{Item, PacketOut, SentLog};
 use crate::server::DestroyReason;
 use crate::wire::{AckState, DecodeError, Header, bits_of, kind, read_mask};
@@ -43,7 +44,7 @@ impl Default for ClientConfig {
 }
 
 /// Something that happened to a replica.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ClientEvent {
     /// An object appeared, with all of its state.
@@ -73,6 +74,18 @@ pub enum ClientEvent {
     },
     /// The server called something on an object.
     Attachment(Attachment),
+    /// A property was not what the server has, without any packet missing, and is now: an error in memory or in one of
+    /// the two programs. See [`ServerConfig::check_frames`](crate::ServerConfig::check_frames).
+    Diverged {
+        /// Network index.
+        object: u32,
+        /// Which property.
+        property: usize,
+        /// What the replica held when the difference was seen.
+        held: Value,
+        /// What the server sent instead.
+        sent: Value,
+    },
 }
 
 /// What became of a packet.
@@ -108,6 +121,8 @@ pub struct Client {
     /// Objects that the packet being checked creates.
     created: Vec<(u32, ClassId)>,
     decode_errors: u64,
+    /// What replicas held that differ from the server's, until their whole state comes.
+    suspects: BTreeMap<u32, (u64, Vec<u64>)>,
     /// Newest clock sample: the server's frame and milliseconds.
     clock: Option<(u32, u32)>,
 }
@@ -135,6 +150,7 @@ impl Client {
             sections: Vec::new(),
             created: Vec::new(),
             decode_errors: 0,
+            suspects: BTreeMap::new(),
             clock: None,
         }
     }
@@ -159,8 +175,8 @@ impl Client {
         }
         self.check(header.frame, body)?;
         self.acknowledge(&header);
-        self.apply(header.frame, body);
         self.acks.applied(header.seq);
+        self.apply((header.seq, header.frame), body);
         self.ack_owed = true;
         self.server_frame = header.frame;
         Ok(Received::Applied)
@@ -183,7 +199,12 @@ impl Client {
             let from = reader.byte_position();
             if section >= kind::SKIPPABLE {
                 let len = reader.get(16)? as usize;
+                let from = reader.byte_position();
                 reader.skip_bytes(len)?;
+                if section == kind::CHECK {
+                    self.each_check(count, &body[from..from + len], &mut |_, _, _, _| {})?;
+                    self.sections.push((section, count, from));
+                }
                 continue;
             }
             self.sections.push((section, count, from));
@@ -306,7 +327,7 @@ impl Client {
     // ------------------------------------------------------------------------------------------------ applying
 
     /// Applies what `check` has seen to be right, in the order of spec §11.
-    fn apply(&mut self, frame: u32, body: &[u8]) {
+    fn apply(&mut self, (seq, frame): (u16, u32), body: &[u8]) {
         let sections = core::mem::take(&mut self.sections);
         for wanted in [
             &[kind::CREATE][..],
@@ -314,11 +335,16 @@ impl Client {
             &[kind::DESTROY],
             &[kind::ATTACH],
             &[kind::TIME],
+            &[kind::CHECK],
         ] {
             for (section, count, from) in sections.iter().filter(|(section, ..)| wanted.contains(section)) {
                 let mut reader = BitReader::new(body);
                 // The offset was read from the same bytes.
                 let mut result = reader.skip_bytes(*from);
+                if *section == kind::CHECK {
+                    self.compare(seq, *count, &body[*from..]);
+                    continue;
+                }
                 for _ in 0..*count {
                     result = result.and_then(|()| self.apply_item(*section, frame, &mut reader));
                     reader.align();
@@ -357,6 +383,7 @@ impl Client {
                 if let Some(replica) = self.replicas.get_mut(index as usize).and_then(Option::take) {
                     self.count -= 1;
                     self.attachments.target_gone(index);
+                    self.suspects.remove(&index);
                     let handle = Handle::from_parts(index, replica.generation);
                     self.events.push_back(ClientEvent::Destroyed { handle, reason });
                 }
@@ -426,6 +453,7 @@ impl Client {
         if same {
             replica.reset();
         }
+        self.suspects.remove(&create.index);
         (replica.parent, replica.owner, replica.frame) = (create.parent, create.owner, frame);
         for property in bits_of(create.mask) {
             read_property(replica, property, None, reader)?;
@@ -447,7 +475,7 @@ impl Client {
         let base = match head.age {
             None => None,
             Some(age) => match replica.state_at(frame.wrapping_sub(age)) {
-                Some(state) => Some(state.to_vec()),
+                Some(state) => Some((state.to_vec(), age)),
                 None => {
                     // The state that the record builds on is not there: ask for everything.
                     self.resets.insert(index);
@@ -462,15 +490,67 @@ impl Client {
             },
         };
         for property in bits_of(head.mask) {
-            read_property(replica, property, base.as_deref(), reader)?;
+            let base = base.as_ref().map(|(state, age)| (&state[..], *age));
+            read_property(replica, property, base, reader)?;
         }
         replica.frame = frame;
         replica.remember(frame);
+        if let Some((wanted, _)) = self.suspects.get(&index)
+            && head.mask & wanted == *wanted
+            && let Some((wanted, held)) = self.suspects.remove(&index)
+        {
+            for property in bits_of(wanted) {
+                let prop = &class.props[property];
+                let (before, now) = (prop.words(&held), prop.words(&replica.words));
+                if !prop.codec.is_heap() && before != now {
+                    let (held, sent) = (prop.codec.dequantise(before), prop.codec.dequantise(now));
+                    self.events.push_back(ClientEvent::Diverged { object: index, property, held, sent });
+                }
+            }
+        }
         if replica.changed == 0 && head.mask != 0 {
             self.changed.push_back(index);
         }
         replica.changed |= head.mask;
         Ok(())
+    }
+
+    /// Reads the hashes of a section: calls `each` with the oldest packet under way, index, mask and hash.
+    fn each_check(
+        &self,
+        count: u64,
+        bytes: &[u8],
+        each: &mut dyn FnMut(u16, u32, u64, u32),
+    ) -> Result<(), DecodeError> {
+        let mut reader = BitReader::new(bytes);
+        let since = reader.get(16)? as u16;
+        for _ in 0..count {
+            let index = self.read_index(&mut reader)?;
+            let mask = reader.get_varint()?;
+            each(since, index, mask, reader.get(32)? as u32);
+        }
+        Ok(())
+    }
+
+    /// Compares replicas with what the server says of them, if every packet that could make a difference has come.
+    fn compare(&mut self, seq: u16, count: u64, bytes: &[u8]) {
+        let (_, applied) = self.acks.fields();
+        let mut wrong = Vec::new();
+        let result = self.each_check(count, bytes, &mut |since, index, mask, hash| {
+            let under_way = u32::from(seq.wrapping_sub(since));
+            let whole = under_way <= 64 && applied.trailing_ones() >= under_way;
+            let Some(replica) = self.replica(index).filter(|_| whole) else { return };
+            if state_hash(&replica.class, &replica.words, mask) != hash {
+                wrong.push((index, mask, replica.words.clone()));
+            }
+        });
+        debug_assert!(result.is_ok(), "a checked section failed: {result:?}");
+        for (index, mask, words) in wrong {
+            self.suspects
+                .insert(index, (mask & self.class_of(index).map_or(0, |class| class.update_mask), words));
+            self.resets.insert(index);
+            self.ack_owed = true;
+        }
     }
 
     fn acknowledge(&mut self, header: &Header) {

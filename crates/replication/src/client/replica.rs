@@ -176,11 +176,11 @@ pub(super) fn skim_delta(
     }
 }
 
-/// Reads one property into the replica: plain, or as a difference to `base`.
+/// Reads one property into the replica: plain, or as a difference to a state and its age.
 pub(super) fn read_property(
     replica: &mut Replica,
     property: usize,
-    base: Option<&[u64]>,
+    base: Option<(&[u64], u32)>,
     reader: &mut BitReader<'_>,
 ) -> Result<(), DecodeError> {
     let prop = &replica.class.props[property];
@@ -197,7 +197,7 @@ pub(super) fn read_property(
     match base {
         None => prop.codec.read(reader, words),
         Some(base) => {
-            words.copy_from_slice(prop.words(base));
+            words.copy_from_slice(replica.class.ahead(property, base, &mut [0; WORDS_MAX]));
             prop.codec.read_delta(reader, words)
         }
     }

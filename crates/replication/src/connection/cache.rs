@@ -32,6 +32,8 @@ pub(crate) struct Scratch {
     pub(super) waiting: Vec<(u32, u32)>,
     pub(super) entered: Vec<u32>,
     pub(super) left: Vec<u32>,
+    /// Connections that left counts or events behind in this frame.
+    pub(crate) stirred: Vec<u32>,
     pub(super) cache: RecordCache,
     pub(super) variants: Variants,
 }

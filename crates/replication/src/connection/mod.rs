@@ -5,9 +5,11 @@
 //! the ordinary (creation, loss, differences, conditions, a spent budget) takes the slow way through `pending`.
 
 mod cache;
+mod check;
 mod keyed;
 mod life;
 mod limit;
+mod retain;
 mod scope;
 mod write;
 
@@ -31,6 +33,8 @@ use throng_stdx::Instant;
 
 pub(crate) use cache::Scratch;
 use limit::Turns;
+use retain::Retained;
+pub(crate) use retain::state_hash;
 
 /// Packets that creations and arrays fill in one frame. What goes beyond the window of one acknowledgement would count as
 /// lost, though it arrived, and go out again.
@@ -129,6 +133,8 @@ pub(crate) struct Connection {
     pending: Pending,
     /// References sent as none because the receiver may not know the target: (object, property) by target.
     hidden: Map<Vec<(u32, u64)>>,
+    /// Objects out of scope that the receiver keeps.
+    retained: Map<Retained>,
     bases: Bases,
     log: SentLog,
     acks: AckState,
@@ -183,6 +189,7 @@ impl Connection {
             lingering: Vec::new(),
             pending: Pending::default(),
             hidden: Map::default(),
+            retained: Map::default(),
             bases: Bases::default(),
             log: SentLog::default(),
             acks: AckState::default(),
@@ -231,7 +238,8 @@ impl Connection {
     /// Objects that the receiver may know, for a connection that ends.
     pub(crate) fn known(&self) -> impl Iterator<Item = u32> + '_ {
         let unconfirmed = self.pairs.iter().filter(|(_, pair)| **pair != Pair::CreateQueued { known: false });
-        self.live.iter().chain(unconfirmed.map(|(object, _)| *object))
+        let unconfirmed = unconfirmed.map(|(object, _)| *object);
+        self.live.iter().chain(unconfirmed).chain(self.retained.keys().copied())
     }
 
     fn role(&self, sh: &Shared, object: u32) -> Role {
@@ -273,6 +281,7 @@ impl Connection {
             let mask = mask & self.mask_for(sh, object, false);
             self.pending.add(object, mask);
         }
+        self.reveal_retained(object, mask);
         // The receiver's old states lack these properties.
         self.bases.invalidate(object);
     }
@@ -290,7 +299,7 @@ impl Connection {
                 break;
             }
             if age == 0 {
-                let sample = sh.now.since(packet.at).as_nanos() as u64;
+                let sample = sh.now.as_nanos().saturating_sub(packet.at.as_nanos());
                 self.rtt_ns =
                     if self.rtt_ns == 0 { sample } else { self.rtt_ns - self.rtt_ns / 8 + sample / 8 };
             }
@@ -308,14 +317,23 @@ impl Connection {
         let patience = (4 * self.rtt_ns).max(1_000_000_000);
         while let Some(packet) = self.log.front() {
             let old = sh.frame.wrapping_sub(packet.frame) >= RING as u32 - 1;
-            if !old && sh.now.since(packet.at).as_nanos() as u64 <= patience {
+            if !old && sh.now.as_nanos().saturating_sub(packet.at.as_nanos()) <= patience {
                 break;
             }
             self.lost(sh);
         }
     }
 
+    #[inline]
     fn delivered(&mut self, sh: &Shared) {
+        if !sh.any_delta && self.log.pop_plain() {
+            self.stats.packets_delivered += 1;
+        } else {
+            self.delivered_items(sh);
+        }
+    }
+
+    fn delivered_items(&mut self, sh: &Shared) {
         let mut fate = core::mem::take(&mut self.fate);
         let packet = if sh.any_delta {
             self.log.pop(&mut fate.words, &mut fate.items)
@@ -504,6 +522,7 @@ pub(crate) struct Stage<'a> {
 impl Stage<'_> {
     /// Decides and writes everything of this frame; the packets are in `scratch.out` then.
     pub(crate) fn run(&mut self) {
+        self.conn.pending.frame = self.sh.frame;
         self.conn.expire(self.sh);
         self.update_scope();
         if !self.scratch.entered.is_empty() || !self.scratch.left.is_empty() {

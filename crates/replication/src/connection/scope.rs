@@ -204,6 +204,9 @@ impl Stage<'_> {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         for object in scratch.left.drain(..) {
             conn.counts.push(Count::Unref(object));
+            if conn.retain(sh, object) {
+                continue;
+            }
             conn.end_arrays(object);
             let reason =
                 if sh.objects.alive.get(object) { 1 } else { sh.objects.destroy_reason[object as usize] };
@@ -238,6 +241,9 @@ impl Stage<'_> {
                 if conn.live.get(referrer) && conn.scope.get(referrer) {
                     conn.pending.add(referrer, property);
                 }
+            }
+            if conn.resume(sh, object) {
+                continue;
             }
             match conn.pairs.get(&object) {
                 // A destroy that was not written yet is taken back; the receiver's copy is brought up to date.

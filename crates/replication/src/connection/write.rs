@@ -5,20 +5,25 @@ use std::time::Duration;
 
 use super::{Connection, Pair, Stage};
 use crate::frames::{SLACK, Stream, Word};
-use crate::sent::{Budget, Item};
+use crate::sent::Item;
 use crate::server::{FollowerKind, Hint, Shared};
 use crate::wire::{BASELINE_AGE_MAX, HEADER_BYTES, bits_of, kind, write_delta_record, write_record};
+
+/// So many objects are quicker one by one than gathered.
+const FEW: u32 = 4;
 
 impl Stage<'_> {
     // ------------------------------------------------------------------------------------------------ writing
 
     pub(super) fn write(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
-        let congested = core::mem::take(&mut conn.congested) || conn.stats.packets_lost > conn.losses_seen;
-        conn.losses_seen = conn.stats.packets_lost;
-        let rtt = Duration::from_nanos(conn.rtt_ns);
-        let refill = |budget: &mut Budget| budget.refill(sh.now, congested, rtt);
-        let allowance = conn.budget.as_mut().map_or(usize::MAX / 2, refill);
+        let mut allowance = usize::MAX / 2;
+        if let Some(budget) = &mut conn.budget {
+            let congested =
+                core::mem::take(&mut conn.congested) || conn.stats.packets_lost > conn.losses_seen;
+            conn.losses_seen = conn.stats.packets_lost;
+            allowance = budget.refill(sh.now, congested, Duration::from_nanos(conn.rtt_ns));
+        }
         let overhead = if conn.budget.is_some() { sh.config.overhead_bytes } else { 0 };
         let packet_max = if conn.log.in_flight() + 8 < sh.config.packets_in_flight_max {
             sh.config.packet_bytes_max
@@ -57,8 +62,8 @@ impl Stage<'_> {
             conn.held.clear(object);
         }
         // With nothing to send, an empty packet after a round trip asks what became of the last ones.
-        let round_trip = Duration::from_nanos(conn.rtt_ns + conn.rtt_ns / 4);
-        if conn.ack_owed || conn.log.is_quiet(sh.now - round_trip) {
+        let round_trip = || Duration::from_nanos(conn.rtt_ns + conn.rtt_ns / 4);
+        if scratch.out.is_empty() && (conn.ack_owed || conn.log.is_quiet(sh.now - round_trip())) {
             scratch.out.acknowledge(&mut conn.log);
         }
         if let Some(interval) = sh.config.clock_interval
@@ -69,6 +74,10 @@ impl Stage<'_> {
             scratch.out.put(&clock_sample(sh));
             conn.clock_at = Some(sh.now);
         }
+        if sh.config.check_frames > 0 {
+            self.write_checks();
+        }
+        let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
         scratch.out.close(&mut conn.log);
         if !scratch.out.ends().is_empty() {
             conn.ack_owed = false;
@@ -192,13 +201,17 @@ impl Stage<'_> {
     /// Computes priorities of the objects `bits` of `word`; returns those below the threshold.
     #[inline]
     fn prioritise(&mut self, word: u32, bits: u64) -> u64 {
-        let (conn, objects) = (&*self.conn, &self.sh.objects);
-        let (batch, lanes) = (&mut *self.scratch.batch, &mut self.scratch.priorities.0);
         let threshold = self.sh.config.send_threshold;
+        if bits.count_ones() <= FEW && self.prioritise_few(word, bits) {
+            let p = &self.scratch.priorities.0;
+            return bits_of(bits).fold(0, |all, bit| all | u64::from(p[bit] < threshold) << bit);
+        }
+        let (conn, objects) = (&*self.conn, &self.sh.objects);
         let first = word as usize * 64;
         let kinds = &objects.prioritiser[first..first + 64];
         let kind = kinds[bits.trailing_zeros() as usize];
         let mut below = 0;
+        let (batch, lanes) = (&mut *self.scratch.batch, &mut self.scratch.priorities.0);
         if bits.count_ones() >= 24 && kinds.iter().all(|other| *other == kind) {
             batch.x.copy_from_slice(&objects.x[first..first + 64]);
             batch.y.copy_from_slice(&objects.y[first..first + 64]);
@@ -244,6 +257,20 @@ impl Stage<'_> {
             left &= !same;
         }
         below
+    }
+
+    /// Priorities of a few objects one by one; false if a prioritiser wants batches.
+    #[inline]
+    fn prioritise_few(&mut self, word: u32, bits: u64) -> bool {
+        let (views, objects) = (&self.conn.views, &self.sh.objects);
+        for bit in bits_of(bits) {
+            let at = word as usize * 64 + bit;
+            let position = [objects.x[at], objects.y[at], objects.z[at]];
+            let prioritiser = &self.sh.prioritisers[usize::from(objects.prioritiser[at])];
+            let Some(p) = prioritiser.single(views, position) else { return false };
+            self.scratch.priorities.0[bit] = p;
+        }
+        true
     }
 
     /// Common records that are not sent now become pending, with the priority just computed.
@@ -361,6 +388,8 @@ impl Stage<'_> {
         if store.class.flags.delta && complete {
             conn.bases.sent_again(object / 64, 1 << (object % 64), sh.frame);
         }
+        let waited = u64::from(conn.pending.waited(object));
+        conn.stats.starvation_frames_max = conn.stats.starvation_frames_max.max(waited);
         conn.pending.remove(object);
         true
     }

@@ -69,31 +69,39 @@ pub(super) struct Scale {
     pub(super) axis: Axis,
     /// One over the step.
     inverse: f64,
-    top: u64,
+    /// Largest value, where multiplying by the inverse is off by less than [`DOUBT`]; below zero elsewhere.
+    quick_max: f64,
     pub(super) bits: u8,
-    /// Multiplying by the inverse is off by less than [`DOUBT`].
-    quick: bool,
 }
 
-/// Products closer than this to a whole number are computed again by division: twice the error of a product of 28 bits.
+/// Products closer than this to the middle between two whole numbers are computed again by division: twice the error of
+/// a product of 28 bits.
 const DOUBT: f64 = 1e-7;
+/// Adding it leaves no room for a fraction: the sum is rounded to the nearest whole number, which its low bits are.
+const ROUNDER: f64 = (1_u64 << 52) as f64;
 
 impl Scale {
     pub(super) fn new(axis: Axis) -> Self {
-        let top = mask(u32::from(axis.bits));
-        Self { axis, inverse: axis.step.recip(), top, bits: axis.bits, quick: axis.bits <= 28 }
+        let quick_max = if axis.bits <= 28 { mask(u32::from(axis.bits)) as f64 } else { -1.0 };
+        Self { axis, inverse: axis.step.recip(), quick_max, bits: axis.bits }
     }
 
     /// As [`Axis::quantise`], to the bit, mostly without its division.
-    #[inline]
+    #[inline(always)]
     pub(super) fn quantise(&self, value: f64) -> u64 {
-        let scaled = (value - self.axis.min) * self.inverse + 0.5;
-        if scaled > self.top as f64 + 1.0 {
-            return self.top;
+        let scaled = (value - self.axis.min) * self.inverse;
+        let rounded = scaled + ROUNDER;
+        let rest = scaled - (rounded - ROUNDER);
+        if scaled >= 0.0 && scaled <= self.quick_max && rest.abs() < 0.5 - DOUBT {
+            rounded.to_bits() - ROUNDER.to_bits()
+        } else {
+            self.exactly(value)
         }
-        let q = scaled as i64;
-        let rest = scaled - q as f64;
-        if self.quick && rest > DOUBT && rest < 1.0 - DOUBT { q as u64 } else { self.axis.quantise(value) }
+    }
+
+    #[cold]
+    fn exactly(&self, value: f64) -> u64 {
+        self.axis.quantise(value)
     }
 
     #[inline]
@@ -122,7 +130,8 @@ mod tests {
             let check =
                 |value: f64| assert_eq!(scale.quantise(value), axis.quantise(value), "{axis:?} {value}");
             for _ in 0..100_000 {
-                let q = (rng.next_u64() >> 8) as f64 / (1_u64 << 56) as f64 * scale.top as f64;
+                let top = mask(u32::from(axis.bits)) as f64;
+                let q = (rng.next_u64() >> 8) as f64 / (1_u64 << 56) as f64 * top;
                 check(axis.min + axis.step * q);
                 // On and beside the borders between two values.
                 let border = axis.min + axis.step * (q.floor() + 0.5);

@@ -140,6 +140,7 @@ impl Codec {
 
     /// 64-bit words of the quantised value.
     #[must_use]
+    #[inline]
     pub fn words(&self) -> usize {
         usize::from(self.words)
     }
@@ -172,6 +173,7 @@ impl Codec {
 
     /// The value lives outside the words: blob or array.
     #[must_use]
+    #[inline]
     pub fn is_heap(&self) -> bool {
         matches!(self.op, Op::Blob(_) | Op::Array(..))
     }
@@ -225,6 +227,26 @@ impl Codec {
         Ok(())
     }
 
+    /// Quantises a value of one word: the word, and how many of the numbers were NaN. The usual kinds without a call.
+    #[inline(always)]
+    pub(crate) fn quantise_word(&self, live: &[u32]) -> (u64, u32) {
+        match (&self.op, live) {
+            (Op::UInt(bits), [low, high, ..]) => {
+                let value = u64::from(*low) | u64::from(*high) << 32;
+                (value.min(u64::MAX >> ((64 - u32::from(*bits)) & 63)), 0)
+            }
+            (Op::Fixed(axis), [value, ..]) => {
+                let value = f32::from_bits(*value);
+                (axis.quantise(f64::from(value)), u32::from(value.is_nan()))
+            }
+            _ => {
+                let mut q = [0];
+                let nans = self.quantise(live, &mut q);
+                (q[0], nans)
+            }
+        }
+    }
+
     /// Quantises live words into `out`; returns how many of the numbers were NaN.
     #[inline]
     pub fn quantise(&self, live: &[u32], out: &mut [u64]) -> u32 {
@@ -254,14 +276,20 @@ impl Codec {
                 return u32::from(value.is_nan());
             }
             Op::Vec2(axes) => {
-                let value = [float(0), float(1)];
-                pack(axes, [0, 1].map(|i| axes[i].quantise(f64::from(value[i]))), self.words, out);
-                return u32::from(value[0].is_nan()) + u32::from(value[1].is_nan());
+                let [x, y] = [float(0), float(1)];
+                let parts = [axes[0].quantise(f64::from(x)), axes[1].quantise(f64::from(y))];
+                pack(axes, parts, self.words, out);
+                return u32::from(x.is_nan()) + u32::from(y.is_nan());
             }
             Op::Vec3(axes) => {
-                let value = [float(0), float(1), float(2)];
-                pack(axes, [0, 1, 2].map(|i| axes[i].quantise(f64::from(value[i]))), self.words, out);
-                return value.iter().map(|value| u32::from(value.is_nan())).sum();
+                let [x, y, z] = [float(0), float(1), float(2)];
+                let parts = [
+                    axes[0].quantise(f64::from(x)),
+                    axes[1].quantise(f64::from(y)),
+                    axes[2].quantise(f64::from(z)),
+                ];
+                pack(axes, parts, self.words, out);
+                return u32::from(x.is_nan()) + u32::from(y.is_nan()) + u32::from(z.is_nan());
             }
             Op::Unit3(axis) => return quantise_unit([float(0), float(1), float(2)], axis, out),
             Op::Quat(axis) => return quantise_quat([float(0), float(1), float(2), float(3)], axis, out),
@@ -371,7 +399,7 @@ fn store_floats(live: &mut [u32], value: &[f32]) {
 }
 
 #[inline]
-fn pack<const N: usize>(axes: &[Scale; N], parts: [u64; N], words: u8, out: &mut [u64]) {
+pub(super) fn pack<const N: usize>(axes: &[Scale; N], parts: [u64; N], words: u8, out: &mut [u64]) {
     if words == 1 {
         let mut shift = 0;
         out[0] = 0;
@@ -385,7 +413,7 @@ fn pack<const N: usize>(axes: &[Scale; N], parts: [u64; N], words: u8, out: &mut
 }
 
 #[inline]
-fn unpack<const N: usize>(axes: &[Scale; N], words: u8, q: &[u64]) -> [u64; N] {
+pub(super) fn unpack<const N: usize>(axes: &[Scale; N], words: u8, q: &[u64]) -> [u64; N] {
     let mut shift = 0;
     core::array::from_fn(|i| {
         if words == 1 {

@@ -11,6 +11,7 @@ mod custom;
 mod delta;
 mod half;
 mod list;
+mod motion;
 mod rotation;
 
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use crate::handle::Handle;
 pub use axis::Axis;
 pub use codec::Codec;
 pub use custom::CustomQuantiser;
+pub(crate) use motion::Motion;
 
 /// Most 64-bit words of one quantised property.
 pub const WORDS_MAX: usize = 3;

@@ -24,8 +24,9 @@ fn settle(mut q: u64, again: impl Fn(u64) -> u64) -> u64 {
     least
 }
 
-pub(super) fn quantise_quat(value: [f32; 4], axis: &Scale, out: &mut [u64]) -> u32 {
-    let mut value = value.map(f64::from);
+#[inline]
+pub(super) fn quantise_quat([x, y, z, w]: [f32; 4], axis: &Scale, out: &mut [u64]) -> u32 {
+    let mut value = [f64::from(x), f64::from(y), f64::from(z), f64::from(w)];
     let square: f64 = value.iter().map(|part| part * part).sum();
     // Also false for NaN.
     if !(square.is_finite() && square > 1e-12) {
@@ -34,7 +35,7 @@ pub(super) fn quantise_quat(value: [f32; 4], axis: &Scale, out: &mut [u64]) -> u
     }
     if (square - 1.0).abs() > 1e-5 {
         let scale = square.sqrt().recip();
-        value = value.map(|part| part * scale);
+        value.iter_mut().for_each(|part| *part *= scale);
     }
     let (mut q, close) = smallest_three(value, axis);
     if close {
@@ -44,26 +45,27 @@ pub(super) fn quantise_quat(value: [f32; 4], axis: &Scale, out: &mut [u64]) -> u
     0
 }
 
+/// The components beside the one of each number.
+const OTHERS: [[usize; 3]; 4] = [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]];
+
 /// Packed bits, and whether two components are so close that rounding may exchange them.
 #[inline]
 fn smallest_three(value: [f64; 4], axis: &Scale) -> (u64, bool) {
     let mut largest = 0;
-    for at in 1..4 {
-        if value[at].abs() > value[largest].abs() {
-            largest = at;
-        }
+    let mut most = value[0].abs();
+    for (at, part) in value.iter().enumerate().skip(1) {
+        let larger = part.abs() > most;
+        largest = if larger { at } else { largest };
+        most = if larger { part.abs() } else { most };
     }
     let sign = if value[largest] < 0.0 { -1.0 } else { 1.0 };
-    let near = value[largest].abs() - 4.0 * axis.axis.step;
-    let (mut q, mut shift, mut close) = (largest as u64, 2, false);
-    for (at, part) in value.iter().enumerate() {
-        if at != largest {
-            q |= axis.quantise(sign * part) << shift;
-            shift += u32::from(axis.bits);
-            close |= part.abs() >= near;
-        }
-    }
-    (q, close)
+    let near = most - 4.0 * axis.axis.step;
+    let [a, b, c] = OTHERS[largest & 3];
+    let (a, b, c) = (value[a & 3], value[b & 3], value[c & 3]);
+    let close = a.abs().max(b.abs()).max(c.abs()) >= near;
+    let bits = u32::from(axis.bits);
+    let (a, b, c) = (axis.quantise(sign * a), axis.quantise(sign * b), axis.quantise(sign * c));
+    (largest as u64 | a << 2 | b << (2 + bits) | c << (2 + 2 * bits), close)
 }
 
 pub(super) fn dequantise_quat(q: u64, axis: &Scale) -> [f32; 4] {
@@ -81,9 +83,10 @@ pub(super) fn dequantise_quat(q: u64, axis: &Scale) -> [f32; 4] {
     value.map(|part| part as f32)
 }
 
-pub(super) fn quantise_unit(value: [f32; 3], axis: &Scale, out: &mut [u64]) -> u32 {
-    let value = value.map(f64::from);
-    let sum: f64 = value.iter().map(|part| part.abs()).sum();
+#[inline]
+pub(super) fn quantise_unit([x, y, z]: [f32; 3], axis: &Scale, out: &mut [u64]) -> u32 {
+    let value = [f64::from(x), f64::from(y), f64::from(z)];
+    let sum = value[0].abs() + value[1].abs() + value[2].abs();
     if !(sum.is_finite() && sum > 1e-12) {
         out[0] = octahedron([0.0, 0.0, 1.0], 1.0, axis);
         return 1;

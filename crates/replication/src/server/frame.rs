@@ -89,11 +89,12 @@ impl Server {
         if self.shared.keyed_changed.top().iter().any(|top| *top != 0) {
             self.shared.keyed_changed.clear_all();
         }
-        for conn in self.connections.iter_mut().flatten() {
-            for count in conn.counts.drain(..) {
-                apply_count(&mut self.shared.objects, count);
-            }
-            if !conn.events.is_empty() {
+        for scratch in &mut self.scratch {
+            for place in scratch.stirred.drain(..) {
+                let Some(Some(conn)) = self.connections.get_mut(place as usize) else { continue };
+                for count in conn.counts.drain(..) {
+                    apply_count(&mut self.shared.objects, count);
+                }
                 self.events.extend(conn.events.drain(..));
             }
         }
@@ -175,6 +176,9 @@ fn collect(
     }
     if changed == 0 || !(alive || objects.flush.get(index)) {
         return;
+    }
+    if store.class.flags.retain {
+        store.note(slot, changed, shared.frame);
     }
     if store.class.flags.delta {
         store.remember(slot, shared.frame);
@@ -262,6 +266,9 @@ impl Lane<'_> {
         for conn in self.connections.iter_mut().flatten() {
             let id = conn.id;
             Stage { conn, sh: self.shared, scratch: self.scratch }.run();
+            if !(conn.counts.is_empty() && conn.events.is_empty()) {
+                self.scratch.stirred.push(id.0);
+            }
             let out = &self.scratch.out;
             if !out.ends().is_empty() {
                 sink(Packets { connection: id, bytes: out.bytes(), ends: out.ends() });

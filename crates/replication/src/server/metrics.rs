@@ -42,6 +42,7 @@ impl ConnectionStats {
         self.destroys += other.destroys;
         self.elements_sent += other.elements_sent;
         self.budget_saturated_frames += other.budget_saturated_frames;
+        self.starvation_frames_max = self.starvation_frames_max.max(other.starvation_frames_max);
         self.packets_stale += other.packets_stale;
     }
 }
@@ -77,6 +78,7 @@ impl Server {
             ("objects", "Objects that exist.", self.shared.objects.alive.iter().count() as u64),
             ("connections", "Connections.", connections().count() as u64),
             ("pairs_in_scope", "Pairs of connection and object in scope.", pairs),
+            ("starvation_frames_max", "Most frames that a change has waited.", total.starvation_frames_max),
         ];
         let counters = [
             ("objects_dirty", "Objects with a changed property, over frames.", stats.objects_dirty),

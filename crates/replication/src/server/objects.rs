@@ -116,6 +116,7 @@ impl Server {
         for conn in self.connections.iter_mut().flatten() {
             conn.forced_in.clear(index);
             conn.forced_out.clear(index);
+            conn.end_retained(index, reason as u8);
         }
         self.dying.push(index);
         Ok(())
@@ -299,7 +300,7 @@ impl Server {
         for (conn, before) in self.connections.iter_mut().zip(before) {
             if let Some(conn) = conn
                 && !before
-                && conn.scope.get(index)
+                && conn.keeps(index)
             {
                 conn.reveal(shared, index, bit);
             }
@@ -326,7 +327,7 @@ impl Server {
         *disabled = if enabled { *disabled & !mask } else { *disabled | mask };
         let shared = &self.shared;
         for conn in self.connections.iter_mut().flatten() {
-            if revealed != 0 && conn.scope.get(index) {
+            if revealed != 0 && conn.keeps(index) {
                 conn.reveal(shared, index, revealed);
             }
         }
@@ -370,7 +371,7 @@ impl Server {
         let Some(mask) = self.slept.remove(&index) else { return };
         let shared = &self.shared;
         for conn in self.connections.iter_mut().flatten() {
-            if conn.scope.get(index) {
+            if conn.keeps(index) {
                 conn.reveal(shared, index, mask);
             }
         }

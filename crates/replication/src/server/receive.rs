@@ -82,6 +82,11 @@ fn receive(shared: &Shared, conn: &mut Connection, packet: &[u8]) -> Result<(), 
         conn.stats.packets_stale += 1;
         return Ok(());
     }
+    if sections.is_empty() {
+        conn.acknowledge(shared, header.ack, header.ack_bits)?;
+        conn.applied(header.seq, false);
+        return Ok(());
+    }
     // First everything is checked, then everything is applied.
     let mut resets = Vec::new();
     let mut attachments = Vec::new();
@@ -128,7 +133,7 @@ fn receive(shared: &Shared, conn: &mut Connection, packet: &[u8]) -> Result<(), 
         }
     }
     conn.acknowledge(shared, header.ack, header.ack_bits)?;
-    conn.applied(header.seq, !sections.is_empty());
+    conn.applied(header.seq, true);
     for index in resets {
         conn.reset_baseline(shared, index);
     }

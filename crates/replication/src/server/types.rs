@@ -43,6 +43,10 @@ pub struct ServerConfig {
     /// Sends the server's frame and time so often, in a packet that goes anyway; at most once a second makes sense.
     /// Default none.
     pub clock_interval: Option<Duration>,
+    /// Frames between two looks at whether a receiver holds what it should: each object is looked at by a hash of its
+    /// state, and repaired when it differs (see [`ClientEvent::Diverged`](crate::ClientEvent::Diverged)). Costs bytes
+    /// and time for each pair in scope, spread over the frames. Default 0: never.
+    pub check_frames: u16,
     /// The grid filter's world.
     pub grid: GridConfig,
     /// Levels of detail for objects in the grid, unless they opt out; `None` sends every change in its frame. An
@@ -67,6 +71,7 @@ impl Default for ServerConfig {
             verify_push: false,
             class_stats: false,
             clock_interval: None,
+            check_frames: 0,
             grid: GridConfig::default(),
             lod: None,
         }
@@ -216,6 +221,8 @@ pub struct ConnectionStats {
     pub destroys: u64,
     /// Frames in which the budget did not suffice.
     pub budget_saturated_frames: u64,
+    /// Most frames that a change has waited for room, or for its priority, before it was written.
+    pub starvation_frames_max: u64,
     /// Packets discarded because a newer one had been applied.
     pub packets_stale: u64,
 }
