@@ -14,12 +14,15 @@
     reason = "seeds from the environment, played on all cores"
 )]
 
+mod network;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use network::{CONDITIONS, GOOD, Line, Link, Season, Weather, condition};
 use throng_enet::{Bytes, Config, Delivery, Event, Host, Lane, PeerId, PeerState, RangeCoder, Reason};
 use throng_stdx::{Instant, Rng};
 
@@ -99,113 +102,6 @@ fn text(cause: &(dyn std::any::Any + Send)) -> &str {
     words.or(cause.downcast_ref::<&str>().copied()).unwrap_or("panicked")
 }
 
-/// A kind of network.
-struct Condition {
-    name: &'static str,
-    /// Both directions.
-    link: Link,
-    /// What is different about the way back; the rest is as the way there.
-    back: Option<Link>,
-    weather: Weather,
-}
-
-/// How bad a link is, in one direction.
-#[derive(Clone, Copy, Debug)]
-struct Link {
-    /// Bytes per second, 0 for no limit, and bytes that wait for their turn before the link drops some.
-    rate: u64,
-    queue_bytes: u64,
-    delay_ms: u64,
-    jitter_ms: u64,
-    loss: f64,
-    doubling: f64,
-    /// Share of datagrams that are held back for several times the delay.
-    straggling: f64,
-    /// Longer datagrams vanish.
-    bytes_max: usize,
-}
-
-/// What changes while time passes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Weather {
-    Steady,
-    /// For a second of every four, half of everything is lost.
-    Bursts,
-    /// For three seconds of every nine, nothing passes.
-    Flaps,
-    /// After four seconds the way is ten times as long, after eight it is as before.
-    Detour,
-    /// The client's clock runs three percent fast.
-    Skew,
-    /// After four seconds the client has another address.
-    Rebind,
-}
-
-const GOOD: Link = Link {
-    rate: 2_000_000,
-    queue_bytes: 256_000,
-    delay_ms: 2,
-    jitter_ms: 1,
-    loss: 0.0,
-    doubling: 0.0,
-    straggling: 0.0,
-    bytes_max: usize::MAX,
-};
-
-const fn steady(name: &'static str, link: Link) -> Condition {
-    Condition { name, link, back: None, weather: Weather::Steady }
-}
-
-const fn changing(name: &'static str, weather: Weather) -> Condition {
-    Condition { name, link: Link { delay_ms: 20, ..GOOD }, back: None, weather }
-}
-
-/// Eighteen combinations of rate, loss, lag and reordering, and twelve kinds of trouble.
-const CONDITIONS: [Condition; 30] = [
-    steady("64 kB/s", Link { rate: 64_000, ..GOOD }),
-    steady("128 kB/s", Link { rate: 128_000, ..GOOD }),
-    steady("256 kB/s", Link { rate: 256_000, ..GOOD }),
-    steady("1 MB/s", Link { rate: 1_000_000, ..GOOD }),
-    steady("2 MB/s", GOOD),
-    steady("loss 1%", Link { loss: 0.01, ..GOOD }),
-    steady("loss 5%", Link { loss: 0.05, ..GOOD }),
-    steady("loss 10%", Link { loss: 0.1, ..GOOD }),
-    steady("loss 20%", Link { loss: 0.2, ..GOOD }),
-    steady("lag 25 ms", Link { delay_ms: 25, ..GOOD }),
-    steady("lag 50 ms", Link { delay_ms: 50, jitter_ms: 10, ..GOOD }),
-    steady("lag 100 ms", Link { delay_ms: 100, jitter_ms: 20, ..GOOD }),
-    steady("reorder 5%", Link { straggling: 0.05, delay_ms: 20, ..GOOD }),
-    steady("reorder 15%", Link { straggling: 0.15, delay_ms: 20, ..GOOD }),
-    steady("loss 5%, lag 100 ms", Link { loss: 0.05, delay_ms: 100, ..GOOD }),
-    steady("loss 10%, reorder 10%", Link { loss: 0.1, straggling: 0.1, delay_ms: 20, ..GOOD }),
-    steady("64 kB/s, loss 5%, lag 50 ms", Link { rate: 64_000, loss: 0.05, delay_ms: 50, ..GOOD }),
-    steady(
-        "128 kB/s, loss 20%, reorder 30%",
-        Link { rate: 128_000, loss: 0.2, straggling: 0.3, delay_ms: 30, ..GOOD },
-    ),
-    changing("bursts of 50% loss", Weather::Bursts),
-    steady("reorder 30%", Link { straggling: 0.3, delay_ms: 40, jitter_ms: 40, ..GOOD }),
-    steady("lag 500 ms", Link { delay_ms: 250, jitter_ms: 50, ..GOOD }),
-    steady("doubling 30%", Link { doubling: 0.3, delay_ms: 20, jitter_ms: 10, ..GOOD }),
-    steady("black hole above 1,200 bytes", Link { bytes_max: 1_200, ..GOOD }),
-    Condition {
-        name: "asymmetric",
-        link: Link { rate: 32_000, delay_ms: 80, loss: 0.05, ..GOOD },
-        back: Some(Link { delay_ms: 5, ..GOOD }),
-        weather: Weather::Steady,
-    },
-    changing("clock skew", Weather::Skew),
-    changing("new NAT address", Weather::Rebind),
-    steady("32 kB/s", Link { rate: 32_000, queue_bytes: 16_000, ..GOOD }),
-    steady("bufferbloat", Link { rate: 48_000, queue_bytes: 512_000, delay_ms: 10, ..GOOD }),
-    changing("flapping", Weather::Flaps),
-    changing("detour", Weather::Detour),
-];
-
-fn condition(seed: u64) -> &'static Condition {
-    &CONDITIONS[(seed % CONDITIONS.len() as u64) as usize]
-}
-
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Report {
     connected: u64,
@@ -241,10 +137,9 @@ struct End {
     host: Host,
     peer: Option<PeerId>,
     address: SocketAddr,
-    /// The way from here to the other end, the chance of a flipped bit, and when the line is free again.
-    link: Link,
+    /// The way from here to the other end, and the chance of a flipped bit.
+    line: Line,
     damage: f64,
-    line_free: Instant,
     rng: Rng,
     /// Packets sent, per lane: (number, delivery class).
     next: BTreeMap<u8, u32>,
@@ -308,9 +203,8 @@ impl World {
                 host: Host::new(now, config).expect("sound"),
                 peer: None,
                 address: SocketAddr::from(([10, 0, 0, port as u8], port)),
-                link,
+                line: Line::new(link, now),
                 damage,
-                line_free: now,
                 rng: rng.fork(),
                 next: BTreeMap::new(),
                 promised: BTreeMap::new(),
@@ -390,8 +284,8 @@ impl World {
         let passed = self.now.since(self.starts_at);
         if self.now >= self.heals_at {
             for end in &mut self.ends {
-                let link = end.link;
-                end.link = Link { rate: link.rate.max(200_000), delay_ms: link.delay_ms, ..GOOD };
+                let link = end.line.link;
+                end.line.link = Link { rate: link.rate.max(200_000), delay_ms: link.delay_ms, ..GOOD };
                 end.damage = 0.0;
             }
         } else if self.weather == Weather::Rebind && passed > Duration::from_secs(4) {
@@ -416,43 +310,21 @@ impl World {
         let mut buf = Vec::new();
         let other = 1 - index;
         let clock = self.clock(index);
-        let passed = self.now.since(self.starts_at);
-        let is_stormy = self.now < self.heals_at;
+        let season = Season { passed: self.now.since(self.starts_at), is_stormy: self.now < self.heals_at };
         while let Some(transmit) = self.ends[index].host.poll_transmit(clock, &mut buf) {
             assert!(!buf.is_empty() && buf.len() <= 4_100);
             self.report.note(buf.len() as u64);
-            let link = self.ends[index].link;
-            let copies = if self.rng.chance(link.doubling) { 2 } else { 1 };
+            let doubling = self.ends[index].line.link.doubling;
+            let copies = if self.rng.chance(doubling) { 2 } else { 1 };
             self.report.doubled += copies - 1;
             for _ in 0..copies {
-                let loss = match self.weather {
-                    Weather::Bursts if is_stormy && passed.as_secs() % 4 == 3 => 0.5,
-                    Weather::Flaps if is_stormy && passed.as_secs() % 9 >= 6 => 1.0,
-                    _ => link.loss,
-                };
-                // The line takes one datagram after the other; what finds a full queue is lost.
-                let free = self.ends[index].line_free.max(self.now);
-                let waits = free.since(self.now).as_nanos() as u64 * link.rate / 1_000_000_000;
                 let is_known = transmit.to == self.ends[other].address;
-                if self.rng.chance(loss)
-                    || buf.len() > link.bytes_max
-                    || waits > link.queue_bytes
-                    || !is_known
-                {
+                let line = &mut self.ends[index].line;
+                let arrival = line.carry(&mut self.rng, self.now, self.weather, season, buf.len());
+                let Some(arrival) = arrival.filter(|_| is_known) else {
                     self.report.lost += 1;
                     continue;
-                }
-                let ns = (buf.len() as u64 + 28) * 1_000_000_000 / link.rate;
-                let sent = free + Duration::from_nanos(ns);
-                self.ends[index].line_free = sent;
-                let mut delay_ms = link.delay_ms;
-                if self.weather == Weather::Detour && (4..8).contains(&passed.as_secs()) {
-                    delay_ms *= 10;
-                }
-                let mut delay_us = delay_ms * 1_000 + self.rng.below(link.jitter_ms * 1_000 + 1);
-                if self.rng.chance(link.straggling) {
-                    delay_us += self.rng.below(4_000 * delay_ms + 1_000);
-                }
+                };
                 let mut copy = buf.clone();
                 if self.rng.chance(self.ends[index].damage) {
                     let bit = self.rng.below(8 * copy.len() as u64) as usize;
@@ -460,7 +332,7 @@ impl World {
                 }
                 self.sent += 1;
                 let from = self.ends[index].address;
-                self.wire.insert((sent + Duration::from_micros(delay_us), self.sent), (other, from, copy));
+                self.wire.insert((arrival, self.sent), (other, from, copy));
             }
         }
     }

@@ -91,7 +91,7 @@ struct EnetArgs {
     )]
     game_hz: u32,
     /// Shortest time between two rounds of a busy thread
-    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "1ms", hide_short_help = true, help_heading = "ENet echo server")]
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "800us", hide_short_help = true, help_heading = "ENet echo server")]
     interval: Duration,
     /// Echo datagrams without any protocol
     #[arg(long, hide = true)]
