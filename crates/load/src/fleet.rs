@@ -1,12 +1,6 @@
 //! Many simulated players on one thread.
 //!
-//! A thread owns its players' sockets and one schedule. Sends are *open loop*: input number `c` of player `k` of `n` is
-//! due at `epoch + (c + k/n) * period`, whatever the server does, and everything is measured from that intended time. The
-//! players' sends are spread evenly over a period, so the schedule is a timing wheel of one slot per player and needs no
-//! queue: the next send is always the next slot.
-//!
-//! Sends due within [`BUNDLE`] of each other go out together. A wake-up per send would cost more than the send, and the
-//! bundling shows in the latency, since that counts from the intended time.
+//! A thread owns its players' sockets and one [`Schedule`]. Everything is measured from the time at which it was due.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -20,16 +14,13 @@ use crate::clock::{self, nanoseconds};
 use crate::link::{Link, LinkError, Transport};
 use crate::poll::Poller;
 use crate::protocol::{self, Head, Scanner, Sink, kind};
+use crate::schedule::Schedule;
 use crate::socket;
 
-/// Sends this close together share a wake-up.
-const BUNDLE: Duration = Duration::from_micros(500);
 /// Longest sleep, so that a stop is noticed.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
 /// KCP acknowledges and repeats on a grid of this width.
 const KCP_TICK: Duration = Duration::from_millis(10);
-/// Connection attempts under way at once, below the usual accept backlog.
-const CONNECTING_MAX: usize = 200;
 /// Bytes per read. What matters of a frame is in its first few hundred bytes; the rest is discarded in the kernel.
 const READ_BYTES: usize = 2_048;
 /// Bytes per read for players that look at everything.
@@ -193,14 +184,7 @@ struct Fleet<'a> {
     poller: Poller,
     players: Vec<Player>,
     rng: Rng,
-    /// Players whose connection has been started.
-    started: usize,
-    connecting: usize,
-    next_connect_ns: u64,
-    /// Time of slot 0 of cycle 0, the next cycle, and the next slot in it.
-    epoch_ns: u64,
-    cycle: u64,
-    slot: usize,
+    schedule: Schedule,
     scratch: Vec<u8>,
     frame: Vec<u8>,
     cpu_read_ns: u64,
@@ -224,18 +208,14 @@ impl<'a> Fleet<'a> {
             })
             .collect();
         let now = clock::now_ns();
+        let sends = plan.inputs.map(|inputs| inputs.per_second);
         Ok(Self {
             plan,
             control,
             poller: Poller::new()?,
             players,
             rng: Rng::new(plan.seed ^ numbers.first().copied().unwrap_or(0) as u64),
-            started: 0,
-            connecting: 0,
-            next_connect_ns: now,
-            epoch_ns: now,
-            cycle: 0,
-            slot: 0,
+            schedule: Schedule::new(numbers.len(), plan.connects_per_second, sends, now),
             scratch: vec![0; READ_ALL_BYTES],
             frame: Vec::new(),
             cpu_read_ns: 0,
@@ -253,10 +233,13 @@ impl<'a> Fleet<'a> {
             self.tick_kcp(now, &mut counts);
             self.publish(now, &mut counts);
         }
-        let timeout = self.next_due_ns().saturating_sub(clock::now_ns());
-        let timeout = Duration::from_nanos(timeout).clamp(Duration::ZERO, SLEEP_MAX);
+        let mut most = SLEEP_MAX;
+        if self.plan.transport == Transport::Kcp {
+            most = most.min(Duration::from_nanos(self.kcp_tick_ns.saturating_sub(clock::now_ns())));
+        }
+        let timeout = self.schedule.wait(clock::now_ns(), most);
         // The list borrows the poller, so the tokens are copied; 256 at most.
-        let ready: Vec<_> = self.poller.wait(timeout)?.collect();
+        let ready: Vec<_> = self.poller.gather(timeout)?.collect();
         if ready.is_empty() {
             return Ok(());
         }
@@ -267,40 +250,8 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// When the next send or connection attempt is due, rounded up to the bundling grid.
-    fn next_due_ns(&self) -> u64 {
-        let mut due = u64::MAX;
-        if self.started < self.players.len() && self.connecting < CONNECTING_MAX {
-            due = self.next_connect_ns;
-        }
-        if let Some(period) = self.period_ns() {
-            due = due.min(self.slot_due_ns(period));
-        }
-        if self.plan.transport == Transport::Kcp {
-            due = due.min(self.kcp_tick_ns);
-        }
-        due.saturating_add(nanoseconds(BUNDLE))
-    }
-
-    fn period_ns(&self) -> Option<u64> {
-        self.plan.inputs.map(|inputs| (1e9 / inputs.per_second) as u64)
-    }
-
-    fn slot_due_ns(&self, period: u64) -> u64 {
-        self.epoch_ns + self.cycle * period + period * self.slot as u64 / self.players.len().max(1) as u64
-    }
-
     fn start_connections(&mut self, now: u64, counts: &mut crate::stats::Counts) {
-        let gap = 1_000_000_000 / u64::from(self.plan.connects_per_second.max(1));
-        while self.started < self.players.len()
-            && self.connecting < CONNECTING_MAX
-            && self.next_connect_ns <= now
-        {
-            let index = self.started;
-            self.started += 1;
-            self.connecting += 1;
-            // Attempts held back by the bound are not made up for in one burst.
-            self.next_connect_ns = (self.next_connect_ns + gap).max(now.saturating_sub(gap * 16));
+        while let Some(index) = self.schedule.next_to_connect(now) {
             if let Err(error) = self.connect(index) {
                 self.lose(index, &error, counts);
             }
@@ -337,26 +288,14 @@ impl<'a> Fleet<'a> {
     }
 
     fn send_due(&mut self, now: u64, counts: &mut crate::stats::Counts) {
-        let (Some(period), Some(inputs)) = (self.period_ns(), self.plan.inputs) else { return };
-        if self.players.is_empty() {
-            return;
-        }
+        let Some(inputs) = self.plan.inputs else { return };
         let Some(channel) = self.control.channel() else {
-            // Nothing can be sent yet: the schedule starts when the owner is there.
-            self.epoch_ns = now;
+            // The schedule starts when the owner is there.
+            self.schedule.restart(now);
             return;
         };
-        loop {
-            let due = self.slot_due_ns(period);
-            if due > now {
-                return;
-            }
-            self.send_input(self.slot, channel, inputs, due, counts);
-            self.slot += 1;
-            if self.slot == self.players.len() {
-                self.slot = 0;
-                self.cycle += 1;
-            }
+        while let Some((index, due)) = self.schedule.next_to_send(now) {
+            self.send_input(index, channel, inputs, due, counts);
         }
     }
 
@@ -433,7 +372,7 @@ impl<'a> Fleet<'a> {
             if writable && player.state == State::Connecting {
                 link.connected(self.plan.server)?;
                 player.state = State::Opening;
-                self.connecting -= 1;
+                self.schedule.connected();
             } else if writable {
                 link.flush()?;
             }
@@ -484,7 +423,7 @@ impl<'a> Fleet<'a> {
         player.link = None;
         match player.state {
             State::Lost => return,
-            State::Connecting => self.connecting -= 1,
+            State::Connecting => self.schedule.connected(),
             State::Ready | State::Stalled => counts.ready -= 1,
             _ => {}
         }

@@ -52,6 +52,7 @@ pub mod probe;
 mod protocol;
 pub mod report;
 pub mod saved;
+mod schedule;
 mod socket;
 pub mod spatial;
 pub mod stats;

@@ -9,12 +9,17 @@ use std::time::Duration;
 
 /// Events taken per wait. More would delay sends that fall due while a long batch is handled.
 const EVENTS_PER_WAIT: usize = 256;
+/// What happens this close together shares a wake-up. One per send or per frame would cost more than the send or the frame,
+/// the sender included: waking a thread is its work. Latency counts from the intended time, so it shows there.
+pub(crate) const BUNDLE: Duration = Duration::from_micros(500);
 
 /// One epoll instance.
 #[derive(Debug)]
 pub(crate) struct Poller {
     fd: OwnedFd,
     events: Vec<libc::epoll_event>,
+    /// The latest [`Poller::gather`] found something, and not more than it could take.
+    found: bool,
 }
 
 /// What a registered socket is ready for.
@@ -37,7 +42,7 @@ impl Poller {
         }
         // SAFETY: `fd` is a fresh descriptor that nothing else owns.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Self { fd, events: vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS_PER_WAIT] })
+        Ok(Self { fd, events: vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS_PER_WAIT], found: false })
     }
 
     /// Watches `socket`; it must stay open until `remove` or be closed.
@@ -50,7 +55,19 @@ impl Poller {
         self.control(libc::EPOLL_CTL_MOD, socket, token, read, write)
     }
 
-    /// Waits until something is ready, at most `timeout`, and calls `on_ready` for each socket.
+    /// As [`Poller::wait`], for many sockets with little for each: while there is something to read, it is picked up every
+    /// [`BUNDLE`], as an interrupt-moderating network card would.
+    pub(crate) fn gather(&mut self, mut timeout: Duration) -> io::Result<ReadyList<'_>> {
+        if self.found {
+            std::thread::sleep(timeout.min(BUNDLE));
+            timeout = Duration::ZERO;
+        }
+        let count = self.wait(timeout)?.0.len();
+        self.found = (1..EVENTS_PER_WAIT).contains(&count);
+        Ok(ReadyList(self.events[..count].iter()))
+    }
+
+    /// Waits until something is ready, at most `timeout`.
     pub(crate) fn wait(&mut self, timeout: Duration) -> io::Result<ReadyList<'_>> {
         let timeout = libc::timespec {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),

@@ -9,7 +9,7 @@ const BURST: u32 = 8;
 /// Spreads the rounds of a busy shard out, so that one round serves what several would have.
 ///
 /// A round costs a wake-up, which on virtual machines is more than the work of most messages. A hundred players at
-/// 30 Hz cause 3,000 rounds a second if each input has its own; at one per 6 ms, inputs share rounds and the
+/// 30 Hz cause 3,000 rounds a second if each input has its own; at one per 10 ms, inputs share rounds and the
 /// game server gets them in shared writes. Rounds below the rate, and bursts, are not delayed at all, and neither is
 /// what has a time of its own: a fan-out takes place when it is due and takes along what has arrived.
 ///

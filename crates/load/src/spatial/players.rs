@@ -14,20 +14,17 @@ use super::ENTITY_FIRST;
 use super::avatar::{self, Glance};
 use super::lod;
 use super::truth::Truth;
-use crate::clock::{self, nanoseconds};
+use crate::clock;
 use crate::fleet::{Control, INPUT_BYTES, TURN_OR_JUMP_PER_SECOND, lock};
 use crate::link::{Link, LinkError, Transport};
 use crate::poll::Poller;
 use crate::protocol::{self, Head, Scanner, Sink, kind};
+use crate::schedule::Schedule;
 use crate::socket;
 use crate::stats::{Counts, Times};
 
-/// Sends this close together share a wake-up.
-const BUNDLE: Duration = Duration::from_micros(500);
 /// Longest sleep, so that a stop is noticed.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
-/// Connection attempts under way at once, below the usual accept backlog.
-const CONNECTING_MAX: usize = 200;
 const READ_BYTES: usize = 64 * 1024;
 const PUBLISH_NS: u64 = 100_000_000;
 /// Updates that may pass between a subscription's confirmation and its first delivery, and between leaving and its
@@ -209,13 +206,7 @@ struct Players<'a> {
     poller: Poller,
     players: Vec<Player>,
     rng: Rng,
-    started: usize,
-    connecting: usize,
-    next_connect_ns: u64,
-    /// Time of slot 0 of cycle 0, the next cycle, and the next slot in it.
-    epoch_ns: u64,
-    cycle: u64,
-    slot: usize,
+    schedule: Schedule,
     scratch: Vec<u8>,
     frame: Vec<u8>,
     out: Vec<u8>,
@@ -243,6 +234,7 @@ impl<'a> Players<'a> {
             had: 0,
         });
         let now = clock::now_ns();
+        let sends = Some(plan.inputs_per_second);
         Ok(Self {
             plan,
             control,
@@ -250,12 +242,7 @@ impl<'a> Players<'a> {
             poller: Poller::new()?,
             players: players.collect(),
             rng: Rng::new(plan.seed ^ 0x9e37_79b9 ^ numbers.first().copied().unwrap_or(0) as u64),
-            started: 0,
-            connecting: 0,
-            next_connect_ns: now,
-            epoch_ns: now,
-            cycle: 0,
-            slot: 0,
+            schedule: Schedule::new(numbers.len(), plan.connects_per_second, sends, now),
             scratch: vec![0; READ_BYTES],
             frame: Vec::new(),
             out: Vec::new(),
@@ -269,9 +256,8 @@ impl<'a> Players<'a> {
         self.start_connections(now);
         self.send_due(now);
         self.publish(now, shared);
-        let timeout = self.next_due_ns().saturating_sub(clock::now_ns());
-        let timeout = Duration::from_nanos(timeout).min(SLEEP_MAX);
-        let ready: Vec<_> = self.poller.wait(timeout)?.collect();
+        let timeout = self.schedule.wait(clock::now_ns(), SLEEP_MAX);
+        let ready: Vec<_> = self.poller.gather(timeout)?.collect();
         for ready in ready {
             if let Err(error) = self.progress(ready.token, ready.readable, ready.writable) {
                 self.lose(ready.token, &error);
@@ -280,34 +266,8 @@ impl<'a> Players<'a> {
         Ok(())
     }
 
-    fn period_ns(&self) -> u64 {
-        (1e9 / self.plan.inputs_per_second) as u64
-    }
-
-    fn slot_due_ns(&self) -> u64 {
-        let (period, slots) = (self.period_ns(), self.players.len().max(1) as u64);
-        self.epoch_ns + self.cycle * period + period * self.slot as u64 / slots
-    }
-
-    /// When the next send or connection attempt is due, rounded up to the bundling grid.
-    fn next_due_ns(&self) -> u64 {
-        let mut due = self.slot_due_ns();
-        if self.started < self.players.len() && self.connecting < CONNECTING_MAX {
-            due = due.min(self.next_connect_ns);
-        }
-        due.saturating_add(nanoseconds(BUNDLE))
-    }
-
     fn start_connections(&mut self, now: u64) {
-        let gap = 1_000_000_000 / u64::from(self.plan.connects_per_second.max(1));
-        while self.started < self.players.len()
-            && self.connecting < CONNECTING_MAX
-            && self.next_connect_ns <= now
-        {
-            let index = self.started;
-            self.started += 1;
-            self.connecting += 1;
-            self.next_connect_ns = (self.next_connect_ns + gap).max(now.saturating_sub(gap * 16));
+        while let Some(index) = self.schedule.next_to_connect(now) {
             if let Err(error) = self.connect(index) {
                 self.lose(index, &error);
             }
@@ -324,17 +284,8 @@ impl<'a> Players<'a> {
     }
 
     fn send_due(&mut self, now: u64) {
-        if self.players.is_empty() {
-            return;
-        }
-        while self.slot_due_ns() <= now {
-            let due = self.slot_due_ns();
-            self.send_input(self.slot, due);
-            self.slot += 1;
-            if self.slot == self.players.len() {
-                self.slot = 0;
-                self.cycle += 1;
-            }
+        while let Some((index, due)) = self.schedule.next_to_send(now) {
+            self.send_input(index, due);
         }
     }
 
@@ -385,7 +336,7 @@ impl<'a> Players<'a> {
             if writable && player.state == State::Connecting {
                 link.connected(self.plan.server)?;
                 player.state = State::Opening;
-                self.connecting -= 1;
+                self.schedule.connected();
             } else if writable {
                 link.flush()?;
             }
@@ -430,7 +381,7 @@ impl<'a> Players<'a> {
         player.link = None;
         match player.state {
             State::Lost => return,
-            State::Connecting => self.connecting -= 1,
+            State::Connecting => self.schedule.connected(),
             State::Ready => self.counts.base.ready -= 1,
             _ => {}
         }

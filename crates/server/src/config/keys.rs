@@ -183,7 +183,7 @@ section! {
         /// Shortest average time between two rounds of a busy shard: what arrives meanwhile shares a round, a wake-up and
         /// a write. Fan-outs are never delayed, nor up to 8 rounds in a row. 0 turns it off, for the lowest latency of
         /// messages at any cost.
-        round_interval_us: u64 = 6_000, int(0, 20_000), "us";
+        round_interval_us: u64 = 10_000, int(0, 20_000), "us";
         /// Bytes waiting for a shard before the others stop reading sockets, which slows the peers that send; they go on when
         /// the shard has taken what waits. Nothing is dropped. The bound may be passed by what each of the others has just read.
         mailbox_bytes_max: usize = 67_108_864, int(65_536, 64 * GIB), "bytes";

@@ -122,7 +122,7 @@ impl Worker {
     }
 
     /// Lets events gather. What a game server says is handled at once: a handover in it should not wait, and game servers
-    /// are few. When most of the pause is over by then, all that has gathered is handled along with it.
+    /// are few. When the pause is nearly over by then, all that has gathered is handled along with it.
     fn pause(&mut self, until: Instant, posts: &mut VecDeque<Post>) {
         loop {
             let clock = self.driver.clock;
@@ -137,7 +137,7 @@ impl Worker {
             if !rest.is_zero() {
                 std::thread::sleep(rest);
             }
-            if until.since(clock.now()) <= self.pace.interval() / 2 {
+            if until.since(clock.now()) <= self.pace.interval() / 6 {
                 return;
             }
             self.event_loop.serve_urgent(&clock, &mut self.driver);
