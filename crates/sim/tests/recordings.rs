@@ -15,10 +15,12 @@ use prost::Message as _;
 use throng_client::replay::{Player, PlayerConfig, Recording, Report};
 use throng_client::{ChannelId, ChannelType, CreateChannel, Event, Session, SessionConfig, SubscribeOptions};
 use throng_gateway::data::SchemasBuilder;
-use throng_gateway::{ChannelSettings, Config, ConnKind, Framing, StateMachine};
+use throng_gateway::{ChannelSettings, Config, ConnKind, Framing, Spatial, StateMachine, parse_controller};
 use throng_sim::link::LinkProfile;
 use throng_sim::{Note, PeerId, World};
 use throng_stdx::Instant;
+use throng_wire::channeldpb::{self as pb, MessageType};
+use throng_wire::unrealpb::{ActorState, FRepMovement, FVector};
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct ChatData {
@@ -205,4 +207,164 @@ fn our_own_session_plays_with(config: &PlayerConfig) {
 #[test]
 fn our_own_session_plays() {
     our_own_session_plays_with(&PlayerConfig::default());
+}
+
+/// The character of the recorded player, and the cell that it begins in.
+const CHARACTER: u32 = 0x8_0000 + 1;
+const CELL: u32 = 0x1_0000 + 1;
+/// Between two crossings of the border.
+const WALK: Duration = Duration::from_millis(50);
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Character {
+    #[prost(message, optional, tag = "2")]
+    actor: Option<ActorState>,
+}
+
+/// A character at this distance east of the border between the two servers.
+fn character(x: f32) -> Vec<u8> {
+    let location = Some(FVector { x: Some(x), y: Some(0.0), z: Some(0.0) });
+    let movement = FRepMovement { location, ..FRepMovement::default() };
+    Character { actor: Some(ActorState { replicated_movement: Some(movement), ..ActorState::default() }) }
+        .encode_to_vec()
+}
+
+/// What the two servers of a world got of a session whose messages go to a character that walks to and fro between them.
+struct Walk {
+    report: Report,
+    /// (messages, bytes) by server.
+    got: [(usize, usize); 2],
+    crossings: u64,
+    handovers: u64,
+}
+
+fn play_in_a_world(recording: Recording, speed: f64, shards: u16) -> Walk {
+    let file = |name: &str| text(&format!("gateway/config/{name}"));
+    let grid = parse_controller(&file("spatial_static_4x1.json")).expect("a stock file");
+    let gateway = Config {
+        development: true,
+        client_state_machine: Arc::new(
+            StateMachine::parse(&file("client_authoratative_fsm.json")).expect("a stock file"),
+        ),
+        channel_settings: ChannelSettings::parse(&file("channel_settings_tps.json")).expect("a stock file"),
+        spatial: Spatial { grid: Some(grid), ..Spatial::default() },
+        ..Config::reference()
+    };
+    let schemas = SchemasBuilder::new().add_proto("tps.proto", &text("proto/tps.proto"));
+    let mut world = World::new(gateway, Arc::new(schemas.build().expect("it compiles")), shards, 1);
+    let localhost = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let connect =
+        |world: &mut World, kind| world.connect(kind, Framing::Stream, localhost, LinkProfile::local());
+
+    let mut servers = ["west", "east"].map(|name| Session::new(SessionConfig::server(name, "")));
+    let mut peers = vec![connect(&mut world, ConnKind::Server)];
+    let config = PlayerConfig { speed, channel: Some(CHARACTER), ..PlayerConfig::default() };
+    let mut player = Player::new(recording, config);
+    let mut player_peer: Option<PeerId> = None;
+    let mut walk = Walk { report: player.report().clone(), got: [(0, 0); 2], crossings: 0, handovers: 0 };
+    while !player.is_finished() {
+        let note = world.step(Instant::from_millis(120_000)).expect("the player ends by itself");
+        let now = world.now();
+        let server = |peer: PeerId| peers.iter().position(|known| *known == peer);
+        match note {
+            Note::Opened(peer) => match server(peer) {
+                Some(index) => servers[index].handle_connected(now),
+                None => player.handle_connected(now),
+            },
+            Note::Bytes(peer, bytes) => match server(peer) {
+                Some(index) => servers[index].handle_bytes(now, &bytes),
+                None => player.handle_bytes(now, &bytes),
+            },
+            Note::Wake(0) => player.handle_timeout(now),
+            Note::Wake(_) => {
+                // The server that has the character takes it over the border.
+                let here = (walk.crossings % 2) as usize;
+                let to = character([100.0, -100.0][here]);
+                servers[here]
+                    .update(ChannelId(CHARACTER), "tpspb.EntityChannelData", &to)
+                    .expect("connected");
+                walk.crossings += 1;
+                world.wake(now + WALK, 1);
+            }
+            Note::Closed(peer) if Some(peer) == player_peer => player.handle_closed(now),
+            other => panic!("{other:?}"),
+        }
+        for (index, server) in servers.iter_mut().enumerate() {
+            while let Some(event) = server.poll_event() {
+                match event {
+                    Event::Authenticated { .. } => {
+                        let ask = pb::CreateChannelMessage { channel_type: 4, ..Default::default() };
+                        let kind = MessageType::CreateSpatialChannel as u32;
+                        server
+                            .request_raw(now, ChannelId::GLOBAL, kind, &ask.encode_to_vec())
+                            .expect("connected");
+                    }
+                    // The slots are taken in order.
+                    Event::Other { msg_type: 10, .. } if index == 0 => {
+                        peers.push(connect(&mut world, ConnKind::Server));
+                    }
+                    Event::Other { msg_type: 10, .. } => {}
+                    Event::Other { msg_type: 18, .. } if index == 0 => {
+                        let data = prost_types::Any {
+                            type_url: "type.googleapis.com/tpspb.EntityChannelData".into(),
+                            value: character(-100.0),
+                        };
+                        let create = pb::CreateEntityChannelMessage {
+                            entity_id: CHARACTER,
+                            data: Some(data),
+                            ..Default::default()
+                        };
+                        let kind = MessageType::CreateEntityChannel as u32;
+                        server
+                            .request_raw(now, ChannelId(CELL), kind, &create.encode_to_vec())
+                            .expect("connected");
+                        player_peer = Some(connect(&mut world, ConnKind::Client));
+                        world.wake(now + WALK, 1);
+                    }
+                    Event::Message { channel, msg_type, payload, .. } => {
+                        assert_eq!((channel, msg_type), (ChannelId(CHARACTER), 100));
+                        walk.got[index].0 += 1;
+                        walk.got[index].1 += payload.len();
+                    }
+                    _ => {}
+                }
+            }
+        }
+        for (server, peer) in servers.iter_mut().zip(&peers) {
+            let mut bytes = Vec::new();
+            while server.poll_transmit(now, &mut bytes).is_some() {}
+            assert_eq!(world.send(*peer, &bytes), bytes.len());
+        }
+        if let Some(peer) = player_peer {
+            let mut bytes = Vec::new();
+            while player.poll_transmit(now, &mut bytes).is_some() {}
+            assert_eq!(world.send(peer, &bytes), bytes.len());
+        }
+        if let Some(at) = player.next_timeout() {
+            world.wake(at, 0);
+        }
+    }
+    walk.report = player.report().clone();
+    walk.handovers = world.shards().map(|shard| shard.stats().handovers).sum();
+    walk
+}
+
+/// The recorded player of an Unreal game, whose character changes servers twenty times a second: every message reaches the
+/// server that has the character.
+#[test]
+fn the_third_person_session_plays_across_two_servers() {
+    let (recording, messages, bytes) = match real("tps/session_2_22-09-16_16-44-04.cpr") {
+        Some(recording) => (recording, 2594, 99_062),
+        None => (own(), 1, 4),
+    };
+    for (speed, shards) in [(1.0, 1), (1.0, 4), (10.0, 2)] {
+        let Walk { report, got: [west, east], crossings, handovers } =
+            play_in_a_world(recording.clone(), speed, shards);
+        if messages > 1 {
+            assert!(report.is_clean(), "speed {speed}, {shards} shards:\n{report}");
+            assert!(west.0 > messages / 4 && east.0 > messages / 4, "{west:?} {east:?}");
+        }
+        assert_eq!((west.0 + east.0, west.1 + east.1), (messages, bytes));
+        assert!(crossings > 10 && (handovers == crossings || handovers + 1 == crossings), "{handovers}");
+    }
 }
