@@ -15,7 +15,7 @@ use throng_wire::matcher::{
 
 use crate::Report;
 use crate::engine::Engine;
-use crate::service::{Call, Post};
+use crate::service::{Call, DEADLINE_MS, Post};
 use crate::session::{Queued, Reader, Session};
 use crate::tokens::Tokens;
 
@@ -72,6 +72,8 @@ pub(crate) struct Hub {
     /// Wall time of the batch.
     pub(crate) now: u64,
     batch_began: Instant,
+    /// Time that the batch has taken up to its last answer, in us.
+    spent: u64,
     inbox: Arc<Mutex<Vec<Post>>>,
     /// Replies to calls from this process that wait for the disk.
     held: VecDeque<(u64, Call, Status, Vec<u8>)>,
@@ -112,6 +114,7 @@ impl Hub {
             acts: Vec::new(),
             now,
             batch_began: Instant::now(),
+            spent: 0,
             inbox,
             held: VecDeque::new(),
             replies: Vec::new(),
@@ -238,10 +241,14 @@ impl Hub {
         let posts = std::mem::take(&mut *self.inbox.lock().unwrap_or_else(PoisonError::into_inner));
         for post in posts {
             match post {
-                Post::Call(call) => {
+                Post::Call { call, due } => {
                     let mut answer = Vec::new();
                     let caller = Caller { srv: &call.srv, scope: call.scope };
-                    let status = self.engine.request(self.now, caller, call.method, &call.body, &mut answer);
+                    let status = if self.batch_began > due {
+                        write_late(&mut answer)
+                    } else {
+                        self.engine.request(self.now, caller, call.method, &call.body, &mut answer)
+                    };
                     self.count(call.method, status);
                     self.replies.push((call, status, answer));
                 }
@@ -439,8 +446,13 @@ impl Hub {
                 let caller = Caller { srv: &session.srv, scope: conn.scope };
                 let start = conn.out.len();
                 conn.out.extend_from_slice(&[0; HEADER_BYTES]);
-                let status = self.engine.request(self.now, caller, header.code, body, &mut conn.out);
+                let status = if is_late(self.spent, header.extra) {
+                    write_late(&mut conn.out)
+                } else {
+                    self.engine.request(self.now, caller, header.code, body, &mut conn.out)
+                };
                 self.count(header.code, status);
+                self.spent = self.batch_began.elapsed().as_micros() as u64;
                 if header.flags & flags::NO_RESPONSE != 0 {
                     conn.out.truncate(start);
                     return true;
@@ -450,7 +462,7 @@ impl Hub {
                     flags: 0,
                     code: status as u16,
                     id: header.id,
-                    extra: self.batch_began.elapsed().as_micros() as u32,
+                    extra: self.spent as u32,
                 };
                 let len = conn.out.len() - start - HEADER_BYTES;
                 conn.out[start..start + HEADER_BYTES].copy_from_slice(&answer.bytes(len));
@@ -581,6 +593,7 @@ impl Handler for Hub {
     fn polled(&mut self, now: throng_stdx::Instant) {
         self.now = self.now.max(self.wall_start + now.as_nanos() / 1_000_000);
         self.batch_began = Instant::now();
+        self.spent = 0;
     }
 
     fn accepted(&mut self, _: ListenerKey, key: ConnKey, _: SocketAddr) -> Accept {
@@ -677,6 +690,17 @@ impl Hub {
 
 const NOBODY: u32 = u32::MAX;
 
+/// Whether a request's deadline (ms after its arrival, 0 is the default) passed while others of its batch were executed.
+fn is_late(spent_us: u64, deadline_ms: u32) -> bool {
+    let deadline = if deadline_ms == 0 { DEADLINE_MS } else { u64::from(deadline_ms) };
+    spent_us > deadline * 1_000
+}
+
+fn write_late(out: &mut Vec<u8>) -> Status {
+    out.extend_from_slice(&Writer::new().str(1, "the deadline passed; nothing was done").into_bytes());
+    Status::Timeout
+}
+
 fn write_hello_ack(out: &mut Vec<u8>, matcher_id: &str, epoch: u64, first: u64, resumed: bool) {
     Header { kind: Kind::HelloAck, ..Header::default() }.write_with(out, |out| {
         write_u64(out, 1, PROTOCOL_VERSION);
@@ -699,4 +723,44 @@ fn write_goaway(out: &mut Vec<u8>, status: Status, text: &str) {
 
 fn pop_if<T>(queue: &mut VecDeque<T>, test: impl FnOnce(&T) -> bool) -> Option<T> {
     if queue.front().is_some_and(test) { queue.pop_front() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use throng_matcher::{Config, Matcher, Notices};
+    use throng_wire::matcher::Method;
+
+    use super::*;
+
+    #[test]
+    fn a_request_that_comes_too_late_is_not_executed() {
+        assert!(!is_late(2_999_999, 0) && is_late(3_000_001, 0), "the default");
+        assert!(!is_late(50_000, 50) && is_late(50_001, 50));
+        let matcher = Matcher::new(Config::default(), [1; 32], 0);
+        let engine = Engine { matcher, journal: None, notices: Notices::default() };
+        let inbox = Arc::default();
+        let (tokens, report) = (Tokens::default(), Arc::default());
+        let mut hub =
+            Hub::new(engine, tokens, String::new(), String::new(), 1, Arc::clone(&inbox), report, 0);
+        let seen: Arc<Mutex<Vec<Status>>> = Arc::default();
+        for due in [hub.batch_began - Duration::from_millis(1), hub.batch_began + Duration::from_millis(1)] {
+            let seen = Arc::clone(&seen);
+            let role = Writer::new().nested(1, Writer::new().str(1, "a"));
+            let call = Call {
+                srv: "s".to_owned(),
+                scope: Scope::Server,
+                method: Method::ROLE_CREATE_ROOM,
+                body: role.nested(2, Writer::new().str(1, "2v2")).into_bytes(),
+                reply: Box::new(move |status, _| seen.lock().unwrap().push(status)),
+            };
+            inbox.lock().unwrap().push(Post::Call { call, due });
+        }
+        hub.take_posts();
+        hub.end().unwrap();
+        hub.release();
+        assert_eq!(*seen.lock().unwrap(), [Status::Timeout, Status::Ok]);
+        assert_eq!(hub.engine.matcher.counts().rooms, 1);
+    }
 }

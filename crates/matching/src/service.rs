@@ -28,6 +28,8 @@ use crate::watch::Watch;
 const TIDY_MS: u64 = 200;
 /// Posts from this process that wait for the matcher's thread: some 100 ms of its work.
 pub const INBOX_MAX: usize = 65_536;
+/// A request that was not executed so long after its arrival is answered with `TIMEOUT`, unless it says otherwise.
+pub(crate) const DEADLINE_MS: u64 = 3_000;
 /// Time that output gets to leave at the end.
 const GOODBYE: Duration = Duration::from_millis(300);
 
@@ -107,10 +109,25 @@ pub struct Call {
 pub type Reply = Box<dyn FnOnce(Status, Vec<u8>) + Send>;
 
 pub(crate) enum Post {
-    Call(Call),
-    Subscribe { srv: String, after: Option<(u64, u64)>, sink: Sink, id: u64 },
-    Unsubscribe { srv: String, id: u64 },
-    Resume { srv: String, id: u64 },
+    /// A call, which is not executed any more when it is `due`.
+    Call {
+        call: Call,
+        due: std::time::Instant,
+    },
+    Subscribe {
+        srv: String,
+        after: Option<(u64, u64)>,
+        sink: Sink,
+        id: u64,
+    },
+    Unsubscribe {
+        srv: String,
+        id: u64,
+    },
+    Resume {
+        srv: String,
+        id: u64,
+    },
     Stop,
 }
 
@@ -131,14 +148,15 @@ impl fmt::Debug for Handle {
 
 impl Handle {
     /// Sends a request; its `reply` is called once, unless the service ends first. With [`INBOX_MAX`] waiting it is
-    /// called at once, with `OVERLOADED`.
+    /// called at once, with `OVERLOADED`. One that waits for more than 3 s is answered with `TIMEOUT` and has no effect.
     pub fn call(&self, call: Call) {
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
         if inbox.len() >= INBOX_MAX {
             drop(inbox);
             return (call.reply)(Status::Overloaded, Vec::new());
         }
-        inbox.push(Post::Call(call));
+        let due = std::time::Instant::now() + Duration::from_millis(DEADLINE_MS);
+        inbox.push(Post::Call { call, due });
         drop(inbox);
         self.waker.wake();
     }
