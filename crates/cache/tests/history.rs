@@ -3,17 +3,19 @@
 
 #[allow(dead_code, reason = "each test file uses a part of it")]
 mod common;
+#[path = "common/linear.rs"]
+mod linear;
 #[path = "common/s3.rs"]
 #[allow(dead_code, reason = "each test file uses a part of it")]
 mod s3;
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{Client, Server};
 use hyper::StatusCode;
+use linear::Entry;
 use s3::S3;
 use throng_cache::{Listener, Origin, Rules};
 use throng_ddc::gc::RefPolicy;
@@ -32,39 +34,16 @@ enum Operation {
     Read(Option<u64>),
 }
 
-/// An operation, and when it was called and answered, in ticks of one clock for all.
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    called: u64,
-    answered: u64,
-    operation: Operation,
+/// A register: whether what a client saw fits its value, and the value then.
+fn apply(value: &Option<u64>, operation: &Operation) -> Option<Option<u64>> {
+    match operation {
+        Operation::Write(written) => Some(*written),
+        Operation::Read(read) => (read == value).then_some(*value),
+    }
 }
 
-/// Whether there is an order. Depth first, remembering what was tried: which are done, and the value then.
-fn is_linearizable(history: &[Entry]) -> bool {
-    assert!(history.len() <= 1024, "the set below has as many bits");
-    type Done = [u64; 16];
-    let mut tried: HashSet<(Done, Option<u64>)> = HashSet::new();
-    let mut stack: Vec<(Done, Option<u64>)> = vec![([0; 16], None)];
-    while let Some((done, value)) = stack.pop() {
-        let is_done = |index: usize| done[index / 64] >> (index % 64) & 1 == 1;
-        let open: Vec<usize> = (0..history.len()).filter(|index| !is_done(*index)).collect();
-        // Nothing may come before something that was answered before it was called.
-        let Some(first_answer) = open.iter().map(|index| history[*index].answered).min() else { return true };
-        for index in open.into_iter().filter(|index| history[*index].called <= first_answer) {
-            let next = match history[index].operation {
-                Operation::Write(written) => written,
-                Operation::Read(read) if read == value => value,
-                Operation::Read(_) => continue,
-            };
-            let mut more = done;
-            more[index / 64] |= 1 << (index % 64);
-            if tried.insert((more, next)) {
-                stack.push((more, next));
-            }
-        }
-    }
-    false
+fn is_linearizable(history: &[Entry<Operation>]) -> bool {
+    linear::is_linearizable(history, None, apply)
 }
 
 #[test]
@@ -110,7 +89,7 @@ async fn put(client: &Client, path: &str, number: u64, with_blob: bool) {
 }
 
 /// Clients that do as they like with a few refs; the histories of those.
-async fn play(servers: &[Server], seed: u64, with_blobs: bool) -> Vec<Vec<Entry>> {
+async fn play(servers: &[Server], seed: u64, with_blobs: bool) -> Vec<Vec<Entry<Operation>>> {
     let clock = Arc::new(AtomicU64::new(0));
     let mut players = tokio::task::JoinSet::new();
     for number in 0..CLIENTS {
