@@ -38,6 +38,7 @@ pub mod data;
 mod fault;
 mod kcp_link;
 pub mod link;
+pub mod population;
 mod run;
 mod spatial;
 mod world;

@@ -12,6 +12,7 @@ use throng_load::duration;
 use throng_load::matcher::{self, Outcome, PUBLISHED, Plan, RunError, TESTS};
 use throng_load::report::Report;
 use throng_load::suites::Effort;
+use throng_sim::population;
 
 use crate::bench::write_report;
 
@@ -402,7 +403,7 @@ fn end(child: &mut Child) {
 pub(crate) fn command() -> clap::Command {
     clap::Command::new("matcher")
         .hide(true)
-        .about("Work with the matcher's journal")
+        .about("Work with the matcher's journal, and see what its matching is worth")
         .subcommand_required(true)
         .subcommand(
             clap::Command::new("replay")
@@ -426,13 +427,46 @@ pub(crate) fn command() -> clap::Command {
                         .help("Skip damaged records"),
                 ),
         )
+        .subcommand(
+            clap::Command::new("quality")
+                .about("Let simulated populations queue, in virtual time: wait against quality")
+                .arg(Arg::new("svg").long("svg").value_name("FILE").help("Also draw it"))
+                .arg(
+                    Arg::new("seconds")
+                        .long("seconds")
+                        .value_name("N")
+                        .value_parser(clap::value_parser!(u64).range(10..=86_400))
+                        .default_value("900")
+                        .help("Virtual time of each population"),
+                ),
+        )
 }
 
-/// Runs `throng matcher replay`.
+/// Runs `throng matcher ...`.
 pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
-    let Some(("replay", matches)) = matches.subcommand() else {
-        unreachable!("the subcommand is required and there is one")
-    };
+    match matches.subcommand() {
+        Some(("replay", matches)) => replay(matches),
+        Some(("quality", matches)) => match quality(matches) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                let _ = writeln!(io::stderr(), "error: {error}");
+                ExitCode::from(EXIT_FAILED)
+            }
+        },
+        _ => unreachable!("the subcommand is required and there are two"),
+    }
+}
+
+fn quality(matches: &ArgMatches) -> io::Result<()> {
+    let seconds = matches.get_one::<u64>("seconds").copied().unwrap_or_default();
+    let outcomes = population::POPULATIONS.map(|population| population::play(population, seconds, 1));
+    if let Some(file) = matches.get_one::<String>("svg") {
+        std::fs::write(file, population::svg(&outcomes))?;
+    }
+    io::stdout().write_all(population::table(&outcomes).as_bytes())
+}
+
+fn replay(matches: &ArgMatches) -> ExitCode {
     let folder = matches.get_one::<String>("folder").map(String::as_str).unwrap_or_default();
     if !Path::new(folder).join("log").is_dir() {
         let _ = writeln!(io::stderr(), "error: `{folder}` holds no journal (it has no folder `log`)");
