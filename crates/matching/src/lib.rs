@@ -16,6 +16,8 @@ mod http;
 mod hub;
 mod journal;
 mod json;
+#[cfg(feature = "nats")]
+mod nats;
 mod notify;
 mod service;
 mod session;
@@ -24,6 +26,8 @@ mod watch;
 
 pub use http::{HttpOptions, serve_http};
 pub use journal::{Durability, JournalError};
+#[cfg(feature = "nats")]
+pub use nats::{NatsError, NatsOptions, header as nats_header, serve_nats};
 pub use service::{Call, Handle, INBOX_MAX, Options, Reply, Service, StartError, Verified, replay, start};
 pub use session::{Batch, Sink, Taken};
 pub use tokens::{Tokens, TokensError};

@@ -62,7 +62,9 @@ pub(crate) fn start(
     side: &tokio::runtime::Handle,
 ) -> Result<Option<Matcher>, StartError> {
     let matcher = &settings.matcher;
-    let wanted = [&matcher.addr, &matcher.unix_path, &matcher.http_addr].iter().any(|each| !each.is_empty());
+    let wanted = [&matcher.addr, &matcher.unix_path, &matcher.http_addr, &matcher.nats_url]
+        .iter()
+        .any(|each| !each.is_empty());
     if !services::is_selected(&settings.server.only, services::MATCHER) || !wanted {
         return Ok(None);
     }
@@ -102,11 +104,42 @@ pub(crate) fn start(
     }
     let end = Arc::new(Notify::new());
     if !matcher.http_addr.is_empty() {
-        let addr = serve_http(settings, &service, tokens, side, &end)?;
+        let addr = serve_http(settings, &service, tokens.clone(), side, &end)?;
         let scheme = if is_plain { "http" } else { "https" };
         addresses.push(Address { service: Service::MatcherHttp, scheme, addr });
     }
+    #[cfg(feature = "nats")]
+    serve_nats(settings, &service, tokens, side, &end)?;
     Ok(Some(Matcher { service, addresses, end }))
+}
+
+/// Puts the matcher on its bus, as soon as that is there.
+#[cfg(feature = "nats")]
+fn serve_nats(
+    settings: &Settings,
+    service: &Matching,
+    tokens: Tokens,
+    side: &tokio::runtime::Handle,
+    end: &Arc<Notify>,
+) -> Result<(), StartError> {
+    let matcher = &settings.matcher;
+    if matcher.nats_url.is_empty() {
+        return Ok(());
+    }
+    let options = throng_matching::NatsOptions {
+        url: matcher.nats_url.clone(),
+        bus_token: read(&matcher.nats_token_file)?.trim().to_owned(),
+        area: matcher.area.clone(),
+        tokens,
+        lease: std::time::Duration::from_secs(matcher.nats_lease_s),
+        requests_max: matcher.nats_requests_max,
+    };
+    let (handle, end) = (service.handle().clone(), Arc::clone(end));
+    side.spawn(async move {
+        let stopped = async move { end.notified().await };
+        throng_matching::serve_nats(handle, options, stopped).await;
+    });
+    Ok(())
 }
 
 fn serve_http(

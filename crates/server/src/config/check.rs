@@ -184,8 +184,17 @@ fn check_matchmaking(config: &Config, problems: &mut Vec<Problem>) {
 
 fn check_matcher(config: &Config, problems: &mut Vec<Problem>) {
     let matcher = &config.settings.matcher;
-    for name in ["tls_cert", "tls_key", "tokens_file", "rules"] {
+    for name in ["tls_cert", "tls_key", "tokens_file", "rules", "nats_token_file"] {
         check_file(config, &format!("matcher.{name}"), problems);
+    }
+    let in_subjects = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+    if !matcher.nats_url.is_empty() && (matcher.area.is_empty() || !matcher.area.chars().all(in_subjects)) {
+        let message = "`matcher.nats_url` needs `matcher.area`, made of letters, digits, `-` and `_`: it is a part of the subjects";
+        problems.push(at(config, ProblemKind::Conflict, "matcher.nats_url", message));
+    }
+    if !matcher.nats_url.is_empty() && !cfg!(feature = "nats") {
+        let message = "`matcher.nats_url`: this program was built without the feature `nats`";
+        problems.push(at(config, ProblemKind::Conflict, "matcher.nats_url", message));
     }
     if matcher.tls_cert.is_empty() != matcher.tls_key.is_empty() {
         let message = "`matcher.tls_cert` and `matcher.tls_key` are set together or not at all";

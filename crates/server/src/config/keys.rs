@@ -558,6 +558,15 @@ section! {
         http_connections_max: usize = 1_024, int(1, 65_536), "connections";
         /// Requests over `http_addr` at a time, at most 1 MiB each; more are answered with `OVERLOADED`.
         http_requests_max: usize = 256, int(1, 65_536), "requests";
+        /// NATS servers, `nats://HOST:PORT`, several with commas between them: requests, answers and notifications on the
+        /// subjects of the area, several matchers of which share the load. Empty: no bus.
+        nats_url: String = "", Kind::Text;
+        /// File with the token that the NATS servers ask for.
+        nats_token_file: String = "", Kind::Path;
+        /// How long a lost matcher keeps its modes and queues before another one serves them.
+        nats_lease_s: u64 = 5, int(1, 3_600), "s";
+        /// Requests from the bus at a time; more are answered with `OVERLOADED`.
+        nats_requests_max: usize = 1_024, int(1, 65_536), "requests";
         /// Certificate chain for TLS, PEM; empty = plain TCP.
         tls_cert: String = "", Kind::Path;
         /// Private key for TLS, PEM.

@@ -1,0 +1,238 @@
+//! The matcher on a real bus. `scripts/setup --tests` builds the server; where it is missing the tests say so.
+#![cfg(feature = "nats")]
+#![allow(clippy::print_stderr, reason = "says what is left out")]
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use async_nats::{Client, HeaderMap, Message};
+use futures_util::StreamExt as _;
+use throng_matcher::Config;
+use throng_matching::{
+    Durability, NatsOptions, Options, Service, Tokens, nats_header as header, serve_nats, start,
+};
+use throng_wire::matcher::{Method, Reader, Status, Writer, method};
+
+/// Everything is there long before, but on a machine that does a lot else.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Bus {
+    url: String,
+    process: Child,
+    _data: tempfile::TempDir,
+}
+
+impl Drop for Bus {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn program() -> Option<PathBuf> {
+    let home = |name: &str, below: &str| std::env::var_os(name).map(|home| PathBuf::from(home).join(below));
+    let cache = home("XDG_CACHE_HOME", "").or_else(|| home("HOME", ".cache"))?;
+    let program = cache.join("throng/bin/nats-server-2.11.12");
+    program.exists().then_some(program)
+}
+
+fn bus() -> Option<Bus> {
+    let Some(program) = program() else {
+        eprintln!("no nats-server: run scripts/setup --tests; what needs it is left out");
+        return None;
+    };
+    let data = tempfile::tempdir().unwrap();
+    // Free a moment ago; the server cannot be asked to choose and tell.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let process = Command::new(program)
+        .args(["--addr", "127.0.0.1", "--port", &port.to_string(), "--jetstream", "--store_dir"])
+        .arg(data.path())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    Some(Bus { url: format!("nats://127.0.0.1:{port}"), process, _data: data })
+}
+
+/// A matcher on the bus, with a runtime of its own, so that it can be lost with all it has.
+struct Node {
+    _service: Service,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Node {
+    /// Ids of rooms come from the secret: no two matchers share theirs.
+    fn start(bus: &Bus, tokens: &str, secret: u8) -> Node {
+        let tokens = Tokens::parse(tokens).unwrap();
+        let service = start(Options {
+            addr: None,
+            unix: None,
+            tls: None,
+            config: Config::default(),
+            durability: Durability::None,
+            fs: None,
+            tokens: tokens.clone(),
+            area: "1".to_owned(),
+            secret: [secret; 32],
+            salvage: false,
+        })
+        .unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let options = NatsOptions {
+            url: bus.url.clone(),
+            bus_token: String::new(),
+            area: "1".to_owned(),
+            tokens,
+            lease: Duration::from_secs(1),
+            requests_max: 256,
+        };
+        let handle = service.handle().clone();
+        runtime.spawn(serve_nats(handle, options, std::future::pending()));
+        Node { _service: service, runtime: Some(runtime) }
+    }
+
+    /// Its connection breaks; what it holds it holds until the leases end.
+    fn lose(mut self) {
+        self.runtime.take().unwrap().shutdown_background();
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+struct Caller {
+    client: Client,
+    token: &'static str,
+}
+
+struct Answer {
+    status: Status,
+    matcher: String,
+    body: Vec<u8>,
+}
+
+impl Caller {
+    async fn connect(bus: &Bus, token: &'static str) -> Caller {
+        let client = async_nats::ConnectOptions::new().retry_on_initial_connect().connect(&bus.url).await;
+        Caller { client: client.unwrap(), token }
+    }
+
+    /// Asks until a matcher is on the bus.
+    async fn ask(&self, number: u16, body: Writer) -> Answer {
+        let subject = format!("throng.matcher.1.{}", method(number).unwrap().name);
+        let body = body.into_bytes();
+        loop {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::SERVER, "game");
+            headers.insert(header::NOTIFY, "yes");
+            headers.insert(header::TOKEN, self.token);
+            let request = async_nats::Request::new()
+                .headers(headers)
+                .payload(body.clone().into())
+                .timeout(Some(PATIENCE));
+            match self.client.send_request(subject.clone(), request).await {
+                Ok(answer) => {
+                    let head = |name| text(&answer, name);
+                    let status = head(header::STATUS).parse().ok().and_then(Status::from_code).unwrap();
+                    return Answer { status, matcher: head(header::MATCHER), body: answer.payload.to_vec() };
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), async_nats::RequestErrorKind::NoResponders, "{error}");
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
+    }
+
+    async fn join(&self, role: &str, mode: &str) -> Answer {
+        let body = Writer::new().nested(1, Writer::new().str(1, role)).nested(2, Writer::new().str(1, mode));
+        let answer = self.ask(Method::ROLE_JOIN_RANDOM_ROOM, body).await;
+        assert_eq!(answer.status, Status::Ok, "{}", answer.body.escape_ascii());
+        answer
+    }
+}
+
+fn text(mail: &Message, name: &str) -> String {
+    let value = mail.headers.as_ref().and_then(|headers| headers.get(name));
+    value.map(|value| value.as_str().to_owned()).unwrap_or_default()
+}
+
+fn room_of(answer: &Answer) -> (String, u64) {
+    let room = Reader::new(&answer.body).unwrap().nested(1).unwrap();
+    (room.str(1).unwrap().to_owned(), room.u64(12))
+}
+
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(PATIENCE, test).await.expect("in time") });
+}
+
+#[test]
+fn requests_answers_and_notifications() {
+    let Some(bus) = bus() else { return };
+    let _node = Node::start(&bus, "word server game\n", 1);
+    run(async {
+        let caller = Caller::connect(&bus, "word").await;
+        let mut notices = caller.client.subscribe("throng.notify.game").await.unwrap();
+        let joined = caller.join("a", "5v5").await;
+        let (room, members) = room_of(&joined);
+        assert_eq!(members, 1);
+        let place = notices.next().await.unwrap();
+        assert_eq!((text(&place, header::SEQ).as_str(), place.payload.len()), ("0", 0));
+        let notice = notices.next().await.unwrap();
+        assert_eq!(
+            (text(&notice, header::SEQ).as_str(), text(&notice, header::EPOCH)),
+            ("1", text(&place, header::EPOCH))
+        );
+        assert!(notice.payload.windows(room.len()).any(|part| part == room.as_bytes()));
+        let missing = caller.ask(Method::GET_ROOM_INFO, Writer::new().str(1, "none")).await;
+        assert_eq!(missing.status, Status::NotFound);
+        assert_eq!(caller.ask(Method::DRAIN, Writer::new()).await.status, Status::Forbidden);
+        let stranger = Caller { client: caller.client.clone(), token: "wrong" };
+        assert_eq!(stranger.ask(Method::PING, Writer::new()).await.status, Status::Unauthenticated);
+    });
+}
+
+#[test]
+fn matchers_of_an_area_share_the_load_and_survive_the_loss_of_one() {
+    let Some(bus) = bus() else { return };
+    let mut nodes = vec![Node::start(&bus, "", 1), Node::start(&bus, "", 2)];
+    run(async {
+        let caller = Caller::connect(&bus, "").await;
+        // Modes are taken by whoever is asked first, so that with enough of them both matchers have some.
+        let (mut homes, mut first) = (std::collections::BTreeMap::<String, usize>::new(), Vec::new());
+        for index in 0.. {
+            let mode = format!("{}v{}", index % 90 + 2, index / 90 + 2);
+            let joined = caller.join(&format!("a{index}"), &mode).await;
+            *homes.entry(joined.matcher.clone()).or_default() += 1;
+            first.push((mode, joined.matcher.clone(), room_of(&joined).0));
+            if homes.len() == 2 && index >= 20 {
+                break;
+            }
+        }
+        for (index, (mode, _, room)) in first.iter().enumerate() {
+            let second = caller.join(&format!("b{index}"), mode).await;
+            assert_eq!(room_of(&second), (room.clone(), 2), "the mode has one home, whoever is asked");
+            let seen = caller.ask(Method::GET_ROOM_INFO, Writer::new().str(1, room)).await;
+            assert_eq!((seen.status, room_of(&seen).1), (Status::Ok, 2), "a room is found wherever it is");
+        }
+        let lost = nodes.remove(0);
+        lost.lose();
+        for (index, (mode, ..)) in first.iter().enumerate() {
+            caller.join(&format!("c{index}"), mode).await;
+        }
+        let mut left = std::collections::BTreeSet::new();
+        for (index, (mode, ..)) in first.iter().enumerate() {
+            left.insert(caller.join(&format!("d{index}"), mode).await.matcher);
+        }
+        assert_eq!(left.len(), 1, "the one that is left serves all modes");
+    });
+}
