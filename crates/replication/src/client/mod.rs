@@ -120,6 +120,8 @@ pub struct Client {
     sections: Vec<(u8, u64, usize)>,
     /// Objects that the packet being checked creates.
     created: Vec<(u32, ClassId)>,
+    /// Objects that it says something else of.
+    spoken_of: Vec<u32>,
     decode_errors: u64,
     /// What replicas held that differ from the server's, until their whole state comes.
     suspects: BTreeMap<u32, (u64, Vec<u64>)>,
@@ -149,6 +151,7 @@ impl Client {
             out: PacketOut::default(),
             sections: Vec::new(),
             created: Vec::new(),
+            spoken_of: Vec::new(),
             decode_errors: 0,
             suspects: BTreeMap::new(),
             clock: None,
@@ -187,6 +190,7 @@ impl Client {
     fn check(&mut self, frame: u32, body: &[u8]) -> Result<(), DecodeError> {
         self.sections.clear();
         self.created.clear();
+        self.spoken_of.clear();
         let mut reader = BitReader::new(body);
         // Creations first: updates of the same packet may speak of what it creates.
         while reader.bits_left() > 0 {
@@ -220,6 +224,7 @@ impl Client {
         match section {
             kind::UPDATE => {
                 let index = self.read_index(reader)?;
+                self.spoken_of.push(index);
                 let class = self.class_of(index).ok_or(DecodeError::UnknownObject)?;
                 skim_record(&class, reader)
             }
@@ -229,6 +234,7 @@ impl Client {
                 reader.skip_bytes(len)?;
                 let mut record = BitReader::new(&reader.bytes()[from..from + len]);
                 let index = self.read_index(&mut record)?;
+                self.spoken_of.push(index);
                 match self.class_of(index) {
                     Some(class) => skim_record(&class, &mut record),
                     None => Ok(()),
@@ -236,6 +242,14 @@ impl Client {
             }
             kind::CREATE => {
                 let create = self.read_create(reader)?;
+                // Creations are applied first, so what the packet says of the object elsewhere must be of the same class.
+                let of_other_class =
+                    |class: Option<Arc<Class>>| class.is_none_or(|class| !Arc::ptr_eq(&class, &create.class));
+                let again = self.created.iter().any(|(index, _)| *index == create.index)
+                    || self.spoken_of.contains(&create.index);
+                if again && of_other_class(self.class_of(create.index)) {
+                    return Err(DecodeError::Class);
+                }
                 let mut sink = Vec::new();
                 for at in bits_of(create.mask) {
                     skim_property(&create.class, at, reader, &mut sink)?;
@@ -272,6 +286,9 @@ impl Client {
         let from = reader.byte_position();
         reader.skip_bytes(len)?;
         let mut ops = BitReader::new(&reader.bytes()[from..from + len]);
+        if !apply {
+            self.spoken_of.push(index);
+        }
         let Some(class) = self.class_of(index).filter(|_| !apply || self.replica(index).is_some()) else {
             return Ok(());
         };
