@@ -249,3 +249,25 @@ fn how_long_changes_wait_is_counted() {
     net.server.write_metrics(&mut text);
     assert!(text.contains(&format!("throng_repl_starvation_frames_max {most}\n")), "{text}");
 }
+
+#[test]
+fn a_packet_has_one_short_list_of_hashes() {
+    let (mut net, thing) = corrupted(0);
+    let item = [thing.index() as u8, 1, 0, 0, 0, 0];
+    let section = |count: u8| {
+        let items = item.repeat(usize::from(count));
+        let mut bytes = vec![kind::CHECK, count];
+        bytes.extend_from_slice(&(items.len() as u16 + 2).to_le_bytes());
+        bytes.extend_from_slice(&[0, 0]);
+        bytes.extend(items);
+        bytes
+    };
+    let header = net.peers[0].sent[0][..HEADER_BYTES].to_vec();
+    let client = &mut net.peers[0].client;
+    for body in [section(65), [section(1), section(1)].concat()] {
+        let mut packet = [header.clone(), body].concat();
+        let seq = u16::from_le_bytes([packet[0], packet[1]]) + 1;
+        packet[..2].copy_from_slice(&seq.to_le_bytes());
+        assert_eq!(client.receive(&packet), Err(throng_replication::wire::DecodeError::TooLong));
+    }
+}

@@ -28,6 +28,9 @@ use replica::{RecordHead, read_property, skim_delta, skim_property, skim_record}
 /// Inputs that wait for a packet; the oldest is dropped for the next.
 const INPUTS_MAX: usize = 16;
 
+/// Hashes of states in one packet.
+pub(crate) const CHECKS_MAX: u64 = 64;
+
 /// Limits of a [`Client`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
@@ -206,6 +209,11 @@ impl Client {
                 let from = reader.byte_position();
                 reader.skip_bytes(len)?;
                 if section == kind::CHECK {
+                    // One to a packet and short, so that what differs needs little memory.
+                    let twice = self.sections.iter().any(|(section, ..)| *section == kind::CHECK);
+                    if twice || count > CHECKS_MAX {
+                        return Err(DecodeError::TooLong);
+                    }
                     self.each_check(count, &body[from..from + len], &mut |_, _, _, _| {})?;
                     self.sections.push((section, count, from));
                 }

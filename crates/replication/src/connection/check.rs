@@ -3,10 +3,10 @@
 use super::Stage;
 use super::retain::state_hash;
 use crate::bits::write_varint;
+use crate::client::CHECKS_MAX;
 use crate::wire::{ACK_WINDOW, bits_of, kind};
 
-/// Objects in one section at most, and bytes of one at most.
-const ITEMS_MAX: usize = 64;
+/// Bytes of one object at most.
 const ITEM_BYTES: usize = 5 + 10 + 4;
 
 impl Stage<'_> {
@@ -38,7 +38,7 @@ impl Stage<'_> {
                 let words = store.quant(sh.objects.slot[object as usize]);
                 scratch.record.extend_from_slice(&state_hash(&store.class, words, mask).to_le_bytes());
                 count += 1;
-                if count == ITEMS_MAX || scratch.record.len() + ITEM_BYTES > scratch.out.room().0 {
+                if count == CHECKS_MAX || scratch.record.len() + ITEM_BYTES > scratch.out.room().0 {
                     break 'words;
                 }
             }
