@@ -67,6 +67,8 @@ pub(crate) struct Scratch {
     /// The room as last encoded.
     pub(crate) room: Vec<u8>,
     pub(crate) candidates: Vec<u32>,
+    /// Neighbours of an anchor.
+    pub(crate) near: Vec<crate::queue::Candidate>,
 }
 
 /// Why a snapshot cannot be read.
@@ -79,7 +81,7 @@ pub struct BadSnapshot(String);
 const TIMERS_PER_INPUT: usize = 512;
 
 /// First bytes of a snapshot: its format's name and version.
-const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-2\n";
+const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-3\n";
 
 impl Matcher {
     /// An empty matcher. `secret` makes ids unguessable; the same secret and inputs give the same state. `now` is wall

@@ -1,6 +1,7 @@
 //! From a filling to a room: proposals, answers, seats, the match's server.
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 
@@ -335,6 +336,7 @@ impl Matcher {
         let until = self.now + wait + ttl;
         let id = self.rooms[room].id;
         let sides = self.matches[index].sides.clone();
+        self.rooms[room].seats.reserve(sides.iter().map(Vec::len).sum());
         for (side, ticket) in
             sides.iter().enumerate().flat_map(|(side, all)| all.iter().map(move |t| (side, *t)))
         {
@@ -398,10 +400,11 @@ impl Matcher {
 
     /// Seats of a ticket's players; they wait for nothing else any more.
     fn seat_ticket(&mut self, room: u32, side: usize, ticket: u32, until: u64, notices: &mut Notices) {
-        let players: Vec<u32> = self.tickets[ticket].players.iter().map(|player| player.player).collect();
+        let players: SmallVec<[u32; 8]> =
+            self.tickets[ticket].players.iter().map(|player| player.player).collect();
         let team = self.tickets[ticket].team.clone();
         for player in players {
-            let others: Vec<u32> = self.people.players[player]
+            let others: SmallVec<[u32; 4]> = self.people.players[player]
                 .tickets
                 .iter()
                 .copied()

@@ -82,7 +82,7 @@ pub(crate) struct Ticket {
     /// While it searches.
     pub(crate) place: Option<Place>,
     /// Its entry in the queue's list of what is due.
-    due: u64,
+    pub(crate) due: u64,
     pub(crate) matched: Option<Id>,
     pub(crate) room: Option<Id>,
     pub(crate) region: Option<u16>,
@@ -406,7 +406,7 @@ impl Matcher {
         let partition = queue.pool.partition(partition_key);
         self.tickets[index].place = Some(Place { partition, key });
         self.tickets[index].position = queue.pool.ahead(partition, anchor.rank);
-        queue.due.insert((due, index));
+        queue.due.insert(due, index);
         let tickets = &self.tickets;
         queue.pool.insert(&compiled, partition, key, hot, anchor, |other| anchor_of(tickets, other));
         self.schedule(queue_index);
@@ -417,13 +417,11 @@ impl Matcher {
     pub(crate) fn leave_pool(&mut self, index: u32) {
         let ticket = &mut self.tickets[index];
         let Some(place) = ticket.place.take() else { return };
-        let (queue_index, due) = (ticket.queue, ticket.due);
-        let anchor = anchor_of(&self.tickets, index);
-        let queue = &mut self.queues.list[queue_index];
-        queue.due.remove(&(due, index));
-        let compiled = queue.rules();
-        let tickets = &self.tickets;
-        queue.pool.remove(&compiled, place.partition, place.key, anchor, |other| anchor_of(tickets, other));
+        let (index, rank) = (ticket.queue, -ticket.priority);
+        let queue = &mut self.queues.list[index];
+        let (compiled, tickets) = (queue.rules(), &self.tickets);
+        queue.due.leave(tickets, index);
+        queue.pool.remove(&compiled, place.partition, place.key, rank, |other| anchor_of(tickets, other));
     }
 
     /// A ticket's waiting time has reached a level or its end.
@@ -442,7 +440,7 @@ impl Matcher {
         let (due, queue) = (ticket.due, ticket.queue);
         let anchor = anchor_of(&self.tickets, index);
         let queue = &mut self.queues.list[queue];
-        queue.due.insert((due, index));
+        queue.due.insert(due, index);
         let tickets = &self.tickets;
         queue
             .pool

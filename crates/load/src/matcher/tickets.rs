@@ -18,7 +18,7 @@ use crate::report::{Better, Row};
 const WINDOW: usize = 512;
 /// Longest tick that a rule set may have: a pool is filled between two.
 const LONG_TICK: Duration = Duration::from_secs(10);
-/// Time that a tick's work may take; CPU used in it is the tick's.
+/// Time that a tick's work may take; CPU used in it is the tick's. Seats that nobody takes end after it and before the next.
 const TICK_WORK: Duration = Duration::from_secs(4);
 /// New tickets per second in the steady part.
 const ARRIVALS: u64 = 5_000;
@@ -285,7 +285,7 @@ impl Suite {
 /// The rules of a ranked five against five, without asking.
 fn rules(name: &str, tick: Duration, updates_s: u64) -> String {
     format!(
-        r#"{{"name": "{name}", "tick_ms": {}, "updates_s": {updates_s}, "seat_ttl_s": 1,
+        r#"{{"name": "{name}", "tick_ms": {}, "updates_s": {updates_s}, "seat_ttl_s": 5,
             "sides": [{{"name": "red", "min": 5, "max": 5}}, {{"name": "blue", "min": 5, "max": 5}}],
             "attributes": {{"skill": {{"type": "number"}}, "build": {{"type": "string"}},
                             "mode": {{"type": "string"}}, "level": {{"type": "number"}},

@@ -1,7 +1,7 @@
 //! A rule set ready for use: keys by number, and the rules as they stand after each time that relaxes something.
 
 use super::facts::{Attr, Facts};
-use super::ruleset::{AttributeKind, Clock, Missing, PartyPolicy, Rule, RuleKind, RuleProblem, RuleSet};
+use super::ruleset::{AttributeKind, Clock, Missing, Of, PartyPolicy, Rule, RuleKind, RuleProblem, RuleSet};
 use crate::info::Text;
 
 /// A rule set ready for use.
@@ -27,6 +27,8 @@ pub(crate) struct Compiled {
 pub(crate) struct Level {
     pub(crate) after_ms: u64,
     pub(crate) rules: Vec<Checkable>,
+    /// Those of them that are seen of two parties already, and not by the main number or latency, by number.
+    pub(crate) pair_rules: Vec<usize>,
     /// Least players of each side.
     pub(crate) mins: Vec<u32>,
     pub(crate) policy: PartyPolicy,
@@ -195,6 +197,16 @@ fn level(
         .filter(|rule| Some(rule.key) == main)
         .filter_map(|rule| rule.rule.max)
         .fold(f64::INFINITY, f64::min);
+    let of_pairs = |rule: &Checkable| {
+        rule.is_hard()
+            && match rule.rule.kind {
+                RuleKind::Near => Some(rule.key) != main,
+                RuleKind::Spread => rule.rule.of.unwrap_or_default() == Of::Match,
+                RuleKind::Avoid | RuleKind::Equal | RuleKind::Differ => true,
+                _ => false,
+            }
+    };
+    let pair_rules = (0..rules.len()).filter(|number| of_pairs(&rules[*number])).collect();
     let max_ms = hard(RuleKind::Latency)
         .filter(|rule| rule.missing == Missing::Reject)
         .filter_map(|rule| rule.rule.max_ms)
@@ -212,6 +224,7 @@ fn level(
             .collect(),
         near,
         max_ms,
+        pair_rules,
         rules,
     }
 }

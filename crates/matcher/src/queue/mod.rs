@@ -16,6 +16,7 @@ mod ruleset;
 mod search;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -29,7 +30,7 @@ pub(crate) use positions::assign;
 pub(crate) use rules::View;
 pub use ruleset::RuleProblem;
 pub(crate) use ruleset::{Assign, BackfillPriority, OnMemberLost, OnNo, RuleSet, System};
-pub(crate) use search::{Filling, Search, Start};
+pub(crate) use search::{Candidate, Filling, Search, Start};
 
 use crate::info::Text;
 use crate::matcher::Matcher;
@@ -42,6 +43,8 @@ use crate::timers::Timer;
 const SLICE_STEPS: u64 = 40_000;
 /// What an anchor and a due ticket count beside their neighbours.
 const ANCHOR_STEPS: u64 = 40;
+/// What a matched ticket counts: its seats, its end and the news of both.
+const MATCHED_STEPS: u64 = 120;
 /// Queues of one matcher.
 pub(crate) const QUEUES_MAX: usize = 1_024;
 
@@ -102,7 +105,7 @@ pub(crate) struct Queue {
     pub(crate) pool: Pool,
     pub(crate) regions: Vec<Text>,
     /// When tickets relax or time out.
-    pub(crate) due: BTreeSet<(u64, u32)>,
+    pub(crate) due: Due,
     /// When the next tick begins; 0: nothing to do.
     tick_at: u64,
     searching: bool,
@@ -116,6 +119,63 @@ pub(crate) struct Queue {
     /// Where telling tickets how they stand has got to.
     pub(crate) told: Option<u32>,
     pub(crate) tells: bool,
+}
+
+/// When tickets relax or time out, in order of time. Entries of tickets that left stay until their time, or until half of
+/// all are such: then every ticket that leaves has a few looked through.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Due {
+    all: BTreeSet<(u64, u32)>,
+    /// About how many are of tickets that left.
+    left: usize,
+    /// The last that was looked through.
+    seen: (u64, u32),
+}
+
+/// Entries below which those of tickets that left are no burden.
+const DUE_MIN: usize = 1_024;
+/// Entries looked through at a time: more than half of them go, so there are never many more.
+const DUE_SWEEP: usize = 3;
+
+impl Due {
+    pub(crate) fn insert(&mut self, at: u64, ticket: u32) {
+        // A ticket that left and came back finds its entry again.
+        if !self.all.insert((at, ticket)) {
+            self.left = self.left.saturating_sub(1);
+        }
+    }
+
+    /// A ticket left the queue, which this is of.
+    pub(crate) fn leave(&mut self, tickets: &Slab<Ticket>, queue: u32) {
+        self.left += 1;
+        if self.left <= DUE_MIN.max(self.all.len() / 2) {
+            return;
+        }
+        for _ in 0..DUE_SWEEP {
+            let next = self.all.range((Excluded(self.seen), Unbounded)).next().copied();
+            self.seen = next.unwrap_or_default();
+            if let Some((at, ticket)) = next
+                && !is_due(tickets, queue, ticket, at)
+            {
+                self.all.remove(&self.seen);
+                self.left = self.left.saturating_sub(1);
+            }
+        }
+    }
+
+    fn first(&self) -> Option<(u64, u32)> {
+        self.all.first().copied()
+    }
+
+    fn pop(&mut self, now: u64) -> Option<(u64, u32)> {
+        self.first().filter(|(at, _)| *at <= now)?;
+        self.all.pop_first()
+    }
+}
+
+fn is_due(tickets: &Slab<Ticket>, queue: u32, index: u32, at: u64) -> bool {
+    let waits = |ticket: &Ticket| ticket.queue == queue && ticket.place.is_some() && ticket.due == at;
+    tickets.get(index).is_some_and(waits)
 }
 
 /// What a queue has done since it was made.
@@ -221,8 +281,13 @@ impl Queues {
 
 /// A ticket's place in the order of fairness.
 pub(crate) fn anchor_of(tickets: &Slab<Ticket>, index: u32) -> Anchor {
-    let ticket = &tickets[index];
-    Anchor { class: 1, rank: -ticket.priority, created: ticket.created, backfill: false, index }
+    tickets[index].anchor(index)
+}
+
+impl Ticket {
+    fn anchor(&self, index: u32) -> Anchor {
+        Anchor { class: 1, rank: -self.priority, created: self.created, backfill: false, index }
+    }
 }
 
 impl Matcher {
@@ -241,7 +306,7 @@ impl Matcher {
                 compiled: Some(compiled),
                 pool: Pool::default(),
                 regions: Vec::new(),
-                due: BTreeSet::new(),
+                due: Due::default(),
                 tick_at: 0,
                 searching: false,
                 tick_now: self.now,
@@ -294,7 +359,7 @@ impl Matcher {
             return;
         }
         let tick = queue.rules().set.tick_ms;
-        let due = queue.due.first().map(|(at, _)| (*at).max(now));
+        let due = queue.due.first().map(|(at, _)| at.max(now));
         let wanted = if queue.pool.dirty.is_empty() { due } else { Some(now) };
         let Some(wanted) = wanted else { return };
         let at = (wanted / tick + 1) * tick;
@@ -332,11 +397,12 @@ impl Matcher {
         let mut steps = 0;
         while steps < SLICE_STEPS {
             let queue = &mut self.queues.list[index];
-            if let Some((at, ticket)) = queue.due.first().copied()
-                && at <= tick_now
-            {
-                queue.due.pop_first();
-                self.ticket_is_due(ticket, at, &compiled, notices);
+            if let Some((at, ticket)) = queue.due.pop(tick_now) {
+                if is_due(&self.tickets, index, ticket, at) {
+                    self.ticket_is_due(ticket, at, &compiled, notices);
+                } else {
+                    queue.due.left = queue.due.left.saturating_sub(1);
+                }
                 steps += ANCHOR_STEPS;
                 continue;
             }
@@ -350,7 +416,7 @@ impl Matcher {
         }
     }
 
-    /// Looks for a match around an anchor and makes it. Returns the neighbours looked at.
+    /// Looks for a match around an anchor and makes it. Returns the steps that it counts.
     fn try_anchor(
         &mut self,
         index: u32,
@@ -367,7 +433,9 @@ impl Matcher {
             };
             (backfill.partition, backfill.start(compiled, self.now))
         } else {
-            let Some(place) = tickets.get(anchor.index).and_then(|ticket| ticket.place) else { return 0 };
+            let here = |ticket: &&Ticket| ticket.queue == index && ticket.anchor(anchor.index) == anchor;
+            let ticket = tickets.get(anchor.index).filter(here);
+            let Some(place) = ticket.and_then(|ticket| ticket.place) else { return 0 };
             let hot = queue.pool.partitions[place.partition].index[&place.key];
             let open = compiled.sides.iter().map(|(_, max)| *max).collect();
             let start = Start { key: place.key, hot, ticket: Some(anchor.index), fixed: Vec::new(), open };
@@ -375,15 +443,19 @@ impl Matcher {
         };
         let facts = |ticket: u32| (&tickets[ticket].facts, tickets[ticket].created);
         let part: &Partition = &queue.pool.partitions[partition];
-        let mut search = Search { compiled, partition: part, facts, steps: 0, cut: false };
+        let near = std::mem::take(&mut self.scratch.near);
+        let mut search = Search { compiled, partition: part, facts, steps: 0, cut: false, near };
         let found = search.attempt(&start);
         let (steps, cut, key, arrivals) = (search.steps, search.cut, start.key, part.arrivals);
+        self.scratch.near = search.near;
         let queue = &mut self.queues.list[index];
         queue.figures.scans += steps;
         match found {
             Some(filling) => {
                 let backfill = anchor.backfill.then_some(anchor.index);
+                let taken: usize = filling.sides.iter().map(Vec::len).sum();
                 self.propose(index, filling, backfill, notices);
+                return steps + MATCHED_STEPS * taken as u64;
             }
             None if anchor.backfill => self.backfills[anchor.index].seen = Some(arrivals),
             None => queue.pool.rest(partition, key, cut),

@@ -48,6 +48,8 @@ pub(crate) struct Partition {
     cuts: u32,
     /// Tickets by priority.
     ranks: BTreeMap<i8, u32>,
+    /// Tickets by number of players.
+    sizes: BTreeMap<u8, u32>,
     /// Grows with every ticket that comes: a backfill looks again when it has.
     pub(crate) arrivals: u64,
     pub(crate) backfills: u32,
@@ -58,7 +60,7 @@ pub(crate) struct Partition {
 pub(crate) struct Pool {
     pub(crate) partitions: Slab<Partition>,
     by_key: BTreeMap<Vec<Text>, u32>,
-    /// Anchors to try.
+    /// Anchors to try. Those of tickets that left are passed over when their turn comes, which is within a tick.
     pub(crate) dirty: BTreeSet<Anchor>,
     pub(crate) size: u64,
 }
@@ -133,6 +135,7 @@ impl Pool {
         part.index.insert(key, hot);
         part.arrivals += 1;
         *part.ranks.entry(anchor.rank).or_default() += 1;
+        *part.sizes.entry(hot.size).or_default() += 1;
         self.size += 1;
         self.dirty.insert(anchor);
         self.wake(compiled, partition, key, &hot, anchor_of);
@@ -216,21 +219,16 @@ impl Pool {
         compiled: &Compiled,
         partition: u32,
         key: Key,
-        anchor: Anchor,
+        rank: i8,
         anchor_of: impl Fn(u32) -> Anchor,
     ) {
-        self.dirty.remove(&anchor);
         let part = &mut self.partitions[partition];
         let Some(hot) = part.index.remove(&key) else { return };
         self.size -= 1;
         part.idle -= u32::from(hot.idle);
         part.cuts -= u32::from(hot.cut);
-        if let Some(count) = part.ranks.get_mut(&anchor.rank) {
-            *count -= 1;
-            if *count == 0 {
-                part.ranks.remove(&anchor.rank);
-            }
-        }
+        take_one(&mut part.ranks, rank);
+        take_one(&mut part.sizes, hot.size);
         if part.cuts > 0 {
             let reach = compiled.set.scan_limit * VISITS_PER_STEP;
             let dirty = &mut self.dirty;
@@ -256,6 +254,66 @@ impl Pool {
     }
 }
 
+impl Partition {
+    /// Sizes of the parties that are here.
+    pub(crate) fn sizes(&self) -> Sizes {
+        self.sizes.keys().copied().collect()
+    }
+}
+
+/// Sizes of parties, as a set.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sizes(u64);
+
+impl FromIterator<u8> for Sizes {
+    /// Of sizes from 1 to 64, the most that a ticket has.
+    fn from_iter<I: IntoIterator<Item = u8>>(sizes: I) -> Sizes {
+        Sizes(sizes.into_iter().fold(0, |set, size| set | 1 << ((size - 1) % 64)))
+    }
+}
+
+impl Sizes {
+    /// The numbers of players, up to `most`, that parties of these sizes make together, however many there are: bit n for n.
+    fn sums(self, most: u32) -> u128 {
+        let mut sums = 1_u128;
+        for size in (1..=64).filter(|size| self.0 >> (size - 1) & 1 == 1) {
+            // One more, then two more, then four: every multiple.
+            let mut step = size;
+            while step <= most {
+                sums |= sums << step;
+                step *= 2;
+            }
+        }
+        sums
+    }
+}
+
+impl Compiled {
+    /// Whether an anchor and parties of these sizes could fill the sides at all, if everything else fitted.
+    pub(crate) fn adds_up(&self, anchor: u32, others: Sizes) -> bool {
+        let most = self.sides.iter().map(|(_, max)| *max).max().unwrap_or(0);
+        if most >= u128::BITS {
+            return true;
+        }
+        let (alone, mins) = (others.sums(most), &self.levels[self.levels.len() - 1].mins);
+        let fills = |sums: u128, min: u32, max: u32| (sums >> min) & (u128::MAX >> (127 - (max - min))) != 0;
+        (0..mins.len()).any(|own| {
+            self.sides.iter().zip(mins).enumerate().all(|(side, ((_, max), min))| {
+                fills(if side == own { alone << anchor } else { alone }, *min, *max)
+            })
+        })
+    }
+}
+
+fn take_one<K: Ord>(counts: &mut BTreeMap<K, u32>, key: K) {
+    if let Some(count) = counts.get_mut(&key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&key);
+        }
+    }
+}
+
 /// Neighbours that may be passed over for one that counts against the scan limit.
 pub(crate) const VISITS_PER_STEP: usize = 4;
 
@@ -273,5 +331,26 @@ mod tests {
         for value in values {
             assert_eq!(number(ordered(value)), value);
         }
+    }
+
+    #[test]
+    fn parties_that_do_not_add_up_are_told_by_their_sizes() {
+        let rules = |sides: &str| {
+            let json = format!(r#"{{"name": "q", "sides": [{sides}]}}"#);
+            Compiled::new(super::super::RuleSet::parse(json.as_bytes()).unwrap()).unwrap()
+        };
+        let sizes = |all: &[u8]| all.iter().copied().collect::<Sizes>();
+        let fives = rules(r#"{"name": "side", "count": 2, "min": 5, "max": 5}"#);
+        assert!(fives.adds_up(1, sizes(&[1])));
+        assert!(fives.adds_up(2, sizes(&[3, 5])));
+        assert!(fives.adds_up(5, sizes(&[5])));
+        assert!(!fives.adds_up(4, sizes(&[4])));
+        assert!(!fives.adds_up(3, sizes(&[3, 4])), "3, 4, 6 and 7 only");
+        assert!(!fives.adds_up(2, sizes(&[3])), "the other side would have 3 or 6");
+        let uneven = rules(r#"{"name": "one", "min": 1, "max": 1}, {"name": "many", "min": 4, "max": 6}"#);
+        assert!(uneven.adds_up(4, sizes(&[1])) && uneven.adds_up(1, sizes(&[2])));
+        assert!(!uneven.adds_up(2, sizes(&[2, 3])), "nobody to be alone");
+        let many = rules(r#"{"name": "all", "min": 100, "max": 200}"#);
+        assert!(many.adds_up(64, sizes(&[64])), "not told apart");
     }
 }

@@ -297,20 +297,19 @@ impl Compiled {
         if level.split.iter().any(|key| self.text(a.0, *key) != self.text(b.0, *key)) {
             return false;
         }
-        level.rules.iter().enumerate().filter(|(_, rule)| rule.is_hard()).all(|(number, rule)| {
+        level.pair_rules.iter().all(|number| {
+            let (number, rule) = (*number, &level.rules[*number]);
             let limit =
                 |level: u8| self.levels[usize::from(level)].rules[number].rule.max.unwrap_or(f64::INFINITY);
             match rule.rule.kind {
-                RuleKind::Near if Some(rule.key) != self.main => {
+                RuleKind::Near => {
                     let limit = match self.set.expand_clock {
                         Clock::Each => limit(a.1).min(limit(b.1)),
                         Clock::Oldest | Clock::Newest => limit(whole),
                     };
                     rule.distance(a.0, b.0) <= limit
                 }
-                RuleKind::Spread if rule.rule.of.unwrap_or_default() == Of::Match => {
-                    rule.distance(a.0, b.0) <= limit(whole)
-                }
+                RuleKind::Spread => rule.distance(a.0, b.0) <= limit(whole),
                 RuleKind::Avoid => !avoids(a.0, b.0) && !avoids(b.0, a.0),
                 RuleKind::Equal => {
                     let own =

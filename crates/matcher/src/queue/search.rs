@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::compiled::Compiled;
 use super::facts::{Facts, PlayerFacts};
-use super::pool::{Hot, Key, Partition, VISITS_PER_STEP, number};
+use super::pool::{Hot, Key, Partition, Sizes, VISITS_PER_STEP, number};
 use super::positions::assign;
 use super::rules::{Placed, View};
 use super::ruleset::{Clock, PartyPolicy, Prefer};
@@ -48,10 +48,13 @@ pub(crate) struct Search<'a, F> {
     pub(crate) steps: u64,
     /// The last search ended at its limit.
     pub(crate) cut: bool,
+    /// Memory for the neighbours.
+    pub(crate) near: Vec<Candidate>,
 }
 
+/// A neighbour that the anchor may meet.
 #[derive(Clone, Copy, Debug)]
-struct Candidate {
+pub(crate) struct Candidate {
     ticket: u32,
     value: f64,
     hot: Hot,
@@ -71,39 +74,60 @@ enum Way {
 impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
     /// A match around the anchor, if filling finds one.
     pub(crate) fn attempt(&mut self, start: &Start<'a>) -> Option<Filling> {
+        let mut near = std::mem::take(&mut self.near);
+        near.clear();
+        let found = self.attempt_with(start, &mut near);
+        self.near = near;
+        found
+    }
+
+    fn attempt_with(&mut self, start: &Start<'a>, all: &mut Vec<Candidate>) -> Option<Filling> {
+        self.cut = false;
+        let own = u32::from(start.hot.size);
+        if start.ticket.is_some() && !self.compiled.adds_up(own, self.partition.sizes()) {
+            return None;
+        }
         let total: u32 = start.open.iter().sum();
         let limit = self.compiled.set.scan_limit;
-        let mut all: Vec<Candidate> = Vec::with_capacity(limit);
         // Most matches are found among the very next: the rest is looked at when they are not.
         let plain = self.compiled.set.quality.prefer == Prefer::Skill;
         let first = if plain { (2 * total as usize).min(limit) } else { limit };
-        self.gather(start, first, &mut all);
-        if let Some(found) = self.fill(start, &all, Way::Near) {
+        self.gather(start, first, all);
+        if self.may_fill(start, all)
+            && let Some(found) = self.fill(start, all, Way::Near)
+        {
             return Some(found);
         }
-        if all.len() == first && first < limit {
+        let more = all.len() == first && first < limit;
+        if more {
             all.clear();
-            self.gather(start, limit, &mut all);
-            if let Some(found) = self.fill(start, &all, Way::Near) {
-                return Some(found);
-            }
+            self.gather(start, limit, all);
+        }
+        if !self.may_fill(start, all) {
+            return None;
+        }
+        if more && let Some(found) = self.fill(start, all, Way::Near) {
+            return Some(found);
         }
         let mixed = all.iter().any(|candidate| candidate.hot.size != all[0].hot.size);
-        let reachable: u32 = all.iter().map(|candidate| u32::from(candidate.hot.size)).sum();
-        if !mixed && self.compiled.main.is_none() || reachable + u32::from(start.hot.size) < self.least(start)
-        {
+        if !mixed && self.compiled.main.is_none() {
             return None;
         }
         all.sort_by_key(|candidate| std::cmp::Reverse(candidate.hot.size));
-        let large = if mixed { self.fill(start, &all, Way::Large) } else { None };
-        large.or_else(|| self.fill(start, &all, Way::Even))
+        let large = if mixed { self.fill(start, all, Way::Large) } else { None };
+        large.or_else(|| self.fill(start, all, Way::Even))
     }
 
-    fn least(&self, start: &Start<'a>) -> u32 {
+    /// Whether there are players enough, in parties that add up. A backfill takes whom it gets.
+    fn may_fill(&self, start: &Start<'a>, candidates: &[Candidate]) -> bool {
         if start.ticket.is_none() {
-            return 0;
+            return true;
         }
-        self.compiled.levels[self.compiled.levels.len() - 1].mins.iter().sum()
+        let own = u32::from(start.hot.size);
+        let players: u32 = candidates.iter().map(|candidate| u32::from(candidate.hot.size)).sum();
+        let least: u32 = self.compiled.levels[self.compiled.levels.len() - 1].mins.iter().sum();
+        let sizes = candidates.iter().map(|candidate| candidate.hot.size).collect::<Sizes>();
+        players + own >= least && self.compiled.adds_up(own, sizes)
     }
 
     /// The nearest tickets that the anchor may meet, in order of distance.
