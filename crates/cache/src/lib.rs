@@ -32,7 +32,7 @@ pub use access::{Access, Caller, Identify, Identity, Tokens};
 pub use figures::Figures;
 pub use node::Node;
 pub use origin::Origin;
-pub use serve::{Listener, ServeOptions, serve};
+pub use serve::{Listener, ServeOptions, Tls, serve};
 pub use service::{Care, NamespaceRules, Rules, Service};
 pub use transfer::{TransferError, Transferred};
 pub use upstream::{Upstream, UpstreamOptions};

@@ -1,7 +1,6 @@
 //! Listeners.
 
 use std::future::Future;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,16 +9,14 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+pub use throng_http::Tls;
+use throng_http::{Accepted, Beyond, Intake};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
-use tokio_rustls::TlsAcceptor;
 
 use crate::http1::{self, Wire};
 use crate::service::{Question, Service};
 use crate::upload::Streamed;
 
-/// Time for a TLS handshake.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Requests of one HTTP/2 connection at a time: an editor has at most 128 GETs and 3 x 64 others in flight.
 const STREAMS_MAX: u32 = 512;
 /// Bytes that an HTTP/2 stream and connection may send before they are taken.
@@ -45,56 +42,32 @@ pub struct ServeOptions {
     /// Connections at a time; more wait in the kernel's queue.
     pub connections_max: usize,
     /// TLS, if it is wanted. Offers HTTP/2 if its configuration lists `h2`.
-    pub tls: Option<TlsAcceptor>,
+    pub tls: Option<Tls>,
 }
 
-/// Serves until `shutdown` completes; open requests then get `grace` to end.
-///
-/// # Errors
-/// When the listener itself fails.
+/// Serves until `shutdown` completes; open requests are dropped then.
 pub async fn serve(
     listener: TcpListener,
     service: Arc<Service>,
     options: ServeOptions,
     shutdown: impl Future<Output = ()>,
-) -> io::Result<()> {
-    let slots = Arc::new(Semaphore::new(options.connections_max));
-    let mut tasks = tokio::task::JoinSet::new();
-    tokio::pin!(shutdown);
-    loop {
-        let accepted = tokio::select! {
-            accepted = async {
-                // A slot first: what cannot be served waits where it costs nothing.
-                let slot = Arc::clone(&slots).acquire_owned().await;
-                listener.accept().await.map(|(stream, _)| (stream, slot))
-            } => accepted,
-            () = &mut shutdown => return Ok(()),
-            Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
-        };
-        let (stream, slot) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of descriptors, most likely: others may give theirs back soon.
-                tracing::warn!(%error, "the cache listener cannot accept");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
+) {
+    let intake = Intake {
+        owner: "the cache's",
+        connections_max: options.connections_max,
+        beyond: Beyond::Waits,
+        tls: options.tls,
+    };
+    let serve = move |accepted| {
+        let service = Arc::clone(&service);
+        async move {
+            match accepted {
+                Accepted::Plain(stream) => connection(stream, service, options.listener).await,
+                Accepted::Tls(stream) => connection(*stream, service, options.listener).await,
             }
-        };
-        let _ = stream.set_nodelay(true);
-        let (service, options) = (Arc::clone(&service), options.clone());
-        tasks.spawn(async move {
-            match options.tls {
-                None => connection(stream, service, options.listener).await,
-                Some(tls) => {
-                    let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream));
-                    if let Ok(Ok(stream)) = handshake.await {
-                        connection(stream, service, options.listener).await;
-                    }
-                }
-            }
-            drop(slot);
-        });
-    }
+        }
+    };
+    intake.run(listener, shutdown, serve).await;
 }
 
 async fn connection<S: Wire>(stream: S, service: Arc<Service>, listener: Listener) {

@@ -28,7 +28,7 @@ async fn blobs_go_over_tls_in_both_versions() {
     let node = Node::open(folder.path(), Options::default(), Rules::default()).expect("it opens");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let addr = listener.local_addr().expect("it is bound");
-    let tls = Some(Arc::new(server).into());
+    let tls = Some(throng_cache::Tls::new(Arc::new(server).into()));
     let options = ServeOptions { listener: Listener::Public, connections_max: 10, tls };
     let service = Arc::clone(node.service());
     tokio::spawn(async move { serve(listener, service, options, std::future::pending()).await });

@@ -38,14 +38,11 @@ impl File {
 }
 
 /// Serves `files` on `listener` until `shutdown` completes; everything else is answered with 404.
-///
-/// # Errors
-/// When the listener itself fails.
 pub async fn serve_files(
     listener: TcpListener,
     files: impl IntoIterator<Item = File>,
     shutdown: impl Future<Output = ()>,
-) -> io::Result<()> {
+) {
     let mut router = Router::new();
     for File { path, content_type, content } in files {
         let headers = [
@@ -56,7 +53,7 @@ pub async fn serve_files(
         ];
         router = router.route(path, get(async move || (headers, content)));
     }
-    serve_router(listener, router, CONNECTIONS_MAX, shutdown).await
+    serve_router(listener, router, CONNECTIONS_MAX, shutdown).await;
 }
 
 /// A page of text that changes, served on a thread of its own until it is dropped.
@@ -92,7 +89,7 @@ impl LivePage {
                 // Dropped or sent, it means the same; a listener that fails leaves a page that nobody reaches.
                 let end = async { drop(stopped.await) };
                 if let Ok(listener) = TcpListener::from_std(listener) {
-                    let _ = serve_router(listener, router, CONNECTIONS_MAX, end).await;
+                    serve_router(listener, router, CONNECTIONS_MAX, end).await;
                 }
             });
         })?;

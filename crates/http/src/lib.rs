@@ -9,6 +9,7 @@
 //! | `routes` | listening, health, metrics, profiles |
 //! | `api` | the API: one page of a list, one thing in detail, what changes something, events |
 //! | `assets` | the console's files |
+//! | `intake` | taking connections in, for the listeners of other crates as well |
 //!
 //! # Access
 //! Health is open, and the console's files, which hold no figures. Figures need a credential where tokens are
@@ -22,6 +23,7 @@ mod assets;
 mod catalogue;
 mod exposition;
 mod files;
+mod intake;
 mod profile;
 mod routes;
 
@@ -31,5 +33,6 @@ pub use assets::DOCS;
 pub use catalogue::{Endpoint, Method, ROUTES, Route, markdown};
 pub use exposition::{Family, FamilyKind, Format, Sample, SampleValue, render};
 pub use files::{File, LivePage, serve_files};
+pub use intake::{Accepted, Beyond, Intake, Tls};
 pub use profile::{CpuProfile, ProfileError};
 pub use routes::{Health, Monitor, Part, ServeOptions, serve};

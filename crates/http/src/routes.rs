@@ -22,6 +22,7 @@ use crate::access::{Access, Claims, Decision, Guard};
 use crate::api::{self, Ask, Problem};
 use crate::assets;
 use crate::exposition::{Family, Format, render};
+use crate::intake::{Accepted, Beyond, Intake};
 use crate::profile::{ProfileError, cpu_profile};
 
 /// Time to send a complete request head; also ends idle kept-alive connections.
@@ -89,7 +90,7 @@ pub(crate) struct App {
 /// Serves `monitor` on `listener` until `shutdown` completes. Open requests are dropped then.
 ///
 /// # Errors
-/// When the listener itself fails; errors of single connections are counted as noise and ignored.
+/// When the listener has no address.
 pub async fn serve(
     listener: TcpListener,
     monitor: Arc<dyn Monitor>,
@@ -102,7 +103,8 @@ pub async fn serve(
         listener: listener.local_addr()?,
         streams: Arc::new(Semaphore::new(api::STREAMS_MAX)),
     };
-    serve_router(listener, router(app), options.connections_max, shutdown).await
+    serve_router(listener, router(app), options.connections_max, shutdown).await;
+    Ok(())
 }
 
 /// Answers requests with `router` until `shutdown` completes.
@@ -111,37 +113,21 @@ pub(crate) async fn serve_router(
     router: Router,
     connections_max: usize,
     shutdown: impl Future<Output = ()>,
-) -> io::Result<()> {
-    let slots = Arc::new(Semaphore::new(connections_max));
-    let mut tasks = tokio::task::JoinSet::new();
-    tokio::pin!(shutdown);
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = &mut shutdown => return Ok(()),
-            Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
-        };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Out of descriptors, most likely: others may give theirs back soon.
-                tracing::warn!(%error, "an HTTP listener cannot accept");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
-        let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else { continue };
+) {
+    let intake = Intake { owner: "an HTTP", connections_max, beyond: Beyond::Closed, tls: None };
+    let serve = move |accepted| {
         let service = TowerToHyperService::new(router.clone());
-        tasks.spawn(async move {
+        async move {
+            let Accepted::Plain(stream) = accepted else { return };
             let connection = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_TIMEOUT)
                 .max_buf_size(HEAD_BYTES_MAX)
                 .serve_connection(TokioIo::new(stream), service);
             let _ = tokio::time::timeout(CONNECTION_MAX, connection).await;
-            drop(slot);
-        });
-    }
+        }
+    };
+    intake.run(listener, shutdown, serve).await;
 }
 
 fn router(app: App) -> Router {

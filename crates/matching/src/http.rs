@@ -14,7 +14,7 @@ use hyper::service::service_fn;
 use hyper::{HeaderMap, Method as Verb, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use throng_http::{is_loopback_name, is_same_site};
+use throng_http::{Accepted, Beyond, Intake, Tls, is_loopback_name, is_same_site};
 use throng_matcher::{Scope, check_server_name};
 use throng_wire::matcher::{
     FRAME_BODY_BYTES_MAX, Method, REQUEST_KEY_FIELD, Reader, Status, Type, Writer, method_named, write_bytes,
@@ -22,7 +22,6 @@ use throng_wire::matcher::{
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio_rustls::TlsAcceptor;
 
 use crate::json;
 use crate::notify::{self, Events};
@@ -31,8 +30,6 @@ use crate::tokens::Tokens;
 
 /// What every route begins with.
 const PREFIX: &str = "/matcher/v1/";
-/// Time for a TLS handshake.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time to send a complete request head; also ends idle kept-alive connections.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 /// Time to send a request's body.
@@ -54,7 +51,7 @@ pub struct HttpOptions {
     /// Requests whose bodies are in memory at a time, at most 1 MiB each; more are answered with `OVERLOADED`.
     pub requests_max: usize,
     /// TLS, if it is wanted. Offers HTTP/2 if its configuration lists `h2`.
-    pub tls: Option<TlsAcceptor>,
+    pub tls: Option<Tls>,
 }
 
 struct Shared {
@@ -67,58 +64,38 @@ struct Shared {
 /// Serves until `shutdown` completes; connections end with it.
 ///
 /// # Errors
-/// When the listener itself fails.
+/// When the listener has no address.
 pub async fn serve_http(
     listener: TcpListener,
     handle: Handle,
     options: HttpOptions,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let slots = Arc::new(Semaphore::new(options.connections_max));
     let shared = Arc::new(Shared {
         handle,
         tokens: options.tokens,
         requests: Semaphore::new(options.requests_max),
         listener: listener.local_addr()?,
     });
-    let mut tasks = tokio::task::JoinSet::new();
-    tokio::pin!(shutdown);
-    loop {
-        let accepted = tokio::select! {
-            accepted = async {
-                // A slot first: what cannot be served waits where it costs nothing.
-                let slot = Arc::clone(&slots).acquire_owned().await;
-                listener.accept().await.map(|(stream, _)| (stream, slot))
-            } => accepted,
-            () = &mut shutdown => return Ok(()),
-            Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
-        };
-        let (stream, slot) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of descriptors, most likely: others may give theirs back soon.
-                tracing::warn!(%error, "the matcher's HTTP listener cannot accept");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
+    let intake = Intake {
+        owner: "the matcher's HTTP",
+        connections_max: options.connections_max,
+        beyond: Beyond::Waits,
+        tls: options.tls,
+    };
+    let serve = move |accepted: Accepted| {
+        let shared = Arc::clone(&shared);
+        async move {
+            // Without it, a reader that stopped reading keeps its slot.
+            let _ = socket2::SockRef::from(accepted.socket()).set_tcp_user_timeout(Some(notify::STALL));
+            match accepted {
+                Accepted::Plain(stream) => connection(stream, shared).await,
+                Accepted::Tls(stream) => connection(*stream, shared).await,
             }
-        };
-        // Without the first, small answers are late; without the second, a reader that stopped reading keeps its slot.
-        let _ = stream.set_nodelay(true);
-        let _ = socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(notify::STALL));
-        let (shared, tls) = (Arc::clone(&shared), options.tls.clone());
-        tasks.spawn(async move {
-            match tls {
-                None => connection(stream, shared).await,
-                Some(tls) => {
-                    let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream));
-                    if let Ok(Ok(stream)) = handshake.await {
-                        connection(stream, shared).await;
-                    }
-                }
-            }
-            drop(slot);
-        });
-    }
+        }
+    };
+    intake.run(listener, shutdown, serve).await;
+    Ok(())
 }
 
 async fn connection<S>(stream: S, shared: Arc<Shared>)

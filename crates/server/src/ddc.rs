@@ -11,8 +11,8 @@ use std::time::Duration;
 use hyper::header::HeaderValue;
 use serde_json::Value;
 use throng_cache::{
-    Access, Care, Identify, Identity, Listener, NamespaceRules, Node, Origin, Rules, ServeOptions, Tokens,
-    Upstream, UpstreamOptions,
+    Access, Care, Identify, Identity, Listener, NamespaceRules, Node, Origin, Rules, ServeOptions, Tls,
+    Tokens, Upstream, UpstreamOptions,
 };
 use throng_ddc::Namespace;
 use throng_ddc::gc::RefPolicy;
@@ -89,7 +89,7 @@ pub(crate) fn start(settings: &Settings, side: &tokio::runtime::Handle) -> Resul
         .enable_all()
         .build()
         .map_err(|source| StartError::System { what: "cannot start the cache's runtime", source })?;
-    let tls = tls::http_acceptor(&ddc.tls_cert, &ddc.tls_key).map_err(StartError::File)?;
+    let tls = tls::http_acceptor(&ddc.tls_cert, &ddc.tls_key).map_err(StartError::File)?.map(Tls::new);
     let scheme = if tls.is_some() { "https" } else { "http" };
     let mut listeners = Vec::new();
     let mut addresses = Vec::new();
@@ -121,9 +121,7 @@ pub(crate) fn start(settings: &Settings, side: &tokio::runtime::Handle) -> Resul
         let (service, end) = (Arc::clone(node.service()), Arc::clone(&end));
         runtime.spawn(async move {
             let stopped = async move { end.notified().await };
-            if let Err(error) = throng_cache::serve(listener, service, options, stopped).await {
-                tracing::error!(%error, "a cache listener failed");
-            }
+            throng_cache::serve(listener, service, options, stopped).await;
         });
     }
     Ok(Some(Cache { runtime: Some(runtime), node, end, addresses, keys }))

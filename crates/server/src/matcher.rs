@@ -159,7 +159,9 @@ fn serve_http(
         tokens,
         connections_max: matcher.http_connections_max,
         requests_max: matcher.http_requests_max,
-        tls: tls::http_acceptor(&matcher.tls_cert, &matcher.tls_key).map_err(StartError::File)?,
+        tls: tls::http_acceptor(&matcher.tls_cert, &matcher.tls_key)
+            .map_err(StartError::File)?
+            .map(throng_http::Tls::new),
     };
     let (handle, end) = (service.handle().clone(), Arc::clone(end));
     side.spawn(async move {

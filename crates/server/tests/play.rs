@@ -136,6 +136,15 @@ fn enet_with_unreliable_updates() {
 }
 
 #[test]
+fn enet_over_ipv6() {
+    if std::net::UdpSocket::bind("[::1]:0").is_err() {
+        // A machine without IPv6.
+        return;
+    }
+    play_with("enet", false, &[("gateway.clients.addr", "[::1]:0")]);
+}
+
+#[test]
 fn enet_with_tokens() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "0707070707070707070707070707070707070707070707070707070707070707\n")

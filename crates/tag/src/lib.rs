@@ -150,11 +150,7 @@ async fn start(options: Options) -> Result<(SocketAddr, JoinSet<()>), StartError
         });
     }
     let files = files(&url);
-    tasks.spawn(async move {
-        if let Err(error) = serve_files(listener, files, std::future::pending()).await {
-            tracing::warn!(%error, "the page of tag is gone");
-        }
-    });
+    tasks.spawn(serve_files(listener, files, std::future::pending()));
     Ok((page, tasks))
 }
 

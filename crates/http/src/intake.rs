@@ -1,0 +1,136 @@
+//! The loop that takes connections in: one for every HTTP listener of the process.
+
+use std::future::Future;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+/// Time for a TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause when the process is out of descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How a listener takes connections in.
+#[derive(Clone)]
+pub struct Intake {
+    /// Whose listener it is, for the log: `the cache's`.
+    pub owner: &'static str,
+    /// Connections at a time.
+    pub connections_max: usize,
+    /// What becomes of more.
+    pub beyond: Beyond,
+    /// TLS, if it is wanted. Offers HTTP/2 if its configuration lists `h2`.
+    pub tls: Option<Tls>,
+}
+
+/// The TLS side of listeners, which can be replaced while they run.
+#[derive(Clone)]
+pub struct Tls(Arc<RwLock<TlsAcceptor>>);
+
+impl Tls {
+    /// With what connections are encrypted from now on.
+    #[must_use]
+    pub fn new(acceptor: TlsAcceptor) -> Self {
+        Self(Arc::new(RwLock::new(acceptor)))
+    }
+
+    /// Encrypts connections to come with something else, such as a renewed certificate; those that are open stay.
+    pub fn replace(&self, acceptor: TlsAcceptor) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = acceptor;
+    }
+
+    fn now(&self) -> TlsAcceptor {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// What becomes of a connection that finds no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beyond {
+    /// It waits in the kernel's queue, where it costs nothing: for those who will get their turn.
+    Waits,
+    /// It is closed at once: for those who want to know.
+    Closed,
+}
+
+/// A connection, its TLS handshake done.
+pub enum Accepted {
+    /// Without TLS.
+    Plain(TcpStream),
+    /// With it.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Accepted {
+    /// The socket, for its options.
+    #[must_use]
+    pub fn socket(&self) -> &TcpStream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Tls(stream) => stream.get_ref().0,
+        }
+    }
+}
+
+impl Intake {
+    /// Gives each connection to `serve`, whose future lives as long as it does, until `shutdown` completes; then all of
+    /// them are dropped. A listener that cannot accept, which is for want of descriptors, is tried again.
+    pub async fn run<F>(
+        self,
+        listener: TcpListener,
+        shutdown: impl Future<Output = ()>,
+        serve: impl Fn(Accepted) -> F + Clone + Send + 'static,
+    ) where
+        F: Future<Output = ()> + Send,
+    {
+        let slots = Arc::new(Semaphore::new(self.connections_max));
+        let mut tasks = JoinSet::new();
+        tokio::pin!(shutdown);
+        loop {
+            let accepted = tokio::select! {
+                accepted = async {
+                    let slot = match self.beyond {
+                        Beyond::Waits => Arc::clone(&slots).acquire_owned().await.ok(),
+                        Beyond::Closed => None,
+                    };
+                    listener.accept().await.map(|(stream, _)| (stream, slot))
+                } => accepted,
+                () = &mut shutdown => return,
+                Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
+            };
+            let (stream, slot) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Others may give their descriptors back soon.
+                    tracing::warn!(%error, "{} listener cannot accept", self.owner);
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            let Some(slot) = slot.or_else(|| Arc::clone(&slots).try_acquire_owned().ok()) else { continue };
+            let (serve, tls) = (serve.clone(), self.tls.clone());
+            tasks.spawn(async move {
+                if let Some(accepted) = shake_hands(stream, tls).await {
+                    serve(accepted).await;
+                }
+                drop(slot);
+            });
+        }
+    }
+}
+
+async fn shake_hands(stream: TcpStream, tls: Option<Tls>) -> Option<Accepted> {
+    // Without it, small answers are late.
+    let _ = stream.set_nodelay(true);
+    let Some(tls) = tls else { return Some(Accepted::Plain(stream)) };
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.now().accept(stream)).await {
+        Ok(Ok(stream)) => Some(Accepted::Tls(Box::new(stream))),
+        // A stranger who does not speak TLS, or not in time.
+        Ok(Err(_)) | Err(_) => None,
+    }
+}
