@@ -86,10 +86,22 @@ impl Service {
     ) -> Answer {
         let missing = || Problem::missing("no such blob");
         if ask.method == Method::Head {
-            let len = self.blob_len(namespace, hash).await?.ok_or_else(missing)?;
-            return Ok(head_answer(hash, len, media));
+            let mut len = self.blob_len(namespace, hash).await?;
+            if len.is_none() && self.take_over(ask, namespace, hash, false).await?.is_some() {
+                len = self.blob_len(namespace, hash).await?;
+            }
+            return Ok(head_answer(hash, len.ok_or_else(missing)?, media));
         }
-        let blob = self.find_blob(namespace, hash).await?.ok_or_else(missing)?;
+        if media == Media::Octets
+            && let Some(elsewhere) = self.redirect(ask, namespace, hash).await?
+        {
+            return Ok(elsewhere);
+        }
+        let mut blob = self.find_blob(namespace, hash).await?;
+        if blob.is_none() && self.take_over(ask, namespace, hash, false).await?.is_some() {
+            blob = self.find_blob(namespace, hash).await?;
+        }
+        let blob = blob.ok_or_else(missing)?;
         self.blob_answer(ask, namespace, hash, blob, media).await
     }
 
@@ -100,7 +112,11 @@ impl Service {
         id: &IoHash,
     ) -> Answer {
         let missing = || Problem::missing("no such compressed blob");
-        let hash = self.locate(namespace, id, Reach::All).await?.ok_or_else(missing)?;
+        let found = match self.locate(namespace, id, Reach::All).await? {
+            Some(found) => Some(found),
+            None => self.take_over(ask, namespace, id, true).await?,
+        };
+        let hash = found.ok_or_else(missing)?;
         let media = if hash == *id { Media::Octets } else { Media::Compressed };
         if negotiate(ask.accept(), &[media]).is_none() {
             let title = format!("what is stored is {}", media.name());

@@ -15,6 +15,7 @@ mod answer;
 mod blobs;
 mod body;
 mod care;
+mod elsewhere;
 mod figures;
 mod http1;
 mod lists;

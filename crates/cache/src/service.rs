@@ -39,11 +39,22 @@ pub struct NamespaceRules {
     pub unverified: bool,
     /// When refs expire.
     pub refs: RefPolicy,
+    /// Where a blob is taken from that this namespace does not have. Who asks must be permitted to read there.
+    pub fallback: Option<Namespace>,
+    /// Whether a client that asks for it is sent to the object storage for a blob.
+    pub redirects: bool,
 }
 
 impl Default for NamespaceRules {
     fn default() -> NamespaceRules {
-        NamespaceRules { public: true, overwrite_refs: true, unverified: true, refs: RefPolicy::Keep }
+        NamespaceRules {
+            public: true,
+            overwrite_refs: true,
+            unverified: true,
+            refs: RefPolicy::Keep,
+            fallback: None,
+            redirects: false,
+        }
     }
 }
 

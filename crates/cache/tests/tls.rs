@@ -1,54 +1,97 @@
 //! The same parser behind TLS: HTTP/1.1 and HTTP/2 by what the client offers.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::{Request, StatusCode, Version, header};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use rustls::pki_types::{PrivateKeyDer, ServerName};
-use throng_cache::{Listener, Node, Rules, ServeOptions, serve};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use throng_cache::{Listener, Node, Rules, ServeOptions, Tls, serve};
 use throng_ddc::IoHash;
 use throng_store::Options;
 use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::client::TlsStream;
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn blobs_go_over_tls_in_both_versions() {
+/// What a listener needs for a new certificate, and the certificate.
+fn made() -> (TlsAcceptor, CertificateDer<'static>) {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("a key");
-    let mut server = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("ring has them")
         .with_no_client_auth()
         .with_single_cert(vec![made.cert.der().clone()], key)
         .expect("they fit");
-    server.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    (Arc::new(config).into(), made.cert.der().clone())
+}
+
+/// A node that serves with the given certificate.
+async fn serving(tls: Tls) -> (Node, tempfile::TempDir, SocketAddr) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let node = Node::open(folder.path(), Options::default(), Rules::default()).expect("it opens");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let addr = listener.local_addr().expect("it is bound");
-    let tls = Some(throng_cache::Tls::new(Arc::new(server).into()));
-    let options = ServeOptions { listener: Listener::Public, connections_max: 10, tls };
+    let options = ServeOptions { listener: Listener::Public, connections_max: 10, tls: Some(tls) };
     let service = Arc::clone(node.service());
     tokio::spawn(async move { serve(listener, service, options, std::future::pending()).await });
+    (node, folder, addr)
+}
+
+/// A client that trusts one certificate and speaks one protocol.
+async fn connect(
+    addr: SocketAddr,
+    trusted: &CertificateDer<'static>,
+    protocol: &[u8],
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(trusted.clone()).expect("a certificate");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut client = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("ring has them")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    client.alpn_protocols = vec![protocol.to_vec()];
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(client));
+    let stream = TcpStream::connect(addr).await.expect("it listens");
+    connector.connect(ServerName::try_from("localhost").expect("a name"), stream).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewed_certificate_serves_connections_to_come() {
+    let (acceptor, old) = made();
+    let tls = Tls::new(acceptor);
+    let (_node, _folder, addr) = serving(tls.clone()).await;
+    let open = connect(addr, &old, b"http/1.1").await.expect("TLS");
+    let (acceptor, new) = made();
+    tls.replace(acceptor);
+    assert!(connect(addr, &old, b"http/1.1").await.is_err(), "the old certificate is gone");
+    connect(addr, &new, b"http/1.1").await.expect("TLS");
+    // A connection that is open stays so.
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(open));
+    let (mut sender, connection) = handshake.await.expect("HTTP/1.1");
+    tokio::spawn(connection);
+    let ask = Request::get("/health/ready").header(header::HOST, "localhost").body(Full::new(Bytes::new()));
+    let answer = sender.send_request(ask.expect("a valid request")).await.expect("an answer");
+    assert_eq!(answer.status(), StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blobs_go_over_tls_in_both_versions() {
+    let (acceptor, certificate) = made();
+    let (_node, _folder, addr) = serving(Tls::new(acceptor)).await;
 
     // Large enough for a file, for several records and for several windows.
     let body: Bytes = (0..5_000_000_u32).map(|n| (n % 253) as u8).collect();
     let path = format!("/api/v1/blobs/game/{}", IoHash::of(&body));
     for protocol in [&b"http/1.1"[..], b"h2"] {
-        let mut roots = rustls::RootCertStore::empty();
-        roots.add(made.cert.der().clone()).expect("a certificate");
-        let mut client = rustls::ClientConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()
-            .expect("ring has them")
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        client.alpn_protocols = vec![protocol.to_vec()];
-        let connector = tokio_rustls::TlsConnector::from(Arc::new(client));
-        let stream = TcpStream::connect(addr).await.expect("it listens");
-        let name = ServerName::try_from("localhost").expect("a name");
-        let stream = TokioIo::new(connector.connect(name, stream).await.expect("TLS"));
+        let stream = connect(addr, &certificate, protocol).await.expect("TLS");
+        let stream = TokioIo::new(stream);
         let ask = |method: &str, body: Bytes| {
             Request::builder()
                 .method(method)

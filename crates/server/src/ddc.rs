@@ -44,6 +44,7 @@ pub(crate) struct Cache {
     end: Arc<Notify>,
     addresses: Vec<Address>,
     keys: Keys,
+    tls: Option<Tls>,
 }
 
 /// The keys that tokens are verified with, and the settings that they are for: those stay over a reload that does not change
@@ -124,7 +125,7 @@ pub(crate) fn start(settings: &Settings, side: &tokio::runtime::Handle) -> Resul
             throng_cache::serve(listener, service, options, stopped).await;
         });
     }
-    Ok(Some(Cache { runtime: Some(runtime), node, end, addresses, keys }))
+    Ok(Some(Cache { runtime: Some(runtime), node, end, addresses, keys, tls }))
 }
 
 impl Cache {
@@ -143,6 +144,11 @@ impl Cache {
     /// # Errors
     /// What is wrong with a file; the old rules stay then.
     pub(crate) fn reload(&self, settings: &Settings, side: &tokio::runtime::Handle) -> Result<(), String> {
+        if let (Some(tls), Some(renewed)) =
+            (&self.tls, tls::http_acceptor(&settings.ddc.tls_cert, &settings.ddc.tls_key)?)
+        {
+            tls.replace(renewed);
+        }
         self.node.service().set_rules(rules(settings, &self.keys, side, &self.addresses)?);
         Ok(())
     }
@@ -247,6 +253,36 @@ pub(crate) fn read_quotas(ddc: &Ddc) -> Result<Quotas, String> {
     Ok(quotas)
 }
 
+/// Reads which namespaces differ from `default`.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn read_namespaces(
+    ddc: &Ddc,
+    default: &NamespaceRules,
+) -> Result<BTreeMap<Namespace, NamespaceRules>, String> {
+    let parse = |name: &str| name.parse::<Namespace>().map_err(|error| format!("`{name}`: {error}"));
+    let mut namespaces = BTreeMap::new();
+    let mut change = |name: &str, change: &dyn Fn(&mut NamespaceRules)| {
+        change(namespaces.entry(parse(name)?).or_insert_with(|| default.clone()));
+        Ok::<_, String>(())
+    };
+    for name in &ddc.internal_namespaces {
+        change(name, &|rules| rules.public = false)?;
+    }
+    for name in &ddc.verified_namespaces {
+        change(name, &|rules| rules.unverified = false)?;
+    }
+    for name in &ddc.redirect_namespaces {
+        change(name, &|rules| rules.redirects = true)?;
+    }
+    for (name, from) in &ddc.fallbacks {
+        let from = parse(from)?;
+        change(name, &|rules| rules.fallback = Some(from.clone()))?;
+    }
+    Ok(namespaces)
+}
+
 fn rules(
     settings: &Settings,
     keys: &Keys,
@@ -296,11 +332,7 @@ fn rules(
         copies_bytes_max: Some(settings.ddc_tier.copies_bytes_max),
         ..Care::default()
     };
-    let mut namespaces = BTreeMap::new();
-    for name in &ddc.internal_namespaces {
-        let namespace: Namespace = name.parse().map_err(|error| format!("`{name}`: {error}"))?;
-        namespaces.insert(namespace, NamespaceRules { public: false, ..default.clone() });
-    }
+    let namespaces = read_namespaces(ddc, &default)?;
     Ok(Rules {
         access: Access { identify, policies: Policies(policies) },
         namespaces,

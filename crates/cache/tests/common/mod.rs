@@ -65,11 +65,7 @@ impl Server {
     }
 
     pub(crate) async fn client(&self) -> Client {
-        let stream = TcpStream::connect(self.addr).await.expect("the node listens");
-        let (sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("HTTP/1.1");
-        tokio::spawn(connection);
-        Client(Mutex::new(sender))
+        Client::connect(self.addr).await
     }
 }
 
@@ -94,6 +90,14 @@ impl Reply {
 }
 
 impl Client {
+    pub(crate) async fn connect(addr: SocketAddr) -> Client {
+        let stream = TcpStream::connect(addr).await.expect("it listens");
+        let (sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("HTTP/1.1");
+        tokio::spawn(connection);
+        Client(Mutex::new(sender))
+    }
+
     /// Sends a request; `headers` are `Name: value`.
     pub(crate) async fn send(
         &self,
@@ -102,7 +106,10 @@ impl Client {
         headers: &[&str],
         body: impl Into<Bytes>,
     ) -> Reply {
-        let mut request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
+        let mut request = Request::builder().method(method).uri(path);
+        if !headers.iter().any(|line| line.starts_with("Host: ")) {
+            request = request.header(header::HOST, "localhost");
+        }
         for line in headers {
             let (name, value) = line.split_once(": ").expect("Name: value");
             request = request.header(name, value);

@@ -261,6 +261,14 @@ fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
             format!("bad value for `ddc.quotas`: {why}"),
         ));
     }
+    if let Err(why) = crate::ddc::read_namespaces(ddc, &throng_cache::NamespaceRules::default()) {
+        problems.push(at(
+            config,
+            ProblemKind::BadValue,
+            "ddc.fallbacks",
+            format!("bad name of a namespace: {why}"),
+        ));
+    }
     check_ddc_origin(config, problems);
     for (name, grant) in &ddc.grants {
         if let Err(why) = crate::ddc::read_grant(name, grant) {

@@ -453,7 +453,7 @@ section! {
         /// Address of a second listener, for machines inside: it also serves namespaces that are not public,
         /// administration and the replication log.
         internal_addr: String = "", Kind::Addr;
-        /// Certificate chain for TLS on both listeners, PEM; empty = plain HTTP.
+        /// Certificate chain for TLS on both listeners, PEM; empty = plain HTTP. A reload reads it again.
         tls_cert: String = "", Kind::Path;
         /// Private key for TLS, PEM.
         tls_key: String = "", Kind::Path;
@@ -478,6 +478,14 @@ section! {
         grants: BTreeMap<String, String> = (), Kind::Map; reload;
         /// Namespaces that only the internal listener serves.
         internal_namespaces: Vec<String> = [], Kind::List; reload;
+        /// Namespaces that take no compressed buffers whose content cannot be verified here, whatever `unverified` says.
+        verified_namespaces: Vec<String> = [], Kind::List; reload;
+        /// Where a namespace takes blobs from that it does not have, by name: `game = "engine"`. Who asks must be permitted to
+        /// read there.
+        fallbacks: BTreeMap<String, String> = (), Kind::Map; reload;
+        /// Namespaces whose blobs are answered with a redirect (302) to the object storage, if the client asks for it with
+        /// `supportsRedirect=true`.
+        redirect_namespaces: Vec<String> = [], Kind::List; reload;
         /// Bytes of blobs that a namespace may hold; uploads beyond are answered 507. 0 = no limit.
         namespace_bytes_max: u64 = 0, int(0, 1 << 60), "bytes"; reload;
         /// The same for single namespaces, by name: `game = "500000000000"`.

@@ -14,6 +14,7 @@ use object_store::client::{
 };
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
+use object_store::signer::Signer;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 
 use super::TierError;
@@ -39,8 +40,23 @@ pub struct TierOptions {
     pub tls: Arc<rustls::ClientConfig>,
 }
 
+/// The client of a provider.
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) store: Arc<dyn ObjectStore>,
+    /// The same, for addresses that work without credentials.
+    pub(super) signer: Arc<dyn Signer>,
+}
+
+impl Client {
+    fn new<C: ObjectStore + Signer>(client: C) -> Client {
+        let client = Arc::new(client);
+        Client { store: Arc::<C>::clone(&client), signer: client }
+    }
+}
+
 /// The client, and the prefix of everything in it.
-pub(super) fn connect(options: &TierOptions) -> Result<(Arc<dyn ObjectStore>, Path), TierError> {
+pub(super) fn connect(options: &TierOptions) -> Result<(Client, Path), TierError> {
     let bad = |why: String| TierError::Config(format!("\"{}\": {why}", options.url));
     let (scheme, rest) = options.url.split_once("://").ok_or_else(|| bad("there is no ://".to_owned()))?;
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
@@ -57,7 +73,7 @@ pub(super) fn connect(options: &TierOptions) -> Result<(Arc<dyn ObjectStore>, Pa
     let client = ClientOptions::new().with_allow_http(options.endpoint.starts_with("http://"));
     let setting = |error: object_store::Error| TierError::Config(error.to_string());
     let endpoint = (!options.endpoint.is_empty()).then_some(options.endpoint.as_str());
-    let store: Arc<dyn ObjectStore> = match scheme {
+    let client_of = match scheme {
         "s3" => {
             let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
             for (name, value) in &options.settings {
@@ -69,7 +85,7 @@ pub(super) fn connect(options: &TierOptions) -> Result<(Arc<dyn ObjectStore>, Pa
             // The connection protects the payload, and its own hash is checked when it is read again.
             let builder = builder.with_unsigned_payload(true);
             let builder = builder.with_client_options(client).with_retry(retry);
-            Arc::new(builder.with_http_connector(connector).build().map_err(setting)?)
+            Client::new(builder.with_http_connector(connector).build().map_err(setting)?)
         }
         "gs" => {
             let mut builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket);
@@ -80,7 +96,7 @@ pub(super) fn connect(options: &TierOptions) -> Result<(Arc<dyn ObjectStore>, Pa
                 builder = builder.with_base_url(endpoint);
             }
             let builder = builder.with_client_options(client).with_retry(retry);
-            Arc::new(builder.with_http_connector(connector).build().map_err(setting)?)
+            Client::new(builder.with_http_connector(connector).build().map_err(setting)?)
         }
         "az" => {
             let mut builder = MicrosoftAzureBuilder::from_env().with_container_name(bucket);
@@ -91,11 +107,11 @@ pub(super) fn connect(options: &TierOptions) -> Result<(Arc<dyn ObjectStore>, Pa
                 builder = builder.with_endpoint(endpoint.to_owned());
             }
             let builder = builder.with_client_options(client).with_retry(retry);
-            Arc::new(builder.with_http_connector(connector).build().map_err(setting)?)
+            Client::new(builder.with_http_connector(connector).build().map_err(setting)?)
         }
         other => return Err(bad(format!("`{other}` is none of s3, gs and az"))),
     };
-    Ok((store, prefix))
+    Ok((client_of, prefix))
 }
 
 /// Makes clients for the providers, some of which use several.

@@ -12,6 +12,8 @@
 
 mod connect;
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use futures_util::stream::{BoxStream, StreamExt as _, TryStreamExt as _};
 use object_store::path::Path;
@@ -20,6 +22,7 @@ use object_store::{
 };
 use throng_ddc::{Bucket, IoHash, Key, Namespace};
 
+use connect::Client;
 pub use connect::TierOptions;
 
 use crate::blob::Blob;
@@ -69,7 +72,7 @@ impl std::fmt::Debug for Incoming {
 /// A bucket that holds a cache, shared by any number of nodes.
 #[derive(Debug)]
 pub struct Tier {
-    store: std::sync::Arc<dyn ObjectStore>,
+    client: Client,
     prefix: Path,
 }
 
@@ -79,8 +82,8 @@ impl Tier {
     /// # Errors
     /// [`TierError::Config`] if the address or a setting is wrong.
     pub fn new(options: &TierOptions) -> Result<Tier, TierError> {
-        let (store, prefix) = connect::connect(options)?;
-        Ok(Tier { store, prefix })
+        let (client, prefix) = connect::connect(options)?;
+        Ok(Tier { client, prefix })
     }
 
     /// Asks for something that need not be there.
@@ -88,7 +91,7 @@ impl Tier {
     /// # Errors
     /// If the storage cannot be reached, does not know the bucket or refuses the credentials.
     pub async fn check(&self) -> Result<(), TierError> {
-        found(self.store.head(&self.path(["format"])).await).map(drop)
+        found(self.client.store.head(&self.path(["format"])).await).map(drop)
     }
 
     // --- Blobs
@@ -98,7 +101,7 @@ impl Tier {
     /// # Errors
     /// [`TierError::Failed`].
     pub async fn blob_len(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<u64>, TierError> {
-        Ok(found(self.store.head(&self.blob_path(namespace, hash)).await)?.map(|meta| meta.size))
+        Ok(found(self.client.store.head(&self.blob_path(namespace, hash)).await)?.map(|meta| meta.size))
     }
 
     /// A blob; `None` if it is not there. The receiver hashes it.
@@ -106,7 +109,7 @@ impl Tier {
     /// # Errors
     /// [`TierError::Failed`].
     pub async fn blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<Incoming>, TierError> {
-        let Some(got) = found(self.store.get(&self.blob_path(namespace, hash)).await)? else {
+        let Some(got) = found(self.client.store.get(&self.blob_path(namespace, hash)).await)? else {
             return Ok(None);
         };
         let len = got.meta.size;
@@ -119,6 +122,20 @@ impl Tier {
         Ok(Some(Incoming { len, bytes }))
     }
 
+    /// An address at which anybody may read a blob until `valid` is over. Whether the blob is there is not asked.
+    ///
+    /// # Errors
+    /// [`TierError::Failed`] if the credentials cannot sign.
+    pub async fn blob_url(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+        valid: Duration,
+    ) -> Result<String, TierError> {
+        let path = self.blob_path(namespace, hash);
+        Ok(self.client.signer.signed_url(hyper::Method::GET, &path, valid).await?.into())
+    }
+
     /// Puts a blob whose hash the caller has checked. It is there, for every node, when this returns.
     ///
     /// # Errors
@@ -129,7 +146,7 @@ impl Tier {
         hash: &IoHash,
         payload: Bytes,
     ) -> Result<(), TierError> {
-        self.store.put(&self.blob_path(namespace, hash), payload.into()).await?;
+        self.client.store.put(&self.blob_path(namespace, hash), payload.into()).await?;
         Ok(())
     }
 
@@ -145,10 +162,10 @@ impl Tier {
     ) -> Result<(), TierError> {
         let path = self.blob_path(namespace, hash);
         if blob.len() <= PART_BYTES {
-            self.store.put(&path, blob.read(0, blob.len() as usize)?.into()).await?;
+            self.client.store.put(&path, blob.read(0, blob.len() as usize)?.into()).await?;
             return Ok(());
         }
-        let mut upload = self.store.put_multipart(&path).await?;
+        let mut upload = self.client.store.put_multipart(&path).await?;
         let mut at = 0;
         while at < blob.len() {
             let piece = match blob.read(at, (blob.len() - at).min(PART_BYTES) as usize) {
@@ -186,7 +203,7 @@ impl Tier {
     pub async fn forms(&self, namespace: &Namespace, id: &IoHash) -> Result<Vec<(u64, IoHash)>, TierError> {
         let prefix = self.path(["c", namespace.as_str(), &id.to_string()]);
         let mut forms = Vec::new();
-        let mut list = self.store.list(Some(&prefix));
+        let mut list = self.client.store.list(Some(&prefix));
         while let Some(meta) = list.next().await {
             let location = meta?.location;
             let form = location.filename().and_then(|name| {
@@ -211,7 +228,8 @@ impl Tier {
         blob: &IoHash,
     ) -> Result<(), TierError> {
         let name = format!("{weight:016x}-{blob}");
-        self.store
+        self.client
+            .store
             .put(&self.path(["c", namespace.as_str(), &id.to_string(), &name]), PutPayload::new())
             .await?;
         Ok(())
@@ -324,7 +342,7 @@ impl Tier {
     pub async fn namespaces(&self) -> Result<Vec<Namespace>, TierError> {
         let mut names = std::collections::BTreeSet::new();
         for kind in ["b", "r"] {
-            let listed = self.store.list_with_delimiter(Some(&self.path([kind]))).await?;
+            let listed = self.client.store.list_with_delimiter(Some(&self.path([kind]))).await?;
             names.extend(
                 listed
                     .common_prefixes
@@ -338,7 +356,7 @@ impl Tier {
     // --- Inner workings
 
     async fn look(&self, path: &Path) -> Result<Option<(RefValue, UpdateVersion)>, TierError> {
-        let Some(got) = found(self.store.get(path).await)? else { return Ok(None) };
+        let Some(got) = found(self.client.store.get(path).await)? else { return Ok(None) };
         let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
         let bytes = got.bytes().await?;
         let value = RefValue::read(&bytes)
@@ -365,7 +383,7 @@ impl Tier {
                 Err(outcome) => return Ok(outcome),
             };
             let payload = PutPayload::from(value.write());
-            match self.store.put_opts(path, payload, PutOptions::from(mode)).await {
+            match self.client.store.put_opts(path, payload, PutOptions::from(mode)).await {
                 Ok(_) => return Ok(Outcome::Done),
                 // Another node was faster; or this was the second attempt of a write whose answer was lost.
                 Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
@@ -378,15 +396,15 @@ impl Tier {
 
     async fn delete(&self, path: &Path) -> Result<bool, TierError> {
         // Deleting what is not there succeeds in S3, so that has to be asked.
-        if found(self.store.head(path).await)?.is_none() {
+        if found(self.client.store.head(path).await)?.is_none() {
             return Ok(false);
         }
-        Ok(found(self.store.delete(path).await)?.is_some())
+        Ok(found(self.client.store.delete(path).await)?.is_some())
     }
 
     async fn delete_below(&self, prefix: &Path) -> Result<u64, TierError> {
-        let locations = self.store.list(Some(prefix)).map_ok(|meta| meta.location).boxed();
-        let mut deleted = self.store.delete_stream(locations);
+        let locations = self.client.store.list(Some(prefix)).map_ok(|meta| meta.location).boxed();
+        let mut deleted = self.client.store.delete_stream(locations);
         let mut count = 0;
         while let Some(one) = deleted.next().await {
             found(one)?;
