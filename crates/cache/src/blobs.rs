@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 
 use crate::answer::{Answer, IO_HASH, Problem, empty, object};
 use crate::body::{Body, Check};
+use crate::coming::{Coming, Found};
 use crate::origin::Reach;
 use crate::service::{Ask, Service, check_hash, hash_value};
 use crate::upload::{Received, SMALL_BYTES_MAX, verified};
@@ -97,12 +98,14 @@ impl Service {
         {
             return Ok(elsewhere);
         }
-        let mut blob = self.find_blob(namespace, hash).await?;
-        if blob.is_none() && self.take_over(ask, namespace, hash, false).await?.is_some() {
-            blob = self.find_blob(namespace, hash).await?;
+        let mut found = self.find(ask, namespace, hash).await?;
+        if found.is_none() && self.take_over(ask, namespace, hash, false).await?.is_some() {
+            found = self.find(ask, namespace, hash).await?;
         }
-        let blob = blob.ok_or_else(missing)?;
-        self.blob_answer(ask, namespace, hash, blob, media).await
+        match found.ok_or_else(missing)? {
+            Found::Here(blob) => self.blob_answer(ask, namespace, hash, blob, media).await,
+            Found::Coming(coming, len) => Ok(coming_answer(coming, len, hash, media)),
+        }
     }
 
     pub(crate) async fn get_compressed(
@@ -126,14 +129,31 @@ impl Service {
             let len = self.blob_len(namespace, &hash).await?.ok_or_else(missing)?;
             head_answer(&hash, len, media)
         } else {
-            let blob = self.find_blob(namespace, &hash).await?.ok_or_else(missing)?;
-            self.note_form(namespace, id, &hash, blob.len()).await?;
-            self.blob_answer(ask, namespace, &hash, blob, media).await?
+            match self.find(ask, namespace, &hash).await?.ok_or_else(missing)? {
+                Found::Here(blob) => {
+                    self.note_form(namespace, id, &hash, blob.len()).await?;
+                    self.blob_answer(ask, namespace, &hash, blob, media).await?
+                }
+                Found::Coming(coming, len) => coming_answer(coming, len, &hash, media),
+            }
         };
         if response.status() == StatusCode::OK {
             response.headers_mut().insert(IO_HASH, hash_value(&hash));
         }
         Ok(response)
+    }
+
+    /// A blob for an answer. Parts are only given of what is here.
+    async fn find(
+        self: &Arc<Service>,
+        ask: &Ask<'_>,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<Found>, Problem> {
+        if [header::RANGE, header::IF_NONE_MATCH].iter().any(|name| ask.headers.contains_key(name)) {
+            return Ok(self.find_blob(namespace, hash).await?.map(Found::Here));
+        }
+        self.find_or_begin(namespace, hash).await
     }
 
     /// A blob, or the part of it that was asked for, or that the client has it.
@@ -411,6 +431,13 @@ impl Service {
         }
         Ok(())
     }
+}
+
+/// A large blob that is not here yet, from its first byte on.
+fn coming_answer(coming: Arc<Coming>, len: u64, hash: &IoHash, media: Media) -> Response<Body> {
+    let mut body = Body::default();
+    body.push_coming(coming, len);
+    head_answer(hash, len, media).map(|_| body)
 }
 
 /// What a HEAD tells of a blob.

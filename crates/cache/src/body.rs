@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use throng_ddc::{Hasher, IoHash, Namespace};
 use throng_store::Blob;
 
+use crate::coming::Coming;
 use crate::service::Service;
 
 /// Bytes that one step reads. Half of it costs an eighth more in system calls, twice of it falls out of the second-level
@@ -27,6 +28,7 @@ pub(crate) struct Body {
 enum Part {
     Bytes(Bytes),
     Blob { blob: Blob, at: u64, end: u64, check: Option<Box<Check>> },
+    Coming { coming: Arc<Coming>, at: u64, end: u64 },
 }
 
 /// A part of a blob that may be sent as it is.
@@ -66,6 +68,32 @@ impl Body {
         }
     }
 
+    /// A whole blob that is on its way here.
+    pub(crate) fn push_coming(&mut self, coming: Arc<Coming>, end: u64) {
+        self.left += end;
+        self.parts.push_back(Part::Coming { coming, at: 0, end });
+    }
+
+    /// Whether what comes next may not be here yet.
+    pub(crate) fn must_wait(&self) -> bool {
+        matches!(self.parts.front(), Some(Part::Coming { .. }))
+    }
+
+    /// Waits until [`take_file`](Body::take_file) or [`step`](Body::step) give something, if there is anything more.
+    pub(crate) fn poll_ready(&mut self, context: &Context<'_>) -> Poll<io::Result<()>> {
+        let Some(Part::Coming { coming, at, end }) = self.parts.front_mut() else {
+            return Poll::Ready(Ok(()));
+        };
+        let (blob, until) = ready!(coming.poll_part(context, *at))?;
+        let part = Part::Blob { blob, at: *at, end: until.min(*end), check: None };
+        *at = until.min(*end);
+        if *at == *end {
+            self.parts.pop_front();
+        }
+        self.parts.push_front(part);
+        Poll::Ready(Ok(()))
+    }
+
     pub(crate) fn append(&mut self, mut other: Body) {
         self.left += other.left;
         self.parts.append(&mut other.parts);
@@ -86,6 +114,7 @@ impl Body {
     /// The next bytes.
     pub(crate) fn step(&mut self) -> Option<io::Result<Bytes>> {
         let bytes = match self.parts.front_mut()? {
+            Part::Coming { .. } => return Some(Err(io::Error::other("nobody waited for what comes"))),
             Part::Bytes(bytes) => {
                 let bytes = std::mem::take(bytes);
                 self.parts.pop_front();
@@ -127,8 +156,11 @@ impl http_body::Body for Body {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        _context: &mut Context<'_>,
+        context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        if let Err(error) = ready!(self.poll_ready(context)) {
+            return Poll::Ready(Some(Err(error)));
+        }
         Poll::Ready(self.step().map(|step| step.map(Frame::data)))
     }
 

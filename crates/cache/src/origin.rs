@@ -25,9 +25,10 @@ use throng_ddc::{Bucket, Closure, Document, IoHash, Namespace, Resolution};
 use throng_store::{Blob, Incoming, Outcome, PutRef, RefValue, Tier, TierError};
 
 use crate::answer::Problem;
+use crate::coming::Coming;
 use crate::http1::Watchdog;
 use crate::service::Service;
-use crate::upload::{Received, Source, Upload, verified};
+use crate::upload::{Received, SMALL_BYTES_MAX, Source, Upload, verified};
 use crate::upstream::{Form, Upstream};
 
 /// A transfer from elsewhere in which nothing arrives for this long has failed. Editors wait 10 s for the first byte.
@@ -130,12 +131,12 @@ impl Service {
     ) -> Result<Option<Blob>, Problem> {
         let mut found = self.store.blob(namespace, hash)?;
         let hit = found.is_some();
-        if !hit && self.fetch_blob(namespace, hash).await? {
+        if !hit && self.fetch_blob(namespace, hash, None).await? {
             found = self.store.blob(namespace, hash)?;
         }
         let counter = if hit { &self.counters.blob_hits } else { &self.counters.blob_misses };
         counter.fetch_add(1, Ordering::Relaxed);
-        if self.tier().is_some() && found.is_some() {
+        if found.is_some() {
             self.note_use(hash);
         }
         Ok(found)
@@ -284,8 +285,13 @@ impl Service {
             .await
     }
 
-    /// Brings a blob here. Whether it is here now.
-    async fn fetch_blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<bool, Problem> {
+    /// Brings a blob here. Whether it is here now. `coming` learns of its progress if it is large.
+    pub(crate) async fn fetch_blob(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+        coming: Option<&Coming>,
+    ) -> Result<bool, Problem> {
         if matches!(self.origin, Origin::Alone) {
             return Ok(false);
         }
@@ -300,7 +306,11 @@ impl Service {
             Origin::Upstream(upstream) => upstream.blob(namespace, hash).await.map(incoming),
         };
         let Some(incoming) = incoming else { return Ok(false) };
-        let mut upload = self.receive_from(incoming)?;
+        let coming = coming.filter(|_| incoming.len > SMALL_BYTES_MAX as u64);
+        if let Some(coming) = coming {
+            coming.begin(incoming.len);
+        }
+        let mut upload = self.receive_from(incoming)?.shown_to(coming);
         let received = upload.receive(&self.store, None, None).await.map_err(broke_off)?;
         if received.hash() != *hash {
             self.counters.add_damaged();
@@ -358,7 +368,7 @@ impl Service {
         Ok(Some(hash))
     }
 
-    fn receive_from(&self, incoming: Incoming) -> Result<Upload<'static>, Problem> {
+    fn receive_from<'c>(&self, incoming: Incoming) -> Result<Upload<'c>, Problem> {
         Upload::new(Box::new(FromElsewhere::new(incoming)), self.rules().blob_bytes_max)
     }
 
@@ -385,7 +395,10 @@ impl Service {
     }
 
     /// Notes that a copy was used, for the choice of copies to remove.
-    fn note_use(&self, hash: &IoHash) {
+    pub(crate) fn note_use(&self, hash: &IoHash) {
+        if self.tier().is_none() {
+            return;
+        }
         let now = self.now();
         let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
         if uses.len() >= crate::service::USES_MAX {

@@ -267,6 +267,7 @@ impl Service {
             }
         };
         self.adopt(name, &value).await?;
+        self.keep_young(name, &value);
         let headers = response.headers_mut();
         headers.insert(IO_HASH, hash_value(&object));
         headers.extend(HeaderValue::try_from(used.month_first()).ok().map(|used| (LAST_ACCESS, used)));

@@ -20,8 +20,10 @@ use tokio::sync::oneshot;
 use crate::access::{Access, Caller, Identity};
 use crate::answer::{Answer, Problem, empty, object, reply};
 use crate::body::Body;
+use crate::coming::Coming;
 use crate::figures::Counters;
 use crate::origin::{Flights, Origin, OriginCounters, Reach};
+use crate::refresh::Refreshes;
 use crate::serve::Listener;
 use crate::upload::{Source, Upload};
 
@@ -143,6 +145,9 @@ pub struct Service {
     pub(crate) origin: Origin,
     pub(crate) origin_counters: OriginCounters,
     pub(crate) flights: Flights,
+    pub(crate) refreshes: Refreshes,
+    /// Blobs that are served while they come.
+    pub(crate) coming: Mutex<HashMap<(Namespace, IoHash), Arc<Coming>>>,
     /// When copies of blobs were last used. Only with an object storage, whose copies they are.
     pub(crate) uses: Mutex<HashMap<IoHash, Timestamp>>,
     /// Blobs whose bytes were seen to have their hash since start, by where they lie.
@@ -219,6 +224,8 @@ impl Service {
             origin,
             origin_counters: OriginCounters::default(),
             flights: Flights::default(),
+            refreshes: Refreshes::default(),
+            coming: Mutex::default(),
             uses: Mutex::default(),
             verified: Mutex::default(),
             accesses: Mutex::default(),

@@ -15,6 +15,7 @@ use throng_ddc::{Hasher, IoHash};
 use throng_store::{LargeWriter, Store};
 
 use crate::answer::Problem;
+use crate::coming::Coming;
 use crate::http1::Watchdog;
 
 /// Blobs up to this size are held in memory until they are written to the log; larger ones go to files as they arrive.
@@ -78,6 +79,8 @@ pub(crate) struct Upload<'c> {
     rest: Bytes,
     received: u64,
     limit: u64,
+    /// Learns what was written to a file.
+    shown_to: Option<&'c Coming>,
 }
 
 /// Bytes that were received.
@@ -111,11 +114,16 @@ impl Received {
 impl<'c> Upload<'c> {
     /// At most `limit` bytes.
     pub(crate) fn new(source: Box<dyn Source + 'c>, limit: u64) -> Result<Upload<'c>, Problem> {
-        let upload = Upload { source, rest: Bytes::new(), received: 0, limit };
+        let upload = Upload { source, rest: Bytes::new(), received: 0, limit, shown_to: None };
         if upload.declared().is_some_and(|declared| declared > limit) {
             return Err(too_large(limit));
         }
         Ok(upload)
+    }
+
+    /// Shows what comes while it comes.
+    pub(crate) fn shown_to(self, shown_to: Option<&'c Coming>) -> Upload<'c> {
+        Upload { shown_to, ..self }
     }
 
     /// Lowers the limit.
@@ -245,6 +253,9 @@ impl<'c> Upload<'c> {
                         buffer.clear();
                     }
                 }
+                if let Some(coming) = self.shown_to {
+                    coming.advance(file.blob());
+                }
             }
         }
         if count.is_some() && wanted > 0 {
@@ -254,6 +265,9 @@ impl<'c> Upload<'c> {
         Ok(match writer {
             Some(mut file) => {
                 write(&mut file, &rest)?;
+                if let Some(coming) = self.shown_to {
+                    coming.advance(file.blob());
+                }
                 Received::Large(file)
             }
             None => {

@@ -1,4 +1,4 @@
-//! Blobs that a namespace does not hold itself: taken from another namespace, or at an address of the object storage.
+//! Blobs that are not here: in another namespace, at an address of the object storage, or on their way.
 
 #[allow(dead_code, reason = "each test file uses a part of it")]
 mod common;
@@ -6,14 +6,21 @@ mod common;
 #[allow(dead_code, reason = "each test file uses a part of it")]
 mod s3;
 
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
 use common::Server;
 use hyper::StatusCode;
 use s3::S3;
-use throng_cache::{Access, Listener, NamespaceRules, Origin, Rules, Tokens};
+use throng_cache::{Access, Listener, NamespaceRules, Origin, Rules, Tokens, Upstream, UpstreamOptions};
 use throng_ddc::IoHash;
 use throng_ddc::compressed::compress_lz4;
 use throng_ddc::policy::{Acl, Action, Policies, Policy, Scope};
 use throng_store::Options;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 
 const OCTETS: &str = "Content-Type: application/octet-stream";
 const COMP: &str = "Content-Type: application/x-ue-comp";
@@ -60,7 +67,8 @@ async fn nothing_is_taken_over_for_who_may_not_read_it() {
         namespaces: vec![Scope { values: vec![namespace.to_owned()], not: false }],
         buckets: Vec::new(),
     };
-    let tokens = Tokens::parse("builder group=all\nartist group=game\n").expect("tokens");
+    let tokens =
+        Tokens::parse("token-of-the-builder group=all\ntoken-of-the-artist group=game\n").expect("tokens");
     let policies = Policies(vec![grant("group=all", "*"), grant("group=game", "game")]);
     let access = Access { identify: vec![Box::new(tokens)], policies };
     let server = Server::start(Rules { access, ..rules() }, Listener::Public).await;
@@ -68,7 +76,8 @@ async fn nothing_is_taken_over_for_who_may_not_read_it() {
     let bytes = b"of the engine".to_vec();
     let [engine, game] =
         ["engine", "game"].map(|name| format!("/api/v1/blobs/{name}/{}", IoHash::of(&bytes)));
-    let [builder, artist] = ["builder", "artist"].map(|name| format!("Authorization: ServiceAccount {name}"));
+    let [builder, artist] =
+        ["builder", "artist"].map(|name| format!("Authorization: ServiceAccount token-of-the-{name}"));
     let put = client.send("PUT", &engine, &[OCTETS, &builder], bytes.clone()).await;
     assert_eq!(put.status, StatusCode::OK, "{}", put.text());
     assert_eq!(client.send("GET", &game, &[&artist], "").await.status, StatusCode::NOT_FOUND);
@@ -108,4 +117,98 @@ async fn a_client_that_asks_is_sent_to_the_bucket() {
     }
     let absent = format!("/api/v1/blobs/game/{}?supportsRedirect=true", IoHash::of(b"absent"));
     assert_eq!(client.get(&absent, "*/*").await.status, StatusCode::NOT_FOUND);
+}
+
+/// A cache that has one blob and sends the second half of it when it is told to.
+async fn slow_upstream(bytes: Vec<u8>, go_on: Arc<Notify>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let addr = listener.local_addr().expect("it is bound");
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.expect("a client");
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.expect("a request"));
+        }
+        let answer = format!(
+            "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {}\r\n\r\n",
+            bytes.len()
+        );
+        stream.write_all(answer.as_bytes()).await.expect("it takes it");
+        let (first, second) = bytes.split_at(bytes.len() / 2);
+        stream.write_all(first).await.expect("it takes it");
+        go_on.notified().await;
+        stream.write_all(second).await.expect("it takes it");
+        // Everything else that is asked for is not there.
+        std::future::pending::<()>().await;
+    });
+    addr
+}
+
+async fn edge(upstream: SocketAddr) -> Server {
+    let origin = Origin::Upstream(Box::new(Upstream::new(UpstreamOptions {
+        url: format!("http://{upstream}"),
+        authorization: None,
+        timeout: Duration::from_secs(20),
+        miss: Duration::ZERO,
+        tls: s3::tls(),
+    })));
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    Server::start_in(folder, Options::default(), Rules::default(), Listener::Public, origin).await
+}
+
+/// Asks for a blob on a connection of its own, and reads to the end of the head.
+async fn ask(addr: SocketAddr, path: &str) -> (TcpStream, String) {
+    let mut stream = TcpStream::connect(addr).await.expect("it listens");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("it takes it");
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.expect("an answer"));
+    }
+    (stream, String::from_utf8(head).expect("text"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_blob_is_served_while_it_comes() {
+    let bytes: Vec<u8> = (0..8_u32 << 20).map(|at| ((at * 7) >> 5) as u8).collect();
+    let go_on = Arc::new(Notify::new());
+    let server = edge(slow_upstream(bytes.clone(), Arc::clone(&go_on)).await).await;
+    let path = format!("/api/v1/blobs/game/{}", IoHash::of(&bytes));
+    // Two who want it share one transfer.
+    let (mut one, head) = ask(server.addr, &path).await;
+    let (mut two, _) = ask(server.addr, &path).await;
+    assert!(head.starts_with("HTTP/1.1 200") && head.contains("content-length: 8388608"), "{head}");
+    let mut got = [vec![0; 3 << 20], vec![0; 3 << 20]];
+    one.read_exact(&mut got[0]).await.expect("the first part came");
+    two.read_exact(&mut got[1]).await.expect("the first part came");
+    go_on.notify_one();
+    for (stream, mut got) in [one, two].into_iter().zip(got) {
+        let mut stream = stream;
+        let mut rest = vec![0; bytes.len() - got.len()];
+        stream.read_exact(&mut rest).await.expect("the rest came");
+        got.extend(rest);
+        assert!(got == bytes, "the bytes as they were sent");
+    }
+    let again = server.client().await.get(&path, "*/*").await;
+    assert!(again.body == bytes, "it is here now");
+    assert_eq!(server.service().figures().fetched, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_comes_and_is_something_else_breaks_off_and_is_not_kept() {
+    let mut bytes: Vec<u8> = (0..4_u32 << 20).map(|at| ((at * 5) >> 4) as u8).collect();
+    let path = format!("/api/v1/blobs/game/{}", IoHash::of(&bytes));
+    bytes[100] ^= 1;
+    let go_on = Arc::new(Notify::new());
+    let server = edge(slow_upstream(bytes.clone(), Arc::clone(&go_on)).await).await;
+    let (mut stream, _) = ask(server.addr, &path).await;
+    go_on.notify_one();
+    let mut got = Vec::new();
+    // It ends, or is reset, before it is whole.
+    let _ = stream.read_to_end(&mut got).await;
+    assert!(got.len() < bytes.len(), "{} of {} bytes", got.len(), bytes.len());
+    let namespace = "game".parse().expect("a name");
+    let hash = path.rsplit_once('/').and_then(|(_, hash)| hash.parse().ok()).expect("a hash");
+    assert!(!server.service().store().has_blob(&namespace, &hash).expect("it can be asked"));
+    assert_eq!(server.service().figures().damaged, 1);
 }

@@ -406,3 +406,49 @@ async fn an_edge_keeps_nothing_that_its_upstream_gets_wrong() {
     assert_eq!(usage, throng_store::Usage::default());
     assert!(edge.service().figures().damaged >= 2);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_used_is_written_again_when_it_is_old() {
+    let s3 = S3::start().await;
+    let first = node(&s3).await;
+    let (path, object, ..) = fill(&first.client().await).await;
+    let raw = IoHash::of(&content(1, 40_000));
+    let written = |prefix: &str| {
+        let folder = s3.object(&format!("ddc/{prefix}/game"));
+        let mut times = Vec::new();
+        let mut folders = vec![folder];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+                let meta = entry.metadata().expect("it exists");
+                if meta.is_dir() {
+                    folders.push(entry.path());
+                } else {
+                    times.push((entry.path(), meta.modified().expect("a time")));
+                }
+            }
+        }
+        times.sort();
+        times
+    };
+    let before = [written("b"), written("c"), written("r")];
+    assert_eq!(before.each_ref().map(Vec::len), [2, 1, 1], "{raw}");
+    // Nothing is old for the first node, everything for the second.
+    assert_eq!(first.client().await.get(&path, CB).await.body, object);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let origin = Origin::Tier(s3.tier_with(Some(Duration::ZERO)));
+    let options = Options { durability: Durability::Cache, ..Options::default() };
+    let second = Server::start_in(folder, options, Rules::default(), Listener::Internal, origin).await;
+    let client = second.client().await;
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    // The ref is written last.
+    while written("r") == before[2] {
+        assert_eq!(client.get(&path, CB).await.body, object);
+        assert!(std::time::Instant::now() < deadline, "the ref was not written again");
+    }
+    for (kind, before) in ["b", "c"].into_iter().zip(&before) {
+        let after = written(kind);
+        assert_eq!(after.len(), before.len());
+        assert!(after.iter().zip(before).all(|(after, before)| after.1 > before.1), "{kind}: {after:?}");
+    }
+    assert_eq!(client.get(&format!("{path}.uecbpkg"), "*/*").await.status, StatusCode::OK);
+}

@@ -185,6 +185,7 @@ fn origin(settings: &Settings) -> Result<Origin, String> {
             settings: read_settings(&tier.settings_file)?,
             timeout: Duration::from_millis(tier.timeout_ms),
             tls: client_tls(&tier.endpoint, &tier.ca_file, "ddc.tier.ca_file")?,
+            refresh: (tier.refresh_days > 0).then(|| DAY * tier.refresh_days),
         };
         return Tier::new(&options).map(Origin::Tier).map_err(|error| format!("`ddc.tier`: {error}"));
     }

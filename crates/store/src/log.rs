@@ -90,7 +90,7 @@ const SMALL_BATCH_BYTES: u64 = 48 << 10;
 /// which need none.
 const SMALL_BATCHES: u32 = 4;
 /// Zeros to write from.
-static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Log {
     /// Reads the log from `from`, gives every record to `apply` and opens a new segment behind it.
@@ -183,9 +183,13 @@ impl Log {
         }
         self.room.small = if total <= SMALL_BATCH_BYTES { self.room.small + 1 } else { 0 };
         if end > self.room.zeroed && self.room.small >= SMALL_BATCHES {
-            let zeros = &ZEROS[..ZEROS.len().min(self.room.zero_bytes as usize)];
-            self.room.zeroed = end + zeros.len() as u64;
-            parts.push(IoSlice::new(zeros));
+            let mut left = self.room.zero_bytes as usize;
+            self.room.zeroed = end + self.room.zero_bytes;
+            while left > 0 {
+                let zeros = &ZEROS[..left.min(ZEROS.len())];
+                parts.push(IoSlice::new(zeros));
+                left -= zeros.len();
+            }
         }
         if let Err(source) = self.file.write_at(&parts, self.end) {
             // What was written in part must not be found behind what is written next.

@@ -40,7 +40,7 @@ pub struct Options {
     pub segment_bytes_max: u64,
     /// Space that is reserved for the log and for large blobs at a time; 0 for none.
     pub reserve_bytes: u64,
-    /// Zeros that are written ahead of small changes, at most 1 MiB; 0 for none. To overwrite them is durable several times
+    /// Zeros that are written ahead of small changes; 0 for none. To overwrite them is durable several times
     /// sooner than to make a file longer.
     pub zero_bytes: u64,
     /// The index follows the log when this much is in memory only; also what a start may have to read again, without the

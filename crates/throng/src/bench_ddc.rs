@@ -63,9 +63,9 @@ struct Args {
     /// Part of the data and a second each: shows that everything works, judges nothing
     #[arg(long, conflicts_with = "quick")]
     smoke: bool,
-    /// Leave nginx out of `saturation`
+    /// Leave nginx and s3s-fs out of `saturation`
     #[arg(long)]
-    no_nginx: bool,
+    no_peers: bool,
     /// Write target lists for load tools (`METHOD URL`, headers, `@FILE`) into this folder, and measure nothing
     #[arg(long, value_name = "DIR")]
     targets: Option<PathBuf>,
@@ -80,7 +80,7 @@ struct Args {
 const AFTER_HELP: &str = "\
 Examples:
   throng bench ddc                                      the thirteen tests, a server of its own
-  throng bench ddc saturation                           rates and CPU per request, beside nginx
+  throng bench ddc saturation                           rates and CPU per request, beside nginx and s3s-fs
   throng bench ddc small_blob_downloads --duration 10s
   throng bench ddc --url http://ddc:8558 --namespace test.benchmark --header 'Authorization: Bearer TOKEN'
   throng bench ddc --targets targets --url http://ddc:8558
@@ -147,7 +147,7 @@ fn measure(args: Args) -> Result<bool, Box<dyn std::error::Error>> {
         smoke: args.smoke,
         durability: args.durability,
         data: args.data,
-        without_nginx: args.no_nginx,
+        without_peers: args.no_peers,
         targets: args.targets,
     };
     let report = ddc::run(&options, &mut |what| say(what))?;

@@ -46,6 +46,15 @@ impl<S: Wire> Connection<S> {
         write_date(out);
         out.extend_from_slice(b"\r\n");
         while body.len() > 0 {
+            if body.must_wait() {
+                let watchdog = &mut self.watchdog;
+                watchdog.within(STALL_TIMEOUT);
+                poll_fn(|context| match body.poll_ready(context) {
+                    Poll::Ready(ready) => Poll::Ready(ready),
+                    Poll::Pending => watchdog.poll(context),
+                })
+                .await?;
+            }
             match body.take_file() {
                 Some(part) => self.send_file(part, body.len() > 0).await?,
                 None => {

@@ -50,6 +50,11 @@ impl S3 {
 
     /// A client of its bucket.
     pub(crate) fn tier(&self) -> Tier {
+        self.tier_with(None)
+    }
+
+    /// The same, for a node that writes again what is this old when it is used.
+    pub(crate) fn tier_with(&self, refresh: Option<Duration>) -> Tier {
         let settings =
             [("access_key_id", ACCESS_KEY), ("secret_access_key", SECRET_KEY), ("region", "us-east-1")];
         let options = TierOptions {
@@ -58,6 +63,7 @@ impl S3 {
             settings: settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
             timeout: Duration::from_secs(5),
             tls: tls(),
+            refresh,
         };
         Tier::new(&options).expect("valid options")
     }

@@ -5,13 +5,15 @@
 //!
 //! - `saturation`: 32 connections that send as soon as they are answered, and the CPU time of the server for each
 //!   request, beside nginx with the same files under the same load if it is installed. nginx neither hashes nor waits for
-//!   the disk: it is the practical limit of serving files, not a rival.
+//!   the disk: it is the practical limit of serving files. So is an S3 server of the same kind as ours (`s3s-fs`), which
+//!   does both less or more; and what the disk takes to make the same bytes durable, with nobody between.
 //! - `memory`: 32 large uploads at a time.
 //! - `start`: how long a folder of many blobs and refs takes to open, after a clean end and after a kill.
 
 mod data;
 mod engine;
 mod peer;
+mod saturation;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -75,7 +77,7 @@ const TESTS: &[Test] = &[
 const GROUPS: &[(&str, &str)] = &[
     (
         "saturation",
-        "32 connections without pause: rate and server CPU per request, beside nginx if it is installed",
+        "32 connections without pause: rate and CPU per request, beside nginx and s3s-fs if they are installed; the disk alone",
     ),
     ("memory", "32 uploads of 1 GiB at a time: resident memory, time"),
     (
@@ -111,8 +113,8 @@ pub struct Options {
     pub durability: String,
     /// Where the server that is started keeps its data; a folder below it is made and removed.
     pub data: Option<PathBuf>,
-    /// Leave nginx out of it.
-    pub without_nginx: bool,
+    /// Leave nginx and the S3 server out of it.
+    pub without_peers: bool,
     /// Write target lists for other load tools into this folder, and do nothing else.
     pub targets: Option<PathBuf>,
 }
@@ -461,133 +463,6 @@ impl<'o> Bench<'o> {
         }
     }
 
-    // --- Saturation
-
-    fn saturation(&mut self, peer: &Peer, progress: &mut dyn FnMut(&str)) -> Result<(), BenchError> {
-        let nginx = match (self.options.without_nginx, peer::find_nginx()) {
-            (false, Some(program)) => Some(Peer::nginx(&program, &self.folder.path("nginx"))?),
-            (false, None) => {
-                self.report.note(
-                    "nginx is not installed, so nothing is compared with it; on Debian: apt-get install nginx-light"
-                        .to_owned(),
-                );
-                None
-            }
-            (true, _) => None,
-        };
-        if let Some(nginx) = &nginx {
-            progress("putting the data, nginx");
-            self.seed_files(nginx)?;
-        }
-        for case in CASES {
-            progress(case.name);
-            let seen = self.closed_loop(peer, case)?;
-            self.report.threshold(
-                format!("{} success = 100 %", case.name),
-                seen.success(),
-                seen.success() >= 1.0,
-            );
-            let mut row =
-                Row::new(format!("{} rate", case.name), "requests/s", Better::Higher, seen.per_second());
-            if let Some([floor, aim]) = case.rate {
-                row = row.marks(floor, aim);
-            }
-            self.report.row(row);
-            self.record(case.name, &seen);
-            if let (Some(bytes), true) = (seen.disk_bytes, case.is_new && case.len > 0) {
-                let written = bytes as f64 / (seen.count().max(1) as f64 * case.len as f64);
-                let row = Row::new(
-                    format!("{} disk writes per stored byte", case.name),
-                    "ratio",
-                    Better::Lower,
-                    written,
-                );
-                self.report.row(if case.len <= 64 << 10 { row.marks(1.3, 1.1) } else { row });
-            }
-            let Some(cpu) = seen.cpu_ms() else { continue };
-            let mut row = Row::new(format!("{} CPU per request", case.name), "ms", Better::Lower, cpu);
-            if let (Some(nginx), Some([floor, aim])) = (&nginx, case.cpu) {
-                progress(&format!("{}, nginx", case.name));
-                let limit = self.closed_loop(nginx, case)?;
-                self.record(&format!("{} nginx", case.name), &limit);
-                if let Some(limit) = limit.cpu_ms() {
-                    row = row.published(limit, "nginx, same run").marks(floor * limit, aim * limit);
-                }
-            }
-            self.report.row(row);
-        }
-        Ok(())
-    }
-
-    /// The same files for nginx, under the same paths.
-    fn seed_files(&mut self, nginx: &Peer) -> Result<(), BenchError> {
-        for set in [Set::Small, Set::Large, Set::RawRefs] {
-            let items = self.items(set);
-            let heads: Vec<Vec<u8>> = items
-                .iter()
-                .map(|item| match set {
-                    Set::RawRefs => {
-                        self.head("PUT", &self.ref_path(&item.key(), ".raw"), OCTETS, Some(item.len))
-                    }
-                    _ => self.put_blob(&item.hash, item.len),
-                })
-                .collect();
-            self.put_all(nginx, items.len(), &mut |number, out| {
-                out.set_head(&heads[number]);
-                out.set_body(items[number].bytes().into());
-            })?;
-        }
-        Ok(())
-    }
-
-    fn closed_loop(&mut self, peer: &Peer, case: &Case) -> Result<Seen, BenchError> {
-        let usual = Duration::from_secs(if self.options.smoke { 1 } else { 5 });
-        let window = self.options.duration.unwrap_or(usual);
-        let plan = Plan {
-            addr: peer.addr,
-            pace: Pace::Closed { connections: CONNECTIONS },
-            window,
-            // Bounds what is written to the disk in one case.
-            count: if case.is_new && case.len >= 1 << 20 { 300 } else { u64::MAX },
-        };
-        if !case.is_new {
-            let targets = self.targets(case.what, case.set);
-            let few = if case.len >= 1 << 20 { 8 } else { targets.len() };
-            let bodies: Vec<Option<Arc<[u8]>>> = targets
-                .iter()
-                .take(few)
-                .map(|(_, item)| item.as_ref().map(|item| item.bytes().into()))
-                .collect();
-            let used = if matches!(case.what, What::PutBlob) { bodies.len() } else { targets.len() };
-            return Ok(engine::run(&plan, &peer.probe, &mut |number, out| {
-                let index = usize::try_from(number).unwrap_or(usize::MAX) % used;
-                out.set_head(&targets[index].0);
-                if let Some(body) = bodies.get(index).and_then(Option::as_ref) {
-                    out.set_body(Arc::clone(body));
-                }
-            })?);
-        }
-        let first = self.fresh;
-        self.fresh += 1 << 30;
-        if case.what == What::PutObject {
-            let attachment = self.items(Set::Binary)[0].hash;
-            return Ok(engine::run(&plan, &peer.probe, &mut |number, out| {
-                let key = IoHash::of(&(first + number).to_le_bytes());
-                out.set_head(&self.put_object(&key, &attachment));
-            })?);
-        }
-        // A stamp makes each body another one.
-        let rest: Arc<[u8]> = vec![0xA5; case.len - STAMP_BYTES].into();
-        let mut content = vec![0xA5; case.len];
-        Ok(engine::run(&plan, &peer.probe, &mut |number, out| {
-            content[..STAMP_BYTES].copy_from_slice(&(first + number).to_le_bytes());
-            let head = self.put_blob(&IoHash::of(&content), case.len);
-            out.set_head(&head);
-            out.head.extend_from_slice(&content[..STAMP_BYTES]);
-            out.set_body(Arc::clone(&rest));
-        })?)
-    }
-
     // --- Memory and starts
 
     fn memory(&mut self) -> Result<(), BenchError> {
@@ -723,34 +598,3 @@ const CONNECTIONS: usize = 32;
 const STAMP_BYTES: usize = 8;
 const OCTETS: &str = "Content-Type: application/octet-stream\r\n";
 const SOURCE: &str = "published, 64-core load machine";
-
-/// One closed loop.
-struct Case {
-    name: &'static str,
-    what: What,
-    set: Option<Set>,
-    /// Bytes of a body that is sent.
-    len: usize,
-    /// Whether every request brings something new.
-    is_new: bool,
-    /// Floor and aim in requests a second.
-    rate: Option<[f64; 2]>,
-    /// Floor and aim of the CPU time per request, as multiples of nginx's.
-    cpu: Option<[f64; 2]>,
-}
-
-#[rustfmt::skip]
-const CASES: &[Case] = &[
-    Case { name: "health", what: What::Health("ready"), set: None, len: 0, is_new: false, rate: None, cpu: Some([3.0, 1.5]) },
-    Case { name: "GET 64 KiB", what: What::GetBlob, set: Some(Set::Small), len: 0, is_new: false, rate: None, cpu: Some([2.5, 1.2]) },
-    Case { name: "GET 2 MiB ref.raw", what: What::GetRef("raw"), set: Some(Set::RawRefs), len: 0, is_new: false, rate: None, cpu: Some([2.5, 1.2]) },
-    Case { name: "GET 2 MiB ref.uecbpkg", what: What::GetRef("uecbpkg"), set: Some(Set::Binary), len: 0, is_new: false, rate: None, cpu: None },
-    Case { name: "GET 20 MiB", what: What::GetBlob, set: Some(Set::Large), len: 0, is_new: false, rate: None, cpu: Some([2.5, 1.2]) },
-    Case { name: "GET uecb", what: What::GetRef("uecb"), set: Some(Set::Binary), len: 0, is_new: false, rate: Some([60_000.0, 120_000.0]), cpu: None },
-    Case { name: "PUT uecb new", what: What::PutObject, set: Some(Set::Binary), len: 0, is_new: true, rate: Some([25_000.0, 60_000.0]), cpu: None },
-    Case { name: "PUT uecb repeated", what: What::PutObject, set: Some(Set::Binary), len: 0, is_new: false, rate: None, cpu: None },
-    Case { name: "PUT 64 KiB new", what: What::PutBlob, set: None, len: 64 << 10, is_new: true, rate: None, cpu: Some([1.2, 0.7]) },
-    Case { name: "PUT 64 KiB repeated", what: What::PutBlob, set: Some(Set::Small), len: 64 << 10, is_new: false, rate: None, cpu: None },
-    Case { name: "PUT 20 MiB new", what: What::PutBlob, set: None, len: 20 << 20, is_new: true, rate: None, cpu: Some([1.2, 0.7]) },
-    Case { name: "PUT 20 MiB repeated", what: What::PutBlob, set: Some(Set::Large), len: 20 << 20, is_new: false, rate: None, cpu: None },
-];

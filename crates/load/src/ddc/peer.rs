@@ -1,4 +1,4 @@
-//! The servers that a bench measures: ours, one that runs already, and nginx with the same files.
+//! The servers that a bench measures: ours, one that runs already, nginx and an S3 server with the same files.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
@@ -98,6 +98,25 @@ impl Peer {
         Self::start(command, addr, program, &log)
     }
 
+    /// Starts an S3 server of files below `folder`, which asks nobody for a signature. The first part of a path is a bucket.
+    pub(crate) fn s3(program: &str, folder: &Path) -> Result<Self, StartError> {
+        let failed = |source| StartError::Io { program: program.to_owned(), source };
+        let addr = free_port().map_err(failed)?;
+        let root = folder.join("root");
+        // The bucket of what lies under `/api`, and one that is asked whether it is ready.
+        for bucket in ["api", "health"] {
+            std::fs::create_dir_all(root.join(bucket)).map_err(failed)?;
+        }
+        std::fs::write(root.join("health/ready"), "Healthy").map_err(failed)?;
+        let log = folder.join("log");
+        let log_file = std::fs::File::create(&log).map_err(failed)?;
+        let mut command = Command::new(program);
+        command.args(["--host", "127.0.0.1", "--port", &addr.port().to_string()]).arg(&root);
+        command.env("RUST_LOG", "off").stdin(Stdio::null());
+        command.stdout(log_file.try_clone().map_err(failed)?).stderr(log_file);
+        Self::start(command, addr, program, &log)
+    }
+
     fn start(mut command: Command, addr: SocketAddr, name: &str, log: &Path) -> Result<Self, StartError> {
         let failed = |source| StartError::Io { program: name.to_owned(), source };
         let started = Instant::now();
@@ -131,11 +150,11 @@ impl Peer {
     }
 }
 
-/// The nginx of this machine, if it has one.
-pub(crate) fn find_nginx() -> Option<String> {
+/// A program of this machine, if it has it.
+pub(crate) fn find(name: &str) -> Option<String> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&paths).chain([PathBuf::from("/usr/sbin")]);
-    let found = folders.map(|folder| folder.join("nginx")).find(|path| path.is_file())?;
+    let found = folders.map(|folder| folder.join(name)).find(|path| path.is_file())?;
     Some(found.display().to_string())
 }
 

@@ -529,6 +529,9 @@ section! {
         settings_file: String = "", Kind::Path;
         /// Time within which the storage must answer, repeated attempts included.
         timeout_ms: u64 = 5_000, int(100, 600_000), "ms";
+        /// Age at which a ref that is used, and what it reaches, is written to the bucket again. A lifecycle rule that removes
+        /// what is older than, say, twice that then removes what nobody used. 0 writes nothing again.
+        refresh_days: u32 = 7, int(0, 3_650), "days";
         /// Bytes of copies that the folder may hold; what was used longest ago goes first.
         copies_bytes_max: u64 = 100 * GIB, int(64 << 20, 1024 * 1024 * GIB), "bytes";
         /// Certificates to trust for https, PEM; empty = those of the system.

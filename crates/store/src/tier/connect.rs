@@ -38,6 +38,9 @@ pub struct TierOptions {
     pub timeout: Duration,
     /// Whom TLS trusts.
     pub tls: Arc<rustls::ClientConfig>,
+    /// Age at which refs that are used, and what they reach, are written again: a rule of the bucket that removes what is
+    /// older than a few times this removes what nobody used. `None` writes nothing again.
+    pub refresh: Option<Duration>,
 }
 
 /// The client of a provider.

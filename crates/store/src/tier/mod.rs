@@ -20,7 +20,7 @@ use object_store::path::Path;
 use object_store::{
     GetResultPayload, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload, UpdateVersion,
 };
-use throng_ddc::{Bucket, IoHash, Key, Namespace};
+use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 
 use connect::Client;
 pub use connect::TierOptions;
@@ -74,6 +74,7 @@ impl std::fmt::Debug for Incoming {
 pub struct Tier {
     client: Client,
     prefix: Path,
+    refresh: Option<Duration>,
 }
 
 impl Tier {
@@ -83,7 +84,13 @@ impl Tier {
     /// [`TierError::Config`] if the address or a setting is wrong.
     pub fn new(options: &TierOptions) -> Result<Tier, TierError> {
         let (client, prefix) = connect::connect(options)?;
-        Ok(Tier { client, prefix })
+        Ok(Tier { client, prefix, refresh: options.refresh })
+    }
+
+    /// Age at which what is used is to be written again; see [`TierOptions::refresh`].
+    #[must_use]
+    pub fn refresh(&self) -> Option<Duration> {
+        self.refresh
     }
 
     /// Asks for something that need not be there.
@@ -102,6 +109,21 @@ impl Tier {
     /// [`TierError::Failed`].
     pub async fn blob_len(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<u64>, TierError> {
         Ok(found(self.client.store.head(&self.blob_path(namespace, hash)).await)?.map(|meta| meta.size))
+    }
+
+    /// When a blob was written last; `None` if it is not there.
+    ///
+    /// # Errors
+    /// [`TierError::Failed`].
+    pub async fn blob_written(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<Timestamp>, TierError> {
+        let meta = found(self.client.store.head(&self.blob_path(namespace, hash)).await)?;
+        Ok(meta.map(|meta| {
+            Timestamp::from_unix_ms(u64::try_from(meta.last_modified.timestamp_millis()).unwrap_or(0))
+        }))
     }
 
     /// A blob; `None` if it is not there. The receiver hashes it.
@@ -291,6 +313,26 @@ impl Tier {
             Some(old) if old.object != object => Err(Outcome::Conflict(old.clone())),
             Some(old) if old.finalised => Err(Outcome::Done),
             Some(old) => Ok(RefValue { finalised: true, ..old.clone() }),
+        })
+        .await
+    }
+
+    /// Writes a finalised ref again, as put at `now`, if it still has this object.
+    ///
+    /// # Errors
+    /// As [`put_ref`](Tier::put_ref).
+    pub async fn refresh_ref(
+        &self,
+        namespace: &Namespace,
+        bucket: &Bucket,
+        key: &Key,
+        object: IoHash,
+        now: Timestamp,
+    ) -> Result<Outcome, TierError> {
+        let path = self.ref_path(namespace, bucket, key);
+        self.change(&path, |old| match old {
+            Some(old) if old.object == object && old.finalised => Ok(RefValue { put: now, ..old.clone() }),
+            _ => Err(Outcome::Unchanged),
         })
         .await
     }
