@@ -17,7 +17,8 @@ use crate::wire::{Dialect, PEER_ID_NONE};
 impl Host {
     /// Asks `address` for a connection with `lanes` lanes (at least one). `data` is a number for its application.
     ///
-    /// [`Event::Connected`] or [`Event::Disconnected`] follows; with a silent address after half a minute.
+    /// [`Event::Connected`](crate::Event::Connected) or [`Event::Disconnected`](crate::Event::Disconnected) follows; with a
+    /// silent address after half a minute.
     ///
     /// # Errors
     /// When the host, or the space of ids towards that address, is full.
@@ -100,7 +101,7 @@ impl Host {
         reached
     }
 
-    /// Ends a connection in an orderly way: what was not sent yet is dropped, and [`Event::Disconnected`] follows when the
+    /// Ends a connection in an orderly way: what was not sent yet is dropped, and [`Event::Disconnected`](crate::Event::Disconnected) follows when the
     /// other side has confirmed or no longer answers. An attempt that was not answered yet ends without an event.
     ///
     /// `data` is a number for the other side's application. Does nothing when the connection is over or ending.

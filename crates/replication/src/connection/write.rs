@@ -167,6 +167,7 @@ impl Stage<'_> {
         for (at, stream) in sh.streams.iter().enumerate() {
             for seen in 0..self.conn.scope.top().len() {
                 let words = stream.top.get(seen).copied().unwrap_or(0) & self.conn.scope.top()[seen];
+                self.conn.stats.words_seen += u64::from(words.count_ones());
                 for bit in bits_of(words) {
                     let word = &stream.present().words[stream.place_of((seen * 64 + bit) as u32)];
                     let bits = Self::fast_bits(self.conn, sh, at, word);

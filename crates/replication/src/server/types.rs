@@ -207,6 +207,8 @@ pub struct ConnectionStats {
     pub packets_lost: u64,
     /// Properties that losses made pending again.
     pub properties_resent: u64,
+    /// Groups of 64 objects that were looked at because something of them changed and something is in scope.
+    pub words_seen: u64,
     /// Common records copied.
     pub records_copied: u64,
     /// Record variants found in the cache.
