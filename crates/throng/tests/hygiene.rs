@@ -29,7 +29,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-http", &["throng-stdx"], &[]),
     ("throng-store", &["throng-ddc"], &["throng-stdx"]),
     // Services: a product's interface over cores and edges.
-    ("throng-cache", &["throng-ddc", "throng-store"], &["throng-stdx"]),
+    ("throng-cache", &["throng-ddc", "throng-http", "throng-store"], &["throng-stdx"]),
     (
         "throng-matching",
         &["throng-http", "throng-matcher", "throng-net", "throng-stdx", "throng-store", "throng-wire"],
@@ -64,7 +64,14 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
             "throng-sim",
             "throng-tag",
         ],
-        &["throng-client", "throng-client-ffi", "throng-gateway", "throng-store", "throng-wire"],
+        &[
+            "throng-client",
+            "throng-client-ffi",
+            "throng-gateway",
+            "throng-stdx",
+            "throng-store",
+            "throng-wire",
+        ],
     ),
     ("throng-replication-bench", &["throng-net", "throng-replication", "throng-stdx"], &[]),
     // Tools. A generator shares no code with what it measures, codecs and transports aside.
@@ -87,7 +94,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     // Its links carry the production KCP core, which is sans-IO; of net it uses nothing else.
     (
         "throng-sim",
-        &["throng-client", "throng-gateway", "throng-net", "throng-stdx", "throng-wire"],
+        &["throng-client", "throng-gateway", "throng-matcher", "throng-net", "throng-stdx", "throng-wire"],
         &["throng-conformance"],
     ),
     ("throng-conformance", &["throng-gateway", "throng-wire"], &[]),
