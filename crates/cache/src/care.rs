@@ -116,7 +116,9 @@ impl Service {
     /// Forgets events of the replication log that are older than `age_max`.
     pub fn forget_events(&self, age_max: Duration) {
         let age_ms = u64::try_from(age_max.as_millis()).unwrap_or(u64::MAX);
-        let before = Timestamp::from_unix_ms(self.now().unix_ms().saturating_sub(age_ms));
+        // Of exactly this age is old enough: times are whole milliseconds.
+        let oldest = self.now().unix_ms().saturating_sub(age_ms).saturating_add(1);
+        let before = Timestamp::from_unix_ms(oldest);
         if let Err(error) = self.store.forget_events(before) {
             tracing::error!(%error, "old events could not be forgotten");
         }
