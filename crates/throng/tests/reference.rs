@@ -89,6 +89,20 @@ fn the_page_of_replication_metrics_is_current() {
     check_page("docs/reference/replication-metrics.md", &page);
 }
 
+/// The figures of a kept run, in the document that explains them.
+#[test]
+fn the_measured_figures_are_those_of_the_kept_run() {
+    const MARKS: (&str, &str) = ("<!-- measured: begin -->\n", "<!-- measured: end -->\n");
+    let runs = throng_load::saved::read(&root().join("bench/runs/quick")).expect("a kept run");
+    // One level below the section that they stand in.
+    let tables = throng_load::saved::markdown(&runs).replace("## ", "### ");
+    let path = "docs/benchmarks.md";
+    let page = read(&root().join(path));
+    let (before, rest) = page.split_once(MARKS.0).expect("the first mark");
+    let (_, after) = rest.split_once(MARKS.1).expect("the second mark");
+    check_page(path, &format!("{before}{}\n{}{}{after}", MARKS.0, tables, MARKS.1));
+}
+
 /// Compares a page with its file, or rewrites the file when `THRONG_UPDATE` is set.
 fn check_page(path: &str, page: &str) {
     let file = root().join(path);
