@@ -306,8 +306,9 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
 
 fn unknown(name: &str) -> String {
     let known: Vec<&str> = names().collect();
-    let near =
-        known.iter().find(|known| known.split(' ').any(|word| name.split(' ').any(|given| given == word)));
+    // Typing errors come late in a name: the one that begins alike for longest.
+    let alike = |known: &str| known.bytes().zip(name.bytes()).take_while(|(a, b)| a == b).count();
+    let near = known.iter().copied().max_by_key(|known| alike(known)).filter(|known| alike(known) > 0);
     let hint = near.map(|near| format!("; did you mean `{near}`")).unwrap_or_default();
     format!(
         "there is no test `{name}`{hint}. Known tests: {}; and the suites ddc, enet, matcher and replication",
