@@ -246,6 +246,21 @@ fn the_game_profile_is_quick_over_a_clean_link() {
 }
 
 #[test]
+fn a_streak_of_losses_does_not_silence_a_session_for_minutes() {
+    // With waits that double up to a minute this one stood still for ten.
+    let seed = 18_127_958_172_257_126_569_u64;
+    let link = Link {
+        loss: 0.372_378_610_629_087_06,
+        duplication: 0.017_813_848_774_606_82,
+        delay_ms: 153,
+        jitter_ms: 71,
+    };
+    let mut a = Ours::new(Profile::REFERENCE, Side::Connects, seed as u32);
+    let mut b = Ours::new(Profile::REFERENCE, Side::Accepts, (seed >> 32) as u32);
+    exchange(&mut a, &mut b, link, 17_649, seed);
+}
+
+#[test]
 fn an_idle_session_has_nothing_to_do() {
     let mut a = Ours::new(Profile::GAME, Side::Connects, 1);
     let mut b = Ours::new(Profile::GAME, Side::Accepts, 2);

@@ -21,6 +21,9 @@ const CONGESTION_WINDOW_START: u32 = 4;
 const THRESHOLD_MIN: u32 = 2;
 /// A segment sent this often without an acknowledgement means that the peer is gone.
 const TRANSMISSIONS_MAX: u32 = 20;
+/// Longest wait for the acknowledgement of one segment. The reference doubles without an end, so that after a streak of
+/// losses a session that works again would stand still for minutes; twenty transmissions still take two minutes.
+const BACKOFF_MAX: Duration = Duration::from_secs(8);
 /// A segment is resent early, for the sake of later acknowledgements, this often; then only its timeout counts.
 const FAST_RESENDS_MAX: u32 = 5;
 /// Acknowledgements remembered between two flushes; the peer repeats what exceeds it.
@@ -622,7 +625,7 @@ impl Kcp {
                     true => self.rto / 2,
                     false => it.rto.max(self.rto),
                 };
-                it.rto = (it.rto + more).min(RTO_MAX);
+                it.rto = (it.rto + more).min(BACKOFF_MAX.max(self.rto));
                 it.resend_at = now + it.rto;
                 flush.timeouts = true;
                 self.stats.resent_timeout += 1;
