@@ -61,7 +61,6 @@ mod handler;
 mod inbox;
 pub mod kcp;
 mod listener;
-mod sessions;
 mod shared_file;
 mod stats;
 mod stream;

@@ -33,7 +33,7 @@ const COMPARED: usize = 4_000;
 /// For packets on their way when a window ends.
 const TAIL: Duration = Duration::from_millis(500);
 /// Default distance of a server's rounds.
-pub const INTERVAL: Duration = Duration::from_micros(800);
+pub const INTERVAL: Duration = throng_net::enet::Pacing::DEFAULT.interval;
 
 const SPEC: &str = "libenet 1.3.18, 2 cores";
 const ISSUES: &str = "reports of users";

@@ -42,6 +42,7 @@
 mod core;
 mod profile;
 mod segment;
+pub(crate) mod sessions;
 
 pub use self::core::{Kcp, KcpStats, Received, Side};
 pub use profile::Profile;
