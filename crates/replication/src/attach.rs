@@ -78,7 +78,7 @@ impl Outgoing<'_> {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Part {
     method: u64,
     bytes: Arc<[u8]>,
@@ -94,7 +94,7 @@ enum State {
     Delivered,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Queue {
     unreliable: VecDeque<(u64, Arc<[u8]>)>,
     reliable: VecDeque<Part>,
@@ -104,7 +104,7 @@ struct Queue {
 }
 
 /// Both directions of one connection. Empty queues cost nothing.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Attachments {
     queues: BTreeMap<u32, Queue>,
     waiting: usize,
@@ -321,7 +321,7 @@ impl<'a> ItemView<'a> {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Inbox {
     /// Next sequence to deliver.
     expected: u8,

@@ -73,7 +73,7 @@ pub(crate) struct SentPacket {
 }
 
 /// A queue of small values in one piece: taking many from its front costs nothing.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Queue<T> {
     values: Vec<T>,
     head: usize,
@@ -112,7 +112,7 @@ impl<T: Copy> Queue<T> {
 }
 
 /// Queue of packets whose fate is open.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct SentLog {
     packets: Queue<SentPacket>,
     words: Queue<SentWord>,
@@ -223,7 +223,7 @@ impl SentLog {
 }
 
 /// Writes the packets of one connection and frame, one after the other into one buffer.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PacketOut {
     pub(crate) buf: Vec<u8>,
     pub(crate) at: usize,

@@ -100,8 +100,8 @@ pub enum Received {
     Stale,
 }
 
-/// The receiving side of one connection.
-#[derive(Debug)]
+/// The receiving side of one connection. A clone is a receiver of its own, in the same state.
+#[derive(Clone, Debug)]
 pub struct Client {
     config: ClientConfig,
     classes: Classes,
@@ -471,6 +471,7 @@ impl Client {
                 changed: 0,
                 keyed: vec![Elements::new(); create.class.keyed.len()],
                 history: Vec::new(),
+                states: Vec::new(),
                 class: create.class,
             }));
         }

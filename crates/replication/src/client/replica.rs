@@ -12,7 +12,7 @@ use crate::wire::{BASELINE_AGE_MAX, DecodeError, HeapValue, bits_of, read_mask};
 const HISTORY: usize = BASELINE_AGE_MAX as usize + 1;
 
 /// The copy of an object.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Replica {
     pub(super) class: Arc<Class>,
     pub(super) generation: u32,
@@ -25,8 +25,10 @@ pub struct Replica {
     pub(super) changed: u64,
     /// Elements of the class' keyed arrays.
     pub(super) keyed: Vec<Elements>,
-    /// (frame, words) by frame modulo `HISTORY`; empty for classes without differences.
-    pub(super) history: Vec<(Option<u32>, Vec<u64>)>,
+    /// Frames of the states that differences build on, by frame modulo `HISTORY`; empty for classes without differences.
+    pub(super) history: Vec<Option<u32>>,
+    /// The words of these states, one after the other.
+    pub(super) states: Vec<u64>,
 }
 
 impl Replica {
@@ -99,17 +101,18 @@ impl Replica {
     pub(super) fn remember(&mut self, frame: u32) {
         if self.class.flags.delta {
             if self.history.is_empty() {
-                self.history.resize_with(HISTORY, || (None, Vec::new()));
+                self.history.resize(HISTORY, None);
+                self.states.resize(HISTORY * self.words.len(), 0);
             }
-            let (at, words) = &mut self.history[frame as usize % HISTORY];
-            *at = Some(frame);
-            words.clone_from(&self.words);
+            let (at, len) = (frame as usize % HISTORY, self.words.len());
+            self.history[at] = Some(frame);
+            self.states[at * len..][..len].copy_from_slice(&self.words);
         }
     }
 
     pub(super) fn state_at(&self, frame: u32) -> Option<&[u64]> {
-        let (at, words) = self.history.get(frame as usize % HISTORY)?;
-        (*at == Some(frame)).then_some(words)
+        let (at, len) = (frame as usize % HISTORY, self.words.len());
+        (*self.history.get(at)? == Some(frame)).then(|| &self.states[at * len..][..len])
     }
 }
 
