@@ -16,7 +16,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant as Clock};
 
 use peer::{Ours, PATIENCE, Peer, Program, config};
-use throng_enet::{Delivery, Event, Lane, Reason};
+use throng_enet::{Delivery, Event, Lane, PeerId, Reason};
 
 #[test]
 fn our_client_talks_to_their_server() {
@@ -33,11 +33,7 @@ fn their_client_talks_to_our_server() {
 #[test]
 fn all_255_lanes_carry_packets_from_us() {
     let Some(program) = &*PEER else { return };
-    let mut their = Peer::start(program, &["serve", "255", "0", "0"]);
-    let port = their.port();
-    let mut our = Ours::new(config(false, false));
-    let peer = our.host.connect(our.now(), port, 255, 1).expect("there is room");
-    our.wait_connected(peer);
+    let (mut their, mut our, peer) = connected_to_them(program, 255);
     for lane in 0..255 {
         our.host.send(peer, Lane(lane), vec![lane; 10], Delivery::Reliable).expect("the lane exists");
     }
@@ -69,11 +65,7 @@ fn their_server_sends_us_away() {
     let Some(program) = &*PEER else { return };
     // At once, after what was said before, and without waiting for an answer.
     for (word, number, echoes) in [(&b"bye"[..], 4321, 0), (b"later", 4322, 2), (b"now", 4323, 0)] {
-        let mut their = Peer::start(program, &["serve", "255", "0", "0"]);
-        let port = their.port();
-        let mut our = Ours::new(config(false, false));
-        let peer = our.host.connect(our.now(), port, 255, 1).expect("there is room");
-        our.wait_connected(peer);
+        let (mut their, mut our, peer) = connected_to_them(program, 255);
         our.host.send(peer, Lane(254), word, Delivery::Reliable).expect("the lane exists");
         let mut got = 0;
         our.wait(|event| match event {
@@ -97,11 +89,7 @@ fn their_server_sends_us_away() {
 fn we_leave_their_server_in_three_ways() {
     let Some(program) = &*PEER else { return };
     for way in 0..3 {
-        let mut their = Peer::start(program, &["serve", "2", "0", "0"]);
-        let port = their.port();
-        let mut our = Ours::new(config(false, false));
-        let peer = our.host.connect(our.now(), port, 2, 1).expect("there is room");
-        our.wait_connected(peer);
+        let (mut their, mut our, peer) = connected_to_them(program, 2);
         our.host.send(peer, Lane(1), vec![7; 100_000], Delivery::Reliable).expect("there is room");
         match way {
             0 => our.host.disconnect(peer, 50),
@@ -121,37 +109,21 @@ fn we_leave_their_server_in_three_ways() {
 #[test]
 fn a_stopped_server_is_noticed() {
     let Some(program) = &*PEER else { return };
-    let mut their = Peer::start(program, &["serve", "1", "0", "0"]);
-    let port = their.port();
-    let mut our = Ours::new(config(false, false));
-    let peer = our.host.connect(our.now(), port, 1, 0).expect("there is room");
-    our.wait_connected(peer);
-    our.host.set_ping_interval(peer, Duration::from_millis(50));
-    our.host.set_timeout(peer, 4, Duration::from_millis(300), Duration::from_secs(2));
-    their.stop();
-    our.wait(|event| matches!(event, Event::Disconnected { reason: Reason::Timeout, .. }));
+    let (their, mut our, peer) = connected_to_them(program, 1);
+    expect_timeout(&their, &mut our, peer);
 }
 
 #[test]
 fn a_stopped_client_is_noticed() {
     let Some(program) = &*PEER else { return };
-    let mut our = Ours::new(config(false, false));
-    let port = our.address().port().to_string();
-    let their = Peer::start(program, &["patience", &port]);
-    let peer = our.wait_for_client(97);
-    our.host.set_ping_interval(peer, Duration::from_millis(50));
-    our.host.set_timeout(peer, 4, Duration::from_millis(300), Duration::from_secs(2));
-    their.stop();
-    our.wait(|event| matches!(event, Event::Disconnected { reason: Reason::Timeout, .. }));
+    let (their, mut our, peer) = patient_client(program);
+    expect_timeout(&their, &mut our, peer);
 }
 
 #[test]
 fn they_notice_when_we_stop() {
     let Some(program) = &*PEER else { return };
-    let mut our = Ours::new(config(false, false));
-    let port = our.address().port().to_string();
-    let mut their = Peer::start(program, &["patience", &port]);
-    our.wait_for_client(97);
+    let (mut their, _our, _) = patient_client(program);
     // Nobody turns our host any more.
     assert_eq!(their.lines(), ["connected", "disconnected 0"]);
 }
@@ -174,11 +146,7 @@ fn a_mismatched_checksum_means_silence() {
 #[test]
 fn our_timers_agree_with_theirs_over_a_second_of_silence() {
     let Some(program) = &*PEER else { return };
-    let mut their = Peer::start(program, &["serve", "1", "0", "0"]);
-    let port = their.port();
-    let mut our = Ours::new(config(false, false));
-    let peer = our.host.connect(our.now(), port, 1, 0).expect("there is room");
-    our.wait_connected(peer);
+    let (their, mut our, _) = connected_to_them(program, 1);
     let start = Clock::now();
     while start.elapsed() < Duration::from_millis(1_600) {
         our.turn();
@@ -189,6 +157,33 @@ fn our_timers_agree_with_theirs_over_a_second_of_silence() {
     assert!(stats.datagrams_out < 20 && stats.datagrams_in < 20, "{stats:?}");
     assert!(start.elapsed() < PATIENCE);
     their.stop();
+}
+
+/// Our client with a server of theirs that has and grants `lanes`.
+fn connected_to_them(program: &Program, lanes: u8) -> (Peer, Ours, PeerId) {
+    let mut their = Peer::start(program, &["serve", &lanes.to_string(), "0", "0"]);
+    let port = their.port();
+    let mut our = Ours::new(config(false, false));
+    let peer = our.host.connect(our.now(), port, lanes, 1).expect("there is room");
+    our.wait_connected(peer);
+    (their, our, peer)
+}
+
+/// Our server with a client of theirs that waits for what comes.
+fn patient_client(program: &Program) -> (Peer, Ours, PeerId) {
+    let mut our = Ours::new(config(false, false));
+    let port = our.address().port().to_string();
+    let their = Peer::start(program, &["patience", &port]);
+    let peer = our.wait_for_client(97);
+    (their, our, peer)
+}
+
+/// They stop without a word, and we find out.
+fn expect_timeout(their: &Peer, our: &mut Ours, peer: PeerId) {
+    our.host.set_ping_interval(peer, Duration::from_millis(50));
+    our.host.set_timeout(peer, 4, Duration::from_millis(300), Duration::from_secs(2));
+    their.stop();
+    our.wait(|event| matches!(event, Event::Disconnected { reason: Reason::Timeout, .. }));
 }
 
 /// Builds the C program; `None`, with a word about it, where the library is not installed.
