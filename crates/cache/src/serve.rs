@@ -10,7 +10,7 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 pub use throng_http::Tls;
-use throng_http::{Accepted, Beyond, Intake};
+use throng_http::{Accepted, Beyond, Intake, Serving, Shutdown};
 use tokio::net::TcpListener;
 
 use crate::http1::{self, Wire};
@@ -50,8 +50,17 @@ pub async fn serve(
     listener: TcpListener,
     service: Arc<Service>,
     options: ServeOptions,
-    shutdown: impl Future<Output = ()>,
+    shutdown: impl Future<Output = ()> + Send,
 ) {
+    serve_until(listener, service, options, std::pin::pin!(shutdown)).await;
+}
+
+fn serve_until<'a>(
+    listener: TcpListener,
+    service: Arc<Service>,
+    options: ServeOptions,
+    shutdown: Shutdown<'a>,
+) -> Serving<'a> {
     let intake = Intake {
         owner: "the cache's",
         connections_max: options.connections_max,
@@ -67,7 +76,7 @@ pub async fn serve(
             }
         }
     };
-    intake.run(listener, shutdown, serve).await;
+    intake.run(listener, shutdown, serve)
 }
 
 async fn connection<S: Wire>(stream: S, service: Arc<Service>, listener: Listener) {

@@ -41,7 +41,7 @@ impl File {
 pub async fn serve_files(
     listener: TcpListener,
     files: impl IntoIterator<Item = File>,
-    shutdown: impl Future<Output = ()>,
+    shutdown: impl Future<Output = ()> + Send,
 ) {
     let mut router = Router::new();
     for File { path, content_type, content } in files {
@@ -53,7 +53,7 @@ pub async fn serve_files(
         ];
         router = router.route(path, get(async move || (headers, content)));
     }
-    serve_router(listener, router, CONNECTIONS_MAX, shutdown).await;
+    serve_router(listener, router, CONNECTIONS_MAX, std::pin::pin!(shutdown)).await;
 }
 
 /// A page of text that changes, served on a thread of its own until it is dropped.
@@ -89,7 +89,7 @@ impl LivePage {
                 // Dropped or sent, it means the same; a listener that fails leaves a page that nobody reaches.
                 let end = async { drop(stopped.await) };
                 if let Ok(listener) = TcpListener::from_std(listener) {
-                    serve_router(listener, router, CONNECTIONS_MAX, end).await;
+                    serve_router(listener, router, CONNECTIONS_MAX, std::pin::pin!(end)).await;
                 }
             });
         })?;

@@ -1,6 +1,7 @@
 //! The loop that takes connections in: one for every HTTP listener of the process.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -58,6 +59,12 @@ pub enum Beyond {
     Closed,
 }
 
+/// Completes when a server is to end.
+pub type Shutdown<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send)>;
+
+/// A server that runs; complete when it has ended.
+pub type Serving<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
 /// A connection, its TLS handshake done.
 pub enum Accepted {
     /// Without TLS.
@@ -80,17 +87,31 @@ impl Accepted {
 impl Intake {
     /// Gives each connection to `serve`, whose future lives as long as it does, until `shutdown` completes; then all of
     /// them are dropped. A listener that cannot accept, which is for want of descriptors, is tried again.
-    pub async fn run<F>(
+    ///
+    /// The answer is boxed so that a server is compiled once, where it is written, and not again in every program and test
+    /// that awaits it.
+    pub fn run<'a, F>(
         self,
         listener: TcpListener,
-        shutdown: impl Future<Output = ()>,
+        shutdown: Shutdown<'a>,
+        serve: impl Fn(Accepted) -> F + Clone + Send + 'static,
+    ) -> Serving<'a>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        Box::pin(self.accept(listener, shutdown, serve))
+    }
+
+    async fn accept<F>(
+        self,
+        listener: TcpListener,
+        mut shutdown: Shutdown<'_>,
         serve: impl Fn(Accepted) -> F + Clone + Send + 'static,
     ) where
         F: Future<Output = ()> + Send,
     {
         let slots = Arc::new(Semaphore::new(self.connections_max));
         let mut tasks = JoinSet::new();
-        tokio::pin!(shutdown);
         loop {
             let accepted = tokio::select! {
                 accepted = async {

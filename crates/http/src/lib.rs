@@ -33,6 +33,6 @@ pub use assets::DOCS;
 pub use catalogue::{Endpoint, Method, ROUTES, Route, markdown};
 pub use exposition::{Family, FamilyKind, Format, Sample, SampleValue, render};
 pub use files::{File, LivePage, serve_files};
-pub use intake::{Accepted, Beyond, Intake, Tls};
+pub use intake::{Accepted, Beyond, Intake, Serving, Shutdown, Tls};
 pub use profile::{CpuProfile, ProfileError};
 pub use routes::{Health, Monitor, Part, ServeOptions, serve};

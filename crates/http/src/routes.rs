@@ -22,7 +22,7 @@ use crate::access::{Access, Claims, Decision, Guard};
 use crate::api::{self, Ask, Problem};
 use crate::assets;
 use crate::exposition::{Family, Format, render};
-use crate::intake::{Accepted, Beyond, Intake};
+use crate::intake::{Accepted, Beyond, Intake, Serving, Shutdown};
 use crate::profile::{ProfileError, cpu_profile};
 
 /// Time to send a complete request head; also ends idle kept-alive connections.
@@ -95,7 +95,7 @@ pub async fn serve(
     listener: TcpListener,
     monitor: Arc<dyn Monitor>,
     options: ServeOptions,
-    shutdown: impl Future<Output = ()>,
+    shutdown: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {
     let app = App {
         monitor,
@@ -103,17 +103,17 @@ pub async fn serve(
         listener: listener.local_addr()?,
         streams: Arc::new(Semaphore::new(api::STREAMS_MAX)),
     };
-    serve_router(listener, router(app), options.connections_max, shutdown).await;
+    serve_router(listener, router(app), options.connections_max, std::pin::pin!(shutdown)).await;
     Ok(())
 }
 
 /// Answers requests with `router` until `shutdown` completes.
-pub(crate) async fn serve_router(
+pub(crate) fn serve_router(
     listener: TcpListener,
     router: Router,
     connections_max: usize,
-    shutdown: impl Future<Output = ()>,
-) {
+    shutdown: Shutdown<'_>,
+) -> Serving<'_> {
     let intake = Intake { owner: "an HTTP", connections_max, beyond: Beyond::Closed, tls: None };
     let serve = move |accepted| {
         let service = TowerToHyperService::new(router.clone());
@@ -127,7 +127,7 @@ pub(crate) async fn serve_router(
             let _ = tokio::time::timeout(CONNECTION_MAX, connection).await;
         }
     };
-    intake.run(listener, shutdown, serve).await;
+    intake.run(listener, shutdown, serve)
 }
 
 fn router(app: App) -> Router {

@@ -14,7 +14,7 @@ use hyper::service::service_fn;
 use hyper::{HeaderMap, Method as Verb, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use throng_http::{Accepted, Beyond, Intake, Tls, is_loopback_name, is_same_site};
+use throng_http::{Accepted, Beyond, Intake, Serving, Shutdown, Tls, is_loopback_name, is_same_site};
 use throng_matcher::{Scope, check_server_name};
 use throng_wire::matcher::{
     FRAME_BODY_BYTES_MAX, Method, REQUEST_KEY_FIELD, Reader, Status, Type, Writer, method_named, write_bytes,
@@ -69,8 +69,18 @@ pub async fn serve_http(
     listener: TcpListener,
     handle: Handle,
     options: HttpOptions,
-    shutdown: impl Future<Output = ()>,
+    shutdown: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {
+    serve_until(listener, handle, options, std::pin::pin!(shutdown))?.await;
+    Ok(())
+}
+
+fn serve_until<'a>(
+    listener: TcpListener,
+    handle: Handle,
+    options: HttpOptions,
+    shutdown: Shutdown<'a>,
+) -> io::Result<Serving<'a>> {
     let shared = Arc::new(Shared {
         handle,
         tokens: options.tokens,
@@ -94,8 +104,7 @@ pub async fn serve_http(
             }
         }
     };
-    intake.run(listener, shutdown, serve).await;
-    Ok(())
+    Ok(intake.run(listener, shutdown, serve))
 }
 
 async fn connection<S>(stream: S, shared: Arc<Shared>)
