@@ -30,7 +30,10 @@ pub use enet::{enet_command, enet_datagram, enet_gate, enet_range_coder, enet_se
 pub use files::{channel_settings, state_machine};
 pub use gateway::gateway;
 pub use kcp::{kcp, kcp_link};
-pub use matcher::{matcher_frame, matcher_request, matcher_rules, matcher_seeds, matcher_snapshot};
+pub use matcher::{
+    matcher_frame, matcher_json, matcher_record, matcher_request, matcher_rules, matcher_seeds,
+    matcher_snapshot,
+};
 pub use messages::message;
 pub use process::{Message, Process};
 pub use replication::{replication_client, replication_packet, replication_seeds, replication_server};
@@ -68,6 +71,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "kcp", run: kcp },
     Target { name: "kcp_link", run: kcp_link },
     Target { name: "matcher_frame", run: matcher_frame },
+    Target { name: "matcher_json", run: matcher_json },
+    Target { name: "matcher_record", run: matcher_record },
     Target { name: "matcher_request", run: matcher_request },
     Target { name: "matcher_rules", run: matcher_rules },
     Target { name: "matcher_snapshot", run: matcher_snapshot },

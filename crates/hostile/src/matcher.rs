@@ -1,6 +1,7 @@
-//! Targets for the matcher: frames, requests with any bodies, rule sets, snapshots.
+//! Targets for the matcher: frames, requests with any bodies, rule sets, snapshots, JSON bodies, records of the journal.
 
-use throng_matcher::{Caller, Config, Matcher, Notices, QueueRules, Scope};
+use throng_matcher::record::{Input, next_record, parse_input, read_record, write_record};
+use throng_matcher::{Caller, Config, Matcher, Notices, QueueRules, Scope, json};
 use throng_wire::matcher::{FRAME_BODY_BYTES_MAX, FrameSplit, METHODS, Method, Reader, Writer, split};
 
 const START: u64 = 1_700_000_000_000;
@@ -80,6 +81,64 @@ pub fn matcher_snapshot(bytes: &[u8]) {
     }
 }
 
+/// A body of the HTTP interface. The first byte names the method. JSON that is taken comes back as JSON that says the same
+/// when it is taken again; with the first byte's top bit set, the rest is an answer's body, which gives JSON whatever it is.
+pub fn matcher_json(bytes: &[u8]) {
+    let Some((method, rest)) = bytes.split_first() else { return };
+    let message = &METHODS[usize::from(method & 0x7F) % METHODS.len()];
+    let mut text = String::new();
+    if method & 0x80 != 0 {
+        json::decode(message.response, rest, &mut text);
+        assert!(is_json(&text) && is_json(&json::problem("CODE", rest)) && is_json(&json::batch(1, 2, rest)));
+        return;
+    }
+    let mut body = Vec::new();
+    if let Err(why) = json::encode(message.request, rest, &mut body) {
+        assert!(!why.is_empty());
+        return;
+    }
+    json::decode(message.request, &body, &mut text);
+    let (mut again, mut same) = (Vec::new(), String::new());
+    let taken = json::encode(message.request, text.as_bytes(), &mut again);
+    assert!(taken.is_ok(), "{taken:?}: {text}");
+    json::decode(message.request, &again, &mut same);
+    assert_eq!(text, same);
+}
+
+fn is_json(text: &str) -> bool {
+    serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
+}
+
+/// The journal of a matcher, whole or damaged: what is read can be written as it was, and the search behind damage finds
+/// only what checks. The same bytes as the body of one record, whose first byte is its type.
+pub fn matcher_record(bytes: &[u8]) {
+    let mut rest = bytes;
+    while let Some(record) = read_record(rest).or_else(|| {
+        rest = &rest[next_record(rest, 0)?..];
+        read_record(rest)
+    }) {
+        if let Some(input) = parse_input(record.kind, record.body) {
+            same_record(record.sequence, record.time, input, &rest[..record.len]);
+        }
+        rest = &rest[record.len..];
+    }
+    if let Some((kind, body)) = bytes.split_first()
+        && let Some(input) = parse_input(*kind, body)
+    {
+        let mut log = Vec::new();
+        write_record(&mut log, 1, START, input);
+        let record = read_record(&log).expect("what was written can be read");
+        assert_eq!(parse_input(record.kind, record.body), Some(input));
+    }
+}
+
+fn same_record(sequence: u64, time: u64, input: Input<'_>, was: &[u8]) {
+    let mut again = Vec::new();
+    write_record(&mut again, sequence, time, input);
+    // A session's flag is one byte of which only one value says yes.
+    assert!(again == was || matches!(input, Input::Session { up: false, .. }));
+}
+
 /// Rules of every kind.
 const SEED_RULES: &str = r#"{"name": "q", "sides": [{"name": "a", "count": 2, "min": 1, "max": 2}],
     "attributes": {"level": {"type": "number", "default": 1}, "map": {"type": "string_list", "default": ["x"]}},
@@ -113,8 +172,28 @@ pub fn matcher_seeds() -> Vec<(&'static str, Vec<u8>)> {
     header.write(&mut frames, &ticket("a"));
     header.write(&mut frames, &join("b"));
     let snapshot = Matcher::new(Config::default(), [1; 32], START).snapshot();
+    let role = r#"{"RoleID": "a", "FloatData": {"level": 1.5}, "StringData": {"n": "é"}, "Tags": {"t": {}}}"#;
+    let create = r#"{"MatchMode": "2v2", "Data": {"k": [1, null]}}"#;
+    let mut text =
+        vec![METHODS.iter().position(|m| m.number == Method::ROLE_CREATE_ROOM).unwrap_or_default() as u8];
+    text.extend_from_slice(format!(r#"{{"CreatorInfo": {role}, "CreateInfo": {create}}}"#).as_bytes());
+    let mut log = Vec::new();
+    let inputs = [
+        Input::Begin { secret: [7; 32] },
+        Input::Configure(b"{}"),
+        Input::Request { srv: "s", scope: Scope::Admin, method: Method::CREATE_TICKET, body: &ticket("a") },
+        Input::Session { srv: "s", up: true },
+        Input::Timeout,
+        Input::Recovered,
+        Input::Durable(5),
+    ];
+    for (sequence, input) in inputs.into_iter().enumerate() {
+        write_record(&mut log, sequence as u64, START, input);
+    }
     vec![
         ("matcher_frame", frames),
+        ("matcher_json", text),
+        ("matcher_record", log),
         ("matcher_request", requests),
         ("matcher_rules", SEED_RULES.as_bytes().to_vec()),
         ("matcher_snapshot", snapshot),

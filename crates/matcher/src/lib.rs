@@ -47,9 +47,11 @@
 
 mod backfill;
 mod config;
+mod crc32c;
 mod explain;
 mod id;
 mod info;
+pub mod json;
 mod keys;
 mod listing;
 mod matcher;
@@ -61,6 +63,7 @@ mod problem;
 mod queue;
 mod queue_service;
 mod rating;
+pub mod record;
 mod room;
 mod room_service;
 mod slab;

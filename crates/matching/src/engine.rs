@@ -2,10 +2,11 @@
 
 use std::io;
 
+use throng_matcher::record::Input;
 use throng_matcher::{Caller, Matcher, Notices};
 use throng_wire::matcher::{Status, method};
 
-use crate::journal::{Input, Journal};
+use crate::journal::Journal;
 
 pub(crate) struct Engine {
     pub(crate) matcher: Matcher,

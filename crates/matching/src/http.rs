@@ -15,7 +15,7 @@ use hyper::{HeaderMap, Method as Verb, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use throng_http::{Accepted, Beyond, Intake, Serving, Shutdown, Tls, is_loopback_name, is_same_site};
-use throng_matcher::{Scope, check_server_name};
+use throng_matcher::{Scope, check_server_name, json};
 use throng_wire::matcher::{
     FRAME_BODY_BYTES_MAX, Method, REQUEST_KEY_FIELD, Reader, Status, Type, Writer, method_named, write_bytes,
 };
@@ -23,7 +23,6 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-use crate::json;
 use crate::notify::{self, Events};
 use crate::service::Handle;
 use crate::tokens::Tokens;

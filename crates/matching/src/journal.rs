@@ -3,10 +3,9 @@
 //! ```text
 //! log/<first sequence>.seg     records one after the other
 //! snap/<sequence>.snap         state before that record: length, CRC-32C, sequence, bytes
-//!
-//! record   length of the body, CRC-32C of all that follows, sequence, time in ms, type, body
-//!          u32                 u32                          u64       u64         u8
 //! ```
+//!
+//! Records are those of [`throng_matcher::record`].
 //!
 //! It uses the store's [`Fs`], not its log: that one maps keys to blobs and may drop what a later record overwrites,
 //! while here the order of all records is the content. Sharing the file system means sharing the simulated disk of the
@@ -22,16 +21,14 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use throng_matcher::{Caller, Config, Matcher, Notices, Scope};
+use throng_matcher::record::{
+    Input, Record, count_records, crc32c, next_record, parse_input, read_record, write_record,
+};
+use throng_matcher::{Caller, Config, Matcher, Notices};
 use throng_store::{File, Fs};
-
-use crate::crc32c::crc32c;
 
 const LOG: &str = "log";
 const SNAPSHOTS: &str = "snap";
-const HEADER_BYTES: usize = 25;
-/// Longest body: a request frame and its caller.
-const BODY_BYTES_MAX: usize = 2 << 20;
 /// A new segment begins beyond this.
 const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 /// No snapshot before the log has this size: small states would be written again and again.
@@ -49,25 +46,6 @@ pub enum Durability {
     Async,
     /// After the input is on disk. All that wait share a flush.
     Sync,
-}
-
-/// One input of the matcher.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Input<'a> {
-    /// The first: the secret of ids.
-    Begin { secret: [u8; 32] },
-    /// Rules of modes and limits, as JSON.
-    Configure(&'a [u8]),
-    /// A request that may change something.
-    Request { srv: &'a str, scope: Scope, method: u16, body: &'a [u8] },
-    /// A session began or was lost.
-    Session { srv: &'a str, up: bool },
-    /// Something was due.
-    Timeout,
-    /// The process started again.
-    Recovered,
-    /// Every record below this sequence is on disk.
-    Durable(u64),
 }
 
 /// Why the journal cannot be used.
@@ -523,40 +501,6 @@ impl Replay {
     }
 }
 
-struct Record<'a> {
-    sequence: u64,
-    time: u64,
-    kind: u8,
-    body: &'a [u8],
-    len: usize,
-}
-
-/// The record at the front of `bytes`, if it checks.
-fn read_record(bytes: &[u8]) -> Option<Record<'_>> {
-    let (head, rest) = bytes.split_first_chunk::<HEADER_BYTES>()?;
-    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|index| head[at + index]));
-    let size = word(0) as u32 as usize;
-    if size > BODY_BYTES_MAX {
-        return None;
-    }
-    let body = rest.get(..size)?;
-    let crc = (word(0) >> 32) as u32;
-    if crc32c(&bytes[8..HEADER_BYTES + size]) != crc {
-        return None;
-    }
-    Some(Record { sequence: word(8), time: word(16), kind: head[24], body, len: HEADER_BYTES + size })
-}
-
-/// Where the next record begins that checks and comes after `sequence`, looking at every byte.
-fn next_record(bytes: &[u8], sequence: u64) -> Option<usize> {
-    (1..bytes.len()).find(|at| {
-        // The cheap look first: a plausible number.
-        let Some(number) = bytes.get(at + 8..at + 16) else { return false };
-        let number = u64::from_le_bytes(number.try_into().unwrap_or_default());
-        number > sequence && number - sequence < 1 << 32 && read_record(&bytes[*at..]).is_some()
-    })
-}
-
 /// Whether a record behind damage says that the record `sequence` had been on disk.
 fn durable_behind(bytes: &[u8], sequence: u64) -> bool {
     let mut at = 0;
@@ -594,83 +538,6 @@ fn later_segments_need(fs: &dyn Fs, later: &[u64], sequence: u64) -> Result<bool
         }
     }
     Ok(false)
-}
-
-fn write_record(out: &mut Vec<u8>, sequence: u64, now: u64, input: Input<'_>) {
-    let start = out.len();
-    out.extend_from_slice(&[0; 8]);
-    out.extend_from_slice(&sequence.to_le_bytes());
-    out.extend_from_slice(&now.to_le_bytes());
-    match input {
-        Input::Begin { secret } => {
-            out.push(0);
-            out.extend_from_slice(&secret);
-        }
-        Input::Configure(json) => {
-            out.push(1);
-            out.extend_from_slice(json);
-        }
-        Input::Request { srv, scope, method, body } => {
-            out.push(2);
-            out.extend_from_slice(&method.to_le_bytes());
-            out.push(scope as u8);
-            out.push(srv.len() as u8);
-            out.extend_from_slice(srv.as_bytes());
-            out.extend_from_slice(body);
-        }
-        Input::Session { srv, up } => {
-            out.push(3);
-            out.push(u8::from(up));
-            out.extend_from_slice(srv.as_bytes());
-        }
-        Input::Timeout => out.push(4),
-        Input::Recovered => out.push(5),
-        Input::Durable(below) => {
-            out.push(6);
-            out.extend_from_slice(&below.to_le_bytes());
-        }
-    }
-    let body = (out.len() - start - HEADER_BYTES) as u32;
-    let crc = crc32c(&out[start + 8..]);
-    out[start..start + 4].copy_from_slice(&body.to_le_bytes());
-    out[start + 4..start + 8].copy_from_slice(&crc.to_le_bytes());
-}
-
-/// Total: any bytes give an input or nothing.
-pub(crate) fn parse_input(kind: u8, body: &[u8]) -> Option<Input<'_>> {
-    Some(match kind {
-        0 => Input::Begin { secret: body.try_into().ok()? },
-        1 => Input::Configure(body),
-        2 => {
-            let (head, rest) = body.split_first_chunk::<4>()?;
-            let (srv, body) = rest.split_at_checked(usize::from(head[3]))?;
-            let scope = match head[2] {
-                0 => Scope::Server,
-                1 => Scope::Trusted,
-                2 => Scope::Admin,
-                _ => return None,
-            };
-            let method = u16::from_le_bytes([head[0], head[1]]);
-            Input::Request { srv: std::str::from_utf8(srv).ok()?, scope, method, body }
-        }
-        3 => {
-            let (up, srv) = body.split_first()?;
-            Input::Session { srv: std::str::from_utf8(srv).ok()?, up: *up == 1 }
-        }
-        4 => Input::Timeout,
-        5 => Input::Recovered,
-        6 => Input::Durable(u64::from_le_bytes(body.try_into().ok()?)),
-        _ => return None,
-    })
-}
-
-fn count_records(bytes: &[u8]) -> u64 {
-    let (mut at, mut count) = (0, 0);
-    while let Some(record) = read_record(&bytes[at..]) {
-        at += record.len;
-        count += 1;
-    }
-    count
 }
 
 fn segment_name(first: u64) -> String {

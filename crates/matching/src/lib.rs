@@ -10,12 +10,10 @@
 //! that arrives in one read is executed as one batch: one write to the journal, one write per connection.
 #![forbid(unsafe_code)]
 
-mod crc32c;
 mod engine;
 mod http;
 mod hub;
 mod journal;
-mod json;
 #[cfg(feature = "nats")]
 mod nats;
 mod notify;

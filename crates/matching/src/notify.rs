@@ -12,13 +12,13 @@ use http_body_util::{Either, Full};
 use hyper::body::{Body, Frame, Incoming};
 use hyper::{Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
+use throng_matcher::json;
 use throng_wire::matcher::Status;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::{Message, Role, WebSocketConfig};
 
 use crate::http::{Answer, Refusal, refusal, text};
-use crate::json;
 use crate::service::Handle;
 use crate::session::Batch;
 use crate::watch::Watch;

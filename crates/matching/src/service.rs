@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use throng_matcher::{Config, Scope};
+use throng_matcher::{Config, Scope, json};
 use throng_net::{Clock, CloseMode, EventLoop, Limits, ListenerSpec, TlsAcceptor, Transport, Waker};
 use throng_stdx::Instant;
 use throng_store::{Folder, Fs};
@@ -19,7 +19,6 @@ use crate::Report;
 use crate::engine::Engine;
 use crate::hub::{Act, Hub};
 use crate::journal::{Durability, Journal, JournalError, OpenOptions, Replay};
-use crate::json;
 use crate::session::Sink;
 use crate::tokens::Tokens;
 use crate::watch::Watch;

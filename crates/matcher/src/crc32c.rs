@@ -29,7 +29,8 @@ const TABLES: [[u32; 256]; 8] = {
 };
 
 /// The checksum of `bytes`.
-pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
+#[must_use]
+pub fn crc32c(bytes: &[u8]) -> u32 {
     let mut crc = !0_u32;
     let (chunks, rest) = bytes.as_chunks::<8>();
     for chunk in chunks {

@@ -11,12 +11,12 @@ use serde_json::value::RawValue;
 use throng_wire::matcher::{FieldDef, Message, Type, event};
 use throng_wire::{Field, WireType, fields};
 
-pub(crate) use encode::encode;
+pub use encode::encode;
 use time::write_time;
 
 /// Appends a body that the matcher wrote as an object. Every member of the catalogue is there, empty where the body has
-/// none, but for optional ones.
-pub(crate) fn decode(message: &Message, body: &[u8], out: &mut String) {
+/// none, but for optional ones. Total: any bytes give a JSON object.
+pub fn decode(message: &Message, body: &[u8], out: &mut String) {
     out.push('{');
     let mut first = true;
     for field in message.fields {
@@ -128,8 +128,9 @@ fn text(field: &Field<'_>) -> String {
     String::from_utf8_lossy(field.value).into_owned()
 }
 
-/// A batch of notifications in the reference's shape, with its place in the stream.
-pub(crate) fn batch(epoch: u64, seq: u64, body: &[u8]) -> String {
+/// A batch of notifications in the reference's shape, with its place in the stream. Total, like [`decode`].
+#[must_use]
+pub fn batch(epoch: u64, seq: u64, body: &[u8]) -> String {
     let mut out = format!("{{\"Epoch\":{epoch},\"Seq\":{seq},\"Msgs\":");
     let entries = fields(body).map_while(Result::ok).filter(|entry| entry.number == 1);
     list(('[', ']'), entries, &mut out, |entry, out| {
@@ -154,7 +155,8 @@ pub(crate) fn batch(epoch: u64, seq: u64, body: &[u8]) -> String {
 }
 
 /// The body of a refusal, {1: message, 2: detail}, as a problem.
-pub(crate) fn problem(code: &str, body: &[u8]) -> String {
+#[must_use]
+pub fn problem(code: &str, body: &[u8]) -> String {
     let parts = |number| fields(body).map_while(Result::ok).filter(move |part| part.number == number);
     let mut out = String::from("{\"code\":");
     write_text(code, &mut out);

@@ -17,7 +17,7 @@ const DEPTH_MAX: usize = 16;
 ///
 /// # Errors
 /// The path of what is not what the catalogue says, and why.
-pub(crate) fn encode(message: &'static Message, text: &[u8], out: &mut Vec<u8>) -> Result<(), String> {
+pub fn encode(message: &'static Message, text: &[u8], out: &mut Vec<u8>) -> Result<(), String> {
     let mut path = Vec::new();
     let mut reader = serde_json::Deserializer::from_slice(text);
     let target = Target { number: 0, ty: Type::Msg(message), is_root: true, out, path: &mut path };
