@@ -387,6 +387,9 @@ impl Run<'_> {
         if let Some(fields) = body.as_object_mut() {
             // Absolute time of a subscription.
             fields.remove("subTime");
+            // Extensions, which the reference's peers skip.
+            fields.remove("version");
+            fields.remove("versions");
         }
         if message.msg_type == 5
             && let Some(channels) = body.get_mut("channels").and_then(Value::as_array_mut)

@@ -148,7 +148,7 @@ fn fan_out(bencher: Bencher<'_, '_>, (subscribers, entities): (usize, u32)) {
         gateway.request(client, 0, MessageType::SubToChannel, &request);
     }
     gateway.run(Duration::from_millis(100));
-    let update = ChannelDataUpdateMessage { data: any(states(entities, 1)), context_conn_id: 0 };
+    let update = ChannelDataUpdateMessage { data: any(states(entities, 1)), ..Default::default() };
     let mut packet = Vec::new();
     let head = MessagePack { msg_type: 8, ..Default::default() };
     write_message_entry(&mut packet, &head, &update);
@@ -182,7 +182,7 @@ fn all_write(bencher: Bencher<'_, '_>, (writers, shared): (u32, bool)) {
         gateway.request(client, 0, MessageType::SubToChannel, &request);
         let entity = if shared { 0 } else { writer };
         let state = any(states_of(entity..entity + 1, 1));
-        let update = ChannelDataUpdateMessage { data: state, context_conn_id: 0 };
+        let update = ChannelDataUpdateMessage { data: state, ..Default::default() };
         let mut packet = Vec::new();
         let head = MessagePack { msg_type: 8, ..Default::default() };
         write_message_entry(&mut packet, &head, &update);

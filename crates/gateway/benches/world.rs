@@ -177,7 +177,7 @@ impl World {
     fn update(&self, index: u32, (column, row): (u32, u32)) -> Vec<u8> {
         let id = ENTITIES + index;
         let data = Entity { object: None, ..Entity::at(id, middle(column, row)) }.any();
-        message(id, MessageType::ChannelDataUpdate, &ChannelDataUpdateMessage { data, context_conn_id: 0 })
+        message(id, MessageType::ChannelDataUpdate, &ChannelDataUpdateMessage { data, ..Default::default() })
     }
 }
 

@@ -131,6 +131,7 @@ catalogue! {
         OwnerRecovering = "owner_recovering", "The channel's owner has not finished its recovery.";
         WriteAccess = "write_access", "The sender may not update the channel's data.";
         NoDataType = "no_data_type", "The data's type is unknown and the fallback for unknown types is off.";
+        StaleVersion = "stale_version", "The update is older than the handover that gave the sender the entity again.";
         WrongDataType = "wrong_data_type", "The update's type differs from the type of the channel's data.";
         BadData = "bad_data", "The data does not decode as its type.";
         DataTooLarge = "data_too_large", "The channel's data would grow over its limit.";

@@ -305,6 +305,8 @@ impl Shard {
         let places: SmallVec<[ChannelId; 4]> =
             self.board.places.get(&conn).filter(|_| live).cloned().unwrap_or_default();
         for id in places {
+            let version =
+                self.world.as_ref().and_then(|world| world.version_of(id)).map_or(0, |count| count + 1);
             let board = &mut self.board;
             let Some(channel) = self.channels.get_mut(&id) else { continue };
             let Some(at) = channel.lost.iter().position(|place| place.conn == conn) else { continue };
@@ -313,7 +315,7 @@ impl Shard {
             if owns {
                 channel.set_owner(board, Some(conn));
             }
-            channel.restore(board, place);
+            channel.restore(board, place, version);
             if owns && id == ChannelId::GLOBAL {
                 self.announce_global_owner(Some(conn));
             }
@@ -389,7 +391,7 @@ impl Channel {
     }
 
     /// Subscribes a returned connection as it was and sends it the channel as it is.
-    fn restore(&mut self, board: &mut Switchboard, place: LostPlace) {
+    fn restore(&mut self, board: &mut Switchboard, place: LostPlace, version: u64) {
         let Some((mut options, rate_by, since)) = place.subscription else { return };
         let Some(address) = board.address(place.conn) else { return };
         options.skip_first = true;
@@ -427,6 +429,7 @@ impl Channel {
             sub_options: Some(wire_options.clone()),
             channel_data: part.map(|value| any(&type_url, value)),
             recovery_data: recovery_data.clone(),
+            version,
         };
         let head = Head::new(self.id, MessageType::RecoveryChannelData as u32);
         let Some(plan) = plan else {

@@ -417,6 +417,10 @@ impl Shard {
             channel.owner.ok_or(Refusal::WriteAccess)?
         };
         let request = DataUpdate::parse(body).map_err(|_| Refusal::BadBody)?;
+        let owned_since = self.world.as_ref().map_or(0, |world| world.owned_since(head.channel));
+        if (1..=owned_since).contains(&request.version) {
+            return Err(Refusal::StaleVersion);
+        }
         let plan = match &channel.data {
             Some(data) if data.content.plan().name() == request.type_name => Arc::clone(data.content.plan()),
             // The reference merges or aborts; either way it fans out what its peers cannot read.

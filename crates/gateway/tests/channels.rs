@@ -53,7 +53,7 @@ fn subscribe(world: &mut World, from: Id, channel: u32, access: i32) {
 }
 
 fn update(type_url: &str, value: &[u8]) -> Send {
-    let body = ChannelDataUpdateMessage { data: any(type_url, value), context_conn_id: 0 };
+    let body = ChannelDataUpdateMessage { data: any(type_url, value), ..Default::default() };
     Send::new(MessageType::ChannelDataUpdate, &body)
 }
 

@@ -61,7 +61,7 @@ fn subscribe(world: &mut World, owner: Id, client: Id, options: ChannelSubscript
 fn update(text: &str) -> Send {
     let mut value = vec![0x0A, text.len() as u8];
     value.extend_from_slice(text.as_bytes());
-    let body = ChannelDataUpdateMessage { data: Some(any(&value)), context_conn_id: 0 };
+    let body = ChannelDataUpdateMessage { data: Some(any(&value)), ..Default::default() };
     Send::new(MessageType::ChannelDataUpdate, &body).to(CHANNEL)
 }
 
@@ -412,7 +412,7 @@ fn a7_removals_survive_wherever_they_stand_in_a_window() {
     let value = |state: &[u8]| {
         let mut value = vec![0x12, 4 + state.len() as u8, 0x08, 1, 0x12, state.len() as u8];
         value.extend_from_slice(state);
-        let body = ChannelDataUpdateMessage { data: Some(any(&value)), context_conn_id: 0 };
+        let body = ChannelDataUpdateMessage { data: Some(any(&value)), ..Default::default() };
         Send::new(MessageType::ChannelDataUpdate, &body).to(CHANNEL)
     };
     world.send(owner, [update("first"), value(&[0x12, 1, b'x']), value(&[0x08, 1])]);

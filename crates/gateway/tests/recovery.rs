@@ -50,7 +50,7 @@ fn entry(text: &str) -> Vec<u8> {
 
 fn update(world: &mut World, from: Id, channel: u32, text: &str) {
     let data = Some(prost_types::Any { type_url: TEST.into(), value: entry(text) });
-    let body = ChannelDataUpdateMessage { data, context_conn_id: 0 };
+    let body = ChannelDataUpdateMessage { data, ..Default::default() };
     world.send(from, [Send::new(MessageType::ChannelDataUpdate, &body).to(channel)]);
 }
 

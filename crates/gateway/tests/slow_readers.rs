@@ -38,7 +38,7 @@ fn state(text: &str) -> Vec<u8> {
 
 fn update(channel: u32, text: &str) -> Send {
     let data = Some(prost_types::Any { type_url: TYPE_URL.into(), value: state(text) });
-    let body = ChannelDataUpdateMessage { data, context_conn_id: 0 };
+    let body = ChannelDataUpdateMessage { data, ..Default::default() };
     Send::new(MessageType::ChannelDataUpdate, &body).to(channel)
 }
 
@@ -191,7 +191,7 @@ fn a_full_state_larger_than_the_bounds_still_gets_through() {
     let value: Vec<u8> = (0..2_000).flat_map(|_| [&[0x0A, 100][..], &[b'z'; 100]].concat()).collect();
     let send = |world: &mut World, value: &[u8]| {
         let data = Some(prost_types::Any { type_url: url.into(), value: value.to_vec() });
-        let body = ChannelDataUpdateMessage { data, context_conn_id: 0 };
+        let body = ChannelDataUpdateMessage { data, ..Default::default() };
         world.send(owner, [Send::new(MessageType::ChannelDataUpdate, &body).to(1)]);
     };
     let request = CreateChannelMessage { channel_type: 3, ..Default::default() };
@@ -228,7 +228,7 @@ fn a_resynchronised_reader_gets_its_lists_again() {
         let append = |number: u8| {
             let value = [&[0x1A, 2, 0x08, number][..], &state(&"x".repeat(100))].concat();
             let data = Some(prost_types::Any { type_url: TYPE_URL.into(), value });
-            let body = ChannelDataUpdateMessage { data, context_conn_id: 0 };
+            let body = ChannelDataUpdateMessage { data, ..Default::default() };
             Send::new(MessageType::ChannelDataUpdate, &body).to(channel)
         };
         let lists = |messages: &[Received]| -> Vec<Vec<u8>> {
@@ -315,7 +315,7 @@ fn a_resynchronised_reader_keeps_no_entries_that_were_removed_meanwhile() {
         world.set_reading(slow, false);
         let filler = "x".repeat(100);
         let publish = |world: &mut World, value: Vec<u8>| {
-            let body = ChannelDataUpdateMessage { data: any(value), context_conn_id: 0 };
+            let body = ChannelDataUpdateMessage { data: any(value), ..Default::default() };
             world.send(owner, [Send::new(MessageType::ChannelDataUpdate, &body).to(channel)]);
             world.run_ms(20);
         };

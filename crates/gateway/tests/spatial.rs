@@ -100,7 +100,8 @@ fn create_avatar(world: &mut World, server: Id, cell: u32, id: u32, x: f32, clie
 }
 
 fn move_to(world: &mut World, server: Id, id: u32, x: f32) {
-    let body = ChannelDataUpdateMessage { data: Some(data(x, None, 0)), context_conn_id: 77 };
+    let body =
+        ChannelDataUpdateMessage { data: Some(data(x, None, 0)), context_conn_id: 77, ..Default::default() };
     world.send(server, [Send::new(MessageType::ChannelDataUpdate, &body).to(id)]);
 }
 
@@ -231,6 +232,37 @@ fn a15_an_entity_that_oscillates_on_a_border_is_handed_over_once_per_crossing() 
         (view.version, view.cell, view.owner.map(|o| o.0)),
         (50, Some(ChannelId(CELL)), Some(world.conn(a)))
     );
+}
+
+#[test]
+fn a15_an_update_from_before_a_loss_does_not_count_when_the_entity_is_back() {
+    let mut world = world(config(2, 2));
+    let (a, b) = (spatial_server(&mut world, "a"), spatial_server(&mut world, "b"));
+    create_entity(&mut world, a, CELL, E + 1, 9.0);
+    let version_told = |world: &mut World, server| {
+        let handover = world.take(server).into_iter().rfind(|message| message.msg_type == 12).expect("told");
+        handover.decode::<ChannelDataHandoverMessage>().versions[&(E + 1)]
+    };
+    let update = |world: &mut World, server, x, version| {
+        let body = ChannelDataUpdateMessage { data: Some(data(x, None, 0)), version, ..Default::default() };
+        world.send(server, [Send::new(MessageType::ChannelDataUpdate, &body).to(E + 1)]);
+    };
+    // Over the border, and back by the other server's hand.
+    update(&mut world, a, 10.5, 1);
+    let first = version_told(&mut world, b);
+    update(&mut world, b, 9.5, first);
+    let second = version_told(&mut world, a);
+    assert_eq!((first, second), (2, 3));
+    // What `a` sent before it heard of either: with the version of then, it would carry the entity over once more.
+    update(&mut world, a, 11.0, 1);
+    update(&mut world, a, 12.0, first);
+    assert_eq!(world.refused(Refusal::StaleVersion), 2);
+    assert_eq!(world.stats().handovers, 2);
+    // Within its own cells the owner needs not keep up.
+    update(&mut world, a, 9.0, second);
+    assert_eq!(world.refused(Refusal::StaleVersion), 2);
+    let view = world.shards[0].channels().find(|view| view.id.0 == E + 1).expect("exists");
+    assert_eq!((view.version, view.owner.map(|owner| owner.0)), (2, Some(world.conn(a))));
 }
 
 #[test]

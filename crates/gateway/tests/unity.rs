@@ -198,7 +198,7 @@ fn whoever_may_write_sends_transforms() {
     };
     assert_eq!(position(&mut world, clients[1]), Some(1.0));
     for (client, x) in [(0, 2.0), (1, 3.0)] {
-        let update = ChannelDataUpdateMessage { data: Some(transforms(x)), context_conn_id: 0 };
+        let update = ChannelDataUpdateMessage { data: Some(transforms(x)), ..Default::default() };
         send(&mut world, clients[client], Send::new(MessageType::ChannelDataUpdate, &update).to(channel));
     }
     assert_eq!(position(&mut world, clients[1]), Some(2.0), "write access decides, not the kind of peer");

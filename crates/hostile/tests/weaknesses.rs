@@ -87,7 +87,7 @@ fn a10_an_interval_of_zero_means_every_tick() {
             server,
             1,
             8,
-            &pb::ChannelDataUpdateMessage { data: Some(chat()), context_conn_id: 0 },
+            &pb::ChannelDataUpdateMessage { data: Some(chat()), ..Default::default() },
         );
         process.pass(Duration::from_millis(20));
     }

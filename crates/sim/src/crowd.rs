@@ -237,7 +237,7 @@ impl Crowd {
             };
             loads[server] += 1;
             let data = Some(data(self.place(index, step)));
-            let update = ChannelDataUpdateMessage { data, context_conn_id: 0 };
+            let update = ChannelDataUpdateMessage { data, ..Default::default() };
             self.send(self.servers[server], ENTITY + index, MessageType::ChannelDataUpdate, &update);
         }
         self.note_moves(step)?;

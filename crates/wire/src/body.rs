@@ -135,6 +135,8 @@ pub struct DataUpdate<'a> {
     pub value: &'a [u8],
     /// The client that caused an update a server sends; 0 for none.
     pub context_conn_id: u32,
+    /// The version of the entity that the sender has been told; 0 if it does not say.
+    pub version: u64,
 }
 
 impl<'a> DataUpdate<'a> {
@@ -144,18 +146,19 @@ impl<'a> DataUpdate<'a> {
     /// Bytes that are not protobuf; [`WireError::Missing`] if there is no data.
     pub fn parse(bytes: &'a [u8]) -> Result<DataUpdate<'a>, WireError> {
         let mut data: Option<AnyRef<'a>> = None;
-        let mut context_conn_id = 0;
+        let (mut context_conn_id, mut version) = (0, 0);
         for field in fields(bytes) {
             let field = field?;
             match (field.number, field.wire_type) {
                 // Several occurrences of a message field are merged, says protobuf.
                 (1, WireType::Len) => data.get_or_insert_default().merge(field.value)?,
                 (2, WireType::Varint) => context_conn_id = field.scalar as u32,
+                (100, WireType::Varint) => version = field.scalar,
                 _ => {}
             }
         }
         let data = data.ok_or(WireError::Missing(1))?;
-        Ok(DataUpdate { type_name: data.type_name(), value: data.value, context_conn_id })
+        Ok(DataUpdate { type_name: data.type_name(), value: data.value, context_conn_id, version })
     }
 }
 

@@ -202,10 +202,10 @@ proptest! {
         let any = body.data.as_ref().expect("data");
         prop_assert_eq!((&any.type_url, &any.value, body.context_conn_id), (&type_url, &value, 0));
 
-        let with_context = channeldpb::ChannelDataUpdateMessage { context_conn_id: 7, ..body };
+        let with_context = channeldpb::ChannelDataUpdateMessage { context_conn_id: 7, version: 9, ..body };
         let bytes = with_context.encode_to_vec();
         let read = DataUpdate::parse(&bytes).expect("an update");
-        prop_assert_eq!(read, DataUpdate { type_name: &name, value: &value, context_conn_id: 7 });
+        prop_assert_eq!(read, DataUpdate { type_name: &name, value: &value, context_conn_id: 7, version: 9 });
     }
 }
 
@@ -255,11 +255,11 @@ fn an_update_needs_data_and_readable_names() {
     assert_eq!(DataUpdate::parse(&[0x10, 0x07]), Err(WireError::Missing(1)));
     assert_eq!(DataUpdate::parse(&[0x0A, 0x03, 0x0A, 0x01, 0xFF]), Err(WireError::BadUtf8(1)));
     // An empty Any is there; it names no type.
-    let empty = DataUpdate { type_name: "", value: &[], context_conn_id: 0 };
+    let empty = DataUpdate { type_name: "", value: &[], context_conn_id: 0, version: 0 };
     assert_eq!(DataUpdate::parse(&[0x0A, 0x00]), Ok(empty));
     // Two occurrences are merged field by field.
     let bytes = [0x0A, 0x03, 0x0A, 0x01, b'a', 0x0A, 0x03, 0x12, 0x01, 9];
-    let merged = DataUpdate { type_name: "a", value: &[9], context_conn_id: 0 };
+    let merged = DataUpdate { type_name: "a", value: &[9], context_conn_id: 0, version: 0 };
     assert_eq!(DataUpdate::parse(&bytes), Ok(merged));
 }
 

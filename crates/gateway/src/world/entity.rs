@@ -389,6 +389,7 @@ impl Entity {
     fn new() -> Self {
         Self {
             version: 0,
+            owned_since: 0,
             cell: None,
             locator: None,
             known: super::Known::new(),

@@ -151,14 +151,14 @@ impl Shard {
 
         // 1. Owners. Without a live one at the destination an entity keeps its own.
         let crosses = new_owner.is_some() && new_owner != source_owner;
-        let mut changed = 0;
+        let mut changed: Ids = SmallVec::new();
         if let Some(new_owner) = new_owner {
             for &id in ids {
                 let owner = self.channels.get(&id).and_then(|channel| channel.owner);
                 let follows = |owner| self.world.as_ref().is_some_and(|world| world.spatial.contains(&owner));
                 if owner != Some(new_owner) && (crosses || owner.is_none_or(follows)) {
                     self.change_owner(id, target, new_owner, source_owner);
-                    changed += 1;
+                    changed.push(id);
                 }
             }
         }
@@ -172,11 +172,14 @@ impl Shard {
             world.place(id, Some(to));
             let Some(entity) = world.entities.get_mut(&id) else { continue };
             entity.version += 1;
+            if changed.contains(&id) {
+                entity.owned_since = entity.version;
+            }
             let object = entity.object.clone();
             self.add_to_cell_data(to, id, &object);
         }
         self.board.stats.handovers += ids.len() as u64;
-        self.board.stats.handovers_across_servers += changed;
+        self.board.stats.handovers_across_servers += changed.len() as u64;
 
         // 3. Audiences.
         let audience = self.audience(target);
@@ -241,6 +244,7 @@ impl Shard {
             self.change_owner(entity, id, owner, old);
             if let Some(entity) = self.world.as_mut().and_then(|world| world.entities.get_mut(&entity)) {
                 entity.version += 1;
+                entity.owned_since = entity.version;
             }
         }
         self.board.stats.handovers_across_servers += orphans.len() as u64;
@@ -339,13 +343,14 @@ impl Shard {
         let type_url: &[u8] = b"type.googleapis.com/unrealpb.SpatialChannelData";
         // Ids, type and the framing of three levels take less.
         let room = PACKET_BYTES_SEND_MAX - 128;
-        let mut parts: SmallVec<[Vec<u8>; 1]> = SmallVec::new();
-        let mut entities = Vec::new();
+        let mut parts: SmallVec<[(Vec<u8>, Vec<u8>); 1]> = SmallVec::new();
+        let (mut entities, mut versions) = (Vec::new(), Vec::new());
         let mut value = Vec::new();
         for &id in ids {
             let Some(entity) = self.world.as_ref().and_then(|world| world.entities.get(&id)) else {
                 continue;
             };
+            let version = entity.version + 1;
             let mut state = Vec::with_capacity(entity.object.len() + 4);
             write_bytes(&mut state, 1, &entity.object);
             let data = self.channels.get(&id).and_then(|channel| channel.data.as_ref()).filter(|_| full);
@@ -363,20 +368,21 @@ impl Shard {
                     self.resend_in_full(id);
                 }
             }
-            if !entities.is_empty() && entities.len() + state.len() + 32 > room {
-                parts.push(std::mem::take(&mut entities));
+            if !entities.is_empty() && entities.len() + versions.len() + state.len() + 64 > room {
+                parts.push((std::mem::take(&mut entities), std::mem::take(&mut versions)));
             }
             write_entity(&mut entities, id, &state);
+            write_version(&mut versions, id, version);
         }
-        parts.push(entities);
+        parts.push((entities, versions));
         let head = Head::new(target, MessageType::ChannelDataHandover as u32).pack(&[]);
         parts
             .iter()
-            .map(|entities| {
+            .map(|(entities, versions)| {
                 let mut any = Vec::with_capacity(entities.len() + type_url.len() + 8);
                 write_bytes(&mut any, 1, type_url);
                 write_bytes(&mut any, 2, entities);
-                let mut body = Vec::with_capacity(any.len() + 24);
+                let mut body = Vec::with_capacity(any.len() + versions.len() + 24);
                 for (number, id) in [(1, source.0), (2, target.0), (3, cause.0)] {
                     if id != 0 {
                         write_varint(&mut body, number << 3);
@@ -384,6 +390,7 @@ impl Shard {
                     }
                 }
                 write_bytes(&mut body, 4, &any);
+                body.extend_from_slice(versions);
                 let mut entry = Vec::with_capacity(body.len() + 16);
                 throng_wire::write_entry(&mut entry, &throng_wire::MessagePack { body: &body, ..head });
                 Entry::new(entry)
@@ -407,6 +414,16 @@ pub(super) fn write_bytes(out: &mut Vec<u8>, number: u64, bytes: &[u8]) {
     write_varint(out, number << 3 | 2);
     write_varint(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
+}
+
+/// Appends one entry of `ChannelDataHandoverMessage.versions`.
+fn write_version(out: &mut Vec<u8>, id: ChannelId, version: u64) {
+    write_varint(out, 100 << 3 | 2);
+    write_varint(out, (2 + varint_len(u64::from(id.0)) + varint_len(version)) as u64);
+    write_varint(out, 1 << 3);
+    write_varint(out, u64::from(id.0));
+    write_varint(out, 2 << 3);
+    write_varint(out, version);
 }
 
 /// Appends one entry of `SpatialChannelData.entities` with an encoded state.

@@ -90,6 +90,8 @@ struct CellState {
 pub(crate) struct Entity {
     /// Counts its handovers.
     version: u64,
+    /// What `version` was when the handover to its owner began, plus one; 0 if it never changed owners.
+    owned_since: u64,
     /// The cell that it belongs to.
     cell: Option<Cell>,
     locator: Option<Arc<Locator>>,
@@ -160,6 +162,11 @@ impl World {
     /// The cell that an entity belongs to.
     pub(crate) fn cell_of(&self, id: ChannelId) -> Option<Cell> {
         self.entities.get(&id)?.cell
+    }
+
+    /// The latest version, as peers count it, of which an entity's owner was not the owner yet.
+    pub(crate) fn owned_since(&self, id: ChannelId) -> u64 {
+        self.entities.get(&id).map_or(0, |entity| entity.owned_since)
     }
 
     /// How often an entity was handed over.

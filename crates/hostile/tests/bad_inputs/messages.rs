@@ -457,7 +457,7 @@ fn any(type_name: &str, value: &str) -> prost_types::Any {
 }
 
 fn update(type_name: &str, value: &str) -> Vec<u8> {
-    pb::ChannelDataUpdateMessage { data: Some(any(type_name, value)), context_conn_id: 0 }.encode_to_vec()
+    pb::ChannelDataUpdateMessage { data: Some(any(type_name, value)), ..Default::default() }.encode_to_vec()
 }
 
 fn chat_update() -> Vec<u8> {

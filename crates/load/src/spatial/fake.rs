@@ -81,7 +81,7 @@ fn pack(channel_id: u32, msg_type: u32, body: &[u8]) -> MessagePack<'_> {
 }
 
 fn update(type_name: &str, value: Vec<u8>) -> Vec<u8> {
-    pb::ChannelDataUpdateMessage { data: Some(any(type_name, value)), context_conn_id: 0 }.encode_to_vec()
+    pb::ChannelDataUpdateMessage { data: Some(any(type_name, value)), ..Default::default() }.encode_to_vec()
 }
 
 impl Shared {
@@ -206,6 +206,7 @@ impl Shared {
             dst_channel_id: to,
             context_conn_id: 0,
             data: Some(any(avatar::CELL_TYPE_NAME, data.encode_to_vec())),
+            ..Default::default()
         };
         self.send(conn, to, kind::CHANNEL_DATA_HANDOVER, &body.encode_to_vec());
     }

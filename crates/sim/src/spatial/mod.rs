@@ -66,7 +66,10 @@ const SERVERS: usize = 3;
 const STEP: Duration = Duration::from_millis(40);
 const FAULTS: Duration = Duration::from_millis(1800);
 const HEAL: Duration = Duration::from_millis(2600);
-const SETTLE: Duration = Duration::from_millis(1800);
+/// Longer than any link takes to and fro: so long nobody hears anything when all is said.
+const QUIET: Duration = Duration::from_millis(900);
+/// The slowest links take seconds for what a crowd makes.
+const QUIETS_MAX: u32 = 20;
 
 /// What a run has met, for the figures.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -140,9 +143,9 @@ struct Server {
     owned: BTreeMap<u32, Place>,
     /// What it knows of entities, owned or not.
     known: BTreeMap<u32, Place>,
-    /// The highest count that it gave each entity: what it said before it learnt of a loss may arrive after it got the
-    /// entity back.
-    said: BTreeMap<u32, u32>,
+    /// The version of each entity that it was last told, so that what it says before it learns of a loss does not count
+    /// when it has the entity again.
+    versions: BTreeMap<u32, u64>,
     returns_at: Option<Instant>,
     had_slot: bool,
 }
@@ -186,6 +189,8 @@ struct Simulation {
     counts: BTreeMap<u32, u32>,
     moving: bool,
     faults: bool,
+    /// Somebody was sent something.
+    heard: bool,
     recoverable: bool,
     trace: bool,
     outcome: SpatialOutcome,
@@ -277,6 +282,7 @@ impl Simulation {
             counts: BTreeMap::new(),
             moving: true,
             faults: false,
+            heard: false,
             recoverable,
             trace: std::env::var_os("THRONG_TRACE").is_some(),
             outcome: SpatialOutcome::default(),
@@ -295,7 +301,7 @@ impl Simulation {
                 cells: BTreeSet::new(),
                 owned: BTreeMap::new(),
                 known: BTreeMap::new(),
-                said: BTreeMap::new(),
+                versions: BTreeMap::new(),
                 returns_at: None,
                 had_slot: false,
             });
@@ -334,14 +340,28 @@ impl Simulation {
         }
         self.run(HEAL)?;
         self.moving = false;
-        // Several times: what is on its way to another owner has nobody to speak for it, and what was locked moves
-        // with its whole group when the lock opens.
+        // Several times: what is on its way to another owner has nobody to speak for it. Groups part first, or what was
+        // locked would take its whole group along when the lock opens, away from whoever is about to speak for it.
         for _ in 0..4 {
+            self.part();
+            self.run(QUIET / 4)?;
             self.last_words();
-            self.run(SETTLE / 4)?;
+            self.run(QUIET / 4)?;
         }
-        self.run(SETTLE)?;
+        self.come_to_rest()?;
         self.judge()
+    }
+
+    /// Until everybody has heard everything.
+    fn come_to_rest(&mut self) -> Result<(), Violation> {
+        for _ in 0..QUIETS_MAX {
+            self.heard = false;
+            self.run(QUIET)?;
+            if !self.heard {
+                return Ok(());
+            }
+        }
+        Err("the world does not come to rest".into())
     }
 
     // ---- Time and faults --------------------------------------------------------------------------------------------
@@ -514,6 +534,7 @@ impl Simulation {
                 self.send(who, 0, MessageType::Auth, &auth);
             }
             Note::Bytes(_, bytes) => {
+                self.heard = true;
                 let mut reader = std::mem::take(&mut self.link(who).reader);
                 let mut messages = Vec::new();
                 let fed = reader.feed(&bytes, &mut |packet| {

@@ -47,6 +47,7 @@ impl Simulation {
                     && let Some(place) = server.known.get(&result.channel_id).copied()
                 {
                     server.owned.insert(result.channel_id, place);
+                    server.versions.insert(result.channel_id, 1);
                 }
             }
             6 => {
@@ -95,14 +96,14 @@ impl Simulation {
             }
             12 => {
                 let handover: ChannelDataHandoverMessage = message.decode()?;
+                self.servers[index].versions.extend(&handover.versions);
                 for (id, place) in entities_of(&handover)? {
                     let (from, to) = (handover.src_channel_id, handover.dst_channel_id);
                     self.log(format_args!(
                         "server {index} hears of {id:#x} from {from:#x} to {to:#x}: {place:?}"
                     ));
                     let server = &mut self.servers[index];
-                    if let Some(mut place) = place {
-                        place.count = place.count.max(server.said.get(&id).copied().unwrap_or(0));
+                    if let Some(place) = place {
                         server.known.insert(id, place);
                         if let Some(own) = server.owned.get_mut(&id) {
                             *own = place;
@@ -122,6 +123,7 @@ impl Simulation {
                         let place = place_of(value).ok_or("a recovered entity has no position")?;
                         server.owned.insert(message.channel, place);
                         server.known.insert(message.channel, place);
+                        server.versions.insert(message.channel, recovered.version);
                     } else if message.channel >= SPATIAL {
                         server.cells.insert(message.channel);
                     }
@@ -273,9 +275,10 @@ impl Simulation {
             (own.x, own.z) = (x, z);
         }
         let sent = Place { x, z, count };
-        self.servers[index].said.insert(id, count);
         self.log(format_args!("server {index} puts {id:#x} at {sent:?}"));
-        let update = ChannelDataUpdateMessage { data: Some(any(&state(sent))), context_conn_id: 0 };
+        let version = self.servers[index].versions.get(&id).copied().unwrap_or(0);
+        let data = Some(any(&state(sent)));
+        let update = ChannelDataUpdateMessage { data, version, ..Default::default() };
         self.send(Who::Server(index), id, MessageType::ChannelDataUpdate, &update);
     }
 
@@ -332,12 +335,20 @@ impl Simulation {
         self.send(Who::Server(index), SPATIAL + cell.0, MessageType::UpdateSpatialInterest, &body);
     }
 
+    /// Everybody leaves their groups, and stays where they are.
+    pub(super) fn part(&mut self) {
+        for index in 1..self.servers.len() {
+            for id in self.servers[index].owned.keys().copied().collect::<Vec<_>>() {
+                self.ungroup(index, id, EntityGroupType::Handover, vec![id]);
+            }
+        }
+    }
+
     /// Locks open, everybody moves alone and stands somewhere inside the world.
     pub(super) fn last_words(&mut self) {
         for index in 1..self.servers.len() {
             for id in self.servers[index].owned.keys().copied().collect::<Vec<_>>() {
                 self.ungroup(index, id, EntityGroupType::Lock, vec![id]);
-                self.ungroup(index, id, EntityGroupType::Handover, vec![id]);
                 let body = AddEntityGroupMessage {
                     r#type: EntityGroupType::Handover as i32,
                     entities_to_add: vec![id],
@@ -363,6 +374,7 @@ impl Server {
         self.cells.clear();
         self.owned.clear();
         self.known.clear();
+        self.versions.clear();
         self.had_slot = false;
     }
 }

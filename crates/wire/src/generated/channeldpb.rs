@@ -243,6 +243,10 @@ pub struct ChannelDataUpdateMessage {
     /// The client that caused an update a server sends; never forwarded.
     #[prost(uint32, tag = "2")]
     pub context_conn_id: u32,
+    /// Throng: the version of the entity that the sender was last told, 1 if it created it and was told none, 0 if it
+    /// does not say. An update from before the handover that gave the sender the entity is refused.
+    #[prost(uint64, tag = "100")]
+    pub version: u64,
 }
 /// Closes another connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -270,6 +274,9 @@ pub struct ChannelDataRecoveryMessage {
     pub channel_data: ::core::option::Option<::prost_types::Any>,
     #[prost(message, optional, tag = "8")]
     pub recovery_data: ::core::option::Option<::prost_types::Any>,
+    /// Throng: the version of the entity, as in ChannelDataHandoverMessage; 0 for other channels.
+    #[prost(uint64, tag = "100")]
+    pub version: u64,
 }
 /// Ends a recovery. The name is spelled as on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -321,7 +328,7 @@ pub struct SpatialChannelsReadyMessage {
     pub server_count: u32,
 }
 /// Entities moved from one spatial channel to another.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ChannelDataHandoverMessage {
     #[prost(uint32, tag = "1")]
     pub src_channel_id: u32,
@@ -331,6 +338,9 @@ pub struct ChannelDataHandoverMessage {
     pub context_conn_id: u32,
     #[prost(message, optional, tag = "4")]
     pub data: ::core::option::Option<::prost_types::Any>,
+    /// Throng: the version of each of the entities: 1 at its creation, one more with every handover.
+    #[prost(btree_map = "uint32, uint64", tag = "100")]
+    pub versions: ::prost::alloc::collections::BTreeMap<u32, u64>,
 }
 /// The extent of one spatial channel.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
