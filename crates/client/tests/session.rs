@@ -360,7 +360,7 @@ fn recovered_data_contains_what_came_before_it_and_may_come_in_parts() {
     pair.answer(0, 1, msg_type::AUTH, &result);
     let update = |value: &[u8]| pb::ChannelDataUpdateMessage {
         data: Some(prost_types::Any { type_url: "type.googleapis.com/t.T".into(), value: value.to_vec() }),
-        context_conn_id: 0,
+        ..Default::default()
     };
     pair.answer(5, 0, msg_type::CHANNEL_DATA_UPDATE, &update(b"stale"));
     for part in [b"one", b"two"] {
