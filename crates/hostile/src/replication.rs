@@ -15,6 +15,20 @@ const OBJECTS_MAX: u32 = 64;
 /// Elements of the array of the class with many properties.
 const ELEMENTS_MAX: u32 = 30;
 
+/// Bytes of the longest blob, and of the longest transfer.
+const LARGE: usize = 2000;
+/// Texts that a client takes.
+const TOKENS_MAX: usize = 8;
+
+fn client_config() -> ClientConfig {
+    ClientConfig {
+        objects_max: OBJECTS_MAX,
+        tokens_max: TOKENS_MAX,
+        transfer_bytes_max: 2 * LARGE,
+        ..ClientConfig::default()
+    }
+}
+
 /// A class with every quantiser, the same with differences, and one with more properties than fit one mask word.
 fn classes() -> Classes {
     let axis = Axis::new(-512.0, 0.01, 17);
@@ -56,15 +70,20 @@ fn classes() -> Classes {
         Keyed::new("bag", ELEMENTS_MAX).field("item", Quantiser::UInt(9)).field("text", Quantiser::VarUInt);
     let many = many.keyed(bag);
     classes.register(many.build().expect("sound")).expect("another name");
+    let large = Class::builder("large")
+        .property(Property::new("bytes", Quantiser::Blob(LARGE as u32)))
+        .property(Property::new("word", Quantiser::Token(1)));
+    classes.register(large.build().expect("sound")).expect("another name");
     classes
 }
 
-/// Packets of a server that creates six objects, changes them with differences, and ends one.
+/// Packets of a server that creates six objects, changes them with differences, and ends one; of a large one that goes in
+/// parts; of texts and of objects that the map has already. The packets are small, so that a length byte names each.
 fn session() -> (Classes, Vec<Vec<u8>>) {
     let classes = classes();
-    let mut server = Server::new(ServerConfig::default(), &classes);
-    let mut client =
-        Client::new(ClientConfig { objects_max: OBJECTS_MAX, ..ClientConfig::default() }, &classes);
+    let config = ServerConfig { packet_bytes_max: 256, ..ServerConfig::default() };
+    let mut server = Server::new(config, &classes);
+    let mut client = Client::new(client_config(), &classes);
     let id = server.connect().expect("the first");
     let handles: Vec<_> = (0..6)
         .map(|at| {
@@ -74,7 +93,21 @@ fn session() -> (Classes, Vec<Vec<u8>>) {
         })
         .collect();
     let mut packets = Vec::new();
-    for frame in 1..10_u64 {
+    let large = server.create(throng_replication::ClassId(3)).expect("few");
+    let gate = server.create_startup(throng_replication::ClassId(2), "gate").expect("a new name");
+    for handle in [large, gate] {
+        server.set_filter(handle, Filter::Always).expect("just created");
+    }
+    for frame in 1..14_u64 {
+        if frame == 1 || frame == 8 {
+            let word = server.intern(1, if frame == 1 { "oak" } else { "elm" }).expect("few");
+            server.set(large, 1, Value::Token(word)).expect("it exists");
+            server.set(large, 0, vec![frame as u8; 700]).expect("it exists");
+        }
+        if frame == 9 {
+            let reason = throng_replication::DestroyReason::Streamed;
+            server.destroy(gate, reason, false).expect("it exists");
+        }
         for handle in &handles[..if frame < 8 { 6 } else { 5 }] {
             server.set(*handle, 2, frame * 3).unwrap_or(());
             server.set(*handle, 16, vec![frame as u8; 5]).unwrap_or(());
@@ -114,6 +147,9 @@ static SESSION: LazyLock<(Classes, Vec<Vec<u8>>)> = LazyLock::new(session);
 fn image(client: &Client) -> u64 {
     let mut hash = u64::from(client.server_frame()) ^ client.len() as u64;
     let mut add = |word: u64| hash = (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
+    for (table, id) in [(1, 1), (1, 2), (255, 1)] {
+        add(client.token(table, id).map_or(0, |text| text.len() as u64 + 1));
+    }
     for (index, replica) in client.replicas() {
         add(u64::from(index) << 32 | u64::from(replica.generation()));
         add(u64::from(replica.frame()));
@@ -149,7 +185,7 @@ fn look(client: &mut Client, before: u64, applied: bool) -> u64 {
         assert!(replica.element_keys(0).len() <= ELEMENTS_MAX as usize);
         for property in 0..replica.class().property_count() {
             match replica.value(property).expect("every property has a value") {
-                Value::Bytes(bytes) => assert!(bytes.len() <= 40),
+                Value::Bytes(bytes) => assert!(bytes.len() <= LARGE),
                 Value::List(items) => assert!(items.len() <= 20),
                 _ => {}
             }
@@ -161,8 +197,7 @@ fn look(client: &mut Client, before: u64, applied: bool) -> u64 {
 /// A client that knows six objects, from the first half of the recorded session.
 static PREPARED: LazyLock<(Client, u64)> = LazyLock::new(|| {
     let (classes, packets) = &*SESSION;
-    let mut client =
-        Client::new(ClientConfig { objects_max: OBJECTS_MAX, ..ClientConfig::default() }, classes);
+    let mut client = Client::new(client_config(), classes);
     for packet in &packets[..packets.len() / 2] {
         client.receive(&alone(packet)).expect("recorded");
         while client.poll_event().is_some() {}

@@ -11,9 +11,14 @@ fn main() -> std::io::Result<()> {
     let mut sockets = Sockets::open(group.connections)?;
     let outcome = run_over(&Case::new(group, Mode::Shared), Some(&mut sockets));
     let sending = outcome.socket_us.unwrap_or_default();
+    let bare = outcome.socket_bare_us.unwrap_or_default();
     println!(
-        "group 1: net {:.1} us, sending {:.1} us (p99 {:.1})",
-        outcome.net_us.mean, sending.mean, sending.p99
+        "group 1: net {:.1} us, sending {:.1} us (p99 {:.1}), bare sendmmsg {:.1} us: ratio {:.2}",
+        outcome.net_us.mean,
+        sending.mean,
+        sending.p99,
+        bare.mean,
+        sending.mean / bare.mean
     );
     let crowd = Group::scaled(2000, 0, 1000.0);
     let outcome = run(&Case { frames: 60, warmup: 60, lod: true, ..Case::new(crowd, Mode::Shared) });

@@ -10,7 +10,7 @@ use throng_stdx::Rng;
 use crate::baseline::Baseline;
 use crate::clock::thread_cpu_ns;
 use crate::shared::{Shared, store};
-use crate::socket::Sockets;
+use crate::socket::{Sent, Sockets};
 use crate::workload::{CULL_DISTANCE, Chests, Group, SEED_BASE, Thing, World};
 
 /// Frames between sending a packet and its acknowledgement at the server: 100 ms.
@@ -166,6 +166,9 @@ pub struct Outcome {
     pub sim_us: Spread,
     /// System calls of sending, when packets leave the process.
     pub socket_us: Option<Spread>,
+    /// The limit of that on this machine: the system calls alone (`sendmmsg` with segmentation), for the same datagrams to
+    /// the same sockets, once more in each frame.
+    pub socket_bare_us: Option<Spread>,
     /// Payload bytes.
     pub bytes_per_client_frame: f64,
     /// Packets.
@@ -304,7 +307,7 @@ pub fn run_over(case: &Case, mut sockets: Option<&mut Sockets>) -> Outcome {
             }
         };
         let done = thread_cpu_ns();
-        let socket_ns = sockets.as_mut().map_or(0, |sockets| sockets.send());
+        let sent = sockets.as_mut().map_or_else(Sent::default, |sockets| sockets.send());
         arriving.push_back(acks.iter().map(AckState::fields).collect());
         if frame > case.warmup && frame <= measured {
             samples.sim.push(stepped - start);
@@ -312,7 +315,8 @@ pub fn run_over(case: &Case, mut sockets: Option<&mut Sockets>) -> Outcome {
             samples.frame.push(done - start);
             samples.shared.push(shared_ns);
             samples.conns.push(conn_ns);
-            samples.socket.push(socket_ns);
+            samples.socket.push(sent.all);
+            samples.bare.push(sent.bare);
         }
     }
     if let Method::Shared(shared) = &method {
@@ -344,6 +348,7 @@ pub fn run_over(case: &Case, mut sockets: Option<&mut Sockets>) -> Outcome {
         per_conn_us: Spread::of(samples.conns).divided(count as f64),
         sim_us: Spread::of(samples.sim),
         socket_us: sockets.is_some().then(|| Spread::of(samples.socket)),
+        socket_bare_us: sockets.is_some().then(|| Spread::of(samples.bare)),
         bytes_per_client_frame: bytes as f64 / clients_frames,
         packets_per_client_frame: packets as f64 / clients_frames,
         pairs_sent_per_frame: (counts.records_copied + counts.records_built) as f64
@@ -366,6 +371,7 @@ struct Samples {
     shared: Vec<u64>,
     conns: Vec<u64>,
     socket: Vec<u64>,
+    bare: Vec<u64>,
 }
 
 /// What one lane did: nanoseconds, and its packets.

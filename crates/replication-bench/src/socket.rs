@@ -1,20 +1,31 @@
 //! The kernel's part: packets over UDP on the loopback interface, one receiving socket for each connection.
 
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 
 use throng_net::udp::{UdpOptions, UdpPort};
 
 use crate::clock::thread_cpu_ns;
 
-/// A sending port as the ENet host uses it (batches, segmentation offload), and the sockets that it sends to.
+/// A sending port as the ENet host uses it (batches, segmentation offload), and the ports that it sends to, which take
+/// runs of datagrams in one piece (GRO), so that the kernel need not cut them up on the sender's time.
 pub struct Sockets {
     port: UdpPort,
-    receivers: Vec<(UdpSocket, SocketAddr)>,
+    /// Sends the same once more, to measure what the system calls alone cost.
+    bare: UdpPort,
+    receivers: Vec<UdpPort>,
     /// Packets of the present frame: connection and end in `bytes`.
     packets: Vec<(usize, usize)>,
     bytes: Vec<u8>,
     failure: Option<io::Error>,
+}
+
+/// Nanoseconds of CPU time of one frame's sending: everything, and the system calls alone when the same datagrams are sent
+/// to the same sockets once more.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sent {
+    pub(crate) all: u64,
+    pub(crate) bare: u64,
 }
 
 impl Sockets {
@@ -24,15 +35,16 @@ impl Sockets {
     /// When a socket cannot be had: too few descriptors, no loopback interface.
     pub fn open(connections: usize) -> io::Result<Self> {
         let here = SocketAddr::from(([127, 0, 0, 1], 0));
-        let port = UdpPort::bind(here, &UdpOptions::default())?;
-        let receiver = |_| {
-            let socket = UdpSocket::bind(here)?;
-            socket.set_nonblocking(true)?;
-            let addr = socket.local_addr()?;
-            Ok((socket, addr))
-        };
-        let receivers = (0..connections).map(receiver).collect::<io::Result<_>>()?;
-        Ok(Self { port, receivers, packets: Vec::new(), bytes: Vec::new(), failure: None })
+        let bind = || UdpPort::bind(here, &UdpOptions::default());
+        let receivers = (0..connections).map(|_| bind()).collect::<io::Result<_>>()?;
+        Ok(Self {
+            port: bind()?,
+            bare: bind()?,
+            receivers,
+            packets: Vec::new(),
+            bytes: Vec::new(),
+            failure: None,
+        })
     }
 
     pub(crate) fn hold(&mut self, connection: usize, packet: &[u8]) {
@@ -40,36 +52,60 @@ impl Sockets {
         self.packets.push((connection, self.bytes.len()));
     }
 
-    /// Sends what a frame held, and empties the receivers; returns nanoseconds of CPU time of sending alone.
-    pub(crate) fn send(&mut self) -> u64 {
+    /// Sends what a frame held, and empties the receivers, which are other threads or machines in earnest.
+    pub(crate) fn send(&mut self) -> Sent {
         let start = thread_cpu_ns();
-        let mut from = 0;
-        for (connection, end) in self.packets.drain(..) {
-            self.port.push(self.receivers[connection].1, &self.bytes[from..end]);
-            from = end;
-        }
-        loop {
-            match self.port.flush() {
-                Ok(true) => break,
-                // The loopback interface delivers before it returns, so that the buffer does not stay full.
-                Ok(false) => {}
-                Err(error) => {
-                    self.failure = Some(error);
-                    break;
-                }
-            }
-        }
-        let spent = thread_cpu_ns() - start;
+        gather(&mut self.port, &self.packets, &self.bytes, &self.receivers);
+        let result = flush(&mut self.port);
+        let all = thread_cpu_ns() - start;
+        self.note(result);
+        self.drain();
+        gather(&mut self.bare, &self.packets, &self.bytes, &self.receivers);
+        let start = thread_cpu_ns();
+        let result = flush(&mut self.bare);
+        let bare = thread_cpu_ns() - start;
+        self.note(result);
+        self.drain();
+        self.packets.clear();
         self.bytes.clear();
-        let mut scratch = [0; 2048];
-        for (socket, _) in &self.receivers {
-            while socket.recv(&mut scratch).is_ok() {}
+        Sent { all, bare }
+    }
+
+    fn note(&mut self, result: io::Result<()>) {
+        if let Err(error) = result {
+            self.failure = Some(error);
         }
-        spent
+    }
+
+    fn drain(&mut self) {
+        for at in 0..self.receivers.len() {
+            let result = loop {
+                match self.receivers[at].receive(|_, _| {}) {
+                    Ok(true) => {}
+                    Ok(false) => break Ok(()),
+                    Err(error) => break Err(error),
+                }
+            };
+            self.note(result);
+        }
     }
 
     /// What went wrong, if anything did.
     pub fn take_failure(&mut self) -> Option<io::Error> {
         self.failure.take()
     }
+}
+
+fn gather(port: &mut UdpPort, packets: &[(usize, usize)], bytes: &[u8], receivers: &[UdpPort]) {
+    let mut from = 0;
+    for (connection, end) in packets {
+        port.push(receivers[*connection].local_addr(), &bytes[from..*end]);
+        from = *end;
+    }
+}
+
+fn flush(port: &mut UdpPort) -> io::Result<()> {
+    // The loopback interface delivers before it returns, so that the buffer does not stay full.
+    while !port.flush()? {}
+    Ok(())
 }

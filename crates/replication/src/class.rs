@@ -357,6 +357,8 @@ pub struct Class {
     pub(crate) dynamic_mask: u64,
     /// (condition group, its properties).
     pub(crate) groups: Vec<(u8, u64)>,
+    /// Properties whose values are tokens, or arrays of tokens.
+    pub(crate) token_mask: u64,
     /// References that are hidden from receivers that do not know the target.
     pub(crate) hide_mask: u64,
     pub(crate) hash: u64,
@@ -411,6 +413,7 @@ impl Class {
             custom_mask: 0,
             dynamic_mask: 0,
             groups: Vec::new(),
+            token_mask: 0,
             hide_mask: 0,
             record_bytes_max: 0,
             word_bits: Vec::new(),
@@ -509,6 +512,7 @@ impl Class {
         self.live_words += codec.live_words();
         let hide = matches!(quantiser, Quantiser::Handle { hide: true });
         self.hide_mask |= if hide { bit } else { 0 };
+        self.token_mask |= if codec.token_table().is_some() { bit } else { 0 };
         self.props.push(Prop { name, codec, word, live, heap });
         Ok(())
     }

@@ -68,6 +68,8 @@ pub(crate) struct KeyedClass {
     pub(crate) words: usize,
     pub(crate) max: usize,
     pub(crate) condition: Condition,
+    /// Some field is a token.
+    pub(crate) has_tokens: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -91,6 +93,7 @@ impl KeyedClass {
         }
         Ok(Self {
             name: keyed.name.clone(),
+            has_tokens: fields.iter().any(|field| field.codec.token_table().is_some()),
             fields,
             words,
             max: keyed.max as usize,
@@ -338,35 +341,64 @@ fn put_fields(writer: &mut BitWriter<'_>, class: &KeyedClass, mask: u64, words: 
 /// The elements of one array of one replica.
 pub(crate) type Elements = BTreeMap<u32, Box<[u64]>>;
 
-/// Looks at the operations of one item. The number of elements after them must not exceed the array's limit: `elements` are
-/// those that there are now.
+/// What the operations of one packet on one array leave behind, as far as the number of elements goes.
+#[derive(Clone, Debug)]
+pub(crate) struct Tally {
+    /// Keys that operations spoke of, and whether they are there afterwards.
+    touched: BTreeMap<u32, bool>,
+    cleared: bool,
+    len: usize,
+}
+
+impl Tally {
+    /// Before the first operation, on so many elements.
+    pub(crate) fn new(len: usize) -> Self {
+        Self { touched: BTreeMap::new(), cleared: false, len }
+    }
+
+    fn there(&self, elements: &Elements, key: u32) -> bool {
+        self.touched.get(&key).copied().unwrap_or(!self.cleared && elements.contains_key(&key))
+    }
+}
+
+/// Looks at the operations of one item. The number of elements must never exceed the array's limit: `elements` are those
+/// that there are now, `tally` what earlier items of the packet did to them.
 pub(crate) fn check_ops(
     class: &KeyedClass,
     reader: &mut BitReader<'_>,
     elements: &Elements,
+    tally: &mut Tally,
 ) -> Result<(), DecodeError> {
-    let (mut touched, mut cleared, mut len) = (BTreeMap::new(), false, elements.len());
     for_each_op(class, reader, |op| {
-        let there = |touched: &BTreeMap<u32, bool>, cleared: bool, key: u32| {
-            touched.get(&key).copied().unwrap_or(!cleared && elements.contains_key(&key))
-        };
         match op {
             ReadOp::Remove(key) => {
-                len -= usize::from(there(&touched, cleared, key));
-                touched.insert(key, false);
+                tally.len -= usize::from(tally.there(elements, key));
+                tally.touched.insert(key, false);
             }
             ReadOp::Set { key, whole: true, .. } => {
-                len += usize::from(!there(&touched, cleared, key));
-                touched.insert(key, true);
+                tally.len += usize::from(!tally.there(elements, key));
+                tally.touched.insert(key, true);
             }
             ReadOp::Set { .. } => {}
-            ReadOp::Clear => {
-                (cleared, len) = (true, 0);
-                touched.clear();
+            ReadOp::Clear => *tally = Tally { cleared: true, ..Tally::new(0) },
+        }
+        if tally.len > class.max { Err(DecodeError::TooLong) } else { Ok(()) }
+    })
+}
+
+/// Calls `each` with table and number of every token in operations that were written here.
+pub(crate) fn each_token(class: &KeyedClass, reader: &mut BitReader<'_>, each: &mut dyn FnMut(u8, u32)) {
+    let result = for_each_op(class, reader, |op| {
+        if let ReadOp::Set { mask, words, .. } = op {
+            for field in bits_of(mask).map(|at| &class.fields[at]) {
+                if let Some(table) = field.codec.token_table() {
+                    each(table, words[field.word] as u32);
+                }
             }
         }
-        if len > class.max { Err(DecodeError::TooLong) } else { Ok(()) }
-    })
+        Ok(())
+    });
+    debug_assert!(result.is_ok(), "our own operations: {result:?}");
 }
 
 /// Applies operations that were checked.
@@ -448,7 +480,8 @@ mod tests {
     }
 
     fn read(class: &Arc<KeyedClass>, bytes: &[u8], elements: &mut Elements) {
-        check_ops(class, &mut BitReader::new(bytes), elements).unwrap();
+        let mut tally = Tally::new(elements.len());
+        check_ops(class, &mut BitReader::new(bytes), elements, &mut tally).unwrap();
         apply_ops(class, &mut BitReader::new(bytes), elements).unwrap();
     }
 
@@ -527,10 +560,11 @@ mod tests {
         array.write(&class, None, 100, &mut out);
         // The receiver counts as well: a third element is refused before anything is applied.
         let known = Elements::from([(9, Box::from([0, 0]))]);
-        assert_eq!(check_ops(&class, &mut BitReader::new(&out), &known), Ok(()));
+        let mut tally = Tally::new(1);
+        assert_eq!(check_ops(&class, &mut BitReader::new(&out), &known, &mut tally), Ok(()));
         out.clear();
         array.write(&class, Some(Place { since: 0, complete: 0, at: 0 }), 100, &mut out);
-        let refused = check_ops(&class, &mut BitReader::new(&out), &known);
+        let refused = check_ops(&class, &mut BitReader::new(&out), &known, &mut Tally::new(1));
         assert_eq!(refused, Err(DecodeError::TooLong));
     }
 }

@@ -124,6 +124,9 @@
 //! | properties whose audience changes | [`Condition::Dynamic`] with [`Server::set_condition`], [`Condition::Group`] |
 //! | crowds of equals | [`CountLimiter`]: so many a frame, in turn |
 //! | links of unknown width | [`Server::set_adaptive_budget`] |
+//! | names, materials, whatever is a string | [`Quantiser::Token`] with [`Server::intern`]: the text goes out once |
+//! | objects in its map | [`Server::create_startup`]: bound by name, never spawned, and their end is remembered |
+//! | objects larger than a packet | nothing: they go in parts, while the others go on |
 //! | a player's own character | [`Prediction`]; for the others [`Snapshots`] |
 //! | forgotten marks | [`ServerConfig::verify_push`] |
 //! | a dashboard | [`Server::write_metrics`], [`ServerConfig::class_stats`] |
@@ -157,6 +160,7 @@ mod quantise;
 mod replicate;
 mod sent;
 mod server;
+mod tokens;
 pub mod wire;
 
 pub use attach::{AttachError, Attachment};
@@ -183,3 +187,4 @@ pub use server::{
 };
 /// Implements the trait of the same name for a struct; options are described there.
 pub use throng_replication_derive::Replicate;
+pub use tokens::{TOKEN_BYTES_MAX, TokenError};

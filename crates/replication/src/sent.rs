@@ -40,6 +40,20 @@ pub(crate) enum Item {
         array: u8,
         from: Option<Place>,
     },
+    /// A part of a transfer.
+    Part {
+        id: u16,
+        part: u16,
+    },
+    /// A token's text.
+    Token {
+        key: u32,
+    },
+    /// The end of a startup object, by name.
+    Ending {
+        token: u32,
+        reason: u8,
+    },
     /// A request of the receiver for a whole state.
     Reset {
         object: u32,
@@ -275,9 +289,7 @@ impl PacketOut {
         let need = len + 2;
         if !self.open || self.at + need > self.end {
             // Only a packet that will hold it is worth closing this one for.
-            let spent = if self.open { self.at - self.start + self.overhead } else { 0 };
-            let room = self.packet_max.min(self.allowance.saturating_sub(spent + self.overhead));
-            if HEADER_BYTES + need > room {
+            if !self.has_room(need) {
                 return false;
             }
             self.close(log);
@@ -296,6 +308,16 @@ impl PacketOut {
         if self.open && self.at + bytes > self.end {
             self.close(log);
         }
+    }
+
+    /// The open packet, or the next one, holds `bytes` of sections.
+    pub(crate) fn has_room(&self, bytes: usize) -> bool {
+        if self.open && self.at + bytes <= self.end {
+            return true;
+        }
+        let spent = if self.open { self.at - self.start + self.overhead } else { 0 };
+        let room = self.packet_max.min(self.allowance.saturating_sub(spent + self.overhead));
+        HEADER_BYTES + bytes <= room
     }
 
     /// Writes a whole section that carries its length; false when there is no room.

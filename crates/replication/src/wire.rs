@@ -23,11 +23,11 @@ pub mod kind {
     pub const DESTROY: u8 = 0x03;
     /// Attachments.
     pub const ATTACH: u8 = 0x04;
-    /// Exported strings.
+    /// Exported strings: u8 table, varint number, varint length, UTF-8.
     pub const TOKENS: u8 = 0x05;
     /// Update records that a receiver without the object can skip: u16 length, then a record.
     pub const SIZED_UPDATE: u8 = 0x06;
-    /// Slices of an item too large for one packet.
+    /// Slices of sections too large for one packet: varint index, u16 transfer, u16 part, u16 parts, u16 length, bytes.
     pub const PART: u8 = 0x07;
     /// Clock samples: u32 frame, u32 milliseconds.
     pub const TIME: u8 = 0x08;

@@ -286,6 +286,10 @@ fn row(outcome: &Outcome) -> String {
     );
     if let Some(socket) = outcome.socket_us {
         row.push_str(&format!("  sending {:.1} us", socket.mean));
+        if let Some(bare) = outcome.socket_bare_us {
+            let ratio = socket.mean / bare.mean;
+            row.push_str(&format!(" (bare sendmmsg {:.1} us, ratio {ratio:.2})", bare.mean));
+        }
     }
     if outcome.checksum_matches == Some(false) {
         row.push_str("  workload differs");

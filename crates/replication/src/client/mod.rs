@@ -4,7 +4,9 @@
 //! that is wrong anywhere changes nothing and is not acknowledged, and reading needs no memory that a peer could make
 //! grow.
 
+mod check;
 mod replica;
+mod transfer;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -13,17 +15,19 @@ use throng_stdx::Instant;
 
 use crate::attach::{AttachError, Attachment, Attachments, ItemView, Outgoing, Ready};
 use crate::bits::{BitReader, write_varint};
-use crate::class::{Class, ClassId, Classes};
-use crate::connection::state_hash;
+use crate::class::{ClassId, Classes};
 use crate::handle::Handle;
-use crate::keyed::{Elements, apply_ops, check_ops};
+use crate::keyed::{Elements, Tally};
 use crate::quantise::{Value, WORDS_MAX};
 use crate::sent::{Item, PacketOut, SentLog};
 use crate::server::DestroyReason;
-use crate::wire::{AckState, DecodeError, Header, bits_of, kind, read_mask};
+use crate::tokens::{NAMES, Told, read_export};
+use crate::wire::{AckState, DecodeError, Header, bits_of, kind};
 
+use check::Create;
 pub use replica::Replica;
-use replica::{RecordHead, read_property, skim_delta, skim_property, skim_record};
+use replica::{RecordHead, read_property, skim_delta};
+use transfer::{Assembly, PartView};
 
 /// Inputs that wait for a packet; the oldest is dropped for the next.
 const INPUTS_MAX: usize = 16;
@@ -38,11 +42,15 @@ pub struct ClientConfig {
     pub objects_max: u32,
     /// Largest packet in bytes. Default 1,200.
     pub packet_bytes_max: usize,
+    /// Most texts of tokens that the server may tell. Default 16,384, of 255 bytes at most each.
+    pub tokens_max: usize,
+    /// Bytes of the longest creation or update that arrives in parts. Default 1 MiB.
+    pub transfer_bytes_max: usize,
 }
 
 impl Default for ClientConfig {
     fn default() -> Self {
-        Self { objects_max: 65_536, packet_bytes_max: 1200 }
+        Self { objects_max: 65_536, packet_bytes_max: 1200, tokens_max: 16_384, transfer_bytes_max: 1 << 20 }
     }
 }
 
@@ -65,6 +73,14 @@ pub enum ClientEvent {
     Destroyed {
         /// Which.
         handle: Handle,
+        /// Why.
+        reason: DestroyReason,
+    },
+    /// An object of the client's map has ended, in this session or before this client joined: it is not to be there. If it
+    /// was replicated here, [`Destroyed`](Self::Destroyed) says so apart.
+    StartupDestroyed {
+        /// Its name.
+        name: Arc<str>,
         /// Why.
         reason: DestroyReason,
     },
@@ -100,6 +116,9 @@ pub enum Received {
     Stale,
 }
 
+/// A section of a packet: kind, count, offset of the first item.
+type Section = (u8, u64, usize);
+
 /// The receiving side of one connection. A clone is a receiver of its own, in the same state.
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -119,8 +138,18 @@ pub struct Client {
     attachments: Attachments,
     log: SentLog,
     out: PacketOut,
-    /// Sections of the packet being applied: kind, count, offset.
-    sections: Vec<(u8, u64, usize)>,
+    /// Sections of the packet being applied: kind, count, offset; and those of the transfer that it completes.
+    sections: Vec<Section>,
+    inner: Vec<Section>,
+    /// Parts in the packet, what has arrived of the transfer, and all of it if the packet completes it.
+    parts: Vec<PartView>,
+    assembly: Assembly,
+    joined: Vec<u8>,
+    /// What the packet being checked does to keyed arrays: (object, array).
+    tallies: Vec<((u32, usize), Tally)>,
+    /// Texts that the server told, and those that are new in the packet being checked.
+    told: Told,
+    new_tokens: Vec<u32>,
     /// Objects that the packet being checked creates.
     created: Vec<(u32, ClassId)>,
     /// Objects that it says something else of.
@@ -153,6 +182,13 @@ impl Client {
             log: SentLog::default(),
             out: PacketOut::default(),
             sections: Vec::new(),
+            inner: Vec::new(),
+            parts: Vec::new(),
+            assembly: Assembly::default(),
+            joined: Vec::new(),
+            tallies: Vec::new(),
+            told: Told::default(),
+            new_tokens: Vec::new(),
             created: Vec::new(),
             spoken_of: Vec::new(),
             decode_errors: 0,
@@ -179,7 +215,7 @@ impl Client {
         if self.log.newest_seq().wrapping_sub(header.ack) >= 0x8000 {
             return Err(DecodeError::AckUnsent);
         }
-        self.check(header.frame, body)?;
+        self.check(body)?;
         self.acknowledge(&header);
         self.acks.applied(header.seq);
         self.apply((header.seq, header.frame), body);
@@ -188,196 +224,55 @@ impl Client {
         Ok(Received::Applied)
     }
 
-    // ------------------------------------------------------------------------------------------------ checking
-
-    fn check(&mut self, frame: u32, body: &[u8]) -> Result<(), DecodeError> {
-        self.sections.clear();
-        self.created.clear();
-        self.spoken_of.clear();
-        let mut reader = BitReader::new(body);
-        // Creations first: updates of the same packet may speak of what it creates.
-        while reader.bits_left() > 0 {
-            let section = reader.get(8)? as u8;
-            let count = reader.get_varint()?;
-            // Every item has a byte at least.
-            if count > body.len() as u64 {
-                return Err(DecodeError::TooLong);
-            }
-            let from = reader.byte_position();
-            if section >= kind::SKIPPABLE {
-                let len = reader.get(16)? as usize;
-                let from = reader.byte_position();
-                reader.skip_bytes(len)?;
-                if section == kind::CHECK {
-                    // One to a packet and short, so that what differs needs little memory.
-                    let twice = self.sections.iter().any(|(section, ..)| *section == kind::CHECK);
-                    if twice || count > CHECKS_MAX {
-                        return Err(DecodeError::TooLong);
-                    }
-                    self.each_check(count, &body[from..from + len], &mut |_, _, _, _| {})?;
-                    self.sections.push((section, count, from));
-                }
-                continue;
-            }
-            self.sections.push((section, count, from));
-            for _ in 0..count {
-                self.check_item(section, frame, &mut reader)?;
-                reader.align();
-            }
-        }
-        Ok(())
-    }
-
-    fn check_item(&mut self, section: u8, frame: u32, reader: &mut BitReader<'_>) -> Result<(), DecodeError> {
-        match section {
-            kind::UPDATE => {
-                let index = self.read_index(reader)?;
-                self.spoken_of.push(index);
-                let class = self.class_of(index).ok_or(DecodeError::UnknownObject)?;
-                skim_record(&class, reader)
-            }
-            kind::SIZED_UPDATE => {
-                let len = reader.get(16)? as usize;
-                let from = reader.byte_position();
-                reader.skip_bytes(len)?;
-                let mut record = BitReader::new(&reader.bytes()[from..from + len]);
-                let index = self.read_index(&mut record)?;
-                self.spoken_of.push(index);
-                match self.class_of(index) {
-                    Some(class) => skim_record(&class, &mut record),
-                    None => Ok(()),
-                }
-            }
-            kind::CREATE => {
-                let create = self.read_create(reader)?;
-                // Creations are applied first, so what the packet says of the object elsewhere must be of the same class.
-                let of_other_class =
-                    |class: Option<Arc<Class>>| class.is_none_or(|class| !Arc::ptr_eq(&class, &create.class));
-                let again = self.created.iter().any(|(index, _)| *index == create.index)
-                    || self.spoken_of.contains(&create.index);
-                if again && of_other_class(self.class_of(create.index)) {
-                    return Err(DecodeError::Class);
-                }
-                let mut sink = Vec::new();
-                for at in bits_of(create.mask) {
-                    skim_property(&create.class, at, reader, &mut sink)?;
-                }
-                self.created.push((create.index, create.id));
-                Ok(())
-            }
-            kind::DESTROY => {
-                self.read_index(reader)?;
-                DestroyReason::from_wire(reader.get(8)? as u8)?;
-                Ok(())
-            }
-            kind::ATTACH => {
-                let item = ItemView::read(reader)?;
-                if item.object >= self.config.objects_max {
-                    return Err(DecodeError::Index);
-                }
-                self.attachments.check(&item)
-            }
-            kind::TIME => reader.get(64).map(|_| ()),
-            kind::KEYED => self.keyed_item(reader, false),
-            _ => {
-                let _ = frame;
-                Err(DecodeError::Section)
-            }
-        }
-    }
-
-    /// Looks at an item of operations on a keyed array, or applies it. An object that is not known is passed over.
-    fn keyed_item(&mut self, reader: &mut BitReader<'_>, apply: bool) -> Result<(), DecodeError> {
-        let index = self.read_index(reader)?;
-        let array = reader.get(8)? as usize;
-        let len = reader.get(16)? as usize;
-        let from = reader.byte_position();
-        reader.skip_bytes(len)?;
-        let mut ops = BitReader::new(&reader.bytes()[from..from + len]);
-        if !apply {
-            self.spoken_of.push(index);
-        }
-        let Some(class) = self.class_of(index).filter(|_| !apply || self.replica(index).is_some()) else {
-            return Ok(());
-        };
-        let class = class.keyed.get(array).ok_or(DecodeError::Value)?;
-        // What the packet creates begins empty.
-        let created = !apply && self.created.iter().any(|(created, _)| *created == index);
-        let replica =
-            self.replicas.get_mut(index as usize).and_then(Option::as_deref_mut).filter(|_| !created);
-        let Some(replica) = replica else { return check_ops(class, &mut ops, &Elements::new()) };
-        let elements = replica.keyed.get_mut(array).ok_or(DecodeError::Value)?;
-        if !apply {
-            return check_ops(class, &mut ops, elements);
-        }
-        apply_ops(class, &mut ops, elements)?;
-        self.events.push_back(ClientEvent::Elements { object: index, array });
-        Ok(())
-    }
-
-    fn read_index(&self, reader: &mut BitReader<'_>) -> Result<u32, DecodeError> {
-        let index = reader.get_varint()?;
-        if index == 0 || index >= u64::from(self.config.objects_max) {
-            return Err(DecodeError::Index);
-        }
-        Ok(index as u32)
-    }
-
-    fn class_of(&self, index: u32) -> Option<Arc<Class>> {
-        if let Some((_, id)) = self.created.iter().rev().find(|(created, _)| *created == index) {
-            return self.classes.get(*id).cloned();
-        }
-        self.replica(index).map(|replica| Arc::clone(&replica.class))
-    }
-
-    fn read_create(&self, reader: &mut BitReader<'_>) -> Result<Create, DecodeError> {
-        let index = self.read_index(reader)?;
-        let generation = reader.get(32)? as u32;
-        let id = u16::try_from(reader.get_varint()?).map_err(|_| DecodeError::Class)?;
-        let id = ClassId(id);
-        let class = Arc::clone(self.classes.get(id).ok_or(DecodeError::Class)?);
-        let flags = reader.get(8)?;
-        if flags >> 5 != 0 {
-            return Err(DecodeError::Value);
-        }
-        let parent = if flags & 1 != 0 { self.read_index(reader)? } else { 0 };
-        if flags & 2 != 0 {
-            reader.get_varint()?;
-        }
-        let owner = flags & 4 != 0 && reader.get_varint()? == 1;
-        let mask = read_mask(reader, class.props.len() as u32)?;
-        Ok(Create { index, generation, id, class, parent, owner, mask })
-    }
-
     // ------------------------------------------------------------------------------------------------ applying
 
-    /// Applies what `check` has seen to be right, in the order of spec §11.
+    /// Applies what `check` has seen to be right, in the order of spec §11; what a transfer brought counts among the updates.
     fn apply(&mut self, (seq, frame): (u16, u32), body: &[u8]) {
         let sections = core::mem::take(&mut self.sections);
-        for wanted in [
-            &[kind::CREATE][..],
-            &[kind::UPDATE, kind::SIZED_UPDATE, kind::KEYED],
-            &[kind::DESTROY],
-            &[kind::ATTACH],
-            &[kind::TIME],
-            &[kind::CHECK],
-        ] {
-            for (section, count, from) in sections.iter().filter(|(section, ..)| wanted.contains(section)) {
-                let mut reader = BitReader::new(body);
-                // The offset was read from the same bytes.
-                let mut result = reader.skip_bytes(*from);
-                if *section == kind::CHECK {
-                    self.compare(seq, *count, &body[*from..]);
-                    continue;
-                }
-                for _ in 0..*count {
-                    result = result.and_then(|()| self.apply_item(*section, frame, &mut reader));
-                    reader.align();
-                }
-                debug_assert!(result.is_ok(), "a checked packet failed: {result:?}");
+        self.apply_kinds(frame, body, &sections, &[kind::TOKENS]);
+        self.apply_kinds(frame, body, &sections, &[kind::CREATE]);
+        self.apply_kinds(frame, body, &sections, &[kind::UPDATE, kind::SIZED_UPDATE, kind::KEYED]);
+        if !self.parts.is_empty() {
+            self.apply_parts(frame, body);
+        }
+        for wanted in [kind::DESTROY, kind::ATTACH, kind::TIME] {
+            self.apply_kinds(frame, body, &sections, &[wanted]);
+        }
+        for (section, count, from) in &sections {
+            if *section == kind::CHECK {
+                self.compare(seq, *count, &body[*from..]);
             }
         }
         self.sections = sections;
+    }
+
+    fn apply_kinds(&mut self, frame: u32, body: &[u8], sections: &[Section], wanted: &[u8]) {
+        for (section, count, from) in sections.iter().filter(|(section, ..)| wanted.contains(section)) {
+            let mut reader = BitReader::new(body);
+            // The offset was read from the same bytes.
+            let mut result = reader.skip_bytes(*from);
+            for _ in 0..*count {
+                result = result.and_then(|()| self.apply_item(*section, frame, &mut reader));
+                reader.align();
+            }
+            debug_assert!(result.is_ok(), "a checked packet failed: {result:?}");
+        }
+    }
+
+    /// Keeps the parts of a packet, or applies the transfer that they complete.
+    fn apply_parts(&mut self, frame: u32, body: &[u8]) {
+        let (parts, inner) = (core::mem::take(&mut self.parts), core::mem::take(&mut self.inner));
+        let joined = core::mem::take(&mut self.joined);
+        self.assembly.take(&parts, body);
+        if !inner.is_empty() {
+            self.assembly.finish();
+            for wanted in [kind::TOKENS, kind::CREATE, kind::UPDATE, kind::SIZED_UPDATE, kind::DESTROY] {
+                self.apply_kinds(frame, &joined, &inner, &[wanted]);
+            }
+        }
+        (self.parts, self.inner) = (parts, inner);
+        // A packet that completes nothing needs no memory for it.
+        self.joined = Vec::new();
     }
 
     fn apply_item(&mut self, section: u8, frame: u32, reader: &mut BitReader<'_>) -> Result<(), DecodeError> {
@@ -402,9 +297,18 @@ impl Client {
                     Ok(())
                 }
             }
+            kind::TOKENS => {
+                let (key, text) = read_export(reader)?;
+                self.told.apply(key, text);
+                Ok(())
+            }
             kind::DESTROY => {
-                let index = self.read_index(reader)?;
-                let reason = DestroyReason::from_wire(reader.get(8)? as u8)?;
+                let (index, reason, name) = self.read_destroy(reader)?;
+                if let Some(name) = self.told.get(NAMES, name).filter(|_| index == 0) {
+                    let name = Arc::clone(name);
+                    self.events.push_back(ClientEvent::StartupDestroyed { name, reason });
+                    return Ok(());
+                }
                 if let Some(replica) = self.replicas.get_mut(index as usize).and_then(Option::take) {
                     self.count -= 1;
                     self.attachments.target_gone(index);
@@ -414,7 +318,7 @@ impl Client {
                 }
                 Ok(())
             }
-            kind::KEYED => self.keyed_item(reader, true),
+            kind::KEYED => self.apply_keyed(reader),
             kind::TIME => {
                 self.clock = Some((reader.get(32)? as u32, reader.get(32)? as u32));
                 Ok(())
@@ -468,6 +372,8 @@ impl Client {
                 frame,
                 parent: create.parent,
                 owner: create.owner,
+                archetype: None,
+                startup: false,
                 changed: 0,
                 keyed: vec![Elements::new(); create.class.keyed.len()],
                 history: Vec::new(),
@@ -481,6 +387,8 @@ impl Client {
         }
         self.suspects.remove(&create.index);
         (replica.parent, replica.owner, replica.frame) = (create.parent, create.owner, frame);
+        replica.archetype = create.name.and_then(|id| self.told.get(NAMES, id).cloned());
+        replica.startup = create.startup;
         for property in bits_of(create.mask) {
             read_property(replica, property, None, reader)?;
         }
@@ -539,44 +447,6 @@ impl Client {
         }
         replica.changed |= head.mask;
         Ok(())
-    }
-
-    /// Reads the hashes of a section: calls `each` with the oldest packet under way, index, mask and hash.
-    fn each_check(
-        &self,
-        count: u64,
-        bytes: &[u8],
-        each: &mut dyn FnMut(u16, u32, u64, u32),
-    ) -> Result<(), DecodeError> {
-        let mut reader = BitReader::new(bytes);
-        let since = reader.get(16)? as u16;
-        for _ in 0..count {
-            let index = self.read_index(&mut reader)?;
-            let mask = reader.get_varint()?;
-            each(since, index, mask, reader.get(32)? as u32);
-        }
-        Ok(())
-    }
-
-    /// Compares replicas with what the server says of them, if every packet that could make a difference has come.
-    fn compare(&mut self, seq: u16, count: u64, bytes: &[u8]) {
-        let (_, applied) = self.acks.fields();
-        let mut wrong = Vec::new();
-        let result = self.each_check(count, bytes, &mut |since, index, mask, hash| {
-            let under_way = u32::from(seq.wrapping_sub(since));
-            let whole = under_way <= 64 && applied.trailing_ones() >= under_way;
-            let Some(replica) = self.replica(index).filter(|_| whole) else { return };
-            if state_hash(&replica.class, &replica.words, mask) != hash {
-                wrong.push((index, mask, replica.words.clone()));
-            }
-        });
-        debug_assert!(result.is_ok(), "a checked section failed: {result:?}");
-        for (index, mask, words) in wrong {
-            self.suspects
-                .insert(index, (mask & self.class_of(index).map_or(0, |class| class.update_mask), words));
-            self.resets.insert(index);
-            self.ack_owed = true;
-        }
     }
 
     fn acknowledge(&mut self, header: &Header) {
@@ -736,6 +606,12 @@ impl Client {
         None
     }
 
+    /// The text of a [`Value::Token`] of a table, if the server told it. It does in the packet that first uses the number.
+    #[must_use]
+    pub fn token(&self, table: u8, id: u32) -> Option<&str> {
+        self.told.get(table, id).map(|text| &**text)
+    }
+
     /// The server's frame of the newest packet that was applied.
     #[must_use]
     pub fn server_frame(&self) -> u32 {
@@ -761,15 +637,4 @@ impl Client {
             replica.history.clear();
         }
     }
-}
-
-/// Head of a create item.
-struct Create {
-    index: u32,
-    generation: u32,
-    id: ClassId,
-    class: Arc<Class>,
-    parent: u32,
-    owner: bool,
-    mask: u64,
 }

@@ -21,6 +21,9 @@ pub struct Replica {
     pub(super) frame: u32,
     pub(super) parent: u32,
     pub(super) owner: bool,
+    /// What it is made from, or its name in the map.
+    pub(super) archetype: Option<Arc<str>>,
+    pub(super) startup: bool,
     /// Properties changed since the change was taken.
     pub(super) changed: u64,
     /// Elements of the class' keyed arrays.
@@ -60,6 +63,19 @@ impl Replica {
     #[must_use]
     pub fn parent(&self) -> Option<u32> {
         (self.parent != 0).then_some(self.parent)
+    }
+
+    /// What it is made from, if the server said so: see [`Server::set_archetype`](crate::Server::set_archetype).
+    #[must_use]
+    pub fn archetype(&self) -> Option<&str> {
+        self.archetype.as_deref().filter(|_| !self.startup)
+    }
+
+    /// Its name, if the client's map has the object already: it is bound, not spawned. See
+    /// [`Server::create_startup`](crate::Server::create_startup).
+    #[must_use]
+    pub fn startup_name(&self) -> Option<&str> {
+        self.archetype.as_deref().filter(|_| self.startup)
     }
 
     /// The quantised words, as the server keeps them.

@@ -1,5 +1,6 @@
 //! Memory of a stage: the packets being written, and record variants that connections share (spec §6).
 
+use super::tokens::Exports;
 use crate::bitmap::Bitmap;
 use crate::frames::{SLACK, Stream, Word};
 use crate::grid::Found;
@@ -23,6 +24,7 @@ pub(crate) struct Scratch {
     pub(super) priorities: Box<Lanes>,
     pub(super) record: Vec<u8>,
     pub(super) delta: Vec<u8>,
+    pub(super) exports: Exports,
     /// An object's words with hidden references taken out.
     pub(super) block: Vec<u64>,
     pub(super) words: Vec<u32>,

@@ -28,7 +28,10 @@ impl Stage<'_> {
             let settled = conn.scope.word(word) & conn.live.word(word) & !conn.pending.bits(word as u32);
             for bit in bits_of(settled & !sh.objects.dormant.word(word)) {
                 let object = (word * 64 + bit) as u32;
-                if object % period != sh.frame % period || conn.gathered(sh, object).1 != 0 {
+                if object % period != sh.frame % period
+                    || conn.transfers(object)
+                    || conn.gathered(sh, object).1 != 0
+                {
                     continue;
                 }
                 let store = sh.store(object);

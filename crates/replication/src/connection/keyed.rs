@@ -72,6 +72,10 @@ impl Stage<'_> {
             if self.scratch.out.spent() > share || self.scratch.out.ends().len() >= BURST_PACKETS {
                 break;
             }
+            // The whole object goes first.
+            if self.conn.transfers(*object) {
+                continue;
+            }
             let creating = self.conn.pairs.get(object) == Some(&Pair::Creating);
             let known = self.conn.live.get(*object) || creating;
             if known && !sh.objects.dormant.get(*object) && self.write_arrays_of(*object) {
@@ -104,10 +108,17 @@ impl Stage<'_> {
                 record.push(at as u8);
                 record.extend_from_slice(&(scratch.delta.len() as u16).to_le_bytes());
                 record.extend_from_slice(&scratch.delta);
-                if !scratch.out.reserve(&mut conn.log, kind::KEYED, record.len()) {
+                scratch.exports.clear();
+                scratch.exports.need_of_ops(&conn.told, sh, keyed, &scratch.delta);
+                let len = record.len();
+                if !self.write_exports(len + 2) {
                     return false;
                 }
-                scratch.out.put(record);
+                let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
+                if !scratch.out.reserve(&mut conn.log, kind::KEYED, len) {
+                    return false;
+                }
+                scratch.out.put(&scratch.record);
                 conn.log.push_item(Item::Keyed { object, array: at as u8, from: place });
                 conn.stats.elements_sent += u64::from(scratch.delta[0]);
                 if let Some(places) = conn.places.get_mut(&object) {

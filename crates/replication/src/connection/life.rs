@@ -1,7 +1,6 @@
 //! Beginnings and ends of replicas, and calls: what is written beside updates (spec §10 and §11).
 
-use std::sync::Arc;
-
+use super::transfer::Purpose;
 use super::write::hide;
 use super::{BURST_PACKETS, Count, Pair, Stage};
 use crate::attach::{Outgoing, Ready};
@@ -9,7 +8,18 @@ use crate::bits::write_varint;
 use crate::class::Role;
 use crate::priority::View;
 use crate::sent::Item;
-use crate::wire::{bits_of, kind, write_record};
+use crate::tokens::NAMES;
+use crate::wire::{HEADER_BYTES, bits_of, kind, write_record};
+
+/// What became of a creation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Written {
+    Yes,
+    /// Nor is there room for others.
+    NoRoom,
+    /// Something else has to go first.
+    Later,
+}
 
 impl Stage<'_> {
     pub(super) fn write_destroys(&mut self) {
@@ -31,13 +41,34 @@ impl Stage<'_> {
                 let mask = conn.mask_for(sh, object, false);
                 scratch.delta.extend_from_slice(&[0; 2]);
                 write_record(&mut scratch.delta, object, class, mask, store.quant(slot), store.heap(slot));
-                let len = scratch.delta.len() as u16 - 2;
-                scratch.delta[..2].copy_from_slice(&len.to_le_bytes());
+                match u16::try_from(scratch.delta.len() - 2) {
+                    Ok(len) => scratch.delta[..2].copy_from_slice(&len.to_le_bytes()),
+                    // Longer than an update may be: the end goes without the last changes.
+                    Err(_) => {
+                        scratch.delta.clear();
+                        conn.stats.oversized += 1;
+                    }
+                }
             }
             scratch.record.clear();
             write_varint(&mut scratch.record, u64::from(object));
             scratch.record.push(reason);
-            scratch.out.keep_together(&mut conn.log, scratch.delta.len() + scratch.record.len() + 4);
+            let together = scratch.delta.len() + scratch.record.len() + 4;
+            if together > sh.config.packet_bytes_max - HEADER_BYTES {
+                // The last state does not fit a packet: both go in parts, the end behind the state.
+                let mut body = vec![kind::SIZED_UPDATE, 1];
+                body.extend_from_slice(&scratch.delta);
+                body.extend_from_slice(&[kind::DESTROY, 1]);
+                body.extend_from_slice(&scratch.record);
+                if self.begin_transfer(object, Purpose::Destroy, body) {
+                    self.conn.pairs.insert(object, Pair::Destroying(reason));
+                    self.conn.stats.destroys += 1;
+                } else {
+                    kept.push(object);
+                }
+                continue;
+            }
+            scratch.out.keep_together(&mut conn.log, together);
             if !scratch.delta.is_empty() {
                 if !scratch.out.reserve(&mut conn.log, kind::SIZED_UPDATE, scratch.delta.len()) {
                     kept.push(object);
@@ -57,13 +88,41 @@ impl Stage<'_> {
         self.conn.destroys = kept;
     }
 
-    /// Finds the objects whose state waits for their attachments.
+    /// Tells which objects of the receiver's map have ended, by name.
+    pub(super) fn write_endings(&mut self) {
+        while let Some((token, reason)) = self.conn.endings.last().copied() {
+            let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
+            scratch.exports.clear();
+            scratch.exports.need(&conn.told, sh, NAMES, token);
+            scratch.record.clear();
+            // Index 0 names no object.
+            scratch.record.extend_from_slice(&[0, reason]);
+            write_varint(&mut scratch.record, u64::from(token));
+            let len = scratch.record.len();
+            let room = self.write_exports(len + 2);
+            let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
+            if !room || !scratch.out.reserve(&mut conn.log, kind::DESTROY, len) {
+                return;
+            }
+            scratch.out.put(&scratch.record);
+            conn.log.push_item(Item::Ending { token, reason });
+            conn.endings.pop();
+        }
+    }
+
+    /// Finds the objects whose state waits for their attachments, or for the rest of them to arrive.
     pub(super) fn hold(&mut self) {
         let conn = &mut *self.conn;
+        conn.give_up_transfer();
+        conn.holds = conn.transfer.is_some();
+        if let Some(transfer) = &conn.transfer {
+            conn.held.set(transfer.object);
+        }
         if conn.attachments.is_idle() {
             return;
         }
         conn.calling.extend(conn.attachments.objects());
+        conn.holds |= !conn.calling.is_empty();
         for object in &conn.calling {
             conn.held.set(*object);
         }
@@ -85,6 +144,9 @@ impl Stage<'_> {
                 (true, false) => Ready::Later,
                 (true, true) => Ready::Yes,
             };
+            if self.conn.transfers(object) {
+                continue;
+            }
             if self.conn.pending.mask(object) != 0 {
                 let together =
                     self.sh.record_bytes_max(object) + self.conn.attachments.first_bytes(object) + 8;
@@ -141,20 +203,56 @@ impl Stage<'_> {
             }
             // A parent's creation comes first, in this packet or an earlier one.
             let above = parent[object as usize];
-            let orphan = above != 0 && matches!(self.conn.pairs.get(&above), Some(Pair::CreateQueued { .. }));
-            full |= self.scratch.out.ends().len() >= BURST_PACKETS;
-            if full || self.scratch.out.spent() > share || orphan || !self.write_create(object) {
-                full |= !orphan;
+            let orphan = above != 0
+                && (matches!(self.conn.pairs.get(&above), Some(Pair::CreateQueued { .. }))
+                    || self.conn.transfers(above));
+            full |= self.scratch.out.ends().len() >= BURST_PACKETS || self.scratch.out.spent() > share;
+            let written = if full || orphan { Written::Later } else { self.write_create(object) };
+            full |= written == Written::NoRoom;
+            if written != Written::Yes {
                 kept.push(object);
             }
         }
         self.conn.creates.extend(kept);
     }
 
-    fn write_create(&mut self, object: u32) -> bool {
+    fn write_create(&mut self, object: u32) -> Written {
+        let sh = self.sh;
+        let room = sh.config.packet_bytes_max - HEADER_BYTES - 2;
+        if self.conn.transfer.is_some() && sh.record_bytes_max(object) + 24 > room {
+            return Written::Later;
+        }
+        self.make_create(object);
+        let (record, exports) = (&self.scratch.record, &self.scratch.exports);
+        let len = record.len();
+        if exports.len() + len > room {
+            let mut body = Vec::new();
+            exports.write_section(&mut body);
+            body.extend_from_slice(&[kind::CREATE, 1]);
+            body.extend_from_slice(record);
+            if !self.begin_transfer(object, Purpose::Create, body) {
+                return Written::Later;
+            }
+        } else {
+            if !self.write_exports(len + 2) {
+                return Written::NoRoom;
+            }
+            let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
+            if !scratch.out.reserve(&mut conn.log, kind::CREATE, len) {
+                return Written::NoRoom;
+            }
+            scratch.out.put(&scratch.record);
+            conn.log.push_item(Item::Create { object });
+        }
+        self.begin_life(object);
+        Written::Yes
+    }
+
+    /// Makes the create item, and the exports that it needs.
+    fn make_create(&mut self, object: u32) {
         let sh = self.sh;
         let store = sh.store(object);
-        let class = Arc::clone(&store.class);
+        let class = &store.class;
         let slot = sh.objects.slot[object as usize];
         let heap = store.heap(slot);
         let mut mask = self.conn.mask_for(sh, object, true);
@@ -179,7 +277,10 @@ impl Stage<'_> {
         write_varint(record, u64::from(sh.objects.class[object as usize]));
         let above = sh.objects.parent[object as usize];
         let owner = conn.role(sh, object) == Role::Owner;
+        let named = sh.named.get(&object);
         let flags = u8::from(above != 0)
+            | u8::from(named.is_some()) << 1
+            | u8::from(named.is_some_and(|named| named.startup)) << 5
             | u8::from(owner) << 2
             | u8::from(class.flags.temporary) << 3
             | u8::from(sh.objects.dormant.get(object)) << 4;
@@ -187,27 +288,35 @@ impl Stage<'_> {
         if above != 0 {
             write_varint(record, u64::from(above));
         }
+        if let Some(named) = named {
+            write_varint(record, u64::from(named.token));
+        }
         if owner {
             record.push(1);
         }
         let mut writer = crate::bits::BitWriter::new(record);
         crate::wire::write_mask(&mut writer, mask, class.props.len() as u32);
-        crate::wire::write_properties(&mut writer, &class, mask, quant, heap);
+        crate::wire::write_properties(&mut writer, class, mask, quant, heap);
         writer.finish();
-        if !self.scratch.out.reserve(&mut conn.log, kind::CREATE, record.len()) {
-            return false;
+        let exports = &mut self.scratch.exports;
+        exports.clear();
+        if let Some(named) = named {
+            exports.need(&conn.told, sh, NAMES, named.token);
         }
-        self.scratch.out.put(record);
-        conn.log.push_item(Item::Create { object });
+        exports.need_of(&conn.told, sh, (class, mask), quant, heap);
+    }
+
+    /// The object's creation is on its way.
+    fn begin_life(&mut self, object: u32) {
+        let (conn, sh) = (&mut *self.conn, self.sh);
         if conn.pairs.insert(object, Pair::Creating) == Some(Pair::CreateQueued { known: false }) {
             conn.counts.push(Count::Know(object));
         }
         conn.pending.remove(object);
         conn.begin_arrays(sh, object);
-        if class.flags.delta {
+        if sh.is_delta(object) {
             conn.bases.reset(object);
         }
         conn.stats.creates += 1;
-        true
     }
 }

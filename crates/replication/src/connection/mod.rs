@@ -11,6 +11,8 @@ mod life;
 mod limit;
 mod retain;
 mod scope;
+mod tokens;
+mod transfer;
 mod write;
 
 use std::collections::VecDeque;
@@ -35,6 +37,7 @@ pub(crate) use cache::Scratch;
 use limit::Turns;
 use retain::Retained;
 pub(crate) use retain::state_hash;
+use transfer::Transfer;
 
 /// Packets that creations and arrays fill in one frame. What goes beyond the window of one acknowledgement would count as
 /// lost, though it arrived, and go out again.
@@ -156,6 +159,15 @@ pub(crate) struct Connection {
     /// Objects whose state travels with their attachments in this frame, and the same as bits.
     calling: Vec<u32>,
     held: Bitmap,
+    /// Common records of some objects must not be copied: `held` says which.
+    holds: bool,
+    /// What goes in parts, and the number of the last transfer.
+    transfer: Option<Transfer>,
+    transfer_id: u16,
+    /// Tokens whose text the receiver has.
+    told: Map<()>,
+    /// Startup objects whose end it has not been told: token of the name, reason.
+    pub(crate) endings: Vec<(u32, u8)>,
     /// Classes that the peer describes differently.
     pub(crate) refused_classes: Vec<u16>,
     pub(crate) counts: Vec<Count>,
@@ -204,6 +216,11 @@ impl Connection {
             attachments: Attachments::default(),
             calling: Vec::new(),
             held: Bitmap::default(),
+            holds: false,
+            transfer: None,
+            transfer_id: 0,
+            told: Map::default(),
+            endings: Vec::new(),
             refused_classes: Vec::new(),
             counts: Vec::new(),
             events: VecDeque::new(),
@@ -367,21 +384,26 @@ impl Connection {
                         }
                     }
                 }
-                Item::Destroy { object } => {
-                    if let Some(Pair::Destroying(_)) = self.pairs.get(&object) {
-                        self.pairs.remove(&object);
-                        self.counts.push(Count::Forget(object));
-                        if self.scope.get(object) {
-                            self.pairs.insert(object, Pair::CreateQueued { known: false });
-                            self.creates.push(object);
-                        }
-                    }
-                }
+                Item::Destroy { object } => self.destroyed(object),
                 Item::Attach { object, sequence } => self.attachments.delivered(object, sequence),
-                Item::Keyed { .. } | Item::Reset { .. } => {}
+                Item::Part { id, part } => self.part_delivered(id, part),
+                Item::Token { key } => drop(self.told.insert(key, ())),
+                Item::Keyed { .. } | Item::Reset { .. } | Item::Ending { .. } => {}
             }
         }
         self.fate = fate;
+    }
+
+    /// The receiver has confirmed the object's end.
+    fn destroyed(&mut self, object: u32) {
+        if let Some(Pair::Destroying(_)) = self.pairs.get(&object) {
+            self.pairs.remove(&object);
+            self.counts.push(Count::Forget(object));
+            if self.scope.get(object) {
+                self.pairs.insert(object, Pair::CreateQueued { known: false });
+                self.creates.push(object);
+            }
+        }
     }
 
     fn lost(&mut self, sh: &Shared) {
@@ -419,7 +441,10 @@ impl Connection {
                 }
                 Item::Attach { object, sequence } => self.attachments.lost(object, sequence),
                 Item::Keyed { object, array, from } => self.set_back(object, array, from),
-                Item::Reset { .. } => {}
+                Item::Part { id, part } => self.part_lost(id, part),
+                Item::Ending { token, reason } => self.endings.push((token, reason)),
+                // A text goes out again with the next use.
+                Item::Reset { .. } | Item::Token { .. } => {}
             }
         }
         self.fate = fate;

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::transfer::Purpose;
 use super::{Connection, Pair, Stage};
 use crate::frames::{SLACK, Stream, Word};
 use crate::sent::Item;
@@ -36,6 +37,9 @@ impl Stage<'_> {
 
         self.hold();
         self.write_destroys();
+        if !self.conn.endings.is_empty() {
+            self.write_endings();
+        }
         self.collect_slow();
         if sh.any_limiter {
             self.take_turns();
@@ -45,6 +49,7 @@ impl Stage<'_> {
         let waiting = if self.conn.budget.is_none() { 0 } else { self.estimate_updates() };
         self.write_creates(allowance, waiting > 0);
         self.write_arrays(allowance);
+        self.write_parts(allowance);
         let left = allowance.saturating_sub(self.scratch.out.spent());
         let packets = waiting / (sh.config.packet_bytes_max - HEADER_BYTES - 4) + 2;
         if self.conn.budget.is_none() && packet_max > 0 {
@@ -60,6 +65,9 @@ impl Stage<'_> {
         let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
         for object in conn.calling.drain(..) {
             conn.held.clear(object);
+        }
+        if let Some(transfer) = &conn.transfer {
+            conn.held.clear(transfer.object);
         }
         // With nothing to send, an empty packet after a round trip asks what became of the last ones.
         let round_trip = || Duration::from_nanos(conn.rtt_ns + conn.rtt_ns / 4);
@@ -101,7 +109,7 @@ impl Stage<'_> {
         if conn.replay {
             bits &= !sh.objects.conditional.word(at);
         }
-        if !conn.calling.is_empty() {
+        if conn.holds {
             bits &= !conn.held.word(at);
         }
         if conn.pending.is_empty() { bits } else { bits & !conn.pending.bits(word.word) }
@@ -115,7 +123,8 @@ impl Stage<'_> {
             && !conn.replay
             && conn.pending.is_empty()
             && conn.owned_special.words().is_empty()
-            && conn.calling.is_empty()
+            && !conn.holds
+            && !sh.any_slow
         {
             return;
         }
@@ -331,6 +340,10 @@ impl Stage<'_> {
     /// Writes what is pending of one object; true when it went out and nothing is pending any more.
     pub(super) fn write_pending(&mut self, object: u32) -> bool {
         let (conn, sh) = (&mut *self.conn, self.sh);
+        let room = sh.config.packet_bytes_max - HEADER_BYTES - 2;
+        if conn.transfers(object) || conn.transfer.is_some() && sh.record_bytes_max(object) > room {
+            return false;
+        }
         let mut mask = conn.pending.mask(object);
         // What a band of detail had gathered goes along, so that nothing stays behind.
         let (band, missing) = conn.gathered(sh, object);
@@ -347,7 +360,7 @@ impl Stage<'_> {
             .and_then(|(frame, age)| Some((store.state_at(slot, frame, sh.frame)?, age, frame)));
         let base = state.map_or(u32::MAX, |(_, _, frame)| frame);
 
-        let (cache, out) = (&mut self.scratch.cache, &mut self.scratch.out);
+        let cache = &mut self.scratch.cache;
         let words = hide(conn, sh, object, mask, &mut self.scratch.block);
         if hides || cache.find(object, mask, base).is_none() {
             let record = &mut self.scratch.record;
@@ -369,8 +382,19 @@ impl Stage<'_> {
             conn.stats.records_hit += 1;
         }
         let cached = if hides { None } else { cache.find(object, mask, base) };
+        let len = cached.unwrap_or(&self.scratch.record).len();
+        let exports = &mut self.scratch.exports;
+        exports.clear();
+        exports.need_of(&conn.told, sh, (&store.class, mask), words, store.heap(slot));
+        if exports.len() + len + 2 > room {
+            return self.write_in_parts(object, mask);
+        }
+        if !self.write_exports(len + 4) {
+            return false;
+        }
+        let (conn, cache, out) = (&mut *self.conn, &self.scratch.cache, &mut self.scratch.out);
+        let cached = if hides { None } else { cache.find(object, mask, base) };
         let record = cached.unwrap_or(&self.scratch.record);
-        let len = record.len();
         if creating {
             if !out.reserve(&mut conn.log, kind::SIZED_UPDATE, len + 2) {
                 return false;
@@ -393,6 +417,28 @@ impl Stage<'_> {
         conn.stats.starvation_frames_max = conn.stats.starvation_frames_max.max(waited);
         conn.pending.remove(object);
         true
+    }
+
+    /// Begins to send what is pending of an object in parts, because no packet holds it. Always false: nothing of it went
+    /// out, and its attachments have to wait.
+    fn write_in_parts(&mut self, object: u32, mask: u64) -> bool {
+        let (conn, sh) = (&mut *self.conn, self.sh);
+        // An update of parts has no length, so the receiver must have the object.
+        if !conn.live.get(object) {
+            return false;
+        }
+        let store = sh.store(object);
+        let words = hide(conn, sh, object, mask, &mut self.scratch.block);
+        let mut body = Vec::new();
+        self.scratch.exports.write_section(&mut body);
+        body.extend_from_slice(&[kind::UPDATE, 1]);
+        let heap = store.heap(sh.objects.slot[object as usize]);
+        write_record(&mut body, object, &store.class, mask, words, heap);
+        if self.begin_transfer(object, Purpose::Update { mask }, body) {
+            self.conn.bases.invalidate(object);
+            self.conn.pending.remove(object);
+        }
+        false
     }
 
     /// Writes what depends on an object and waits, those that go before it or those that go after.
@@ -472,7 +518,10 @@ impl Stage<'_> {
                 if written && sh.objects.leads.get(object) {
                     self.write_dependents(object, false);
                 }
-                if !written {
+                // What waits for a transfer says nothing of the room.
+                let too_long = || sh.record_bytes_max(object) > sh.config.packet_bytes_max - HEADER_BYTES;
+                let waits = self.conn.transfer.is_some() && too_long();
+                if !(written || waits) {
                     refused += 1;
                     // A smaller record may still fit, a fourth refusal says that nothing does.
                     if refused > 3 {

@@ -41,7 +41,7 @@ pub(super) enum Op {
     F16,
     F32,
     F64,
-    Token,
+    Token(u8),
     Handle,
     Blob(u32),
     Array(Box<Codec>, u32),
@@ -117,7 +117,7 @@ impl Codec {
             Quantiser::F16 => fixed(Op::F16, 1, 16),
             Quantiser::F32 => fixed(Op::F32, 1, 32),
             Quantiser::F64 => fixed(Op::F64, 2, 64),
-            Quantiser::Token(_) => varying(Op::Token, 1),
+            Quantiser::Token(table) => varying(Op::Token(table), 1),
             Quantiser::Handle { .. } => varying(Op::Handle, 2),
             Quantiser::Blob(max) => varying(Op::Blob(max), 0),
             Quantiser::Array(ref element, max) => {
@@ -182,6 +182,15 @@ impl Codec {
         matches!(self.op, Op::Custom(_))
     }
 
+    /// The table that the value's tokens, or those of an array's elements, are in.
+    pub(crate) fn token_table(&self) -> Option<u8> {
+        match &self.op {
+            Op::Token(table) => Some(*table),
+            Op::Array(element, _) => element.token_table(),
+            _ => None,
+        }
+    }
+
     pub(crate) fn is_handle(&self) -> bool {
         matches!(self.op, Op::Handle)
     }
@@ -217,7 +226,7 @@ impl Codec {
             (Op::Vec2(_), Value::Vec2(value)) => store_floats(live, value),
             (Op::Vec3(_) | Op::Unit3(_), Value::Vec3(value)) => store_floats(live, value),
             (Op::Quat(_), Value::Quat(value)) => store_floats(live, value),
-            (Op::Token, Value::Token(id)) => live[0] = *id,
+            (Op::Token(_), Value::Token(id)) => live[0] = *id,
             (Op::Handle, Value::Handle(handle)) => {
                 live[0] = handle.index();
                 live[1] = handle.generation();
@@ -309,7 +318,7 @@ impl Codec {
                 let value = if value.is_nan() { f64::NAN.to_bits() } else { (value + 0.0).to_bits() };
                 out[0] = value;
             }
-            Op::Token => out[0] = u64::from(live[0]),
+            Op::Token(_) => out[0] = u64::from(live[0]),
             Op::Handle => out[0] = two(0),
             Op::Blob(_) | Op::Array(..) => {}
             Op::Custom(custom) => {
@@ -346,7 +355,7 @@ impl Codec {
             Op::F16 => Value::F32(half_to(q[0] as u16)),
             Op::F32 => Value::F32(f32::from_bits(q[0] as u32)),
             Op::F64 => Value::F64(f64::from_bits(q[0])),
-            Op::Token => Value::Token(q[0] as u32),
+            Op::Token(_) => Value::Token(q[0] as u32),
             Op::Handle => Value::Handle(Handle::from_parts(q[0] as u32, (q[0] >> 32) as u32)),
             Op::Blob(_) => Value::Bytes(Vec::new()),
             Op::Array(..) => Value::List(Vec::new()),
@@ -384,7 +393,7 @@ impl Codec {
             custom.read(reader, &mut q[..usize::from(self.words)])?;
         } else {
             q[0] = reader.get_varint()?;
-            if matches!(self.op, Op::Token | Op::Handle) && q[0] > u64::from(u32::MAX) {
+            if matches!(self.op, Op::Token(_) | Op::Handle) && q[0] > u64::from(u32::MAX) {
                 return Err(DecodeError::Value);
             }
         }

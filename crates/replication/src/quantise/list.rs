@@ -65,6 +65,18 @@ impl Codec {
         Ok(writer.finish())
     }
 
+    /// Calls `each` with the first word of every element of an array's wire bits.
+    pub(crate) fn each_word(&self, bits: &[u8], each: &mut dyn FnMut(u64)) {
+        let Op::Array(element, _) = &self.op else { return };
+        let (mut reader, mut q) = (BitReader::new(bits), [0; WORDS_MAX]);
+        // They are our own bits: nothing of them is missing.
+        for _ in 0..reader.get_varint().unwrap_or(0) {
+            if element.read(&mut reader, &mut q).is_ok() {
+                each(q[0]);
+            }
+        }
+    }
+
     /// The value of a blob's or array's wire bits.
     ///
     /// # Errors

@@ -57,7 +57,8 @@ pub enum Quantiser {
     F32,
     /// IEEE double precision; negative zero becomes zero, every NaN the same NaN.
     F64,
-    /// Interned string of a table; written as the number that the table gave it.
+    /// Interned string of a table; written as the number that the table gave it, or any number of the game's. Texts of
+    /// [`Server::intern`](crate::Server::intern) are told to receivers by themselves.
     Token(u8),
     /// Reference to another object; `hide` replaces it by none for receivers that do not know the target.
     Handle {

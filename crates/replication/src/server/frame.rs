@@ -38,6 +38,7 @@ impl Server {
         for gathering in &mut shared.gatherings {
             gathering.grow(count);
         }
+        shared.any_slow = false;
         for slot in &mut shared.custom {
             slot.filter.begin_frame(frame);
         }
@@ -218,6 +219,10 @@ fn list(shared: &mut Shared, counts: Counts<'_>, record: &mut Vec<u8>, stream: u
     let slot = objects.slot[at];
     let common = mask & store.class.update_masks[0];
     let mut fast = !objects.special.get(index) && common != 0;
+    // A receiver that lacks a text gets it in the packet that uses it.
+    if fast && store.class.token_mask & common != 0 && !shared.tokens.is_empty() {
+        (fast, shared.any_slow) = (false, true);
+    }
     if fast {
         let from = stream.bytes.len();
         if store.class.heap_count == 0 {
@@ -230,7 +235,7 @@ fn list(shared: &mut Shared, counts: Counts<'_>, record: &mut Vec<u8>, stream: u
         // What fits no packet beside a header takes the slow way.
         if stream.bytes.len() - from > shared.config.packet_bytes_max - crate::wire::HEADER_BYTES - 2 {
             stream.bytes.truncate(from);
-            fast = false;
+            (fast, shared.any_slow) = (false, true);
         } else {
             counts.stats.records_shared += 1;
             if let Some(class) = counts.by_class.get_mut(usize::from(objects.class[at])) {

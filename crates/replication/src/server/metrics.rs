@@ -42,6 +42,10 @@ impl ConnectionStats {
         self.creates += other.creates;
         self.destroys += other.destroys;
         self.elements_sent += other.elements_sent;
+        self.parts_sent += other.parts_sent;
+        self.transfers += other.transfers;
+        self.oversized += other.oversized;
+        self.tokens_sent += other.tokens_sent;
         self.budget_saturated_frames += other.budget_saturated_frames;
         self.starvation_frames_max = self.starvation_frames_max.max(other.starvation_frames_max);
         self.packets_stale += other.packets_stale;
@@ -96,6 +100,10 @@ impl Server {
             ("creates", "Creations written.", total.creates),
             ("destroys", "Ends written.", total.destroys),
             ("elements_sent", "Operations on keyed arrays written.", total.elements_sent),
+            ("parts_sent", "Parts of what fits no packet written.", total.parts_sent),
+            ("transfers", "Creations and updates that arrived in parts.", total.transfers),
+            ("oversized", "Attempts to send what exceeds transfer_bytes_max.", total.oversized),
+            ("tokens_sent", "Texts of tokens written.", total.tokens_sent),
             ("budget_saturated_frames", "Frames without room for everything.", total.budget_saturated_frames),
             ("stale_mark", "Marks of objects that do not exist.", stats.stale_marks),
             ("unmarked_changes", "Changes that verify_push found unmarked.", stats.unmarked_changes),

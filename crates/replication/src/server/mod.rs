@@ -8,6 +8,7 @@ mod metrics;
 mod objects;
 mod receive;
 mod relations;
+mod tokens;
 mod types;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -27,6 +28,7 @@ use crate::lod::{BANDS_MAX, Gathering, LodProfile};
 use crate::objects::{ClassStore, NOBODY, Objects};
 use crate::priority::{Prioritiser, View};
 use crate::sent::{Adaptive, Budget};
+use crate::tokens::Tokens;
 
 pub use frame::{FRAME_INTERVAL, Lane, Packets, properties_of};
 pub use marks::Marker;
@@ -69,6 +71,18 @@ pub(crate) struct Shared {
     pub(crate) any_limiter: bool,
     /// Some object has a team.
     pub(crate) any_team: bool,
+    /// Some object of this frame is not sent through its common record though others of its kind are.
+    pub(crate) any_slow: bool,
+    pub(crate) tokens: Tokens,
+    /// Archetypes and startup objects.
+    pub(crate) named: BTreeMap<u32, Named>,
+}
+
+/// What an object is made from, or its name in the clients' map.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Named {
+    pub(crate) token: u32,
+    pub(crate) startup: bool,
 }
 
 /// A filter of the game, and the objects that have it.
@@ -179,6 +193,8 @@ pub struct Server {
     team_members: BTreeMap<u32, u64>,
     /// Objects destroyed, whose index some receiver may still know.
     dying: Vec<u32>,
+    /// Startup objects that have ended, by the token of their name, and why.
+    ended: BTreeMap<u32, u8>,
     /// What changed while an object was dormant.
     slept: BTreeMap<u32, u64>,
     events: VecDeque<Event>,
@@ -229,6 +245,9 @@ impl Server {
                 keyed_changed: Sparse::default(),
                 any_team: false,
                 any_limiter: false,
+                any_slow: false,
+                tokens: Tokens::default(),
+                named: BTreeMap::new(),
                 any_delta: classes.iter().any(|class| class.flags.delta),
                 frame: 0,
                 now: Instant::ZERO,
@@ -243,6 +262,7 @@ impl Server {
             filters: Vec::new(),
             team_members: BTreeMap::new(),
             dying: Vec::new(),
+            ended: BTreeMap::new(),
             slept: BTreeMap::new(),
             events: VecDeque::new(),
             stats: ServerStats::default(),
@@ -269,7 +289,9 @@ impl Server {
         if place == self.connections.len() {
             self.connections.push(None);
         }
-        self.connections[place] = Some(Box::new(Connection::new(id)));
+        let mut conn = Box::new(Connection::new(id));
+        conn.endings.extend(self.ended.iter().map(|(token, reason)| (*token, *reason)));
+        self.connections[place] = Some(conn);
         let filtered: Vec<u32> = self.statics.keys().copied().collect();
         for object in filtered {
             self.decide(object, id.0);
@@ -390,7 +412,7 @@ impl Server {
         Some(self.connections.get(id.0 as usize)?.as_ref()?.budget.as_ref()?.rate)
     }
 
-    /// Makes the connection a recording: it gets what [`Condition`](crate::Condition)s give to replays.
+    /// Makes the connection a recording: it gets what [`Condition`]s give to replays.
     pub fn set_replay(&mut self, id: ConnId, replay: bool) {
         if let Some(conn) = self.conn(id) {
             let objects: Vec<u32> = conn.scope.iter().collect();

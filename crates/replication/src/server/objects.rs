@@ -83,6 +83,7 @@ impl Server {
     pub fn destroy(&mut self, handle: Handle, reason: DestroyReason, flush: bool) -> Result<(), ObjectError> {
         let index = self.known(handle)?;
         self.end_relations(index, reason, flush);
+        self.end_name(index, reason as u8);
         let owner = self.shared.objects.owner[index as usize];
         if let Some(conn) = self.conn(ConnId(owner)) {
             conn.owned.clear(index);

@@ -47,6 +47,11 @@ pub struct ServerConfig {
     /// state, and repaired when it differs (see [`ClientEvent::Diverged`](crate::ClientEvent::Diverged)). Costs bytes
     /// and time for each pair in scope, spread over the frames. Default 0: never.
     pub check_frames: u16,
+    /// Most texts of tokens, archetypes and startup objects' names together. Default 16,384.
+    pub tokens_max: u32,
+    /// Bytes of the longest creation or update that goes in parts because no packet holds it; a longer one is never sent,
+    /// and counted ([`ConnectionStats::oversized`]). The receiver's limit should be the same. Default 1 MiB.
+    pub transfer_bytes_max: usize,
     /// The grid filter's world.
     pub grid: GridConfig,
     /// Levels of detail for objects in the grid, unless they opt out; `None` sends every change in its frame. An
@@ -72,6 +77,8 @@ impl Default for ServerConfig {
             class_stats: false,
             clock_interval: None,
             check_frames: 0,
+            tokens_max: 16_384,
+            transfer_bytes_max: 1 << 20,
             grid: GridConfig::default(),
             lod: None,
         }
@@ -189,6 +196,12 @@ pub enum ObjectError {
     /// Its condition is fixed by the class.
     #[error("the condition of property {0} is not dynamic, or not one of those that can be chosen")]
     Condition(usize),
+    /// The name of a startup object is in use, or its object has ended; or a startup object cannot have an archetype.
+    #[error("the name is in use, or was, or the object has one already")]
+    Name,
+    /// The text gets no number.
+    #[error(transparent)]
+    Token(#[from] crate::tokens::TokenError),
     /// A connection was named that does not exist.
     #[error("the connection does not exist")]
     UnknownConnection,
@@ -221,6 +234,14 @@ pub struct ConnectionStats {
     pub elements_sent: u64,
     /// Destroy items written.
     pub destroys: u64,
+    /// Parts of creations and updates that fit no packet.
+    pub parts_sent: u64,
+    /// Such creations and updates that have arrived.
+    pub transfers: u64,
+    /// Attempts to send what exceeds [`ServerConfig::transfer_bytes_max`].
+    pub oversized: u64,
+    /// Texts of tokens written.
+    pub tokens_sent: u64,
     /// Frames in which the budget did not suffice.
     pub budget_saturated_frames: u64,
     /// Most frames that a change has waited for room, or for its priority, before it was written.
