@@ -226,6 +226,45 @@ fn two_hundred_players_queue_are_matched_play_leave_and_are_rated() {
     });
 }
 
+/// The link as the allocator: the channel is there before the players hear of the match, and is its connection.
+#[test]
+fn the_gateway_gives_matches_their_channels() {
+    let world = World::start();
+    world.run(async {
+        let director = world.matcher().await;
+        let queue = r#"{
+            "name": "duel", "tick_ms": 50, "assign": "external", "allocator": "gateway", "assign_timeout_s": 30,
+            "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}], "rules": []
+        }"#;
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, queue)).await.unwrap();
+        let addr = world.addr(Service::Clients);
+        let mut players = Vec::new();
+        for name in ["ann", "bob"] {
+            let player = Player::connect(addr, name).await;
+            assert!(!player.client.join_queue("duel").await.unwrap().is_empty());
+            players.push(player);
+        }
+        let mut seen = BTreeSet::new();
+        for player in &mut players {
+            let connection = loop {
+                if let MatchmakingEvent::Notice(notice) = player.next().await
+                    && notice.kind == throng_wire::matcher::Event::MATCH_READY
+                {
+                    break notice.text(4).to_owned();
+                }
+            };
+            let (_, channel) = player.entered().await;
+            assert_eq!(connection, channel.0.to_string());
+            seen.insert(channel);
+        }
+        assert_eq!(seen.len(), 1, "one match, one channel");
+        let channel = *seen.first().unwrap();
+        let [ann, bob] = &mut players[..] else { unreachable!("there are two") };
+        let (heard, too) = tokio::join!(ann.play(channel, 2), bob.play(channel, 2));
+        assert_eq!(heard, too, "both hear both");
+    });
+}
+
 #[test]
 fn a_full_room_is_a_match_as_well() {
     let world = World::start();

@@ -19,6 +19,8 @@ struct Match {
     is_complete: bool,
     /// The matcher has removed the room.
     is_closed: bool,
+    /// The matcher wants to know its channel before anybody comes.
+    is_awaited: bool,
     members: BTreeSet<String>,
     /// Members that were subscribed to the channel.
     inside: BTreeSet<String>,
@@ -49,15 +51,36 @@ impl Matches {
         let found = self.rooms.entry(room.to_owned()).or_default();
         found.members.extend(players);
         found.is_complete |= is_complete;
+        // From now on it lasts until the last player is gone.
+        found.is_awaited &= found.members.is_empty();
         if found.members.is_empty() && !found.is_complete {
             self.rooms.remove(room);
+        }
+    }
+
+    /// A match of which the matcher wants to know where it is played; its players come later.
+    pub(crate) fn await_players(&mut self, room: &str) {
+        let found = self.rooms.entry(room.to_owned()).or_default();
+        (found.is_complete, found.is_awaited) = (true, true);
+    }
+
+    /// Whether the matcher waits for the channel of a match.
+    pub(crate) fn is_awaited(&self, room: &str) -> bool {
+        self.rooms.get(room).is_some_and(|found| found.is_awaited)
+    }
+
+    /// Nobody else comes to a match that was awaited.
+    pub(crate) fn end_wait(&mut self, room: &str) {
+        if let Some(found) = self.rooms.get_mut(room) {
+            found.is_awaited = false;
         }
     }
 
     /// Whether a match has no channel yet; the caller makes one then.
     pub(crate) fn wants_channel(&mut self, room: &str) -> bool {
         let Some(found) = self.rooms.get_mut(room) else { return false };
-        let wants = found.is_complete && !found.members.is_empty() && found.state == State::Gathering;
+        let is_wanted = found.is_awaited || !found.members.is_empty();
+        let wants = found.is_complete && is_wanted && found.state == State::Gathering;
         if wants {
             found.state = State::Opening;
         }
@@ -132,7 +155,8 @@ impl Matches {
     /// Forgets rooms without players. The channels that they leave behind.
     pub(crate) fn take_empty(&mut self) -> Vec<ChannelId> {
         // One whose channel is being made is looked at again when that is done.
-        let is_empty = |found: &Match| found.members.is_empty() && found.state != State::Opening;
+        let is_empty =
+            |found: &Match| found.members.is_empty() && !found.is_awaited && found.state != State::Opening;
         let empty = self.rooms.extract_if(.., |_, found| is_empty(found));
         let channels = empty.filter_map(|(_, found)| match found.state {
             State::Open(channel) => Some(channel),
@@ -170,6 +194,23 @@ mod tests {
         assert!(matches.forget("b").is_empty(), "the matcher's room is gone already");
         assert_eq!(matches.take_empty(), [ChannelId(5)]);
         assert!(!matches.is_one(ChannelId(5)));
+    }
+
+    #[test]
+    fn a_match_that_is_awaited_has_its_channel_before_its_players() {
+        let mut matches = Matches::default();
+        matches.await_players("r");
+        assert!(matches.wants_channel("r") && matches.is_awaited("r"));
+        matches.opened("r", Some(ChannelId(5)));
+        assert!(matches.take_empty().is_empty(), "its players are on their way");
+        matches.join("r", names(&["a"]), true);
+        assert!(!matches.wants_channel("r"));
+        assert_eq!(matches.let_in("r"), names(&["a"]));
+        matches.leave("r", "a");
+        assert_eq!(matches.take_empty(), [ChannelId(5)]);
+        matches.await_players("q");
+        matches.end_wait("q");
+        assert!(matches.take_empty().is_empty() && matches.rooms.is_empty(), "nobody came");
     }
 
     #[test]

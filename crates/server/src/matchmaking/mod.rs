@@ -7,6 +7,9 @@
 //!  player ◀── SUB to the match ─────── gateway ◀── link: one sub-world channel per match
 //! ```
 //!
+//! With `assign = "external"` and the link as the queue's allocator, a match gets its channel before its players hear of it,
+//! and the channel's id is its connection.
+//!
 //! A match is a room that is full, or one that a ticket led to. What a player sends to the channel of a match goes to all
 //! who are in it: the link owns the channel and hands it round.
 
@@ -33,6 +36,8 @@ use crate::start::{Address, Service, StartError, from_here};
 const CALLS_MAX: usize = 8_192;
 /// Results of tasks that wait for the link's loop.
 const DONE_MAX: usize = 1_024;
+/// A match whose players have not come by then has none here any more: longer than any seat is kept.
+const DESERTED: Duration = Duration::from_secs(3_600);
 /// Pause before the matcher is tried again at the start.
 const RETRY: Duration = Duration::from_millis(500);
 /// Broadcast values of user-space messages.
@@ -119,6 +124,8 @@ pub(crate) fn plan(
 enum Done {
     /// The channel of a match was made, or not.
     Opened { room: String, channel: Option<ChannelId> },
+    /// No further player comes to a match that was given its channel.
+    Settled { room: String },
     /// A player was subscribed to it.
     Entered { room: String, player: String },
     /// A ticket turned out to be the player's.
@@ -299,6 +306,15 @@ impl Link {
             Kind::ROLE_LEAVE_ROOM if notice.text(22) != "room_deleted" => self.leave(&room, notice.text(2)),
             // The room is gone, the match goes on.
             Kind::ROLE_LEAVE_ROOM => self.matches.close_room(&room),
+            // The matcher asks where the match is to be played.
+            Kind::MATCH_READY if notice.roles.is_empty() => {
+                self.matches.await_players(&room);
+                self.open(&room);
+            }
+            Kind::SEAT_EXPIRED | Kind::MATCH_CANCELLED => {
+                self.matches.end_wait(&room);
+                self.close_empty();
+            }
             Kind::MATCH_READY => {
                 self.matches.join(&room, [], true);
                 for role in notice.roles {
@@ -323,8 +339,15 @@ impl Link {
 
     async fn finish(&mut self, done: Done) {
         match done {
+            Done::Settled { room } => {
+                self.matches.end_wait(&room);
+                self.close_empty();
+            }
             Done::Opened { room, channel } => {
                 self.matches.opened(&room, channel);
+                if let Some(channel) = channel.filter(|_| self.matches.is_awaited(&room)) {
+                    self.assign(&room, channel);
+                }
                 self.open(&room);
                 self.close_empty();
             }
@@ -377,6 +400,20 @@ impl Link {
                 }
             });
         }
+    }
+
+    /// Tells the matcher where a match is played.
+    fn assign(&self, room: &str, channel: ChannelId) {
+        let (matcher, done, room) = (self.matcher.clone(), self.done.clone(), room.to_owned());
+        tokio::spawn(async move {
+            let request = Writer::new().str(1, &room).str(2, &channel.0.to_string());
+            match matcher.call(Method::ASSIGN_MATCH, request).await {
+                Ok(_) => tokio::time::sleep(DESERTED).await,
+                Err(error) => tracing::warn!(room, %error, "a match was not given its channel"),
+            }
+            // The loop ends only with the process.
+            let _ = done.send(Done::Settled { room }).await;
+        });
     }
 
     fn leave(&mut self, room: &str, player: &str) {
