@@ -45,6 +45,8 @@ pub(crate) struct Connection {
     pub(crate) held: SmallVec<[ChannelId; 4]>,
     /// Channels whose state updates were dropped and that have not been made good.
     pub(crate) lagging: Vec<Lag>,
+    /// State updates that were dropped because its queue was too long, and when the latest was.
+    pub(crate) dropped: (u64, Instant),
     /// Channels of which updates were sent that may have got lost, with the time of the full state that makes that good.
     pub(crate) unsure: Vec<(Instant, ChannelId)>,
     pub(crate) reader: FrameReader,
@@ -58,6 +60,10 @@ pub(crate) struct Lag {
     pub(crate) channel: ChannelId,
     /// The channel was asked for a full state.
     pub(crate) asked: bool,
+    /// Since when.
+    pub(crate) since: Instant,
+    /// Updates that it misses.
+    pub(crate) dropped: u64,
 }
 
 impl Connection {

@@ -25,6 +25,7 @@ mod flush;
 mod membership;
 mod ring;
 mod schedule;
+mod why;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;

@@ -284,7 +284,7 @@ impl Shard {
 }
 
 impl SubscriptionView {
-    fn new(channel: &Channel, sub: &Subscription) -> Self {
+    pub(crate) fn new(channel: &Channel, sub: &Subscription) -> Self {
         Self {
             channel: channel.id,
             channel_type: channel.channel_type,

@@ -58,6 +58,7 @@ mod stats;
 mod switchboard;
 mod user_space;
 mod view;
+mod why;
 mod world;
 
 pub mod data;
@@ -79,6 +80,7 @@ pub use settings::{AccessLevel, ChannelSettings, ChannelType, SettingsError, Typ
 pub use shard::{Due, Shard};
 pub use stats::{KindStats, Stats};
 pub use view::{ChannelView, ConnectionView, WorldServerView, WorldView};
+pub use why::{Delivery, LagView, QueueView, Reach, Sight};
 pub use world::{Balance, DampingStep, Lod, LodBand, PositionPath, Spatial, parse_controller};
 
 /// The grid's types, as [`Spatial`] takes them.

@@ -247,9 +247,18 @@ impl Switchboard {
             if queued > self.config.outbox.soft_bytes {
                 // Superseded state is dropped; a full state follows when there is room.
                 self.stats.state_dropped += 1;
+                conn.dropped = (conn.dropped.0 + 1, self.now);
                 match lag {
-                    Some(at) => conn.lagging[at].asked &= !state.full,
-                    None => conn.lagging.push(Lag { channel: state.channel, asked: false }),
+                    Some(at) => {
+                        conn.lagging[at].asked &= !state.full;
+                        conn.lagging[at].dropped += 1;
+                    }
+                    None => conn.lagging.push(Lag {
+                        channel: state.channel,
+                        asked: false,
+                        since: self.now,
+                        dropped: 1,
+                    }),
                 }
                 self.arm_connection(slot);
                 return;
@@ -258,8 +267,10 @@ impl Switchboard {
                 Some(at) if state.full => {
                     conn.lagging.swap_remove(at);
                 }
-                Some(_) => {
+                Some(at) => {
                     self.stats.state_dropped += 1;
+                    conn.dropped = (conn.dropped.0 + 1, self.now);
+                    conn.lagging[at].dropped += 1;
                     return;
                 }
                 None => {}

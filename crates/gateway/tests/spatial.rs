@@ -6,8 +6,8 @@ use common::{Id, Received, Send, World, schemas_of};
 use prost::Message;
 use throng_gateway::spatial::{Grid, GridConfig};
 use throng_gateway::{
-    Balance, ChannelId, ChannelSettings, ChannelType, Config, ConnKind, DampingStep, Lod, Permissions,
-    Recovery, Refusal, Spatial, TypeSettings,
+    Balance, ChannelId, ChannelSettings, ChannelType, Config, ConnId, ConnKind, DampingStep, Lod,
+    Permissions, Recovery, Refusal, Spatial, TypeSettings,
 };
 use throng_wire::channeldpb::spatial_interest_query::SphereAoi;
 use throng_wire::channeldpb::*;
@@ -544,6 +544,33 @@ fn entity_rates_follow_distance_with_hysteresis_unless_a_client_names_its_own() 
         assert!(near(managed, want), "{managed} updates at {x}, not {want}");
         assert!(near(own, 8), "{own} updates at {x} for a rate of its own");
     }
+}
+
+#[test]
+fn the_sight_of_an_entity_tells_cells_distance_and_band() {
+    let mut config = config(40, 1);
+    config.spatial.lod = Some(Lod::published(1.0));
+    let mut world = world(config);
+    let a = spatial_server(&mut world, "a");
+    let client = world.join(ConnKind::Client, "c");
+    let conn = world.conn(client);
+    create_entity(&mut world, a, CELL + 3, E + 9, 35.0);
+    let sight = |world: &World| world.shards[0].sight_of(ConnId(conn), ChannelId(E + 9)).expect("a place");
+    let unseen = sight(&world);
+    assert_eq!((unseen.cell, unseen.cell_channel), (Some(3), Some(ChannelId(CELL + 3))));
+    assert_eq!((unseen.interest_cells, unseen.cells_away, unseen.own_entity), (0, None, None));
+    assert_eq!((unseen.distance, unseen.band), (None, None));
+    create_avatar(&mut world, a, CELL, E + 1, 5.0, conn);
+    interest(&mut world, a, conn, 5.0, 10.0);
+    let outside = sight(&world);
+    assert!(outside.interest_cells > 0 && outside.cells_away.is_none(), "{outside:?}");
+    assert_eq!((outside.own_entity, outside.distance), (Some(ChannelId(E + 1)), Some(30.0)));
+    assert_eq!(outside.band, Some((1, Some(50.0))));
+    interest(&mut world, a, conn, 5.0, 100.0);
+    assert_eq!(sight(&world).cells_away, Some(2), "by its nearest edge");
+    move_to(&mut world, a, E + 9, 205.0);
+    assert_eq!((sight(&world).distance, sight(&world).band), (Some(200.0), Some((2, None))));
+    assert_eq!(world.shards[0].sight_of(ConnId(conn), ChannelId::GLOBAL), None, "GLOBAL has no place");
 }
 
 // Spec §5.8: a new interval counts from the last fan-out. Windows that the gateway aligns are for rates that it chose.

@@ -90,6 +90,7 @@ impl Shard {
                 timer: None,
                 held: Default::default(),
                 lagging: Vec::new(),
+                dropped: (0, board.now),
                 unsure: Vec::new(),
                 reader: FrameReader::new(limits),
                 outbox: Outbox::new(framing),

@@ -130,6 +130,16 @@ impl LodIndex {
         }
     }
 
+    /// The entity from which a client looks.
+    pub(super) fn eye_of(&self, client: ConnId) -> Option<ChannelId> {
+        self.own.get(&client).map(|&key| self.entities[key as usize].id)
+    }
+
+    /// The band of an entity for a client; `None` when one of them has no place here.
+    pub(super) fn band_of(&self, lod: &Lod, client: ConnId, id: ChannelId) -> Option<usize> {
+        Some(self.band(lod, *self.own.get(&client)?, *self.keys.get(&id)?))
+    }
+
     /// Compares an entity with everything around it; pairs whose band has changed.
     fn compare(&mut self, lod: &Lod, key: u32) -> Vec<Change> {
         let at = self.entities[key as usize].at;
@@ -270,8 +280,7 @@ impl Shard {
         let config = Arc::clone(&self.board.config);
         let Some(lod) = &config.spatial.lod else { return };
         let Some(index) = self.world.as_ref().and_then(|world| world.lod.as_ref()) else { return };
-        let (Some(&own), Some(&key)) = (index.own.get(&client), index.keys.get(&id)) else { return };
-        let band = index.band(lod, own, key);
+        let Some(band) = index.band_of(lod, client, id) else { return };
         self.set_band(lod, client, id, band);
     }
 

@@ -15,6 +15,7 @@
 //! | `lod` | rates of entity channels by distance |
 //! | `balance` | cells that move between servers by load |
 //! | `position` | where encoded data says that an entity is |
+//! | `why` | how something lies to a connection, for who asks |
 
 mod balance;
 mod config;
@@ -25,6 +26,7 @@ mod interest;
 mod lod;
 mod objects;
 mod position;
+mod why;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
