@@ -12,6 +12,7 @@ use crate::clock::{self, nanoseconds};
 use crate::fleet::{self, Control, FleetPlan, Inputs, Subscribe, lock};
 use crate::interrupt;
 use crate::link::Transport;
+use crate::network::Network;
 use crate::owner::{self, OwnerCounts, OwnerPlan};
 use crate::probe::{Memory, Probe};
 use crate::protocol::CHANNEL_TYPE_GLOBAL;
@@ -48,6 +49,8 @@ pub struct Plan {
     pub servers: SocketAddr,
     /// How players connect.
     pub transport: Transport,
+    /// What lies between the players and the server.
+    pub network: Network,
     /// Simulated players.
     pub players: usize,
     /// Characters in the world; `None` for no world and no channel data. Players steer the first ones.
@@ -104,6 +107,7 @@ impl Plan {
             clients,
             servers,
             transport: Transport::Tcp,
+            network: Network::default(),
             players,
             characters: Some(players),
             owner: true,
@@ -148,6 +152,7 @@ impl Plan {
         FleetPlan {
             server: self.clients,
             transport: self.transport,
+            network: self.network.clone(),
             connects_per_second: (CONNECTS_PER_SECOND / threads).max(1),
             login: self.owner || self.join.is_some(),
             subscribe: match (self.subscribe, self.self_subscribe) {

@@ -12,6 +12,7 @@ use throng_stdx::Rng;
 use crate::arena::{self, PARTS_MAX, View};
 use crate::clock::{self, nanoseconds};
 use crate::link::{Link, LinkError, Transport};
+use crate::network::Network;
 use crate::poll::Poller;
 use crate::protocol::{self, Head, Scanner, Sink, kind};
 use crate::schedule::Schedule;
@@ -21,6 +22,8 @@ use crate::socket;
 const SLEEP_MAX: Duration = Duration::from_millis(20);
 /// KCP acknowledges and repeats on a grid of this width.
 const KCP_TICK: Duration = Duration::from_millis(10);
+/// How exactly a played network keeps its times.
+const NETWORK_TICK: Duration = Duration::from_millis(2);
 /// Bytes per read. What matters of a frame is in its first few hundred bytes; the rest is discarded in the kernel.
 const READ_BYTES: usize = 2_048;
 /// Bytes per read for players that look at everything.
@@ -37,6 +40,8 @@ pub(crate) const TURN_OR_JUMP_PER_SECOND: f64 = 0.1;
 pub(crate) struct FleetPlan {
     pub(crate) server: SocketAddr,
     pub(crate) transport: Transport,
+    /// What lies between the players and the server.
+    pub(crate) network: Network,
     /// Connections opened per second and thread.
     pub(crate) connects_per_second: u32,
     /// Log in. Without, a player is ready as soon as it is connected.
@@ -189,6 +194,7 @@ struct Fleet<'a> {
     frame: Vec<u8>,
     cpu_read_ns: u64,
     kcp_tick_ns: u64,
+    network_tick_ns: u64,
 }
 
 impl<'a> Fleet<'a> {
@@ -220,6 +226,7 @@ impl<'a> Fleet<'a> {
             frame: Vec::new(),
             cpu_read_ns: 0,
             kcp_tick_ns: now,
+            network_tick_ns: now,
         })
     }
 
@@ -231,11 +238,15 @@ impl<'a> Fleet<'a> {
             self.start_connections(now, &mut counts);
             self.send_due(now, &mut counts);
             self.tick_kcp(now, &mut counts);
+            self.tick_network(now, &mut counts);
             self.publish(now, &mut counts);
         }
         let mut most = SLEEP_MAX;
         if self.plan.transport == Transport::Kcp {
             most = most.min(Duration::from_nanos(self.kcp_tick_ns.saturating_sub(clock::now_ns())));
+        }
+        if !self.plan.network.is_clear() {
+            most = most.min(Duration::from_nanos(self.network_tick_ns.saturating_sub(clock::now_ns())));
         }
         let timeout = self.schedule.wait(clock::now_ns(), most);
         // The list borrows the poller, so the tokens are copied; 256 at most.
@@ -271,13 +282,31 @@ impl<'a> Fleet<'a> {
         }
     }
 
+    /// Takes what has passed the network meanwhile.
+    fn tick_network(&mut self, now: u64, counts: &mut crate::stats::Counts) {
+        if self.plan.network.is_clear() || now < self.network_tick_ns {
+            return;
+        }
+        self.network_tick_ns = now + nanoseconds(NETWORK_TICK);
+        for index in 0..self.players.len() {
+            let Player { link, state, .. } = &self.players[index];
+            let due = link.as_ref().is_some_and(|link| link.is_due(now) || link.paused);
+            if due && !matches!(state, State::Connecting | State::Stalled) {
+                self.handle(index, true, false, counts);
+            }
+        }
+    }
+
     fn connect(&mut self, index: usize) -> Result<(), LinkError> {
         let stalled = self.is_to_stall(index);
         let player = &mut self.players[index];
         let scanner = if player.view.is_some() { Scanner::thorough() } else { Scanner::lean() };
         let source = socket::source_for(self.plan.server, player.number);
         let buffer = stalled.then_some(STALLED_BUFFER_BYTES);
-        let link = Link::connect(self.plan.server, self.plan.transport, source, buffer, scanner)?;
+        let mut link = Link::connect(self.plan.server, self.plan.transport, source, buffer, scanner)?;
+        if !self.plan.network.is_clear() {
+            link.pass_through(&self.plan.network, self.plan.seed ^ (player.number as u64) << 20);
+        }
         self.poller.add(link.raw(), index, true, true)?;
         player.link = Some(link);
         Ok(())
@@ -409,8 +438,9 @@ impl<'a> Fleet<'a> {
         if player.state == State::Ready && player.number < self.plan.stalled {
             player.state = State::Stalled;
         }
-        let read = player.state != State::Stalled;
-        if result.is_ok() && (writable || link.wants_write() || !read) {
+        let read = player.state != State::Stalled && !link.is_held_up();
+        let changed = std::mem::replace(&mut link.paused, !read) == read;
+        if result.is_ok() && (writable || link.wants_write() || !read || changed) {
             self.poller.modify(link.raw(), index, read, link.wants_write())?;
         }
         tally(&mut link, counts);
@@ -449,6 +479,7 @@ fn tally(link: &mut Link, counts: &mut crate::stats::Counts) {
     counts.frames_in += link.take_frames_in();
     counts.bytes_in += std::mem::take(&mut link.bytes_in);
     counts.bytes_out += std::mem::take(&mut link.bytes_out);
+    counts.fates.add(&link.take_fates());
 }
 
 /// Takes the messages of one player.

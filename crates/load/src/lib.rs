@@ -46,6 +46,7 @@ mod fleet;
 pub mod interrupt;
 mod link;
 pub mod matcher;
+pub mod network;
 mod owner;
 mod poll;
 pub mod probe;

@@ -9,6 +9,7 @@ use throng_net::kcp::{Kcp, MSS, Profile, Side};
 use throng_stdx::Instant;
 
 use crate::clock;
+use crate::network::{Fates, Network, Way};
 use crate::protocol::{ScanError, Scanner, Sink};
 use crate::socket::{Stream, Taken};
 use crate::websocket;
@@ -69,6 +70,13 @@ struct KcpSide {
     datagram: Vec<u8>,
 }
 
+/// Both directions of a network.
+#[derive(Debug)]
+struct Between {
+    to_server: Way,
+    to_player: Way,
+}
+
 fn now() -> Instant {
     Instant::from_nanos(clock::now_ns())
 }
@@ -97,6 +105,10 @@ pub(crate) struct Link {
     /// State of the KCP layer, if that is the transport; the stream is a UDP socket then.
     kcp: Option<Box<KcpSide>>,
     scanner: Scanner,
+    /// The network that is played between the socket and everything above.
+    between: Option<Box<Between>>,
+    /// Nothing is read for now.
+    pub(crate) paused: bool,
     /// Bytes that the socket did not take yet.
     unsent: Vec<u8>,
     pub(crate) bytes_in: u64,
@@ -125,7 +137,102 @@ impl Link {
             let kcp = Kcp::new(conv, Profile::GAME, Side::Connects, conv, now());
             Box::new(KcpSide { kcp, datagram: Vec::new() })
         });
-        Ok(Self { stream, websocket, kcp, scanner, unsent: Vec::new(), bytes_in: 0, bytes_out: 0 })
+        let (between, paused) = (None, false);
+        Ok(Self {
+            stream,
+            websocket,
+            kcp,
+            between,
+            paused,
+            scanner,
+            unsent: Vec::new(),
+            bytes_in: 0,
+            bytes_out: 0,
+        })
+    }
+
+    /// Puts a network between the socket and everything above. Needs calls of [`Self::receive`] when
+    /// [`Self::is_due`] says so.
+    pub(crate) fn pass_through(&mut self, network: &Network, seed: u64) {
+        let datagrams = self.kcp.is_some();
+        let way = |seed| Way::new(network.clone(), datagrams, seed);
+        let [to_server, to_player] = [seed.wrapping_mul(2), seed.wrapping_mul(2) + 1].map(way);
+        self.between = Some(Box::new(Between { to_server, to_player }));
+    }
+
+    /// Something has passed the network.
+    pub(crate) fn is_due(&self, now_ns: u64) -> bool {
+        let is_due = |between: &Between| between.to_server.is_due(now_ns) || between.to_player.is_due(now_ns);
+        self.between.as_deref().is_some_and(is_due)
+    }
+
+    /// The network takes nothing from the socket for now.
+    pub(crate) fn is_held_up(&self) -> bool {
+        self.between.as_deref().is_some_and(|between| between.to_player.is_full(clock::now_ns()))
+    }
+
+    /// What became of everything that passed the network since last asked.
+    pub(crate) fn take_fates(&mut self) -> Fates {
+        let Some(between) = &mut self.between else { return Fates::default() };
+        let mut fates = std::mem::take(&mut between.to_server.fates);
+        fates.add(&std::mem::take(&mut between.to_player.fates));
+        fates
+    }
+
+    /// Gives the socket what has passed the network.
+    fn leave(&mut self) -> Result<(), LinkError> {
+        let now = clock::now_ns();
+        while let Some(bytes) = self.between.as_mut().and_then(|between| between.to_server.pop(now)) {
+            self.put(&bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Takes up to a scratch full from the socket into the network, if that is between; false when there was nothing.
+    fn enter(&mut self, scratch: &mut [u8]) -> Result<bool, LinkError> {
+        let Some(between) = &mut self.between else { return Ok(false) };
+        if between.to_player.is_full(clock::now_ns()) {
+            return Ok(false);
+        }
+        match self.stream.read(scratch)? {
+            Taken::Bytes(count) => {
+                self.bytes_in += count as u64;
+                between.to_player.push(clock::now_ns(), &scratch[..count]);
+                Ok(true)
+            }
+            Taken::Empty => Ok(false),
+            Taken::End => Err(LinkError::Closed),
+        }
+    }
+
+    /// What has arrived by way of the network.
+    fn receive_through(&mut self, scratch: &mut [u8], sink: &mut dyn Sink) -> Result<(), LinkError> {
+        self.leave()?;
+        for _ in 0..DATAGRAMS_PER_TURN {
+            if !self.enter(scratch)? {
+                break;
+            }
+        }
+        let at = clock::now_ns();
+        while let Some(bytes) = self.between.as_mut().and_then(|between| between.to_player.pop(at)) {
+            match &mut self.kcp {
+                Some(_) => self.take_datagram(&bytes, sink)?,
+                None => self.take(&bytes, sink)?,
+            }
+        }
+        self.transmit()?;
+        self.leave()
+    }
+
+    /// Takes a datagram of the session.
+    fn take_datagram(&mut self, bytes: &[u8], sink: &mut dyn Sink) -> Result<(), LinkError> {
+        let Some(side) = &mut self.kcp else { return Ok(()) };
+        // What does not belong to the session is noise.
+        let _ = side.kcp.handle_datagram(now(), bytes);
+        while let Some(received) = side.kcp.poll_received() {
+            self.scanner.feed(&received.bytes, sink)?;
+        }
+        Ok(())
     }
 
     /// Does what the transport has to do by itself now and then; to be called every 10 ms for KCP.
@@ -143,7 +250,10 @@ impl Link {
         let Some(side) = &mut self.kcp else { return Ok(()) };
         let now = now();
         while side.kcp.poll_transmit(now, &mut side.datagram) {
-            self.bytes_out += self.stream.write(&side.datagram)? as u64;
+            match &mut self.between {
+                Some(between) => between.to_server.push(clock::now_ns(), &side.datagram),
+                None => self.bytes_out += self.stream.write(&side.datagram)? as u64,
+            }
         }
         Ok(())
     }
@@ -153,12 +263,7 @@ impl Link {
         for _ in 0..DATAGRAMS_PER_TURN {
             let Taken::Bytes(count) = self.stream.read(scratch)? else { break };
             self.bytes_in += count as u64;
-            let Some(side) = &mut self.kcp else { break };
-            // What does not belong to the session is noise.
-            let _ = side.kcp.handle_datagram(now(), &scratch[..count]);
-            while let Some(received) = side.kcp.poll_received() {
-                self.scanner.feed(&received.bytes, sink)?;
-            }
+            self.take_datagram(&scratch[..count], sink)?;
         }
         self.transmit()
     }
@@ -196,7 +301,8 @@ impl Link {
 
     /// Sends whole frames. Ok(false) when the server has not been reading for so long that they were refused.
     pub(crate) fn send(&mut self, frames: &[u8]) -> Result<bool, LinkError> {
-        if self.unsent.len() > UNSENT_BYTES_MAX {
+        let under_way = self.between.as_deref().map_or(0, |between| between.to_server.bytes());
+        if self.unsent.len() + under_way > UNSENT_BYTES_MAX {
             return Ok(false);
         }
         if let Some(side) = &mut self.kcp {
@@ -229,6 +335,9 @@ impl Link {
 
     /// Takes what has arrived, at most a few reads' worth.
     pub(crate) fn receive(&mut self, scratch: &mut [u8], sink: &mut dyn Sink) -> Result<(), LinkError> {
+        if self.between.is_some() {
+            return self.receive_through(scratch, sink);
+        }
         if self.kcp.is_some() {
             return self.receive_datagrams(scratch, sink);
         }
@@ -283,6 +392,19 @@ impl Link {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), LinkError> {
+        if let Some(between) = &mut self.between {
+            between.to_server.push(clock::now_ns(), bytes);
+            return Ok(());
+        }
+        self.put(bytes)
+    }
+
+    /// Gives the socket bytes of the stream, or one datagram, which a full socket loses.
+    fn put(&mut self, bytes: &[u8]) -> Result<(), LinkError> {
+        if self.kcp.is_some() {
+            self.bytes_out += self.stream.write(bytes)? as u64;
+            return Ok(());
+        }
         let count = if self.unsent.is_empty() { self.stream.write(bytes)? } else { 0 };
         self.bytes_out += count as u64;
         self.unsent.extend_from_slice(&bytes[count..]);

@@ -5,6 +5,8 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use crate::network::Fates;
+
 /// Latencies above a minute say nothing more than "a minute".
 const MICROSECONDS_MAX: u64 = 60_000_000;
 
@@ -151,6 +153,8 @@ pub struct Counts {
     pub recent: Times,
     /// Malformed updates seen by the players that read everything.
     pub malformed: u64,
+    /// What became of what passed a played network.
+    pub fates: Fates,
     /// The first thing that went wrong.
     pub first_error: Option<String>,
 }
@@ -176,6 +180,7 @@ impl Counts {
         self.lateness.add(&other.lateness);
         self.recent.add(&other.recent);
         self.malformed += other.malformed;
+        self.fates.add(&other.fates);
         if self.first_error.is_none() {
             self.first_error.clone_from(&other.first_error);
         }

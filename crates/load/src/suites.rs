@@ -19,6 +19,7 @@ use crate::bare::BarePlan;
 use crate::child::{BareWriter, DEFAULT_PORTS, OwnServer, ServerOptions, StartError, World};
 use crate::engine::{self, Outcome, Plan, RunError, Sample};
 use crate::link::Transport;
+use crate::network::{Fates, Network};
 use crate::probe::{self, Probe};
 use crate::report::{Report, Run};
 use crate::socket;
@@ -131,6 +132,8 @@ pub struct Options {
     pub warmup: Option<Duration>,
     /// How players connect.
     pub transport: Transport,
+    /// What lies between the players and the server.
+    pub network: Network,
     /// Generator threads for players; 0 chooses.
     pub threads: usize,
     /// For `channel spatial`: one game server crashes this long into the window, and returns two seconds later.
@@ -335,6 +338,7 @@ impl Context<'_> {
         let duration = options.duration.unwrap_or(Duration::from_millis(duration));
         Plan {
             transport: options.transport,
+            network: options.network.clone(),
             threads: options.threads,
             warmup: options.warmup.unwrap_or(Duration::from_millis(warmup)),
             duration: Some(duration),
@@ -468,8 +472,35 @@ impl Swarm {
             }
             other => other?,
         };
+        self.tell_network(&mut report, &outcome.counts.fates);
         report.run(Run::new("swarm", &outcome));
         Ok(report)
+    }
+}
+
+impl Swarm {
+    /// What was played between the players and the server, and what became of it.
+    fn tell_network(&self, report: &mut Report, fates: &Fates) {
+        let Options { network, transport, .. } = &self.options;
+        if network.is_clear() {
+            return;
+        }
+        report.setting("network", network.to_string());
+        if *transport == Transport::Kcp {
+            let Fates { sent, lost, dropped, duplicated, reordered } = fates;
+            report.note(format!(
+                "network: {network}; of {sent} datagrams {lost} were lost, {dropped} found the queue full, {duplicated} came \
+                 twice, {reordered} were overtaken"
+            ));
+        } else {
+            report.note(format!("network: {network}"));
+            if network.harms_datagrams() {
+                report.note(format!(
+                    "loss, duplicates and reordering were not played: the kernel makes them good below {transport}; \
+                     --transport kcp has datagrams"
+                ));
+            }
+        }
     }
 }
 
