@@ -23,7 +23,22 @@ pub struct Access {
     /// Serves `/metrics` to everyone.
     metrics_open: bool,
     invitations: Mutex<VecDeque<String>>,
-    sessions: Mutex<VecDeque<(String, Instant)>>,
+    sessions: Mutex<Sessions>,
+}
+
+#[derive(Debug, Default)]
+struct Sessions {
+    open: VecDeque<Session>,
+    /// Sessions opened so far.
+    count: u64,
+}
+
+#[derive(Debug)]
+struct Session {
+    secret: String,
+    opened: Instant,
+    /// Which one it is, from 1.
+    number: u64,
 }
 
 /// What a route shows or does.
@@ -98,31 +113,52 @@ impl Access {
         if !invited && !self.is_token(token) {
             return None;
         }
-        let session = random()?;
+        let secret = random()?;
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        sessions.retain(|(_, opened)| opened.elapsed() < SESSION_LIFE);
-        if sessions.len() == SESSIONS_MAX {
-            sessions.pop_front();
+        sessions.open.retain(|session| session.opened.elapsed() < SESSION_LIFE);
+        if sessions.open.len() == SESSIONS_MAX {
+            sessions.open.pop_front();
         }
-        sessions.push_back((session.clone(), Instant::now()));
-        Some(session)
+        sessions.count += 1;
+        let number = sessions.count;
+        sessions.open.push_back(Session { secret: secret.clone(), opened: Instant::now(), number });
+        Some(secret)
     }
 
     /// Ends the session that a request's cookie names.
     pub(crate) fn close_session(&self, listener: SocketAddr, cookie: Option<&str>) {
         if let Some(session) = session_of(listener, cookie) {
             let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-            sessions.retain(|(each, _)| !same(each, session));
+            sessions.open.retain(|each| !same(&each.secret, session));
         }
     }
 
     /// Whether the request belongs to a console session.
     pub(crate) fn has_session(&self, listener: SocketAddr, cookie: Option<&str>) -> bool {
-        let Some(given) = session_of(listener, cookie) else { return false };
+        self.session_number(listener, cookie).is_some()
+    }
+
+    fn session_number(&self, listener: SocketAddr, cookie: Option<&str>) -> Option<u64> {
+        let given = session_of(listener, cookie)?;
         let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        sessions.iter().fold(false, |found, (session, opened)| {
-            found | (same(session, given) && opened.elapsed() < SESSION_LIFE)
+        sessions.open.iter().fold(None, |found, session| {
+            let it = same(&session.secret, given) && session.opened.elapsed() < SESSION_LIFE;
+            if it { Some(session.number) } else { found }
         })
+    }
+
+    /// How a record names whoever asks; `None` without a credential.
+    pub(crate) fn name_of(
+        &self,
+        listener: SocketAddr,
+        authorization: Option<&str>,
+        cookie: Option<&str>,
+    ) -> Option<String> {
+        let token = bearer(authorization).and_then(|token| self.token_number(token));
+        let session = || self.session_number(listener, cookie);
+        token
+            .map(|number| format!("token {number}"))
+            .or_else(|| session().map(|number| format!("session {number}")))
     }
 
     pub(crate) fn check(&self, guard: Guard, listener: SocketAddr, claims: &Claims<'_>) -> Decision {
@@ -134,12 +170,7 @@ impl Access {
         if guard == Guard::Open || claims.path == "/metrics" && self.metrics_open {
             return Decision::Allow;
         }
-        let bearer = claims
-            .authorization
-            .and_then(|value| value.split_once(' '))
-            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-            .is_some_and(|(_, token)| self.is_token(token.trim()));
-        if bearer {
+        if bearer(claims.authorization).is_some_and(|token| self.is_token(token)) {
             return Decision::Allow;
         }
         if self.has_session(listener, claims.cookie) {
@@ -155,11 +186,22 @@ impl Access {
         if local { Decision::Allow } else { Decision::Forbidden }
     }
 
-    /// Every token is compared, so that the time taken does not tell which one was nearly right.
     fn is_token(&self, given: &str) -> bool {
-        let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
-        tokens.iter().fold(false, |found, token| found | same(token, given))
+        self.token_number(given).is_some()
     }
+
+    /// Every token is compared, so that the time taken does not tell which one was nearly right.
+    fn token_number(&self, given: &str) -> Option<usize> {
+        let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
+        let numbered = tokens.iter().zip(1..);
+        numbered.fold(None, |found, (token, number)| if same(token, given) { Some(number) } else { found })
+    }
+}
+
+/// The token of an `Authorization` header.
+fn bearer(authorization: Option<&str>) -> Option<&str> {
+    let (scheme, token) = authorization?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
 /// Name of the session cookie: cookies know no ports, and several gateways may run on one machine.

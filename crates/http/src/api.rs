@@ -13,7 +13,8 @@ use axum::routing::{delete, get, post};
 use futures_util::stream;
 use serde_json::{Value, json};
 
-use crate::access::cookie_name;
+use crate::access::{Guard, cookie_name};
+use crate::audit::{Act, From};
 use crate::catalogue::{Endpoint, Method, ROUTES, Route};
 use crate::routes::{App, allowed, off_thread, private, problem};
 
@@ -129,17 +130,38 @@ async fn answer(app: App, route: &'static Route, request: Request) -> Response {
     if let Err(refusal) = allowed(&app, route.guard, &parts.method, &parts.uri, &parts.headers) {
         return *refusal;
     }
-    let ask = match read(route, &parts, body).await {
-        Ok(ask) => ask,
-        Err(problem) => return private(problem.into_response()),
+    let text = |name| parts.headers.get(name).and_then(|value| value.to_str().ok());
+    let (authorization, cookie) = (text(header::AUTHORIZATION), text(header::COOKIE));
+    // Who ends its session is somebody only before that.
+    let who = app.access.name_of(app.listener, authorization, cookie);
+    let (response, parameters) = match read(route, &parts, body).await {
+        Ok(ask) => {
+            let parameters = if route.guard == Guard::Open { Value::Null } else { ask.body.clone() };
+            (respond(&app, route, ask, cookie).await, parameters)
+        }
+        Err(problem) => (problem.into_response(), Value::Null),
     };
-    let cookie = parts.headers.get(header::COOKIE).and_then(|value| value.to_str().ok());
-    private(match route.endpoint {
+    if route.method != Method::Get {
+        // A login says who it is by its answer. Without a credential nothing changes, and strangers cannot fill the record.
+        let session = response.headers().get(header::SET_COOKIE).and_then(|value| value.to_str().ok());
+        if let Some(who) = who.or_else(|| app.access.name_of(app.listener, None, session)) {
+            let from = parts.extensions.get::<From>().and_then(|from| from.0);
+            let what = format!("{} {}", route.method.name(), parts.uri.path());
+            let act = Act { who, from, what, parameters, status: response.status().as_u16() };
+            let monitor = app.monitor.clone();
+            off_thread(move || monitor.record(&act)).await;
+        }
+    }
+    private(response)
+}
+
+async fn respond(app: &App, route: &Route, ask: Ask, cookie: Option<&str>) -> Response {
+    match route.endpoint {
         Endpoint::Index => axum::Json(index()).into_response(),
         Endpoint::Session => {
             axum::Json(json!({ "session": app.access.has_session(app.listener, cookie) })).into_response()
         }
-        Endpoint::SessionOpen => open_session(&app, &ask).await,
+        Endpoint::SessionOpen => open_session(app, &ask).await,
         Endpoint::SessionClose => {
             app.access.close_session(app.listener, cookie);
             let expired = format!("{}=; Path=/; Max-Age=0", cookie_name(app.listener));
@@ -149,13 +171,16 @@ async fn answer(app: App, route: &'static Route, request: Request) -> Response {
             Some(token) => axum::Json(json!({ "token": token })).into_response(),
             None => Problem::new(503, "the system gives no random bytes").into_response(),
         },
-        Endpoint::Stream => events(app, ask),
-        _ => match off_thread(move || Some(app.monitor.answer(&ask))).await {
-            Some(Ok(value)) => axum::Json(value).into_response(),
-            Some(Err(problem)) => problem.into_response(),
-            None => Problem::new(500, "the report failed; the log says why").into_response(),
-        },
-    })
+        Endpoint::Stream => events(app.clone(), ask),
+        _ => {
+            let monitor = app.monitor.clone();
+            match off_thread(move || Some(monitor.answer(&ask))).await {
+                Some(Ok(value)) => axum::Json(value).into_response(),
+                Some(Err(problem)) => problem.into_response(),
+                None => Problem::new(500, "the report failed; the log says why").into_response(),
+            }
+        }
+    }
 }
 
 async fn open_session(app: &App, ask: &Ask) -> Response {

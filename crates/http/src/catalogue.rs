@@ -40,6 +40,8 @@ pub enum Endpoint {
     Connections,
     /// One connection.
     Connection,
+    /// Why a connection does not get a channel's updates.
+    Why,
     /// Connections that are gone.
     Closures,
     /// Channels.
@@ -80,6 +82,8 @@ pub enum Endpoint {
     RunBegin,
     /// Stops a load run.
     RunStop,
+    /// Who changed what.
+    Audit,
     /// Whether there is a session.
     Session,
     /// Opens a session.
@@ -162,6 +166,13 @@ pub const ROUTES: &[Route] = &[
         Endpoint::Connection,
         &[],
         "One connection: queue, subscriptions (at most 1000), interest; or why it was closed.",
+    ),
+    get(
+        "/api/v1/connections/{id}/why",
+        Guard::Monitor,
+        Endpoint::Why,
+        &[("channel", "the channel, or the entity")],
+        "Why a connection does not get a channel's updates, or when it will: what an update passes, step by step.",
     ),
     get(
         "/api/v1/closures",
@@ -284,6 +295,13 @@ pub const ROUTES: &[Route] = &[
         "Starts simulated players or a tiny benchmark; one at a time.",
     ),
     delete("/api/v1/runs/{id}", Guard::Session, Endpoint::RunStop, "Stops a load run."),
+    get(
+        "/api/v1/audit",
+        Guard::Session,
+        Endpoint::Audit,
+        &[LIMIT, OFFSET, SEARCH],
+        "Who changed what over this interface, newest first: the end of `audit.jsonl` in the data folder.",
+    ),
     get("/api/v1/session", Guard::Open, Endpoint::Session, &[], "Whether this browser has a session."),
     post(
         "/api/v1/session",

@@ -20,6 +20,7 @@
 mod access;
 mod api;
 mod assets;
+mod audit;
 mod catalogue;
 mod exposition;
 mod files;
@@ -30,6 +31,7 @@ mod routes;
 pub use access::{Access, Guard, is_loopback_name, is_same_site};
 pub use api::{Ask, Page, Problem};
 pub use assets::DOCS;
+pub use audit::Act;
 pub use catalogue::{Endpoint, Method, ROUTES, Route, markdown};
 pub use exposition::{Family, FamilyKind, Format, Sample, SampleValue, render};
 pub use files::{File, LivePage, serve_files};

@@ -12,6 +12,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, he
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
+use hyper::body::Incoming;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde::{Deserialize, Serialize};
@@ -21,6 +23,7 @@ use tokio::sync::Semaphore;
 use crate::access::{Access, Claims, Decision, Guard};
 use crate::api::{self, Ask, Problem};
 use crate::assets;
+use crate::audit::{Act, From};
 use crate::exposition::{Family, Format, render};
 use crate::intake::{Accepted, Beyond, Intake, Serving, Shutdown};
 use crate::profile::{ProfileError, cpu_profile};
@@ -45,6 +48,8 @@ pub trait Monitor: Send + Sync + 'static {
     /// # Errors
     /// What is wrong with the question, or why it cannot be answered now.
     fn answer(&self, ask: &Ask) -> Result<serde_json::Value, Problem>;
+    /// Keeps a record of what somebody with a credential changed, or tried to. The answer waits for it.
+    fn record(&self, act: &Act);
 }
 
 /// The answer of the health routes.
@@ -119,6 +124,11 @@ pub(crate) fn serve_router(
         let service = TowerToHyperService::new(router.clone());
         async move {
             let Accepted::Plain(stream) = accepted else { return };
+            let from = From(stream.peer_addr().ok());
+            let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+                request.extensions_mut().insert(from);
+                service.call(request)
+            });
             let connection = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_TIMEOUT)

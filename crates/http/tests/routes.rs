@@ -2,11 +2,11 @@
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use throng_http::{
-    Access, Ask, Family, FamilyKind, Guard, Health, Method, Monitor, Part, Problem, ROUTES, Sample,
+    Access, Act, Ask, Family, FamilyKind, Guard, Health, Method, Monitor, Part, Problem, ROUTES, Sample,
     SampleValue, ServeOptions, serve,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -14,7 +14,10 @@ use tokio::net::{TcpListener, TcpStream};
 
 struct Fixed {
     ready: bool,
+    acts: Acts,
 }
+
+type Acts = Arc<Mutex<Vec<Act>>>;
 
 impl Monitor for Fixed {
     fn health(&self) -> Health {
@@ -37,14 +40,22 @@ impl Monitor for Fixed {
             "offset": ask.page.offset, "search": ask.search, "body": ask.body,
         }))
     }
+
+    fn record(&self, act: &Act) {
+        self.acts.lock().unwrap().push(act.clone());
+    }
 }
 
 async fn start(ready: bool, tokens: &[&str]) -> SocketAddr {
+    start_recorded(ready, tokens, Acts::default()).await
+}
+
+async fn start_recorded(ready: bool, tokens: &[&str], acts: Acts) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let access = Arc::new(Access::new(tokens.iter().map(|token| (*token).to_owned()).collect(), false));
     let options = ServeOptions { access, connections_max: 8 };
-    tokio::spawn(serve(listener, Arc::new(Fixed { ready }), options, std::future::pending()));
+    tokio::spawn(serve(listener, Arc::new(Fixed { ready, acts }), options, std::future::pending()));
     addr
 }
 
@@ -257,4 +268,34 @@ async fn events_come_again_and_again() {
         text.push_str(&String::from_utf8_lossy(&part[..length]));
     }
     assert!(text.contains("text/event-stream") && text.contains(r#""endpoint":"Overview""#), "{text}");
+}
+
+#[tokio::test]
+async fn what_changes_something_is_recorded_with_who_and_from_where_and_without_secrets() {
+    let acts = Acts::default();
+    let addr = start_recorded(true, &["first-secret", "second-secret"], acts.clone()).await;
+    let taken = || std::mem::take(&mut *acts.lock().unwrap());
+    let body = r#"{"kind":"swarm","players":5}"#;
+    let bearer = format!("{JSON}Authorization: Bearer second-secret\r\n");
+    assert_eq!(send(addr, "POST", "/api/v1/runs", &bearer, body).await.0, 200);
+    let found = taken();
+    let [act] = &found[..] else { panic!("one record: {found:?}") };
+    assert_eq!((&*act.who, &*act.what, act.status), ("token 2", "POST /api/v1/runs", 200));
+    assert!(act.from.is_some_and(|from| from.ip().is_loopback()), "{act:?}");
+    assert_eq!(act.parameters["players"], 5);
+    // What failed is recorded too, what only reads is not, and a stranger cannot write anything.
+    assert_eq!(send(addr, "DELETE", "/api/v1/runs/404", &bearer, "").await.0, 404);
+    assert_eq!(taken()[0].status, 404);
+    assert_eq!(request(addr, "/api/v1/config", &bearer).await.0, 200);
+    assert_eq!(send(addr, "POST", "/api/v1/runs", JSON, body).await.0, 401);
+    assert_eq!(send(addr, "POST", "/api/v1/session", JSON, r#"{"token":"wrong"}"#).await.0, 401);
+    assert_eq!(taken(), []);
+    let (_, text) = send(addr, "POST", "/api/v1/session", JSON, r#"{"token":"first-secret"}"#).await;
+    let cookie = text.lines().find_map(|line| line.strip_prefix("set-cookie: ")).unwrap();
+    let own = format!("Cookie: {}\r\nOrigin: http://localhost\r\n", cookie.split(';').next().unwrap());
+    assert_eq!(send(addr, "DELETE", "/api/v1/session", &own, "").await.0, 200);
+    let found = taken();
+    let said: Vec<_> = found.iter().map(|act| (&*act.who, &*act.what)).collect();
+    assert_eq!(said, [("session 1", "POST /api/v1/session"), ("session 1", "DELETE /api/v1/session")]);
+    assert!(found.iter().all(|act| act.parameters.is_null()), "{found:?}");
 }

@@ -36,7 +36,7 @@ const HEX_BYTES_MAX: usize = 64;
 
 impl Watch {
     /// Runs `look` on a shard and waits for its answer.
-    fn look<T: Send + 'static>(
+    pub(crate) fn look<T: Send + 'static>(
         &self,
         shard: usize,
         look: impl FnOnce(&throng_gateway::Shard) -> T + Send + 'static,
@@ -56,7 +56,7 @@ impl Watch {
     }
 
     /// Every shard's answer; those that do not answer in time are left out.
-    fn look_everywhere<T: Send + 'static>(
+    pub(crate) fn look_everywhere<T: Send + 'static>(
         &self,
         look: impl Fn(&throng_gateway::Shard) -> T + Clone + Send + 'static,
     ) -> Vec<T> {
@@ -225,7 +225,7 @@ pub(crate) fn paged(
     json!({ "total": total, "offset": ask.page.offset, "limit": ask.page.limit, name: page })
 }
 
-fn closure_row(closure: &ClosureView, now: Instant) -> Value {
+pub(crate) fn closure_row(closure: &ClosureView, now: Instant) -> Value {
     json!({
         "id": closure.id.0, "kind": metrics::kind_name(closure.kind), "address": closure.addr,
         "reason": closure.reason.name(), "about": closure.reason.describe(),
@@ -235,7 +235,7 @@ fn closure_row(closure: &ClosureView, now: Instant) -> Value {
     })
 }
 
-fn subscription_row(subscription: &SubscriptionView, now: Instant) -> Value {
+pub(crate) fn subscription_row(subscription: &SubscriptionView, now: Instant) -> Value {
     let access = match subscription.access {
         0 => "none",
         2 => "write",

@@ -21,6 +21,7 @@
 //! One per shard (`worker/`): its event loop, its part of the core and its mailbox, nothing shared. One side
 //! runtime for what may wait: authentication, the admin listener. Writers for logs and recordings.
 
+mod audit;
 pub mod auth;
 mod capture;
 pub mod config;
@@ -38,6 +39,7 @@ mod mailbox;
 mod matcher;
 mod matchmaking;
 mod metrics;
+pub mod migrate;
 mod monitor;
 mod pace;
 pub mod presets;
@@ -52,10 +54,13 @@ mod start;
 #[cfg(test)]
 mod testing;
 mod tls;
+mod why;
 mod worker;
 
 pub use services::SERVICES;
 pub use signals::{End, Signals};
 pub use start::{Address, Running, Service, StartError, from_here, start};
+/// Why connections are closed, not accepted, and messages refused.
+pub use throng_gateway::{AcceptRefusal, CloseReason, Refusal};
 pub use throng_http::{CpuProfile, ProfileError};
 pub use throng_matching::replay as replay_matcher;

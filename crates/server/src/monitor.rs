@@ -1,5 +1,6 @@
 //! What the admin listener shows: health, metrics and monitoring reports, gathered from the shards on demand.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
@@ -8,9 +9,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use throng_gateway::data::Schemas;
 use throng_gateway::{ConnKind, Stats};
-use throng_http::{Ask, Endpoint, Family, Health, Monitor, Part, Problem};
+use throng_http::{Act, Ask, Endpoint, Family, Health, Monitor, Part, Problem};
 use throng_net::Clock;
 
+use crate::audit::AuditLog;
 use crate::auth::Logins;
 use crate::capture::Record;
 use crate::config::{Config, Settings};
@@ -38,6 +40,8 @@ pub(crate) struct Watch {
     /// Load runs that the console starts.
     pub(crate) runs: Runs,
     matcher: Option<throng_matching::Handle>,
+    /// Who changed what over the admin listener.
+    audit: AuditLog,
     ready: AtomicBool,
     settings: RwLock<Settings>,
     /// The configuration as the console shows it.
@@ -70,6 +74,7 @@ impl Watch {
             schemas,
             runs: Runs::default(),
             matcher,
+            audit: AuditLog::new(Path::new(&config.settings.server.data)),
             ready: AtomicBool::new(false),
             settings: RwLock::new(config.settings.clone()),
             config: RwLock::new(config_rows(config)),
@@ -330,6 +335,14 @@ impl Watch {
         })
     }
 
+    fn audit_report(&self, ask: &Ask) -> Result<Value, Problem> {
+        let rows = self.audit.latest().map_err(|error| Problem::new(500, error.to_string()))?;
+        let total = rows.len();
+        let mut report = paged("acts", rows.into_iter(), ask, |row| row.to_string());
+        report["kept"] = total.into();
+        Ok(report)
+    }
+
     fn limits_report(&self) -> Value {
         let reports = self.reports(false);
         let total = metrics::total(&reports);
@@ -388,6 +401,7 @@ impl Monitor for Watch {
             Endpoint::Overview => self.overview_report(),
             Endpoint::Connections => self.connections_report(ask),
             Endpoint::Connection => self.connection_report(id)?,
+            Endpoint::Why => self.why_report(id, ask)?,
             Endpoint::Closures => self.closures_report(ask),
             Endpoint::Channels => self.channels_report(ask),
             Endpoint::Channel => self.channel_report(id, ask)?,
@@ -404,6 +418,7 @@ impl Monitor for Watch {
             Endpoint::Capture => self.capture_report(ask)?,
             Endpoint::CaptureBegin => self.capture_begin(ask)?,
             Endpoint::CaptureEnd => self.capture_end(),
+            Endpoint::Audit => self.audit_report(ask)?,
             Endpoint::Runs => self.runs.list(),
             Endpoint::Run => self.runs.one(id)?,
             Endpoint::RunBegin => self.runs.begin(&ask.body)?,
@@ -416,6 +431,10 @@ impl Monitor for Watch {
             | Endpoint::Invite
             | Endpoint::Stream => return Err(Problem::new(404, "no such report")),
         })
+    }
+
+    fn record(&self, act: &Act) {
+        self.audit.record(act);
     }
 }
 
