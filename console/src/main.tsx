@@ -50,7 +50,7 @@ function Page({ place: { page, rest, query } }: { place: Place }) {
     case "overview":
       return <Overview />;
     case "connections":
-      return id === null ? <Connections closed={query.has("closed")} /> : <Connection key={id} id={id} />;
+      return id === null ? <Connections closed={query.has("closed")} /> : <Connection key={id} id={id} why={query.has("why") ? Number(query.get("why")) : null} />;
     case "channels":
       return id === null ? <Channels key={query.get("type")} type={query.get("type")} /> : <Channel key={id} id={id} />;
     case "map":

@@ -152,7 +152,11 @@ async function everything() {
   await page.goto(`${base}console/#/connections/${connections[1].id}`);
   await page.waitForSelector("text=Subscriptions");
   await page.waitForSelector("tbody tr");
+  await page.locator("a:has-text('why?')").first().click();
+  await page.waitForSelector("td:has-text('fan-out')");
+  assert.ok((await page.locator("h2:has-text('Why does it not get an update?')").count()) === 1);
   await shot("connection");
+  say("a connection's page says what an update passes on its way");
   await page.click("text=Inspect packets");
   await page.waitForSelector(".packets li", { timeout: 20_000 });
   await page.click(".packets li:has-text('CHANNEL_DATA_UPDATE') button");
@@ -179,6 +183,8 @@ async function everything() {
   await page.keyboard.type("config");
   await page.keyboard.press("Enter");
   await page.waitForSelector("h1:has-text('Configuration')");
+  await page.waitForSelector("td:has-text('POST /api/v1/capture')", { timeout: 10_000 });
+  say("what the console changed is in the audit log");
   await page.keyboard.press("Tab");
   assert.ok(await page.evaluate(() => document.activeElement !== document.body), "something has the focus");
   say("the keyboard reaches pages");

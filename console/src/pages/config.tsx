@@ -1,7 +1,9 @@
 import { useState } from "preact/hooks";
 import { usePoll, type Json } from "../api.ts";
-import { count } from "../format.ts";
-import { Badge, Card, Guarded, Table, Trouble } from "../ui.tsx";
+import { bytes, count } from "../format.ts";
+import { Badge, Card, Guarded, Table, Trouble, usePaging } from "../ui.tsx";
+
+const amount = (row: Json, value: number) => (/bytes/.test(row.key) ? bytes(value) : count(value));
 
 export const Config = () => <Guarded><ConfigInner /></Guarded>;
 
@@ -22,7 +24,7 @@ function ConfigInner() {
             <div key={row.key}>
               <code>{row.key}</code>
               <meter min={0} max={row.limit} high={row.limit * 0.8} optimum={0} value={row.used} />
-              <span class="num">{count(row.used)} of {count(row.limit)}</span>
+              <span class="num">{amount(row, row.used)} of {amount(row, row.limit)}</span>
             </div>
           ))}
         </div>
@@ -55,6 +57,35 @@ function ConfigInner() {
           </>
         )}
       </Card>
+      <Audit />
     </>
+  );
+}
+
+/** Who changed what over the admin API. */
+function Audit() {
+  const paging = usePaging(20);
+  const log = usePoll(`audit?${paging.query}`, 3000);
+  const parameters = (row: Json) => (row.parameters === null || Object.keys(row.parameters).length === 0 ? "" : JSON.stringify(row.parameters));
+  return (
+    <Card title="Who changed what" side={<>{paging.find}{paging.pager(log.data?.total)}</>}>
+      <Trouble of={log} />
+      {log.data && (
+        <Table
+          caption="Audit log"
+          rows={log.data.acts as Json[]}
+          id={(row) => `${row.time} ${row.from} ${row.what}`}
+          empty="Nobody has changed anything yet"
+          columns={[
+            { head: "When", cell: (row) => new Date(row.time).toLocaleString("en-GB") },
+            { head: "Who", cell: (row) => row.who },
+            { head: "From", cell: (row) => <code>{row.from ?? "–"}</code> },
+            { head: "What", cell: (row) => <code>{row.what}</code> },
+            { head: "With", wide: true, cell: (row) => <code>{parameters(row)}</code> },
+            { head: "Outcome", cell: (row) => <Badge tone={row.status < 300 ? "good" : "warn"}>{row.status < 300 ? "done" : row.status}</Badge> },
+          ]}
+        />
+      )}
+    </Card>
   );
 }

@@ -79,7 +79,7 @@ function Closed() {
   );
 }
 
-export function Connection({ id }: { id: number }) {
+export function Connection({ id, why }: { id: number; why: number | null }) {
   const one = usePoll(`connections/${id}`, 1000);
   const may = session.use();
   const [problem, setProblem] = useState("");
@@ -152,12 +152,57 @@ export function Connection({ id }: { id: number }) {
               />
             </Card>
           </div>
+          <Why key={why} id={id} channel={why} />
           <Card title="Subscriptions" side={`${count(data.subscription_count)} in all`}>
             <SubscriptionTable rows={data.subscriptions} of="channel" />
           </Card>
         </Stale>
       )}
     </>
+  );
+}
+
+/** What an update of a channel passes on its way to a connection, and what holds it up. */
+function Why({ id, channel }: { id: number; channel: number | null }) {
+  const answer = usePoll(channel === null ? null : `connections/${id}/why?channel=${channel}`, 1000);
+  const [typed, setTyped] = useState(channel === null ? "" : String(channel));
+  const ask = (event: Event) => {
+    event.preventDefault();
+    location.hash = `#/connections/${id}?why=${typed.trim()}`;
+  };
+  const data = answer.data;
+  return (
+    <Card
+      title="Why does it not get an update?"
+      side={
+        <form class="row" onSubmit={ask}>
+          <input type="search" inputMode="numeric" pattern="[0-9]{1,10}" required placeholder="channel or entity" aria-label="Channel or entity" value={typed} onInput={(event) => setTyped((event.target as HTMLInputElement).value)} />
+          <button>Ask</button>
+        </form>
+      }
+    >
+      {channel === null ? <p class="hint">Name a channel or an entity, or follow “why?” in a row below.</p> : <Trouble of={answer} />}
+      {channel !== null && data && (
+        <Stale of={answer}>
+          <p>
+            <a href={`#/channels/${data.channel}`}>Channel {data.channel}</a>: <strong>{data.verdict}</strong>
+          </p>
+          <div class="steps">
+            <Table
+              caption="What an update passes"
+              rows={data.steps as Json[]}
+              id={(row) => row.step}
+              empty=""
+              columns={[
+                { head: "Step", cell: (row) => row.step },
+                { head: "Passes", cell: (row) => <Badge tone={row.passes ? "good" : "warn"}>{row.passes ? "yes" : "not now"}</Badge> },
+                { head: "As it is", wide: true, cell: (row) => row.what },
+              ]}
+            />
+          </div>
+        </Stale>
+      )}
+    </Card>
   );
 }
 
@@ -178,6 +223,7 @@ export function SubscriptionTable({ rows, of }: { rows: Json[]; of: "channel" | 
         { head: "Fan-out", cell: (row) => <Badge tone={row.place === "in step" ? "good" : row.place === "none" ? "plain" : "warn"}>{row.place}</Badge> },
         { head: "Fields", wide: true, cell: (row) => (row.masks.length === 0 ? "all" : row.masks.join(", ")) },
         { head: "Since", num: true, cell: (row) => duration(row.since_ms) },
+        { head: "", cell: (row) => <a href={`#/connections/${row.connection}?why=${row.channel}`}>why?</a> },
       ]}
     />
   );
