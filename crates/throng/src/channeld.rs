@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use throng_server::config::{Config, KEYS, Kind, Loader, Value};
+use throng_server::migrate::{FileKind, Finding, Weight};
 
 use crate::output::{complain, print};
 use crate::{keys, up};
@@ -157,6 +158,71 @@ pub(crate) fn run(arguments: &[OsString]) -> ExitCode {
     }
 }
 
+/// A command line of the reference, looked at for what becomes of it here.
+pub(crate) struct Reviewed {
+    pub(crate) findings: Vec<Finding>,
+    /// The files that it names, by the flag.
+    pub(crate) files: Vec<(&'static str, String)>,
+    /// Schemas were given.
+    pub(crate) has_schema: bool,
+    /// What it configures; `None` when that is refused.
+    pub(crate) config: Option<Config>,
+}
+
+/// Flags that name a file, and what must stand in it.
+pub(crate) const FILE_FLAGS: [(&str, FileKind); 4] = [
+    ("sfsm", FileKind::StateMachine),
+    ("cfsm", FileKind::StateMachine),
+    ("chs", FileKind::ChannelSettings),
+    ("scc", FileKind::SpatialController),
+];
+
+/// Says of every flag whether it means the same, something else or nothing here.
+pub(crate) fn review(words: &[&str]) -> Reviewed {
+    let mut parsed = Parsed { profile_dir: "profiles".to_owned(), ..Parsed::default() };
+    let (mut findings, mut files) = (Vec::new(), Vec::new());
+    let mut rest = words.iter().copied();
+    while let Some(word) = rest.next() {
+        let (left, remarks) = (rest.clone(), parsed.remarks.len());
+        let outcome = parse_flag(&mut parsed, word, &mut rest);
+        let taken = left.clone().count() - rest.clone().count();
+        let value = left.take(taken).map(|value| format!(" {value}")).collect::<String>();
+        let path = format!("{word}{value}");
+        let name = word.trim_start_matches('-').split('=').next().unwrap_or_default();
+        let flag = FLAGS.iter().find(|flag| flag.name == name);
+        findings.push(match (outcome, flag) {
+            (Err(why), _) => Finding::new(Weight::Refused, path, why),
+            (Ok(()), Some(Flag { does: Does::Ignored, help, .. })) => {
+                Finding::new(Weight::Differs, path, *help)
+            }
+            (Ok(()), _) if parsed.remarks.len() > remarks => {
+                Finding::new(Weight::Differs, path, parsed.remarks[remarks].clone())
+            }
+            (Ok(()), flag) => {
+                if let Some((name, _)) = FILE_FLAGS.iter().find(|(each, _)| *each == name) {
+                    let value = path.split_once(['=', ' ']).map_or("", |(_, value)| value);
+                    files.push((*name, value.to_owned()));
+                }
+                Finding::new(Weight::Same, path, flag.map_or("a key of Throng", |flag| flag.help))
+            }
+        });
+    }
+    if !parsed.dev {
+        let what = "without it players are refused until `gateway.auth` is configured (channeld stops at the first login)";
+        findings.push(Finding::new(Weight::Differs, "no -dev", what));
+    }
+    let config = configure(&parsed).map_err(|problems| {
+        findings.push(Finding::new(Weight::Refused, "all flags together", problems.to_string()));
+    });
+    Reviewed { findings, files, has_schema: !parsed.schemas.is_empty(), config: config.ok() }
+}
+
+/// Whether a word is a flag of the reference, with or without a value.
+pub(crate) fn is_flag(word: &str) -> bool {
+    let name = word.trim_start_matches('-').split('=').next().unwrap_or_default();
+    word.starts_with('-') && FLAGS.iter().any(|flag| flag.name == name)
+}
+
 /// Whether a command line is understood.
 #[cfg(test)]
 pub(crate) fn check(words: &[&str]) -> Result<(), String> {
@@ -185,42 +251,55 @@ fn parse(words: &[&str]) -> Result<Parsed, String> {
     let mut parsed = Parsed { profile_dir: "profiles".to_owned(), ..Parsed::default() };
     let mut rest = words.iter().copied();
     while let Some(word) = rest.next() {
-        let Some(body) =
-            word.strip_prefix("--").or_else(|| word.strip_prefix('-')).filter(|body| !body.is_empty())
-        else {
-            return Err(format!("unexpected `{word}`; flags begin with a dash"));
-        };
-        let (name, inline) = match body.split_once('=') {
-            Some((name, value)) => (name, Some(value)),
-            None => (body, None),
-        };
-        let shown = &word[..word.len() - body.len() + name.len()];
-        let needs_value = || format!("flag `{shown}` needs a value");
-        if let Some(flag) = FLAGS.iter().find(|flag| flag.name == name) {
-            let value = match inline {
-                Some(value) => value,
-                None if flag.switch => switch_value(&mut rest),
-                None => rest.next().ok_or_else(needs_value)?,
-            };
-            apply(&mut parsed, flag, shown, value)?;
-        } else if name == "schema" || name == "config" {
-            let value = inline.or_else(|| rest.next()).ok_or_else(needs_value)?.to_owned();
-            match name {
-                "schema" => parsed.schemas.push(value),
-                _ => parsed.config = Some(value),
-            }
-        } else if let Some(key) = KEYS.iter().find(|key| key.path == name) {
-            let value = match inline {
-                Some(value) => value,
-                None if key.kind == Kind::Bool => switch_value(&mut rest),
-                None => rest.next().ok_or_else(needs_value)?,
-            };
-            parsed.keys.push((shown.to_owned(), name.to_owned(), value.to_owned()));
-        } else {
-            return Err(format!("unknown flag `{shown}`{}", suggestion(name)));
-        }
+        parse_flag(&mut parsed, word, &mut rest)?;
     }
     Ok(parsed)
+}
+
+/// Reads one flag, with its value if that is the next word.
+fn parse_flag<'a>(
+    parsed: &mut Parsed,
+    word: &str,
+    rest: &mut (impl Iterator<Item = &'a str> + Clone),
+) -> Result<(), String> {
+    let Some(body) =
+        word.strip_prefix("--").or_else(|| word.strip_prefix('-')).filter(|body| !body.is_empty())
+    else {
+        return Err(format!("unexpected `{word}`; flags begin with a dash"));
+    };
+    let (name, inline) = match body.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (body, None),
+    };
+    let shown = &word[..word.len() - body.len() + name.len()];
+    let needs_value = || format!("flag `{shown}` needs a value");
+    if let Some(flag) = FLAGS.iter().find(|flag| flag.name == name) {
+        let value = match inline {
+            Some(value) => value.to_owned(),
+            None if flag.switch => switch_value(rest).to_owned(),
+            None => rest.next().ok_or_else(needs_value)?.to_owned(),
+        };
+        return apply(parsed, flag, shown, &value);
+    }
+    if name == "schema" || name == "config" {
+        let value =
+            inline.map(str::to_owned).or_else(|| rest.next().map(str::to_owned)).ok_or_else(needs_value)?;
+        match name {
+            "schema" => parsed.schemas.push(value),
+            _ => parsed.config = Some(value),
+        }
+        return Ok(());
+    }
+    let Some(key) = KEYS.iter().find(|key| key.path == name) else {
+        return Err(format!("unknown flag `{shown}`{}", suggestion(name)));
+    };
+    let value = match inline {
+        Some(value) => value.to_owned(),
+        None if key.kind == Kind::Bool => switch_value(rest).to_owned(),
+        None => rest.next().ok_or_else(needs_value)?.to_owned(),
+    };
+    parsed.keys.push((shown.to_owned(), name.to_owned(), value));
+    Ok(())
 }
 
 /// A switch alone means true. A value behind a blank would end the flags in Go; here it is taken for what it says.

@@ -9,10 +9,13 @@ use throng_server::SERVICES;
 use crate::bench::BenchArgs;
 use crate::ddc::DdcArgs;
 use crate::keys::with_keys;
+use crate::migrate::MigrateArgs;
 use crate::replay::ReplayArgs;
 use crate::report::{CompareArgs, ReportArgs};
 use crate::swarm::{DemoArgs, SwarmArgs};
 use crate::tag::TagArgs;
+use crate::top::TopArgs;
+use crate::why::WhyArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -31,6 +34,9 @@ Examples:
   throng compare BEFORE AFTER              whether two of those differ, with confidence
   throng config default > throng.toml      write a configuration to start from
   throng doctor                            is this machine fit for it?
+  throng top                               watch it: rates, shards, limits, busiest connections
+  throng migrate check docker-compose.yml  what becomes of a channeld deployment
+  throng why --conn 812 --channel 0        why does this client not get this channel's updates?
   throng explain THR-0106                  what an error code means
   throng completions bash                  for zsh, fish, powershell and elvish too; `throng man DIR` writes man pages
 
@@ -147,9 +153,25 @@ pub(crate) fn command() -> Command {
                 .hide(true)
                 .arg(Arg::new("dir").value_name("DIR").default_value(".").help("Folder for them")),
         )
-        .subcommand(Command::new("explain").about("Explain an error code").arg(
-            Arg::new("code").value_name("CODE").help("As printed, THR-0103; without one, all are listed"),
-        ))
+        .subcommand(
+            MigrateArgs::augment_args(Command::new("migrate").hide(true))
+                .about("Say what becomes of another system's files and flags"),
+        )
+        .subcommand(
+            TopArgs::augment_args(Command::new("top").hide(true))
+                .about("Watch a running process: rates, shards, limits, connections"),
+        )
+        .subcommand(
+            WhyArgs::augment_args(Command::new("why").hide(true))
+                .about("Say why a client did not get an update, or why a ticket waits"),
+        )
+        .subcommand(
+            Command::new("explain").about("Explain an error code").arg(
+                Arg::new("code").value_name("CODE").help(
+                    "As printed: THR-0103, or a reason such as slow_reader; without one, all are listed",
+                ),
+            ),
+        )
         .subcommand(
             // The short help has no line to spare, and -V stands right below.
             Command::new("version")

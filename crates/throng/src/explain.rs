@@ -1,8 +1,10 @@
-//! `throng explain CODE`: what an error code means and what to do, offline.
+//! `throng explain CODE`: what an error code or the name of a reason means and what to do, offline.
 
+use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use clap::ArgMatches;
+use throng_server::{AcceptRefusal, CloseReason, Refusal};
 
 use crate::output::{complain, print};
 
@@ -54,10 +56,22 @@ const CODES: &[(&str, &str, &str)] = &[
 
 pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
     let Some(code) = matches.get_one::<String>("code") else {
-        let list: String = CODES.iter().map(|(code, title, _)| format!("{code}  {title}\n")).collect();
+        let mut list: String = CODES.iter().map(|(code, title, _)| format!("{code}  {title}\n")).collect();
+        for (name, kind, about) in reasons() {
+            let _ = writeln!(list, "{name:<28} {kind}: {about}");
+        }
         print(&list);
         return ExitCode::SUCCESS;
     };
+    let name = code.to_ascii_lowercase();
+    let named: String = reasons()
+        .filter(|(known, ..)| *known == name)
+        .map(|(name, kind, about)| format!("{name}: {kind}\n\n{about}\n"))
+        .collect();
+    if !named.is_empty() {
+        print(&named);
+        return ExitCode::SUCCESS;
+    }
     let wanted = code.trim_start_matches("error[").trim_end_matches(']').to_ascii_uppercase();
     match CODES.iter().find(|(known, _, _)| *known == wanted) {
         Some((code, title, text)) => {
@@ -69,6 +83,16 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Name, kind and meaning of every reason that a metric, a log or the console names.
+fn reasons() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    let closed =
+        CloseReason::ALL.iter().map(|each| (each.name(), "a connection was closed", each.describe()));
+    let turned_away =
+        AcceptRefusal::ALL.iter().map(|each| (each.name(), "a connection was not accepted", each.describe()));
+    let refused = Refusal::ALL.iter().map(|each| (each.name(), "a message was refused", each.describe()));
+    closed.chain(turned_away).chain(refused)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The `throng` command: parse, call, print, exit code.
 
+mod admin;
 mod all;
 mod balance;
 mod bench;
@@ -13,6 +14,7 @@ mod explain;
 mod health;
 mod keys;
 mod matcher;
+mod migrate;
 mod output;
 mod replay;
 mod replication;
@@ -21,8 +23,10 @@ mod report;
 mod shell;
 mod swarm;
 mod tag;
+mod top;
 mod up;
 mod version;
+mod why;
 
 use std::process::ExitCode;
 
@@ -73,6 +77,9 @@ fn main() -> ExitCode {
         Some(("completions", matches)) => shell::completions(matches, cli::command()),
         Some(("man", matches)) => shell::man(matches, cli::command()),
         Some(("matcher", matches)) => matcher::run(matches),
+        Some(("migrate", matches)) => with(matches, migrate::run),
+        Some(("top", matches)) => with(matches, top::run),
+        Some(("why", matches)) => with(matches, why::run),
         Some(("explain", matches)) => explain::run(matches),
         Some(("version", matches)) => version::run(matches),
         Some((name, _)) => unreachable!("`{name}` is defined in cli.rs"),

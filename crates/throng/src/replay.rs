@@ -1,6 +1,5 @@
 //! `throng replay`: plays a recorded session against a gateway.
 
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -16,13 +15,16 @@ Examples:
   throng replay session.cpr --addr 127.0.0.1:12108
   throng replay session.cpr --addr ws://127.0.0.1:12108 --speed 10
   throng replay chat.cpr --grant-write          # recordings of gateways that checked no access
-  throng replay session.cpr --speed max --json")]
+  throng replay session.cpr --against 127.0.0.1:12109 --json    # two builds, one session")]
 pub(crate) struct ReplayArgs {
     /// The recording.
     file: PathBuf,
     /// Where the gateway's clients connect: HOST:PORT, or with tcp:// or ws:// in front.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:12108")]
     addr: Endpoint,
+    /// Play it on this gateway as well, afterwards, and say what came out differently there
+    #[arg(long, value_name = "ADDR", hide_short_help = true)]
+    against: Option<Endpoint>,
     /// 1 = as recorded, 2 = twice as fast, `max` = as fast as the answers come.
     #[arg(long, value_name = "N", default_value = "1", value_parser = parse_speed)]
     speed: f64,
@@ -73,22 +75,87 @@ pub(crate) fn run(args: &ReplayArgs) -> ExitCode {
         settle: Duration::from_millis(args.settle),
         ..PlayerConfig::default()
     };
-    let report = match play_blocking(&args.addr, recording, config) {
-        Ok(report) => report,
+    let play = |addr: &Endpoint| match play_blocking(addr, recording.clone(), config.clone()) {
+        Ok(report) => Some(report),
         Err(error) => {
             eprintln!("error: {error}\n  is the gateway running? start one with: throng up");
-            return ExitCode::from(1);
+            None
         }
     };
+    let Some(report) = play(&args.addr) else { return ExitCode::from(1) };
+    let Some(other) = &args.against else {
+        if args.json {
+            println!("{}", pretty(&to_json(&report)));
+        } else {
+            print!("{report}");
+        }
+        return ExitCode::from(u8::from(!report.is_clean()));
+    };
+    let Some(other) = play(other) else { return ExitCode::from(1) };
+    let found = differences(&report, &other);
     if args.json {
-        println!("{}", to_json(&report));
+        let all = serde_json::json!({
+            "addr": to_json(&report), "against": to_json(&other), "differences": found,
+        });
+        println!("{}", pretty(&all));
     } else {
-        print!("{report}");
+        print!("{report}\nagainst\n{other}\n");
+        for difference in &found {
+            println!("differs   {difference}");
+        }
+        if found.is_empty() {
+            println!("both gave the same");
+        }
     }
-    ExitCode::from(u8::from(!report.is_clean()))
+    ExitCode::from(u8::from(!found.is_empty()))
 }
 
-fn to_json(report: &Report) -> String {
+/// What one gateway did with a session and the other did not. How many updates a state was merged into depends on the
+/// times of both, so only whether there were any counts.
+fn differences(one: &Report, other: &Report) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut compare = |what: String, one: String, other: String| {
+        if one != other {
+            found.push(format!("{what}: {one}, and {other} there"));
+        }
+    };
+    compare("packets sent".to_owned(), one.packets_sent.to_string(), other.packets_sent.to_string());
+    let code = |report: &Report| report.auth_result.map_or("no result".to_owned(), |code| code.to_string());
+    compare("authentication".to_owned(), code(one), code(other));
+    let end = |report: &Report| if report.closed.is_some() { "closed" } else { "lasted" }.to_owned();
+    compare("connection".to_owned(), end(one), end(other));
+    let types: std::collections::BTreeSet<u32> =
+        one.types.keys().chain(other.types.keys()).copied().collect();
+    for msg_type in types {
+        let of = |report: &Report| report.types.get(&msg_type).copied().unwrap_or_default();
+        let (here, there) = (of(one), of(other));
+        compare(format!("answers of type {msg_type}"), here.answered.to_string(), there.answered.to_string());
+        let received = |count: u64| match msg_type {
+            DATA_UPDATE => if count > 0 { "some" } else { "none" }.to_owned(),
+            _ => count.to_string(),
+        };
+        compare(format!("messages of type {msg_type}"), received(here.received), received(there.received));
+    }
+    let refused = |report: &Report| {
+        report
+            .refused
+            .iter()
+            .map(|refused| format!("packet {}", refused.packet))
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    compare("refused".to_owned(), refused(one), refused(other));
+    found
+}
+
+/// CHANNEL_DATA_UPDATE.
+const DATA_UPDATE: u32 = 8;
+
+fn pretty(value: &serde_json::Value) -> String {
+    format!("{value:#}")
+}
+
+fn to_json(report: &Report) -> serde_json::Value {
     let types: serde_json::Map<String, serde_json::Value> = report
         .types
         .iter()
@@ -107,7 +174,7 @@ fn to_json(report: &Report) -> String {
         .iter()
         .map(|refused| serde_json::json!({ "packet": refused.packet, "msg_type": refused.msg_type }))
         .collect();
-    let value = serde_json::json!({
+    serde_json::json!({
         "clean": report.is_clean(),
         "packets_recorded": report.packets_recorded,
         "packets_sent": report.packets_sent,
@@ -123,16 +190,25 @@ fn to_json(report: &Report) -> String {
         "types": types,
         "refused": refused,
         "closed": report.closed,
-    });
-    let mut text = String::new();
-    // Writing to a string does not fail.
-    let _ = write!(text, "{value:#}");
-    text
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::parse_speed;
+    use throng_load::replay::{Report, TypeCounts};
+
+    use super::{differences, parse_speed};
+
+    #[test]
+    fn two_plays_differ_in_what_was_answered_not_in_how_states_were_merged() {
+        let report = |answered, updates| {
+            let counts = |answered, received| TypeCounts { recorded: 1, sent: 1, answered, received };
+            Report { types: [(6, counts(answered, 0)), (8, counts(0, updates))].into(), ..Report::default() }
+        };
+        assert_eq!(differences(&report(1, 5), &report(1, 9)), Vec::<String>::new());
+        let found = differences(&report(1, 5), &report(0, 0));
+        assert_eq!(found, ["answers of type 6: 1, and 0 there", "messages of type 8: some, and none there"]);
+    }
 
     #[test]
     fn speeds_are_numbers_above_0_or_max() {

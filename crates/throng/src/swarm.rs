@@ -6,9 +6,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use throng_http::LivePage;
 use throng_load::direct::{self, DirectPlan, DirectSample};
 use throng_load::engine::Sample;
+use throng_load::network::{Network, PRESETS};
 use throng_load::report::{Report, Run};
 use throng_load::suites::{self, Progress, Swarm, Target};
 use throng_load::visitors::Visitors;
@@ -38,7 +40,76 @@ pub(crate) struct SwarmArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    network: NetworkArgs,
+    #[command(flatten)]
     server: ServerArgs,
+}
+
+/// What lies between the players and the server. Each way, and for each player by itself.
+#[derive(Debug, Args)]
+struct NetworkArgs {
+    /// A network by name; the other flags change it
+    #[arg(long, value_name = "NAME", value_parser = network_names(), help_heading = "Network")]
+    network: Option<String>,
+    /// Time on the way
+    #[arg(hide_short_help = true, long, value_parser = duration::parse, value_name = "TIME", help_heading = "Network")]
+    delay: Option<Duration>,
+    /// Up to this much more, at random
+    #[arg(hide_short_help = true, long, value_parser = duration::parse, value_name = "TIME", help_heading = "Network")]
+    jitter: Option<Duration>,
+    /// Share of datagrams that are lost, as in 2%; KCP only
+    #[arg(hide_short_help = true, long, value_parser = share, value_name = "SHARE", help_heading = "Network")]
+    loss: Option<f64>,
+    /// Share of datagrams that arrive twice; KCP only
+    #[arg(hide_short_help = true, long, value_parser = share, value_name = "SHARE", help_heading = "Network")]
+    duplicate: Option<f64>,
+    /// Share of datagrams that are overtaken; KCP only
+    #[arg(hide_short_help = true, long, value_parser = share, value_name = "SHARE", help_heading = "Network")]
+    reorder: Option<f64>,
+    /// Bits per second, as in 256k or 10M
+    #[arg(hide_short_help = true, long, value_parser = rate, value_name = "RATE", help_heading = "Network")]
+    rate: Option<u64>,
+}
+
+impl NetworkArgs {
+    fn network(&self) -> Network {
+        let base = self.network.as_deref().and_then(Network::preset).unwrap_or_default();
+        Network {
+            delay: self.delay.unwrap_or(base.delay),
+            jitter: self.jitter.unwrap_or(base.jitter),
+            loss: self.loss.unwrap_or(base.loss),
+            duplicate: self.duplicate.unwrap_or(base.duplicate),
+            reorder: self.reorder.unwrap_or(base.reorder),
+            rate_bits: self.rate.unwrap_or(base.rate_bits),
+        }
+    }
+}
+
+fn network_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(PRESETS.map(|(name, about)| PossibleValue::new(name).help(about)))
+}
+
+/// Reads `2%` or `0.02`.
+fn share(text: &str) -> Result<f64, String> {
+    let share = match text.strip_suffix('%') {
+        Some(percent) => percent.parse().map(|percent: f64| percent / 100.0),
+        None => text.parse(),
+    };
+    let share = share.ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "expected a share such as 2% or 0.02, at most 100%".to_owned())
+}
+
+/// Reads `256k`, `10M` or a bare number of bits per second.
+fn rate(text: &str) -> Result<u64, String> {
+    let (digits, factor) = match text.as_bytes().last() {
+        Some(b'k') => (&text[..text.len() - 1], 1e3),
+        Some(b'M') => (&text[..text.len() - 1], 1e6),
+        _ => (text, 1.0),
+    };
+    let bits = digits.parse().ok().map(|number: f64| number * factor);
+    let bits = bits.filter(|bits| (1_000.0..=1e12).contains(bits));
+    bits.map(|bits| bits as u64)
+        .ok_or_else(|| "expected bits per second such as 256k or 10M, at least 1k".to_owned())
 }
 
 const SWARM_AFTER_HELP: &str = "\
@@ -48,7 +119,9 @@ is started for them. A world that is already being played is joined, otherwise t
 Examples:
   throng swarm --players 500                          here
   throng swarm --players 200 --addr 192.0.2.7:12108   on another machine
-  throng swarm --players 50 --shards 4 --for 20s      on a server of its own with four threads";
+  throng swarm --players 50 --shards 4 --for 20s      on a server of its own with four threads
+  throng swarm --players 200 --transport kcp --network 4g             players on mobile phones
+  throng swarm --players 200 --transport kcp --loss 10% --delay 80ms  worse than that";
 
 /// Start a gateway with hundreds of simulated players, and say what to open and try
 #[derive(Debug, Args)]
@@ -88,6 +161,7 @@ pub(crate) fn run(args: SwarmArgs) -> ExitCode {
             if options.target.is_some() { "using the server that runs here" } else { "starting a server" };
         say(found);
     }
+    options.network = args.network.network();
     let join = args.join.then_some(args.channel);
     let swarm = Swarm { options, players: args.players, duration: args.duration, join, spatial: false };
     let on_start = &mut |target: &Target| say(&format!("players connect to {}", target.clients));
@@ -338,4 +412,21 @@ fn summary(report: &Report) -> String {
         line("note", note.clone());
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{rate, share};
+
+    #[test]
+    fn shares_and_rates_are_read() {
+        assert_eq!(
+            [share("2%"), share("0.02"), share("0"), share("100%")],
+            [Ok(0.02), Ok(0.02), Ok(0.0), Ok(1.0)]
+        );
+        assert_eq!([rate("256k"), rate("1.5M"), rate("64000")], [Ok(256_000), Ok(1_500_000), Ok(64_000)]);
+        for wrong in ["", "%", "-1%", "101%", "x", "NaN"] {
+            assert!(share(wrong).is_err() && rate(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -171,6 +171,13 @@ fn pages_do_what_they_say() {
 }
 
 #[test]
+fn a_new_user_gets_a_first_message_within_a_minute() {
+    let count = "throng swarm --players 1 --for 1s --json | grep '\"delivered\": [1-9]'";
+    let steps = ["throng up", count].map(|line| Step::Type(line.to_owned()));
+    run("a first message", &steps, Duration::from_secs(60));
+}
+
+#[test]
 fn a_new_user_meets_a_thousand_players_within_two_minutes() {
     let steps = ["throng up", "throng swarm --players 1000 --for 2s"].map(|line| Step::Type(line.to_owned()));
     run("a thousand players", &steps, Duration::from_secs(120));

@@ -1,0 +1,75 @@
+//! Asking the admin listener of a running process, without an HTTP library: one request, one answer.
+
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::Value;
+
+/// Longest wait for each step of a question.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// Longest answer: five thousand connections are two megabytes.
+const ANSWER_BYTES_MAX: u64 = 16 << 20;
+
+/// Which process, and what opens it.
+#[derive(Debug, Args)]
+pub(crate) struct AdminArgs {
+    /// Its admin address
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:11280")]
+    pub(crate) http: String,
+    /// File whose first line is a token of its http.tokens_file; needed from other machines
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+}
+
+impl AdminArgs {
+    /// The value at a path of `/api/v1/`.
+    ///
+    /// # Errors
+    /// What the process answered instead, or why it could not be asked.
+    pub(crate) fn get(&self, path: &str) -> Result<Value, String> {
+        let token = self.token_file.as_deref().map(first_line).transpose()?;
+        let (status, body) = ask(&self.http, &format!("/api/v1/{path}"), token.as_deref())
+            .map_err(|why| format!("{}: {why}\n  is it running? start one with: throng up", self.http))?;
+        let value: Value = serde_json::from_str(&body)
+            .map_err(|_| format!("{}: the answer is not that of a throng", self.http))?;
+        if status == 200 {
+            return Ok(value);
+        }
+        let why = value["error"].as_str().unwrap_or("no reason given");
+        Err(match status {
+            401 => format!("{}: {why}; --token-file FILE names one", self.http),
+            _ => format!("{}: {why}", self.http),
+        })
+    }
+}
+
+fn first_line(file: &Path) -> Result<String, String> {
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let line = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
+    line.map(str::to_owned).ok_or_else(|| format!("{} holds no token", file.display()))
+}
+
+/// Status and body of one answer.
+pub(crate) fn ask(addr: &str, path: &str, token: Option<&str>) -> Result<(u16, String), String> {
+    let text = |error: std::io::Error| error.to_string();
+    let bare = addr.trim_start_matches("http://").trim_end_matches('/');
+    // `:8080` is how an address on all interfaces is written; from here it is reached over loopback.
+    let full = if bare.starts_with(':') { format!("127.0.0.1{bare}") } else { bare.to_owned() };
+    let target = full.to_socket_addrs().map_err(text)?.next().ok_or("no such host")?;
+    let mut stream = TcpStream::connect_timeout(&target, TIMEOUT).map_err(text)?;
+    stream.set_read_timeout(Some(TIMEOUT)).map_err(text)?;
+    stream.set_write_timeout(Some(TIMEOUT)).map_err(text)?;
+    let credential = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {full}\r\n{credential}Connection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).map_err(text)?;
+    let mut answer = Vec::new();
+    stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).map_err(text)?;
+    let answer = String::from_utf8_lossy(&answer);
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or("the answer is not HTTP")?;
+    let status =
+        head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or("the answer has no status")?;
+    Ok((status, body.trim().to_owned()))
+}

@@ -1,0 +1,295 @@
+//! `throng top`: the busiest connections of a running process, its shards and how full its limits are, once a second.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde_json::Value;
+use throng_load::duration;
+
+use crate::admin::AdminArgs;
+use crate::output::{complain, print};
+
+/// Watch a running process: rates, shards, limits and its busiest connections
+///
+/// On a terminal it goes on until Ctrl-C; otherwise it says it once.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  throng top                              the process on this machine
+  throng top --sort queue -n 40           who reads too slowly?
+  throng top --once | mail operator       one look, for a script")]
+pub(crate) struct TopArgs {
+    /// By what connections are sorted
+    #[arg(long, value_enum, default_value_t = Sort::Out)]
+    sort: Sort,
+    /// Connections shown
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 15)]
+    connections: usize,
+    /// Time between two looks
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "1s")]
+    interval: Duration,
+    /// Say it once, from two looks
+    #[arg(long)]
+    once: bool,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Sort {
+    /// Bytes that it is sent per second.
+    Out,
+    /// Bytes that it sends per second.
+    In,
+    /// Packets that it sends per second.
+    Packets,
+    /// Bytes that wait to be written to it.
+    Queue,
+    /// Channels of which it misses updates.
+    Lagging,
+}
+
+/// What one look saw.
+struct Look {
+    overview: Value,
+    connections: Vec<Value>,
+    limits: Value,
+}
+
+/// Connections that one look asks for; of more, those with the lowest ids are seen.
+const CONNECTIONS_MAX: usize = 5_000;
+/// Clears the terminal and begins at its top.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+pub(crate) fn run(args: TopArgs) -> ExitCode {
+    let once = args.once || !std::io::stdout().is_terminal();
+    let fail = |why: String| {
+        complain(&format!("error: {why}"));
+        ExitCode::FAILURE
+    };
+    let mut before = match look(&args.admin) {
+        Ok(look) => look,
+        Err(why) => return fail(why),
+    };
+    loop {
+        std::thread::sleep(args.interval);
+        let now = match look(&args.admin) {
+            Ok(look) => look,
+            Err(why) => return fail(why),
+        };
+        let text = page(&before, &now, args.sort, args.connections);
+        if once {
+            print(&text);
+            return ExitCode::SUCCESS;
+        }
+        print(&format!("{CLEAR}{text}"));
+        before = now;
+    }
+}
+
+fn look(admin: &AdminArgs) -> Result<Look, String> {
+    let mut connections = admin.get(&format!("connections?limit={CONNECTIONS_MAX}"))?;
+    let connections = match connections["connections"].take() {
+        Value::Array(rows) => rows,
+        _ => Vec::new(),
+    };
+    Ok(Look { overview: admin.get("overview")?, connections, limits: admin.get("limits")? })
+}
+
+fn figure(row: &Value, name: &str) -> f64 {
+    row[name].as_f64().unwrap_or_default()
+}
+
+/// Everything that is shown, from two looks.
+fn page(before: &Look, now: &Look, sort: Sort, count: usize) -> String {
+    let seconds = (figure(&now.overview, "uptime_ms") - figure(&before.overview, "uptime_ms")).max(1.0) / 1e3;
+    let mut text = String::new();
+    head(&mut text, before, now, seconds);
+    shards(&mut text, before, now);
+    limits(&mut text, now);
+    connections(&mut text, before, now, seconds, sort, count);
+    text
+}
+
+fn head(text: &mut String, before: &Look, now: &Look, seconds: f64) {
+    let (old, new) = (&before.overview, &now.overview);
+    let ready = if new["ready"] == true { "ready" } else { "NOT READY" };
+    let cpu = (figure(new, "cpu_seconds") - figure(old, "cpu_seconds")) / seconds;
+    let _ = writeln!(
+        text,
+        "throng, up {}, {ready}    CPU {cpu:.2} cores    memory {}",
+        time(figure(new, "uptime_ms") / 1e3),
+        bytes(figure(new, "resident_bytes"))
+    );
+    let _ = writeln!(
+        text,
+        "{:<10}{:>9}{:>14}{:>14}{:>13}{:>13}",
+        "", "open", "messages in/s", "messages out/s", "in", "out"
+    );
+    for (name, key) in [("servers", "servers"), ("players", "clients")] {
+        let rate = |what: &str| (figure(&new[key], what) - figure(&old[key], what)) / seconds;
+        let _ = writeln!(
+            text,
+            "{name:<10}{:>9.0}{:>14.0}{:>14.0}{:>13}{:>13}",
+            figure(&new[key], "connections"),
+            rate("messages_in"),
+            rate("messages_out"),
+            bytes(rate("bytes_in")) + "/s",
+            bytes(rate("bytes_out")) + "/s"
+        );
+    }
+    let rate = |what: &str| (figure(new, what) - figure(old, what)) / seconds;
+    let _ = writeln!(
+        text,
+        "updates merged {:.0}/s, handovers {:.0}/s, updates dropped for slow readers {:.0}/s\n",
+        rate("updates_merged"),
+        rate("handovers"),
+        rate("state_dropped")
+    );
+}
+
+fn shards(text: &mut String, before: &Look, now: &Look) {
+    let old: HashMap<u64, &Value> = rows(&before.overview, "shards", "shard");
+    let _ = writeln!(text, "{:<10}{:>9}{:>14}{:>14}", "shard", "busy", "longest queue", "connections");
+    for shard in now.overview["shards"].as_array().into_iter().flatten() {
+        let Some(old) = shard["shard"].as_u64().and_then(|id| old.get(&id)) else { continue };
+        let passed =
+            (figure(&now.overview, "uptime_ms") - figure(&before.overview, "uptime_ms")).max(1.0) * 1e6;
+        let busy = (figure(shard, "busy_ns") - figure(old, "busy_ns")) / passed * 100.0;
+        let stuck = if shard["answers"] == false { "   does not answer" } else { "" };
+        let _ = writeln!(
+            text,
+            "{:<10.0}{busy:>8.1}%{:>14.0}{:>14.0}{stuck}",
+            figure(shard, "shard"),
+            figure(shard, "mailbox"),
+            figure(shard, "connections")
+        );
+    }
+    text.push('\n');
+}
+
+/// The limits of which most is used, three at most.
+fn limits(text: &mut String, now: &Look) {
+    let mut used: Vec<(f64, String)> = now.limits["limits"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|row| figure(row, "limit") > 0.0)
+        .map(|row| {
+            let share = figure(row, "used") / figure(row, "limit");
+            let key = row["key"].as_str().unwrap_or_default();
+            (share, format!("{key} {:.1}% ({} of {})", share * 100.0, row["used"], row["limit"]))
+        })
+        .collect();
+    used.sort_by(|one, other| other.0.total_cmp(&one.0));
+    for (index, (_, limit)) in used.iter().take(3).enumerate() {
+        let _ = writeln!(text, "{:<10}{limit}", if index == 0 { "limits" } else { "" });
+    }
+    text.push('\n');
+}
+
+fn connections(text: &mut String, before: &Look, now: &Look, seconds: f64, sort: Sort, count: usize) {
+    let old: HashMap<u64, &Value> =
+        before.connections.iter().filter_map(|row| Some((row["id"].as_u64()?, row))).collect();
+    let mut shown: Vec<(f64, [f64; 3], &Value)> = now
+        .connections
+        .iter()
+        .map(|row| {
+            let known = row["id"].as_u64().and_then(|id| old.get(&id));
+            let rate = |name: &str| {
+                known.map_or(0.0, |old| (figure(row, name) - figure(old, name)).max(0.0) / seconds)
+            };
+            let rates = ["packets_in", "bytes_in", "bytes_out"].map(rate);
+            let by = match sort {
+                Sort::Out => rates[2],
+                Sort::In => rates[1],
+                Sort::Packets => rates[0],
+                Sort::Queue => figure(row, "queued_bytes"),
+                Sort::Lagging => figure(row, "lagging_channels"),
+            };
+            (by, rates, row)
+        })
+        .collect();
+    shown.sort_by(|one, other| other.0.total_cmp(&one.0));
+    let _ = writeln!(
+        text,
+        "{:<12}{:<8}{:>10}{:>13}{:>13}{:>11}{:>9}  address",
+        "connection", "kind", "packets/s", "in", "out", "queue", "lagging"
+    );
+    for (_, [packets, bytes_in, bytes_out], row) in shown.iter().take(count) {
+        let said = |name: &str| row[name].as_str().unwrap_or_default();
+        let _ = writeln!(
+            text,
+            "{:<12.0}{:<8}{packets:>10.0}{:>13}{:>13}{:>11}{:>9.0}  {}",
+            figure(row, "id"),
+            said("kind"),
+            bytes(*bytes_in) + "/s",
+            bytes(*bytes_out) + "/s",
+            bytes(figure(row, "queued_bytes")),
+            figure(row, "lagging_channels"),
+            said("address")
+        );
+    }
+    if shown.len() > count {
+        let _ = writeln!(text, "and {} more", shown.len() - count);
+    }
+}
+
+fn rows<'a>(value: &'a Value, list: &str, key: &str) -> HashMap<u64, &'a Value> {
+    value[list].as_array().into_iter().flatten().filter_map(|row| Some((row[key].as_u64()?, row))).collect()
+}
+
+fn bytes(bytes: f64) -> String {
+    match bytes {
+        ..1024.0 => format!("{bytes:.0} B"),
+        1024.0..1_048_576.0 => format!("{:.1} KiB", bytes / 1024.0),
+        1_048_576.0..1_073_741_824.0 => format!("{:.1} MiB", bytes / 1_048_576.0),
+        _ => format!("{:.2} GiB", bytes / 1_073_741_824.0),
+    }
+}
+
+fn time(seconds: f64) -> String {
+    match seconds {
+        ..120.0 => format!("{seconds:.0} s"),
+        120.0..7_200.0 => format!("{:.0} min", seconds / 60.0),
+        _ => format!("{:.1} h", seconds / 3_600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn look(uptime_ms: u64, bytes_out: [u64; 2], queues: [u64; 2]) -> Look {
+        let row = |id: usize| {
+            json!({ "id": id + 1, "kind": "client", "address": "10.0.0.1", "packets_in": 0, "bytes_in": 0,
+                    "bytes_out": bytes_out[id], "queued_bytes": queues[id], "lagging_channels": 0 })
+        };
+        let kind = json!({ "connections": 2, "messages_in": uptime_ms, "messages_out": 0, "bytes_in": 0, "bytes_out": 0 });
+        let shard = json!({ "shard": 0, "answers": true, "busy_ns": uptime_ms * 250_000, "mailbox": 3, "connections": 2 });
+        Look {
+            overview: json!({ "uptime_ms": uptime_ms, "ready": true, "servers": kind, "clients": kind,
+                              "shards": [shard], "cpu_seconds": 0, "resident_bytes": 1 << 20 }),
+            connections: vec![row(0), row(1)],
+            limits: json!({ "limits": [{ "key": "a.max", "used": 1, "limit": 4 }, { "key": "none", "used": 1, "limit": 0 }] }),
+        }
+    }
+
+    #[test]
+    fn rates_come_from_two_looks_and_the_busiest_come_first() {
+        let (before, now) = (look(1_000, [0, 0], [9, 0]), look(3_000, [2_048, 20_480], [9, 0]));
+        let text = page(&before, &now, Sort::Out, 1);
+        assert!(text.contains("players           2          1000"), "{text}");
+        assert!(text.contains("0             25.0%             3             2"), "{text}");
+        assert!(text.contains("a.max 25.0% (1 of 4)") && !text.contains("none"), "{text}");
+        assert!(text.contains("10.0 KiB/s") && text.contains("and 1 more"), "{text}");
+        let by_queue = page(&before, &now, Sort::Queue, 1);
+        assert!(by_queue.contains("1.0 KiB/s") && !by_queue.contains("10.0 KiB/s"), "{by_queue}");
+    }
+}
