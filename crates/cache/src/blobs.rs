@@ -291,6 +291,7 @@ impl Service {
         let hash = received.hash();
         check_hash(wanted, hash)?;
         self.keep(namespace, received).await?;
+        self.fill_fallback(ask, namespace, &hash, false).await?;
         let value = Value::object([("identifier", Value::Hash(hash))]);
         Ok(object(&value, ask.answer_media(None)))
     }
@@ -316,9 +317,10 @@ impl Service {
         namespace: &Namespace,
         wanted: Option<IoHash>,
     ) -> Answer {
-        let mut decoder = Decoder::new();
+        let mut decoder = self.decoder();
         let received = ask.upload.receive(&self.store, None, Some(&mut decoder)).await?;
         let raw = self.keep_compressed(namespace, received, decoder, wanted).await?;
+        self.fill_fallback(ask, namespace, &raw, true).await?;
         let value = Value::object([("identifier", Value::Hash(raw))]);
         Ok(object(&value, ask.answer_media(None)))
     }

@@ -38,18 +38,50 @@ impl Service {
         if self.permit(ask, Action::ReadObject, &from, None).is_err() {
             return Ok(None);
         }
-        let found = if is_content { self.locate(&from, id, Reach::All).await? } else { Some(*id) };
-        let Some(hash) = found else { return Ok(None) };
-        let Some(blob) = self.find_blob(&from, &hash).await? else { return Ok(None) };
-        let received = self.copy(&blob)?;
-        if received.hash() != hash {
-            self.counters.add_damaged();
-            self.store.discard_damaged(&from, &hash, &blob);
-            return Ok(None);
+        self.carry(&from, namespace, id, is_content).await
+    }
+
+    /// Copies what was uploaded to where others take it from, if the namespace does that and the caller may write there.
+    pub(crate) async fn fill_fallback(
+        self: &Arc<Service>,
+        ask: &Ask<'_>,
+        namespace: &Namespace,
+        id: &IoHash,
+        is_content: bool,
+    ) -> Result<(), Problem> {
+        let rules = self.rules_of(namespace);
+        let Some(to) = rules.fallback.filter(|to| rules.fills_fallback && to != namespace) else {
+            return Ok(());
+        };
+        if self.permit(ask, Action::WriteObject, &to, None).is_ok() {
+            self.carry(namespace, &to, id, is_content).await?;
         }
-        self.keep(namespace, received).await?;
+        Ok(())
+    }
+
+    /// Copies a blob, or a form of a content id, from one namespace to another. The blob that it is, if there is one.
+    async fn carry(
+        self: &Arc<Service>,
+        from: &Namespace,
+        to: &Namespace,
+        id: &IoHash,
+        is_content: bool,
+    ) -> Result<Option<IoHash>, Problem> {
+        let found = if is_content { self.locate(from, id, Reach::All).await? } else { Some(*id) };
+        let Some(hash) = found else { return Ok(None) };
+        let Some(blob) = self.find_blob(from, &hash).await? else { return Ok(None) };
+        // The usual repeated upload: its bytes need not be read again.
+        if !self.store.has_blob(to, &hash)? {
+            let received = self.copy(&blob)?;
+            if received.hash() != hash {
+                self.counters.add_damaged();
+                self.store.discard_damaged(from, &hash, &blob);
+                return Ok(None);
+            }
+            self.keep(to, received).await?;
+        }
         if hash != *id {
-            self.put_form(namespace, *id, blob.len(), hash).await?;
+            self.put_form(to, *id, blob.len(), hash).await?;
         }
         Ok(Some(hash))
     }

@@ -99,6 +99,7 @@ impl Service {
                     let found = IoHash::of(&bytes);
                     check_hash(id, found)?;
                     self.keep(&namespace, Received::Small(bytes, found)).await?;
+                    self.fill_fallback(ask, &namespace, &found, false).await?;
                     format!("{found:X}").into()
                 }
                 _ => {

@@ -20,7 +20,6 @@ use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use http_body_util::BodyExt as _;
 use hyper::{Response, StatusCode, header};
 use throng_ddc::api::RefName;
-use throng_ddc::compressed::Decoder;
 use throng_ddc::{Bucket, Closure, Document, IoHash, Namespace, Resolution};
 use throng_store::{Blob, Incoming, Outcome, PutRef, RefValue, Tier, TierError};
 
@@ -349,7 +348,7 @@ impl Service {
             }
             Some(Form::Compressed(response)) => response,
         };
-        let mut decoder = Decoder::new();
+        let mut decoder = self.decoder();
         let mut upload = self.receive_from(incoming(response))?;
         let received = upload.receive(&self.store, None, Some(&mut decoder)).await;
         // What does not decode, or to something else, is as good as nothing.

@@ -8,7 +8,6 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 use throng_ddc::api::{Media, RefName, negotiate, query_values};
 use throng_ddc::batch::{self, Op, OpAction, OpResult};
-use throng_ddc::compressed::Decoder;
 use throng_ddc::package::{Entry, Flags, HEAD_BYTES, Table};
 use throng_ddc::policy::Action;
 use throng_ddc::{Attachment, Document, IoHash, Namespace, Style, Value};
@@ -70,6 +69,7 @@ impl Service {
                     return Err(Problem::hash_mismatch("the body does not hash to X-Jupiter-IoHash"));
                 }
                 self.keep(&name.namespace, received).await?;
+                self.fill_fallback(ask, &name.namespace, &hash, false).await?;
                 let value = Value::object([
                     ("RawHash", Value::BinaryAttachment(hash)),
                     ("RawSize", Value::Integer(len)),
@@ -134,7 +134,11 @@ impl Service {
     }
 
     /// Stores the attachments of a package as they arrive. Gives the root object.
-    async fn receive_package(&self, ask: &mut Ask<'_>, namespace: &Namespace) -> Result<Bytes, Problem> {
+    async fn receive_package(
+        self: &Arc<Service>,
+        ask: &mut Ask<'_>,
+        namespace: &Namespace,
+    ) -> Result<Bytes, Problem> {
         ask.upload.limit(self.rules().package_bytes_max)?;
         let head = ask.upload.exactly(HEAD_BYTES).await?;
         let table_bytes = Table::bytes_needed(&head).map_err(Problem::bad)?;
@@ -153,15 +157,17 @@ impl Service {
             if index == 0 {
                 root = self.receive_root(ask, entry).await?;
             } else if entry.flags.has(Flags::COMPRESSED) {
-                let mut decoder = Decoder::new();
+                let mut decoder = self.decoder();
                 let received = ask.upload.receive(&self.store, Some(entry.size), Some(&mut decoder)).await?;
                 self.keep_compressed(namespace, received, decoder, Some(entry.hash)).await?;
+                self.fill_fallback(ask, namespace, &entry.hash, true).await?;
             } else {
                 let received = ask.upload.receive(&self.store, Some(entry.size), None).await?;
                 if received.hash() != entry.hash {
                     return Err(Problem::hash_mismatch(format!("attachment {index} does not have its hash")));
                 }
                 self.keep(namespace, received).await?;
+                self.fill_fallback(ask, namespace, &entry.hash, false).await?;
             }
         }
         if !ask.upload.at_end().await? {
@@ -176,7 +182,10 @@ impl Service {
         }
         let stored = ask.upload.exactly(entry.size as usize).await?;
         let root = if entry.flags.has(Flags::COMPRESSED) {
-            let raw = throng_ddc::compressed::decompress(&stored, self.rules().object_bytes_max);
+            let rules = self.rules();
+            let raw = tokio::task::block_in_place(|| {
+                throng_ddc::compressed::decompress(&stored, rules.object_bytes_max, rules.oodle.clone())
+            });
             Bytes::from(
                 raw.map_err(Problem::bad)?.ok_or_else(|| Problem::bad("the root cannot be decompressed"))?,
             )
@@ -291,7 +300,8 @@ impl Service {
             self.push_whole(&mut body, namespace, &hash, blob).await?;
             return Ok(with_type(body, Media::Octets));
         }
-        let raw = tokio::task::block_in_place(|| decompress(&blob, RAW_BYTES_MAX))?;
+        let raw =
+            tokio::task::block_in_place(|| decompress(&blob, RAW_BYTES_MAX, self.rules().oodle.clone()))?;
         let raw =
             raw.ok_or_else(|| Problem::missing("what the ref refers to cannot be decompressed here"))?;
         Ok(reply(StatusCode::OK, Media::Octets.name(), raw))

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode};
 use throng_ddc::api::{Allow, Family, Media, Method, Route, RouteError, negotiate};
-use throng_ddc::compressed::{HEADER_BYTES, Header};
+use throng_ddc::compressed::{Decoder, HEADER_BYTES, Header, OodleDecoder};
 use throng_ddc::gc::RefPolicy;
 use throng_ddc::policy::Action;
 use throng_ddc::{Bucket, IoHash, Namespace, Timestamp, Value};
@@ -37,12 +37,15 @@ pub struct NamespaceRules {
     pub public: bool,
     /// Whether a ref may get another object without the client saying that it means it.
     pub overwrite_refs: bool,
-    /// Whether compressed buffers are taken whose content cannot be verified: Oodle, which editors send most.
+    /// Whether compressed buffers are taken whose content cannot be verified: Oodle, which editors send most, without
+    /// [`Rules::oodle`].
     pub unverified: bool,
     /// When refs expire.
     pub refs: RefPolicy,
     /// Where a blob is taken from that this namespace does not have. Who asks must be permitted to read there.
     pub fallback: Option<Namespace>,
+    /// Whether what is uploaded goes to `fallback` as well, if who uploads may write there.
+    pub fills_fallback: bool,
     /// Whether a client that asks for it is sent to the object storage for a blob.
     pub redirects: bool,
 }
@@ -55,6 +58,7 @@ impl Default for NamespaceRules {
             unverified: true,
             refs: RefPolicy::Keep,
             fallback: None,
+            fills_fallback: true,
             redirects: false,
         }
     }
@@ -81,6 +85,8 @@ pub struct Rules {
     pub endpoints: Vec<String>,
     /// How much namespaces may hold.
     pub quotas: Quotas,
+    /// What Oodle blocks are verified with, if there is something.
+    pub oodle: Option<Arc<dyn OodleDecoder>>,
     /// What a node does by itself.
     pub care: Care,
 }
@@ -127,6 +133,7 @@ impl Default for Rules {
             site: "local".to_owned(),
             endpoints: Vec::new(),
             quotas: Quotas::default(),
+            oodle: None,
             care: Care::default(),
         }
     }
@@ -508,6 +515,11 @@ impl Service {
         rules.namespaces.get(namespace).unwrap_or(&rules.default).clone()
     }
 
+    /// Something to verify a compressed buffer with.
+    pub(crate) fn decoder(&self) -> Decoder {
+        Decoder::with_oodle(self.rules().oodle.clone())
+    }
+
     /// Makes a change and waits until it is acknowledged.
     pub(crate) async fn commit(&self, change: impl FnOnce(Done)) -> Result<Outcome, StoreError> {
         let (sender, receiver) = oneshot::channel();
@@ -562,7 +574,11 @@ pub(crate) fn json(value: &serde_json::Value) -> Response<Body> {
 }
 
 /// The raw data of a stored compressed buffer, if it can be decompressed.
-pub(crate) fn decompress(blob: &Blob, raw_bytes_max: u64) -> Result<Option<Bytes>, Problem> {
+pub(crate) fn decompress(
+    blob: &Blob,
+    raw_bytes_max: u64,
+    oodle: Option<Arc<dyn OodleDecoder>>,
+) -> Result<Option<Bytes>, Problem> {
     let head = blob.read(0, HEADER_BYTES.min(blob.len() as usize))?;
     let header = Header::read(&head).map_err(Problem::bad)?;
     if header.raw_size > raw_bytes_max {
@@ -572,6 +588,6 @@ pub(crate) fn decompress(blob: &Blob, raw_bytes_max: u64) -> Result<Option<Bytes
         ));
     }
     let bytes = blob.read(0, blob.len() as usize)?;
-    let raw = throng_ddc::compressed::decompress(&bytes, raw_bytes_max).map_err(Problem::bad)?;
+    let raw = throng_ddc::compressed::decompress(&bytes, raw_bytes_max, oodle).map_err(Problem::bad)?;
     Ok(raw.map(Bytes::from))
 }

@@ -14,9 +14,9 @@ use common::Server;
 use hyper::StatusCode;
 use s3::S3;
 use throng_cache::{Access, Listener, NamespaceRules, Origin, Rules, Tokens, Upstream, UpstreamOptions};
-use throng_ddc::IoHash;
-use throng_ddc::compressed::compress_lz4;
+use throng_ddc::compressed::{OodleDecoder, OodleOutcome, compress_lz4, wrap_oodle};
 use throng_ddc::policy::{Acl, Action, Policies, Policy, Scope};
+use throng_ddc::{IoHash, Style, Value};
 use throng_store::Options;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -29,7 +29,7 @@ const COMP: &str = "Content-Type: application/x-ue-comp";
 fn rules() -> Rules {
     let mut rules = Rules::default();
     let fallback = Some("engine".parse().expect("a name"));
-    let game = NamespaceRules { fallback, ..NamespaceRules::default() };
+    let game = NamespaceRules { fallback, fills_fallback: false, ..NamespaceRules::default() };
     rules.namespaces.insert("game".parse().expect("a name"), game);
     rules
 }
@@ -84,6 +84,102 @@ async fn nothing_is_taken_over_for_who_may_not_read_it() {
     assert_eq!(client.send("GET", &game, &[&builder], "").await.body, bytes);
     // It belongs to the namespace since, and to whoever may read that.
     assert_eq!(client.send("GET", &game, &[&artist], "").await.body, bytes);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn uploads_go_to_the_fallback_too_if_who_uploads_may_write_there() {
+    let grant = |claim: &str, namespaces: &[&str]| Policy {
+        name: claim.to_owned(),
+        acl: Acl { claims: vec![claim.to_owned()], actions: Action::ALL.to_vec() },
+        namespaces: vec![Scope {
+            values: namespaces.iter().map(|&name| name.to_owned()).collect(),
+            not: false,
+        }],
+        buckets: Vec::new(),
+    };
+    let tokens =
+        Tokens::parse("token-of-the-builder group=all\ntoken-of-the-artist group=game\n").expect("tokens");
+    let policies = Policies(vec![grant("group=all", &["*"]), grant("group=game", &["game", "alone"])]);
+    let access = Access { identify: vec![Box::new(tokens)], policies };
+    let mut rules = Rules { access, ..Rules::default() };
+    for (name, fills_fallback) in [("game", true), ("alone", false)] {
+        let fallback = Some("engine".parse().expect("a name"));
+        let namespace = NamespaceRules { fallback, fills_fallback, ..NamespaceRules::default() };
+        rules.namespaces.insert(name.parse().expect("a name"), namespace);
+    }
+    let server = Server::start(rules, Listener::Public).await;
+    let client = server.client().await;
+    let auth = |who: &str| format!("Authorization: ServiceAccount token-of-the-{who}");
+    let is_there =
+        async |path: &str| client.send("HEAD", path, &[&auth("builder")], "").await.status == StatusCode::OK;
+    let cases = [("builder", "game", true), ("artist", "game", false), ("builder", "alone", false)];
+    for (who, namespace, expected) in cases {
+        let auth = auth(who);
+        let (blob, raw) = (format!("{who} {namespace}").into_bytes(), vec![who.len() as u8; 70_000]);
+        let raw = [raw, namespace.as_bytes().to_vec()].concat();
+        let (large, of_ref) = ([&blob[..], &[1; 3 << 20]].concat(), [&blob[..], b" ref"].concat());
+        let put = async |path: &str, headers: &[&str], bytes: &[u8]| {
+            let put = client.send("PUT", path, &[headers, &[auth.as_str()]].concat(), bytes.to_vec()).await;
+            assert_eq!(put.status, StatusCode::OK, "{path}: {}", put.text());
+        };
+        for bytes in [&blob, &large] {
+            put(&format!("/api/v1/blobs/{namespace}/{}", IoHash::of(bytes)), &[OCTETS], bytes).await;
+        }
+        let form = format!("compressed-blobs/{namespace}/{}", IoHash::of(&raw));
+        put(&format!("/api/v1/{form}"), &[COMP], &compress_lz4(&raw, 18)).await;
+        let hash = format!("X-Jupiter-IoHash: {}", IoHash::of(&of_ref));
+        let name = format!("/api/v1/refs/{namespace}/default/{}", IoHash::of(b"key"));
+        put(&name, &[OCTETS, &hash], &of_ref).await;
+        for bytes in [&blob, &large, &of_ref] {
+            let path = format!("/api/v1/blobs/engine/{}", IoHash::of(bytes));
+            assert_eq!(is_there(&path).await, expected, "{who} {namespace}");
+        }
+        let path = format!("/api/v1/compressed-blobs/engine/{}", IoHash::of(&raw));
+        assert_eq!(is_there(&path).await, expected, "{who} {namespace}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn oodle_is_verified_if_something_decodes_it() {
+    /// Blocks repeat their first byte.
+    #[derive(Debug)]
+    struct Repeats;
+    impl OodleDecoder for Repeats {
+        fn decode(&self, block: &[u8], raw: &mut [u8]) -> OodleOutcome {
+            raw.fill(block[0]);
+            OodleOutcome::Decoded
+        }
+    }
+    let raw = vec![7; 10_000];
+    let path = format!("/api/v1/compressed-blobs/game/{}", IoHash::of(&raw));
+    let right = wrap_oodle(&raw, 18, &[vec![7, 0]]);
+    let wrong = wrap_oodle(&raw, 18, &[vec![8, 0]]);
+    for (oodle, unverified, expected) in [
+        (false, true, [StatusCode::OK, StatusCode::OK]),
+        (false, false, [StatusCode::BAD_REQUEST; 2]),
+        (true, true, [StatusCode::OK, StatusCode::BAD_REQUEST]),
+        (true, false, [StatusCode::OK, StatusCode::BAD_REQUEST]),
+    ] {
+        let default = NamespaceRules { unverified, ..NamespaceRules::default() };
+        let oodle = oodle.then(|| Arc::new(Repeats) as Arc<dyn OodleDecoder>);
+        let has_decoder = oodle.is_some();
+        let server = Server::start(Rules { default, oodle, ..Rules::default() }, Listener::Public).await;
+        let client = server.client().await;
+        for (body, expected) in [&right, &wrong].into_iter().zip(expected) {
+            let put = client.send("PUT", &path, &[COMP], body.clone()).await;
+            assert_eq!(put.status, expected, "{}", put.text());
+        }
+        if has_decoder {
+            // The object that a `.raw` answer decompresses.
+            let object = Value::object([("RawHash", Value::BinaryAttachment(IoHash::of(&raw)))]);
+            let object = object.encode(Style::Plain);
+            let hash = format!("X-Jupiter-IoHash: {}", IoHash::of(&object));
+            let name = format!("/api/v1/refs/game/default/{}", IoHash::of(b"key"));
+            let put = client.send("PUT", &name, &["Content-Type: application/x-ue-cb", &hash], object).await;
+            assert_eq!(put.text(), r#"{"needs":[]}"#);
+            assert_eq!(client.get(&format!("{name}.raw"), "*/*").await.body, raw);
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -15,6 +15,9 @@
 //! [`Decoder`] takes the bytes as they arrive and keeps at most the block table and one block, so that a buffer of any size
 //! is verified while it is being received.
 
+use std::fmt;
+use std::sync::Arc;
+
 use crate::{Hasher, IoHash};
 
 /// Size of the header.
@@ -33,7 +36,7 @@ const MAGIC: [u8; 4] = 0xB775_6362_u32.to_be_bytes();
 pub enum Method {
     /// Not at all; there are no blocks.
     None,
-    /// Oodle. Blocks that are not stored as they are cannot be verified.
+    /// Oodle. Blocks that are not stored as they are can be verified only with an [`OodleDecoder`].
     Oodle,
     /// LZ4 block format.
     Lz4,
@@ -167,13 +170,33 @@ impl Header {
     }
 }
 
+/// Decodes blocks of Oodle, a format that has no public specification: whoever embeds this crate may have a decoder, this
+/// crate has none.
+pub trait OodleDecoder: Send + Sync + fmt::Debug {
+    /// Decodes one block of at most 16 MiB, of which `raw.len()` bytes must come.
+    ///
+    /// The block is what somebody uploaded, so it may be anything.
+    fn decode(&self, block: &[u8], raw: &mut [u8]) -> OodleOutcome;
+}
+
+/// What came of decoding a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OodleOutcome {
+    /// All of `raw` was written.
+    Decoded,
+    /// The bytes are not a block, or one of another size.
+    Damaged,
+    /// Nothing is known, because the decoder is out of order.
+    Unavailable,
+}
+
 /// What a complete buffer was found to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verified {
     /// What the header says.
     pub header: Header,
-    /// Whether the raw data was decompressed and has the declared hash. False if an Oodle block could not be decompressed:
-    /// then only the structure was checked.
+    /// Whether the raw data was decompressed and has the declared hash. False if there was no decoder for an Oodle block: then
+    /// only the structure was checked.
     pub hash_checked: bool,
 }
 
@@ -186,6 +209,7 @@ pub struct Decoder {
     /// A decompressed block.
     raw: Vec<u8>,
     hasher: Hasher,
+    oodle: Option<Arc<dyn OodleDecoder>>,
 }
 
 #[derive(Debug)]
@@ -209,15 +233,27 @@ struct Blocks {
 
 impl Default for Decoder {
     fn default() -> Decoder {
-        Decoder { state: State::Header, pending: Vec::new(), raw: Vec::new(), hasher: Hasher::new() }
+        Decoder {
+            state: State::Header,
+            pending: Vec::new(),
+            raw: Vec::new(),
+            hasher: Hasher::new(),
+            oodle: None,
+        }
     }
 }
 
 impl Decoder {
-    /// Nothing received yet.
+    /// Nothing received yet. Oodle blocks will be skipped.
     #[must_use]
     pub fn new() -> Decoder {
         Decoder::default()
+    }
+
+    /// The same with something to decode Oodle blocks with, if there is something.
+    #[must_use]
+    pub fn with_oodle(oodle: Option<Arc<dyn OodleDecoder>>) -> Decoder {
+        Decoder { oodle, ..Decoder::default() }
     }
 
     /// The header, once it was received.
@@ -233,7 +269,7 @@ impl Decoder {
     /// Takes the next bytes; calls `sink` with raw data in order, in pieces of at most a block.
     ///
     /// Raw data is handed on before its hash is known: the caller must not make it visible before
-    /// [`finish`](Decoder::finish) succeeds. Oodle blocks give nothing.
+    /// [`finish`](Decoder::finish) succeeds. Oodle blocks that are skipped give nothing.
     ///
     /// # Errors
     /// What is wrong; the decoder is of no more use then.
@@ -261,7 +297,8 @@ impl Decoder {
                         hasher.update(raw);
                         sink(raw);
                     };
-                    return blocks.push(input, &mut self.pending, &mut self.raw, &mut emit);
+                    let oodle = self.oodle.as_deref();
+                    return blocks.push(input, &mut self.pending, &mut self.raw, oodle, &mut emit);
                 }
             }
         }
@@ -313,6 +350,7 @@ impl Blocks {
         mut input: &[u8],
         pending: &mut Vec<u8>,
         raw: &mut Vec<u8>,
+        oodle: Option<&dyn OodleDecoder>,
         emit: &mut dyn FnMut(&[u8]),
     ) -> Result<(), CompressedError> {
         while !input.is_empty() {
@@ -329,30 +367,42 @@ impl Blocks {
                 return Err(CompressedError::BadSize);
             };
             let raw_size = self.header.raw_block(self.index);
-            if size as usize == raw_size {
+            // Once a block was skipped the hash cannot be had: the others need no decoding.
+            let decoder = oodle.filter(|_| self.hash_checked);
+            if size == 0 {
+                return Err(CompressedError::BadBlock(self.index));
+            } else if size as usize == raw_size {
                 self.stored_left = u64::from(size);
-            } else if self.header.method == Method::Oodle {
+            } else if self.header.method == Method::Oodle && decoder.is_none() {
                 self.skipped_left = u64::from(size);
                 self.hash_checked = false;
             } else {
-                if size == 0 {
-                    return Err(CompressedError::BadBlock(self.index));
-                }
                 let Some(block) = fill(pending, &mut input, size as usize) else { return Ok(()) };
                 raw.resize(raw_size, 0);
-                let written = lz4_flex::block::decompress_into(block, raw);
-                if written.ok() != Some(raw_size) {
-                    return Err(CompressedError::BadBlock(self.index));
+                match self.decode(block, raw, decoder) {
+                    OodleOutcome::Decoded => emit(raw),
+                    OodleOutcome::Damaged => return Err(CompressedError::BadBlock(self.index)),
+                    OodleOutcome::Unavailable => self.hash_checked = false,
                 }
-                emit(raw);
                 pending.clear();
             }
             self.index += 1;
         }
-        // Blocks without bytes need no more input to be over. Only Oodle could have them, and it must not.
+        // Blocks without bytes need no more input to be over, and there must be none.
         match self.sizes.get(self.index as usize) {
             Some(0) => Err(CompressedError::BadBlock(self.index)),
             _ => Ok(()),
+        }
+    }
+
+    fn decode(&self, block: &[u8], raw: &mut [u8], oodle: Option<&dyn OodleDecoder>) -> OodleOutcome {
+        match (self.header.method, oodle) {
+            (Method::Oodle, Some(oodle)) => oodle.decode(block, raw),
+            (Method::Oodle, None) => OodleOutcome::Unavailable,
+            _ if lz4_flex::block::decompress_into(block, raw).ok() == Some(raw.len()) => {
+                OodleOutcome::Decoded
+            }
+            _ => OodleOutcome::Damaged,
         }
     }
 }
@@ -386,12 +436,16 @@ pub fn verify(bytes: &[u8]) -> Result<Verified, CompressedError> {
 ///
 /// # Errors
 /// As [`Decoder`]; [`CompressedError::BadSize`] if the raw data would be longer than `raw_bytes_max`.
-pub fn decompress(bytes: &[u8], raw_bytes_max: u64) -> Result<Option<Vec<u8>>, CompressedError> {
+pub fn decompress(
+    bytes: &[u8],
+    raw_bytes_max: u64,
+    oodle: Option<Arc<dyn OodleDecoder>>,
+) -> Result<Option<Vec<u8>>, CompressedError> {
     if Header::read(bytes)?.raw_size > raw_bytes_max {
         return Err(CompressedError::BadSize);
     }
     let mut raw = Vec::new();
-    let mut decoder = Decoder::new();
+    let mut decoder = Decoder::with_oodle(oodle);
     decoder.push(bytes, &mut |piece| raw.extend_from_slice(piece))?;
     Ok(decoder.finish()?.hash_checked.then_some(raw))
 }
@@ -413,21 +467,38 @@ pub fn store(raw: &[u8]) -> Vec<u8> {
 #[must_use]
 pub fn compress_lz4(raw: &[u8], block_exponent: u8) -> Vec<u8> {
     assert!(block_exponent <= BLOCK_EXPONENT_MAX, "blocks of 2^{block_exponent} bytes");
-    let mut table = Vec::new();
-    let mut blocks = Vec::new();
-    for block in raw.chunks(1 << block_exponent) {
+    let compress = |block: &[u8]| {
         let compressed = lz4_flex::block::compress(block);
-        let stored = if compressed.len() < block.len() { &compressed } else { block };
-        table.extend_from_slice(&(stored.len() as u32).to_be_bytes());
-        blocks.extend_from_slice(stored);
+        if compressed.len() < block.len() { compressed } else { block.to_vec() }
+    };
+    let blocks: Vec<_> = raw.chunks(1 << block_exponent).map(compress).collect();
+    assemble(Method::Lz4, raw, block_exponent, &blocks)
+}
+
+/// A buffer of Oodle blocks that somebody else compressed, of 2^`block_exponent` raw bytes each.
+///
+/// # Panics
+/// If `block_exponent` exceeds [`BLOCK_EXPONENT_MAX`] or there are more than [`BLOCKS_MAX`] blocks.
+#[must_use]
+pub fn wrap_oodle(raw: &[u8], block_exponent: u8, blocks: &[Vec<u8>]) -> Vec<u8> {
+    assemble(Method::Oodle, raw, block_exponent, blocks)
+}
+
+/// Header, table and blocks.
+fn assemble<B: AsRef<[u8]>>(method: Method, raw: &[u8], block_exponent: u8, blocks: &[B]) -> Vec<u8> {
+    assert!(block_exponent <= BLOCK_EXPONENT_MAX, "blocks of 2^{block_exponent} bytes");
+    assert!(blocks.len() <= BLOCKS_MAX as usize, "{} blocks", blocks.len());
+    let body = blocks.iter().map(|block| 4 + block.as_ref().len()).sum::<usize>();
+    let mut out = Vec::with_capacity(HEADER_BYTES + body);
+    write_header(&mut out, method, block_exponent, blocks.len() as u32, raw, body);
+    for block in blocks {
+        out.extend_from_slice(&(block.as_ref().len() as u32).to_be_bytes());
     }
-    let count = (table.len() / 4) as u32;
-    assert!(count <= BLOCKS_MAX, "{count} blocks");
-    let mut out = Vec::with_capacity(HEADER_BYTES + table.len() + blocks.len());
-    write_header(&mut out, Method::Lz4, block_exponent, count, raw, table.len() + blocks.len());
-    out.extend_from_slice(&table);
-    seal(&mut out, HEADER_BYTES + table.len());
-    out.extend_from_slice(&blocks);
+    let sealed = out.len();
+    seal(&mut out, sealed);
+    for block in blocks {
+        out.extend_from_slice(block.as_ref());
+    }
     out
 }
 
@@ -477,7 +548,7 @@ mod tests {
                 let verified = verify(&bytes).expect("we read what we write");
                 assert_eq!(verified.header.raw_hash, IoHash::of(&raw));
                 assert!(verified.hash_checked);
-                assert_eq!(decompress(&bytes, 1 << 20), Ok(Some(raw.clone())));
+                assert_eq!(decompress(&bytes, 1 << 20, None), Ok(Some(raw.clone())));
             }
         }
     }
@@ -506,9 +577,65 @@ mod tests {
             let mut changed = bytes.clone();
             changed[at / 8] ^= 1 << (at % 8);
             // A match one byte further back within a run is another way to write the same.
-            let result = decompress(&changed, 1 << 20);
+            let result = decompress(&changed, 1 << 20, None);
             assert!(result.is_err() || result == Ok(Some(raw.clone())), "bit {at}: {result:?}");
             assert!(result.is_err() || at / 8 > HEADER_BYTES + 8, "bit {at} of header or table");
+        }
+    }
+
+    /// Blocks of this kind repeat their first byte; one that begins with 0 is damaged, with 255 finds no decoder.
+    #[derive(Debug)]
+    struct Repeats;
+
+    impl OodleDecoder for Repeats {
+        fn decode(&self, block: &[u8], raw: &mut [u8]) -> OodleOutcome {
+            raw.fill(block[0]);
+            match block[0] {
+                0 => OodleOutcome::Damaged,
+                255 => OodleOutcome::Unavailable,
+                _ => OodleOutcome::Decoded,
+            }
+        }
+    }
+
+    fn with_repeats(bytes: &[u8], step: usize) -> Result<(Verified, Vec<u8>), CompressedError> {
+        let mut decoder = Decoder::with_oodle(Some(Arc::new(Repeats)));
+        let mut raw = Vec::new();
+        for piece in bytes.chunks(step) {
+            decoder.push(piece, &mut |piece| raw.extend_from_slice(piece))?;
+        }
+        Ok((decoder.finish()?, raw))
+    }
+
+    #[test]
+    fn oodle_blocks_are_verified_with_a_decoder() {
+        let raw = [vec![7; 4096], vec![9; 100]].concat();
+        let bytes = wrap_oodle(&raw, 12, &[vec![7, 1, 2], vec![9]]);
+        for step in [1, 5, 64, 1000] {
+            let (verified, found) = with_repeats(&bytes, step).expect("valid");
+            assert!(verified.hash_checked && found == raw);
+        }
+        assert_eq!(decompress(&bytes, 1 << 20, Some(Arc::new(Repeats))), Ok(Some(raw.clone())));
+        assert!(!verify(&bytes).expect("its structure is right").hash_checked);
+
+        let other = wrap_oodle(&raw, 12, &[vec![7], vec![8]]);
+        assert_eq!(with_repeats(&other, 9), Err(CompressedError::BadHash));
+        assert!(!verify(&other).expect("its structure is right").hash_checked);
+        let damaged = wrap_oodle(&raw, 12, &[vec![7], vec![0]]);
+        assert_eq!(with_repeats(&damaged, 9), Err(CompressedError::BadBlock(1)));
+        let out_of_order = wrap_oodle(&raw, 12, &[vec![255], vec![0]]);
+        assert!(!with_repeats(&out_of_order, 9).expect("its structure is right").0.hash_checked);
+    }
+
+    #[test]
+    fn a_block_without_bytes_is_damaged_wherever_it_is() {
+        let raw = [vec![7; 4096], vec![9; 100]].concat();
+        for (blocks, bad) in [([vec![], vec![9]], 0), ([vec![7], vec![]], 1)] {
+            let bytes = wrap_oodle(&raw, 12, &blocks);
+            for step in [1, 72, 1000] {
+                assert_eq!(with_repeats(&bytes, step), Err(CompressedError::BadBlock(bad)));
+            }
+            assert_eq!(verify(&bytes), Err(CompressedError::BadBlock(bad)));
         }
     }
 

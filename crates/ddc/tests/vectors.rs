@@ -183,7 +183,7 @@ fn compressed_buffers() {
         let verified = compressed::verify(&stored).expect(name);
         assert!(verified.hash_checked, "{name}");
         assert_eq!(verified.header.raw_hash.to_string(), row["raw_hash"], "{name}");
-        let raw = compressed::decompress(&stored, 1 << 20).expect(name).expect(name);
+        let raw = compressed::decompress(&stored, 1 << 20, None).expect(name).expect(name);
         assert_eq!(raw.len() as u64, row["raw_size"].as_u64().expect("a size"), "{name}");
         if let Some(expected) = row["raw"].as_str() {
             assert_eq!(raw, unhex(expected), "{name}");
@@ -193,7 +193,7 @@ fn compressed_buffers() {
             assert_eq!(compressed::store(&raw), stored, "{name}");
         }
         let again = compressed::compress_lz4(&raw, 12);
-        assert_eq!(compressed::decompress(&again, 1 << 20), Ok(Some(raw)), "{name}");
+        assert_eq!(compressed::decompress(&again, 1 << 20, None), Ok(Some(raw)), "{name}");
     }
 }
 
@@ -210,7 +210,7 @@ fn packages() {
         assert_eq!(root.hash.to_string(), row["root_hash"], "{name}");
         assert_eq!(u64::from(root.flags.0), row["root_flags"], "{name}");
         let object = match root.flags.has(Flags::COMPRESSED) {
-            true => compressed::decompress(payload, 1 << 20).expect(name).expect(name),
+            true => compressed::decompress(payload, 1 << 20, None).expect(name).expect(name),
             false => payload.to_vec(),
         };
         assert_eq!(IoHash::of(&object), root.hash, "{name}");

@@ -1,7 +1,9 @@
 //! Targets for the derived-data cache: compact binary, packages, compressed buffers, batch requests, routes.
 
+use std::sync::Arc;
+
 use throng_ddc::api::{Media, Method, Range, Route, RouteError, negotiate, query_values};
-use throng_ddc::compressed::{self, Decoder};
+use throng_ddc::compressed::{self, CompressedError, Decoder, OodleDecoder, OodleOutcome, Verified};
 use throng_ddc::package;
 use throng_ddc::{Defect, Document, Field, IoHash, Style, Value, batch, check};
 
@@ -81,25 +83,48 @@ pub fn ddc_batch(input: &[u8]) {
 /// than it comes out.
 pub fn compressed_buffer(input: &[u8]) {
     let [cut, input @ ..] = input else { return };
-    let whole = decode(input.chunks(input.len().max(1)));
-    let pieces = decode(input.chunks(usize::from(*cut).max(1)));
-    assert_eq!(whole, pieces, "the cut of the input changed the result");
-    if let Ok((verified, raw)) = whole {
-        assert!(compressed::Header::read(input) == Ok(verified.header));
-        if verified.hash_checked {
-            assert_eq!(raw.len() as u64, verified.header.raw_size);
-            assert_eq!(IoHash::of(&raw), verified.header.raw_hash);
+    let is_oodle =
+        compressed::Header::read(input).is_ok_and(|header| header.method == compressed::Method::Oodle);
+    for oodle in [false, true].into_iter().take(1 + usize::from(is_oodle)) {
+        let whole = decode(input.chunks(input.len().max(1)), oodle);
+        let pieces = decode(input.chunks(usize::from(*cut).max(1)), oodle);
+        assert_eq!(whole, pieces, "the cut of the input changed the result");
+        if let Ok((verified, raw)) = whole {
+            assert!(compressed::Header::read(input) == Ok(verified.header));
+            if verified.hash_checked {
+                assert_eq!(raw.len() as u64, verified.header.raw_size);
+                assert_eq!(IoHash::of(&raw), verified.header.raw_hash);
+            }
         }
     }
     let raw = &input[..input.len().min(4096)];
     let written = compressed::compress_lz4(raw, cut % 13);
-    assert_eq!(compressed::decompress(&written, 4096), Ok(Some(raw.to_vec())));
+    assert_eq!(compressed::decompress(&written, 4096, None), Ok(Some(raw.to_vec())));
+}
+
+/// Stands for a decoder of Oodle: a block repeats its first byte, or is damaged, or finds the decoder out of order.
+#[derive(Debug)]
+struct Repeats;
+
+impl OodleDecoder for Repeats {
+    fn decode(&self, block: &[u8], raw: &mut [u8]) -> OodleOutcome {
+        raw.fill(block[0]);
+        match block[0] {
+            0 => OodleOutcome::Damaged,
+            255 => OodleOutcome::Unavailable,
+            _ => OodleOutcome::Decoded,
+        }
+    }
 }
 
 fn decode<'a>(
     pieces: impl Iterator<Item = &'a [u8]>,
-) -> Result<(compressed::Verified, Vec<u8>), compressed::CompressedError> {
-    let mut decoder = Decoder::new();
+    oodle: bool,
+) -> Result<(Verified, Vec<u8>), CompressedError> {
+    let mut decoder = match oodle {
+        true => Decoder::with_oodle(Some(Arc::new(Repeats))),
+        false => Decoder::new(),
+    };
     let mut raw = Vec::new();
     for piece in pieces {
         decoder.push(piece, &mut |bytes| raw.extend_from_slice(bytes))?;

@@ -11,10 +11,11 @@ use std::time::Duration;
 use hyper::header::HeaderValue;
 use serde_json::Value;
 use throng_cache::{
-    Access, Care, Identify, Identity, Listener, NamespaceRules, Node, Origin, Rules, ServeOptions, Tls,
-    Tokens, Upstream, UpstreamOptions,
+    Access, Care, Identify, Identity, Listener, NamespaceRules, Node, OodleProgram, Origin, Rules,
+    ServeOptions, Tls, Tokens, Upstream, UpstreamOptions,
 };
 use throng_ddc::Namespace;
+use throng_ddc::compressed::OodleDecoder;
 use throng_ddc::gc::RefPolicy;
 use throng_ddc::policy::{Acl, Action, Claims, Policies, Policy, Scope};
 use throng_gateway::Verdict;
@@ -238,6 +239,20 @@ fn read_settings(path: &str) -> Result<BTreeMap<String, String>, String> {
         .collect()
 }
 
+/// What decodes Oodle: the program of the settings, or this one if it can.
+fn oodle(ddc: &Ddc) -> Result<Option<Arc<dyn OodleDecoder>>, String> {
+    let command = match &ddc.oodle_decoder[..] {
+        [] if !cfg!(feature = "oodle") => return Ok(None),
+        [] => {
+            let own =
+                std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+            vec![own.into_os_string(), "ddc".into(), "decode-oodle".into()]
+        }
+        given => given.iter().map(Into::into).collect(),
+    };
+    Ok(Some(Arc::new(OodleProgram::new(command, Duration::from_millis(ddc.oodle_timeout_ms)))))
+}
+
 /// Reads what namespaces may hold.
 ///
 /// # Errors
@@ -318,6 +333,7 @@ fn rules(
     let default = NamespaceRules {
         overwrite_refs: ddc.overwrite_refs,
         unverified: ddc.unverified,
+        fills_fallback: ddc.fill_fallbacks,
         refs: match ddc.refs_unused_days {
             0 => RefPolicy::Keep,
             days => RefPolicy::LastAccess(DAY * days),
@@ -340,6 +356,7 @@ fn rules(
         default,
         care,
         quotas: read_quotas(ddc)?,
+        oodle: oodle(ddc)?,
         blob_bytes_max: ddc.blob_bytes_max,
         endpoints: addresses.iter().map(|address| format!("{}://{}", address.scheme, address.addr)).collect(),
         ..Rules::default()

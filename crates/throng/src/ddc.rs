@@ -44,6 +44,10 @@ enum WorkArgs {
         #[arg(long, value_name = "NAME")]
         namespace: Option<String>,
     },
+    /// Decode blocks of Oodle between standard input and output; the cache starts it
+    #[cfg(feature = "oodle")]
+    #[command(hide = true)]
+    DecodeOodle,
     /// Read what an export wrote; every blob is hashed first
     Import {
         /// The file
@@ -58,6 +62,8 @@ pub(crate) fn run(args: DdcArgs) -> ExitCode {
         WorkArgs::Scrub => Work::Scrub,
         WorkArgs::Gc { unused_days } => Work::Collect { unused_days },
         WorkArgs::Export { file, namespace } => Work::Export { file, namespace },
+        #[cfg(feature = "oodle")]
+        WorkArgs::DecodeOodle => return throng_oodle::run(),
         WorkArgs::Import { file } => Work::Import { file },
     };
     match ddc_tool::run(&args.data, &work) {

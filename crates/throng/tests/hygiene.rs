@@ -28,6 +28,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-net", &["throng-enet", "throng-stdx"], &[]),
     ("throng-http", &["throng-stdx"], &[]),
     ("throng-store", &["throng-ddc"], &["throng-stdx"]),
+    ("throng-oodle", &[], &["throng-cache", "throng-ddc"]),
     // Services: a product's interface over cores and edges.
     ("throng-cache", &["throng-ddc", "throng-http", "throng-store"], &["throng-stdx"]),
     (
@@ -58,6 +59,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
         &[
             "throng-http",
             "throng-load",
+            "throng-oodle",
             "throng-replication",
             "throng-replication-bench",
             "throng-server",

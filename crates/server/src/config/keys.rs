@@ -483,6 +483,8 @@ section! {
         /// Where a namespace takes blobs from that it does not have, by name: `game = "engine"`. Who asks must be permitted to
         /// read there.
         fallbacks: BTreeMap<String, String> = (), Kind::Map; reload;
+        /// Uploads go to the namespace in `fallbacks` as well, if who uploads is permitted to write there.
+        fill_fallbacks: bool = true, Kind::Bool; reload;
         /// Namespaces whose blobs are answered with a redirect (302) to the object storage, if the client asks for it with
         /// `supportsRedirect=true`.
         redirect_namespaces: Vec<String> = [], Kind::List; reload;
@@ -497,8 +499,14 @@ section! {
         unsafe_binds: bool = false, Kind::Bool;
         /// Replaces the object of a ref without the client having to say that it means it.
         overwrite_refs: bool = true, Kind::Bool; reload;
-        /// Takes compressed buffers whose content cannot be verified here: those of Oodle, which editors send by default.
+        /// Takes compressed buffers whose content cannot be verified here: those of Oodle, which editors send by default, if
+        /// nothing decodes them.
         unverified: bool = true, Kind::Bool; reload;
+        /// Program, and its arguments, that decodes what Oodle compressed, so that it is verified. Empty = the one that is built in
+        /// if Throng was built with the feature `oodle`, else none.
+        oodle_decoder: Vec<String> = [], Kind::List; reload;
+        /// Time within which it decodes a block; then it is ended and the block counts as not verified.
+        oodle_timeout_ms: u64 = 30_000, int(10, DAY_MS), "ms"; reload;
         /// Days after which a ref that nobody used is removed; 0 keeps refs for ever. Blobs that no ref reaches go an
         /// hour after they were put.
         refs_unused_days: u32 = 0, int(0, 36_500), "days"; reload;
