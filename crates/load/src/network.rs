@@ -1,7 +1,7 @@
 //! What lies between simulated players and the server: delay, jitter, loss, duplicates, reordering and a rate, in the
 //! generator's own sockets, so that no privileges and no second machine are needed.
 //!
-//! A [`Way`] is one direction of one connection. Datagrams may get lost, arrive twice or be overtaken. Of a byte stream
+//! A `Way` is one direction of one connection. Datagrams may get lost, arrive twice or be overtaken. Of a byte stream
 //! the kernel makes good whatever is lost, below this place: it gets delay, jitter and rate only.
 
 use std::collections::BTreeMap;
