@@ -142,7 +142,7 @@ function ShardHeat({ shard }: { shard: Json }) {
         <span class="hint">{count(shard.connections)} connections</span>
       </h3>
       {strip("busy", row("busy", 1), percent(busy))}
-      {strip("queue", row("mailbox", 1000), `${count(shard.mailbox)} posts`)}
+      {strip("queue", row("mailbox", 1000), `${count(shard.mailbox)} waiting`)}
       {strip("late", row("late", 10), last(`shard.${shard.shard}.late`) === null ? "–" : `${last(`shard.${shard.shard}.late`)!.toFixed(2)} ms`)}
     </div>
   );

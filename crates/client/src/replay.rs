@@ -561,7 +561,10 @@ pub fn play_blocking(
     runtime.block_on(play(endpoint, recording, config))
 }
 
-/// Plays a recording against a gateway and returns when it is done.
+/// How long a gateway has to take what was sent last.
+const FINISH: Duration = Duration::from_secs(2);
+
+/// Plays a recording against a gateway and returns when it is done and the gateway has taken everything.
 ///
 /// # Errors
 /// When the connection does not come about. A connection that ends later is part of the report.
@@ -592,7 +595,9 @@ pub async fn play(
             () = sleep_until(timeout) => player.handle_timeout(now()),
         }
     }
-    Ok(player.report().clone())
+    let report = player.report().clone();
+    pipe.finish(FINISH).await;
+    Ok(report)
 }
 
 async fn sleep_until(deadline: Option<tokio::time::Instant>) {

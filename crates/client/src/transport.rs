@@ -187,6 +187,18 @@ pub(crate) struct Pipe {
     reader: AbortHandle,
 }
 
+impl Pipe {
+    /// Says that nothing more comes, and reads on until the peer has ended the connection too: what was sent last has
+    /// arrived then. Dropped instead, a connection with unread bytes is reset, and the peer loses what it had not read.
+    pub(crate) async fn finish(mut self, within: Duration) {
+        let (closed, _) = mpsc::channel(1);
+        self.outgoing = closed;
+        let end = async { while self.incoming.recv().await.is_some() {} };
+        // A peer that does not end it has had its time.
+        let _ = tokio::time::timeout(within, end).await;
+    }
+}
+
 impl Drop for Pipe {
     fn drop(&mut self) {
         self.reader.abort();
