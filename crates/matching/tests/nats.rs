@@ -2,10 +2,9 @@
 #![cfg(feature = "nats")]
 #![allow(clippy::print_stderr, reason = "says what is left out")]
 
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::{Client, HeaderMap, Message};
 use futures_util::StreamExt as _;
@@ -14,9 +13,12 @@ use throng_matching::{
     Durability, NatsOptions, Options, Service, Tokens, nats_header as header, serve_nats, start,
 };
 use throng_wire::matcher::{Method, Reader, Status, Writer, method};
+use tokio::sync::oneshot;
 
 /// Everything is there long before, but on a machine that does a lot else.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+const PROGRAM: &str = "nats-server-2.11.12";
 
 struct Bus {
     url: String,
@@ -35,7 +37,7 @@ impl Drop for Bus {
 fn program() -> Option<PathBuf> {
     let home = |name: &str, below: &str| std::env::var_os(name).map(|home| PathBuf::from(home).join(below));
     let cache = home("XDG_CACHE_HOME", "").or_else(|| home("HOME", ".cache"))?;
-    let program = cache.join("throng/bin/nats-server-2.11.12");
+    let program = cache.join("throng/bin").join(PROGRAM);
     program.exists().then_some(program)
 }
 
@@ -45,21 +47,36 @@ fn bus() -> Option<Bus> {
         return None;
     };
     let data = tempfile::tempdir().unwrap();
-    // Free a moment ago; the server cannot be asked to choose and tell.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let ports = data.path().join("ports");
+    std::fs::create_dir(&ports).unwrap();
+    // It chooses a free port and tells in a file.
     let process = Command::new(program)
-        .args(["--addr", "127.0.0.1", "--port", &port.to_string(), "--jetstream", "--store_dir"])
+        .args(["--addr", "127.0.0.1", "--port", "-1", "--jetstream", "--store_dir"])
         .arg(data.path())
+        .arg("--ports_file_dir")
+        .arg(&ports)
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    Some(Bus { url: format!("nats://127.0.0.1:{port}"), process, _data: data })
+    let mut bus = Bus { url: String::new(), process, _data: data };
+    let told = ports.join(format!("{PROGRAM}_{}.ports", bus.process.id()));
+    let patience = Instant::now() + PATIENCE;
+    while bus.url.is_empty() {
+        assert!(Instant::now() < patience, "the bus does not start: {:?}", bus.process.try_wait());
+        std::thread::yield_now();
+        let text = std::fs::read_to_string(&told).unwrap_or_default();
+        // Up to the quote after it: the file may not be whole yet.
+        let url = text.split_once("\"nats://").and_then(|(_, rest)| Some(rest.split_once('"')?.0));
+        bus.url = url.unwrap_or_default().to_owned();
+    }
+    Some(bus)
 }
 
-/// A matcher on the bus, with a runtime of its own, so that it can be lost with all it has.
+/// A matcher on the bus, on a thread of its own. When dropped, its connection breaks; what it holds it holds until the
+/// leases end.
 struct Node {
+    _bridge: oneshot::Sender<()>,
     _service: Service,
-    runtime: Option<tokio::runtime::Runtime>,
 }
 
 impl Node {
@@ -79,8 +96,6 @@ impl Node {
             salvage: false,
         })
         .unwrap();
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let options = NatsOptions {
             url: bus.url.clone(),
             bus_token: String::new(),
@@ -90,21 +105,14 @@ impl Node {
             requests_max: 256,
         };
         let handle = service.handle().clone();
-        runtime.spawn(serve_nats(handle, options, std::future::pending()));
-        Node { _service: service, runtime: Some(runtime) }
-    }
-
-    /// Its connection breaks; what it holds it holds until the leases end.
-    fn lose(mut self) {
-        self.runtime.take().unwrap().shutdown_background();
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
+        let (bridge, dropped) = oneshot::channel();
+        std::thread::spawn(move || {
+            // One thread: what a task leaves to another happens as late as it can, so that an order that only luck kept
+            // shows. The stream of a server that began after its first request did, for one.
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(serve_nats(handle, options, async { drop(dropped.await) }));
+        });
+        Node { _bridge: bridge, _service: service }
     }
 }
 
@@ -229,8 +237,7 @@ fn matchers_of_an_area_share_the_load_and_survive_the_loss_of_one() {
             let seen = caller.ask(Method::GET_ROOM_INFO, Writer::new().str(1, room)).await;
             assert_eq!((seen.status, room_of(&seen).1), (Status::Ok, 2), "a room is found wherever it is");
         }
-        let lost = nodes.remove(0);
-        lost.lose();
+        drop(nodes.remove(0));
         for (index, (mode, ..)) in first.iter().enumerate() {
             caller.join(&format!("c{index}"), mode).await;
         }

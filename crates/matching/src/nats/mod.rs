@@ -29,6 +29,7 @@ use tokio::sync::Semaphore;
 
 use crate::service::Handle;
 use crate::tokens::Tokens;
+use crate::watch::Watch;
 use lease::Leases;
 
 /// Names of the headers.
@@ -338,13 +339,14 @@ impl Shared {
     fn begin_session(self: &Arc<Self>, srv: &str) {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         if sessions.insert(srv.to_owned(), Instant::now()).is_none() {
+            // Before the request that comes with it: what that one has to tell is part of the stream.
+            let watch = self.handle.watch(srv, None);
             let (shared, srv) = (Arc::clone(self), srv.to_owned());
-            tokio::spawn(async move { shared.publish_notices(&srv).await });
+            tokio::spawn(async move { shared.publish_notices(&srv, watch).await });
         }
     }
 
-    async fn publish_notices(&self, srv: &str) {
-        let mut watch = self.handle.watch(srv, None);
+    async fn publish_notices(&self, srv: &str, mut watch: Watch) {
         let subject = format!("throng.notify.{srv}");
         let mut look = tokio::time::interval(SESSION_IDLE / 10);
         loop {
