@@ -2,6 +2,7 @@
 #![cfg(feature = "nats")]
 #![allow(clippy::print_stderr, reason = "says what is left out")]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -160,6 +161,21 @@ impl Caller {
         }
     }
 
+    /// Comes back when one of these matchers is no longer on the bus: until the bus has noticed, it may hand requests to one
+    /// that is lost, and nobody answers those.
+    async fn wait_for_a_loss(&self, matchers: &BTreeSet<String>) {
+        loop {
+            for matcher in matchers {
+                let request = async_nats::Request::new().timeout(Some(Duration::from_millis(200)));
+                let subject = format!("throng.matcher.1.at.{matcher}.Ping");
+                let asked = self.client.send_request(subject, request).await;
+                if asked.is_err_and(|error| error.kind() == async_nats::RequestErrorKind::NoResponders) {
+                    return;
+                }
+            }
+        }
+    }
+
     async fn join(&self, role: &str, mode: &str) -> Answer {
         let body = Writer::new().nested(1, Writer::new().str(1, role)).nested(2, Writer::new().str(1, mode));
         let answer = self.ask(Method::ROLE_JOIN_RANDOM_ROOM, body).await;
@@ -216,12 +232,12 @@ fn matchers_of_an_area_share_the_load_and_survive_the_loss_of_one() {
     run(async {
         let caller = Caller::connect(&bus, "").await;
         // One that comes late would find thousands of modes taken.
-        let mut present = std::collections::BTreeSet::new();
+        let mut present = BTreeSet::new();
         while present.len() < 2 {
             present.insert(caller.ask(Method::PING, Writer::new()).await.matcher);
         }
         // Modes are taken by whoever is asked first, so that with enough of them both matchers have some.
-        let (mut homes, mut first) = (std::collections::BTreeMap::<String, usize>::new(), Vec::new());
+        let (mut homes, mut first) = (BTreeMap::<String, usize>::new(), Vec::new());
         for index in 0.. {
             let mode = format!("{}v{}", index % 90 + 2, index / 90 + 2);
             let joined = caller.join(&format!("a{index}"), &mode).await;
@@ -238,10 +254,11 @@ fn matchers_of_an_area_share_the_load_and_survive_the_loss_of_one() {
             assert_eq!((seen.status, room_of(&seen).1), (Status::Ok, 2), "a room is found wherever it is");
         }
         drop(nodes.remove(0));
+        caller.wait_for_a_loss(&present).await;
         for (index, (mode, ..)) in first.iter().enumerate() {
             caller.join(&format!("c{index}"), mode).await;
         }
-        let mut left = std::collections::BTreeSet::new();
+        let mut left = BTreeSet::new();
         for (index, (mode, ..)) in first.iter().enumerate() {
             left.insert(caller.join(&format!("d{index}"), mode).await.matcher);
         }
