@@ -1,8 +1,15 @@
-//! Two figures in half a minute: what sending group 1 over UDP adds, and a frame of 2,000 connections that see 2,000
-//! characters in a square kilometre at the reference levels of detail: `cargo run --release --example limits`.
+//! Three figures in half a minute: what sending group 1 over UDP adds, a frame of 2,000 connections that see 2,000
+//! characters in a square kilometre at the reference levels of detail, and one change in a keyed array of 10,000 elements:
+//! `cargo run --release --example limits`.
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
-use throng_replication_bench::case::{Case, Mode, run, run_over};
+use throng_replication::wire::{AckState, Header};
+use throng_replication::{
+    Class, ClassId, Classes, Filter, Handle, Keyed, Quantiser, Server, ServerConfig, Value,
+};
+use throng_replication_bench::case::{Case, Mode, Spread, run, run_over};
+use throng_replication_bench::clock::thread_cpu_ns;
+use throng_replication_bench::shared::Shared;
 use throng_replication_bench::socket::Sockets;
 use throng_replication_bench::workload::Group;
 
@@ -26,5 +33,48 @@ fn main() -> std::io::Result<()> {
         "2,000 characters: net {:.0} us (p99 {:.0}, max {:.0}), {:.0} bytes each",
         outcome.net_us.mean, outcome.net_us.p99, outcome.net_us.max, outcome.bytes_per_client_frame
     );
+    keyed();
     Ok(())
+}
+
+/// A frame with one changed element among ten thousand, and a frame without: to one connection that acknowledges at once.
+fn keyed() {
+    let mut classes = Classes::new();
+    let bag =
+        Keyed::new("bag", 20_000).field("item", Quantiser::UInt(16)).field("count", Quantiser::UInt(10));
+    let class = Class::builder("chest").keyed(bag).build().expect("sound");
+    classes.register(class).expect("the first");
+    let mut server = Server::new(ServerConfig::default(), &classes);
+    let id = server.connect().expect("the first");
+    let chest = server.create(ClassId(0)).expect("the first");
+    server.set_filter(chest, Filter::Always).expect("just created");
+    let change = |server: &mut Server, chest: Handle, key: u32, count: u32| {
+        let element = [Value::UInt(u64::from(key)), Value::UInt(u64::from(count % 1000))];
+        server.set_element(chest, 0, key, &element).expect("it has an array");
+    };
+    (0..10_000).for_each(|key| change(&mut server, chest, key, 0));
+    let (mut acks, mut seq) = (AckState::default(), 0_u16);
+    let mut samples = [Vec::new(), Vec::new()];
+    for frame in 1..=2200_u32 {
+        let changes = frame % 2 == 0;
+        let start = thread_cpu_ns();
+        if changes && frame > 200 {
+            change(&mut server, chest, frame * 7 % 10_000, frame);
+        }
+        server.tick(Shared::time(frame), |out| {
+            out.iter().for_each(|packet| acks.applied(u16::from_le_bytes([packet[0], packet[1]])));
+        });
+        let spent = thread_cpu_ns() - start;
+        if frame > 200 {
+            samples[usize::from(changes)].push(spent);
+        }
+        let (ack, ack_bits) = acks.fields();
+        server.receive(id, &Header { seq, ack, ack_bits, frame }.to_bytes()).expect("what was sent");
+        seq = seq.wrapping_add(1);
+    }
+    let [without, with] = samples.map(Spread::of);
+    println!(
+        "keyed array of 10,000: a frame with one change {:.2} us (p99 {:.2}), without {:.2} us, clock included",
+        with.mean, with.p99, without.mean
+    );
 }

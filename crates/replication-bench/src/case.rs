@@ -108,7 +108,9 @@ pub struct Spread {
 }
 
 impl Spread {
-    fn of(mut samples: Vec<u64>) -> Self {
+    /// Of nanoseconds; none give zeros.
+    #[must_use]
+    pub fn of(mut samples: Vec<u64>) -> Self {
         samples.sort_unstable();
         let Some(last) = samples.last() else { return Self::default() };
         let us = |ns: u64| ns as f64 / 1000.0;

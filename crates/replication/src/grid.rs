@@ -86,6 +86,8 @@ pub(crate) struct Found<'a> {
     pub(crate) top: &'a mut [u64],
     /// For each band: objects within its limit, and those not yet beyond the distance at which they leave it.
     pub(crate) near: &'a mut [(Vec<u64>, Vec<u64>)],
+    /// Objects whose place was looked at.
+    pub(crate) tested: &'a mut u64,
 }
 
 #[derive(Clone, Debug)]
@@ -169,6 +171,7 @@ impl GridIndex {
                 for column in level.column(&self.config, x0)..=level.column(&self.config, x1) {
                     let at = (row * level.columns + column) as usize;
                     if level.counts[at] > 0 {
+                        *found.tested += u64::from(level.counts[at]);
                         level.cells[at].query_area(area, found);
                     }
                 }
@@ -186,6 +189,7 @@ impl GridIndex {
                 for column in (column - 1).max(0)..=(column + 1).min(level.columns - 1) {
                     let at = (row * level.columns + column) as usize;
                     if level.counts[at] > 0 {
+                        *found.tested += u64::from(level.counts[at]);
                         level.cells[at].query(query, found);
                     }
                 }
@@ -299,13 +303,21 @@ impl Cell {
                 word |= u64::from(inside) << (at * LANES);
                 squares[at * LANES..][..LANES].copy_from_slice(&square);
             }
+            if word == 0 {
+                continue;
+            }
             let object = |bit: usize| chunk[bit / LANES].objects[bit % LANES];
             for bit in crate::wire::bits_of(word) {
                 let word = object(bit) as usize / 64;
                 found.scope[word] |= 1 << (object(bit) % 64);
                 found.top[word / 64] |= 1 << (word % 64);
             }
+            // Most cells lie beyond the bands near the view, all of their objects at once.
+            let nearest = least(&squares[..chunk.len() * LANES]);
             for ((limit, leave), (near, within)) in query.bands.iter().zip(found.near.iter_mut()) {
+                if nearest > *leave {
+                    continue;
+                }
                 let inside =
                     (0..64).fold(0_u64, |bits, i| bits | u64::from(squares[i] <= *leave) << i) & word;
                 for bit in crate::wire::bits_of(inside) {
@@ -344,6 +356,18 @@ fn test(query: &Query<'_>, lanes: &Lanes) -> (u32, [f32; LANES]) {
     (inside, square)
 }
 
+/// The least of some numbers, whole lanes of them: lane by lane, so that it becomes vectors.
+#[inline(always)]
+fn least(squares: &[f32]) -> f32 {
+    let mut all = [f32::MAX; LANES];
+    for lanes in squares.chunks_exact(LANES) {
+        for i in 0..LANES {
+            all[i] = if lanes[i] < all[i] { lanes[i] } else { all[i] };
+        }
+    }
+    all.into_iter().fold(f32::MAX, f32::min)
+}
+
 /// Bit i: `a[i] <= b[i]`. Said with weights of one width, so that it becomes whole vectors and one sum.
 #[inline(always)]
 fn at_most(a: &[f32; LANES], b: &[f32; LANES]) -> u32 {
@@ -361,7 +385,7 @@ mod tests {
 
     fn seen(grid: &GridIndex, view: [f32; 3]) -> Vec<u32> {
         let (mut scope, mut top) = (vec![0; 256], vec![0; 4]);
-        let mut found = Found { scope: &mut scope, top: &mut top, near: &mut [] };
+        let mut found = Found { scope: &mut scope, top: &mut top, near: &mut [], tested: &mut 0 };
         grid.query(&Query { view, exit: 1.0, before: &Sparse::default(), bands: &[] }, &mut found);
         let words: Vec<usize> = crate::bitmap::members(top.iter().copied()).collect();
         assert!(scope.iter().enumerate().all(|(at, word)| (*word != 0) == words.contains(&at)));

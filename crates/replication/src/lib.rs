@@ -117,6 +117,8 @@
 //! | A game that has | uses |
 //! |---|---|
 //! | state of its own, changed without [`Server::set`] | [`Server::set_poll`], [`Server::force_update`]; [`Server::marker`] from other threads |
+//! | calls and events on an object | [`Server::attach`], [`Client::attach`]: reliable in order, or at most once |
+//! | input of players | [`Client::send_input`], [`Event::Input`] |
 //! | inventories, score boards, anything with keys | [`Keyed`] arrays: what changed is sent, whatever their length |
 //! | values that no [`Quantiser`] fits | [`CustomQuantiser`] |
 //! | fog of war, lines of sight | [`CustomFilter`], asked every k frames for 64 objects at once |

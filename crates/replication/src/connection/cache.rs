@@ -55,8 +55,9 @@ impl Scratch {
         }
     }
 
-    pub(super) fn found(&mut self) -> Found<'_> {
-        Found { scope: &mut self.scope, top: &mut self.top, near: &mut self.near }
+    /// Where a query of the grid leaves what it finds, and adds to `tested` what it looked at.
+    pub(super) fn found<'a>(&'a mut self, tested: &'a mut u64) -> Found<'a> {
+        Found { scope: &mut self.scope, top: &mut self.top, near: &mut self.near, tested }
     }
 }
 

@@ -18,10 +18,10 @@ impl Stage<'_> {
         for view in &conn.views {
             let bands = &sh.bands[..];
             let query = Query { view: view.position, exit, before: &conn.scope, bands };
-            sh.grid.query(&query, &mut scratch.found());
+            sh.grid.query(&query, &mut scratch.found(&mut conn.stats.objects_tested));
         }
         for area in &conn.areas {
-            sh.grid.query_area(area, &mut scratch.found());
+            sh.grid.query_area(area, &mut scratch.found(&mut conn.stats.objects_tested));
         }
         if sh.any_team {
             for word in members(conn.teamed.top().iter().copied()) {
@@ -168,14 +168,15 @@ impl Stage<'_> {
                 let banded = sh.objects.lod.word(word) & !conn.owned.word(word);
                 let mut rest = scratch.scope[word] & banded;
                 conn.bands[0].put_word(word, scratch.scope[word] & !banded);
+                // Those that were in this band or in one nearer.
+                let mut nearer = 0;
                 for band in 0..=last {
                     let before = conn.bands[band + 1].word(word);
+                    nearer |= before;
                     let inside = match scratch.near.get_mut(band) {
                         Some((near, within)) => {
-                            let nearer: u64 =
-                                (0..=band).fold(0, |all, at| all | conn.bands[at + 1].word(word));
-                            (core::mem::take(&mut near[word]) | core::mem::take(&mut within[word]) & nearer)
-                                & rest
+                            let (near, within) = (&mut near[word], &mut within[word]);
+                            (core::mem::take(near) | core::mem::take(within) & nearer) & rest
                         }
                         None => rest,
                     };

@@ -36,6 +36,7 @@ impl ConnectionStats {
         self.packets_lost += other.packets_lost;
         self.properties_resent += other.properties_resent;
         self.words_seen += other.words_seen;
+        self.objects_tested += other.objects_tested;
         self.records_copied += other.records_copied;
         self.records_hit += other.records_hit;
         self.records_built += other.records_built;
@@ -90,6 +91,7 @@ impl Server {
             ("properties_dirty", "Changed properties, over frames.", stats.properties_dirty),
             ("records_shared", "Common records written.", stats.records_shared),
             ("words_seen", "Groups of 64 objects that a connection looked at.", total.words_seen),
+            ("objects_tested", "Distances of objects to views tested.", total.objects_tested),
             ("records_copied", "Common records copied into packets.", total.records_copied),
             ("record_hits", "Record variants found in the cache.", total.records_hit),
             ("record_misses", "Record variants built.", total.records_built),

@@ -222,6 +222,8 @@ pub struct ConnectionStats {
     pub properties_resent: u64,
     /// Groups of 64 objects that were looked at because something of them changed and something is in scope.
     pub words_seen: u64,
+    /// Objects of the grid whose distance to a view was tested, summed over frames: those in the cells around it.
+    pub objects_tested: u64,
     /// Common records copied.
     pub records_copied: u64,
     /// Record variants found in the cache.
