@@ -64,7 +64,7 @@ async fn nothing_is_taken_over_for_who_may_not_read_it() {
     let grant = |claim: &str, namespace: &str| Policy {
         name: claim.to_owned(),
         acl: Acl { claims: vec![claim.to_owned()], actions: Action::ALL.to_vec() },
-        namespaces: vec![Scope { values: vec![namespace.to_owned()], not: false }],
+        namespaces: vec![Scope::of([namespace])],
         buckets: Vec::new(),
     };
     let tokens =
@@ -91,10 +91,7 @@ async fn uploads_go_to_the_fallback_too_if_who_uploads_may_write_there() {
     let grant = |claim: &str, namespaces: &[&str]| Policy {
         name: claim.to_owned(),
         acl: Acl { claims: vec![claim.to_owned()], actions: Action::ALL.to_vec() },
-        namespaces: vec![Scope {
-            values: namespaces.iter().map(|&name| name.to_owned()).collect(),
-            not: false,
-        }],
+        namespaces: vec![Scope::of(namespaces.iter().copied())],
         buckets: Vec::new(),
     };
     let tokens =

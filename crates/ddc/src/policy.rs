@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use regex::{Regex, RegexBuilder};
+
 use crate::{Bucket, Namespace};
 
 macro_rules! actions {
@@ -112,26 +114,79 @@ impl Acl {
     }
 }
 
+/// A part of a name: what the one capture group of a regular expression takes of it.
+#[derive(Clone, Debug)]
+pub struct Pattern(Regex);
+
+/// An expression that names no part of a name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PatternError {
+    /// It cannot be read.
+    #[error("{0}")]
+    Syntax(String),
+    /// It has this many capture groups.
+    #[error("it has {0} capture groups; write one, as in `^([a-z]+)-.*$`")]
+    Groups(usize),
+}
+
+impl FromStr for Pattern {
+    type Err = PatternError;
+
+    fn from_str(text: &str) -> Result<Pattern, PatternError> {
+        // Names are compared without case everywhere. Matching takes time in proportion to the name, whatever is written.
+        let built = RegexBuilder::new(text).case_insensitive(true).size_limit(1 << 20).build();
+        let regex = built.map_err(|error| PatternError::Syntax(error.to_string()))?;
+        match regex.captures_len() - 1 {
+            1 => Ok(Pattern(regex)),
+            groups => Err(PatternError::Groups(groups)),
+        }
+    }
+}
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Pattern) -> bool {
+        self.0.as_str() == other.0.as_str()
+    }
+}
+
+impl Eq for Pattern {}
+
 /// Names that a policy covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope {
     /// Names, or `*` for all.
     pub values: Vec<String>,
+    /// Compares this part of a name with `values` instead of all of it; a name without such a part is none of them.
+    pub pattern: Option<Pattern>,
     /// Covers everything but `values`.
     pub not: bool,
 }
 
 impl Scope {
+    /// These names.
+    pub fn of<N: Into<String>>(values: impl IntoIterator<Item = N>) -> Scope {
+        Scope { values: values.into_iter().map(Into::into).collect(), pattern: None, not: false }
+    }
+
     /// Everything.
     #[must_use]
     pub fn all() -> Scope {
-        Scope { values: vec!["*".to_owned()], not: false }
+        Scope::of(["*"])
     }
 
     /// Whether `name` is covered.
     #[must_use]
     pub fn covers(&self, name: &str) -> bool {
-        self.values.iter().any(|value| value == "*" || value.eq_ignore_ascii_case(name)) != self.not
+        let compared = match &self.pattern {
+            None => Some(name),
+            Some(Pattern(regex)) => {
+                regex.captures(name).and_then(|found| found.get(1)).map(|part| part.as_str())
+            }
+        };
+        let named = compared.is_some_and(|name| {
+            self.values.iter().any(|value| value == "*" || value.eq_ignore_ascii_case(name))
+        });
+        named != self.not
     }
 }
 
@@ -201,7 +256,7 @@ mod tests {
         Policy {
             name: "test".to_owned(),
             acl: Acl { claims: own(claims), actions: actions.to_vec() },
-            namespaces: vec![Scope { values: own(namespaces), not }],
+            namespaces: vec![Scope { not, ..Scope::of(own(namespaces)) }],
             buckets: Vec::new(),
         }
     }
@@ -238,7 +293,7 @@ mod tests {
     #[test]
     fn buckets_narrow_a_policy() {
         let mut only = policy(&["*"], &[Action::ReadObject], &["*"], false);
-        only.buckets = vec![Scope { values: vec!["shaders".to_owned()], not: false }];
+        only.buckets = vec![Scope::of(["shaders"])];
         let policies = Policies(vec![only]);
         let namespace = "n".parse().expect("a name");
         let permit = |bucket: Option<&str>| {
@@ -246,6 +301,29 @@ mod tests {
             policies.permit(&Claims::default(), Action::ReadObject, &namespace, bucket.as_ref())
         };
         assert!(permit(Some("Shaders")) && !permit(Some("textures")) && permit(None));
+    }
+
+    #[test]
+    fn a_pattern_compares_a_part_of_the_name() {
+        let scope = |pattern: &str, values: &[&str], not| Scope {
+            pattern: Some(pattern.parse().expect("a pattern")),
+            not,
+            ..Scope::of(values.iter().copied())
+        };
+        let games = scope("^([a-z]+)-(?:main|release)$", &["Tag", "chess"], false);
+        assert!(games.covers("tag-main") && games.covers("Chess-Release"));
+        assert!(!games.covers("tag-next") && !games.covers("go-main") && !games.covers("tag"));
+        let others = scope("^([a-z]+)-", &["tag"], true);
+        assert!(others.covers("go-main") && others.covers("tag") && !others.covers("tag-main"));
+        assert!(scope("^(.*)$", &["*"], false).covers("anything"));
+        for (bad, why) in
+            [("a(b", "unclosed group"), ("ab", "0 capture groups"), ("(a)(b)", "2 capture groups")]
+        {
+            let error = bad.parse::<Pattern>().expect_err("no pattern").to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        // What other engines take exponential time for.
+        assert!(!scope("^((?:a|aa)+)$", &["x"], false).covers(&("a".repeat(60) + "b")));
     }
 
     #[test]

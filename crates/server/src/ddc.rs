@@ -17,7 +17,7 @@ use throng_cache::{
 use throng_ddc::Namespace;
 use throng_ddc::compressed::OodleDecoder;
 use throng_ddc::gc::RefPolicy;
-use throng_ddc::policy::{Acl, Action, Claims, Policies, Policy, Scope};
+use throng_ddc::policy::Claims;
 use throng_gateway::Verdict;
 use throng_store::{Durability, Options, Quotas, Tier, TierOptions};
 use tokio::sync::Notify;
@@ -328,8 +328,6 @@ fn rules(
         };
         identify.push(Box::new(Signed(keys.of(auth, side)?)));
     }
-    let policies =
-        ddc.grants.iter().map(|(name, grant)| read_grant(name, grant)).collect::<Result<_, _>>()?;
     let default = NamespaceRules {
         overwrite_refs: ddc.overwrite_refs,
         unverified: ddc.unverified,
@@ -351,7 +349,7 @@ fn rules(
     };
     let namespaces = read_namespaces(ddc, &default)?;
     Ok(Rules {
-        access: Access { identify, policies: Policies(policies) },
+        access: Access { identify, policies: crate::ddc_policies::read(ddc)? },
         namespaces,
         default,
         care,
@@ -360,33 +358,6 @@ fn rules(
         blob_bytes_max: ddc.blob_bytes_max,
         endpoints: addresses.iter().map(|address| format!("{}://{}", address.scheme, address.addr)).collect(),
         ..Rules::default()
-    })
-}
-
-/// Reads `CLAIMS ACTIONS NAMESPACES`.
-///
-/// # Errors
-/// What is wrong with it.
-pub(crate) fn read_grant(name: &str, text: &str) -> Result<Policy, String> {
-    let parts: Vec<&str> = text.split_whitespace().collect();
-    let [claims, actions, namespaces] = parts[..] else {
-        return Err(format!("`{name}` is written CLAIMS ACTIONS NAMESPACES, found \"{text}\""));
-    };
-    let list = |text: &str| text.split(',').map(str::to_owned).collect::<Vec<_>>();
-    let actions = if actions == "*" {
-        Action::ALL.to_vec()
-    } else {
-        let parsed = actions.split(',').map(str::parse).collect::<Result<Vec<Action>, _>>();
-        parsed.map_err(|error| format!("`{name}`: {error}"))?
-    };
-    for namespace in namespaces.split(',').filter(|namespace| *namespace != "*") {
-        namespace.parse::<Namespace>().map_err(|error| format!("`{name}`: `{namespace}`: {error}"))?;
-    }
-    Ok(Policy {
-        name: name.to_owned(),
-        acl: Acl { claims: list(claims), actions },
-        namespaces: vec![Scope { values: list(namespaces), not: false }],
-        buckets: Vec::new(),
     })
 }
 
@@ -432,19 +403,6 @@ fn flatten(claims: &Value) -> Claims {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn grants_are_read() {
-        let policy =
-            read_grant("artists", "group=artists,team ReadObject,writeobject game,test").expect("valid");
-        assert_eq!(policy.acl.claims, ["group=artists", "team"]);
-        assert_eq!(policy.acl.actions, [Action::ReadObject, Action::WriteObject]);
-        assert_eq!(policy.namespaces[0].values, ["game", "test"]);
-        assert_eq!(read_grant("all", "* * *").expect("valid").acl.actions.len(), Action::ALL.len());
-        for bad in ["", "* *", "* Fly *", "* * a/b", "* * * *"] {
-            assert!(read_grant("x", bad).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn claims_of_a_token_become_names_and_values() {

@@ -26,6 +26,7 @@ pub mod auth;
 mod capture;
 pub mod config;
 mod ddc;
+mod ddc_policies;
 pub mod ddc_tool;
 pub mod doctor;
 mod enet_gate;

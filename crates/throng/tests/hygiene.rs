@@ -123,7 +123,7 @@ const CORE_TABLE: &[(&str, &[&str])] = &[
     ("throng-wire", &["prost", "prost-types", "snap", "thiserror"]),
     ("throng-spatial", &["thiserror"]),
     // Hashes are BLAKE3; compressed buffers hold LZ4 blocks and a checksum; binary values are base64 in JSON.
-    ("throng-ddc", &["base64", "blake3", "crc32fast", "lz4_flex", "thiserror"]),
+    ("throng-ddc", &["base64", "blake3", "crc32fast", "lz4_flex", "regex", "thiserror"]),
     // Packets are shared by everybody they are broadcast to (bytes); addresses need a keyed hasher (hashbrown);
     // encryption that is not our own (chacha20poly1305).
     ("throng-enet", &["bytes", "chacha20poly1305", "hashbrown", "thiserror"]),

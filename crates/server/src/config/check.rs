@@ -220,7 +220,7 @@ fn check_matcher(config: &Config, problems: &mut Vec<Problem>) {
 
 fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
     let ddc = &config.settings.ddc;
-    for name in ["tokens_file", "jwt_keys_file", "tls_cert", "tls_key"] {
+    for name in ["tokens_file", "policies_file", "jwt_keys_file", "tls_cert", "tls_key"] {
         check_file(config, &format!("ddc.{name}"), problems);
     }
     if ddc.tls_cert.is_empty() != ddc.tls_key.is_empty() {
@@ -270,15 +270,12 @@ fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
         ));
     }
     check_ddc_origin(config, problems);
-    for (name, grant) in &ddc.grants {
-        if let Err(why) = crate::ddc::read_grant(name, grant) {
-            problems.push(at(
-                config,
-                ProblemKind::BadValue,
-                "ddc.grants",
-                format!("bad value for `ddc.grants`: {why}"),
-            ));
-        }
+    let policies = crate::ddc_policies::read_grants(ddc).map_err(|why| ("ddc.grants", why));
+    // A file that is not there is a problem already.
+    let readable = !ddc.policies_file.is_empty() && std::path::Path::new(&ddc.policies_file).exists();
+    let file = crate::ddc_policies::read_file(ddc).map_err(|why| ("ddc.policies_file", why));
+    for (key, why) in [policies.err(), file.err().filter(|_| readable)].into_iter().flatten() {
+        problems.push(at(config, ProblemKind::BadValue, key, format!("bad value for `{key}`: {why}")));
     }
 }
 

@@ -472,10 +472,14 @@ section! {
         jwt_audience: String = "", Kind::Text; reload;
         /// For signed tokens: required issuer (`iss`); empty = not checked.
         jwt_issuer: String = "", Kind::Text; reload;
-        /// Who may do what, by a name of your choice: `CLAIMS ACTIONS NAMESPACES`, each a list with commas, as in
-        /// `group=artists ReadObject,WriteObject game,test`. `*` is any caller or namespace. Without tokens and keys
-        /// everything is allowed.
+        /// Who may do what, by a name of your choice: `CLAIMS ACTIONS NAMESPACES [BUCKETS]`, each a list with commas, as in
+        /// `group=artists ReadObject,WriteObject game,test`. `*` is any caller, action, namespace or bucket. Without tokens
+        /// and keys everything is allowed.
         grants: BTreeMap<String, String> = (), Kind::Map; reload;
+        /// File with more of them, in the form of Cloud DDC: a JSON list of `{name, claims, actions, scope: {namespaces:
+        /// [{values, match, not}], buckets: [...]}}`. `match` is a regular expression; what its one group captures of the
+        /// name is compared with `values`.
+        policies_file: String = "", Kind::Path; reload;
         /// Namespaces that only the internal listener serves.
         internal_namespaces: Vec<String> = [], Kind::List; reload;
         /// Namespaces that take no compressed buffers whose content cannot be verified here, whatever `unverified` says.
