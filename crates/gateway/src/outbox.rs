@@ -13,6 +13,7 @@
 
 mod entry;
 mod frames;
+mod spares;
 #[cfg(test)]
 mod tests;
 
@@ -25,6 +26,7 @@ pub(crate) use entry::Entry;
 use entry::Form;
 pub use entry::SharedFrame;
 use frames::OpenFrame;
+pub(crate) use spares::Spares;
 use throng_wire::frame::{self, Compression, PACKET_BYTES_SEND_MAX};
 
 /// How a connection carries frames.
@@ -80,6 +82,8 @@ const SLICES_MAX: usize = 1024;
 /// header and segment of one frame, well below 1 KiB without allocating for the next frame.
 const KEEP_BYTES: usize = 256;
 const KEEP_SEGMENTS: usize = 8;
+/// From here on a buffer grows by quarters: a thousand readers that fall behind hold what waits for them, not twice that.
+const SLOW_GROWTH_BYTES: usize = 16 << 10;
 /// Consumed bytes at the front of `own` before it is compacted under a reader that never lets it drain.
 const COMPACT_BYTES: usize = 64 << 10;
 /// Below this, compressing a shared entry on its own costs more in tags than it saves.
@@ -182,7 +186,25 @@ impl Outbox {
     ///
     /// Drivers call [`Shard::handle_written`](crate::Shard::handle_written) instead, which also resumes what waited for
     /// room.
-    pub fn advance(&mut self, mut written: usize) {
+    pub fn advance(&mut self, written: usize) {
+        self.forget(written);
+        if self.segments.is_empty() {
+            self.release();
+        }
+    }
+
+    /// As [`advance`](Self::advance); a buffer that is not needed any more goes to those of other outboxes.
+    pub(crate) fn advance_with(&mut self, written: usize, spares: &mut Spares) {
+        self.forget(written);
+        if self.segments.is_empty() {
+            let used = self.own.len();
+            self.own.clear();
+            spares.take(&mut self.own);
+            self.shrink(used);
+        }
+    }
+
+    fn forget(&mut self, mut written: usize) {
         debug_assert!(written <= self.queued, "more written than queued");
         self.queued -= written.min(self.queued);
         self.advance_runs(written);
@@ -200,9 +222,7 @@ impl Outbox {
                 open.first_segment = open.first_segment.saturating_sub(1);
             }
         }
-        if self.segments.is_empty() {
-            self.release();
-        } else {
+        if !self.segments.is_empty() {
             self.compact();
         }
     }
@@ -282,6 +302,9 @@ impl Outbox {
         debug_assert!(len <= PACKET_BYTES_SEND_MAX);
         self.make_room(len, false);
         let start = self.own.len();
+        if self.own.capacity() - start < len && start >= SLOW_GROWTH_BYTES {
+            self.own.reserve_exact(len.max(start / 4));
+        }
         write(&mut self.own);
         debug_assert_eq!(self.own.len(), start + len, "an entry has another length than announced");
         self.queued += len;
@@ -343,7 +366,14 @@ impl Outbox {
         debug_assert!(self.open.is_none() && self.queued == 0);
         let used = self.own.len();
         self.own.clear();
-        if self.own.capacity() > KEEP_BYTES && used < self.own.capacity() / 4 {
+        self.shrink(used);
+    }
+
+    /// Gives back memory that is far more than the `used` bytes of late, or than any connection should keep.
+    fn shrink(&mut self, used: usize) {
+        if self.own.capacity() > COMPACT_BYTES {
+            self.own = Vec::new();
+        } else if self.own.capacity() > KEEP_BYTES && used < self.own.capacity() / 4 {
             self.own.shrink_to(KEEP_BYTES.max(used * 2));
         }
         if self.segments.capacity() > KEEP_SEGMENTS && used < COMPACT_BYTES {

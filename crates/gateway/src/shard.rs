@@ -353,7 +353,7 @@ impl Shard {
     fn written(&mut self, slot: u32, written: usize) {
         let board = &mut self.board;
         let Some(conn) = board.conns.get_mut(slot as usize) else { return };
-        conn.outbox.advance(written);
+        conn.outbox.advance_with(written, &mut board.spares);
         if written > 0 {
             conn.progressed = board.now;
         }

@@ -19,7 +19,7 @@ use crate::connection::{Connection, Lag};
 use crate::effect::{Effect, SecurityEvent};
 use crate::ids::{ChannelId, ConnId, ConnKind, IdHasher, IdMap, ShardIndex};
 use crate::mail::{EntryBatch, Head, Letter, MessageBatch, Payload, State};
-use crate::outbox::LOOSE_BYTES_MAX;
+use crate::outbox::{LOOSE_BYTES_MAX, Spares};
 use crate::reason::{CloseReason, Refusal};
 use crate::stats::Stats;
 
@@ -93,6 +93,8 @@ pub(crate) struct Switchboard {
     newest: Vec<Option<u64>>,
     /// Recipients per shard of the delivery being prepared; empty between uses.
     recipients: Vec<Vec<ConnId>>,
+    /// Buffers for outboxes that are filled next.
+    pub(crate) spares: Spares,
 }
 
 /// A batch letter takes further entries up to this size: large enough to make the cost per letter vanish, small enough
@@ -135,6 +137,7 @@ impl Switchboard {
             polled: 0,
             newest: vec![None; shards],
             recipients: vec![Vec::new(); shards],
+            spares: Spares::default(),
         }
     }
 
@@ -182,6 +185,7 @@ impl Switchboard {
         let Some(conn) = self.conns.get_mut(slot as usize).filter(|conn| conn.id == id) else { return };
         if conn.outbox.is_empty() {
             conn.progressed = self.now;
+            self.spares.lend(&mut conn.outbox);
         }
         conn.outbox.push_inline(len, write);
         let over = conn.outbox.queued_bytes() > self.config.outbox.hard_bytes[conn.kind.index()];
@@ -281,8 +285,9 @@ impl Switchboard {
             self.doom_slot(slot, CloseReason::SlowReader);
             return;
         }
-        if queued == 0 {
+        if conn.outbox.is_empty() {
             conn.progressed = self.now;
+            self.spares.lend(&mut conn.outbox);
         }
         let mut loose = false;
         if let Some(state) = state.filter(|_| conn.outbox.is_loose()) {

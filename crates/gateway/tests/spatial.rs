@@ -188,6 +188,24 @@ fn a15_a_refused_handover_happens_when_the_cell_appears() {
 }
 
 #[test]
+fn a15_the_first_update_of_an_entity_without_data_hands_it_over() {
+    let mut config = config(2, 2);
+    config.spatial.follow_radius = 4.0;
+    let mut world = world(config);
+    let (a, b) = (spatial_server(&mut world, "a"), spatial_server(&mut world, "b"));
+    let client = world.join(ConnKind::Client, "c");
+    let body = CreateEntityChannelMessage { entity_id: E + 1, ..Default::default() };
+    world.send(a, [Send::new(MessageType::CreateEntityChannel, &body).to(CELL)]);
+    assert_eq!(entity(&world, E + 1), (Some(CELL), Some(world.conn(a))));
+    let data = Some(data(15.0, Some(E + 1), world.conn(client)));
+    let body = ChannelDataUpdateMessage { data, ..Default::default() };
+    world.send(a, [Send::new(MessageType::ChannelDataUpdate, &body).to(E + 1)]);
+    assert_eq!(entity(&world, E + 1), (Some(CELL + 1), Some(world.conn(b))));
+    let seen = subscriptions(&world.take(client));
+    assert!(seen.contains(&(6, CELL + 1)), "the client's interest follows its entity: {seen:?}");
+}
+
+#[test]
 fn a15_messages_follow_an_entity_to_its_new_owner() {
     let mut world = world(config(2, 2));
     let (a, b) = (spatial_server(&mut world, "a"), spatial_server(&mut world, "b"));

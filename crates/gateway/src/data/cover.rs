@@ -64,7 +64,7 @@ mod tests {
 
     use throng_stdx::Rng;
 
-    use super::super::{ChannelData, SchemasBuilder, Update};
+    use super::super::{ChannelData, MergeOptions, SchemasBuilder, Update};
     use super::*;
 
     const PROTO: &str = "syntax = \"proto3\"; package c;
@@ -136,6 +136,7 @@ mod tests {
                 let mut data = ChannelData::new(Arc::clone(&plan));
                 for update in updates {
                     data.merge(update.bytes(), None).expect("within bounds");
+                    data.settle();
                 }
                 let mut bytes = Vec::new();
                 data.encode(None, &mut bytes);
@@ -144,6 +145,39 @@ mod tests {
             assert_eq!(state(&[&base, &older, &newer]), state(&[&base, &newer]), "{older:?} {newer:?}");
         }
         assert!(covered > 1_000, "{covered}");
+    }
+
+    #[test]
+    fn data_reads_the_same_whether_updates_wait_or_not() {
+        let plan = plan();
+        let mut rng = Rng::new(6);
+        let options = MergeOptions { list_size_limit: 3, check_removable: true, ..Default::default() };
+        let (mut lazy, mut eager) =
+            (ChannelData::new(Arc::clone(&plan)), ChannelData::new(Arc::clone(&plan)));
+        let mut waited = 0;
+        for round in 0..20_000 {
+            let mut bytes = Vec::new();
+            for _ in 0..=round % 3 {
+                record(&mut rng, &mut bytes);
+            }
+            // Now and then under other options, which no update may be merged with that came before.
+            let options = Some(&options).filter(|_| round % 50 < 40);
+            for _ in 0..rng.range(1..4) {
+                let update = Update::check(&plan, bytes.clone().into()).expect("valid");
+                lazy.merge_checked(&update, options).expect("within bounds");
+                eager.merge_checked(&update, options).expect("within bounds");
+                waited += u32::from(lazy.waits());
+                eager.settle();
+            }
+            let encode = |data: &ChannelData| {
+                let mut bytes = Vec::new();
+                data.encode(None, &mut bytes);
+                bytes
+            };
+            assert_eq!(encode(&lazy), encode(&eager), "round {round}");
+            assert_eq!(lazy.encoded_len(), encode(&lazy).len());
+        }
+        assert!(waited > 1_000, "{waited}");
     }
 
     #[test]

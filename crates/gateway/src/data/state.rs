@@ -1,5 +1,6 @@
 //! The data of one channel.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -16,9 +17,24 @@ use super::plan::{MergeOptions, Plan, TypeIndex};
 pub struct ChannelData {
     plan: Arc<Plan>,
     content: Content,
-    /// The encoded data is no longer than this.
+    /// The encoded data is no longer than this, what waits included.
     len_max: usize,
+    latest: Option<Latest>,
 }
+
+/// The latest update, if it is a short one. One that [covers](Update::covers) it takes its place without a merge: a
+/// character that moves is merged when somebody asks for its state, not thirty times a second.
+#[derive(Clone, Debug)]
+struct Latest {
+    update: Update,
+    options: Option<MergeOptions>,
+    /// It is not part of the content yet.
+    waits: bool,
+}
+
+/// Longest update that may wait to be merged. Longer ones are rarely about the same fields as the one before, and
+/// keeping them would hold memory.
+const WAITING_BYTES_MAX: usize = 1024;
 
 #[derive(Clone, Debug)]
 enum Content {
@@ -42,7 +58,7 @@ impl ChannelData {
             Some(root) => Content::Tree(root, Node::default()),
             None => Content::Opaque(OpaqueData::default()),
         };
-        Self { plan, content, len_max: 0 }
+        Self { plan, content, len_max: 0, latest: None }
     }
 
     /// Data that starts as the encoded message `bytes`: no profile and no options act on it.
@@ -83,7 +99,59 @@ impl ChannelData {
         update: &Update,
         options: Option<&MergeOptions>,
     ) -> Result<(), DataError> {
-        self.apply(update, options, Target::State)
+        if self.put_off(update, options) {
+            return Ok(());
+        }
+        self.settle();
+        self.apply(update, options, Target::State)?;
+        let short = update.bytes().len() <= WAITING_BYTES_MAX && self.plan.root.is_some();
+        self.latest =
+            short.then(|| Latest { update: update.clone(), options: options.copied(), waits: false });
+        Ok(())
+    }
+
+    /// Keeps an update that covers the latest one in its place. False, and nothing done, if that is not the same as
+    /// merging it or might exceed the bound.
+    fn put_off(&mut self, update: &Update, options: Option<&MergeOptions>) -> bool {
+        let Some(latest) = &mut self.latest else { return false };
+        let covers = latest.options.as_ref() == options && update.covers(&latest.update, &self.plan);
+        if !covers || update.bytes().len() > WAITING_BYTES_MAX {
+            return false;
+        }
+        let instead_of = if latest.waits { grown(&latest.update) } else { 0 };
+        let len_max = self.len_max - instead_of + grown(update);
+        if len_max > self.plan.limits.state_bytes_max {
+            return false;
+        }
+        self.len_max = len_max;
+        latest.update = update.clone();
+        latest.waits = true;
+        true
+    }
+
+    /// Merges what waits. Reading does not need it; it saves repeated readers the work.
+    pub fn settle(&mut self) {
+        if let Content::Tree(root, node) = &mut self.content
+            && let Some(latest) = self.latest.as_mut().filter(|latest| latest.waits)
+        {
+            latest.waits = false;
+            latest.merge_into(node, &self.plan, *root);
+        }
+    }
+
+    /// Whether an update waits to be merged.
+    #[cfg(test)]
+    pub(super) fn waits(&self) -> bool {
+        self.latest.as_ref().is_some_and(|latest| latest.waits)
+    }
+
+    /// The tree with everything merged.
+    fn settled<'a>(&self, root: TypeIndex, node: &'a Node) -> Cow<'a, Node> {
+        let mut node = Cow::Borrowed(node);
+        if let Some(latest) = self.latest.as_ref().filter(|latest| latest.waits) {
+            latest.merge_into(node.to_mut(), &self.plan, root);
+        }
+        node
     }
 
     fn apply(
@@ -97,9 +165,8 @@ impl ChannelData {
                 let rules = Rules::new(self.plan.profile, target, options);
                 let limit = self.plan.limits.state_bytes_max;
                 let types = &self.plan.types;
-                // Measuring takes a walk over the data, so that is done when what updates can have added no longer
-                // fits. At worst a list of one-byte numbers is written with a tag of five bytes for each.
-                let grown = update.bytes().len().saturating_mul(8);
+                // Measuring takes a walk over the data, so that is done when what updates can have added no longer fits.
+                let grown = grown(update);
                 self.len_max = self.len_max.saturating_add(grown);
                 if self.len_max > limit {
                     self.len_max = node.encoded_len(types, *root).saturating_add(grown);
@@ -129,6 +196,7 @@ impl ChannelData {
     pub fn encode(&self, mask: Option<&FieldMask>, out: &mut Vec<u8>) {
         match &self.content {
             Content::Tree(root, node) => {
+                let node = self.settled(*root, node);
                 let mask: Option<&MaskNode> = FieldMask::node(mask);
                 if mask.is_none() {
                     out.reserve(node.encoded_len(&self.plan.types, *root));
@@ -147,7 +215,7 @@ impl ChannelData {
     #[must_use]
     pub fn encoded_len(&self) -> usize {
         match &self.content {
-            Content::Tree(root, node) => node.encoded_len(&self.plan.types, *root),
+            Content::Tree(root, node) => self.settled(*root, node).encoded_len(&self.plan.types, *root),
             Content::Opaque(data) => data.bytes,
         }
     }
@@ -155,10 +223,12 @@ impl ChannelData {
     /// Memory held by the data, in bytes.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
-        match &self.content {
-            Content::Tree(_, node) => node.heap_bytes(),
-            Content::Opaque(data) => data.bytes + data.updates.capacity() * size_of::<Bytes>(),
-        }
+        let latest = self.latest.as_ref().map_or(0, |latest| latest.update.bytes().len());
+        latest
+            + match &self.content {
+                Content::Tree(_, node) => node.heap_bytes(),
+                Content::Opaque(data) => data.bytes + data.updates.capacity() * size_of::<Bytes>(),
+            }
     }
 
     /// The plan of the data's type.
@@ -175,6 +245,19 @@ impl ChannelData {
             Content::Opaque(data) => data.dropped,
         }
     }
+}
+
+impl Latest {
+    fn merge_into(&self, node: &mut Node, plan: &Plan, root: TypeIndex) {
+        let rules = Rules::new(plan.profile, Target::State, self.options.as_ref());
+        node.apply(plan, root, self.update.bytes(), self.update.notes, rules);
+    }
+}
+
+/// How much longer an update can make the encoded data: at worst a list of one-byte numbers is written with a tag of
+/// five bytes for each.
+fn grown(update: &Update) -> usize {
+    update.bytes().len().saturating_mul(8)
 }
 
 impl OpaqueData {

@@ -176,7 +176,8 @@ impl Channel {
     }
 
     pub(super) fn send_full_state(&mut self, board: &mut Switchboard, key: u32, at: i64, made: &mut Made) {
-        let Some(data) = &self.data else { return };
+        let Some(data) = &mut self.data else { return };
+        data.content.settle();
         let sub = &mut self.subs[key as usize];
         sub.place = Place::Nowhere;
         sub.had_first = true;

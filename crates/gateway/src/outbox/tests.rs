@@ -335,6 +335,51 @@ fn a_drained_outbox_keeps_little_memory_and_needs_no_more() {
 }
 
 #[test]
+fn a_buffer_serves_one_connection_after_another() {
+    let mut spares = Spares::default();
+    let message = entry(0, 100);
+    let mut first = Outbox::new(Framing::Stream);
+    spares.lend(&mut first);
+    for _ in 0..100 {
+        push(&mut first, &message);
+    }
+    let (queued, held) = (first.queued_bytes(), first.own.capacity());
+    first.gather(&mut Vec::new());
+    first.advance_with(queued - 1, &mut spares);
+    assert_eq!(first.own.capacity(), held, "a part of it waits still");
+    first.advance_with(1, &mut spares);
+    assert_eq!((first.is_empty(), first.own.capacity()), (true, 0));
+
+    let mut second = Outbox::new(Framing::WebSocket);
+    spares.lend(&mut second);
+    push(&mut second, &message);
+    assert_eq!(second.own.capacity(), held);
+    assert!(take_all(&mut second).ends_with(&message));
+}
+
+#[test]
+fn spare_buffers_are_bounded() {
+    let mut spares = Spares::default();
+    let fill = |spares: &mut Spares, messages: usize| {
+        let mut outbox = Outbox::new(Framing::Stream);
+        for _ in 0..messages {
+            push(&mut outbox, &entry(0, 1_000));
+        }
+        let queued = outbox.queued_bytes();
+        outbox.gather(&mut Vec::new());
+        outbox.advance_with(queued, spares);
+        outbox.own.capacity()
+    };
+    // What a slow reader made grow is kept by nobody, nor what is small by others than the connection itself.
+    assert_eq!(fill(&mut spares, 200), 0);
+    assert_eq!(spares.held(), 0);
+    let kept: Vec<usize> = (0..500).map(|_| fill(&mut spares, 40)).collect();
+    assert_eq!(kept[0], 0);
+    assert!((1..=4 << 20).contains(&spares.held()), "{} bytes", spares.held());
+    assert!(kept.iter().all(|bytes| *bytes <= COMPACT_BYTES));
+}
+
+#[test]
 fn a_reader_that_never_drains_does_not_grow_the_buffer() {
     let mut outbox = Outbox::new(Framing::Stream);
     let entry = entry(0, 1_000);

@@ -36,7 +36,8 @@ impl Shard {
         let config = Arc::clone(&self.board.config);
         let Some(world) = &mut self.world else { return };
         let Some(entity) = world.entities.get(&id) else { return };
-        if entity.locator.is_none() {
+        let is_first = entity.locator.is_none();
+        if is_first {
             // The first update of a channel without data is its data.
             let Some(plan) = self.channels.get(&id).and_then(|channel| channel.data.as_ref()) else { return };
             let locator = world.locator(&config, plan.content.plan());
@@ -49,13 +50,17 @@ impl Shard {
         let cell = entity.cell;
         if let Some(position) = locator.observe(&mut entity.known, update) {
             entity.position = Some(position);
-        } else if !world.waiting.contains_key(&id) && entity.cell.is_some() {
+        } else if !is_first && !world.waiting.contains_key(&id) && entity.cell.is_some() {
             self.weigh(cell);
             return;
         }
         self.weigh(cell);
         self.look_at(id);
         self.settle_entity(id, cause);
+        if is_first {
+            // Whose it is has been read as well.
+            self.follow(id);
+        }
     }
 
     /// Moves an entity to the cell in which it lies, if it is not there yet.
@@ -353,9 +358,10 @@ impl Shard {
             let version = entity.version + 1;
             let mut state = Vec::with_capacity(entity.object.len() + 4);
             write_bytes(&mut state, 1, &entity.object);
-            let data = self.channels.get(&id).and_then(|channel| channel.data.as_ref()).filter(|_| full);
+            let data = self.channels.get_mut(&id).and_then(|channel| channel.data.as_mut()).filter(|_| full);
             if let Some(data) = data {
                 value.clear();
+                data.content.settle();
                 data.content.encode(None, &mut value);
                 let mut any = Vec::with_capacity(value.len() + data.type_url.len() + 8);
                 write_bytes(&mut any, 1, data.type_url.as_bytes());
