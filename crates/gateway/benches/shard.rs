@@ -4,21 +4,18 @@
 //! `fan_out`: the state of 400 entities (58 bytes each) to 400 subscribers, per flush and per delivery.
 //! `all_write`: every subscriber writes its own entity once per window and does not want it back, per flush and per delivery.
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
+mod driver;
+
 use std::time::Duration;
 
+use divan::Bencher;
 use divan::counter::ItemsCount;
-use divan::{Bencher, black_box};
-use prost::Message;
-use throng_gateway::data::SchemasBuilder;
-use throng_gateway::{Config, ConnId, ConnKind, Framing, Shard, ShardIndex, StateMachine};
-use throng_stdx::Instant;
+use driver::{Gateway, framed};
+use throng_gateway::{Config, ConnId, ConnKind, StateMachine};
 use throng_wire::channeldpb::{
-    AuthMessage, ChannelDataUpdateMessage, ChannelSubscriptionOptions, CreateChannelMessage, MessageType,
+    ChannelDataUpdateMessage, ChannelSubscriptionOptions, CreateChannelMessage, MessageType,
     SubscribedToChannelMessage,
 };
-use throng_wire::frame::{self, Compression};
 use throng_wire::{MessagePack, write_entry, write_message_entry};
 
 fn main() {
@@ -29,66 +26,20 @@ const PROTO: &str = "syntax = \"proto3\"; package bench;
 message World { map<uint32, State> states = 1; }
 message State { bytes body = 1; bool removed = 2; }";
 
-struct Gateway {
-    shard: Shard,
-    now: Instant,
-    /// Where written bytes would go.
-    written: usize,
+/// A gateway whose clients may create channels.
+fn gateway() -> Gateway {
+    let config = Config {
+        client_state_machine: StateMachine::client_managing_channels().into(),
+        development: true,
+        ..Config::reference()
+    };
+    Gateway::new(config, PROTO)
 }
 
-impl Gateway {
-    fn new() -> Self {
-        let config = Config {
-            client_state_machine: StateMachine::client_managing_channels().into(),
-            development: true,
-            ..Config::reference()
-        };
-        let schemas =
-            SchemasBuilder::new().add_proto("bench.proto", PROTO).build().expect("the schema compiles");
-        let shard = Shard::new(Arc::new(config), Arc::new(schemas), ShardIndex(0), 1, 1, 0);
-        Self { shard, now: Instant::ZERO, written: 0 }
-    }
-
-    fn join(&mut self, kind: ConnKind) -> ConnId {
-        let addr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let accepted = self.shard.accept(self.now, kind, Framing::Stream, addr).expect("accepted");
-        let auth = AuthMessage { player_identifier_token: "p".into(), ..Default::default() };
-        self.request(accepted.conn, 0, MessageType::Auth, &auth);
-        accepted.conn
-    }
-
-    fn request(&mut self, from: ConnId, channel: u32, msg_type: MessageType, body: &impl Message) {
-        let head = MessagePack { channel_id: channel, msg_type: msg_type as u32, ..Default::default() };
-        let mut packet = Vec::new();
-        write_message_entry(&mut packet, &head, body);
-        self.shard.handle_bytes(self.now, from, &framed(&packet));
-        self.drain();
-    }
-
-    /// Takes everything that is to be written, as a transport that never blocks.
-    fn drain(&mut self) {
-        while let Some(conn) = self.shard.poll_writable() {
-            let Some(outbox) = self.shard.outbox(conn) else { continue };
-            let mut slices = Vec::with_capacity(4);
-            outbox.gather(&mut slices);
-            let bytes: usize = slices.iter().map(|slice| slice.len()).sum();
-            self.written += bytes;
-            self.shard.handle_written(self.now, conn, bytes);
-        }
-        while let Some(effect) = self.shard.poll_effect() {
-            drop(black_box(effect));
-        }
-    }
-
-    fn run(&mut self, duration: Duration) {
-        self.now += duration;
-        self.shard.handle_timeout(self.now);
-        self.drain();
-    }
-}
-
-fn framed(packet: &[u8]) -> Vec<u8> {
-    [&frame::tag(packet.len(), Compression::None)[..], packet].concat()
+fn run(gateway: &mut Gateway, duration: Duration) {
+    gateway.now += duration;
+    gateway.shard.handle_timeout(gateway.now);
+    gateway.drain();
 }
 
 /// Each of the clients sends this many messages in one read, as they arrive under load.
@@ -96,7 +47,7 @@ const MESSAGES_PER_READ: usize = 8;
 
 #[divan::bench(args = [1, 1000])]
 fn forward(bencher: Bencher<'_, '_>, clients: usize) {
-    let mut gateway = Gateway::new();
+    let mut gateway = gateway();
     let owner = gateway.join(ConnKind::Server);
     let claim = CreateChannelMessage { channel_type: 1, ..Default::default() };
     gateway.request(owner, 0, MessageType::CreateChannel, &claim);
@@ -107,7 +58,7 @@ fn forward(bencher: Bencher<'_, '_>, clients: usize) {
     let read = framed(&packet).repeat(MESSAGES_PER_READ);
     bencher.counter(ItemsCount::new(clients.len() * MESSAGES_PER_READ)).bench_local(|| {
         for client in &clients {
-            gateway.shard.handle_bytes(gateway.now, *client, &read);
+            gateway.receive(*client, &read);
         }
         gateway.drain();
     });
@@ -135,7 +86,7 @@ fn states_of(entities: std::ops::Range<u32>, round: u8) -> Vec<u8> {
 /// One update of all entities and one flush, with the given number of subscribers.
 #[divan::bench(args = [(1, 400), (400, 400), (1000, 100)])]
 fn fan_out(bencher: Bencher<'_, '_>, (subscribers, entities): (usize, u32)) {
-    let mut gateway = Gateway::new();
+    let mut gateway = gateway();
     let owner = gateway.join(ConnKind::Server);
     let any = |value| Some(prost_types::Any { type_url: "x/bench.World".into(), value });
     let claim =
@@ -147,7 +98,7 @@ fn fan_out(bencher: Bencher<'_, '_>, (subscribers, entities): (usize, u32)) {
         let request = SubscribedToChannelMessage { conn_id: 0, sub_options: Some(options) };
         gateway.request(client, 0, MessageType::SubToChannel, &request);
     }
-    gateway.run(Duration::from_millis(100));
+    run(&mut gateway, Duration::from_millis(100));
     let update = ChannelDataUpdateMessage { data: any(states(entities, 1)), ..Default::default() };
     let mut packet = Vec::new();
     let head = MessagePack { msg_type: 8, ..Default::default() };
@@ -155,8 +106,8 @@ fn fan_out(bencher: Bencher<'_, '_>, (subscribers, entities): (usize, u32)) {
     let read = framed(&packet);
     let before = gateway.shard.stats().fan_out_messages;
     bencher.counter(ItemsCount::new(subscribers)).bench_local(|| {
-        gateway.shard.handle_bytes(gateway.now, owner, &read);
-        gateway.run(Duration::from_millis(20));
+        gateway.receive(owner, &read);
+        run(&mut gateway, Duration::from_millis(20));
     });
     assert!(gateway.shard.stats().fan_out_messages > before);
 }
@@ -165,7 +116,7 @@ fn fan_out(bencher: Bencher<'_, '_>, (subscribers, entities): (usize, u32)) {
 /// write the same entity instead of one each.
 #[divan::bench(args = [(50, false), (200, false), (600, false), (600, true)])]
 fn all_write(bencher: Bencher<'_, '_>, (writers, shared): (u32, bool)) {
-    let mut gateway = Gateway::new();
+    let mut gateway = gateway();
     let any = |value| Some(prost_types::Any { type_url: "x/bench.World".into(), value });
     let create = CreateChannelMessage { channel_type: 1, data: any(Vec::new()), ..Default::default() };
     let owner = gateway.join(ConnKind::Server);
@@ -188,13 +139,13 @@ fn all_write(bencher: Bencher<'_, '_>, (writers, shared): (u32, bool)) {
         write_message_entry(&mut packet, &head, &update);
         reads.push((client, framed(&packet)));
     }
-    gateway.run(Duration::from_millis(100));
+    run(&mut gateway, Duration::from_millis(100));
     let before = gateway.shard.stats().fan_out_messages;
     bencher.counter(ItemsCount::new(writers)).bench_local(|| {
         for (client, read) in &reads {
-            gateway.shard.handle_bytes(gateway.now, *client, read);
+            gateway.receive(*client, read);
         }
-        gateway.run(Duration::from_millis(20));
+        run(&mut gateway, Duration::from_millis(20));
     });
     assert!(gateway.shard.stats().fan_out_messages > before);
 }

@@ -7,23 +7,18 @@
 //! the largest, at 130 players even if all of them stand in one place.
 //! `interest`: a sphere of 30 m goes on to the next cell.
 
+mod driver;
+
 use std::cell::RefCell;
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
 use std::time::Duration;
 
+use divan::Bencher;
 use divan::counter::ItemsCount;
-use divan::{Bencher, black_box};
+use driver::{Gateway, message};
 use prost::Message;
-use throng_gateway::data::SchemasBuilder;
-use throng_gateway::{Config, ConnId, ConnKind, Framing, Shard, ShardIndex, Spatial, spatial};
-use throng_stdx::Instant;
-use throng_wire::channeldpb::{
-    self as pb, AuthMessage, ChannelDataUpdateMessage, CreateChannelMessage, MessageType,
-};
-use throng_wire::frame::{self, Compression};
+use throng_gateway::{Config, ConnId, ConnKind, Spatial, spatial};
+use throng_wire::channeldpb::{self as pb, ChannelDataUpdateMessage, CreateChannelMessage, MessageType};
 use throng_wire::unrealpb::{ActorState, FRepMovement, FVector, UnrealObjectRef};
-use throng_wire::{MessagePack, write_message_entry};
 
 fn main() {
     divan::main();
@@ -66,13 +61,11 @@ impl Entity {
 }
 
 struct World {
-    shard: Shard,
-    now: Instant,
+    gateway: Gateway,
     columns: u32,
     /// Owners of the cells, by slot.
     servers: Vec<ConnId>,
     server_columns: u32,
-    written: usize,
 }
 
 impl World {
@@ -94,46 +87,15 @@ impl World {
             spatial: Spatial { grid: Some(grid.expect("a valid grid")), ..Spatial::default() },
             ..Config::reference()
         };
-        let schemas = SchemasBuilder::new().add_proto("bench.proto", PROTO).build().expect("it compiles");
-        let shard = Shard::new(Arc::new(config), Arc::new(schemas), ShardIndex(0), 1, 1, 0);
-        let mut world =
-            Self { shard, now: Instant::ZERO, columns, servers: Vec::new(), server_columns, written: 0 };
+        let gateway = Gateway::new(config, PROTO);
+        let mut world = Self { gateway, columns, servers: Vec::new(), server_columns };
         for _ in 0..server_columns * server_columns {
-            let server = world.join(ConnKind::Server);
+            let server = world.gateway.join(ConnKind::Server);
             world.servers.push(server);
             let request = CreateChannelMessage { channel_type: 4, ..CreateChannelMessage::default() };
-            world.request(server, 0, MessageType::CreateSpatialChannel, &request);
+            world.gateway.request(server, 0, MessageType::CreateSpatialChannel, &request);
         }
         world
-    }
-
-    fn join(&mut self, kind: ConnKind) -> ConnId {
-        let addr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let accepted = self.shard.accept(self.now, kind, Framing::Stream, addr).expect("accepted");
-        let auth = AuthMessage { player_identifier_token: "p".into(), ..Default::default() };
-        self.request(accepted.conn, 0, MessageType::Auth, &auth);
-        accepted.conn
-    }
-
-    fn request(&mut self, from: ConnId, channel: u32, msg_type: MessageType, body: &impl Message) {
-        let bytes = message(channel, msg_type, body);
-        self.shard.handle_bytes(self.now, from, &bytes);
-        self.drain();
-    }
-
-    /// Takes everything that is to be written, as a transport that never blocks.
-    fn drain(&mut self) {
-        while let Some(conn) = self.shard.poll_writable() {
-            let Some(outbox) = self.shard.outbox(conn) else { continue };
-            let mut slices = Vec::with_capacity(4);
-            outbox.gather(&mut slices);
-            let bytes: usize = slices.iter().map(|slice| slice.len()).sum();
-            self.written += bytes;
-            self.shard.handle_written(self.now, conn, bytes);
-        }
-        while let Some(effect) = self.shard.poll_effect() {
-            drop(black_box(effect));
-        }
     }
 
     fn cell(&self, column: u32, row: u32) -> u32 {
@@ -153,14 +115,14 @@ impl World {
             ..Default::default()
         };
         let (owner, cell) = (self.owner(column, row), self.cell(column, row));
-        self.request(owner, cell, MessageType::CreateEntityChannel, &request);
+        self.gateway.request(owner, cell, MessageType::CreateEntityChannel, &request);
     }
 
     fn look(&mut self, player: ConnId, (column, row): (u32, u32)) {
         let bytes = self.interest(player, (column, row));
         let owner = self.owner(column, row);
-        self.shard.handle_bytes(self.now, owner, &bytes);
-        self.drain();
+        self.gateway.receive(owner, &bytes);
+        self.gateway.drain();
     }
 
     fn interest(&self, player: ConnId, (column, row): (u32, u32)) -> Vec<u8> {
@@ -185,32 +147,25 @@ fn middle(column: u32, row: u32) -> (f64, f64) {
     ((f64::from(column) + 0.5) * SIDE, (f64::from(row) + 0.5) * SIDE)
 }
 
-fn message(channel: u32, msg_type: MessageType, body: &impl Message) -> Vec<u8> {
-    let head = MessagePack { channel_id: channel, msg_type: msg_type as u32, ..Default::default() };
-    let mut packet = Vec::new();
-    write_message_entry(&mut packet, &head, body);
-    [&frame::tag(packet.len(), Compression::None)[..], &packet].concat()
-}
-
 /// Two cells with 20 players who see both, of one server or of two.
 #[divan::bench(args = ["one server", "two servers"])]
 fn handover(bencher: Bencher<'_, '_>, case: &str) {
     let mut world = World::new(2, if case == "one server" { 1 } else { 2 });
     for _ in 0..20 {
-        let player = world.join(ConnKind::Client);
+        let player = world.gateway.join(ConnKind::Client);
         world.look(player, (0, 0));
     }
     world.place(0, (0, 0));
     let updates = [world.update(0, (1, 0)), world.update(0, (0, 0))];
     let owners = [world.owner(0, 0), world.owner(1, 0)];
-    let before = world.shard.stats().handovers;
+    let before = world.gateway.shard.stats().handovers;
     let mut turn = 0;
     bencher.counter(ItemsCount::new(1u32)).bench_local(|| {
-        world.shard.handle_bytes(world.now, owners[turn], &updates[turn]);
-        world.drain();
+        world.gateway.receive(owners[turn], &updates[turn]);
+        world.gateway.drain();
         turn = 1 - turn;
     });
-    assert!(world.shard.stats().handovers > before, "every update crosses the border");
+    assert!(world.gateway.shard.stats().handovers > before, "every update crosses the border");
 }
 
 /// Everyone walks to the next column and back.
@@ -221,7 +176,7 @@ fn handovers(bencher: Bencher<'_, '_>, players: u32) {
     for index in 0..1_000 {
         world.place(index, at(index));
         if index < players {
-            let player = world.join(ConnKind::Client);
+            let player = world.gateway.join(ConnKind::Client);
             world.look(player, at(index));
         }
     }
@@ -232,30 +187,30 @@ fn handovers(bencher: Bencher<'_, '_>, players: u32) {
     let back: Vec<(ConnId, Vec<u8>)> = (0..1_000)
         .map(|index| (world.owner(next(index).0, next(index).1), world.update(index, at(index))))
         .collect();
-    let before = world.shard.stats().handovers;
+    let before = world.gateway.shard.stats().handovers;
     let mut turn = 0;
     bencher.counter(ItemsCount::new(1_000u32)).bench_local(|| {
         for (owner, update) in if turn == 0 { &there } else { &back } {
-            world.shard.handle_bytes(world.now, *owner, update);
+            world.gateway.receive(*owner, update);
         }
-        world.drain();
+        world.gateway.drain();
         turn = 1 - turn;
     });
-    assert_eq!((world.shard.stats().handovers - before) % 1_000, 0, "every update crosses a border");
+    assert_eq!((world.gateway.shard.stats().handovers - before) % 1_000, 0, "every update crosses a border");
 }
 
 /// A player walks to the next cell and back.
 #[divan::bench]
 fn interest(bencher: Bencher<'_, '_>) {
     let mut world = World::new(15, 3);
-    let player = world.join(ConnKind::Client);
+    let player = world.gateway.join(ConnKind::Client);
     world.look(player, (7, 7));
     let requests = [world.interest(player, (8, 7)), world.interest(player, (7, 7))];
     let owner = world.owner(7, 7);
     let mut turn = 0;
     bencher.counter(ItemsCount::new(1u32)).bench_local(|| {
-        world.shard.handle_bytes(world.now, owner, &requests[turn]);
-        world.drain();
+        world.gateway.receive(owner, &requests[turn]);
+        world.gateway.drain();
         turn = 1 - turn;
     });
 }
@@ -267,23 +222,23 @@ fn tick(bencher: Bencher<'_, '_>, subscribers: u32) {
     let owner = world.borrow().owner(0, 0);
     world.borrow_mut().place(0, (0, 0));
     for _ in 0..subscribers {
-        let player = world.borrow_mut().join(ConnKind::Client);
+        let player = world.borrow_mut().gateway.join(ConnKind::Client);
         let request = pb::SubscribedToChannelMessage { conn_id: player.0, sub_options: None };
-        world.borrow_mut().request(owner, ENTITIES, MessageType::SubToChannel, &request);
+        world.borrow_mut().gateway.request(owner, ENTITIES, MessageType::SubToChannel, &request);
     }
     let update = world.borrow().update(0, (0, 0));
-    let before = world.borrow().shard.stats().fan_out_messages;
+    let before = world.borrow().gateway.shard.stats().fan_out_messages;
     bencher
         .with_inputs(|| {
             let world = &mut *world.borrow_mut();
-            world.drain();
-            world.shard.handle_bytes(world.now, owner, &update);
-            world.now += Duration::from_millis(40);
+            world.gateway.drain();
+            world.gateway.receive(owner, &update);
+            world.gateway.now += Duration::from_millis(40);
         })
         .bench_local_values(|()| {
             let world = &mut *world.borrow_mut();
-            world.shard.handle_timeout(world.now);
+            world.gateway.shard.handle_timeout(world.gateway.now);
         });
-    let told = world.borrow().shard.stats().fan_out_messages - before;
+    let told = world.borrow().gateway.shard.stats().fan_out_messages - before;
     assert!(told >= 2 * u64::from(subscribers), "every update goes out");
 }

@@ -588,6 +588,13 @@ fn the_sight_of_an_entity_tells_cells_distance_and_band() {
     assert_eq!(sight(&world).cells_away, Some(2), "by its nearest edge");
     move_to(&mut world, a, E + 9, 205.0);
     assert_eq!((sight(&world).distance, sight(&world).band), (Some(200.0), Some((2, None))));
+    move_to(&mut world, a, E + 9, 35.0);
+    let there = sight(&world);
+    for x in [f32::NAN, f32::NEG_INFINITY, 35.0] {
+        move_to(&mut world, a, E + 9, x);
+        assert_eq!(sight(&world), there, "no number is no place: it stays where it was");
+    }
+    assert_eq!(world.refused(Refusal::OutsideWorld), 2);
     assert_eq!(world.shards[0].sight_of(ConnId(conn), ChannelId::GLOBAL), None, "GLOBAL has no place");
 }
 

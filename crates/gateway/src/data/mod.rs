@@ -3,7 +3,7 @@
 //! Games bring their own message types. [`Schemas`] compiles their `.proto` files or descriptor sets into one [`Plan`]
 //! per type; a plan knows every field's number, shape and merge rule. With it [`ChannelData`] merges updates and
 //! encodes full states, [`Delta`] folds the updates of a fan-out window into one, [`FieldMask`] cuts both down to what
-//! a subscriber wants, [`Mosaic`] leaves out what a subscriber said itself, and [`split`] cuts what is too long for a packet. Nothing is ever decoded into objects: the data
+//! a subscriber wants, [`Mosaic`] leaves out what a subscriber said itself, and [`split()`] cuts what is too long for a packet. Nothing is ever decoded into objects: the data
 //! is a tree whose leaves are slices of encoded bytes.
 //!
 //! An update passes [`Update::check`] once. What it cannot refuse there cannot fail later, so a merge happens whole or

@@ -16,8 +16,9 @@ pub(crate) struct Spares {
 
 /// Larger buffers are given back: a reader that was slow once is no measure for the next one.
 const SPARE_BYTES_MAX: usize = 64 << 10;
-/// Bytes of all spare buffers of a shard: what two thousand players get in a tick.
-const SPARES_BYTES_MAX: usize = 4 << 20;
+/// Bytes of all spare buffers of a shard: what those hold who get something in the same tick, two hundred players with
+/// 40 KiB each.
+const SPARES_BYTES_MAX: usize = 8 << 20;
 
 impl Spares {
     /// Gives an outbox that is about to be filled a buffer to begin with.

@@ -412,7 +412,7 @@ impl Entity {
     /// Reads what complete data says of the entity.
     pub(super) fn read_data(&mut self, locator: Arc<super::Locator>, bytes: &[u8]) {
         self.known = locator.unknown();
-        self.position = locator.observe(&mut self.known, bytes);
+        self.position = locator.observe(&mut self.known, bytes).filter(|at| at.is_finite());
         if let Some(object) = locator.object(bytes) {
             self.set_object(Bytes::copy_from_slice(object));
         }
