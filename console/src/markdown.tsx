@@ -38,7 +38,8 @@ const cells = (line: string) =>
     .map((cell) => cell.trim().replaceAll("\\|", "|"));
 
 export function markdown(text: string, page: string): ComponentChildren[] {
-  const lines = text.split("\n");
+  // Comments are for those who write the documents, and for the test that follows them.
+  const lines = text.replace(/<!--[\s\S]*?-->\n?/g, "").split("\n");
   const out: ComponentChildren[] = [];
   for (let i = 0; i < lines.length; ) {
     const line = lines[i];

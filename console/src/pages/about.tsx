@@ -34,7 +34,7 @@ export function About() {
                 ["Target", data.target],
                 ["Started", new Date(data.started_unix_ms).toLocaleString("en-GB")],
                 ["Shards", data.shards],
-                ...data.addresses.map((each: Json): [string, string] => [each.service, `${each.scheme}://${each.address}`]),
+                ...data.addresses.map((each: Json): [string, string] => [each.service === "matcherhttp" ? "matcher, JSON" : each.service, `${each.scheme}://${each.address}`]),
                 ...data.parts.map((part: Json): [string, preact.ComponentChildren] => [part.name, <Badge tone={part.ok ? "good" : "bad"}>{part.detail}</Badge>]),
               ]}
             />

@@ -133,6 +133,7 @@ function Queue({ name }: { name: string }) {
 function Ticket({ id }: { id: string }) {
   const answer = usePoll(ask("ExplainTicket", { TicketID: id }), 2000);
   const data = answer.data;
+  const searches = data?.Ticket.Status === "searching";
   const fails = (list: Json) =>
     (list as Json[]).length === 0 ? <Badge tone="good">can meet</Badge> : (list as Json[]).map((each) => <div key={each.Rule}><code>{each.Rule}</code> {each.Why}</div>);
   return (
@@ -140,17 +141,17 @@ function Ticket({ id }: { id: string }) {
       <Trouble of={answer} />
       {data && (
         <>
-          <p><strong>{data.Summary}</strong></p>
+          <p><strong>{searches ? data.Summary : `it does not search: it is ${data.Ticket.Status}`}</strong></p>
           <Facts
             rows={[
               ["ticket", <code>{id}</code>],
               ["status", data.Ticket.Status],
               ["waited", `${milliseconds(data.Ticket.WaitedMs)}, expansion level ${data.Level}`],
-              ["players who fit", `${count(data.Fits)} of ${count(data.Needs)} needed`],
+              ...(searches ? [["players who fit", `${count(data.Fits)} of ${count(data.Needs)} needed`] as [string, string]] : []),
               ...((data.Fails as Json[]).length > 0 ? [["the best match would violate", fails(data.Fails)] as [string, preact.ComponentChildren]] : []),
             ]}
           />
-          <Table
+          {searches && <Table
             caption="Nearest tickets"
             rows={data.Candidates as Json[]}
             id={(row) => row.TicketID}
@@ -162,7 +163,7 @@ function Ticket({ id }: { id: string }) {
               { head: "Waited", num: true, cell: (row) => milliseconds(row.WaitedMs) },
               { head: "In the way", wide: true, cell: (row) => fails(row.Fails) },
             ]}
-          />
+          />}
         </>
       )}
     </Card>

@@ -177,6 +177,9 @@ pub(crate) const FILE_FLAGS: [(&str, FileKind); 4] = [
     ("scc", FileKind::SpatialController),
 ];
 
+/// Where a finding is that is of no single flag.
+pub(crate) const ALL_FLAGS: &str = "all flags together";
+
 /// Says of every flag whether it means the same, something else or nothing here.
 pub(crate) fn review(words: &[&str]) -> Reviewed {
     let mut parsed = Parsed { profile_dir: "profiles".to_owned(), ..Parsed::default() };
@@ -212,7 +215,7 @@ pub(crate) fn review(words: &[&str]) -> Reviewed {
         findings.push(Finding::new(Weight::Differs, "no -dev", what));
     }
     let config = configure(&parsed).map_err(|problems| {
-        findings.push(Finding::new(Weight::Refused, "all flags together", problems.to_string()));
+        findings.push(Finding::new(Weight::Refused, ALL_FLAGS, problems.to_string()));
     });
     Reviewed { findings, files, has_schema: !parsed.schemas.is_empty(), config: config.ok() }
 }

@@ -12,7 +12,7 @@ use throng_server::config::{Config, SECTIONS};
 use throng_server::migrate::{FileKind, Finding, Weight, data_types, inspect};
 use throng_server::presets;
 
-use crate::channeld::{self, FILE_FLAGS};
+use crate::channeld::{self, ALL_FLAGS, FILE_FLAGS};
 use crate::output::{complain, print};
 
 /// Come from another system
@@ -183,13 +183,23 @@ impl Checked {
                     }
                 }
                 Ok(None) => {}
-                Err(why) => missing.push(Finding::new(Weight::Refused, format!("-{flag}"), why)),
+                Err(why) => missing.push((value.clone(), why)),
             }
         }
         // The files as they were found, so that what is printed works from here.
         let words: Vec<&str> = replaced.iter().map(String::as_str).collect();
         let mut reviewed = channeld::review(&words);
-        reviewed.findings.extend(missing);
+        for (value, why) in &missing {
+            // The flag means the same; its file is not there. What the configuration says of that is said by this.
+            let named =
+                |finding: &&mut Finding| finding.weight == Weight::Same && finding.path.ends_with(value);
+            if let Some(finding) = reviewed.findings.iter_mut().find(named) {
+                (finding.weight, finding.what) = (Weight::Refused, why.clone());
+            }
+        }
+        if !missing.is_empty() {
+            reviewed.findings.retain(|finding| finding.path != ALL_FLAGS);
+        }
         if !types.is_empty() && !reviewed.has_schema {
             let what = format!(
                 "the channel data {} is compiled into channeld; describe it with --schema FILE (.proto)",
@@ -256,7 +266,7 @@ impl Checked {
         for start in self.starts.iter().filter(|start| start.config.is_some()) {
             let _ = writeln!(text, "\nstart it with\n  {}", line(&start.words));
         }
-        if !self.starts.is_empty() {
+        if self.starts.iter().any(|start| start.config.is_some()) {
             text.push_str("what the flags do as a configuration file: --toml FILE\n");
         }
         text
@@ -389,6 +399,16 @@ mod tests {
             refused(part);
         }
         assert_eq!(checked.worst(), Weight::Refused);
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_refused_once() {
+        let mut checked = Checked::default();
+        checked.command("flags", Path::new(""), &["-dev", "-scc=nowhere.json"].map(str::to_owned));
+        let found: Vec<(Weight, &str)> =
+            checked.subjects[0].findings.iter().map(|each| (each.weight, each.path.as_str())).collect();
+        assert_eq!(found, [(Weight::Same, "-dev"), (Weight::Refused, "-scc=nowhere.json")]);
+        assert!(!checked.text().contains("--toml"), "{}", checked.text());
     }
 
     #[test]
