@@ -1,220 +1,231 @@
-//! The replication workloads on another public library: bevy_replicon.
+//! The replication workloads on other public libraries: bevy_replicon, lightyear and naia.
 //!
-//! `cargo run --release` in this folder. The worlds, their seeds and the clock are those of `throng bench replication`;
-//! so are the frames (60 to warm up, 300 measured) and the delay of acknowledgements (3 frames).
+//! `cargo run --release` in this folder runs all of them, each group beside our own methods (`legacy`, `graph`, `shared`,
+//! `shared-delta`) in the same process; a name and the number of a group after `--` only these. The worlds, their seeds and the clock are those of `throng bench replication`;
+//! so are the frames (60 to warm up, 300 measured) and the delay of acknowledgements (3 frames). A line of JSON for each
+//! case, and a table at the end.
 //!
-//! Fairness. A frame is one `update` of the server's schedule with nothing in it but the library, on one thread, by
-//! thread CPU time; values are applied before the clock starts, and real client apps answer outside of it. Position,
-//! rotation and velocity are components of their own, everything else is one: the library sends components whole, so
-//! thirteen would cost it more. Entities beyond the cull distance are hidden with the library's own visibility, which is
-//! brought up to date outside of the clock. Nothing goes through a socket.
+//! Fairness. What is timed is the library's part of a server's frame and nothing else, on one thread, by thread CPU time:
+//! taking what clients sent, finding what changed, writing packets. Values are applied before the clock starts, and
+//! clients, which are real ones of the same library, answer outside of it. Objects beyond the cull distance are hidden with the
+//! library's own means, which are told outside of the clock too. Nothing goes through a socket. Limits of bandwidth are off.
+//! At the end the world stands still for 20 frames; then each client must have the objects in its range and no others,
+//! with the world's values.
+//!
+//! What each lacks beside our workload stands at the head of its module.
 
-use std::collections::VecDeque;
+mod components;
+mod lightyear;
+mod naia;
+mod replicon;
 
-use bevy::prelude::*;
-use bevy::state::app::StatesPlugin;
-use bevy_replicon::prelude::*;
-use bevy_replicon::server::visibility::client_visibility::ClientVisibility;
-use bevy_replicon::server::visibility::filters_mask::FilterBit;
-use bevy_replicon::server::visibility::registry::FilterRegistry;
-use bevy_replicon::shared::replication::registry::ReplicationRegistry;
-use bevy_replicon::test_app::{ServerTestAppExt, TestClientEntity};
-use serde::{Deserialize, Serialize};
+use throng_replication_bench::case::{self, Case, Mode, Spread};
 use throng_replication_bench::clock::thread_cpu_ns;
 use throng_replication_bench::workload::{CULL_DISTANCE, Chests, Group, SEED_BASE, Thing, World as Workload};
 
 const WARM_UP: u32 = 60;
 const FRAMES: u32 = 300;
+/// Frames in which nothing changes any more, before the clients are looked at.
+const QUIET: u32 = 20;
+/// Frames between a packet and its acknowledgement.
 const ACK_FRAMES: usize = 3;
 
-#[derive(Component, Clone, Copy, PartialEq, Serialize, Deserialize)]
-struct Position([f32; 3]);
-
-#[derive(Component, Clone, Copy, PartialEq, Serialize, Deserialize)]
-struct Rotation([f32; 4]);
-
-#[derive(Component, Clone, Copy, PartialEq, Serialize, Deserialize)]
-struct Velocity([f32; 3]);
-
-#[derive(Component, Clone, Copy, PartialEq, Serialize, Deserialize)]
-struct Load {
-    health: u16,
-    armor: u16,
-    ammo: u8,
-    state: u8,
-    flags: u16,
-    score: u32,
-    pitch: f32,
-    target: u16,
-    aim: [f32; 3],
-    cooldown: f32,
+/// What a frame's packets came to.
+#[derive(Clone, Copy, Default)]
+struct Sent {
+    bytes: u64,
+    packets: u64,
 }
 
-impl Load {
-    fn of(thing: &Thing) -> Self {
-        Self {
-            health: thing.health,
-            armor: thing.armor,
-            ammo: thing.ammo,
-            state: thing.state,
-            flags: thing.flags,
-            score: thing.score,
-            pitch: thing.pitch,
-            target: thing.target,
-            aim: thing.aim,
-            cooldown: thing.cooldown,
+/// A library under test: one server, a client for each connection.
+trait Peer: Sized {
+    const NAME: &'static str;
+    /// Whether a connection sees an object of which nothing was said.
+    const SEEN_AT_FIRST: bool;
+
+    /// A server with the objects, and its clients, connected.
+    fn new(things: &[Thing], connections: usize) -> Self;
+    /// Sets what the world's step has marked.
+    fn apply(&mut self, things: &[Thing]);
+    /// Shows an object to a connection, or hides it.
+    fn show(&mut self, connection: usize, object: usize, sees: bool);
+    /// Hands the server what clients sent three frames ago, outside of the clock.
+    fn arrive(&mut self);
+    /// The server's frame: what is timed.
+    fn frame(&mut self);
+    /// Hands the clients what was sent and lets them answer.
+    fn deliver(&mut self) -> Sent;
+    /// Objects that a client has.
+    fn held(&mut self, connection: usize) -> usize;
+    /// A client has an object, with these values.
+    fn holds(&mut self, connection: usize, object: usize, thing: &Thing) -> bool;
+}
+
+/// Tells the peer what has come into a connection's range or left it.
+fn look<P: Peer>(peer: &mut P, things: &[Thing], visible: &mut [Vec<bool>]) {
+    for (connection, visible) in visible.iter_mut().enumerate() {
+        let view = things[connection].position;
+        for (object, thing) in things.iter().enumerate() {
+            let square: f32 = (0..3).map(|axis| (thing.position[axis] - view[axis]).powi(2)).sum();
+            let sees = square <= CULL_DISTANCE * CULL_DISTANCE;
+            if sees != visible[object] {
+                visible[object] = sees;
+                peer.show(connection, object, sees);
+            }
         }
     }
 }
 
-#[derive(Resource, Clone, Copy)]
-struct InRange(FilterBit);
-
-impl FromWorld for InRange {
-    fn from_world(world: &mut World) -> Self {
-        let bit = world.resource_scope(|world, mut filters: Mut<FilterRegistry>| {
-            world.resource_scope(|world, mut registry: Mut<ReplicationRegistry>| {
-                filters.register_scope::<Entity>(world, &mut registry, ScopeLifetime::WhileVisible)
-            })
-        });
-        Self(bit)
-    }
-}
-
-fn app() -> App {
-    let mut app = App::new();
-    app.add_plugins((MinimalPlugins, StatesPlugin, RepliconPlugins.set(ServerPlugin::new(PostUpdate))))
-        .replicate::<Position>()
-        .replicate::<Rotation>()
-        .replicate::<Velocity>()
-        .replicate::<Load>();
-    app.init_resource::<InRange>();
-    app.finish();
-    app.cleanup();
-    app
-}
-
-struct Spread {
-    mean: f64,
-    p50: f64,
-    p99: f64,
-    max: f64,
-}
-
-fn spread(mut samples: Vec<u64>) -> Spread {
-    samples.sort_unstable();
-    let us = |ns: u64| ns as f64 / 1000.0;
-    let at = |share: f64| us(samples[((samples.len() as f64 * share).ceil() as usize).max(1) - 1]);
-    let mean = us(samples.iter().sum()) / samples.len() as f64;
-    Spread { mean, p50: at(0.5), p99: at(0.99), max: us(samples[samples.len() - 1]) }
-}
-
-fn run(number: u8, chests: Chests) {
+fn run<P: Peer>(number: u8, chests: Chests) -> Line {
     let group = Group::new(number).expect("five groups");
     let mut workload = Workload::new(group, chests, SEED_BASE);
-    let mut server = app();
-    let mut clients: Vec<App> = (0..group.connections).map(|_| app()).collect();
-    for client in &mut clients {
-        server.connect_client(client);
-    }
-    let seats: Vec<Entity> =
-        clients.iter().map(|client| **client.world().resource::<TestClientEntity>()).collect();
-    let bit = server.world().resource::<InRange>().0;
-    let entities: Vec<Entity> = workload
-        .things
-        .iter()
-        .map(|thing| {
-            let transform = (Position(thing.position), Rotation(thing.rotation()), Velocity(thing.velocity));
-            server.world_mut().spawn((Replicated, transform, Load::of(thing))).id()
-        })
-        .collect();
-    let mut visible = vec![vec![true; entities.len()]; seats.len()];
-    let mut answers: VecDeque<Vec<Vec<(usize, bytes::Bytes)>>> = VecDeque::new();
-    let (mut samples, mut bytes, mut messages) = (Vec::new(), 0_u64, 0_u64);
-    for frame in 1..=WARM_UP + FRAMES {
-        workload.step();
-        for (thing, entity) in workload.things.iter().zip(&entities) {
-            if thing.marked == 0 {
-                continue;
+    let mut peer = P::new(&workload.things, group.connections);
+    let mut visible = vec![vec![P::SEEN_AT_FIRST; workload.things.len()]; group.connections];
+    let (mut samples, mut applying, mut all) = (Vec::new(), Vec::new(), Sent::default());
+    for frame in 1..=WARM_UP + FRAMES + QUIET {
+        if frame <= WARM_UP + FRAMES {
+            workload.step();
+            if frame <= 300 {
+                workload.digest();
             }
-            let mut entity = server.world_mut().entity_mut(*entity);
-            if thing.is_character {
-                *entity.get_mut::<Position>().expect("spawned with it") = Position(thing.position);
-                *entity.get_mut::<Rotation>().expect("spawned with it") = Rotation(thing.rotation());
-                *entity.get_mut::<Velocity>().expect("spawned with it") = Velocity(thing.velocity);
-            }
-            *entity.get_mut::<Load>().expect("spawned with it") = Load::of(thing);
-        }
-        for (at, seat) in seats.iter().enumerate() {
-            let view = workload.things[at].position;
-            let mut seat = server.world_mut().entity_mut(*seat);
-            let Some(mut visibility) = seat.get_mut::<ClientVisibility>() else { continue };
-            for (place, thing) in workload.things.iter().enumerate() {
-                let square: f32 = (0..3).map(|i| (thing.position[i] - view[i]).powi(2)).sum();
-                let sees = square <= CULL_DISTANCE * CULL_DISTANCE;
-                if sees != visible[at][place] {
-                    visible[at][place] = sees;
-                    visibility.set(entities[place], bit, sees);
-                }
-            }
-        }
-        if answers.len() == ACK_FRAMES {
-            let mut inbox = server.world_mut().resource_mut::<ServerMessages>();
-            for (seat, sent) in seats.iter().zip(answers.pop_front().expect("three frames")) {
-                for (channel, message) in sent {
-                    inbox.insert_received(*seat, channel, message);
-                }
-            }
+        } else {
+            workload.things.iter_mut().for_each(|thing| thing.marked = 0);
         }
         let start = thread_cpu_ns();
-        server.update();
+        peer.apply(&workload.things);
+        let applied = thread_cpu_ns() - start;
+        look(&mut peer, &workload.things, &mut visible);
+        peer.arrive();
+        let start = thread_cpu_ns();
+        peer.frame();
         let spent = thread_cpu_ns() - start;
-
-        let mut outbox = server.world_mut().resource_mut::<ServerMessages>();
-        for (to, channel, message) in outbox.drain_sent() {
-            if frame > WARM_UP {
-                bytes += message.len() as u64;
-                messages += 1;
-            }
-            let at = seats.iter().position(|seat| *seat == to).expect("a client");
-            clients[at].world_mut().resource_mut::<ClientMessages>().insert_received(channel, message);
-        }
-        let sent = clients.iter_mut().map(|client| {
-            client.update();
-            client.world_mut().resource_mut::<ClientMessages>().drain_sent().collect()
-        });
-        answers.push_back(sent.collect());
-        if frame > WARM_UP {
+        let sent = peer.deliver();
+        if (WARM_UP + 1..=WARM_UP + FRAMES).contains(&frame) {
             samples.push(spent);
+            applying.push(applied);
+            all.bytes += sent.bytes;
+            all.packets += sent.packets;
         }
     }
-    // The receivers hold what their connections may see.
-    let mut held = 0;
-    for client in &mut clients {
-        let mut remote = client.world_mut().query::<(&Remote, &Load)>();
-        held += remote.iter(client.world()).count();
+    assert_eq!(Some(workload.checksum()), group.checksum(chests), "another world");
+    let (mut replicas, mut differing) = (0, 0);
+    for (connection, visible) in visible.iter().enumerate() {
+        let expected = visible.iter().filter(|sees| **sees).count();
+        replicas += expected;
+        differing += peer.held(connection).abs_diff(expected);
+        for (object, _) in visible.iter().enumerate().filter(|(_, sees)| **sees) {
+            differing += usize::from(!peer.holds(connection, object, &workload.things[object]));
+        }
     }
-    let expected: usize = visible.iter().flatten().filter(|sees| **sees).count();
-    let spread = spread(samples);
-    let frames = f64::from(FRAMES) * seats.len() as f64;
-    println!(
-        "{{\"library\":\"bevy_replicon 0.44.3\",\"group\":{number},\"chests\":\"{}\",\"net_us\":{{\"mean\":{:.1},\"p50\":{:.1},\
-         \"p99\":{:.1},\"max\":{:.1}}},\"bytes_per_client_frame\":{:.1},\"messages_per_client_frame\":{:.2},\
-         \"replicas\":{held},\"expected\":{expected}}}",
-        if chests == Chests::Sparse { "sparse" } else { "full" },
-        spread.mean,
-        spread.p50,
-        spread.p99,
-        spread.max,
-        bytes as f64 / frames,
-        messages as f64 / frames,
-    );
+    let frames = f64::from(FRAMES) * group.connections as f64;
+    Line {
+        library: P::NAME,
+        group: number,
+        chests,
+        net: Spread::of(samples),
+        each: None,
+        apply: Spread::of(applying).mean,
+        bytes: all.bytes as f64 / frames,
+        packets: all.packets as f64 / frames,
+        replicas,
+        differing,
+    }
+}
+
+/// One of our own methods on the same case; decoded and compared in a run of its own, since receivers work inside the clock.
+fn ours(mode: Mode, number: u8, chests: Chests) -> Line {
+    let case = Case { chests, ..Case::new(Group::new(number).expect("five groups"), mode) };
+    let outcome = case::run(&case);
+    let verified = case::run(&Case { verify: true, ..case });
+    assert!(outcome.holds(), "another world");
+    let verify = verified.verify.unwrap_or_default();
+    Line {
+        library: mode.name(),
+        group: number,
+        chests,
+        net: outcome.net_us,
+        each: Some(outcome.per_conn_us.mean),
+        apply: outcome.frame_us.mean - outcome.net_us.mean - outcome.sim_us.mean,
+        bytes: outcome.bytes_per_client_frame,
+        packets: outcome.packets_per_client_frame,
+        replicas: verify.replicas as usize,
+        differing: verify.differing as usize,
+    }
+}
+
+/// What one library did on one case; microseconds of thread CPU time, mean of the frames where nothing else is said.
+struct Line {
+    library: &'static str,
+    group: u8,
+    chests: Chests,
+    net: Spread,
+    /// One connection's part, where it can be told apart.
+    each: Option<f64>,
+    apply: f64,
+    bytes: f64,
+    packets: f64,
+    replicas: usize,
+    differing: usize,
+}
+
+impl Line {
+    fn case(&self) -> String {
+        let full = if self.chests == Chests::Full { ", every frame" } else { "" };
+        format!("{}{full}", self.group)
+    }
+
+    fn json(&self) -> String {
+        format!(
+            "{{\"library\":\"{}\",\"group\":{},\"chests\":\"{}\",\"net_us\":{{\"mean\":{:.1},\"p50\":{:.1},\"p99\":{:.1},\
+             \"max\":{:.1}}},\"per_conn_us\":{},\"apply_us\":{:.1},\"bytes_per_client_frame\":{:.1},\"packets_per_client_frame\":{:.2},\
+             \"verify\":{{\"replicas\":{},\"differing\":{}}}}}",
+            self.library,
+            self.group,
+            if self.chests == Chests::Sparse { "sparse" } else { "full" },
+            self.net.mean,
+            self.net.p50,
+            self.net.p99,
+            self.net.max,
+            self.each.map_or_else(|| "null".into(), |each| format!("{each:.2}")),
+            self.apply,
+            self.bytes,
+            self.packets,
+            self.replicas,
+            self.differing,
+        )
+    }
+}
+
+/// Cases down, libraries across: microseconds a frame, and bytes a client and frame.
+fn table(lines: &[Line], libraries: &[&str]) {
+    println!("\n| group | {} |\n|{}", libraries.join(" | "), "---|".repeat(libraries.len() + 1));
+    for first in lines.chunk_by(|a, b| a.case() == b.case()) {
+        let cells = libraries.iter().map(|library| {
+            first
+                .iter()
+                .find(|line| line.library.split(' ').next() == Some(*library))
+                .map_or_else(String::new, |line| format!("{:.0} us, {:.0} B", line.net.mean, line.bytes))
+        });
+        println!("| {} | {} |", first[0].case(), cells.collect::<Vec<_>>().join(" | "));
+    }
 }
 
 fn main() {
-    // One thread: whatever the library hands to a pool would escape the clock.
+    // One thread: whatever a library hands to a pool would escape the clock.
     bevy::tasks::ComputeTaskPool::get_or_init(|| bevy::tasks::TaskPoolBuilder::new().num_threads(1).build());
-    let only: Option<u8> = std::env::args().nth(1).and_then(|word| word.parse().ok());
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let group: Option<u8> = words.iter().find_map(|word| word.parse().ok());
+    let name = words.iter().find(|word| word.parse::<u8>().is_err());
+    let peers: [(&str, fn(u8, Chests) -> Line); 7] = [
+        ("legacy", |number, chests| ours(Mode::Legacy, number, chests)),
+        ("graph", |number, chests| ours(Mode::Graph, number, chests)),
+        ("shared", |number, chests| ours(Mode::Shared, number, chests)),
+        ("shared-delta", |number, chests| ours(Mode::SharedDelta, number, chests)),
+        ("bevy_replicon", run::<replicon::Replicon>),
+        ("lightyear", run::<lightyear::Lightyear>),
+        ("naia", run::<naia::Naia>),
+    ];
+    let mut lines = Vec::new();
     for (number, chests) in [
         (1, Chests::Sparse),
         (2, Chests::Sparse),
@@ -224,8 +235,14 @@ fn main() {
         (4, Chests::Full),
         (5, Chests::Sparse),
     ] {
-        if only.is_none_or(|only| only == number) {
-            run(number, chests);
+        if group.is_none_or(|group| group == number) {
+            for (_, run) in peers.iter().filter(|(peer, _)| name.is_none_or(|name| name == peer)) {
+                let line = run(number, chests);
+                println!("{}", line.json());
+                lines.push(line);
+            }
         }
     }
+    table(&lines, &peers.map(|(name, _)| name));
+    assert!(lines.iter().all(|line| line.differing == 0), "clients do not hold what the server has");
 }
