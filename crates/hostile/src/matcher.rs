@@ -186,6 +186,7 @@ pub fn matcher_seeds() -> Vec<(&'static str, Vec<u8>)> {
         Input::Timeout,
         Input::Recovered,
         Input::Durable(5),
+        Input::Verdict { id: 3, verdict: Some(&[]) },
     ];
     for (sequence, input) in inputs.into_iter().enumerate() {
         write_record(&mut log, sequence as u64, START, input);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::queue::QueueRules;
+use crate::queue::{QueueRules, RuleProblem};
 
 /// What the matcher is told at its start.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -24,6 +24,8 @@ pub struct Config {
     pub tickets_per_player: usize,
     /// Live tickets in all; beyond, new ones are refused as `OVERLOADED`.
     pub tickets_max: usize,
+    /// How long a policy may take for a verdict, in ms; what waits for it fails then.
+    pub policy_timeout_ms: u64,
 }
 
 impl Default for Config {
@@ -36,6 +38,7 @@ impl Default for Config {
             queues: Vec::new(),
             tickets_per_player: 3,
             tickets_max: 1_000_000,
+            policy_timeout_ms: 200,
         }
     }
 }
@@ -72,6 +75,10 @@ pub struct ModeRules {
     pub snapshot: Snapshot,
     /// Whether later values replace earlier ones that were not sent yet.
     pub collapse: bool,
+    /// Who decides besides these rules: a URL, or the name of a policy of the process. Empty: nobody.
+    pub policy: String,
+    /// What it is asked about; a point less is a question less.
+    pub policy_points: Vec<HookPoint>,
 }
 
 impl Default for ModeRules {
@@ -91,7 +98,75 @@ impl Default for ModeRules {
             hidden: false,
             snapshot: Snapshot::Auto,
             collapse: false,
+            policy: String::new(),
+            policy_points: HookPoint::ALL.to_vec(),
         }
+    }
+}
+
+/// A point in a room's life where its policy has a say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum HookPoint {
+    /// Before a room is made: may veto, and fill `Data`. Also for the server of a match, with `assign = "policy"`.
+    OnCreate,
+    /// Before roles are added: may veto.
+    OnAddingRoles,
+    /// With roles added, before anybody hears of it: may change the room.
+    OnAddedRoles,
+    /// Before a role is removed: may change the room. Told only, when the role is lost or the room ends.
+    OnDeletingRole,
+    /// The end of a room; told only.
+    OnDestroy,
+}
+
+impl HookPoint {
+    /// Every point, in the order of a room's life.
+    pub const ALL: [HookPoint; 5] = [
+        HookPoint::OnCreate,
+        HookPoint::OnAddingRoles,
+        HookPoint::OnAddedRoles,
+        HookPoint::OnDeletingRole,
+        HookPoint::OnDestroy,
+    ];
+
+    /// Its name, in configuration and in questions.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            HookPoint::OnCreate => "OnCreate",
+            HookPoint::OnAddingRoles => "OnAddingRoles",
+            HookPoint::OnAddedRoles => "OnAddedRoles",
+            HookPoint::OnDeletingRole => "OnDeletingRole",
+            HookPoint::OnDestroy => "OnDestroy",
+        }
+    }
+}
+
+impl ModeRules {
+    /// Whether a policy is asked at a point.
+    #[inline]
+    pub(crate) fn asks(&self, point: HookPoint) -> bool {
+        !self.policy.is_empty() && self.policy_points.contains(&point)
+    }
+}
+
+impl Config {
+    /// Whether queues and modes fit each other.
+    ///
+    /// # Errors
+    /// A queue whose matches a policy is to place, while its mode names none.
+    pub fn check(&self) -> Result<(), RuleProblem> {
+        for queue in self.queues.iter().filter(|queue| queue.asks_policy()) {
+            if !self.modes.get(queue.name()).is_some_and(|rules| rules.asks(HookPoint::OnCreate)) {
+                let reason = format!(
+                    "queue `{0}` wants servers from a policy, but `modes.{0}.policy` names none that is asked \
+                     OnCreate",
+                    queue.name()
+                );
+                return Err(RuleProblem { path: "assign".to_owned(), reason });
+            }
+        }
+        Ok(())
     }
 }
 

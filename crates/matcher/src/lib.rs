@@ -11,9 +11,11 @@
 //! - [`Matcher::handle`]: a request. Bodies are those of [`throng_wire::matcher`].
 //! - [`Matcher::handle_session`]: a server's session began or was lost.
 //! - [`Matcher::handle_timeout`]: something is due, as [`Matcher::next_timeout`] said.
+//! - [`Matcher::handle_verdict`]: a policy answered a question of [`Matcher::poll_question`]. Requests that waited for it
+//!   are answered by [`Matcher::poll_answered`]. Without modes that name a policy neither has anything.
 //!
 //! ```
-//! use throng_matcher::{Caller, Config, Matcher, Notices, Scope};
+//! use throng_matcher::{Caller, Config, Handled, Matcher, Notices, Scope};
 //! use throng_wire::matcher::{Method, Reader, Status, Writer};
 //!
 //! let mut matcher = Matcher::new(Config::default(), [7; 32], 1_700_000_000_000);
@@ -25,7 +27,7 @@
 //! let caller = Caller { srv: "game_1_1", scope: Scope::Server };
 //! let status =
 //!     matcher.handle(1_700_000_000_001, caller, Method::ROLE_JOIN_RANDOM_ROOM, &body, &mut answer, &mut notices);
-//! assert_eq!(status, Status::Ok);
+//! assert_eq!(status, Handled::Done(Status::Ok));
 //! let room = Reader::new(&answer)?.nested(1)?;
 //! assert_eq!((room.str(3)?, room.u64(12)), ("1v1", 1));
 //! assert_eq!(notices.len(), 1, "ann's server hears that she joined");
@@ -59,6 +61,7 @@ mod matches;
 mod modes;
 mod notices;
 mod people;
+mod policy;
 mod problem;
 mod queue;
 mod queue_service;
@@ -72,8 +75,9 @@ mod team;
 mod ticket;
 mod timers;
 
-pub use config::{Caller, Config, Limit, ModeRules, OnFull, Scope, Select, Snapshot};
+pub use config::{Caller, Config, HookPoint, Limit, ModeRules, OnFull, Scope, Select, Snapshot};
 pub use matcher::{BadSnapshot, Matcher, check_server_name};
 pub use notices::{Notice, Notices};
+pub use policy::{Answered, Handled, Question, Verdict};
 pub use queue::{QueueRules, RuleProblem};
 pub use stats::{Counts, Stats};

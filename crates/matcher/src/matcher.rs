@@ -7,7 +7,7 @@ use throng_wire::fields;
 use throng_wire::matcher::{Method, REQUEST_KEY_FIELD, Status, method, write_bytes, write_nested, write_u64};
 
 use crate::backfill::Backfill;
-use crate::config::{Caller, Config, Scope};
+use crate::config::{Caller, Config, HookPoint, Scope};
 use crate::id::{Id, Nonces};
 use crate::info::{RoleRef, Text, check_len};
 use crate::keys::{Answer, Keys};
@@ -15,6 +15,7 @@ use crate::matches::Match;
 use crate::modes::Modes;
 use crate::notices::Notices;
 use crate::people::People;
+use crate::policy::{Asked, Handled, Hooks};
 use crate::problem::{Outcome, Problem, forbidden, invalid};
 use crate::queue::Queues;
 use crate::rating::Ratings;
@@ -48,6 +49,7 @@ pub struct Matcher {
     pub(crate) backfills: Slab<Backfill>,
     pub(crate) ratings: Ratings,
     keys: Keys,
+    pub(crate) hooks: Hooks,
     /// Time of the last input, reads included: what waiting times are shown by.
     #[serde(skip)]
     pub(crate) clock: u64,
@@ -81,7 +83,7 @@ pub struct BadSnapshot(String);
 const TIMERS_PER_INPUT: usize = 512;
 
 /// First bytes of a snapshot: its format's name and version.
-const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-3\n";
+const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-4\n";
 
 impl Matcher {
     /// An empty matcher. `secret` makes ids unguessable; the same secret and inputs give the same state. `now` is wall
@@ -107,6 +109,7 @@ impl Matcher {
             backfills: Slab::default(),
             ratings: Ratings::default(),
             keys: Keys::default(),
+            hooks: Hooks::default(),
             clock: now,
             config,
             stats: Stats::default(),
@@ -123,7 +126,7 @@ impl Matcher {
         }
     }
 
-    /// Executes a request and appends the body of its answer to `answer`. Before one that may change something, timers that
+    /// Executes a request and appends the body of its answer to `answer`, unless a policy is to be asked first. Before one that may change something, timers that
     /// are due fire, a bounded number of them.
     ///
     /// `now` is wall time in ms; when it goes back, the matcher's own time stands still.
@@ -135,11 +138,10 @@ impl Matcher {
         body: &[u8],
         answer: &mut Vec<u8>,
         notices: &mut Notices,
-    ) -> Status {
-        let start = answer.len();
+    ) -> Handled {
         let Some(method) = method(number) else {
             Problem::new(Status::UnknownMethod, "no such method").write(answer);
-            return Status::UnknownMethod;
+            return Handled::Done(Status::UnknownMethod);
         };
         if method.mutates {
             self.advance(now, notices);
@@ -148,25 +150,54 @@ impl Matcher {
             // replay.
             self.clock = self.now.max(now);
         }
+        self.execute(caller, Asked::new(method, body, self.now), answer, notices)
+    }
+
+    /// Executes a request, for the first time or again now that a policy has said something.
+    pub(crate) fn execute(
+        &mut self,
+        caller: Caller<'_>,
+        mut asked: Asked<'_>,
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Handled {
+        let (start, method, body) = (answer.len(), asked.method, asked.body);
         let key = if method.mutates { request_key(body) } else { Ok(None) };
         let key = match key {
             Ok(key) => key.map(|key| (self.people.server_entry(caller.srv.as_bytes()), key)),
-            Err(problem) => return refuse(&problem, answer, start),
+            Err(problem) => return Handled::Done(refuse(&problem, answer, start)),
         };
         if let Some((server, key)) = key
             && let Some(known) = self.keys.find(server, key)
         {
             answer.extend_from_slice(&known.body);
             self.stats.replayed_answers += 1;
-            return Status::from_code(known.status).unwrap_or(Status::Internal);
+            return Handled::Done(Status::from_code(known.status).unwrap_or(Status::Internal));
         }
-        let status = match self.dispatch(caller, number, body, answer, notices) {
+        let mut kept = self.keep_behind(caller, &mut asked, answer);
+        let mut outcome = Ok(());
+        if kept.is_none() {
+            self.hooks.verdicts = std::mem::take(&mut asked.verdicts);
+            outcome = self.dispatch(caller, method.number, body, answer, notices);
+            asked.verdicts = std::mem::take(&mut self.hooks.verdicts);
+            kept = self.keep_stopped(caller, &mut asked, answer, start);
+        }
+        if let Some(kept) = kept {
+            if let Some((server, _)) = key {
+                self.people.release_server(server);
+            }
+            return kept;
+        }
+        let status = match outcome {
             Ok(()) => Status::Ok,
             Err(problem) => refuse(&problem, answer, start),
         };
         if let Some((server, key)) = key {
             // What is transient may go better next time.
-            if matches!(status, Status::Overloaded | Status::Draining | Status::RateLimited) {
+            if matches!(
+                status,
+                Status::Overloaded | Status::Draining | Status::RateLimited | Status::PolicyUnavailable
+            ) {
                 self.people.release_server(server);
             } else {
                 let kept = Answer { status: status as u16, body: answer[start..].to_vec() };
@@ -179,7 +210,7 @@ impl Matcher {
                 self.people.servers[server].holds += 1;
             }
         }
-        status
+        Handled::Done(status)
     }
 
     /// A server's session began (`up`) or was lost. Returns the server's number in [`Notices`], which stays until the
@@ -226,6 +257,7 @@ impl Matcher {
             (server.connected, server.grace_until) = (false, until);
             self.timers.set(until, Timer::Grace(index));
         }
+        self.forget_questions();
         self.reopen_proposals(notices);
         let now = self.now;
         self.advance(now, notices);
@@ -310,7 +342,7 @@ impl Matcher {
     }
 
     /// Moves time on and fires what is due, in order, at most [`TIMERS_PER_INPUT`]: the rest stays due.
-    fn advance(&mut self, now: u64, notices: &mut Notices) {
+    pub(crate) fn advance(&mut self, now: u64, notices: &mut Notices) {
         for _ in 0..TIMERS_PER_INPUT {
             let Some((at, timer)) = self.timers.pop_due(now) else { break };
             self.now = self.now.max(at);
@@ -333,11 +365,12 @@ impl Matcher {
             Timer::Grace(server) => self.give_up_server(server, notices),
             Timer::Tick(queue) => self.begin_tick(queue, at),
             Timer::Proposal(id) => self.end_proposal(id, notices),
-            Timer::Assign(id) => self.end_unassigned(id, notices),
+            Timer::Assign(id) => self.end_unassigned(id, "no_server", notices),
             Timer::Backfill(id) => self.end_unconfirmed(id, notices),
             Timer::Updates(queue) => self.send_updates(queue, notices),
             Timer::Period(pool) => self.end_rating_period(&pool),
             Timer::Cooldown(player) => self.end_cooldown(player),
+            Timer::Policy(id) => self.settle(id, None, notices),
         }
     }
 
@@ -462,6 +495,9 @@ impl Matcher {
         }
         let rooms = self.people.players[player].rooms.clone();
         for room in rooms {
+            if !self.rooms[room].deleting {
+                self.tell_policy(HookPoint::OnDeletingRole, room, Some(player));
+            }
             self.remove_from_room(room, player, "disconnected", notices);
         }
         self.people.players[player].holds -= 1;

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 
-use crate::config::{Caller, ModeRules, OnFull, Scope};
+use crate::config::{Caller, HookPoint, ModeRules, OnFull, Scope};
 use crate::id::Id;
 use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, check_id, check_len, entry, text};
 use crate::matcher::{Matcher, fan_out, require};
@@ -332,7 +332,14 @@ impl Matcher {
         self.matches[index].positions = self.positions_of(index, &compiled);
         let external = compiled.set.assign == Assign::External && backfill.is_none();
         let ttl = compiled.set.seat_ttl_s * 1_000;
-        let wait = if external { compiled.set.assign_timeout_s * 1_000 } else { 0 };
+        let asks = compiled.set.assign == Assign::Policy
+            && backfill.is_none()
+            && self.modes[self.rooms[room].mode].rules.asks(HookPoint::OnCreate);
+        let wait = match (external, asks) {
+            (true, _) => compiled.set.assign_timeout_s * 1_000,
+            (_, true) => self.config.policy_timeout_ms,
+            _ => 0,
+        };
         let until = self.now + wait + ttl;
         let id = self.rooms[room].id;
         let sides = self.matches[index].sides.clone();
@@ -353,6 +360,12 @@ impl Matcher {
         }
         if external {
             self.await_server(index, &compiled, notices);
+        } else if asks {
+            self.matches[index].stage = Stage::Assigning;
+            let found = self.matches[index].id;
+            if !self.ask_for_server(found, room) {
+                self.end_unassigned(found, "policy_unavailable", notices);
+            }
         } else {
             self.make_ready(index, until, notices);
         }
@@ -527,23 +540,37 @@ impl Matcher {
             values.set(ROOM_DATA_FIELD, key, value.map_or(&[][..], |value| value.value))?;
         }
         values.set(ROOM_DATA_FIELD, CONNECTION_KEY.as_bytes(), quote(connection).as_bytes())?;
+        self.give_server(self.matches[index].id, room, values, notices);
+        Ok(())
+    }
+
+    /// The room of a match that has no server yet.
+    pub(crate) fn room_that_waits(&self, found: Id) -> Option<u32> {
+        let found = &self.matches[self.match_of(found)?];
+        let room = found.room.filter(|_| found.stage == Stage::Assigning)?;
+        self.rooms.get(room.index).filter(|entry| entry.id == room).map(|_| room.index)
+    }
+
+    /// A match has its server, as the room's data say: its players hear of it.
+    pub(crate) fn give_server(&mut self, found: Id, room: u32, data: DataMap, notices: &mut Notices) {
+        let Some(index) = self.match_of(found) else { return };
+        let rules = self.queues.list[self.matches[index].queue].rules();
         let until = self.now + rules.set.seat_ttl_s * 1_000;
         let entry = &mut self.rooms[room];
-        entry.data = values;
+        entry.data = data;
         entry.rev += 1;
         entry.seats.iter_mut().for_each(|seat| seat.until = until);
         let id = entry.id;
         self.timers.set(until, Timer::Seats(id));
         self.make_ready(index, until, notices);
-        Ok(())
     }
 
-    /// No server was given in time: the room goes, the tickets search on.
-    pub(crate) fn end_unassigned(&mut self, id: Id, notices: &mut Notices) {
+    /// No server was given: the room goes, the tickets search on.
+    pub(crate) fn end_unassigned(&mut self, id: Id, reason: &str, notices: &mut Notices) {
         let waits = |index: &u32| self.matches[*index].stage == Stage::Assigning;
         let Some(index) = self.match_of(id).filter(waits) else { return };
         let room = self.matches[index].room;
-        let tickets = self.break_match(index, "no_server", notices);
+        let tickets = self.break_match(index, reason, notices);
         for ticket in tickets {
             self.return_ticket(ticket, notices);
         }

@@ -49,6 +49,13 @@ pub enum Input<'a> {
     Recovered,
     /// Every record below this sequence is on disk.
     Durable(u64),
+    /// A policy has answered.
+    Verdict {
+        /// The question.
+        id: u64,
+        /// The encoded verdict; `None`: it cannot.
+        verdict: Option<&'a [u8]>,
+    },
 }
 
 /// A record that checks.
@@ -128,6 +135,12 @@ pub fn write_record(out: &mut Vec<u8>, sequence: u64, now: u64, input: Input<'_>
             out.push(6);
             out.extend_from_slice(&below.to_le_bytes());
         }
+        Input::Verdict { id, verdict } => {
+            out.push(7);
+            out.extend_from_slice(&id.to_le_bytes());
+            out.push(u8::from(verdict.is_some()));
+            out.extend_from_slice(verdict.unwrap_or_default());
+        }
     }
     let body = (out.len() - start - HEADER_BYTES) as u32;
     let crc = crc32c(&out[start + 8..]);
@@ -160,6 +173,16 @@ pub fn parse_input(kind: u8, body: &[u8]) -> Option<Input<'_>> {
         4 => Input::Timeout,
         5 => Input::Recovered,
         6 => Input::Durable(u64::from_le_bytes(body.try_into().ok()?)),
+        7 => {
+            let (id, rest) = body.split_first_chunk::<8>()?;
+            let (given, verdict) = rest.split_first()?;
+            let verdict = match given {
+                0 if verdict.is_empty() => None,
+                1 => Some(verdict),
+                _ => return None,
+            };
+            Input::Verdict { id: u64::from_le_bytes(*id), verdict }
+        }
         _ => return None,
     })
 }
@@ -189,6 +212,8 @@ mod tests {
             Input::Timeout,
             Input::Recovered,
             Input::Durable(9),
+            Input::Verdict { id: 3, verdict: Some(b"v") },
+            Input::Verdict { id: 4, verdict: None },
         ];
         let mut log = Vec::new();
         for (sequence, input) in inputs.iter().enumerate() {

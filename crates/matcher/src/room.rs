@@ -5,11 +5,12 @@ use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bool, write_bytes, write_nested, write_u64};
 
-use crate::config::{Caller, OnFull, Scope, Snapshot};
+use crate::config::{Caller, HookPoint, OnFull, Scope, Snapshot};
 use crate::id::Id;
 use crate::info::{DataMap, Info, ROOM_DATA_FIELD, RoleRef, bytes, entry, text, write_entry};
 use crate::matcher::{Matcher, fan_out, write_about};
 use crate::notices::Notices;
+use crate::policy::Verdict;
 use crate::problem::{Outcome, Problem, not_found, quote};
 use crate::slab::NONE;
 use crate::timers::Timer;
@@ -80,7 +81,7 @@ pub(crate) type Newcomers = SmallVec<[Newcomer; 4]>;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CreateInfo<'a> {
     pub(crate) mode: &'a [u8],
-    hidden: Option<bool>,
+    pub(crate) hidden: Option<bool>,
     body: &'a [u8],
     data: bool,
 }
@@ -100,7 +101,7 @@ impl<'a> CreateInfo<'a> {
         Ok(info)
     }
 
-    fn data(&self) -> Outcome<DataMap> {
+    pub(crate) fn data(&self) -> Outcome<DataMap> {
         let mut data = DataMap::default();
         if self.data {
             for field in fields(self.body).map_while(Result::ok).filter(|field| field.number == 3) {
@@ -156,15 +157,23 @@ impl Matcher {
     }
 
     /// A random join's room: the first candidate whose policy admits the newcomers, or `None`.
-    pub(crate) fn pick_room(&mut self, mode: u16, newcomers: &[Newcomer]) -> Option<u32> {
+    ///
+    /// # Errors
+    /// The policy is to be asked first.
+    pub(crate) fn pick_room(&mut self, mode: u16, newcomers: &[Newcomer]) -> Outcome<Option<u32>> {
         let mut found = std::mem::take(&mut self.scratch.candidates);
         let Matcher { modes, nonces, .. } = self;
         let rules = &modes[mode].rules;
         let vetoes = !rules.unique_float.is_empty() || !rules.unique_string.is_empty() || !rules.exclusive;
-        let limit = if vetoes { CANDIDATES_MAX } else { 1 };
+        let asks = !rules.policy.is_empty();
+        let limit = if vetoes || asks { CANDIDATES_MAX } else { 1 };
         let draw = |count: usize| (nonces.next() % count as u64) as usize;
         modes[mode].open.candidates(rules.select, newcomers.len(), limit, draw, &mut found);
-        let picked = found.iter().copied().find(|room| self.check_unique(*room, newcomers).is_ok());
+        let picked = if asks {
+            self.pick_by_policy(&found, newcomers)
+        } else {
+            Ok(found.iter().copied().find(|room| self.check_unique(*room, newcomers).is_ok()))
+        };
         self.scratch.candidates = found;
         picked
     }
@@ -189,11 +198,11 @@ impl Matcher {
     ) -> Outcome<u32> {
         self.check_not_draining()?;
         check_unique(&self.modes[mode].rules, std::iter::empty(), &newcomers)?;
-        let data = create.data()?;
-        let hidden = create.hidden.unwrap_or(self.modes[mode].rules.hidden);
+        let (hidden, data) = self.ask_to_create(mode, create)?;
+        let changes = self.ask_to_begin(mode, hidden, &data, &newcomers)?;
         let creator = newcomers.first().map_or(NONE, |first| self.people.players[first.player].server);
         let room = self.insert_room(mode, hidden, data, creator);
-        self.admit(room, newcomers, notices);
+        self.admit(room, newcomers, &changes, notices);
         Ok(room)
     }
 
@@ -231,8 +240,15 @@ impl Matcher {
         })
     }
 
-    /// Adds members and tells everybody. Leaves the room as encoded in `scratch.room`.
-    pub(crate) fn admit(&mut self, index: u32, newcomers: Newcomers, notices: &mut Notices) {
+    /// Adds members, makes the changes that the policy wants, and tells everybody. Leaves the room as encoded in
+    /// `scratch.room`.
+    pub(crate) fn admit(
+        &mut self,
+        index: u32,
+        newcomers: Newcomers,
+        changes: &Verdict,
+        notices: &mut Notices,
+    ) {
         let room = &mut self.rooms[index];
         let mode = &self.modes[room.mode];
         room.rev += 1;
@@ -262,7 +278,8 @@ impl Matcher {
                 OnFull::Keep => {}
             }
         }
-        let deleting = room.deleting;
+        self.change_by_policy(index, changes);
+        let deleting = self.rooms[index].deleting;
         self.announce_members(index, first, notices);
         if deleting {
             self.begin_end(index, notices);
@@ -332,6 +349,19 @@ impl Matcher {
         }
     }
 
+    /// What the policy wants of a room that a role has left.
+    pub(crate) fn change_after_leaving(&mut self, index: u32, changes: &Verdict, notices: &mut Notices) {
+        if self.rooms.get(index).is_none_or(|room| room.deleting) || *changes == Verdict::default() {
+            return;
+        }
+        self.change_by_policy(index, changes);
+        if self.rooms[index].deleting {
+            self.begin_end(index, notices);
+        } else {
+            self.reindex_room(index);
+        }
+    }
+
     /// A room with a free place more: it goes, opens again, or stays sealed.
     pub(crate) fn after_leaving(&mut self, index: u32, notices: &mut Notices) {
         let room = &mut self.rooms[index];
@@ -394,6 +424,13 @@ impl Matcher {
         let index = id.index;
         if self.rooms.get(index).is_none_or(|room| room.id != id) {
             return;
+        }
+        if !self.modes[self.rooms[index].mode].rules.policy.is_empty() {
+            let players: Vec<u32> = self.rooms[index].members.iter().map(|member| member.player).collect();
+            for player in players {
+                self.tell_policy(HookPoint::OnDeletingRole, index, Some(player));
+            }
+            self.tell_policy(HookPoint::OnDestroy, index, None);
         }
         let mut encoded = std::mem::take(&mut self.scratch.room);
         encoded.clear();
@@ -476,8 +513,21 @@ impl Matcher {
 
     /// Encodes a room; `only` lists these members instead of all and says so.
     pub(crate) fn write_room(&self, index: u32, only: Option<std::ops::Range<usize>>, out: &mut Vec<u8>) {
+        self.write_room_with(index, only, &[], out);
+    }
+
+    /// The same as it would be with newcomers.
+    pub(crate) fn write_room_with(
+        &self,
+        index: u32,
+        only: Option<std::ops::Range<usize>>,
+        newcomers: &[Newcomer],
+        out: &mut Vec<u8>,
+    ) {
         let room = &self.rooms[index];
         let mode = &self.modes[room.mode];
+        let count = room.members.len() + newcomers.len();
+        let fills = !newcomers.is_empty() && count as u32 >= mode.rules.capacity;
         write_bytes(out, 1, &room.id.text());
         write_u64(out, 2, room.created);
         write_bytes(out, 3, mode.name.as_bytes());
@@ -485,13 +535,16 @@ impl Matcher {
         for member in &room.members[only.unwrap_or(0..room.members.len())] {
             write_bytes(out, 4, member.info.bytes());
         }
+        for newcomer in newcomers {
+            write_bytes(out, 4, newcomer.info.bytes());
+        }
         write_bool(out, 5, room.hidden);
-        write_bool(out, 6, room.full);
-        write_bool(out, 7, room.deleting);
+        write_bool(out, 6, room.full || fills);
+        write_bool(out, 7, room.deleting || fills && mode.rules.on_full == OnFull::Delete);
         if !partial {
             if !mode.rules.count_key.is_empty() {
                 let mut digits = [0; 20];
-                let count = decimal(room.members.len() as u64, &mut digits);
+                let count = decimal(count as u64, &mut digits);
                 write_entry(out, ROOM_DATA_FIELD, mode.rules.count_key.as_bytes(), count);
             }
             out.extend_from_slice(room.data.bytes());
@@ -513,7 +566,7 @@ impl Matcher {
                 });
             }
         }
-        write_u64(out, 12, room.members.len() as u64);
+        write_u64(out, 12, count as u64);
         write_bool(out, 13, partial);
     }
 

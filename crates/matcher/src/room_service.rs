@@ -43,30 +43,60 @@ impl Matcher {
             return Err(invalid(format!("a seat is reserved for at most {RESERVE_S_MAX} s")));
         }
         let newcomer = self.newcomer(caller, &role)?;
-        let newcomers: Newcomers = smallvec![newcomer];
-        if let Some(room) = self.pick_room(mode, &newcomers) {
+        let player = newcomer.player;
+        let joined = match reserve {
+            0 => self.join_any(mode, &create, smallvec![newcomer], answer, notices),
+            _ => self.reserve_any(mode, &create, newcomer, self.now + reserve * 1_000, answer),
+        };
+        if joined.is_err() {
+            self.people.release(player);
+        }
+        joined
+    }
+
+    /// All newcomers join an open room that admits them, or one is made.
+    fn join_any(
+        &mut self,
+        mode: u16,
+        create: &CreateInfo<'_>,
+        newcomers: Newcomers,
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        if let Some(room) = self.pick_room(mode, &newcomers)? {
             if self.rooms[room].has_member(newcomers[0].player) {
                 return self.answer_join(room, false, true, answer);
             }
-            if reserve > 0 {
-                let until = self.now + reserve * 1_000;
-                newcomers.into_iter().for_each(|newcomer| self.reserve(room, newcomer, until));
-                return self.answer_join(room, false, false, answer);
-            }
-            self.admit(room, newcomers, notices);
+            let changes = self.ask_to_admit(room, &newcomers)?;
+            self.admit(room, newcomers, &changes, notices);
             return self.answer_encoded(false, answer);
         }
-        if reserve > 0 {
-            self.check_not_draining().inspect_err(|_| self.release_newcomers(&newcomers))?;
-            let hidden = self.modes[mode].rules.hidden;
-            let creator = self.people.players[newcomers[0].player].server;
-            let room = self.insert_room(mode, hidden, crate::info::DataMap::default(), creator);
-            let until = self.now + reserve * 1_000;
-            newcomers.into_iter().for_each(|newcomer| self.reserve(room, newcomer, until));
-            return self.answer_join(room, true, false, answer);
-        }
-        self.make_room_or_release(mode, &create, newcomers, notices)?;
+        self.make_room(mode, create, newcomers, notices)?;
         self.answer_encoded(true, answer)
+    }
+
+    /// The same with a seat instead of membership: the policy is asked when it is claimed.
+    fn reserve_any(
+        &mut self,
+        mode: u16,
+        create: &CreateInfo<'_>,
+        newcomer: Newcomer,
+        until: u64,
+        answer: &mut Vec<u8>,
+    ) -> Outcome {
+        if let Some(room) = self.pick_room(mode, std::slice::from_ref(&newcomer))? {
+            if self.rooms[room].has_member(newcomer.player) {
+                return self.answer_join(room, false, true, answer);
+            }
+            self.reserve(room, newcomer, until);
+            return self.answer_join(room, false, false, answer);
+        }
+        self.check_not_draining()?;
+        let (hidden, data) = self.ask_to_create(mode, create)?;
+        let creator = self.people.players[newcomer.player].server;
+        let room = self.insert_room(mode, hidden, data, creator);
+        self.reserve(room, newcomer, until);
+        self.answer_join(room, true, false, answer)
     }
 
     pub(crate) fn role_create_room(
@@ -118,8 +148,9 @@ impl Matcher {
         let mode = self.rooms[room].mode;
         self.modes[mode].rules.check_limits(&role)?;
         let newcomers: Newcomers = smallvec![self.newcomer(caller, &role)?];
-        self.check_unique(room, &newcomers).inspect_err(|_| self.release_newcomers(&newcomers))?;
-        self.admit(room, newcomers, notices);
+        let allowed = self.check_unique(room, &newcomers).and_then(|()| self.ask_to_admit(room, &newcomers));
+        let changes = allowed.inspect_err(|_| self.release_newcomers(&newcomers))?;
+        self.admit(room, newcomers, &changes, notices);
         self.answer_encoded(false, answer)
     }
 
@@ -150,8 +181,10 @@ impl Matcher {
             ));
         }
         let kicked = !actor.is_empty() && actor != role || !own && caller.scope == Scope::Server;
+        let changes = self.ask_to_remove(index, player)?;
         // The room outlives this call: a deleting room lingers, and linger is not shorter than one step.
         self.remove_from_room(index, player, if kicked { "kicked" } else { "left" }, notices);
+        self.change_after_leaving(index, &changes, notices);
         write_nested(answer, 1, |out| self.write_room(index, None, out));
         Ok(())
     }
@@ -170,12 +203,7 @@ impl Matcher {
             return self.answer_join(room, false, true, answer);
         }
         let newcomers = self.team_newcomers(team, mode)?;
-        if let Some(room) = self.pick_room(mode, &newcomers) {
-            self.admit(room, newcomers, notices);
-            return self.answer_encoded(false, answer);
-        }
-        self.make_room(mode, &create, newcomers, notices)?;
-        self.answer_encoded(true, answer)
+        self.join_any(mode, &create, newcomers, answer, notices)
     }
 
     pub(crate) fn team_create_room(
@@ -209,7 +237,8 @@ impl Matcher {
         let newcomers = self.team_newcomers(team, self.rooms[room].mode)?;
         self.check_joinable(room, newcomers.len())?;
         self.check_unique(room, &newcomers)?;
-        self.admit(room, newcomers, notices);
+        let changes = self.ask_to_admit(room, &newcomers)?;
+        self.admit(room, newcomers, &changes, notices);
         self.answer_encoded(false, answer)
     }
 
@@ -445,12 +474,15 @@ impl Matcher {
         if other != NONE && other != room && self.is_exclusive(room) {
             return Err(self.already_in(other));
         }
-        let seat = self.rooms[room].seats.remove(at);
+        let seat = &self.rooms[room].seats[at];
         let info = match info {
             Some((_, role)) => role.info(self.people.server_of(player), team_field(seat.info.bytes())),
-            None => seat.info,
+            None => seat.info.clone(),
         };
-        self.admit(room, smallvec![Newcomer { player, info }], notices);
+        let newcomers: Newcomers = smallvec![Newcomer { player, info }];
+        let changes = self.ask_to_admit(room, &newcomers)?;
+        self.rooms[room].seats.remove(at);
+        self.admit(room, newcomers, &changes, notices);
         self.people.players[player].holds -= 1;
         let left = self.rooms[room].seats.iter().map(|seat| seat.until).min();
         if let Some(until) = left {

@@ -11,6 +11,10 @@ pub struct Stats {
     pub roles_joined: u64,
     /// Requests that were answered from their key.
     pub replayed_answers: u64,
+    /// Questions to policies.
+    pub policy_questions: u64,
+    /// Questions without a verdict in time.
+    pub policy_failures: u64,
 }
 
 /// Objects that exist.

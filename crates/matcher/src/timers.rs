@@ -31,6 +31,8 @@ pub(crate) enum Timer {
     Period(Text),
     /// A role may ask for a match again.
     Cooldown(u32),
+    /// A policy did not answer.
+    Policy(u64),
 }
 
 /// Timers in order of time, then of being set.

@@ -3,15 +3,17 @@
 use std::io;
 
 use throng_matcher::record::Input;
-use throng_matcher::{Caller, Matcher, Notices};
-use throng_wire::matcher::{Status, method};
+use throng_matcher::{Caller, Handled, Matcher, Notices, Verdict};
+use throng_wire::matcher::method;
 
 use crate::journal::Journal;
+use crate::policy::{Asked, Policies};
 
 pub(crate) struct Engine {
     pub(crate) matcher: Matcher,
     pub(crate) journal: Option<Journal>,
     pub(crate) notices: Notices,
+    pub(crate) policies: Policies,
 }
 
 impl Engine {
@@ -24,7 +26,7 @@ impl Engine {
         number: u16,
         body: &[u8],
         answer: &mut Vec<u8>,
-    ) -> Status {
+    ) -> Handled {
         if let Some(journal) = &mut self.journal
             && method(number).is_some_and(|method| method.mutates)
         {
@@ -50,6 +52,28 @@ impl Engine {
             journal.append(now, Input::Timeout);
         }
         self.matcher.handle_timeout(now, &mut self.notices);
+    }
+
+    /// A policy has answered, or cannot.
+    pub(crate) fn verdict(&mut self, now: u64, id: u64, verdict: Option<&Verdict>) {
+        if let Some(journal) = &mut self.journal {
+            let encoded = verdict.map(Verdict::to_bytes);
+            journal.append(now, Input::Verdict { id, verdict: encoded.as_deref() });
+        }
+        self.matcher.handle_verdict(now, id, verdict, &mut self.notices);
+    }
+
+    /// Puts open questions to their policies; those that answer at once have their say now.
+    pub(crate) fn ask_policies(&mut self, now: u64) {
+        while let Some(question) = self.matcher.poll_question() {
+            let asked = self.policies.ask(&question);
+            match asked {
+                _ if !question.waits => {}
+                Asked::Now(verdict) => self.verdict(now, question.id, Some(&verdict)),
+                Asked::Nobody => self.verdict(now, question.id, None),
+                Asked::Later => {}
+            }
+        }
     }
 
     /// Writes the batch to the journal. Returns the mark whose durability its answers wait for; 0 for no wait.

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use throng_matcher::{Caller, Scope, check_server_name};
+use throng_matcher::{Answered, Caller, Handled, Scope, check_server_name};
 use throng_net::{Accept, CloseCause, ConnKey, Flow, Handler, ListenerKey};
 use throng_wire::matcher::{
     FRAME_BODY_BYTES_MAX, FrameSplit, HEADER_BYTES, Header, Kind, METHODS, PROTOCOL_VERSION, Reader as Body,
@@ -48,6 +48,12 @@ pub(crate) struct Conn {
     closing: bool,
 }
 
+/// Who gets the answer of a request that waits for a policy.
+enum Waiting {
+    Frame { key: ConnKey, id: u64, method: u16 },
+    Call(Call),
+}
+
 /// What the driver is to do to a socket.
 pub(crate) enum Act {
     Close(ConnKey),
@@ -78,6 +84,8 @@ pub(crate) struct Hub {
     /// Replies to calls from this process that wait for the disk.
     held: VecDeque<(u64, Call, Status, Vec<u8>)>,
     replies: Vec<(Call, Status, Vec<u8>)>,
+    /// By the matcher's number of the request.
+    waiting: BTreeMap<u64, Waiting>,
     epoch: u64,
     requests: [u64; 128],
     errors: [u64; 64],
@@ -118,6 +126,7 @@ impl Hub {
             inbox,
             held: VecDeque::new(),
             replies: Vec::new(),
+            waiting: BTreeMap::new(),
             epoch,
             requests: [0; 128],
             errors: [0; 64],
@@ -134,6 +143,8 @@ impl Hub {
     /// The journal failed: nothing may be answered any more.
     pub(crate) fn end(&mut self) -> io::Result<()> {
         self.engine.timeout(self.now);
+        self.engine.ask_policies(self.now);
+        self.answer_waiting();
         self.distribute();
         let mark = self.engine.commit(self.now)?;
         let durable = self.engine.durable();
@@ -244,13 +255,18 @@ impl Hub {
                 Post::Call { call, due } => {
                     let mut answer = Vec::new();
                     let caller = Caller { srv: &call.srv, scope: call.scope };
-                    let status = if self.batch_began > due {
-                        write_late(&mut answer)
+                    let handled = if self.batch_began > due {
+                        Handled::Done(write_late(&mut answer))
                     } else {
                         self.engine.request(self.now, caller, call.method, &call.body, &mut answer)
                     };
-                    self.count(call.method, status);
-                    self.replies.push((call, status, answer));
+                    match handled {
+                        Handled::Done(status) => {
+                            self.count(call.method, status);
+                            self.replies.push((call, status, answer));
+                        }
+                        Handled::Waits(number) => drop(self.waiting.insert(number, Waiting::Call(call))),
+                    }
                 }
                 Post::Subscribe { srv, after, sink, id } => self.subscribe(&srv, after, sink, id),
                 Post::Unsubscribe { srv, id } => {
@@ -267,6 +283,7 @@ impl Hub {
                         self.fresh.push(index);
                     }
                 }
+                Post::Verdict { id, verdict } => self.engine.verdict(self.now, id, verdict.as_ref()),
                 Post::Stop => self.stop = true,
             }
         }
@@ -294,6 +311,7 @@ impl Hub {
         report.requests = METHODS.iter().map(|m| (m.name, self.requests[usize::from(m.number)])).collect();
         report.errors = STATUSES.iter().map(|(s, name, ..)| (*name, self.errors[*s as usize])).collect();
         report.counts = self.engine.matcher.counts();
+        report.open_questions = self.engine.matcher.open_questions();
         report.modes = self.engine.matcher.busy_modes(MODES_REPORTED);
         report.core = self.engine.matcher.stats().clone();
         report.sessions = self.by_srv.len();
@@ -307,6 +325,32 @@ impl Hub {
         for index in 0..self.conns.len() {
             if self.conns[index].is_some() {
                 self.goaway(index, Status::Draining, "the matcher is stopping");
+            }
+        }
+    }
+
+    /// Answers requests that a policy held up.
+    fn answer_waiting(&mut self) {
+        while let Some(Answered { request, status, body }) = self.engine.matcher.poll_answered() {
+            match self.waiting.remove(&request) {
+                Some(Waiting::Call(call)) => {
+                    self.count(call.method, status);
+                    self.replies.push((call, status, body));
+                }
+                Some(Waiting::Frame { key, id, method }) => {
+                    self.count(method, status);
+                    let conn = self.conns.get_mut(key.index()).and_then(Option::as_mut);
+                    let Some(conn) = conn.filter(|conn| conn.key == key) else { continue };
+                    let header =
+                        Header { kind: Kind::Response, code: status as u16, id, ..Header::default() };
+                    header.write(&mut conn.out, &body);
+                    if !conn.dirty {
+                        conn.dirty = true;
+                        self.dirty.push(key.index());
+                    }
+                }
+                // Nobody wanted an answer.
+                None => {}
             }
         }
     }
@@ -446,14 +490,27 @@ impl Hub {
                 let caller = Caller { srv: &session.srv, scope: conn.scope };
                 let start = conn.out.len();
                 conn.out.extend_from_slice(&[0; HEADER_BYTES]);
-                let status = if is_late(self.spent, header.extra) {
-                    write_late(&mut conn.out)
+                let handled = if is_late(self.spent, header.extra) {
+                    Handled::Done(write_late(&mut conn.out))
                 } else {
                     self.engine.request(self.now, caller, header.code, body, &mut conn.out)
                 };
-                self.count(header.code, status);
                 self.spent = self.batch_began.elapsed().as_micros() as u64;
-                if header.flags & flags::NO_RESPONSE != 0 {
+                let wants_answer = header.flags & flags::NO_RESPONSE == 0;
+                let status = match handled {
+                    Handled::Done(status) => status,
+                    Handled::Waits(number) => {
+                        conn.out.truncate(start);
+                        if wants_answer {
+                            let waiting =
+                                Waiting::Frame { key: conn.key, id: header.id, method: header.code };
+                            self.waiting.insert(number, waiting);
+                        }
+                        return true;
+                    }
+                };
+                self.count(header.code, status);
+                if !wants_answer {
                     conn.out.truncate(start);
                     return true;
                 }
@@ -739,7 +796,8 @@ mod tests {
         assert!(!is_late(2_999_999, 0) && is_late(3_000_001, 0), "the default");
         assert!(!is_late(50_000, 50) && is_late(50_001, 50));
         let matcher = Matcher::new(Config::default(), [1; 32], 0);
-        let engine = Engine { matcher, journal: None, notices: Notices::default() };
+        let policies = crate::Policies::default();
+        let engine = Engine { matcher, journal: None, notices: Notices::default(), policies };
         let inbox = Arc::default();
         let (tokens, report) = (Tokens::default(), Arc::default());
         let mut hub =

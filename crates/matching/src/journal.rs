@@ -24,7 +24,7 @@ use std::time::Duration;
 use throng_matcher::record::{
     Input, Record, count_records, crc32c, next_record, parse_input, read_record, write_record,
 };
-use throng_matcher::{Caller, Config, Matcher, Notices};
+use throng_matcher::{Caller, Config, Matcher, Notices, Verdict};
 use throng_store::{File, Fs};
 
 const LOG: &str = "log";
@@ -494,7 +494,13 @@ impl Replay {
             }
             Input::Timeout => matcher.handle_timeout(now, &mut self.notices),
             Input::Recovered => matcher.handle_recovered(now, &mut self.notices),
+            Input::Verdict { id, verdict } => {
+                let verdict = verdict.and_then(Verdict::parse);
+                matcher.handle_verdict(now, id, verdict.as_ref(), &mut self.notices);
+            }
         }
+        // They were asked and answered then.
+        while matcher.poll_question().is_some() || matcher.poll_answered().is_some() {}
         self.answer.clear();
         self.notices.clear();
         Ok(())

@@ -17,6 +17,7 @@ mod journal;
 #[cfg(feature = "nats")]
 mod nats;
 mod notify;
+mod policy;
 mod service;
 mod session;
 mod tokens;
@@ -26,6 +27,7 @@ pub use http::{HttpOptions, serve_http};
 pub use journal::{Durability, JournalError};
 #[cfg(feature = "nats")]
 pub use nats::{NatsError, NatsOptions, header as nats_header, serve_nats};
+pub use policy::{Later, Policies, Policy};
 pub use service::{Call, Handle, INBOX_MAX, Options, Reply, Service, StartError, Verified, replay, start};
 pub use session::{Batch, Sink, Taken};
 pub use tokens::{Tokens, TokensError};
@@ -42,6 +44,8 @@ pub struct Report {
     pub counts: throng_matcher::Counts,
     /// Modes with rooms and how many, the fullest first, at most 100.
     pub modes: Vec<(String, u32)>,
+    /// Questions to policies that wait for their verdict.
+    pub open_questions: usize,
     /// Counters of the state machine.
     pub core: throng_matcher::Stats,
     /// Entries queued for sessions.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use throng_matcher::{Config, Scope, json};
+use throng_matcher::{Config, Scope, Verdict, json};
 use throng_net::{Clock, CloseMode, EventLoop, Limits, ListenerSpec, TlsAcceptor, Transport, Waker};
 use throng_stdx::Instant;
 use throng_store::{Folder, Fs};
@@ -19,6 +19,7 @@ use crate::Report;
 use crate::engine::Engine;
 use crate::hub::{Act, Hub};
 use crate::journal::{Durability, Journal, JournalError, OpenOptions, Replay};
+use crate::policy::Policies;
 use crate::session::Sink;
 use crate::tokens::Tokens;
 use crate::watch::Watch;
@@ -55,6 +56,8 @@ pub struct Options {
     pub secret: [u8; 32],
     /// Skips damaged records.
     pub salvage: bool,
+    /// Who decides about rooms of modes that name a policy.
+    pub policies: Policies,
 }
 
 /// Why a service did not start.
@@ -126,6 +129,10 @@ pub(crate) enum Post {
     Resume {
         srv: String,
         id: u64,
+    },
+    Verdict {
+        id: u64,
+        verdict: Option<Verdict>,
     },
     Stop,
 }
@@ -246,6 +253,11 @@ impl Handle {
         self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// A policy's late verdict.
+    pub(crate) fn give_verdict(&self, id: u64, verdict: Option<Verdict>) {
+        self.post(Post::Verdict { id, verdict });
+    }
+
     fn post(&self, post: Post) {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner).push(post);
         self.waker.wake();
@@ -305,7 +317,8 @@ impl Drop for Service {
 /// # Errors
 /// See [`StartError`]; nothing stays behind then.
 pub fn start(options: Options) -> Result<Service, StartError> {
-    let Options { addr, unix, tls, config, durability, fs, tokens, area, secret, salvage } = options;
+    let Options { addr, unix, tls, config, durability, fs, tokens, area, secret, salvage, policies } =
+        options;
     let system = |what| move |source| StartError::System { what, source };
     let mut event_loop = EventLoop::new().map_err(system("cannot make an event loop"))?;
     let waker = event_loop.waker();
@@ -329,26 +342,23 @@ pub fn start(options: Options) -> Result<Service, StartError> {
     }
     let inbox = Arc::new(Mutex::new(Vec::new()));
     let report = Arc::new(Mutex::new(Report::default()));
+    let handle = Handle {
+        inbox: Arc::clone(&inbox),
+        waker,
+        report: Arc::clone(&report),
+        subscriptions: Arc::default(),
+    };
     let mut engine = Engine {
         matcher: recovered.matcher,
         journal: recovered.journal,
         notices: throng_matcher::Notices::default(),
+        policies: Policies { handle: Some(handle.clone()), ..policies },
     };
     let now = now.max(engine.matcher.now());
     engine.commit(now).map_err(system("cannot write the journal"))?;
     // Epochs of different lives of the process differ: they begin at the wall time.
     let wall_start = now.saturating_sub(clock.now().as_nanos() / 1_000_000);
-    let hub = Hub::new(
-        engine,
-        tokens,
-        area,
-        format!("{now:x}"),
-        now << 16,
-        Arc::clone(&inbox),
-        Arc::clone(&report),
-        wall_start,
-    );
-    let handle = Handle { inbox, waker, report, subscriptions: Arc::default() };
+    let hub = Hub::new(engine, tokens, area, format!("{now:x}"), now << 16, inbox, report, wall_start);
     let thread = std::thread::Builder::new()
         .name("matcher".to_owned())
         .spawn(move || drive(event_loop, hub, clock, wall_start))

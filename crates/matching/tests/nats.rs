@@ -95,6 +95,7 @@ impl Node {
             area: "1".to_owned(),
             secret: [secret; 32],
             salvage: false,
+            policies: throng_matching::Policies::default(),
         })
         .unwrap();
         let options = NatsOptions {

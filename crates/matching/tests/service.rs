@@ -27,6 +27,7 @@ fn options(folder: Option<&Path>, durability: Durability) -> Options {
         area: "1".to_owned(),
         secret: [3; 32],
         salvage: false,
+        policies: throng_matching::Policies::default(),
     }
 }
 

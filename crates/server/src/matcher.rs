@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Deserialize;
 use throng_matcher::{ModeRules, QueueRules};
-use throng_matching::{Durability, HttpOptions, Options, Service as Matching, Tokens};
+use throng_matching::{Durability, HttpOptions, Options, Policies, Service as Matching, Tokens};
 use throng_store::{Folder, Fs};
 use tokio::sync::Notify;
 
@@ -17,6 +18,8 @@ use crate::{services, tls};
 
 /// Folder below the data folder.
 const FOLDER: &str = "matcher";
+/// Longest time for a policy's verdict: a request is given up after 3 s anyway.
+const POLICY_TIMEOUT_MS_MAX: u64 = 3_000;
 
 /// A file of match modes and queues.
 #[derive(Debug, Default, Deserialize)]
@@ -24,6 +27,8 @@ const FOLDER: &str = "matcher";
 struct Rules {
     modes: BTreeMap<String, ModeRules>,
     queues: Vec<QueueRules>,
+    /// How long a policy that a mode names may take for a verdict; 200 ms if it does not say.
+    policy_timeout_ms: Option<u64>,
 }
 
 /// A running matcher. Dropping it stops it.
@@ -76,23 +81,19 @@ pub(crate) fn start(
     let tokens = Tokens::parse(&tokens)
         .map_err(|error| StartError::File(format!("`{}`: {error}", matcher.tokens_file)))?;
     let (durability, fs) = journal(settings)?;
-    let rules = rules(&matcher.rules)?;
+    let (config, policies) = rules(settings, side)?;
     let options = Options {
         addr,
         unix: (!matcher.unix_path.is_empty()).then(|| PathBuf::from(&matcher.unix_path)),
         tls: tls::acceptor_from(&matcher.tls_cert, &matcher.tls_key).map_err(StartError::File)?,
-        config: throng_matcher::Config {
-            modes: rules.modes,
-            queues: rules.queues,
-            presence_grace_ms: matcher.presence_grace_ms,
-            ..throng_matcher::Config::default()
-        },
+        config,
         durability,
         fs,
         tokens: tokens.clone(),
         area: matcher.area.clone(),
         secret,
         salvage: matcher.salvage,
+        policies,
     };
     let service =
         throng_matching::start(options).map_err(|error| StartError::File(format!("the matcher: {error}")))?;
@@ -131,7 +132,7 @@ fn serve_nats(
         bus_token: read(&matcher.nats_token_file)?.trim().to_owned(),
         area: matcher.area.clone(),
         tokens,
-        lease: std::time::Duration::from_secs(matcher.nats_lease_s),
+        lease: Duration::from_secs(matcher.nats_lease_s),
         requests_max: matcher.nats_requests_max,
     };
     let (handle, end) = (service.handle().clone(), Arc::clone(end));
@@ -185,8 +186,35 @@ fn journal(settings: &Settings) -> Result<(Durability, Option<Arc<dyn Fs>>), Sta
     Ok((durability, Some(Arc::new(opened))))
 }
 
-fn rules(file: &str) -> Result<Rules, StartError> {
-    toml::from_str(&read(file)?).map_err(|error| StartError::File(format!("`{file}`: {error}")))
+/// What the file of modes and queues says, and who is asked about rooms: all of it fits together.
+fn rules(
+    settings: &Settings,
+    side: &tokio::runtime::Handle,
+) -> Result<(throng_matcher::Config, Policies), StartError> {
+    let keys = &settings.matcher;
+    let file = &keys.rules;
+    let wrong = |why: String| StartError::File(format!("`{file}`: {why}"));
+    let Rules { modes, queues, policy_timeout_ms } =
+        toml::from_str(&read(file)?).map_err(|error| wrong(error.to_string()))?;
+    let policy_timeout_ms = policy_timeout_ms.unwrap_or(throng_matcher::Config::default().policy_timeout_ms);
+    if !(1..=POLICY_TIMEOUT_MS_MAX).contains(&policy_timeout_ms) {
+        let why =
+            format!("policy_timeout_ms is {policy_timeout_ms}; it lies from 1 to {POLICY_TIMEOUT_MS_MAX}");
+        return Err(wrong(why));
+    }
+    let policies = Policies::default().with_remote(side.clone(), Duration::from_millis(policy_timeout_ms));
+    for (name, mode) in &modes {
+        policies.check(&mode.policy).map_err(|why| wrong(format!("modes.{name}.policy: {why}")))?;
+    }
+    let config = throng_matcher::Config {
+        modes,
+        queues,
+        presence_grace_ms: keys.presence_grace_ms,
+        policy_timeout_ms,
+        ..throng_matcher::Config::default()
+    };
+    config.check().map_err(|problem| wrong(problem.to_string()))?;
+    Ok((config, policies))
 }
 
 /// A file's text; an empty name is an empty file.

@@ -159,7 +159,8 @@ impl Play {
     fn call(&mut self, method: u16, body: Writer) -> Vec<u8> {
         let (caller, mut answer) = (Caller { srv: "game", scope: Scope::Admin }, Vec::new());
         let body = body.into_bytes();
-        let status = self.matcher.handle(self.now, caller, method, &body, &mut answer, &mut self.notices);
+        let handled = self.matcher.handle(self.now, caller, method, &body, &mut answer, &mut self.notices);
+        let status = handled.status().unwrap_or(Status::PolicyUnavailable);
         assert_eq!(status, Status::Ok, "{}", answer.escape_ascii());
         self.hear();
         answer

@@ -74,6 +74,11 @@ impl QueueRules {
         &self.name
     }
 
+    /// Whether a policy gives its matches their servers.
+    pub(crate) fn asks_policy(&self) -> bool {
+        RuleSet::parse(self.source.as_bytes()).is_ok_and(|set| set.assign == Assign::Policy)
+    }
+
     fn compile(&self) -> Result<Compiled, RuleProblem> {
         Compiled::new(RuleSet::parse(self.source.as_bytes())?)
     }
@@ -298,6 +303,8 @@ impl Matcher {
         notices: &mut Notices,
     ) -> Result<u32, RuleProblem> {
         let compiled = Arc::new(rules.compile()?);
+        let modes = self.config.modes.clone();
+        crate::Config { modes, queues: vec![rules.clone()], ..crate::Config::default() }.check()?;
         let mode = self.put_queue_mode(&compiled);
         let Some(index) = self.queues.by_name.get(&rules.name).copied() else {
             let queue = Queue {

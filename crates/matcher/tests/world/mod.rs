@@ -1,7 +1,7 @@
 //! A matcher and short ways to ask it.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use throng_matcher::{Caller, Config, Matcher, Notices, Scope};
+use throng_matcher::{Caller, Config, Handled, Matcher, Notices, Scope, Verdict};
 use throng_wire::fields;
 use throng_wire::matcher::{Method, Reader, Status, Writer};
 
@@ -47,9 +47,23 @@ impl World {
         let mut answer = Vec::new();
         let caller = Caller { srv, scope };
         let body = body.into_bytes();
-        let status = self.matcher.handle(self.now, caller, method, &body, &mut answer, &mut self.notices);
+        let handled = self.matcher.handle(self.now, caller, method, &body, &mut answer, &mut self.notices);
         self.listen();
-        (status, answer)
+        (handled.status().expect("no policy is asked"), answer)
+    }
+
+    /// A request that may have to wait for a policy.
+    pub(crate) fn begin(&mut self, method: u16, body: Writer) -> Handled {
+        let caller = Caller { srv: "s", scope: Scope::Admin };
+        let (body, mut answer) = (body.into_bytes(), Vec::new());
+        let handled = self.matcher.handle(self.now, caller, method, &body, &mut answer, &mut self.notices);
+        self.listen();
+        handled
+    }
+
+    pub(crate) fn verdict(&mut self, id: u64, verdict: Option<&Verdict>) {
+        self.matcher.handle_verdict(self.now, id, verdict, &mut self.notices);
+        self.listen();
     }
 
     /// The answer of a request that must succeed.

@@ -103,6 +103,8 @@ pub async fn serve_nats(handle: Handle, options: NatsOptions, shutdown: impl Fut
     loop {
         let serve = async {
             let mut bridge = Bridge::open(&handle, &options).await?;
+            // Every outage is told once.
+            complained = false;
             tracing::info!(url = options.url, area = options.area, "the matcher is on its bus");
             Err::<(), NatsError>(bridge.run().await)
         };

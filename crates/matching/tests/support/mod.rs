@@ -27,6 +27,7 @@ pub(crate) fn serve(tokens: &str, requests_max: usize) -> Server {
         area: String::new(),
         secret: [3; 32],
         salvage: false,
+        policies: throng_matching::Policies::default(),
     })
     .unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();

@@ -271,6 +271,21 @@ message!(PutQueueRequest { 1 RuleSet Json, "the rule set"; });
 message!(QueueInfo { 1 Queue Str, "name"; 2 Version Str, "version of the rule set"; 3 RuleSet Json, "the rule set"; 4 PoolSize U64, "tickets searching"; });
 message!(QueuesResponse { 1 Queues Keyed(&QueueInfo, "Queue"), "by name"; });
 message!(FailedRule { 1 Rule Str, "name of the rule, or what else stands in the way"; 2 Why Str, "the values that collide"; });
+message!(PolicyQuestion {
+    1 Point Str, "OnCreate, OnAddingRoles, OnAddedRoles, OnDeletingRole or OnDestroy";
+    2 MatchMode Str, "the mode";
+    3 RoomInfo Msg(&RoomInfo), "the room, with the newcomers at OnAddedRoles; without RoomID while it is to be made";
+    4 Roles List(&Msg(&RoleInfo)), "who comes or leaves";
+});
+message!(PolicyVerdict {
+    1 Refuse Bool, "vetoes, at OnCreate and OnAddingRoles";
+    2 Reason Str, "why, for the caller";
+    3 IsDeleting Bool, "asks for the room's removal";
+    4 Data Map(&Json), "values of the room to set; null removes";
+} {
+    5 IsHidden Bool, "hides or shows the room";
+    6 IsFull Bool, "closes or opens the room";
+});
 message!(Candidate { 1 TicketID Str, "the other ticket"; 2 Players U64, "its party's size"; 3 Distance F64, "difference in the main number"; 4 Fails List(&Msg(&FailedRule)), "why the two cannot meet; empty: they can"; 5 WaitedMs U64, "time in the queue"; });
 message!(ExplainTicketResponse {
     1 Ticket Msg(&Ticket), "the ticket";
@@ -362,6 +377,11 @@ methods! {
     90 DRAIN "Drain" write Empty Empty "Planned stop: no new rooms, teams, tickets."
 }
 
+/// What a remote policy is asked.
+pub static POLICY_QUESTION: &Message = &PolicyQuestion;
+/// What it answers.
+pub static POLICY_VERDICT: &Message = &PolicyVerdict;
+
 macro_rules! events {
     ($($number:literal $constant:ident $name:literal $message:ident)*) => {
         impl Event {
@@ -436,6 +456,9 @@ pub fn messages() -> Vec<&'static Message> {
     }
     for event in EVENTS {
         visit(event.message, &mut seen);
+    }
+    for hook in [&PolicyQuestion, &PolicyVerdict] {
+        visit(hook, &mut seen);
     }
     seen
 }

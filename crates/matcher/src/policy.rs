@@ -1,0 +1,676 @@
+//! Hooks of room policies: questions out, verdicts in.
+//!
+//! A request that comes to a point where its mode's policy has a say stops before it has changed anything. Its question
+//! goes out, the request is kept, and when the verdict is there it is executed anew from its beginning, with the verdicts
+//! that it has so far. So nothing ever has to be undone: a verdict that does not come in time leaves no trace.
+//!
+//! While a question about a room is out, requests that would change that room wait behind it, in order. All other rooms
+//! go on.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+use throng_wire::fields;
+use throng_wire::matcher::{Method, Status, Type, write_bool, write_bytes, write_nested, write_u64};
+use throng_wire::write_varint;
+
+use crate::config::{Caller, HookPoint, Scope};
+use crate::id::Id;
+use crate::info::{DataMap, ROOM_DATA_FIELD, bytes, entry, text};
+use crate::matcher::Matcher;
+use crate::notices::Notices;
+use crate::problem::{Outcome, Problem};
+use crate::room::{CreateInfo, Newcomer};
+use crate::timers::Timer;
+
+/// Questions that wait for a verdict; beyond, requests fail at once.
+const PENDING_MAX: usize = 1_000;
+/// Requests that wait behind questions about their rooms; beyond, they are refused as `OVERLOADED`.
+const WAITING_MAX: usize = 10_000;
+/// A request that waited longer is not executed any more.
+const WAIT_MS: u64 = 3_000;
+
+/// What came of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handled {
+    /// It was executed, or refused.
+    Done(Status),
+    /// It waits for a policy; [`Matcher::poll_answered`] gives its answer under this number.
+    Waits(u64),
+}
+
+impl Handled {
+    /// Its status, unless it waits.
+    #[must_use]
+    pub fn status(self) -> Option<Status> {
+        match self {
+            Handled::Done(status) => Some(status),
+            Handled::Waits(_) => None,
+        }
+    }
+}
+
+/// A question to a policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Names it in [`Matcher::handle_verdict`].
+    pub id: u64,
+    /// What the mode says its policy is.
+    pub policy: String,
+    /// Where in a room's life.
+    pub point: HookPoint,
+    /// The question as a `PolicyQuestion` of the catalogue.
+    pub body: Vec<u8>,
+    /// Whether anything waits for the verdict; otherwise the policy is only told.
+    pub waits: bool,
+}
+
+/// The answer of a request that had waited.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answered {
+    /// Its number; see [`Handled::Waits`].
+    pub request: u64,
+    /// What came of it.
+    pub status: Status,
+    /// Body of the answer.
+    pub body: Vec<u8>,
+}
+
+/// What a policy says. The default allows and changes nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Vetoes; only what has not happened yet can be vetoed: creating and adding.
+    pub refuse: bool,
+    /// Why, for the caller.
+    pub reason: String,
+    /// Hides or shows the room.
+    pub hidden: Option<bool>,
+    /// Closes or opens it.
+    pub full: Option<bool>,
+    /// Asks for its removal.
+    pub deleting: bool,
+    /// Keys of `Data` and their JSON values; `null` removes.
+    pub data: Vec<(String, String)>,
+}
+
+impl Verdict {
+    /// A veto.
+    #[must_use]
+    pub fn refusal(reason: impl Into<String>) -> Verdict {
+        Verdict { refuse: true, reason: reason.into(), ..Verdict::default() }
+    }
+
+    /// Reads a `PolicyVerdict` of the catalogue. `None` for anything else.
+    #[must_use]
+    pub fn parse(body: &[u8]) -> Option<Verdict> {
+        let mut verdict = Verdict::default();
+        for field in fields(body) {
+            let field = field.ok()?;
+            match field.number {
+                1 => verdict.refuse = field.scalar != 0,
+                2 => verdict.reason = String::from_utf8(text(&field).ok()?.to_vec()).ok()?,
+                3 => verdict.deleting = field.scalar != 0,
+                4 => {
+                    let (key, value) = entry(&field).ok()?;
+                    let value = value.map_or(&b"null"[..], |value| value.value);
+                    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
+                    verdict.data.push((text(key)?, text(value)?));
+                }
+                5 => verdict.hidden = Some(field.scalar != 0),
+                6 => verdict.full = Some(field.scalar != 0),
+                _ => {}
+            }
+        }
+        Some(verdict)
+    }
+
+    /// Writes what [`parse`](Verdict::parse) reads.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        write_bool(&mut out, 1, self.refuse);
+        write_bytes(&mut out, 2, self.reason.as_bytes());
+        write_bool(&mut out, 3, self.deleting);
+        for (key, value) in &self.data {
+            write_nested(&mut out, 4, |out| {
+                write_bytes(out, 1, key.as_bytes());
+                write_bytes(out, 2, value.as_bytes());
+            });
+        }
+        for (number, flag) in [(5, self.hidden), (6, self.full)] {
+            if let Some(flag) = flag {
+                write_varint(&mut out, number << 3);
+                write_varint(&mut out, u64::from(flag));
+            }
+        }
+        out
+    }
+
+    fn set_data(&self, data: &mut DataMap) -> Outcome {
+        for (key, value) in &self.data {
+            data.set(ROOM_DATA_FIELD, key.as_bytes(), value.as_bytes()).map_err(|problem| {
+                Problem::new(Status::PolicyUnavailable, format!("the policy's Data: {}", problem.message))
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// A request as it goes through the matcher.
+pub(crate) struct Asked<'a> {
+    pub(crate) method: &'static Method,
+    pub(crate) body: &'a [u8],
+    /// Its number, if it has waited before.
+    number: Option<u64>,
+    /// When it is too late.
+    until: u64,
+    pub(crate) verdicts: Vec<Said>,
+}
+
+/// A verdict at a point; rooms that are yet to be made have no id.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Said {
+    point: HookPoint,
+    room: Option<Id>,
+    verdict: Verdict,
+}
+
+/// A request that waits.
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    number: u64,
+    until: u64,
+    srv: String,
+    scope: Scope,
+    method: u16,
+    body: Vec<u8>,
+    verdicts: Vec<Said>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Waiter {
+    Request(Kept),
+    /// A match, for its server.
+    Match(Id),
+}
+
+/// A question that is out.
+#[derive(Debug, Serialize, Deserialize)]
+struct Pending {
+    point: HookPoint,
+    room: Option<Id>,
+    waiter: Waiter,
+}
+
+/// Why the request under way cannot go on.
+#[derive(Debug)]
+struct Stop {
+    room: Option<Id>,
+    /// What to ask; without it, the request waits for the end of another question about the room.
+    question: Option<(HookPoint, u16, Vec<u8>)>,
+}
+
+/// Everything that waits for policies.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Hooks {
+    /// The last number of a question or a kept request.
+    last: u64,
+    pending: BTreeMap<u64, Pending>,
+    /// Rooms about which a question is out, and the requests behind it.
+    held: BTreeMap<Id, VecDeque<Kept>>,
+    /// Requests in `held`.
+    waiting: usize,
+    #[serde(skip)]
+    questions: VecDeque<Question>,
+    #[serde(skip)]
+    answered: VecDeque<Answered>,
+    /// Of the request under way.
+    #[serde(skip)]
+    pub(crate) verdicts: Vec<Said>,
+    #[serde(skip)]
+    stop: Option<Stop>,
+}
+
+impl Hooks {
+    fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    fn said(&self, point: HookPoint, room: Option<Id>) -> Option<&Verdict> {
+        let said = self.verdicts.iter().find(|said| said.point == point && said.room == room);
+        said.map(|said| &said.verdict)
+    }
+}
+
+impl<'a> Asked<'a> {
+    pub(crate) fn new(method: &'static Method, body: &'a [u8], now: u64) -> Asked<'a> {
+        Asked { method, body, number: None, until: now + WAIT_MS, verdicts: Vec::new() }
+    }
+}
+
+impl Matcher {
+    /// The next question to a policy. Drain after every input. What [`Question::waits`] and has no verdict within
+    /// [`Config::policy_timeout_ms`](crate::Config) fails by itself.
+    pub fn poll_question(&mut self) -> Option<Question> {
+        self.hooks.questions.pop_front()
+    }
+
+    /// The next answer to a request that had to wait. Drain after every input.
+    pub fn poll_answered(&mut self) -> Option<Answered> {
+        self.hooks.answered.pop_front()
+    }
+
+    /// A policy has answered question `id`, or cannot (`None`). One that nobody waits for any more is ignored.
+    pub fn handle_verdict(&mut self, now: u64, id: u64, verdict: Option<&Verdict>, notices: &mut Notices) {
+        self.advance(now, notices);
+        self.settle(id, verdict.cloned(), notices);
+    }
+
+    /// Questions that wait for their verdict.
+    #[must_use]
+    pub fn open_questions(&self) -> usize {
+        self.hooks.pending.len()
+    }
+
+    /// Why the request that was just dispatched cannot go on, if it cannot: it is kept then.
+    pub(crate) fn keep_stopped(
+        &mut self,
+        caller: Caller<'_>,
+        asked: &mut Asked<'_>,
+        answer: &mut Vec<u8>,
+        start: usize,
+    ) -> Option<Handled> {
+        let stop = self.hooks.stop.take()?;
+        answer.truncate(start);
+        Some(self.keep(stop, caller, asked, answer))
+    }
+
+    /// Keeps a request whose room has a question out.
+    pub(crate) fn keep_behind(
+        &mut self,
+        caller: Caller<'_>,
+        asked: &mut Asked<'_>,
+        answer: &mut Vec<u8>,
+    ) -> Option<Handled> {
+        if self.hooks.held.is_empty() || !asked.method.mutates {
+            return None;
+        }
+        let room = room_named(asked.method, asked.body).and_then(Id::parse);
+        let room = room.filter(|room| self.hooks.held.contains_key(room))?;
+        Some(self.keep(Stop { room: Some(room), question: None }, caller, asked, answer))
+    }
+
+    fn keep(
+        &mut self,
+        stop: Stop,
+        caller: Caller<'_>,
+        asked: &mut Asked<'_>,
+        answer: &mut Vec<u8>,
+    ) -> Handled {
+        if stop.question.is_none() && self.hooks.waiting >= WAITING_MAX {
+            let problem = Problem::new(Status::Overloaded, "too many requests wait for policies; try again");
+            problem.write(answer);
+            return Handled::Done(problem.status);
+        }
+        let number = asked.number.unwrap_or_else(|| self.hooks.number());
+        let kept = Kept {
+            number,
+            until: asked.until,
+            srv: caller.srv.to_owned(),
+            scope: caller.scope,
+            method: asked.method.number,
+            body: asked.body.to_vec(),
+            verdicts: std::mem::take(&mut asked.verdicts),
+        };
+        match (stop.question, stop.room) {
+            (Some((point, mode, body)), room) => self.ask(point, mode, body, room, Waiter::Request(kept)),
+            (None, Some(room)) => {
+                self.hooks.held.entry(room).or_default().push_back(kept);
+                self.hooks.waiting += 1;
+            }
+            (None, None) => {}
+        }
+        Handled::Waits(number)
+    }
+
+    fn ask(&mut self, point: HookPoint, mode: u16, body: Vec<u8>, room: Option<Id>, waiter: Waiter) {
+        let id = self.hooks.number();
+        if let Some(room) = room {
+            self.hooks.held.entry(room).or_default();
+        }
+        self.hooks.pending.insert(id, Pending { point, room, waiter });
+        self.timers.set(self.now + self.config.policy_timeout_ms, Timer::Policy(id));
+        self.send_question(id, point, mode, body, true);
+    }
+
+    fn send_question(&mut self, id: u64, point: HookPoint, mode: u16, body: Vec<u8>, waits: bool) {
+        let policy = self.modes[mode].rules.policy.clone();
+        self.stats.policy_questions += 1;
+        self.hooks.questions.push_back(Question { id, policy, point, body, waits });
+    }
+
+    /// A question is over: what waited for it goes on, then what waited for its room.
+    pub(crate) fn settle(&mut self, id: u64, verdict: Option<Verdict>, notices: &mut Notices) {
+        let Some(Pending { point, room, waiter }) = self.hooks.pending.remove(&id) else { return };
+        let behind = room.and_then(|room| self.hooks.held.remove(&room)).unwrap_or_default();
+        self.hooks.waiting -= behind.len();
+        self.stats.policy_failures += u64::from(verdict.is_none());
+        match (waiter, verdict) {
+            (Waiter::Match(found), verdict) => self.policy_gave_server(found, verdict, notices),
+            (Waiter::Request(mut kept), Some(verdict)) => {
+                kept.verdicts.push(Said { point, room, verdict });
+                self.resume(kept, notices);
+            }
+            (Waiter::Request(kept), None) => {
+                self.give_up(&kept, Status::PolicyUnavailable, "the mode's policy did not answer in time");
+            }
+        }
+        let mut behind = behind.into_iter();
+        while let Some(next) = behind.next() {
+            if let Some(queue) = room.and_then(|room| self.hooks.held.get_mut(&room)) {
+                // A further question about the room.
+                let before = queue.len();
+                queue.push_back(next);
+                queue.extend(behind);
+                self.hooks.waiting += queue.len() - before;
+                return;
+            }
+            self.resume(next, notices);
+        }
+    }
+
+    fn resume(&mut self, kept: Kept, notices: &mut Notices) {
+        let method = throng_wire::matcher::method(kept.method).filter(|_| self.now <= kept.until);
+        let Some(method) = method else {
+            return self.give_up(&kept, Status::Timeout, "the deadline passed; nothing was done");
+        };
+        let caller = Caller { srv: &kept.srv, scope: kept.scope };
+        let asked = Asked {
+            method,
+            body: &kept.body,
+            number: Some(kept.number),
+            until: kept.until,
+            verdicts: kept.verdicts,
+        };
+        let mut body = Vec::new();
+        if let Handled::Done(status) = self.execute(caller, asked, &mut body, notices) {
+            self.hooks.answered.push_back(Answered { request: kept.number, status, body });
+        }
+    }
+
+    fn give_up(&mut self, kept: &Kept, status: Status, why: &'static str) {
+        let mut body = Vec::new();
+        Problem::new(status, why).write(&mut body);
+        self.hooks.answered.push_back(Answered { request: kept.number, status, body });
+    }
+
+    /// After a restart nobody waits for an answer any more, and matches are made anew.
+    pub(crate) fn forget_questions(&mut self) {
+        self.hooks = Hooks { last: self.hooks.last, ..Hooks::default() };
+    }
+
+    /// What the mode's policy says at a point; everything is allowed where it is not asked. `Err` also when it is to be
+    /// asked: the request is kept then.
+    fn ask_policy(
+        &mut self,
+        point: HookPoint,
+        mode: u16,
+        room: Option<Id>,
+        write: impl FnOnce(&Matcher, &mut Vec<u8>),
+    ) -> Outcome<Verdict> {
+        if !self.modes[mode].rules.asks(point) {
+            return Ok(Verdict::default());
+        }
+        if let Some(verdict) = self.hooks.said(point, room) {
+            if verdict.refuse && matches!(point, HookPoint::OnCreate | HookPoint::OnAddingRoles) {
+                let why = if verdict.reason.is_empty() { "the policy refuses" } else { &verdict.reason };
+                return Err(Problem::new(Status::Refused, why.to_owned()));
+            }
+            return Ok(verdict.clone());
+        }
+        if self.hooks.pending.len() >= PENDING_MAX {
+            return Err(Problem::new(Status::PolicyUnavailable, "too many questions to policies are open"));
+        }
+        let body = self.question(point, mode, write);
+        self.hooks.stop = Some(Stop { room, question: Some((point, mode, body)) });
+        Err(Problem::new(Status::PolicyUnavailable, "the policy is asked"))
+    }
+
+    fn question(&self, point: HookPoint, mode: u16, write: impl FnOnce(&Matcher, &mut Vec<u8>)) -> Vec<u8> {
+        let mut body = Vec::new();
+        write_bytes(&mut body, 1, point.name().as_bytes());
+        write_bytes(&mut body, 2, self.modes[mode].name.as_bytes());
+        write(self, &mut body);
+        body
+    }
+
+    /// The first candidate that admits the newcomers. `Err` when the policy is to be asked about one, or when only rooms
+    /// are left that wait for their policy.
+    pub(crate) fn pick_by_policy(&mut self, found: &[u32], newcomers: &[Newcomer]) -> Outcome<Option<u32>> {
+        let mut waits = None;
+        // One that the policy has admitted them to comes first: it was picked in an earlier pass.
+        let admitted = |room: &&u32| {
+            let id = Some(self.rooms[**room].id);
+            self.hooks.said(HookPoint::OnAddingRoles, id).is_some_and(|verdict| !verdict.refuse)
+        };
+        let first = found.iter().find(admitted).copied();
+        let others = found.iter().copied().filter(|room| Some(*room) != first);
+        for room in first.into_iter().chain(others) {
+            let id = self.rooms[room].id;
+            let vetoed = self.hooks.said(HookPoint::OnAddingRoles, Some(id)).is_some_and(|said| said.refuse);
+            if vetoed || self.check_unique(room, newcomers).is_err() {
+                continue;
+            }
+            if self.hooks.held.contains_key(&id) {
+                waits = waits.or(Some(id));
+                continue;
+            }
+            return Ok(Some(room));
+        }
+        match waits {
+            Some(room) => {
+                self.hooks.stop = Some(Stop { room: Some(room), question: None });
+                Err(Problem::new(Status::PolicyUnavailable, "the room waits for its policy"))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Asks about newcomers of a room that is there: a veto, then the changes that come with them.
+    pub(crate) fn ask_to_admit(&mut self, room: u32, newcomers: &[Newcomer]) -> Outcome<Verdict> {
+        let (mode, id) = (self.rooms[room].mode, self.rooms[room].id);
+        if self.modes[mode].rules.policy.is_empty() {
+            return Ok(Verdict::default());
+        }
+        self.ask_policy(HookPoint::OnAddingRoles, mode, Some(id), |matcher, out| {
+            write_nested(out, 3, |out| matcher.write_room(room, None, out));
+            write_roles(newcomers, out);
+        })?;
+        let changes = self.ask_policy(HookPoint::OnAddedRoles, mode, Some(id), |matcher, out| {
+            write_nested(out, 3, |out| matcher.write_room_with(room, None, newcomers, out));
+            write_roles(newcomers, out);
+        })?;
+        changes.set_data(&mut self.rooms[room].data.clone())?;
+        Ok(changes)
+    }
+
+    /// What a room that is to be made begins with, as its maker and the policy say.
+    pub(crate) fn ask_to_create(&mut self, mode: u16, create: &CreateInfo<'_>) -> Outcome<(bool, DataMap)> {
+        let mut data = create.data()?;
+        let mut hidden = create.hidden.unwrap_or(self.modes[mode].rules.hidden);
+        let verdict = self.ask_policy(HookPoint::OnCreate, mode, None, |matcher, out| {
+            write_nested(out, 3, |out| matcher.write_new_room(mode, hidden, &data, &[], out));
+        })?;
+        verdict.set_data(&mut data)?;
+        hidden = verdict.hidden.unwrap_or(hidden);
+        Ok((hidden, data))
+    }
+
+    /// The same as [`ask_to_admit`](Matcher::ask_to_admit) for the first members of a room that is to be made.
+    pub(crate) fn ask_to_begin(
+        &mut self,
+        mode: u16,
+        hidden: bool,
+        data: &DataMap,
+        newcomers: &[Newcomer],
+    ) -> Outcome<Verdict> {
+        if self.modes[mode].rules.policy.is_empty() {
+            return Ok(Verdict::default());
+        }
+        self.ask_policy(HookPoint::OnAddingRoles, mode, None, |matcher, out| {
+            write_nested(out, 3, |out| matcher.write_new_room(mode, hidden, data, &[], out));
+            write_roles(newcomers, out);
+        })?;
+        let changes = self.ask_policy(HookPoint::OnAddedRoles, mode, None, |matcher, out| {
+            write_nested(out, 3, |out| matcher.write_new_room(mode, hidden, data, newcomers, out));
+            write_roles(newcomers, out);
+        })?;
+        changes.set_data(&mut data.clone())?;
+        Ok(changes)
+    }
+
+    /// Asks before a member is taken out by a request.
+    pub(crate) fn ask_to_remove(&mut self, room: u32, player: u32) -> Outcome<Verdict> {
+        let (mode, id) = (self.rooms[room].mode, self.rooms[room].id);
+        let changes = self.ask_policy(HookPoint::OnDeletingRole, mode, Some(id), |matcher, out| {
+            matcher.write_leaving(room, player, out);
+        })?;
+        changes.set_data(&mut self.rooms[room].data.clone())?;
+        Ok(changes)
+    }
+
+    /// Tells the policy of what no request asked for and nothing can hold up: a lost member, the end of a room.
+    pub(crate) fn tell_policy(&mut self, point: HookPoint, room: u32, player: Option<u32>) {
+        let mode = self.rooms[room].mode;
+        if !self.modes[mode].rules.asks(point) {
+            return;
+        }
+        let body = self.question(point, mode, |matcher, out| match player {
+            Some(player) => matcher.write_leaving(room, player, out),
+            None => write_nested(out, 3, |out| matcher.write_room(room, None, out)),
+        });
+        let id = self.hooks.number();
+        self.send_question(id, point, mode, body, false);
+    }
+
+    fn write_leaving(&self, room: u32, player: u32, out: &mut Vec<u8>) {
+        write_nested(out, 3, |out| self.write_room(room, None, out));
+        if let Some(member) = self.rooms[room].members.iter().find(|member| member.player == player) {
+            write_bytes(out, 4, member.info.bytes());
+        }
+    }
+
+    fn write_new_room(
+        &self,
+        mode: u16,
+        hidden: bool,
+        data: &DataMap,
+        newcomers: &[Newcomer],
+        out: &mut Vec<u8>,
+    ) {
+        write_bytes(out, 3, self.modes[mode].name.as_bytes());
+        for newcomer in newcomers {
+            write_bytes(out, 4, newcomer.info.bytes());
+        }
+        write_bool(out, 5, hidden);
+        write_bool(out, 6, newcomers.len() as u32 >= self.modes[mode].rules.capacity);
+        out.extend_from_slice(data.bytes());
+        write_u64(out, 12, newcomers.len() as u64);
+    }
+
+    /// Makes a room what its policy wants it to be; `Data` was checked when the verdict came. Not in the indexes yet.
+    pub(crate) fn change_by_policy(&mut self, index: u32, changes: &Verdict) {
+        let room = &mut self.rooms[index];
+        room.hidden = changes.hidden.unwrap_or(room.hidden);
+        if let Some(full) = changes.full {
+            room.forced_full = full;
+            room.full = full || room.sealed || room.free(self.modes[room.mode].rules.capacity) == 0;
+        }
+        room.deleting |= changes.deleting;
+        // It was tried on a copy of the same data.
+        let _ = changes.set_data(&mut room.data);
+    }
+
+    /// Asks for the server of a match whose room is there. Whether the question is out.
+    pub(crate) fn ask_for_server(&mut self, found: Id, room: u32) -> bool {
+        if self.hooks.pending.len() >= PENDING_MAX {
+            return false;
+        }
+        let (mode, id) = (self.rooms[room].mode, self.rooms[room].id);
+        let body = self.question(HookPoint::OnCreate, mode, |matcher, out| {
+            write_nested(out, 3, |out| matcher.write_room(room, None, out));
+            for seat in &matcher.rooms[room].seats {
+                write_bytes(out, 4, seat.info.bytes());
+            }
+        });
+        self.ask(HookPoint::OnCreate, mode, body, Some(id), Waiter::Match(found));
+        true
+    }
+
+    fn policy_gave_server(&mut self, found: Id, verdict: Option<Verdict>, notices: &mut Notices) {
+        let Some(room) = self.room_that_waits(found) else { return };
+        let mut data = self.rooms[room].data.clone();
+        match verdict {
+            Some(verdict) if !verdict.refuse && verdict.set_data(&mut data).is_ok() => {
+                self.give_server(found, room, data, notices);
+            }
+            Some(_) => self.end_unassigned(found, "refused", notices),
+            None => self.end_unassigned(found, "policy_unavailable", notices),
+        }
+    }
+}
+
+fn write_roles(newcomers: &[Newcomer], out: &mut Vec<u8>) {
+    for newcomer in newcomers {
+        write_bytes(out, 4, newcomer.info.bytes());
+    }
+}
+
+/// The room that a request names, as the catalogue says where.
+fn room_named<'a>(method: &Method, body: &'a [u8]) -> Option<&'a [u8]> {
+    let part = |number: u32, body: &'a [u8]| {
+        fields(body).map_while(Result::ok).filter(|field| field.number == number).last()
+    };
+    if let Some(field) = method.request.named("RoomID") {
+        return text(&part(field.number, body)?).ok();
+    }
+    let update = method.request.named("Update")?;
+    let Type::Msg(message) = update.ty else { return None };
+    let within = bytes(&part(update.number, body)?).ok()?;
+    text(&part(message.named("RoomID")?.number, within)?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use throng_wire::matcher::{METHODS, Writer, method_named};
+
+    #[test]
+    fn the_room_of_a_request_is_found_by_the_catalogue() {
+        for (method, body) in [
+            ("RoleJoinRoom", Writer::new().nested(1, Writer::new().str(1, "a")).str(2, "room")),
+            ("SetRoomData", Writer::new().str(1, "room").str(2, "key")),
+            ("UpdateRoomRoleData", Writer::new().nested(1, Writer::new().str(1, "room").str(2, "a"))),
+        ] {
+            let found = room_named(method_named(method).unwrap(), &body.into_bytes()).map(<[u8]>::to_vec);
+            assert_eq!(found.as_deref(), Some(&b"room"[..]), "{method}");
+        }
+        assert!(METHODS.iter().all(|method| room_named(method, b"\xFF").is_none()));
+    }
+
+    #[test]
+    fn a_verdict_survives_its_bytes() {
+        let verdict = Verdict {
+            refuse: true,
+            reason: "no".to_owned(),
+            hidden: Some(false),
+            full: Some(true),
+            deleting: true,
+            data: vec![("a".to_owned(), "[1]".to_owned()), ("b".to_owned(), "null".to_owned())],
+        };
+        assert_eq!(Verdict::parse(&verdict.to_bytes()), Some(verdict));
+        assert_eq!(Verdict::parse(&[]), Some(Verdict::default()));
+        assert_eq!(Verdict::parse(b"\xFF"), None);
+    }
+}
