@@ -8,10 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{Request, StatusCode, Uri, header};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use throng_matcher::{Question, Verdict, json};
+use throng_store::Web;
 use throng_wire::matcher::{POLICY_QUESTION, POLICY_VERDICT};
 use tokio::sync::Semaphore;
 
@@ -52,7 +50,7 @@ pub struct Policies {
     named: BTreeMap<String, Arc<dyn Policy>>,
     remote: Option<Arc<Remote>>,
     /// Takes late verdicts.
-    pub(crate) handle: Option<Handle>,
+    handle: Option<Handle>,
 }
 
 impl fmt::Debug for Policies {
@@ -69,13 +67,23 @@ impl Policies {
         self
     }
 
-    /// Asks those that are `http://` URLs: a POST with the question as JSON, answered with a verdict as JSON. Calls run on
-    /// `runtime` and end after `limit`.
+    /// Asks those that are `http://` or `https://` URLs: a POST with the question as JSON, answered with a verdict as JSON.
+    /// Calls run on `runtime` and end after `limit`; `tls` says who is trusted.
     #[must_use]
-    pub fn with_remote(mut self, runtime: tokio::runtime::Handle, limit: Duration) -> Policies {
-        let client = Client::builder(TokioExecutor::new()).build(HttpConnector::new());
+    pub fn with_remote(
+        mut self,
+        runtime: tokio::runtime::Handle,
+        limit: Duration,
+        tls: &rustls::ClientConfig,
+    ) -> Policies {
         let slots = Arc::new(Semaphore::new(CALLS_MAX));
-        self.remote = Some(Arc::new(Remote { client, runtime, limit, slots }));
+        self.remote = Some(Arc::new(Remote { web: Arc::new(Web::new(tls)), runtime, limit, slots }));
+        self
+    }
+
+    /// The same with a place for late verdicts.
+    pub(crate) fn answered_by(mut self, handle: Handle) -> Policies {
+        self.handle = Some(handle);
         self
     }
 
@@ -87,22 +95,26 @@ impl Policies {
         if policy.is_empty() || self.named.contains_key(policy) {
             return Ok(());
         }
-        let url = policy.parse::<Uri>().ok().filter(|url| url.scheme_str() == Some("http"));
-        match url.filter(|_| self.remote.is_some()) {
-            Some(url) if url.host().is_some() => Ok(()),
-            _ => Err(format!("`{policy}` is no policy: give a URL as http://host:port/path")),
+        if self.remote.is_some() && is_url(policy) {
+            return Ok(());
         }
+        Err(format!("`{policy}` is no policy: give a URL as http://host:port/path"))
     }
 
     pub(crate) fn ask(&self, question: &Question) -> Asked {
         let later = Later { id: question.id, handle: self.handle.clone() };
         let policy: &dyn Policy = match (self.named.get(&question.policy), &self.remote) {
             (Some(named), _) => &**named,
-            (None, Some(remote)) if question.policy.starts_with("http://") => &**remote,
+            (None, Some(remote)) if is_url(&question.policy) => &**remote,
             _ => return Asked::Nobody,
         };
         policy.ask(question, later).map_or(Asked::Later, Asked::Now)
     }
+}
+
+fn is_url(policy: &str) -> bool {
+    let url = policy.parse::<Uri>().ok();
+    url.is_some_and(|url| matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some())
 }
 
 /// What came of asking.
@@ -114,7 +126,7 @@ pub(crate) enum Asked {
 
 /// Policies behind URLs.
 struct Remote {
-    client: Client<HttpConnector, Full<Bytes>>,
+    web: Arc<Web<Full<Bytes>>>,
     runtime: tokio::runtime::Handle,
     limit: Duration,
     slots: Arc<Semaphore>,
@@ -131,10 +143,10 @@ impl Policy for Remote {
         let request = Request::post(&question.policy)
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(text)));
-        let (client, limit) = (self.client.clone(), self.limit);
+        let (web, limit) = (Arc::clone(&self.web), self.limit);
         self.runtime.spawn(async move {
             let verdict = match request {
-                Ok(request) => tokio::time::timeout(limit, fetch(&client, request)).await.ok().flatten(),
+                Ok(request) => tokio::time::timeout(limit, fetch(&web, request, limit)).await.ok().flatten(),
                 Err(_) => None,
             };
             later.answer(verdict);
@@ -145,16 +157,13 @@ impl Policy for Remote {
 }
 
 /// The verdict of a remote policy, unless something is wrong with its answer.
-async fn fetch(
-    client: &Client<HttpConnector, Full<Bytes>>,
-    request: Request<Full<Bytes>>,
-) -> Option<Verdict> {
+async fn fetch(web: &Web<Full<Bytes>>, request: Request<Full<Bytes>>, limit: Duration) -> Option<Verdict> {
     let url = request.uri().clone();
     let fails = |why: String| {
         tracing::warn!(%url, why, "a room policy did not answer as it should");
         None
     };
-    let answer = match client.request(request).await {
+    let answer = match web.ask(request, limit).await {
         Ok(answer) if answer.status() == StatusCode::OK => answer,
         Ok(answer) => return fails(format!("status {}", answer.status())),
         Err(error) => return fails(error.to_string()),

@@ -352,7 +352,7 @@ pub fn start(options: Options) -> Result<Service, StartError> {
         matcher: recovered.matcher,
         journal: recovered.journal,
         notices: throng_matcher::Notices::default(),
-        policies: Policies { handle: Some(handle.clone()), ..policies },
+        policies: policies.answered_by(handle.clone()),
     };
     let now = now.max(engine.matcher.now());
     engine.commit(now).map_err(system("cannot write the journal"))?;

@@ -9,7 +9,14 @@ use throng_matcher::{Config, ModeRules, Question, Scope, Verdict};
 use throng_matching::{Durability, Later, Options, Policies, Policy, Service, Tokens, replay, start};
 use throng_store::{Folder, Fs};
 use throng_wire::matcher::{Method, Reader, Status, Writer};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+#[allow(dead_code)]
+mod support;
+
+use rustls::pki_types::CertificateDer;
+use support::tls::{certificate, trusting};
 
 fn serve(policy: &str, policies: Policies, folder: Option<&Path>) -> Service {
     let rules = ModeRules { capacity: 4, policy: policy.to_owned(), ..ModeRules::default() };
@@ -92,38 +99,53 @@ fn a_policy_that_nobody_gave_is_unavailable_at_once() {
     assert!(Policies::default().check("").is_ok());
 }
 
+type Answers = fn(&str) -> (u16, String);
+
+/// Asks policies behind URLs that show one of these certificates.
+fn remote(runtime: &tokio::runtime::Runtime, trusted: &[CertificateDer<'static>]) -> Policies {
+    Policies::default().with_remote(runtime.handle().clone(), Duration::from_secs(20), &trusting(trusted))
+}
+
 /// Answers every request on `listener` with what `answer` makes of its body.
-async fn answer_all(listener: tokio::net::TcpListener, answer: fn(&str) -> (u16, String)) {
-    while let Ok((mut socket, _)) = listener.accept().await {
+async fn answer_all(listener: TcpListener, tls: Option<tokio_rustls::TlsAcceptor>, answer: Answers) {
+    while let Ok((socket, _)) = listener.accept().await {
+        let tls = tls.clone();
         tokio::spawn(async move {
-            let mut text = Vec::new();
-            let mut part = [0; 4_096];
-            loop {
-                let Ok(count @ 1..) = socket.read(&mut part).await else { return };
-                text.extend_from_slice(&part[..count]);
-                let shown = String::from_utf8_lossy(&text).into_owned();
-                let Some((head, body)) = shown.split_once("\r\n\r\n") else { continue };
-                let lower = head.to_lowercase();
-                let (_, length) = lower.split_once("content-length: ").unwrap();
-                let length: usize = length.lines().next().unwrap().parse().unwrap();
-                if body.len() < length {
-                    continue;
-                }
-                let (status, body) = answer(body);
-                let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n", body.len());
-                socket.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
-                text.clear();
+            match tls {
+                Some(tls) => answer_one(tls.accept(socket).await.unwrap(), answer).await,
+                None => answer_one(socket, answer).await,
             }
         });
+    }
+}
+
+async fn answer_one(mut socket: impl AsyncRead + AsyncWrite + Unpin, answer: Answers) {
+    let mut text = Vec::new();
+    let mut part = [0; 4_096];
+    loop {
+        let Ok(count @ 1..) = socket.read(&mut part).await else { return };
+        text.extend_from_slice(&part[..count]);
+        let shown = String::from_utf8_lossy(&text).into_owned();
+        let Some((head, body)) = shown.split_once("\r\n\r\n") else { continue };
+        let lower = head.to_lowercase();
+        let (_, length) = lower.split_once("content-length: ").unwrap();
+        let length: usize = length.lines().next().unwrap().parse().unwrap();
+        if body.len() < length {
+            continue;
+        }
+        let (status, body) = answer(body);
+        let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n", body.len());
+        socket.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+        text.clear();
     }
 }
 
 #[test]
 fn a_policy_behind_a_url_is_asked_in_json() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let url = format!("http://{}/policy", listener.local_addr().unwrap());
-    runtime.spawn(answer_all(listener, |question| {
+    runtime.spawn(answer_all(listener, None, |question| {
         let question: serde_json::Value = serde_json::from_str(question).unwrap();
         let roles = question["Roles"].to_string();
         match (question["Point"].as_str().unwrap(), &question["MatchMode"]) {
@@ -135,13 +157,28 @@ fn a_policy_behind_a_url_is_asked_in_json() {
             _ => (200, "{}".to_owned()),
         }
     }));
-    let policies = Policies::default().with_remote(runtime.handle().clone(), Duration::from_secs(20));
+    let policies = remote(&runtime, &[]);
     assert!(policies.check(&url).is_ok());
-    assert!(policies.check("https://h/").is_err() && policies.check("http://").is_err());
+    assert!(policies.check("ftp://h/").is_err() && policies.check("http://").is_err());
     let service = serve(&url, policies, None);
     let (status, body) = create(&service, "good");
     assert_eq!(status, Status::Ok);
     assert!(body.windows(5).any(|part| part == b"\"h:1\""), "what OnCreate put into Data");
     assert_eq!(create(&service, "bad").0, Status::Refused);
     assert_eq!(create(&service, "odd").0, Status::PolicyUnavailable);
+}
+
+#[test]
+fn a_policy_behind_tls_is_asked_if_its_certificate_is_trusted() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (acceptor, certificate) = certificate(&[]);
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let url = format!("https://localhost:{}/policy", listener.local_addr().unwrap().port());
+    runtime.spawn(answer_all(listener, Some(acceptor), |_| (200, r#"{"Data": {"is": "safe"}}"#.to_owned())));
+    let stranger = serve(&url, remote(&runtime, &[]), None);
+    assert_eq!(create(&stranger, "a").0, Status::PolicyUnavailable, "nobody is trusted");
+    let service = serve(&url, remote(&runtime, &[certificate]), None);
+    let (status, body) = create(&service, "a");
+    assert_eq!(status, Status::Ok);
+    assert!(body.windows(6).any(|part| part == b"\"safe\""));
 }

@@ -1,20 +1,27 @@
 //! A matcher with its HTTP listener, and plain sockets to it, as a script would use it.
 
+pub(crate) mod tls;
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use throng_http::Tls;
 use throng_matcher::Config;
 use throng_matching::{Durability, HttpOptions, Options, Service, Tokens, serve_http, start};
 
 pub(crate) struct Server {
     pub(crate) addr: SocketAddr,
     pub(crate) service: Service,
-    _runtime: tokio::runtime::Runtime,
+    pub(crate) runtime: tokio::runtime::Runtime,
 }
 
 pub(crate) fn serve(tokens: &str, requests_max: usize) -> Server {
+    serve_behind(None, tokens, requests_max)
+}
+
+pub(crate) fn serve_behind(tls: Option<Tls>, tokens: &str, requests_max: usize) -> Server {
     let tokens = Tokens::parse(tokens).unwrap();
     let service = start(Options {
         addr: Some("127.0.0.1:0".parse().unwrap()),
@@ -33,9 +40,9 @@ pub(crate) fn serve(tokens: &str, requests_max: usize) -> Server {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let addr = listener.local_addr().unwrap();
-    let options = HttpOptions { tokens, connections_max: 64, requests_max, tls: None };
+    let options = HttpOptions { tokens, connections_max: 64, requests_max, tls };
     runtime.spawn(serve_http(listener, service.handle().clone(), options, std::future::pending()));
-    Server { addr, service, _runtime: runtime }
+    Server { addr, service, runtime }
 }
 
 impl Server {
