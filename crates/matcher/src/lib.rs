@@ -80,4 +80,4 @@ pub use matcher::{BadSnapshot, Matcher, check_server_name};
 pub use notices::{Notice, Notices};
 pub use policy::{Answered, Handled, Question, Verdict};
 pub use queue::{QueueRules, RuleProblem};
-pub use stats::{Counts, Stats};
+pub use stats::{Counts, Histogram, QueueReport, Stats};

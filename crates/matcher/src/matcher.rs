@@ -71,6 +71,8 @@ pub(crate) struct Scratch {
     pub(crate) candidates: Vec<u32>,
     /// Neighbours of an anchor.
     pub(crate) near: Vec<crate::queue::Candidate>,
+    /// The part of a tick that was done last, until the driver says how long it took.
+    pub(crate) slice: Option<crate::queue::Slice>,
 }
 
 /// Why a snapshot cannot be read.
@@ -126,8 +128,8 @@ impl Matcher {
         }
     }
 
-    /// Executes a request and appends the body of its answer to `answer`, unless a policy is to be asked first. Before one that may change something, timers that
-    /// are due fire, a bounded number of them.
+    /// Executes a request and appends the body of its answer to `answer`, unless a policy is to be asked first. Before one
+    /// that may change something, timers that are due fire, a bounded number of them.
     ///
     /// `now` is wall time in ms; when it goes back, the matcher's own time stands still.
     pub fn handle(

@@ -504,7 +504,9 @@ impl Matcher {
         let (is_backfill, id) = (found.backfill.take().is_some(), found.id);
         for ticket in sides.into_iter().flatten() {
             let (kind, waited) = (self.kind_of(ticket), self.now - self.tickets[ticket].created);
-            self.queues.list[queue].estimates.record(self.now, kind, waited);
+            let entry = &mut self.queues.list[queue];
+            entry.estimates.record(self.now, kind, waited);
+            entry.observed.waits.observe(waited as f64 / 1_000.0);
             self.end_ticket(ticket, State::Matched, "", notices);
         }
         if is_backfill {

@@ -56,6 +56,12 @@ impl Matcher {
         write_f64(answer, 12, figures.quality(0.5));
         write_u64(answer, 13, queue.pool.partitions.len() as u64);
         write_u64(answer, 14, figures.scans);
+        for (field, part) in [(17, 0.5), (18, 0.99)] {
+            if let Some(seconds) = queue.observed.ticks.quantile(part) {
+                write_varint(answer, field << 3);
+                write_varint(answer, (seconds * 1e6) as u64);
+            }
+        }
         for ((players, from), tickets) in self.buckets(index) {
             write_nested(answer, 15, |out| {
                 write_u64(out, 1, u64::from(players));

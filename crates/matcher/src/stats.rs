@@ -35,3 +35,108 @@ pub struct Counts {
     /// Backfills.
     pub backfills: usize,
 }
+
+/// What a queue has done since the start of the process, as an exporter wants it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct QueueReport {
+    /// Its name.
+    pub name: String,
+    /// Tickets that search.
+    pub searching: u64,
+    /// Backfills that ask for players.
+    pub backfills: usize,
+    /// Matches found; with the three below since the queue was made, restarts included.
+    pub matches: u64,
+    /// Matches that needed a relaxed rule.
+    pub relaxed: u64,
+    /// Tickets that waited too long.
+    pub timed_out: u64,
+    /// Tickets given up by their owners.
+    pub cancelled: u64,
+    /// Proposals that somebody declined.
+    pub declined: u64,
+    /// Neighbours looked at.
+    pub scans: u64,
+    /// Waits of matched tickets, in s.
+    pub waits: Histogram,
+    /// Time that whole ticks took, in s, as the driver measured it.
+    pub ticks: Histogram,
+}
+
+/// Observations by size, in s.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Histogram {
+    bounds: &'static [f64],
+    counts: Vec<u64>,
+    sum: f64,
+}
+
+/// Waits from a tenth of a second to a quarter of an hour.
+pub(crate) const WAIT_BOUNDS_S: &[f64] =
+    &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0];
+/// Ticks from 10 us to 5 s.
+pub(crate) const TICK_BOUNDS_S: &[f64] =
+    &[1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
+
+impl Histogram {
+    pub(crate) fn new(bounds: &'static [f64]) -> Histogram {
+        Histogram { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
+    }
+
+    pub(crate) fn observe(&mut self, seconds: f64) {
+        self.counts[self.bounds.partition_point(|bound| *bound < seconds)] += 1;
+        self.sum += seconds;
+    }
+
+    /// Upper bounds of the buckets, rising; the last bucket has none.
+    #[must_use]
+    pub fn bounds(&self) -> &'static [f64] {
+        self.bounds
+    }
+
+    /// Observations per bucket, one more than there are bounds.
+    #[must_use]
+    pub fn counts(&self) -> &[u64] {
+        &self.counts
+    }
+
+    /// Sum of all observations.
+    #[must_use]
+    pub fn sum(&self) -> f64 {
+        self.sum
+    }
+
+    /// What a part of the observations did not exceed, even within its bucket; `None` without any.
+    #[must_use]
+    pub fn quantile(&self, part: f64) -> Option<f64> {
+        let total: u64 = self.counts.iter().sum();
+        let wanted = total as f64 * part;
+        let mut below = 0.0;
+        for (bucket, count) in self.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            if below + *count as f64 >= wanted {
+                let low = bucket.checked_sub(1).map_or(0.0, |under| self.bounds[under]);
+                let high = self.bounds.get(bucket).copied().unwrap_or(low);
+                return Some(low + (high - low) * ((wanted - below) / *count as f64).clamp(0.0, 1.0));
+            }
+            below += *count as f64;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_lie_within_their_buckets() {
+        let mut ticks = Histogram::new(TICK_BOUNDS_S);
+        assert_eq!(ticks.quantile(0.5), None);
+        (0..90).for_each(|_| ticks.observe(0.0015));
+        (0..10).for_each(|_| ticks.observe(7.0));
+        assert_eq!(ticks.counts().iter().sum::<u64>(), 100);
+        assert!((0.001..=0.002).contains(&ticks.quantile(0.5).unwrap()));
+        assert_eq!(ticks.quantile(0.99), Some(5.0), "beyond the last bound there is only that");
+        assert!((ticks.sum() - 70.135).abs() < 1e-9);
+    }
+}

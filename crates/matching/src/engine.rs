@@ -1,6 +1,7 @@
 //! The matcher and its journal as one: what changes the state is logged before anybody hears of it.
 
 use std::io;
+use std::time::Instant;
 
 use throng_matcher::record::Input;
 use throng_matcher::{Caller, Handled, Matcher, Notices, Verdict};
@@ -51,7 +52,9 @@ impl Engine {
         if let Some(journal) = &mut self.journal {
             journal.append(now, Input::Timeout);
         }
+        let began = Instant::now();
         self.matcher.handle_timeout(now, &mut self.notices);
+        self.matcher.note_time(began.elapsed());
     }
 
     /// A policy has answered, or cannot.

@@ -23,6 +23,8 @@ use crate::tokens::Tokens;
 const HELLO_MS: u64 = 5_000;
 /// Modes in a report, the fullest.
 const MODES_REPORTED: usize = 100;
+/// Queues in a report, the oldest.
+const QUEUES_REPORTED: usize = 100;
 /// Output that a connection may leave untaken before its requests wait in its socket.
 const OUT_BYTES_MAX: usize = 4 << 20;
 /// Output beyond which no further notify frame is made: entries that wait in the session can still be collapsed.
@@ -313,6 +315,7 @@ impl Hub {
         report.counts = self.engine.matcher.counts();
         report.open_questions = self.engine.matcher.open_questions();
         report.modes = self.engine.matcher.busy_modes(MODES_REPORTED);
+        report.queues = self.engine.matcher.queue_reports(QUEUES_REPORTED);
         report.core = self.engine.matcher.stats().clone();
         report.sessions = self.by_srv.len();
         report.connections = self.conns.iter().flatten().count();

@@ -44,6 +44,8 @@ pub struct Report {
     pub counts: throng_matcher::Counts,
     /// Modes with rooms and how many, the fullest first, at most 100.
     pub modes: Vec<(String, u32)>,
+    /// What queues do, at most 100 of them, the oldest first.
+    pub queues: Vec<throng_matcher::QueueReport>,
     /// Questions to policies that wait for their verdict.
     pub open_questions: usize,
     /// Counters of the state machine.

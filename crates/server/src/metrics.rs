@@ -179,11 +179,21 @@ mod tests {
         }]
     }
 
+    /// What a matcher says of a queue that nobody has used.
+    fn queues() -> Vec<throng_matcher::QueueReport> {
+        let sides = r#"[{"name": "one", "min": 1, "max": 1}, {"name": "two", "min": 1, "max": 1}]"#;
+        let rules = format!(r#"{{"name": "duel", "sides": {sides}}}"#);
+        let rules = throng_matcher::QueueRules::parse(rules.as_bytes()).unwrap();
+        let config = throng_matcher::Config { queues: vec![rules], ..throng_matcher::Config::default() };
+        throng_matcher::Matcher::new(config, [7; 32], 1).queue_reports(1)
+    }
+
     fn all() -> (Vec<Family>, Vec<Family>) {
         let reports = example();
         let matcher = throng_matching::Report {
             requests: vec![("Ping", 1)],
             errors: vec![("INVALID", 1)],
+            queues: queues(),
             ..throng_matching::Report::default()
         };
         let figures = Figures {

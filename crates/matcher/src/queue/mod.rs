@@ -18,6 +18,7 @@ mod search;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -36,6 +37,7 @@ use crate::info::Text;
 use crate::matcher::Matcher;
 use crate::notices::Notices;
 use crate::slab::Slab;
+use crate::stats::{Histogram, QueueReport, TICK_BOUNDS_S, WAIT_BOUNDS_S};
 use crate::ticket::Ticket;
 use crate::timers::Timer;
 
@@ -124,6 +126,32 @@ pub(crate) struct Queue {
     /// Where telling tickets how they stand has got to.
     pub(crate) told: Option<u32>,
     pub(crate) tells: bool,
+    #[serde(skip)]
+    pub(crate) observed: Observed,
+}
+
+/// What was measured since the start of the process.
+#[derive(Clone, Debug)]
+pub(crate) struct Observed {
+    pub(crate) waits: Histogram,
+    pub(crate) ticks: Histogram,
+    /// What the slices of the tick under way took, in s.
+    under_way: f64,
+}
+
+impl Default for Observed {
+    fn default() -> Observed {
+        let (waits, ticks) = (Histogram::new(WAIT_BOUNDS_S), Histogram::new(TICK_BOUNDS_S));
+        Observed { waits, ticks, under_way: 0.0 }
+    }
+}
+
+/// A part of a tick that was just done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slice {
+    queue: u32,
+    /// Whether the tick ended with it.
+    ended: bool,
 }
 
 /// When tickets relax or time out, in order of time. Entries of tickets that left stay until their time, or until half of
@@ -323,6 +351,7 @@ impl Matcher {
                 mode,
                 told: None,
                 tells: false,
+                observed: Observed::default(),
             };
             let index = self.queues.list.insert(queue);
             self.queues.by_name.insert(rules.name.clone(), index);
@@ -401,6 +430,7 @@ impl Matcher {
             queue.tick_now = self.now;
         }
         let tick_now = queue.tick_now;
+        self.scratch.slice = Some(Slice { queue: index, ended: false });
         let mut steps = 0;
         while steps < SLICE_STEPS {
             let queue = &mut self.queues.list[index];
@@ -415,12 +445,44 @@ impl Matcher {
             }
             let Some(anchor) = queue.pool.dirty.pop_first() else {
                 queue.searching = false;
+                self.scratch.slice = Some(Slice { queue: index, ended: true });
                 self.queues.searching.remove(&index);
                 self.schedule(index);
                 return;
             };
             steps += ANCHOR_STEPS + self.try_anchor(index, &compiled, anchor, notices);
         }
+    }
+
+    /// Says how long the last [`handle_timeout`](Matcher::handle_timeout) took, for the figures of ticks. No input: it
+    /// changes nothing that outlives the process.
+    pub fn note_time(&mut self, took: Duration) {
+        let Some(Slice { queue, ended }) = self.scratch.slice.take() else { return };
+        let Some(queue) = self.queues.list.get_mut(queue) else { return };
+        queue.observed.under_way += took.as_secs_f64();
+        if ended {
+            let whole = std::mem::take(&mut queue.observed.under_way);
+            queue.observed.ticks.observe(whole);
+        }
+    }
+
+    /// What queues do, of at most `most` of them, the oldest first: so that the choice stands. Cost: O(most).
+    #[must_use]
+    pub fn queue_reports(&self, most: usize) -> Vec<QueueReport> {
+        let report = |queue: &Queue| QueueReport {
+            name: queue.name.clone(),
+            searching: queue.pool.size,
+            backfills: queue.backfills.len(),
+            matches: queue.figures.matches,
+            relaxed: queue.figures.expansions.iter().skip(1).sum(),
+            timed_out: queue.figures.timed_out,
+            cancelled: queue.figures.cancelled,
+            declined: queue.figures.declined,
+            scans: queue.figures.scans,
+            waits: queue.observed.waits.clone(),
+            ticks: queue.observed.ticks.clone(),
+        };
+        self.queues.list.iter().take(most).map(|(_, queue)| report(queue)).collect()
     }
 
     /// Looks for a match around an anchor and makes it. Returns the steps that it counts.

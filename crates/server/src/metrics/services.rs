@@ -62,7 +62,7 @@ pub(super) fn matcher_families(report: &throng_matching::Report) -> Vec<Family> 
         rows.iter().map(|(name, count)| labelled(label, *name, *count as f64)).collect::<Vec<_>>()
     };
     let counts = &report.counts;
-    vec![
+    let mut families = vec![
         family(
             "throng_matcher_requests",
             "Requests by method: what players and servers do.",
@@ -97,6 +97,17 @@ pub(super) fn matcher_families(report: &throng_matching::Report) -> Vec<Family> 
             "Requests answered from their key: retries that had no second effect.",
             report.core.replayed_answers,
         ),
+        counter("throng_matcher_policy_questions", "Questions to policies.", report.core.policy_questions),
+        counter(
+            "throng_matcher_policy_failures",
+            "Questions without a verdict in time; their requests failed and changed nothing.",
+            report.core.policy_failures,
+        ),
+        gauge(
+            "throng_matcher_policy_open",
+            "Questions to policies that wait for their verdict; 1,000 at most.",
+            report.open_questions as f64,
+        ),
         counter("throng_matcher_notices", "Entries of notifications queued.", report.notices_queued),
         counter(
             "throng_matcher_notices_collapsed",
@@ -114,5 +125,66 @@ pub(super) fn matcher_families(report: &throng_matching::Report) -> Vec<Family> 
             report.lagging,
         ),
         counter("throng_matcher_journal_bytes", "Bytes written to the journal.", report.journal_bytes),
+        gauge("throng_matcher_tickets", "Live tickets of all queues.", counts.tickets as f64),
+        gauge(
+            "throng_matcher_matches",
+            "Matches that are proposed, played, or whose result can still be reported.",
+            counts.matches as f64,
+        ),
+    ];
+    families.extend(queue_families(&report.queues));
+    families
+}
+
+/// One series per queue; a report has 100 of them at most.
+fn queue_families(queues: &[throng_matcher::QueueReport]) -> Vec<Family> {
+    use FamilyKind::{Counter, Gauge};
+    let by_queue = |name, help, kind, of: fn(&throng_matcher::QueueReport) -> f64| {
+        let rows = queues.iter().map(|queue| labelled("queue", queue.name.clone(), of(queue)));
+        family(name, help, kind, rows.collect())
+    };
+    let observed = |name, help, of: fn(&throng_matcher::QueueReport) -> &throng_matcher::Histogram| {
+        let rows = queues.iter().map(|queue| Sample {
+            labels: vec![("queue", Cow::Owned(queue.name.clone()))],
+            value: SampleValue::Histogram {
+                bounds: Cow::Borrowed(of(queue).bounds()),
+                counts: of(queue).counts().to_vec(),
+                sum: of(queue).sum(),
+            },
+        });
+        family(name, help, FamilyKind::Histogram, rows.collect())
+    };
+    vec![
+        by_queue("throng_matcher_queue_tickets", "Tickets that search, by queue.", Gauge, |queue| {
+            queue.searching as f64
+        }),
+        by_queue("throng_matcher_queue_backfills", "Backfills that ask for players.", Gauge, |queue| {
+            queue.backfills as f64
+        }),
+        by_queue("throng_matcher_queue_matches", "Matches found.", Counter, |queue| queue.matches as f64),
+        by_queue(
+            "throng_matcher_queue_relaxed_matches",
+            "Matches that needed a relaxed rule; nearly all of them: the rules are too strict for who plays.",
+            Counter,
+            |queue| queue.relaxed as f64,
+        ),
+        by_queue("throng_matcher_queue_timed_out", "Tickets that waited too long.", Counter, |queue| {
+            queue.timed_out as f64
+        }),
+        by_queue("throng_matcher_queue_cancelled", "Tickets given up by their owners.", Counter, |queue| {
+            queue.cancelled as f64
+        }),
+        by_queue("throng_matcher_queue_declined", "Proposals that somebody declined.", Counter, |queue| {
+            queue.declined as f64
+        }),
+        by_queue("throng_matcher_queue_scans", "Neighbours looked at by searches.", Counter, |queue| {
+            queue.scans as f64
+        }),
+        observed("throng_matcher_queue_wait_seconds", "Waits of matched tickets.", |queue| &queue.waits),
+        observed(
+            "throng_matcher_queue_tick_seconds",
+            "Time that whole ticks took; requests are served between their slices.",
+            |queue| &queue.ticks,
+        ),
     ]
 }

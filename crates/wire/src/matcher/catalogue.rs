@@ -261,6 +261,8 @@ message!(QueueStats {
     8 WaitP50Ms U64, "half waited less";
     9 WaitP90Ms U64, "nine of ten waited less";
     10 WaitP99Ms U64, "99 of 100 waited less";
+    17 TickP50Us U64, "half of the searches took less, since the start of the process";
+    18 TickP99Us U64, "99 of 100 searches took less";
 });
 message!(ResultSide { 1 RoleIDs List(&Str), "players"; 2 Rank U64, "1 is best; equal is a tie"; });
 message!(ReportResultRequest { 1 MatchID Str, "the match"; 2 RoomID Str, "or the room"; 3 Sides List(&Msg(&ResultSide)), "how it ended"; 4 Weights Map(&F64), "share of the match played, over 0 to 1"; 5 Amend Bool, "replaces an earlier report"; 6 Pool Str, "rating pool, where the room has no queue"; });
