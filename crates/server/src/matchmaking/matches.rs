@@ -1,8 +1,13 @@
 //! Which players of this gateway are in which match, and the channel of each.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use throng_client::{ChannelId, ChannelType, CreateChannel, SubscribeOptions};
+use tokio::time::Instant;
+
+/// A match whose players have not come by then has none here any more: longer than any seat is kept.
+const DESERTED: Duration = Duration::from_secs(3_600);
 
 /// The matches that players of this gateway are in, and the rooms that may become some.
 #[derive(Default)]
@@ -10,6 +15,8 @@ pub(crate) struct Matches {
     rooms: BTreeMap<String, Match>,
     /// The open ones by channel.
     channels: BTreeMap<ChannelId, String>,
+    /// When matches are given up whose players have not come.
+    deadlines: BTreeSet<(Instant, String)>,
 }
 
 #[derive(Default)]
@@ -21,6 +28,8 @@ struct Match {
     is_closed: bool,
     /// The matcher wants to know its channel before anybody comes.
     is_awaited: bool,
+    /// When it is given up, if the matcher knows its channel and nobody has come.
+    until: Option<Instant>,
     members: BTreeSet<String>,
     /// Members that were subscribed to the channel.
     inside: BTreeSet<String>,
@@ -51,10 +60,11 @@ impl Matches {
         let found = self.rooms.entry(room.to_owned()).or_default();
         found.members.extend(players);
         found.is_complete |= is_complete;
-        // From now on it lasts until the last player is gone.
-        found.is_awaited &= found.members.is_empty();
         if found.members.is_empty() && !found.is_complete {
             self.rooms.remove(room);
+        } else if !found.members.is_empty() {
+            // From now on it lasts until the last player is gone.
+            self.end_wait(room);
         }
     }
 
@@ -69,10 +79,34 @@ impl Matches {
         self.rooms.get(room).is_some_and(|found| found.is_awaited)
     }
 
+    /// The matcher knows where a match is played, and its players have heard of it.
+    pub(crate) fn assigned(&mut self, room: &str, now: Instant) {
+        if let Some(found) = self.rooms.get_mut(room).filter(|found| found.is_awaited) {
+            let until = now + DESERTED;
+            found.until = Some(until);
+            self.deadlines.insert((until, room.to_owned()));
+        }
+    }
+
     /// Nobody else comes to a match that was awaited.
     pub(crate) fn end_wait(&mut self, room: &str) {
-        if let Some(found) = self.rooms.get_mut(room) {
-            found.is_awaited = false;
+        let Some(found) = self.rooms.get_mut(room) else { return };
+        found.is_awaited = false;
+        if let Some(until) = found.until.take() {
+            self.deadlines.remove(&(until, room.to_owned()));
+        }
+    }
+
+    /// When the next match is given up to which nobody has come.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(until, _)| *until)
+    }
+
+    /// Gives up the matches to which nobody has come in time.
+    pub(crate) fn end_waits(&mut self, now: Instant) {
+        while let Some((_, room)) = self.deadlines.first().filter(|(until, _)| *until <= now) {
+            let room = room.clone();
+            self.end_wait(&room);
         }
     }
 
@@ -211,6 +245,30 @@ mod tests {
         matches.await_players("q");
         matches.end_wait("q");
         assert!(matches.take_empty().is_empty() && matches.rooms.is_empty(), "nobody came");
+    }
+
+    #[test]
+    fn a_match_to_which_nobody_comes_is_given_up_after_an_hour() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut matches = Matches::default();
+        for (room, channel, assigned) in [("r", 5, 0), ("s", 6, 10), ("t", 7, 20)] {
+            matches.await_players(room);
+            assert!(matches.wants_channel(room));
+            matches.opened(room, Some(ChannelId(channel)));
+            matches.assigned(room, at(assigned));
+        }
+        matches.join("s", names(&["a"]), true);
+        assert_eq!(matches.next_deadline(), Some(at(3_600)));
+        matches.end_waits(at(3_599));
+        assert!(matches.take_empty().is_empty());
+        matches.end_waits(at(3_600));
+        assert_eq!(matches.take_empty(), [ChannelId(5)]);
+        assert_eq!(matches.next_deadline(), Some(at(3_620)), "one is played, one waits");
+        matches.end_wait("t");
+        assert_eq!((matches.take_empty(), matches.next_deadline()), (vec![ChannelId(7)], None));
+        matches.assigned("gone", at(0));
+        assert_eq!(matches.next_deadline(), None);
     }
 
     #[test]

@@ -26,6 +26,7 @@ use throng_client::{
 };
 use throng_wire::matcher::{Event as Kind, Method, Reader, Status, Writer};
 use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::time::Instant;
 
 use matches::Matches;
 
@@ -36,8 +37,6 @@ use crate::start::{Address, Service, StartError, from_here};
 const CALLS_MAX: usize = 8_192;
 /// Results of tasks that wait for the link's loop.
 const DONE_MAX: usize = 1_024;
-/// A match whose players have not come by then has none here any more: longer than any seat is kept.
-const DESERTED: Duration = Duration::from_secs(3_600);
 /// Pause before the matcher is tried again at the start.
 const RETRY: Duration = Duration::from_millis(500);
 /// Broadcast values of user-space messages.
@@ -124,8 +123,8 @@ pub(crate) fn plan(
 enum Done {
     /// The channel of a match was made, or not.
     Opened { room: String, channel: Option<ChannelId> },
-    /// No further player comes to a match that was given its channel.
-    Settled { room: String },
+    /// The matcher was told the channel of a match, or would not hear of it.
+    Assigned { room: String, is_taken: bool },
     /// A player was subscribed to it.
     Entered { room: String, player: String },
     /// A ticket turned out to be the player's.
@@ -199,6 +198,10 @@ impl Link {
                     }
                 },
                 Some(done) = results.recv() => self.finish(done).await,
+                () = reach(self.matches.next_deadline()) => {
+                    self.matches.end_waits(Instant::now());
+                    self.close_empty();
+                }
             }
         }
     }
@@ -339,7 +342,8 @@ impl Link {
 
     async fn finish(&mut self, done: Done) {
         match done {
-            Done::Settled { room } => {
+            Done::Assigned { room, is_taken: true } => self.matches.assigned(&room, Instant::now()),
+            Done::Assigned { room, is_taken: false } => {
                 self.matches.end_wait(&room);
                 self.close_empty();
             }
@@ -407,12 +411,12 @@ impl Link {
         let (matcher, done, room) = (self.matcher.clone(), self.done.clone(), room.to_owned());
         tokio::spawn(async move {
             let request = Writer::new().str(1, &room).str(2, &channel.0.to_string());
-            match matcher.call(Method::ASSIGN_MATCH, request).await {
-                Ok(_) => tokio::time::sleep(DESERTED).await,
-                Err(error) => tracing::warn!(room, %error, "a match was not given its channel"),
+            let told = matcher.call(Method::ASSIGN_MATCH, request).await;
+            if let Err(error) = &told {
+                tracing::warn!(room, %error, "a match was not given its channel");
             }
             // The loop ends only with the process.
-            let _ = done.send(Done::Settled { room }).await;
+            let _ = done.send(Done::Assigned { room, is_taken: told.is_ok() }).await;
         });
     }
 
@@ -434,6 +438,14 @@ impl Link {
             let gateway = self.gateway.clone();
             tokio::spawn(async move { gateway.remove_channel(channel).await });
         }
+    }
+}
+
+/// Waits for a deadline; for ever without one.
+async fn reach(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
     }
 }
 
