@@ -56,6 +56,7 @@ pub static DOCS: &[(&str, &str, &str)] = docs! {
     "reference/metrics.md" "Metrics",
     "reference/replication-metrics.md" "Metrics of replication",
     "reference/reasons.md" "Reasons",
+    "reference/errors.md" "Error codes",
     "explanation/fan-out-cohorts.md" "Fan-out by cohorts",
     "explanation/enet-without-the-ceiling.md" "ENet without the ceiling",
     "transports.md" "Transports",

@@ -1,35 +1,23 @@
 //! The matcher within a process: its settings, its rules, its folder.
 
-use std::collections::BTreeMap;
+pub(crate) mod rules;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Deserialize;
-use throng_matcher::{ModeRules, QueueRules};
 use throng_matching::{Durability, HttpOptions, Options, Policies, Service as Matching, Tokens};
 use throng_store::{Folder, Fs};
 use tokio::sync::Notify;
 
+use crate::auth::fetch;
 use crate::config::{Settings, resolve_addr};
 use crate::start::{Address, Service, StartError, bind_error};
 use crate::{services, tls};
 
 /// Folder below the data folder.
 const FOLDER: &str = "matcher";
-/// Longest time for a policy's verdict: a request is given up after 3 s anyway.
-const POLICY_TIMEOUT_MS_MAX: u64 = 3_000;
-
-/// A file of match modes and queues.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Rules {
-    modes: BTreeMap<String, ModeRules>,
-    queues: Vec<QueueRules>,
-    /// How long a policy that a mode names may take for a verdict; 200 ms if it does not say.
-    policy_timeout_ms: Option<u64>,
-}
 
 /// A running matcher. Dropping it stops it.
 pub(crate) struct Matcher {
@@ -192,28 +180,21 @@ fn rules(
     side: &tokio::runtime::Handle,
 ) -> Result<(throng_matcher::Config, Policies), StartError> {
     let keys = &settings.matcher;
-    let file = &keys.rules;
-    let wrong = |why: String| StartError::File(format!("`{file}`: {why}"));
-    let Rules { modes, queues, policy_timeout_ms } =
-        toml::from_str(&read(file)?).map_err(|error| wrong(error.to_string()))?;
-    let policy_timeout_ms = policy_timeout_ms.unwrap_or(throng_matcher::Config::default().policy_timeout_ms);
-    if !(1..=POLICY_TIMEOUT_MS_MAX).contains(&policy_timeout_ms) {
-        let why =
-            format!("policy_timeout_ms is {policy_timeout_ms}; it lies from 1 to {POLICY_TIMEOUT_MS_MAX}");
-        return Err(wrong(why));
-    }
-    let policies = Policies::default().with_remote(side.clone(), Duration::from_millis(policy_timeout_ms));
-    for (name, mode) in &modes {
+    let wrong = |why: String| StartError::File(format!("`{}`: {why}", keys.rules));
+    let rules = rules::load(&keys.rules).map_err(|problem| StartError::File(problem.to_string()))?;
+    let mut config = rules.config;
+    config.presence_grace_ms = keys.presence_grace_ms;
+    let needs_tls = config.modes.values().any(|mode| mode.policy.starts_with("https://"));
+    let tls = if needs_tls {
+        fetch::tls_client(&rules.policy_ca_file, "policy_ca_file")
+    } else {
+        fetch::tls_trusting(rustls::RootCertStore::empty())
+    };
+    let limit = Duration::from_millis(config.policy_timeout_ms);
+    let policies = Policies::default().with_remote(side.clone(), limit, &*tls.map_err(wrong)?);
+    for (name, mode) in &config.modes {
         policies.check(&mode.policy).map_err(|why| wrong(format!("modes.{name}.policy: {why}")))?;
     }
-    let config = throng_matcher::Config {
-        modes,
-        queues,
-        presence_grace_ms: keys.presence_grace_ms,
-        policy_timeout_ms,
-        ..throng_matcher::Config::default()
-    };
-    config.check().map_err(|problem| wrong(problem.to_string()))?;
     Ok((config, policies))
 }
 

@@ -52,6 +52,14 @@ const CODES: &[(&str, &str, &str)] = &[
         "A schema, state machine, channel settings, certificate or token file is missing or wrong. Relative paths count\n\
          from the working directory of the process.",
     ),
+    (
+        "THR-0108",
+        "the matcher's rules say what cannot be",
+        "The file that matcher.rules names has an unknown key, a value outside its range, or rules that contradict each\n\
+         other. The message names the queue and the path in it (`rules[2].max`), what would be right and what was found.\n\
+         The line shown is the one where the queue or the value begins. A rule set that a program gives with PutQueue is\n\
+         refused for the same reasons, with RULE_INVALID.",
+    ),
 ];
 
 pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
@@ -102,7 +110,7 @@ mod tests {
     #[test]
     fn every_code_of_a_problem_is_explained() {
         use ProblemKind::*;
-        for kind in [Unreadable, Syntax, UnknownKey, BadValue, Conflict, UnsafeBind, BadReference] {
+        for kind in [Unreadable, Syntax, UnknownKey, BadValue, Conflict, UnsafeBind, BadReference, BadRules] {
             assert!(super::CODES.iter().any(|(code, _, _)| *code == kind.code()), "{kind:?}");
         }
     }

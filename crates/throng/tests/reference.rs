@@ -41,6 +41,26 @@ fn the_page_of_reasons_is_current() {
 }
 
 #[test]
+fn the_page_of_error_codes_is_current() {
+    let explain = |code: &[&str]| {
+        let output =
+            std::process::Command::new(env!("CARGO_BIN_EXE_throng")).arg("explain").args(code).output();
+        String::from_utf8(output.expect("the program runs").stdout).expect("text")
+    };
+    let mut page = String::from(
+        "# Error codes\n\n\
+         For whoever meets `error[THR-...]`: what `throng explain CODE` says, in one place.\n",
+    );
+    for code in
+        explain(&[]).lines().filter_map(|line| line.split_once(' ')?.0.starts_with("THR-").then_some(line))
+    {
+        let (code, _) = code.split_once(' ').expect("a code and a title");
+        let _ = write!(page, "\n## {}", explain(&[code]));
+    }
+    check_page("docs/reference/errors.md", &page);
+}
+
+#[test]
 fn every_weakness_has_tests_and_every_named_test_exists() {
     let document = read(&root().join("docs/weaknesses.md"));
     let tests = test_names();

@@ -187,6 +187,11 @@ fn check_matcher(config: &Config, problems: &mut Vec<Problem>) {
     for name in ["tls_cert", "tls_key", "tokens_file", "rules", "nats_token_file"] {
         check_file(config, &format!("matcher.{name}"), problems);
     }
+    if Path::new(&matcher.rules).is_file()
+        && let Err(problem) = crate::matcher::rules::load(&matcher.rules)
+    {
+        problems.push(problem.note("named by `matcher.rules`; `throng explain THR-0108` says more"));
+    }
     let in_subjects = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
     if !matcher.nats_url.is_empty() && (matcher.area.is_empty() || !matcher.area.chars().all(in_subjects)) {
         let message = "`matcher.nats_url` needs `matcher.area`, made of letters, digits, `-` and `_`: it is a part of the subjects";

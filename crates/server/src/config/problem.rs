@@ -53,6 +53,8 @@ pub enum ProblemKind {
     UnsafeBind,
     /// A file that a value names is missing or wrong.
     BadReference,
+    /// The matcher's file of modes and queues says what cannot be.
+    BadRules,
 }
 
 impl ProblemKind {
@@ -67,6 +69,7 @@ impl ProblemKind {
             ProblemKind::Conflict => "THR-0105",
             ProblemKind::UnsafeBind => "THR-0106",
             ProblemKind::BadReference => "THR-0107",
+            ProblemKind::BadRules => "THR-0108",
         }
     }
 }
