@@ -598,6 +598,29 @@ fn the_sight_of_an_entity_tells_cells_distance_and_band() {
     assert_eq!(world.shards[0].sight_of(ConnId(conn), ChannelId::GLOBAL), None, "GLOBAL has no place");
 }
 
+#[test]
+fn a_client_looks_from_its_next_entity_when_the_first_is_gone() {
+    let mut config = config(40, 1);
+    config.spatial.lod = Some(Lod::published(1.0));
+    let mut world = world(config);
+    let a = spatial_server(&mut world, "a");
+    let client = world.join(ConnKind::Client, "c");
+    let conn = world.conn(client);
+    create_entity(&mut world, a, CELL, E + 9, 8.0);
+    for (id, x) in [(E + 1, 5.0), (E + 2, 205.0)] {
+        create_avatar(&mut world, a, CELL, id, x, conn);
+    }
+    let sight = |world: &World| world.shards[0].sight_of(ConnId(conn), ChannelId(E + 9)).expect("a place");
+    assert_eq!(
+        (sight(&world).own_entity, sight(&world).band),
+        (Some(ChannelId(E + 1)), Some((0, Some(10.0))))
+    );
+    let body = RemoveChannelMessage { channel_id: E + 1 };
+    world.send(a, [Send::new(MessageType::RemoveChannel, &body)]);
+    assert_eq!((sight(&world).own_entity, sight(&world).distance), (Some(ChannelId(E + 2)), Some(197.0)));
+    assert_eq!(sight(&world).band, Some((2, None)));
+}
+
 // Spec §5.8: a new interval counts from the last fan-out. Windows that the gateway aligns are for rates that it chose.
 #[test]
 fn the_first_interval_that_a_client_names_counts_from_its_own_last_window() {

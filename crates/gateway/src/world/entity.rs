@@ -268,8 +268,8 @@ impl Shard {
         world.entities.remove(&id);
         world.waiting.remove(&id);
         world.well_known.remove(&id);
-        if let Some(lod) = &mut world.lod {
-            lod.remove(id);
+        if let Some((client, eye)) = world.lod.as_mut().and_then(|lod| lod.remove(id)) {
+            self.rate_everything(eye, Some(client));
         }
         let Some(cell) = cell else { return };
         let channel_id = self.board.config.cell_channel(cell);

@@ -96,17 +96,19 @@ impl LodIndex {
         }
     }
 
-    /// An entity is gone.
-    pub(super) fn remove(&mut self, id: ChannelId) {
-        let Some(key) = self.keys.remove(&id) else { return };
+    /// An entity is gone. If a client looked from it that has another one, it looks from that: who, and from which.
+    pub(super) fn remove(&mut self, id: ChannelId) -> Option<(ConnId, ChannelId)> {
+        let key = self.keys.remove(&id)?;
         self.leave_tile(key);
         let seen = self.entities.remove(key as usize);
         for (other, _) in seen.near {
             self.set_near(other, key, None);
         }
-        if let Some(client) = seen.client.filter(|client| self.own.get(client) == Some(&key)) {
-            self.own.remove(&client);
-        }
+        let client = seen.client.filter(|client| self.own.get(client) == Some(&key))?;
+        self.own.remove(&client);
+        let (key, next) = self.entities.iter().find(|(_, other)| other.client == Some(client))?;
+        self.own.insert(client, key as u32);
+        Some((client, next.id))
     }
 
     /// Notes on one side that two entities are near, or are not.
@@ -261,7 +263,7 @@ impl Shard {
     }
 
     /// Something is seen for the first time: once, all that it has to do with.
-    fn rate_everything(&mut self, id: ChannelId, client: Option<ConnId>) {
+    pub(super) fn rate_everything(&mut self, id: ChannelId, client: Option<ConnId>) {
         let subs = self.channels.get(&id).into_iter().flat_map(|channel| channel.subs.iter());
         let clients: Vec<ConnId> = subs.map(|(_, sub)| sub.address.conn).collect();
         for client in clients {
