@@ -12,10 +12,6 @@ use serde_json::Value;
 /// Enough for a machine that is busy with something else.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A queue for whoever wants one opponent.
-const QUEUE: &str = "[[queues]]\nname = \"duel\"\ntick_ms = 250\ntimeout_s = 60\n\
-    sides = [{ name = \"one\", min = 1, max = 1 }, { name = \"two\", min = 1, max = 1 }]\n";
-
 fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy")
 }
@@ -43,10 +39,6 @@ fn demo(folder: &Path) -> (Process, String) {
     command.current_dir(folder).args(["demo", "--spatial", "--players", "20"]).stdin(Stdio::null());
     // Levels of detail count by band, and there are none unless somebody sets them.
     command.env("THRONG_GATEWAY_SPATIAL_LOD", "1000:50");
-    // Figures of queues are by queue, and there are none unless somebody makes them.
-    let rules = folder.join("rules.toml");
-    std::fs::write(&rules, QUEUE).expect("a file");
-    command.env("THRONG_MATCHER_RULES", rules);
     let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the program starts");
     let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok);
     let admin = lines.find_map(|line| {
