@@ -162,10 +162,37 @@ impl Matcher {
         if open.iter().sum::<u32>() > entry.free(self.modes[entry.mode].rules.capacity) {
             return Err(Problem::new(Status::RoomFull, "the room has fewer places"));
         }
+        let owner = self.people.server_entry(caller.srv.as_bytes());
+        let index = self.insert_backfill(queue, room, owner, open, asked.attrs)?;
+        self.rooms[room].backfill = index;
+        self.queues.list[queue].backfills.insert(index);
+        if self.rooms[room].sides.is_empty() {
+            let names = compiled.sides.iter();
+            self.rooms[room].sides =
+                names.map(|(name, _)| Side { name: name.clone(), players: Vec::new() }).collect();
+        }
+        self.keep_alive(index);
+        let (id, ack_until) = (self.backfills[index].id, self.backfills[index].ack_until);
+        self.timers.set(ack_until, Timer::Backfill(id));
+        self.wake_backfill(index);
+        write_bytes(answer, 1, &id.text());
+        write_u64(answer, 2, 1);
+        Ok(())
+    }
+
+    /// Makes a backfill of a room, as far as the room's members fit the rules.
+    fn insert_backfill(
+        &mut self,
+        queue: u32,
+        room: u32,
+        owner: u32,
+        open: Vec<u32>,
+        attrs: Vec<(Text, Vec<u8>)>,
+    ) -> Outcome<u32> {
+        let (entry, compiled) = (&self.rooms[room], self.queues.list[queue].rules());
         let region =
             entry.matched.and_then(|id| self.match_of(id)).and_then(|index| self.region_of_match(index));
         let priority = compiled.set.backfill.as_ref().map_or(BackfillPriority::Normal, |rule| rule.priority);
-        let owner = self.people.server_entry(caller.srv.as_bytes());
         self.people.servers[owner].holds += 1;
         let index = self.backfills.next_index();
         let id = self.new_id(index);
@@ -176,7 +203,7 @@ impl Matcher {
             owner,
             rev: 1,
             open,
-            attrs: asked.attrs,
+            attrs,
             created: self.now,
             ack_until: self.now,
             fixed: Vec::new(),
@@ -194,20 +221,7 @@ impl Matcher {
             self.people.release_server(owner);
             return Err(problem);
         }
-        self.rooms[room].backfill = index;
-        self.queues.list[queue].backfills.insert(index);
-        if self.rooms[room].sides.is_empty() {
-            let names = compiled.sides.iter();
-            self.rooms[room].sides =
-                names.map(|(name, _)| Side { name: name.clone(), players: Vec::new() }).collect();
-        }
-        self.keep_alive(index);
-        let ack_until = self.backfills[index].ack_until;
-        self.timers.set(ack_until, Timer::Backfill(id));
-        self.wake_backfill(index);
-        write_bytes(answer, 1, &id.text());
-        write_u64(answer, 2, 1);
-        Ok(())
+        Ok(index)
     }
 
     /// Works out who is in the room now and in which part of the pool players are looked for.

@@ -395,6 +395,30 @@ impl Matcher {
                 Ok(())
             }
             Method::LIST_MINE => self.list_mine(caller, body, answer),
+            10..30 => self.dispatch_team(caller, number, body, answer, notices),
+            30..60 => self.dispatch_room(caller, number, body, answer, notices),
+            60..80 => self.dispatch_ticket(caller, number, body, answer, notices),
+            Method::PUT_QUEUE => self.put_queue_request(caller, body, answer, notices),
+            Method::LIST_QUEUES => self.list_queues(answer),
+            Method::DRAIN => {
+                require(caller, Scope::Admin)?;
+                self.draining = true;
+                Ok(())
+            }
+            _ => Err(Problem::new(Status::UnknownMethod, "no such method")),
+        }
+    }
+
+    /// Numbers 10 to 29.
+    fn dispatch_team(
+        &mut self,
+        caller: Caller<'_>,
+        number: u16,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        match number {
             Method::CREATE_TEAM => self.create_team(caller, body, answer, notices),
             Method::JOIN_TEAM => self.join_team(caller, body, answer, notices),
             Method::LEAVE_TEAM => self.leave_team(caller, body, notices),
@@ -403,6 +427,20 @@ impl Matcher {
             Method::BROADCAST_TEAM => self.broadcast_team(body, notices),
             Method::GET_TEAM_INFO => self.get_team_info(body, answer),
             Method::DELETE_TEAM => self.delete_team(caller, body, notices),
+            _ => Err(Problem::new(Status::UnknownMethod, "no such method")),
+        }
+    }
+
+    /// Numbers 30 to 59.
+    fn dispatch_room(
+        &mut self,
+        caller: Caller<'_>,
+        number: u16,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        match number {
             Method::ROLE_JOIN_RANDOM_ROOM => self.role_join_random_room(caller, body, answer, notices),
             Method::ROLE_CREATE_ROOM => self.role_create_room(caller, body, answer, notices),
             Method::ROLE_JOIN_ROOM => self.role_join_room(caller, body, answer, notices),
@@ -420,6 +458,20 @@ impl Matcher {
             Method::GET_ROOM_INFO => self.get_room_info(body, answer),
             Method::CLAIM_SEAT => self.claim_seat(caller, body, answer, notices),
             Method::SET_ROOM_FLAGS => self.set_room_flags(caller, body, answer, notices),
+            _ => Err(Problem::new(Status::UnknownMethod, "no such method")),
+        }
+    }
+
+    /// Numbers 60 to 79: tickets, matches, backfills, ratings.
+    fn dispatch_ticket(
+        &mut self,
+        caller: Caller<'_>,
+        number: u16,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        match number {
             Method::CREATE_TICKET => self.create_ticket(caller, body, answer, notices),
             Method::CANCEL_TICKET => self.cancel_ticket(caller, body, answer, notices),
             Method::GET_TICKET => self.get_ticket(body, answer),
@@ -434,13 +486,6 @@ impl Matcher {
             Method::GET_RATINGS => self.get_ratings(body, answer),
             Method::ASSIGN_MATCH => self.assign_match(caller, body, notices),
             Method::EXPLAIN_TICKET => self.explain_ticket(body, answer),
-            Method::PUT_QUEUE => self.put_queue_request(caller, body, answer, notices),
-            Method::LIST_QUEUES => self.list_queues(answer),
-            Method::DRAIN => {
-                require(caller, Scope::Admin)?;
-                self.draining = true;
-                Ok(())
-            }
             _ => Err(Problem::new(Status::UnknownMethod, "no such method")),
         }
     }

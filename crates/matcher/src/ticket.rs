@@ -126,7 +126,7 @@ impl Matcher {
         _: &mut Notices,
     ) -> Outcome {
         self.check_not_draining()?;
-        let asked = Asked::parse(body)?;
+        let mut asked = Asked::parse(body)?;
         let queue = self.queues.find(asked.queue).ok_or_else(|| not_found("queue does not exist"))?;
         if asked.priority != 0 {
             require(caller, Scope::Trusted)?;
@@ -137,7 +137,7 @@ impl Matcher {
         let compiled = self.queues.list[queue].rules();
         let from_team: Vec<Vec<u8>>;
         let bodies = if asked.team.is_empty() {
-            asked.players
+            std::mem::take(&mut asked.players)
         } else {
             from_team = self.team_as_players(caller, asked.team, &compiled)?;
             from_team.iter().map(Vec::as_slice).collect()
@@ -151,11 +151,28 @@ impl Matcher {
         if let Some(why) = compiled.never(&facts) {
             return Err(refused(why));
         }
-        let timeout = compiled.set.timeout_s * 1_000;
+        let index = self.insert_ticket(queue, &asked, facts);
+        for ((input, server), body) in party.iter().zip(&servers).zip(&bodies) {
+            let entry = self.people.server_entry(server);
+            let player = self.people.player_entry(input.role, entry);
+            self.people.players[player].tickets.push(index);
+            let body = with_server(body, server);
+            self.tickets[index].players.push(TicketPlayer { player, body });
+        }
+        self.live_tickets += 1;
+        self.enter_pool(index);
+        write_nested(answer, 1, |out| self.write_ticket(index, out));
+        Ok(())
+    }
+
+    /// Makes a ticket that has no players yet.
+    fn insert_ticket(&mut self, queue: u32, asked: &Asked<'_>, facts: Facts) -> u32 {
+        let timeout = self.queues.list[queue].rules().set.timeout_s * 1_000;
         let expires = self.now + if asked.expires_ms == 0 { timeout } else { asked.expires_ms.min(timeout) };
         let index = self.tickets.next_index();
-        let mut ticket = Ticket {
-            id: self.new_id(index),
+        let id = self.new_id(index);
+        self.tickets.insert(Ticket {
+            id,
             queue,
             created: self.now,
             expires,
@@ -173,18 +190,7 @@ impl Matcher {
             room: None,
             region: None,
             position: 0,
-        };
-        for ((input, server), body) in party.iter().zip(&servers).zip(&bodies) {
-            let entry = self.people.server_entry(server);
-            let player = self.people.player_entry(input.role, entry);
-            self.people.players[player].tickets.push(index);
-            ticket.players.push(TicketPlayer { player, body: with_server(body, server) });
-        }
-        self.tickets.insert(ticket);
-        self.live_tickets += 1;
-        self.enter_pool(index);
-        write_nested(answer, 1, |out| self.write_ticket(index, out));
-        Ok(())
+        })
     }
 
     /// Refuses players that may not wait here; gives their servers.

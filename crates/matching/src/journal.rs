@@ -193,6 +193,9 @@ impl Journal {
         let mut notices = Notices::default();
         let matcher = match matcher {
             Some(mut matcher) => {
+                // Later than all before, also after a clock that went back: epochs of streams begin at the time of the
+                // start, and two starts in one moment would share them.
+                let now = now.max(matcher.now() + 1);
                 journal.append(now, Input::Configure(&config_json(&config)));
                 matcher.reconfigure(config);
                 journal.append(now, Input::Recovered);

@@ -20,6 +20,8 @@ mod notify;
 mod policy;
 mod service;
 mod session;
+#[cfg(test)]
+mod simulation;
 mod tokens;
 mod watch;
 
