@@ -348,9 +348,13 @@ mod tests {
                     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
                     crate::channeld::check(&rest).err()
                 }
-                ("throng", [first, second, rest @ ..]) if first == "bench" && second == "replication" => {
+                ("throng", [first, suite, rest @ ..])
+                    if first == "bench" && ["matcher", "replication"].contains(&suite.as_str()) =>
+                {
                     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
-                    crate::replication::check(&rest).err()
+                    let check =
+                        if suite == "matcher" { crate::matcher::check } else { crate::replication::check };
+                    check(&rest).err()
                 }
                 ("throng", _) => match command().try_get_matches_from(&words) {
                     Err(error) if error.use_stderr() => Some(error.to_string()),

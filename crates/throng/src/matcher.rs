@@ -215,6 +215,15 @@ fn parse(words: &[&str]) -> Result<BenchArgs, Failure> {
     BenchArgs::try_parse_from(words).map_err(|error| Failure::Wrong(error.to_string()))
 }
 
+/// Whether the words after `throng bench matcher` are understood.
+#[cfg(test)]
+pub(crate) fn check(words: &[&str]) -> Result<(), String> {
+    match BenchArgs::try_parse_from(std::iter::once(&"throng bench matcher").chain(words)) {
+        Err(error) if error.use_stderr() => Err(error.to_string()),
+        _ => Ok(()),
+    }
+}
+
 /// A matcher to load, and how.
 struct Bench<'a> {
     args: &'a BenchArgs,
