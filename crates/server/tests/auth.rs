@@ -587,13 +587,12 @@ fn a_key_set_is_fetched_over_https() {
     let keys = json!({ "keys": [jwk] }).to_string();
     let service =
         Service::start_with(Some(Arc::clone(&trusted.server)), move |_, _| Some((200, keys.clone())));
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let token = sign(
-        &json!({ "alg": "ES256", "kid": "only" }),
-        claims().to_string().as_bytes(),
-        Algorithm::ES256,
-        &key,
-    );
+    // Of one thread: the login comes before the refresh that begins in the background.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let [token, other] = ["only", "other"].map(|id| {
+        let head = json!({ "alg": "ES256", "kid": id });
+        sign(&head, claims().to_string().as_bytes(), Algorithm::ES256, &key)
+    });
     for (authority, asked) in [(&stranger, 0), (&trusted, 1)] {
         let settings = Loader::new()
             .flag("t", "gateway.auth.kind", "jwt")
@@ -606,6 +605,9 @@ fn a_key_set_is_fetched_over_https() {
         let jwt = provider(&settings.auth, runtime.handle()).unwrap().unwrap();
         let verdict = runtime.block_on(jwt.judge(&login(PLAYER, &token)));
         assert_eq!((verdict == Verdict::Success, service.asked()), (asked == 1, asked), "{verdict:?}");
+        // It waits its turn behind that refresh, and neither asks again.
+        let verdict = runtime.block_on(jwt.judge(&login(PLAYER, &other)));
+        assert_eq!((verdict == Verdict::Success, service.asked()), (false, asked), "{verdict:?}");
     }
 }
 

@@ -82,7 +82,8 @@ impl Jwt {
             let weak = Arc::downgrade(&jwt);
             runtime.spawn(async move {
                 while let Some(jwt) = weak.upgrade() {
-                    jwt.fetch(Duration::ZERO).await;
+                    // A login may have been first.
+                    jwt.fetch(every.min(REFETCH_MIN)).await;
                     drop(jwt);
                     tokio::time::sleep(every).await;
                 }
