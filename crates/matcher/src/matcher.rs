@@ -17,7 +17,7 @@ use crate::notices::Notices;
 use crate::people::People;
 use crate::policy::{Asked, Handled, Hooks};
 use crate::problem::{Outcome, Problem, forbidden, invalid};
-use crate::queue::Queues;
+use crate::queue::{Queues, Waiting};
 use crate::rating::Ratings;
 use crate::room::Room;
 use crate::slab::{NONE, Slab};
@@ -41,6 +41,7 @@ pub struct Matcher {
     pub(crate) timers: Timers,
     pub(crate) queues: Queues,
     pub(crate) tickets: Slab<Ticket>,
+    pub(crate) waiting: Waiting,
     pub(crate) live_tickets: usize,
     /// In order of time: when each is forgotten.
     pub(crate) ended_tickets: VecDeque<(u64, Id)>,
@@ -85,7 +86,7 @@ pub struct BadSnapshot(String);
 const TIMERS_PER_INPUT: usize = 512;
 
 /// First bytes of a snapshot: its format's name and version.
-const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-4\n";
+const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-5\n";
 
 impl Matcher {
     /// An empty matcher. `secret` makes ids unguessable; the same secret and inputs give the same state. `now` is wall
@@ -104,6 +105,7 @@ impl Matcher {
             timers: Timers::default(),
             queues: Queues::default(),
             tickets: Slab::default(),
+            waiting: Waiting::default(),
             live_tickets: 0,
             ended_tickets: VecDeque::new(),
             matches: Slab::default(),

@@ -7,7 +7,7 @@ use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 
 use crate::config::{Caller, HookPoint, ModeRules, OnFull, Scope};
 use crate::id::Id;
-use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, check_id, check_len, entry, text};
+use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, Text, check_id, check_len, entry, text};
 use crate::matcher::{Matcher, fan_out, require};
 use crate::notices::Notices;
 use crate::problem::{Outcome, Problem, forbidden, not_found, quote};
@@ -77,13 +77,14 @@ impl Matcher {
         notices: &mut Notices,
     ) {
         let compiled = self.queues.list[queue].rules();
+        let compiled = &*compiled;
         let index = self.matches.next_index();
         let id = self.new_id(index);
         let asks = compiled.set.accept.required;
         let deadline = self.now + compiled.set.accept.timeout_s * 1_000;
         let Filling { sides, level, quality, region } = filling;
         for ticket in sides.iter().flatten() {
-            self.leave_pool(*ticket);
+            self.leave_pool(*ticket, compiled);
             let state = if asks { State::Proposed } else { State::Placing };
             self.change_ticket(*ticket, state, "");
             let ticket = &mut self.tickets[*ticket];
@@ -110,7 +111,7 @@ impl Matcher {
             self.timers.set(deadline, Timer::Proposal(id));
             self.tell_proposed(index, compiled.set.accept.reveal, notices);
         } else {
-            self.place(index, notices);
+            self.place(index, compiled, notices);
         }
     }
 
@@ -198,7 +199,8 @@ impl Matcher {
             for ticket in self.matches[index].tickets() {
                 self.change_ticket(ticket, State::Placing, "");
             }
-            self.place(index, notices);
+            let compiled = self.queues.list[self.matches[index].queue].rules();
+            self.place(index, &compiled, notices);
         }
         Ok(())
     }
@@ -315,9 +317,8 @@ impl Matcher {
     }
 
     /// Makes the room, or takes the backfill's, with a seat for everybody; ends the players' other tickets.
-    fn place(&mut self, index: u32, notices: &mut Notices) {
+    fn place(&mut self, index: u32, compiled: &Compiled, notices: &mut Notices) {
         let (queue, backfill) = (self.matches[index].queue, self.matches[index].backfill);
-        let compiled = self.queues.list[queue].rules();
         let room = match backfill {
             Some(backfill) => match self.room_to_fill(index, backfill) {
                 Some(room) => room,
@@ -327,9 +328,9 @@ impl Matcher {
                     return;
                 }
             },
-            None => self.room_of_match(index, queue, &compiled),
+            None => self.room_of_match(index, queue, compiled),
         };
-        self.matches[index].positions = self.positions_of(index, &compiled);
+        self.matches[index].positions = self.positions_of(index, compiled);
         let external = compiled.set.assign == Assign::External && backfill.is_none();
         let ttl = compiled.set.seat_ttl_s * 1_000;
         let asks = compiled.set.assign == Assign::Policy
@@ -343,12 +344,14 @@ impl Matcher {
         let until = self.now + wait + ttl;
         let id = self.rooms[room].id;
         let sides = self.matches[index].sides.clone();
-        self.rooms[room].seats.reserve(sides.iter().map(Vec::len).sum());
-        for (side, ticket) in
-            sides.iter().enumerate().flat_map(|(side, all)| all.iter().map(move |t| (side, *t)))
-        {
-            self.tickets[ticket].room = Some(id);
-            self.seat_ticket(room, side, ticket, until, notices);
+        let players = self.players_of_match(index);
+        self.end_other_tickets(index, &players, notices);
+        self.rooms[room].seats.reserve(players.len());
+        for (side, tickets) in sides.iter().enumerate() {
+            for ticket in tickets {
+                self.tickets[*ticket].room = Some(id);
+                self.seat_ticket(room, side, *ticket, until);
+            }
         }
         self.timers.set(until, Timer::Seats(id));
         self.reindex_room(room);
@@ -359,7 +362,7 @@ impl Matcher {
             self.backfill_placed(backfill, &sides, notices);
         }
         if external {
-            self.await_server(index, &compiled, notices);
+            self.await_server(index, compiled, notices);
         } else if asks {
             self.matches[index].stage = Stage::Assigning;
             let found = self.matches[index].id;
@@ -374,7 +377,10 @@ impl Matcher {
     fn room_of_match(&mut self, index: u32, queue: u32, compiled: &Compiled) -> u32 {
         let mode = self.queues.list[queue].mode;
         let room = self.insert_room(mode, true, DataMap::default(), NONE);
-        let names = compiled.sides.iter().map(|(name, _)| Side { name: name.clone(), players: Vec::new() });
+        let names = compiled
+            .sides
+            .iter()
+            .map(|(name, max)| Side { name: name.clone(), players: Vec::with_capacity(*max as usize) });
         let entry = &mut self.rooms[room];
         entry.sides = names.collect();
         // Nobody else comes in, but by a backfill.
@@ -411,20 +417,16 @@ impl Matcher {
         positions
     }
 
-    /// Seats of a ticket's players; they wait for nothing else any more.
-    fn seat_ticket(&mut self, room: u32, side: usize, ticket: u32, until: u64, notices: &mut Notices) {
-        let players: SmallVec<[u32; 8]> =
-            self.tickets[ticket].players.iter().map(|player| player.player).collect();
-        let team = self.tickets[ticket].team.clone();
-        for player in players {
-            let others: SmallVec<[u32; 4]> = self.people.players[player]
-                .tickets
-                .iter()
-                .copied()
-                .filter(|other| *other != ticket)
-                .collect();
-            for other in others {
+    /// The players of a match wait for nothing else any more.
+    fn end_other_tickets(&mut self, index: u32, players: &[u32], notices: &mut Notices) {
+        let found = Some(self.matches[index].id);
+        // Their entries are all over the memory: here one load does not wait for another.
+        let waits_elsewhere = |player: &&u32| self.people.players[**player].tickets.len() > 1;
+        let busy: SmallVec<[u32; 8]> = players.iter().filter(waits_elsewhere).copied().collect();
+        for player in busy {
+            for other in self.people.players[player].tickets.clone() {
                 match self.tickets[other].state {
+                    _ if self.tickets[other].matched == found => {}
                     State::Searching => {
                         self.end_ticket(other, State::Cancelled, "matched_elsewhere", notices)
                     }
@@ -432,8 +434,16 @@ impl Matcher {
                     _ => {}
                 }
             }
-            let id = self.people.players[player].id.clone();
-            let info = RoleRef::bare(&id).info(self.people.server_of(player), &team);
+        }
+    }
+
+    /// Seats of a ticket's players.
+    fn seat_ticket(&mut self, room: u32, side: usize, ticket: u32, until: u64) {
+        for member in 0..self.tickets[ticket].players.len() {
+            let ticket = &self.tickets[ticket];
+            let player = ticket.players[member].player;
+            let id = Text::from_slice(&self.people.players[player].id);
+            let info = RoleRef::bare(&id).info(self.people.server_of(player), &ticket.team);
             if let Some(side) = self.rooms[room].sides.get_mut(side) {
                 side.players.push(id);
             }
@@ -448,12 +458,12 @@ impl Matcher {
         let id = found.id;
         self.timers.set(deadline, Timer::Assign(id));
         let Some(server) = self.people.server(compiled.set.allocator.as_bytes()) else { return };
-        self.write_ready(index, "", &[], 0);
+        self.write_ready(index, None, &[], 0);
         notices.push(server, std::iter::empty(), &self.scratch.event, 0);
     }
 
     /// Writes the event that a match is ready, for the players of a side or for who gives it a server.
-    fn write_ready(&mut self, index: u32, side: &str, players: &[u32], seat_until: u64) {
+    fn write_ready(&mut self, index: u32, side: Option<usize>, players: &[u32], seat_until: u64) {
         let mut event = std::mem::take(&mut self.scratch.event);
         event.clear();
         let found = &self.matches[index];
@@ -471,7 +481,8 @@ impl Matcher {
                     write_bytes(out, 2, name.as_bytes());
                 });
             }
-            write_bytes(out, 3, side.as_bytes());
+            let side = room.zip(side).and_then(|(room, side)| room.sides.get(side));
+            write_bytes(out, 3, side.map_or(&[], |side| side.name.as_bytes()));
             write_bytes(out, 4, connection.unwrap_or_default().as_bytes());
             if let Some(region) = found.region.and_then(|region| queue.regions.get(usize::from(region))) {
                 write_bytes(out, 5, region);
@@ -488,30 +499,48 @@ impl Matcher {
     /// Tells the players where they play; their tickets have ended well.
     fn make_ready(&mut self, index: u32, seat_until: u64, notices: &mut Notices) {
         let queue = self.matches[index].queue;
-        let room = self.matches[index].room.and_then(|room| self.rooms.get(room.index));
-        let names: Vec<String> =
-            room.map_or_else(Vec::new, |room| room.sides.iter().map(|side| side.name.clone()).collect());
+        let compiled = self.queues.list[queue].rules();
         let sides = std::mem::take(&mut self.matches[index].sides);
-        for (name, side) in names.iter().zip(&sides).filter(|(_, side)| !side.is_empty()) {
-            let players: Vec<u32> =
-                side.iter().flat_map(|t| &self.tickets[*t].players).map(|player| player.player).collect();
-            self.write_ready(index, name, &players, seat_until);
+        for (number, side) in sides.iter().enumerate().filter(|(_, side)| !side.is_empty()) {
+            let tickets = side.iter().map(|ticket| &self.tickets[*ticket]);
+            let players: SmallVec<[u32; 8]> =
+                tickets.flat_map(|ticket| &ticket.players).map(|player| player.player).collect();
+            self.write_ready(index, Some(number), &players, seat_until);
             fan_out(&self.people, players.iter().copied(), players.len(), &self.scratch.event, 0, notices);
         }
         let found = &mut self.matches[index];
         found.stage = Stage::Made;
         (found.positions, found.accepted) = (Vec::new(), Vec::new());
         let (is_backfill, id) = (found.backfill.take().is_some(), found.id);
+        self.record_waits(queue, &compiled, sides.iter().flatten());
         for ticket in sides.into_iter().flatten() {
-            let (kind, waited) = (self.kind_of(ticket), self.now - self.tickets[ticket].created);
-            let entry = &mut self.queues.list[queue];
-            entry.estimates.record(self.now, kind, waited);
-            entry.observed.waits.observe(waited as f64 / 1_000.0);
             self.end_ticket(ticket, State::Matched, "", notices);
         }
         if is_backfill {
             // Its result is the room's own match's.
             self.matches.remove(id.index);
+        }
+    }
+
+    /// Notes how long tickets waited that are matched: runs of equal ones at once, which those of one match mostly are.
+    fn record_waits<'a>(&mut self, queue: u32, compiled: &Compiled, matched: impl Iterator<Item = &'a u32>) {
+        let (tickets, now) = (&self.tickets, self.now);
+        let entry = &mut self.queues.list[queue];
+        let mut run = (None, 0);
+        for ticket in matched.map(|ticket| &tickets[*ticket]) {
+            let waited = now - ticket.created;
+            entry.observed.waits.observe(waited as f64 / 1_000.0);
+            let own = (ticket.kind(compiled), waited);
+            if let (Some((kind, waited)), count) = run
+                && (kind, waited) != own
+            {
+                entry.estimates.record(now, kind, waited, count);
+                run.1 = 0;
+            }
+            run = (Some(own), run.1 + 1);
+        }
+        if let (Some((kind, waited)), count) = run {
+            entry.estimates.record(now, kind, waited, count);
         }
     }
 

@@ -80,7 +80,7 @@ impl Matcher {
     fn buckets(&self, index: u32) -> Vec<((u8, i64), u64)> {
         let mut buckets = std::collections::BTreeMap::new();
         for (_, part) in self.queues.list[index].pool.partitions.iter() {
-            for (key, hot) in &part.index {
+            for (key, hot) in part.order.iter() {
                 let value = number(key.0);
                 let from = if value.abs() < 100.0 { value.floor() } else { (value / 100.0).floor() * 100.0 };
                 *buckets.entry((hot.size, from as i64)).or_default() += 1;
@@ -137,11 +137,11 @@ impl Matcher {
         let Some(place) = entry.place else { return };
         let own = crate::queue::anchor_of(&self.tickets, ticket);
         let part = &self.queues.list[entry.queue].pool.partitions[place.partition];
-        if part.index.len() > POSITION_SCAN_MAX {
+        if part.order.len() > POSITION_SCAN_MAX {
             return;
         }
         let ahead =
-            part.index.keys().filter(|(_, other)| crate::queue::anchor_of(&self.tickets, *other) < own);
+            part.order.iter().filter(|((_, other), _)| crate::queue::anchor_of(&self.tickets, *other) < own);
         self.tickets[ticket].position = ahead.count() as u64;
     }
 }

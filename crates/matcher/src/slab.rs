@@ -1,67 +1,111 @@
 //! Objects by index, where the order of reuse is part of the state.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// No index.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// A vector whose places are reused, last freed first: the same commands give the same indexes, also after a snapshot.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// A vector whose places are reused, last freed first: the same commands give the same indexes, also after a snapshot. It
+/// grows by pieces, so that what is there is never moved: a million tickets are half a gigabyte.
+#[derive(Clone, Debug)]
 pub(crate) struct Slab<T> {
-    items: Vec<Option<T>>,
+    pieces: Vec<Vec<Option<T>>>,
+    len: u32,
     free: Vec<u32>,
 }
 
+/// Items of a piece, as bits of the index.
+const PIECE_BITS: u32 = 8;
+const PIECE: usize = 1 << PIECE_BITS;
+
 impl<T> Default for Slab<T> {
     fn default() -> Self {
-        Slab { items: Vec::new(), free: Vec::new() }
+        Slab { pieces: Vec::new(), len: 0, free: Vec::new() }
     }
+}
+
+#[inline]
+fn at(index: u32) -> (usize, usize) {
+    ((index >> PIECE_BITS) as usize, index as usize % PIECE)
 }
 
 impl<T> Slab<T> {
     /// The index that the next insertion takes.
     pub(crate) fn next_index(&self) -> u32 {
-        self.free.last().copied().unwrap_or(self.items.len() as u32)
+        self.free.last().copied().unwrap_or(self.len)
     }
 
     /// The index after the last that was ever used.
     pub(crate) fn next_new(&self) -> u32 {
-        self.items.len() as u32
+        self.len
     }
 
     pub(crate) fn insert(&mut self, item: T) -> u32 {
         if let Some(index) = self.free.pop() {
-            self.items[index as usize] = Some(item);
+            let (piece, place) = at(index);
+            self.pieces[piece][place] = Some(item);
             return index;
         }
-        let index = self.items.len() as u32;
+        self.push(Some(item))
+    }
+
+    fn push(&mut self, item: Option<T>) -> u32 {
+        let index = self.len;
         assert!(index < NONE, "fewer than 2^32 - 1 objects");
-        self.items.push(Some(item));
+        let (piece, _) = at(index);
+        if piece == self.pieces.len() {
+            self.pieces.push(Vec::with_capacity(PIECE));
+        }
+        self.pieces[piece].push(item);
+        self.len += 1;
         index
     }
 
     pub(crate) fn remove(&mut self, index: u32) -> Option<T> {
-        let item = self.items.get_mut(index as usize)?.take()?;
+        let (piece, place) = at(index);
+        let item = self.pieces.get_mut(piece)?.get_mut(place)?.take()?;
         self.free.push(index);
         Some(item)
     }
 
     #[inline]
     pub(crate) fn get(&self, index: u32) -> Option<&T> {
-        self.items.get(index as usize)?.as_ref()
+        let (piece, place) = at(index);
+        self.pieces.get(piece)?.get(place)?.as_ref()
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
-        self.items.get_mut(index as usize)?.as_mut()
+        let (piece, place) = at(index);
+        self.pieces.get_mut(piece)?.get_mut(place)?.as_mut()
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.items.len() - self.free.len()
+        self.len as usize - self.free.len()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        self.items.iter().enumerate().filter_map(|(index, item)| Some((index as u32, item.as_ref()?)))
+        let all = self.pieces.iter().flatten();
+        (0..).zip(all).filter_map(|(index, item)| Some((index, item.as_ref()?)))
+    }
+}
+
+// Where it is cut is not part of the state.
+impl<T: Serialize> Serialize for Slab<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let all: Vec<Option<&T>> = self.pieces.iter().flatten().map(Option::as_ref).collect();
+        (all, &self.free).serialize(serializer)
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Slab<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Slab<T>, D::Error> {
+        let (all, free): (Vec<Option<T>>, Vec<u32>) = Deserialize::deserialize(deserializer)?;
+        let mut slab = Slab { free, ..Slab::default() };
+        for item in all {
+            slab.push(item);
+        }
+        Ok(slab)
     }
 }
 
@@ -71,13 +115,15 @@ impl<T> std::ops::Index<u32> for Slab<T> {
 
     #[inline]
     fn index(&self, index: u32) -> &T {
-        self.items[index as usize].as_ref().expect("an index is forgotten before its object")
+        let (piece, place) = at(index);
+        self.pieces[piece][place].as_ref().expect("an index is forgotten before its object")
     }
 }
 
 impl<T> std::ops::IndexMut<u32> for Slab<T> {
     #[inline]
     fn index_mut(&mut self, index: u32) -> &mut T {
-        self.items[index as usize].as_mut().expect("an index is forgotten before its object")
+        let (piece, place) = at(index);
+        self.pieces[piece][place].as_mut().expect("an index is forgotten before its object")
     }
 }

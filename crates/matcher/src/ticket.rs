@@ -7,7 +7,7 @@ use throng_wire::{Field, WireType, fields};
 
 use crate::config::{Caller, Scope};
 use crate::id::Id;
-use crate::info::{ID_BYTES_MAX, RoleRef, Text, bytes, check_id, check_len, entry, text};
+use crate::info::{ID_BYTES_MAX, RoleRef, bytes, check_id, check_len, entry, text};
 use crate::matcher::{Matcher, fan_out, require};
 use crate::notices::Notices;
 use crate::problem::{Outcome, Problem, invalid, not_found, quote, quote_all, too_large};
@@ -23,6 +23,8 @@ const TICKET_BYTES_MAX: usize = 4 << 10;
 const ENDED_MS: u64 = 60_000;
 /// but at most so many of them: beyond, the oldest are forgotten, as a burst of cancellations would fill the memory.
 const ENDED_MAX: usize = 100_000;
+/// Ended tickets that one input forgets, about half a millisecond: those of one large tick end together.
+const FORGOTTEN_PER_INPUT: usize = 2_048;
 /// Tickets in one answer.
 const LIST_MAX: usize = 1_000;
 
@@ -73,16 +75,14 @@ pub(crate) struct Ticket {
     pub(crate) priority: i8,
     pub(crate) state: State,
     pub(crate) rev: u64,
-    pub(crate) reason: Text,
-    pub(crate) team: Text,
+    pub(crate) reason: Box<[u8]>,
+    pub(crate) team: Box<[u8]>,
     pub(crate) players: SmallVec<[TicketPlayer; 1]>,
     pub(crate) facts: Facts,
     /// What its waiting time has reached.
     pub(crate) level: u8,
     /// While it searches.
     pub(crate) place: Option<Place>,
-    /// Its entry in the queue's list of what is due.
-    pub(crate) due: u64,
     pub(crate) matched: Option<Id>,
     pub(crate) room: Option<Id>,
     pub(crate) region: Option<u16>,
@@ -97,6 +97,14 @@ pub(crate) struct TicketPlayer {
     pub(crate) player: u32,
     /// As encoded, with the server that the matcher knows.
     body: Box<[u8]>,
+}
+
+impl Ticket {
+    /// What tells waiting times apart.
+    pub(crate) fn kind(&self, compiled: &Compiled) -> Kind {
+        let skill = compiled.main.map(|key| self.facts.value(key));
+        Kind::new(skill, self.facts.best_region(), self.facts.size)
+    }
 }
 
 /// Ids of tickets begin with their time.
@@ -179,13 +187,12 @@ impl Matcher {
             priority: asked.priority,
             state: State::Searching,
             rev: 1,
-            reason: Text::new(),
-            team: Text::from_slice(asked.team),
+            reason: Box::default(),
+            team: Box::from(asked.team),
             players: SmallVec::new(),
             facts,
             level: 0,
             place: None,
-            due: 0,
             matched: None,
             room: None,
             region: None,
@@ -370,7 +377,7 @@ impl Matcher {
         }
         write_u64(out, 13, now.saturating_sub(ticket.created));
         if ticket.state.is_live() {
-            if let Some((p50, p90)) = queue.estimates.of(now, self.kind_of(index)) {
+            if let Some((p50, p90)) = queue.estimates.of(now, ticket.kind(&queue.rules())) {
                 throng_wire::write_varint(out, 14 << 3);
                 throng_wire::write_varint(out, p50);
                 throng_wire::write_varint(out, 15 << 3);
@@ -384,17 +391,6 @@ impl Matcher {
         }
     }
 
-    /// What tells waiting times apart.
-    pub(crate) fn kind_of(&self, index: u32) -> Kind {
-        let ticket = &self.tickets[index];
-        let compiled = self.queues.list[ticket.queue].rules();
-        Kind::new(
-            compiled.main.map(|key| ticket.facts.value(key)),
-            ticket.facts.best_region(),
-            ticket.facts.size,
-        )
-    }
-
     /// A ticket begins to search, or goes on.
     pub(crate) fn enter_pool(&mut self, index: u32) {
         let compiled = self.queues.list[self.tickets[index].queue].rules();
@@ -402,32 +398,32 @@ impl Matcher {
         let ticket = &mut self.tickets[index];
         ticket.state = State::Searching;
         ticket.level = compiled.level_at(now - ticket.created);
-        ticket.due = next_due(&compiled, ticket);
+        let due = next_due(&compiled, ticket);
         let hot = compiled.hot(&ticket.facts, ticket.level);
         let key = (ordered(compiled.main_value(&ticket.facts)), index);
         let partition_key = compiled.partition_of(&ticket.facts);
-        let (due, queue_index) = (ticket.due, ticket.queue);
+        let queue_index = ticket.queue;
         let anchor = anchor_of(&self.tickets, index);
         let queue = &mut self.queues.list[queue_index];
         let partition = queue.pool.partition(partition_key);
         self.tickets[index].place = Some(Place { partition, key });
         self.tickets[index].position = queue.pool.ahead(partition, anchor.rank);
-        queue.due.insert(due, index);
+        queue.due.enter(&mut self.waiting, queue_index, index, due);
         let tickets = &self.tickets;
         queue.pool.insert(&compiled, partition, key, hot, anchor, |other| anchor_of(tickets, other));
         self.schedule(queue_index);
         self.begin_updates(queue_index);
     }
 
-    /// A ticket does not search any more.
-    pub(crate) fn leave_pool(&mut self, index: u32) {
+    /// A ticket does not search any more. `compiled` are its queue's rules.
+    pub(crate) fn leave_pool(&mut self, index: u32, compiled: &Compiled) {
         let ticket = &mut self.tickets[index];
         let Some(place) = ticket.place.take() else { return };
-        let (index, rank) = (ticket.queue, -ticket.priority);
-        let queue = &mut self.queues.list[index];
-        let (compiled, tickets) = (queue.rules(), &self.tickets);
-        queue.due.leave(tickets, index);
-        queue.pool.remove(&compiled, place.partition, place.key, rank, |other| anchor_of(tickets, other));
+        let (queue_index, rank) = (ticket.queue, -ticket.priority);
+        let queue = &mut self.queues.list[queue_index];
+        let tickets = &self.tickets;
+        queue.due.leave(&mut self.waiting, queue_index, index);
+        queue.pool.remove(compiled, place.partition, place.key, rank, |other| anchor_of(tickets, other));
     }
 
     /// A ticket's waiting time has reached a level or its end.
@@ -441,12 +437,12 @@ impl Matcher {
         }
         let Some(place) = ticket.place else { return };
         ticket.level = compiled.level_at(at - ticket.created);
-        ticket.due = next_due(compiled, ticket);
+        let due = next_due(compiled, ticket);
         let hot = compiled.hot(&ticket.facts, ticket.level);
-        let (due, queue) = (ticket.due, ticket.queue);
+        let queue_index = ticket.queue;
         let anchor = anchor_of(&self.tickets, index);
-        let queue = &mut self.queues.list[queue];
-        queue.due.insert(due, index);
+        let queue = &mut self.queues.list[queue_index];
+        queue.due.enter(&mut self.waiting, queue_index, index, due);
         let tickets = &self.tickets;
         queue
             .pool
@@ -455,14 +451,16 @@ impl Matcher {
 
     /// A ticket's end: its players are free, it stays readable for a while.
     pub(crate) fn end_ticket(&mut self, index: u32, state: State, reason: &str, notices: &mut Notices) {
-        self.leave_pool(index);
+        if self.tickets[index].place.is_some() {
+            let compiled = self.queues.list[self.tickets[index].queue].rules();
+            self.leave_pool(index, &compiled);
+        }
         self.change_ticket(index, state, reason);
         if state != State::Matched {
             self.tell_ticket(index, notices);
         }
         self.live_tickets -= 1;
         let ticket = &mut self.tickets[index];
-        ticket.facts = Facts::default();
         let mut players: SmallVec<[u32; 8]> = SmallVec::new();
         for player in &mut ticket.players {
             players.push(std::mem::replace(&mut player.player, NONE));
@@ -478,9 +476,12 @@ impl Matcher {
         }
     }
 
-    /// Forgets ended tickets whose time is over.
+    /// Forgets ended tickets whose time is over, a bounded number of them.
     pub(crate) fn forget_tickets(&mut self) {
-        while self.ended_tickets.front().is_some_and(|(until, _)| *until <= self.now) {
+        for _ in 0..FORGOTTEN_PER_INPUT {
+            if self.ended_tickets.front().is_none_or(|(until, _)| *until > self.now) {
+                return;
+            }
             self.forget_ticket();
         }
     }
@@ -495,7 +496,7 @@ impl Matcher {
         let ticket = &mut self.tickets[index];
         ticket.rev += 1;
         ticket.state = state;
-        ticket.reason = Text::from_slice(reason.as_bytes());
+        ticket.reason = Box::from(reason.as_bytes());
     }
 
     /// Tells the servers of a live ticket's players how it stands.
@@ -533,7 +534,8 @@ impl Matcher {
     }
 
     fn shrink(&mut self, index: u32, player: u32, notices: &mut Notices) {
-        self.leave_pool(index);
+        let compiled = self.queues.list[self.tickets[index].queue].rules();
+        self.leave_pool(index, &compiled);
         self.tickets[index].players.retain(|member| member.player != player);
         self.people.players[player].tickets.retain(|ticket| *ticket != index);
         self.recheck(index, notices);

@@ -8,8 +8,10 @@ use crate::info::Text;
 #[derive(Clone, Debug)]
 pub(crate) struct Compiled {
     pub(crate) set: RuleSet,
-    /// Declared keys in order of name, then those of the rating.
+    /// Declared keys: numbers in order of name, those of the rating, then all others.
     pub(crate) keys: Vec<String>,
+    /// How many of them are numbers.
+    pub(crate) numbers: usize,
     /// The number that tickets are ordered by.
     pub(crate) main: Option<usize>,
     /// Keys that split the pool however long a ticket waits.
@@ -18,7 +20,9 @@ pub(crate) struct Compiled {
     pub(crate) levels: Vec<Level>,
     /// Sides by name, `count` spelled out; their largest sizes.
     pub(crate) sides: Vec<(String, u32)>,
-    /// Whether any rule but those on the main number and latency looks at pairs.
+    /// Whether players are kept from those whom they avoid.
+    pub(crate) avoids: bool,
+    /// Whether any rule but that and those on the main number and latency looks at pairs.
     pub(crate) other_pair_rules: bool,
 }
 
@@ -70,22 +74,28 @@ impl Compiled {
     /// # Errors
     /// As [`RuleSet::levels`].
     pub(crate) fn new(set: RuleSet) -> Result<Compiled, RuleProblem> {
-        let mut keys: Vec<String> = set.attributes.keys().cloned().collect();
+        let declared = |numbers: bool| {
+            let of_kind =
+                set.attributes.iter().filter(move |(_, a)| (a.kind == AttributeKind::Number) == numbers);
+            of_kind.map(|(key, _)| key.clone())
+        };
+        let mut keys: Vec<String> = declared(true).collect();
         if set.rating.is_some() {
             keys.extend(["skill".to_owned(), "skill_dev".to_owned()]);
         }
+        let numbers = keys.len();
+        keys.extend(declared(false));
         let number_of = |key: &str| keys.iter().position(|known| known == key).unwrap_or(usize::MAX);
         let is_hard = |rule: &&Rule, kind: RuleKind| rule.kind == kind && rule.weight.is_none();
         let key_of = |kind: RuleKind| {
             let rule = set.rules.iter().find(|rule| is_hard(rule, kind));
             rule.and_then(|rule| rule.key.as_deref()).map(number_of)
         };
-        let declared = set.attributes.iter().find(|(_, attribute)| attribute.kind == AttributeKind::Number);
         let main = [RuleKind::Near, RuleKind::Spread, RuleKind::Balance]
             .into_iter()
             .find_map(key_of)
             .or_else(|| set.rating.as_ref().map(|_| number_of("skill")))
-            .or_else(|| declared.map(|(key, _)| number_of(key)));
+            .or_else(|| (numbers > 0).then_some(0));
         let levels = set.levels()?;
         let last = &levels[levels.len() - 1].1.partition;
         let partition: Vec<usize> = last.iter().map(|key| number_of(key)).collect();
@@ -101,11 +111,12 @@ impl Compiled {
                     matches!(rule.kind, RuleKind::Near) && rule.key.as_deref().map(number_of) == main;
                 let pair = matches!(
                     rule.kind,
-                    RuleKind::Near | RuleKind::Spread | RuleKind::Equal | RuleKind::Differ | RuleKind::Avoid
+                    RuleKind::Near | RuleKind::Spread | RuleKind::Equal | RuleKind::Differ
                 );
                 rule.weight.is_none() && pair && !by_main
             });
-        Ok(Compiled { set, keys, main, partition, levels, sides, other_pair_rules })
+        let avoids = set.rules.iter().any(|rule| is_hard(&rule, RuleKind::Avoid));
+        Ok(Compiled { keys, numbers, main, partition, levels, sides, avoids, other_pair_rules, set })
     }
 
     /// The number of a declared key.

@@ -85,23 +85,25 @@ pub(crate) struct Estimates {
 }
 
 impl Estimates {
-    /// A ticket of `kind` was matched after `waited` ms.
-    pub(crate) fn record(&mut self, now: u64, kind: Kind, waited: u64) {
+    /// Some tickets of `kind` were matched after `waited` ms.
+    pub(crate) fn record(&mut self, now: u64, kind: Kind, waited: u64, tickets: u32) {
         let (mut bucket, mut bound) = (0, FIRST_MS);
         while bound < waited as f64 && bucket < BUCKETS - 1 {
             bound *= GROWTH;
             bucket += 1;
         }
-        let mut kinds = kind.coarser().to_vec();
-        kinds.dedup();
-        for kind in kinds {
+        let kinds = kind.coarser();
+        for (at, kind) in kinds.into_iter().enumerate() {
+            if at > 0 && kinds[at - 1] == kind {
+                continue;
+            }
             if self.kinds.len() >= KINDS_MAX && !self.kinds.contains_key(&kind) {
                 continue;
             }
             let fresh = || Histogram { weights: vec![0.0; BUCKETS], at_step: now / STEP_MS };
             let histogram = self.kinds.entry(kind).or_insert_with(fresh);
             histogram.decay(now);
-            histogram.weights[bucket] += 1.0;
+            histogram.weights[bucket] += f64::from(tickets);
         }
     }
 
@@ -132,7 +134,7 @@ mod tests {
         let mut estimates = Estimates::default();
         let solo = Kind { region: Some(1), skill: Some(2), size: Some(1) };
         for index in 0..100 {
-            estimates.record(0, solo, if index < 60 { 1_000 } else { 9_000 });
+            estimates.record(0, solo, if index < 60 { 1_000 } else { 9_000 }, 1);
         }
         let (p50, p90) = estimates.of(0, Kind { size: Some(5), ..solo }).unwrap();
         assert!((800..1_300).contains(&p50) && (7_500..12_000).contains(&p90), "{p50} {p90}");

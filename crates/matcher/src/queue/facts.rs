@@ -52,7 +52,7 @@ pub(crate) struct Facts {
     pub(crate) players: SmallVec<[PlayerFacts; 1]>,
     /// How many players: those listed, or those of a match that a backfill stands for.
     pub(crate) size: u32,
-    /// The party's value by key; not a number where it has none.
+    /// The party's value by key, of those that are numbers; not a number where it has none.
     pub(crate) values: SmallVec<[f64; 4]>,
     /// By the queue's regions.
     pub(crate) pings: SmallVec<[Ping; 4]>,
@@ -90,6 +90,11 @@ impl Facts {
         mask
     }
 
+    /// Whether anybody of the party would rather not meet somebody.
+    pub(crate) fn avoids(&self) -> bool {
+        self.players.iter().any(|player| !player.avoid.is_empty())
+    }
+
     /// Players of a running match have no latency but in the region that it is played in, where they count as there.
     pub(crate) fn plays_in(&mut self, region: Option<u16>, regions: usize) {
         let here = |at: usize| region.is_none_or(|region| usize::from(region) == at);
@@ -114,7 +119,7 @@ impl Compiled {
         for player in party {
             facts.players.push(self.player(player)?);
         }
-        for key in 0..self.keys.len() {
+        for key in 0..self.numbers {
             facts.values.push(self.party_value(&facts.players, key));
         }
         facts.pings = pings(party, regions)?;

@@ -7,8 +7,10 @@
 
 mod check;
 mod compiled;
+mod due;
 mod estimate;
 mod facts;
+mod order;
 mod pool;
 mod positions;
 mod rules;
@@ -16,7 +18,6 @@ mod ruleset;
 mod search;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub(crate) use compiled::Compiled;
+pub(crate) use due::{Due, Waiting};
 pub(crate) use estimate::{Estimates, Kind};
 pub(crate) use facts::{Facts, PlayerFacts, PlayerInput};
 pub(crate) use pool::{Anchor, Key, Partition, Pool, number, ordered};
@@ -152,63 +154,6 @@ pub(crate) struct Slice {
     queue: u32,
     /// Whether the tick ended with it.
     ended: bool,
-}
-
-/// When tickets relax or time out, in order of time. Entries of tickets that left stay until their time, or until half of
-/// all are such: then every ticket that leaves has a few looked through.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Due {
-    all: BTreeSet<(u64, u32)>,
-    /// About how many are of tickets that left.
-    left: usize,
-    /// The last that was looked through.
-    seen: (u64, u32),
-}
-
-/// Entries below which those of tickets that left are no burden.
-const DUE_MIN: usize = 1_024;
-/// Entries looked through at a time: more than half of them go, so there are never many more.
-const DUE_SWEEP: usize = 3;
-
-impl Due {
-    pub(crate) fn insert(&mut self, at: u64, ticket: u32) {
-        // A ticket that left and came back finds its entry again.
-        if !self.all.insert((at, ticket)) {
-            self.left = self.left.saturating_sub(1);
-        }
-    }
-
-    /// A ticket left the queue, which this is of.
-    pub(crate) fn leave(&mut self, tickets: &Slab<Ticket>, queue: u32) {
-        self.left += 1;
-        if self.left <= DUE_MIN.max(self.all.len() / 2) {
-            return;
-        }
-        for _ in 0..DUE_SWEEP {
-            let next = self.all.range((Excluded(self.seen), Unbounded)).next().copied();
-            self.seen = next.unwrap_or_default();
-            if let Some((at, ticket)) = next
-                && !is_due(tickets, queue, ticket, at)
-            {
-                self.all.remove(&self.seen);
-                self.left = self.left.saturating_sub(1);
-            }
-        }
-    }
-
-    fn first(&self) -> Option<(u64, u32)> {
-        self.all.first().copied()
-    }
-
-    fn pop(&mut self, now: u64) -> Option<(u64, u32)> {
-        self.first().filter(|(at, _)| *at <= now)?;
-        self.all.pop_first()
-    }
-}
-
-fn is_due(tickets: &Slab<Ticket>, queue: u32, index: u32, at: u64) -> bool {
-    let waits = |ticket: &Ticket| ticket.queue == queue && ticket.place.is_some() && ticket.due == at;
-    tickets.get(index).is_some_and(waits)
 }
 
 /// What a queue has done since it was made.
@@ -366,8 +311,9 @@ impl Matcher {
             self.stop_backfill_of(backfill, "stopped", notices);
         }
         let waiting: Vec<u32> = self.searching_tickets(index);
+        let before = self.queues.list[index].rules();
         for ticket in &waiting {
-            self.leave_pool(*ticket);
+            self.leave_pool(*ticket, &before);
         }
         let queue = &mut self.queues.list[index];
         (queue.source, queue.compiled, queue.mode) = (rules.source.clone(), Some(compiled), mode);
@@ -382,7 +328,7 @@ impl Matcher {
     pub(crate) fn searching_tickets(&self, queue: u32) -> Vec<u32> {
         let partitions = self.queues.list[queue].pool.partitions.iter();
         let mut all: Vec<u32> =
-            partitions.flat_map(|(_, part)| part.index.keys().map(|(_, ticket)| *ticket)).collect();
+            partitions.flat_map(|(_, part)| part.order.iter().map(|((_, ticket), _)| *ticket)).collect();
         all.sort_unstable();
         all
     }
@@ -395,7 +341,7 @@ impl Matcher {
             return;
         }
         let tick = queue.rules().set.tick_ms;
-        let due = queue.due.first().map(|(at, _)| at.max(now));
+        let due = queue.due.first().map(|at| at.max(now));
         let wanted = if queue.pool.dirty.is_empty() { due } else { Some(now) };
         let Some(wanted) = wanted else { return };
         let at = (wanted / tick + 1) * tick;
@@ -434,11 +380,9 @@ impl Matcher {
         let mut steps = 0;
         while steps < SLICE_STEPS {
             let queue = &mut self.queues.list[index];
-            if let Some((at, ticket)) = queue.due.pop(tick_now) {
-                if is_due(&self.tickets, index, ticket, at) {
+            if let Some((at, ticket)) = queue.due.pop(&mut self.waiting, index, tick_now) {
+                if let Some(ticket) = ticket {
                     self.ticket_is_due(ticket, at, &compiled, notices);
-                } else {
-                    queue.due.left = queue.due.left.saturating_sub(1);
                 }
                 steps += ANCHOR_STEPS;
                 continue;
@@ -502,10 +446,15 @@ impl Matcher {
             };
             (backfill.partition, backfill.start(compiled, self.now))
         } else {
-            let here = |ticket: &&Ticket| ticket.queue == index && ticket.anchor(anchor.index) == anchor;
-            let ticket = tickets.get(anchor.index).filter(here);
+            if !self.waiting.searches(anchor.index, index) {
+                return 0;
+            }
+            // Another may have its number by now.
+            let ticket = tickets.get(anchor.index).filter(|ticket| ticket.anchor(anchor.index) == anchor);
             let Some(place) = ticket.and_then(|ticket| ticket.place) else { return 0 };
-            let hot = queue.pool.partitions[place.partition].index[&place.key];
+            let Some(hot) = queue.pool.partitions[place.partition].order.get(place.key).copied() else {
+                return 0;
+            };
             let open = compiled.sides.iter().map(|(_, max)| *max).collect();
             let start = Start { key: place.key, hot, ticket: Some(anchor.index), fixed: Vec::new(), open };
             (place.partition, start)

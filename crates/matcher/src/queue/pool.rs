@@ -1,12 +1,12 @@
 //! Tickets that search: ordered by the main number, so that a search looks at near ones only.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound::{Excluded, Unbounded};
 
 use serde::{Deserialize, Serialize};
 
 use super::compiled::Compiled;
 use super::facts::Facts;
+use super::order::Order;
 use super::ruleset::Clock;
 use crate::info::Text;
 use crate::slab::Slab;
@@ -23,6 +23,8 @@ pub(crate) struct Hot {
     pub(crate) idle: bool,
     /// That search ended at its limit, so that what leaves may bring others into its reach.
     pub(crate) cut: bool,
+    /// Somebody of it avoids somebody.
+    pub(crate) avoids: bool,
     /// Regions that it can play in.
     pub(crate) mask: u64,
 }
@@ -43,7 +45,7 @@ pub(crate) struct Anchor {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Partition {
     pub(crate) key: Vec<Text>,
-    pub(crate) index: BTreeMap<Key, Hot>,
+    pub(crate) order: Order,
     idle: u32,
     cuts: u32,
     /// Tickets by priority.
@@ -84,7 +86,7 @@ impl Compiled {
             if self.set.expand_clock == Clock::Oldest { self.levels.len() - 1 } else { usize::from(level) };
         let max_ms = self.levels[widest].max_ms;
         let mask = if max_ms.is_finite() { facts.regions_within(max_ms) } else { u64::MAX };
-        Hot { size: facts.size as u8, level, idle: false, cut: false, mask }
+        Hot { size: facts.size as u8, level, idle: false, cut: false, avoids: facts.avoids(), mask }
     }
 
     /// How far a party of a level may be from another of the match.
@@ -115,7 +117,7 @@ impl Pool {
 
     /// Forgets a partition that nothing is in.
     pub(crate) fn release(&mut self, partition: u32) {
-        let empty = self.partitions.get(partition).is_some_and(|p| p.index.is_empty() && p.backfills == 0);
+        let empty = self.partitions.get(partition).is_some_and(|p| p.order.is_empty() && p.backfills == 0);
         if empty && let Some(gone) = self.partitions.remove(partition) {
             self.by_key.remove(&gone.key);
         }
@@ -132,7 +134,7 @@ impl Pool {
         anchor_of: impl Fn(u32) -> Anchor,
     ) {
         let part = &mut self.partitions[partition];
-        part.index.insert(key, hot);
+        part.order.insert(key, hot);
         part.arrivals += 1;
         *part.ranks.entry(anchor.rank).or_default() += 1;
         *part.sizes.entry(hot.size).or_default() += 1;
@@ -157,7 +159,7 @@ impl Pool {
         let value = number(key.0);
         let dirty = &mut self.dirty;
         let (idle, cuts) = (&mut part.idle, &mut part.cuts);
-        let mut look = |found: &Key, other: &mut Hot| {
+        let mut look = |(found, other): &mut (Key, Hot)| {
             if other.idle && compiled.eligible(hot, other, (number(found.0) - value).abs()) {
                 *idle -= 1;
                 *cuts -= u32::from(other.cut);
@@ -167,18 +169,9 @@ impl Pool {
         };
         let reach = compiled.set.scan_limit * VISITS_PER_STEP;
         let far = compiled.reach(hot.level);
-        for (found, other) in part.index.range_mut(..key).rev().take(reach) {
-            if value - number(found.0) > far {
-                break;
-            }
-            look(found, other);
-        }
-        for (found, other) in part.index.range_mut((Excluded(key), Unbounded)).take(reach) {
-            if number(found.0) - value > far {
-                break;
-            }
-            look(found, other);
-        }
+        let is_near = |found: &&mut (Key, Hot)| (number(found.0.0) - value).abs() <= far;
+        part.order.before_mut(key).take(reach).take_while(is_near).for_each(&mut look);
+        part.order.after_mut(key).take(reach).take_while(is_near).for_each(&mut look);
     }
 
     /// A ticket's level grew.
@@ -192,11 +185,13 @@ impl Pool {
         anchor_of: impl Fn(u32) -> Anchor,
     ) {
         let part = &mut self.partitions[partition];
-        if let Some(hot) = part.index.get_mut(&key) {
+        if let Some(hot) = part.order.get_mut(key) {
             part.idle -= u32::from(hot.idle);
             part.cuts -= u32::from(hot.cut);
+            if hot.idle {
+                self.dirty.insert(anchor);
+            }
             *hot = fresh;
-            self.dirty.insert(anchor);
             self.wake(compiled, partition, key, &fresh, anchor_of);
         }
     }
@@ -204,7 +199,7 @@ impl Pool {
     /// Notes that a ticket as an anchor found nothing.
     pub(crate) fn rest(&mut self, partition: u32, key: Key, cut: bool) {
         let part = &mut self.partitions[partition];
-        if let Some(hot) = part.index.get_mut(&key)
+        if let Some(hot) = part.order.get_mut(key)
             && !hot.idle
         {
             (hot.idle, hot.cut) = (true, cut);
@@ -223,7 +218,7 @@ impl Pool {
         anchor_of: impl Fn(u32) -> Anchor,
     ) {
         let part = &mut self.partitions[partition];
-        let Some(hot) = part.index.remove(&key) else { return };
+        let Some(hot) = part.order.remove(key) else { return };
         self.size -= 1;
         part.idle -= u32::from(hot.idle);
         part.cuts -= u32::from(hot.cut);
@@ -233,7 +228,7 @@ impl Pool {
             let reach = compiled.set.scan_limit * VISITS_PER_STEP;
             let dirty = &mut self.dirty;
             let (idle, cuts) = (&mut part.idle, &mut part.cuts);
-            let mut look = |(found, other): (&Key, &mut Hot)| {
+            let mut look = |(found, other): &mut (Key, Hot)| {
                 if other.cut {
                     (other.idle, other.cut) = (false, false);
                     *idle -= 1;
@@ -241,8 +236,8 @@ impl Pool {
                     dirty.insert(anchor_of(found.1));
                 }
             };
-            part.index.range_mut(..key).rev().take(reach).for_each(&mut look);
-            part.index.range_mut((Excluded(key), Unbounded)).take(reach).for_each(&mut look);
+            part.order.before_mut(key).take(reach).for_each(&mut look);
+            part.order.after_mut(key).take(reach).for_each(&mut look);
         }
         self.release(partition);
     }

@@ -1,7 +1,5 @@
 //! Filling a match around an anchor: near tickets first, then sides by size, then exchanges for balance.
 
-use std::ops::Bound::{Excluded, Unbounded};
-
 use smallvec::SmallVec;
 
 use super::compiled::Compiled;
@@ -132,9 +130,9 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
 
     /// The nearest tickets that the anchor may meet, in order of distance.
     fn gather(&mut self, start: &Start<'a>, limit: usize, found: &mut Vec<Candidate>) {
-        let index = &self.partition.index;
-        let mut left = index.range(..start.key).rev().peekable();
-        let mut right = index.range((Excluded(start.key), Unbounded)).peekable();
+        let order = &self.partition.order;
+        let mut left = order.before(start.key).peekable();
+        let mut right = order.after(start.key).peekable();
         let anchor = number(start.key.0);
         let reach = self.compiled.reach(start.hot.level);
         let roomiest = start.open.iter().copied().max().unwrap_or(0);
@@ -196,6 +194,23 @@ struct Filler<'s, 'a, F> {
     state: State,
 }
 
+/// A party that has a place.
+#[derive(Clone, Copy, Debug)]
+struct Chosen {
+    ticket: u32,
+    value: f64,
+    size: u8,
+    level: u8,
+    side: u8,
+}
+
+impl Chosen {
+    /// By how much its side has more of the main number than it would have with another party of its size instead.
+    fn weight_over(&self, other: &Chosen) -> f64 {
+        (self.value - other.value) * f64::from(self.size)
+    }
+}
+
 #[derive(Clone, Debug)]
 struct State {
     level: u8,
@@ -206,8 +221,9 @@ struct State {
     floor: f64,
     ceiling: f64,
     mask: u64,
-    /// Ticket, its level, its side.
-    chosen: SmallVec<[(u32, u8, u8); 16]>,
+    /// Somebody of those chosen or already there avoids somebody.
+    avoids: bool,
+    chosen: SmallVec<[Chosen; 16]>,
     open: SmallVec<[u32; 4]>,
     sums: SmallVec<[f64; 4]>,
 }
@@ -224,6 +240,7 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
             floor: value - reach,
             ceiling: value + reach,
             mask: start.hot.mask,
+            avoids: start.fixed.iter().flatten().any(|facts| facts.avoids()),
             chosen: SmallVec::new(),
             open: SmallVec::from_slice(&start.open),
             sums: SmallVec::from_elem(0.0, start.open.len()),
@@ -257,7 +274,7 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
                     candidates.iter().partition(|candidate| large(&candidate.hot));
                 if anchor_is_large {
                     // One for each other side, before the small ones take the places.
-                    let own = usize::from(self.state.chosen[0].2);
+                    let own = usize::from(self.state.chosen[0].side);
                     for side in (0..sides).filter(|side| *side != own) {
                         large.iter().find(|candidate| self.add(candidate, Some(side)))?;
                     }
@@ -286,7 +303,7 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
     /// Adds a party of a size to each side from the `from`th on, or to none.
     fn add_even(&mut self, size: u32, candidates: &[Candidate], from: usize) -> Option<()> {
         let before = self.state.clone();
-        let anchor = if from == 1 { usize::from(self.state.chosen[0].2) } else { usize::MAX };
+        let anchor = if from == 1 { usize::from(self.state.chosen[0].side) } else { usize::MAX };
         for side in (0..self.state.open.len()).filter(|side| *side != anchor) {
             let found = candidates
                 .iter()
@@ -309,7 +326,7 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
             Some(side) => fits(side, &self.state.open),
             None => self.state.open.iter().any(|open| *open >= size),
         };
-        if !has_room || self.state.chosen.iter().any(|(ticket, ..)| *ticket == candidate.ticket) {
+        if !has_room || self.state.chosen.iter().any(|other| other.ticket == candidate.ticket) {
             return false;
         }
         let level = compiled.join_levels(self.state.level, candidate.hot.level);
@@ -328,7 +345,8 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
             return false;
         }
         let Some(mask) = self.mask_with(candidate, level) else { return false };
-        if compiled.other_pair_rules && !self.meets_all(candidate) {
+        let avoids = compiled.avoids && (self.state.avoids || candidate.hot.avoids);
+        if (avoids || compiled.other_pair_rules) && !self.meets_all(candidate) {
             return false;
         }
         let Some(side) = side.filter(|side| self.suits(*side, candidate)).or_else(|| match side {
@@ -348,8 +366,7 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
     fn meets_all(&self, candidate: &Candidate) -> bool {
         let own = ((self.search.facts)(candidate.ticket).0, candidate.hot.level);
         let fixed = self.start.fixed.iter().flatten().map(|facts| (*facts, self.start.hot.level));
-        let chosen =
-            self.state.chosen.iter().map(|(ticket, level, _)| ((self.search.facts)(*ticket).0, *level));
+        let chosen = self.state.chosen.iter().map(|other| ((self.search.facts)(other.ticket).0, other.level));
         fixed.chain(chosen).all(|other| self.search.compiled.may_meet(own, other))
     }
 
@@ -371,8 +388,8 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
             for facts in self.start.fixed.iter().flatten() {
                 mask &= facts.regions_within(max_ms);
             }
-            for (ticket, ..) in &self.state.chosen {
-                mask &= (self.search.facts)(*ticket).0.regions_within(max_ms);
+            for other in &self.state.chosen {
+                mask &= (self.search.facts)(other.ticket).0.regions_within(max_ms);
             }
         }
         (mask != 0).then_some(mask)
@@ -413,14 +430,16 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
 
     fn players_of(&self, side: usize) -> impl Iterator<Item = &'a PlayerFacts> {
         let fixed = self.start.fixed.get(side).into_iter().flatten().copied();
-        let chosen = self.state.chosen.iter().filter(move |(.., at)| usize::from(*at) == side);
+        let chosen = self.state.chosen.iter().filter(move |other| usize::from(other.side) == side);
         let facts = self.search.facts;
-        fixed.chain(chosen.map(move |(ticket, ..)| facts(*ticket).0)).flat_map(|facts| &facts.players)
+        fixed.chain(chosen.map(move |other| facts(other.ticket).0)).flat_map(|facts| &facts.players)
     }
 
     fn place(&mut self, candidate: &Candidate, side: usize) {
         let state = &mut self.state;
-        state.chosen.push((candidate.ticket, candidate.hot.level, side as u8));
+        let Candidate { ticket, value, hot } = *candidate;
+        state.chosen.push(Chosen { ticket, value, size: hot.size, level: hot.level, side: side as u8 });
+        state.avoids |= hot.avoids;
         state.open[side] -= u32::from(candidate.hot.size);
         state.sums[side] += candidate.value * f64::from(candidate.hot.size);
     }
@@ -447,10 +466,11 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
         if grade.quality < level.quality_min {
             return None;
         }
-        let mut tickets = vec![Vec::new(); self.state.open.len()];
-        for (ticket, _, side) in &self.state.chosen {
-            tickets[usize::from(*side)].push(*ticket);
-        }
+        let of_side = |side: usize| {
+            let chosen = self.state.chosen.iter().filter(move |other| usize::from(other.side) == side);
+            chosen.map(|other| other.ticket).collect()
+        };
+        let tickets = (0..self.state.open.len()).map(of_side).collect();
         Some(Filling {
             sides: tickets,
             level: self.state.level,
@@ -461,8 +481,8 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
 
     fn keeps_policy(&self, policy: PartyPolicy) -> bool {
         let of_side = |side: usize| {
-            let parties = self.state.chosen.iter().filter(move |(.., at)| usize::from(*at) == side);
-            parties.map(|(ticket, ..)| (self.search.facts)(*ticket).0.size)
+            let parties = self.state.chosen.iter().filter(move |other| usize::from(other.side) == side);
+            parties.map(|other| u32::from(other.size))
         };
         let sides = 0..self.state.open.len();
         match policy {
@@ -490,8 +510,8 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
         for (side, fixed) in self.start.fixed.iter().enumerate() {
             sides[side].extend(fixed.iter().map(|facts| (*facts, self.start.hot.level)));
         }
-        for (ticket, level, side) in &self.state.chosen {
-            sides[usize::from(*side)].push(((self.search.facts)(*ticket).0, *level));
+        for other in &self.state.chosen {
+            sides[usize::from(other.side)].push(((self.search.facts)(other.ticket).0, other.level));
         }
         sides
     }
@@ -499,31 +519,23 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
     /// Exchanges equal-sized parties between sides while their means in the main number come closer.
     fn exchange(&mut self) {
         let compiled = self.search.compiled;
-        let Some(main) = compiled.main.filter(|_| self.state.open.len() > 1) else { return };
-        let parties: SmallVec<[(f64, u32); 16]> = self
-            .state
-            .chosen
-            .iter()
-            .map(|(ticket, ..)| {
-                let facts = (self.search.facts)(*ticket).0;
-                let value = facts.value(main);
-                (if value.is_nan() { 0.0 } else { value }, facts.size)
-            })
-            .collect();
+        if compiled.main.is_none() || self.state.open.len() < 2 {
+            return;
+        }
         let mut counts: SmallVec<[f64; 4]> = SmallVec::new();
         for side in 0..self.state.open.len() {
             let fixed: u32 = self.start.fixed.get(side).into_iter().flatten().map(|facts| facts.size).sum();
             counts.push(f64::from(fixed + self.start.open[side] - self.state.open[side]).max(1.0));
         }
         for _ in 0..EXCHANGES_MAX {
-            let Some((a, b)) = self.best_exchange(&parties, &counts) else { return };
-            let (from, to) = (self.state.chosen[a].2, self.state.chosen[b].2);
-            let moved = (parties[a].0 - parties[b].0) * f64::from(parties[a].1);
+            let Some((a, b)) = self.best_exchange(&counts) else { return };
+            let (one, two) = (self.state.chosen[a], self.state.chosen[b]);
+            let (from, to, moved) = (one.side, two.side, one.weight_over(&two));
             self.state.sums[usize::from(from)] -= moved;
             self.state.sums[usize::from(to)] += moved;
-            (self.state.chosen[a].2, self.state.chosen[b].2) = (to, from);
+            (self.state.chosen[a].side, self.state.chosen[b].side) = (to, from);
             if !compiled.set.positions.is_empty() && !self.all_assigned() {
-                (self.state.chosen[a].2, self.state.chosen[b].2) = (from, to);
+                (self.state.chosen[a].side, self.state.chosen[b].side) = (from, to);
                 self.state.sums[usize::from(from)] += moved;
                 self.state.sums[usize::from(to)] -= moved;
                 return;
@@ -532,16 +544,16 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
     }
 
     /// The exchange that brings two sides closest, if any brings them closer.
-    fn best_exchange(&self, parties: &[(f64, u32)], counts: &[f64]) -> Option<(usize, usize)> {
+    fn best_exchange(&self, counts: &[f64]) -> Option<(usize, usize)> {
         let (chosen, sums) = (&self.state.chosen, &self.state.sums);
         let mut best: Option<(f64, usize, usize)> = None;
-        for a in 0..chosen.len() {
-            for b in a + 1..chosen.len() {
-                let (one, two) = (usize::from(chosen[a].2), usize::from(chosen[b].2));
-                if one == two || parties[a].1 != parties[b].1 {
+        for (a, first) in chosen.iter().enumerate() {
+            for (b, second) in chosen.iter().enumerate().skip(a + 1) {
+                if first.side == second.side || first.size != second.size {
                     continue;
                 }
-                let moved = (parties[a].0 - parties[b].0) * f64::from(parties[a].1);
+                let (one, two) = (usize::from(first.side), usize::from(second.side));
+                let moved = first.weight_over(second);
                 let before = (sums[one] / counts[one] - sums[two] / counts[two]).abs();
                 let after = ((sums[one] - moved) / counts[one] - (sums[two] + moved) / counts[two]).abs();
                 let gain = before - after;

@@ -1,0 +1,119 @@
+//! Cost of a tick over 100,000 searching tickets: matching, rooms, seats and notices, without sessions and sockets.
+//!
+//! `cargo bench -p throng-matcher`; `cargo test -p throng-matcher --benches` runs each once.
+
+use divan::Bencher;
+use throng_matcher::{Caller, Config, Matcher, Notices, QueueRules, Scope};
+use throng_stdx::Rng;
+use throng_wire::matcher::{Method, Status, Writer};
+
+/// As the binary has it.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const TICKETS: u64 = 100_000;
+const START_MS: u64 = 1_700_000_000_000;
+const TICK_MS: u64 = 10_000;
+/// When the queue is filled: none of its tickets relaxes before the tick.
+const FILLED_MS: u64 = START_MS + 3_000;
+
+fn main() {
+    divan::main();
+}
+
+/// A ranked five against five, without asking.
+fn rules(expand: &str) -> String {
+    format!(
+        r#"{{"name": "q", "tick_ms": {TICK_MS}, "updates_s": 0, "seat_ttl_s": 30,
+            "sides": [{{"name": "red", "min": 5, "max": 5}}, {{"name": "blue", "min": 5, "max": 5}}],
+            "attributes": {{"skill": {{"type": "number"}}, "build": {{"type": "string"}},
+                            "mode": {{"type": "string"}}, "level": {{"type": "number"}},
+                            "platform": {{"type": "string"}}}},
+            "partition": ["build", "mode"], "party": {{"policy": "large_vs_large"}},
+            "rules": [{{"name": "skill", "type": "near", "key": "skill", "max": 4}},
+                      {{"name": "fair", "type": "balance", "key": "skill", "agg": "mean", "max": 1.5}},
+                      {{"name": "ping", "type": "latency", "max_ms": 60}}, {{"name": "foes", "type": "avoid"}}]
+            {expand}}}"#
+    )
+}
+
+const RELAXING: &str = r#", "expand": [
+    {"target": "rules.skill.max", "steps": [{"after_s": 10, "value": 6}, {"after_s": 30, "value": 10},
+                                            {"after_s": 60, "value": 16}]},
+    {"target": "rules.fair.max", "steps": [{"after_s": 60, "value": 3}]},
+    {"target": "rules.ping.max_ms", "steps": [{"after_s": 20, "value": 90}, {"after_s": 60, "value": 150}]},
+    {"target": "party.policy", "steps": [{"after_s": 45, "value": "any"}]}]"#;
+
+/// A party of a size, everybody near one region.
+fn ticket(rng: &mut Rng, number: u64, size: u64) -> Vec<u8> {
+    let skill = format!("{:.3}", 25.0 + 8.0 * (rng.f64() + rng.f64() + rng.f64() - 1.5));
+    let attr = |key: &str, json: &str| Writer::new().str(1, key).str(2, json);
+    let ping = |region: &str, ms: f64| Writer::new().str(1, region).f64(2, ms);
+    let party = (0..size).map(|member| {
+        Writer::new()
+            .str(1, &format!("p{}", number * size + member))
+            .nested(3, attr("skill", &skill))
+            .nested(3, attr("build", "\"1.0\""))
+            .nested(3, attr("mode", "\"ranked\""))
+            .nested(3, attr("level", "12"))
+            .nested(3, attr("platform", "\"pc\""))
+            .nested(4, ping("eu", 20.0 + 20.0 * rng.f64()))
+            .nested(4, ping("us", 110.0))
+            .nested(4, ping("as", 180.0))
+    });
+    party.fold(Writer::new().str(1, "q"), |body, player| body.nested(2, player)).into_bytes()
+}
+
+fn filled(expand: &str, size: u64) -> (Matcher, Notices) {
+    let queue = QueueRules::parse(rules(expand).as_bytes()).unwrap();
+    let mut matcher = Matcher::new(Config { queues: vec![queue], ..Config::default() }, [9; 32], START_MS);
+    let (mut rng, mut notices, mut answer) = (Rng::new(1), Notices::default(), Vec::new());
+    for number in 0..TICKETS {
+        answer.clear();
+        let caller = Caller { srv: "s", scope: Scope::Server };
+        let body = ticket(&mut rng, number, size);
+        let done = matcher.handle(FILLED_MS, caller, Method::CREATE_TICKET, &body, &mut answer, &mut notices);
+        assert_eq!(done.status(), Some(Status::Ok), "{}", String::from_utf8_lossy(&answer));
+        notices.clear();
+    }
+    (matcher, notices)
+}
+
+/// Everything that is due at a time. Returns how many slices that took.
+fn tick(matcher: &mut Matcher, notices: &mut Notices, now: u64) -> u64 {
+    let mut slices = 0;
+    while matcher.next_timeout().is_some_and(|at| at <= now) {
+        matcher.handle_timeout(now, notices);
+        notices.clear();
+        slices += 1;
+    }
+    slices
+}
+
+#[divan::bench(sample_count = 10, sample_size = 1)]
+fn most_can_be_matched(bencher: Bencher<'_, '_>) {
+    bencher.with_inputs(|| filled(RELAXING, 1)).bench_local_refs(|(matcher, notices)| {
+        tick(matcher, notices, START_MS + TICK_MS);
+        assert!(matcher.counts().rooms > TICKETS as usize / 11);
+    });
+}
+
+#[divan::bench(sample_count = 5, sample_size = 1)]
+fn none_can_be_matched_first(bencher: Bencher<'_, '_>) {
+    // Parties of four: no two fit on a side of five, and nobody comes to fill it.
+    bencher.with_inputs(|| filled("", 4)).bench_local_refs(|(matcher, notices)| {
+        tick(matcher, notices, START_MS + TICK_MS);
+    });
+}
+
+#[divan::bench(sample_count = 5, sample_size = 1)]
+fn none_can_be_matched_later(bencher: Bencher<'_, '_>) {
+    let input = || {
+        let (mut matcher, mut notices) = filled("", 4);
+        tick(&mut matcher, &mut notices, START_MS + TICK_MS);
+        (matcher, notices)
+    };
+    bencher.with_inputs(input).bench_local_refs(|(matcher, notices)| {
+        tick(matcher, notices, START_MS + 2 * TICK_MS);
+    });
+}

@@ -1,0 +1,175 @@
+//! When tickets of a queue relax or time out.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound::{Excluded, Unbounded};
+
+use serde::{Deserialize, Serialize};
+
+use crate::slab::NONE;
+
+/// Each ticket's entry in the list of what is due, by ticket: looking at an entry needs nothing else of the ticket, which
+/// is large and elsewhere.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Waiting(Vec<Wait>);
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Wait {
+    at: u64,
+    /// Whose list has the entry; [`NONE`] when none has.
+    queue: u32,
+    /// Whether the ticket searches; without, the entry is one that it left behind.
+    searches: bool,
+}
+
+const NO_WAIT: Wait = Wait { at: 0, queue: NONE, searches: false };
+
+impl Waiting {
+    /// A ticket searches in a queue and is due at a time. Whether it needs an entry: one that left and came back finds its
+    /// own again.
+    fn set(&mut self, ticket: u32, queue: u32, at: u64) -> bool {
+        let index = ticket as usize;
+        if self.0.len() <= index {
+            self.0.resize(index + 1, NO_WAIT);
+        }
+        let known = self.is_listed(ticket, queue, at);
+        self.0[index] = Wait { at, queue, searches: true };
+        !known
+    }
+
+    fn is_listed(&self, ticket: u32, queue: u32, at: u64) -> bool {
+        self.0.get(ticket as usize).is_some_and(|own| (own.at, own.queue) == (at, queue))
+    }
+
+    /// Whether a ticket searches in a queue.
+    pub(crate) fn searches(&self, ticket: u32, queue: u32) -> bool {
+        self.0.get(ticket as usize).is_some_and(|own| own.searches && own.queue == queue)
+    }
+
+    /// Whether an entry is of a ticket that still searches; if not, the ticket has it no more.
+    fn keep(&mut self, ticket: u32, queue: u32, at: u64) -> bool {
+        if !self.is_listed(ticket, queue, at) {
+            return false;
+        }
+        let own = &mut self.0[ticket as usize];
+        if !own.searches {
+            *own = NO_WAIT;
+        }
+        own.searches
+    }
+}
+
+/// When tickets relax or time out, in order of time, then of coming. Entries of tickets that left stay until their time,
+/// or until half of all are such.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Due {
+    all: BTreeMap<u64, VecDeque<u32>>,
+    len: usize,
+    /// About how many are of tickets that left.
+    left: usize,
+    /// The last time that was looked through.
+    seen: u64,
+}
+
+/// Entries below which those of tickets that left are no burden.
+const LEFT_MIN: usize = 1_024;
+/// Entries looked through at a time, some 10 us: about half of them go, so that it is seldom done.
+const SWEEP: usize = 1_024;
+
+impl Due {
+    /// A ticket searches in the queue, which this is of, and relaxes or times out at a time.
+    pub(crate) fn enter(&mut self, waiting: &mut Waiting, queue: u32, ticket: u32, at: u64) {
+        if waiting.set(ticket, queue, at) {
+            self.all.entry(at).or_default().push_back(ticket);
+            self.len += 1;
+        } else {
+            self.left = self.left.saturating_sub(1);
+        }
+    }
+
+    /// A ticket does not search any more.
+    pub(crate) fn leave(&mut self, waiting: &mut Waiting, queue: u32, ticket: u32) {
+        if let Some(own) = waiting.0.get_mut(ticket as usize) {
+            own.searches = false;
+        }
+        self.left += 1;
+        if self.left > LEFT_MIN.max(self.len / 2) {
+            self.sweep(waiting, queue);
+        }
+    }
+
+    /// Drops entries of tickets that left, among some.
+    fn sweep(&mut self, waiting: &mut Waiting, queue: u32) {
+        let mut looked = 0;
+        while looked < SWEEP {
+            let Some((at, tickets)) = self.all.range_mut((Excluded(self.seen), Unbounded)).next() else {
+                self.seen = 0;
+                return;
+            };
+            let (at, before) = (*at, tickets.len());
+            tickets.retain(|ticket| waiting.keep(*ticket, queue, at));
+            let gone = before - tickets.len();
+            if tickets.is_empty() {
+                self.all.remove(&at);
+            }
+            (self.len, self.left, self.seen) = (self.len - gone, self.left.saturating_sub(gone), at);
+            looked += before;
+        }
+    }
+
+    /// When the first is due.
+    pub(crate) fn first(&self) -> Option<u64> {
+        Some(*self.all.first_key_value()?.0)
+    }
+
+    /// Takes the first entry, if it is due now: its time, and the ticket unless it left.
+    pub(crate) fn pop(&mut self, waiting: &mut Waiting, queue: u32, now: u64) -> Option<(u64, Option<u32>)> {
+        let mut first = self.all.first_entry().filter(|first| *first.key() <= now)?;
+        let (at, ticket) = (*first.key(), first.get_mut().pop_front());
+        if first.get().is_empty() {
+            first.remove();
+        }
+        self.len -= 1;
+        let ticket = ticket.filter(|ticket| waiting.keep(*ticket, queue, at));
+        if ticket.is_none() {
+            self.left = self.left.saturating_sub(1);
+        }
+        Some((at, ticket))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tickets_that_left_are_no_burden() {
+        let (mut due, mut waiting) = (Due::default(), Waiting::default());
+        for round in 0..100_000_u64 {
+            // One of a hundred stays, the others come and go.
+            let ticket = round as u32 / 100 + 1;
+            due.enter(&mut waiting, 0, ticket, 1_000_000 + round);
+            if round % 100 != 99 {
+                due.leave(&mut waiting, 0, ticket);
+            }
+        }
+        assert!(due.len < 4 * LEFT_MIN, "{} entries for 1,000 tickets", due.len);
+        let all = std::iter::from_fn(|| due.pop(&mut waiting, 0, u64::MAX)).collect::<Vec<_>>();
+        assert_eq!(all.iter().filter(|(_, ticket)| ticket.is_some()).count(), 1_000);
+        assert_eq!((due.len, due.first()), (0, None));
+    }
+
+    #[test]
+    fn the_first_due_comes_first_and_once() {
+        let (mut due, mut waiting) = (Due::default(), Waiting::default());
+        for (at, ticket) in [(20, 1), (10, 5), (20, 0), (10, 3)] {
+            due.enter(&mut waiting, 7, ticket, at);
+        }
+        due.leave(&mut waiting, 7, 5);
+        due.leave(&mut waiting, 7, 0);
+        due.enter(&mut waiting, 7, 0, 20);
+        assert!(waiting.searches(0, 7) && !waiting.searches(0, 6) && !waiting.searches(5, 7));
+        assert_eq!((due.first(), due.pop(&mut waiting, 7, 9)), (Some(10), None));
+        let order = std::iter::from_fn(|| due.pop(&mut waiting, 7, 20)).collect::<Vec<_>>();
+        assert_eq!(order, [(10, None), (10, Some(3)), (20, Some(1)), (20, Some(0))]);
+    }
+}

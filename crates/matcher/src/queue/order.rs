@@ -1,0 +1,219 @@
+//! A partition's tickets in order, in chunks: a search walks outwards through memory that lies together.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::pool::{Hot, Key};
+
+/// Most tickets of a chunk: moving half of one for an insertion costs less than finding the place.
+const CHUNK_MAX: usize = 128;
+/// Neighbouring chunks that have so few together become one.
+const MERGE_MAX: usize = CHUNK_MAX / 2;
+
+/// Sorted by key. No chunk is empty. Cost of a change or look-up: O(log n), and a chunk is moved at most.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Order {
+    /// The first key of each chunk, apart from the chunks: all of them fit into the nearest cache.
+    firsts: Vec<Key>,
+    chunks: Vec<Vec<(Key, Hot)>>,
+    len: usize,
+}
+
+impl Order {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Chunk and place where a key is, or where it would be inserted.
+    fn find(&self, key: Key) -> (usize, Result<usize, usize>) {
+        let chunk = self.firsts.partition_point(|first| *first <= key).saturating_sub(1);
+        let place =
+            self.chunks.get(chunk).map_or(Err(0), |all| all.binary_search_by_key(&key, |(key, _)| *key));
+        (chunk, place)
+    }
+
+    pub(crate) fn get(&self, key: Key) -> Option<&Hot> {
+        let (chunk, place) = self.find(key);
+        Some(&self.chunks[chunk][place.ok()?].1)
+    }
+
+    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut Hot> {
+        let (chunk, place) = self.find(key);
+        Some(&mut self.chunks[chunk][place.ok()?].1)
+    }
+
+    /// Adds a ticket that is not there.
+    pub(crate) fn insert(&mut self, key: Key, hot: Hot) {
+        let (mut chunk, place) = self.find(key);
+        let mut place = place.unwrap_or_else(|place| place);
+        self.len += 1;
+        if self.chunks.is_empty() {
+            self.firsts.push(key);
+            self.chunks.push(vec![(key, hot)]);
+            return;
+        }
+        if self.chunks[chunk].len() == CHUNK_MAX {
+            let upper = self.chunks[chunk].split_off(CHUNK_MAX / 2);
+            self.firsts.insert(chunk + 1, upper[0].0);
+            self.chunks.insert(chunk + 1, upper);
+            if place > CHUNK_MAX / 2 {
+                (chunk, place) = (chunk + 1, place - CHUNK_MAX / 2);
+            }
+        }
+        self.chunks[chunk].insert(place, (key, hot));
+        self.firsts[chunk] = self.chunks[chunk][0].0;
+    }
+
+    pub(crate) fn remove(&mut self, key: Key) -> Option<Hot> {
+        let (chunk, place) = self.find(key);
+        let (_, hot) = self.chunks.get_mut(chunk)?.remove(place.ok()?);
+        self.len -= 1;
+        let left = self.chunks[chunk].len();
+        if left == 0 {
+            self.chunks.remove(chunk);
+            self.firsts.remove(chunk);
+            return Some(hot);
+        }
+        self.firsts[chunk] = self.chunks[chunk][0].0;
+        if self.chunks.get(chunk + 1).is_some_and(|next| left + next.len() <= MERGE_MAX) {
+            let next = self.chunks.remove(chunk + 1);
+            self.firsts.remove(chunk + 1);
+            self.chunks[chunk].extend(next);
+        }
+        Some(hot)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &(Key, Hot)> {
+        self.chunks.iter().flatten()
+    }
+
+    /// Where those before a key end: chunk, and place in it.
+    fn end_before(&self, key: Key) -> (usize, usize) {
+        let (chunk, place) = self.find(key);
+        (chunk, place.unwrap_or_else(|place| place))
+    }
+
+    /// Where those after a key begin.
+    fn begin_after(&self, key: Key) -> (usize, usize) {
+        let (chunk, place) = self.find(key);
+        (chunk, place.map_or_else(|place| place, |place| place + 1))
+    }
+
+    /// Those before a key, the nearest first.
+    pub(crate) fn before(&self, key: Key) -> impl Iterator<Item = &(Key, Hot)> {
+        let (chunk, place) = self.end_before(key);
+        let own = self.chunks.get(chunk).map_or(&[][..], |all| &all[..place]);
+        own.iter().rev().chain(self.chunks[..chunk].iter().rev().flat_map(|all| all.iter().rev()))
+    }
+
+    /// Those after a key, the nearest first.
+    pub(crate) fn after(&self, key: Key) -> impl Iterator<Item = &(Key, Hot)> {
+        let (chunk, place) = self.begin_after(key);
+        let own = self.chunks.get(chunk).map_or(&[][..], |all| &all[place..]);
+        own.iter().chain(self.chunks.iter().skip(chunk + 1).flatten())
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn before_mut(&mut self, key: Key) -> impl Iterator<Item = &mut (Key, Hot)> {
+        let (chunk, place) = self.end_before(key);
+        let (lower, rest) = self.chunks.split_at_mut(chunk);
+        let own = rest.first_mut().map_or(&mut [][..], |all| &mut all[..place]);
+        own.iter_mut().rev().chain(lower.iter_mut().rev().flat_map(|all| all.iter_mut().rev()))
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn after_mut(&mut self, key: Key) -> impl Iterator<Item = &mut (Key, Hot)> {
+        let (chunk, place) = self.begin_after(key);
+        let mut rest = self.chunks[chunk..].iter_mut();
+        let own = rest.next().map_or(&mut [][..], |all| &mut all[place..]);
+        own.iter_mut().chain(rest.flatten())
+    }
+}
+
+impl FromIterator<(Key, Hot)> for Order {
+    /// Of tickets in order.
+    fn from_iter<I: IntoIterator<Item = (Key, Hot)>>(all: I) -> Order {
+        let mut order = Order::default();
+        for (key, hot) in all {
+            match order.chunks.last_mut() {
+                Some(last) if last.len() < CHUNK_MAX / 2 => last.push((key, hot)),
+                _ => {
+                    order.firsts.push(key);
+                    order.chunks.push(vec![(key, hot)]);
+                }
+            }
+            order.len += 1;
+        }
+        order
+    }
+}
+
+// How it is cut into chunks is not part of the state.
+impl Serialize for Order {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.iter().collect::<Vec<_>>().serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Order {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Order, D::Error> {
+        let mut all = Vec::<(Key, Hot)>::deserialize(deserializer)?;
+        all.sort_unstable_by_key(|(key, _)| *key);
+        all.dedup_by_key(|(key, _)| *key);
+        Ok(all.into_iter().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::ops::Bound::{Excluded, Unbounded};
+
+    use throng_stdx::Rng;
+
+    use super::*;
+
+    fn hot(mask: u64) -> Hot {
+        Hot { size: 1, level: 0, idle: false, cut: false, avoids: false, mask }
+    }
+
+    #[test]
+    fn it_does_what_an_ordered_map_does() {
+        let (mut rng, mut order, mut map) = (Rng::new(1), Order::default(), BTreeMap::new());
+        for step in 0..40_000_u64 {
+            // Grows, then shrinks, again and again; few values, so that keys also differ by ticket only.
+            let key = (rng.below(50), rng.below(40) as u32);
+            let grows = rng.chance(if step / 4_000 % 2 == 0 { 0.8 } else { 0.2 });
+            if grows && !map.contains_key(&key) {
+                order.insert(key, hot(step));
+                map.insert(key, hot(step));
+            } else if !grows {
+                assert_eq!(order.remove(key), map.remove(&key));
+            }
+            assert_eq!((order.len(), order.is_empty()), (map.len(), map.is_empty()));
+            assert_eq!(order.get(key), map.get(&key));
+            if let Some(found) = order.get_mut(key) {
+                found.mask += 1;
+                map.get_mut(&key).unwrap().mask += 1;
+            }
+            let pair = |(key, hot): (&Key, &Hot)| (*key, *hot);
+            let before: Vec<_> = map.range(..key).rev().take(9).map(pair).collect();
+            let after: Vec<_> = map.range((Excluded(key), Unbounded)).take(9).map(pair).collect();
+            assert_eq!(order.before(key).take(9).copied().collect::<Vec<_>>(), before);
+            assert_eq!(order.after(key).take(9).copied().collect::<Vec<_>>(), after);
+            assert_eq!(order.before_mut(key).take(9).map(|found| *found).collect::<Vec<_>>(), before);
+            assert_eq!(order.after_mut(key).take(9).map(|found| *found).collect::<Vec<_>>(), after);
+        }
+        let all: Vec<(Key, Hot)> = map.into_iter().collect();
+        assert_eq!(order.iter().copied().collect::<Vec<_>>(), all);
+        assert!(order.chunks.len() <= 2 * all.len().div_ceil(MERGE_MAX) + 1, "{} chunks", order.chunks.len());
+        let rebuilt: Order = all.iter().copied().collect();
+        let bytes = |order: &Order| postcard::to_extend(order, Vec::new()).unwrap();
+        assert_eq!(bytes(&order), bytes(&rebuilt), "the same state, however it is cut");
+        let read: Order = postcard::from_bytes(&bytes(&order)).unwrap();
+        assert_eq!(read.iter().copied().collect::<Vec<_>>(), all);
+    }
+}
