@@ -3,6 +3,10 @@
 //! Memory grows with what has arrived, never with what a fragment announces: the beginning of the packet lies in one
 //! buffer, and fragments that are ahead of it wait in a map. Fragments must tile the packet exactly, so neither gaps nor
 //! overlaps can reach the application.
+//!
+//! That buffer doubles while it is small. Doubling a long one would copy megabytes at once, into pages that the system has
+//! to clear first: tens of milliseconds in which nobody else is served. So once a quarter of a mebibyte has arrived, the
+//! address space of the whole packet is reserved, whose pages the system provides one by one as fragments fill them.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -97,19 +101,30 @@ impl Assembly {
             return false;
         }
         if self.front.len() + payload.len() > self.front.capacity() {
-            // Doubles, from a few fragments on, and never grows beyond what the packet needs.
-            let left = self.total as usize - self.front.len();
-            let more = self.front.len().max(FIRST_BYTES).min(left);
-            self.front.reserve_exact(more.max(payload.len()));
+            self.grow(payload.len());
         }
         self.front.extend_from_slice(payload);
         self.joined += 1;
         true
     }
+
+    /// Makes room for `len` bytes more, and never for more than the packet needs.
+    fn grow(&mut self, len: usize) {
+        let left = (self.total as usize - self.front.len()).max(len);
+        let is_long = self.front.len() >= DOUBLED_BYTES_MAX;
+        if !(is_long && self.front.try_reserve_exact(left).is_ok()) {
+            // Also where the system does not give out more address space than it has memory.
+            let more = self.front.len().max(FIRST_BYTES).max(len);
+            self.front.reserve_exact(more.min(left));
+        }
+    }
 }
 
 /// First allocation of a packet's buffer.
 const FIRST_BYTES: usize = 8 * 1024;
+/// The longest beginning that is copied to a larger buffer: 64 pages, some 100 us on a slow machine. Also what a sender
+/// must have sent to have the address space of a whole packet (32 MiB at most) reserved.
+const DOUBLED_BYTES_MAX: usize = 256 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -140,6 +155,27 @@ mod tests {
         assert_eq!(assembly.front.capacity(), 0);
         assembly.add(&fragment(1 << 20, 0, 32 << 20, 0, b"y"));
         assert_eq!(assembly.front.capacity(), FIRST_BYTES);
+    }
+
+    #[test]
+    fn a_long_packet_is_moved_only_while_it_is_short() {
+        let (part, total) = (1_024, 32 << 20);
+        let count = (total / part) as u32;
+        let payload = vec![7; part];
+        let mut assembly = Assembly::new(&fragment(count, 0, total as u32, 0, &payload));
+        let (mut capacity, mut copied) = (0, 0);
+        for index in 0..count {
+            let before = assembly.front.len();
+            let added = assembly.add(&fragment(count, index, total as u32, index * part as u32, &payload));
+            assert_eq!(added, if index + 1 == count { Added::Complete } else { Added::More });
+            if assembly.front.capacity() != capacity {
+                capacity = assembly.front.capacity();
+                copied += before;
+            }
+        }
+        assert!(copied <= 2 * DOUBLED_BYTES_MAX, "{copied} bytes were copied");
+        assert_eq!(capacity, total);
+        assert_eq!(assembly.finish().len(), total);
     }
 
     proptest! {

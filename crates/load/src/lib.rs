@@ -30,6 +30,7 @@
 //! ```
 
 pub mod arena;
+mod background;
 pub mod bare;
 pub mod case;
 pub mod chart;
