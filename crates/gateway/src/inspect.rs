@@ -276,10 +276,7 @@ impl Shard {
     #[must_use]
     pub fn interest_of(&self, conn: ConnId) -> Option<InterestView> {
         let world = self.world.as_ref()?;
-        Some(InterestView {
-            cells: world.interest_cells(conn),
-            entity: world.entity_views().find(|entity| entity.client == Some(conn)),
-        })
+        Some(InterestView { cells: world.interest_cells(conn), entity: world.avatar_view(conn) })
     }
 }
 

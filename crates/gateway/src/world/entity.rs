@@ -88,6 +88,7 @@ impl Shard {
         };
         let object = entity.object.clone();
         world.entities.insert(id, entity);
+        world.note_client(id, None);
         world.place(id, cell);
         self.board.stats.entities_created += 1;
 
@@ -265,11 +266,16 @@ impl Shard {
         world.leave_lock_group(id);
         let cell = world.entities.get(&id).and_then(|entity| entity.cell);
         world.place(id, None);
-        world.entities.remove(&id);
+        let client = world.entities.remove(&id).and_then(|entity| entity.client);
+        world.note_client(id, client);
         world.waiting.remove(&id);
         world.well_known.remove(&id);
-        if let Some((client, eye)) = world.lod.as_mut().and_then(|lod| lod.remove(id)) {
-            self.rate_everything(eye, Some(client));
+        if let Some(lod) = &mut world.lod {
+            let others = client.and_then(|client| world.avatars.get(&client));
+            let eye = lod.remove(id, others.map_or(&[], |others| others));
+            if let Some(eye) = eye {
+                self.rate_everything(eye, client);
+            }
         }
         let Some(cell) = cell else { return };
         let channel_id = self.board.config.cell_channel(cell);

@@ -42,7 +42,9 @@ impl Shard {
             let Some(plan) = self.channels.get(&id).and_then(|channel| channel.data.as_ref()) else { return };
             let locator = world.locator(&config, plan.content.plan());
             if let Some(entity) = world.entities.get_mut(&id) {
+                let before = entity.client;
                 entity.read_data(locator, update);
+                world.note_client(id, before);
             }
         }
         let Some(entity) = world.entities.get_mut(&id) else { return };

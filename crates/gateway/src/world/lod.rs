@@ -96,8 +96,9 @@ impl LodIndex {
         }
     }
 
-    /// An entity is gone. If a client looked from it that has another one, it looks from that: who, and from which.
-    pub(super) fn remove(&mut self, id: ChannelId) -> Option<(ConnId, ChannelId)> {
+    /// An entity is gone. If its client looked from it, it looks from the first of its others that has a place here:
+    /// which one.
+    pub(super) fn remove(&mut self, id: ChannelId, others: &[ChannelId]) -> Option<ChannelId> {
         let key = self.keys.remove(&id)?;
         self.leave_tile(key);
         let seen = self.entities.remove(key as usize);
@@ -106,9 +107,16 @@ impl LodIndex {
         }
         let client = seen.client.filter(|client| self.own.get(client) == Some(&key))?;
         self.own.remove(&client);
-        let (key, next) = self.entities.iter().find(|(_, other)| other.client == Some(client))?;
-        self.own.insert(client, key as u32);
-        Some((client, next.id))
+        let (next, key) = others.iter().find_map(|other| Some((*other, *self.keys.get(other)?)))?;
+        self.own.insert(client, key);
+        Some(next)
+    }
+
+    /// A client is gone, and nobody looks from its entities.
+    pub(super) fn forget_client(&mut self, client: ConnId) {
+        if let Some(key) = self.own.remove(&client) {
+            self.entities[key as usize].client = None;
+        }
     }
 
     /// Notes on one side that two entities are near, or are not.

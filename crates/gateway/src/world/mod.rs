@@ -33,6 +33,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use slab::Slab;
+use smallvec::SmallVec;
 use throng_spatial::{Cell, Interest, Point, ServerIndex};
 use throng_stdx::Instant;
 use throng_wire::channeldpb::ChannelSubscriptionOptions;
@@ -57,6 +58,8 @@ pub(crate) struct World {
     /// By cell. Empty without a grid.
     cells: Vec<CellState>,
     entities: IdMap<ChannelId, Entity>,
+    /// The entities of a client, those that became its own first in front.
+    avatars: IdMap<ConnId, SmallVec<[ChannelId; 2]>>,
     groups: Slab<BTreeSet<ChannelId>>,
     /// Entities that lie in another cell than they belong to, because a handover was refused, and since when.
     waiting: BTreeMap<ChannelId, Instant>,
@@ -133,6 +136,7 @@ impl World {
                 .map(|grid| (0..grid.cell_count()).map(|index| cell(grid, index)).collect())
                 .unwrap_or_default(),
             entities: IdMap::with_hasher(hasher),
+            avatars: IdMap::with_hasher(hasher),
             groups: Slab::new(),
             waiting: BTreeMap::new(),
             well_known: BTreeSet::new(),
@@ -146,8 +150,37 @@ impl World {
     /// A connection is gone, for good unless `keep`.
     pub(crate) fn forget_connection(&mut self, conn: ConnId, keep: bool) {
         self.interests.remove(&conn);
-        if !keep {
-            self.spatial.remove(&conn);
+        if keep {
+            return;
+        }
+        self.spatial.remove(&conn);
+        // Its id will be another's, who has no part in what it leaves behind.
+        for id in self.avatars.remove(&conn).unwrap_or_default() {
+            if let Some(entity) = self.entities.get_mut(&id) {
+                entity.client = None;
+            }
+        }
+        if let Some(lod) = &mut self.lod {
+            lod.forget_client(conn);
+        }
+    }
+
+    /// An entity may have another client than before, or be gone.
+    fn note_client(&mut self, id: ChannelId, before: Option<ConnId>) {
+        let client = self.entities.get(&id).and_then(|entity| entity.client);
+        if client == before {
+            return;
+        }
+        if let Some(before) = before
+            && let Some(avatars) = self.avatars.get_mut(&before)
+        {
+            avatars.retain(|avatar| *avatar != id);
+            if avatars.is_empty() {
+                self.avatars.remove(&before);
+            }
+        }
+        if let Some(client) = client {
+            self.avatars.entry(client).or_default().push(id);
         }
     }
 
@@ -183,17 +216,12 @@ impl World {
 
     /// Entities whose position is known.
     pub(crate) fn entity_views(&self) -> impl Iterator<Item = EntityView> + '_ {
-        self.entities.iter().filter_map(|(id, entity)| {
-            let at = entity.position?;
-            Some(EntityView {
-                channel: *id,
-                x: at.x,
-                z: at.z,
-                cell: entity.cell.map(|cell| cell.0),
-                client: entity.client,
-                version: entity.version,
-            })
-        })
+        self.entities.iter().filter_map(|(id, entity)| entity.view(*id))
+    }
+
+    /// The first entity of a client whose position is known.
+    pub(crate) fn avatar_view(&self, client: ConnId) -> Option<EntityView> {
+        self.avatars.get(&client)?.iter().find_map(|id| self.entities.get(id)?.view(*id))
     }
 
     /// Cells and distances of a connection's latest area of interest.
@@ -239,9 +267,16 @@ impl World {
             if let Some(cell) = entity.cell {
                 assert!(self.cells[cell.0 as usize].entities.contains(id), "an entity is not in its cell");
             }
+            if let Some(client) = entity.client {
+                assert!(self.avatars[&client].contains(id), "an entity is not among its client's");
+            }
             for key in [entity.lock, entity.handover.key()].into_iter().flatten() {
                 assert!(self.groups[key].contains(id), "a group without its member");
             }
+        }
+        for (client, avatars) in &self.avatars {
+            assert!(!avatars.is_empty(), "a client without entities remains");
+            assert!(avatars.iter().all(|id| self.entities[id].client == Some(*client)), "another's entity");
         }
         for (index, cell) in self.cells.iter().enumerate() {
             for id in &cell.entities {
@@ -250,6 +285,20 @@ impl World {
         }
         assert!(self.groups.iter().all(|(_, group)| !group.is_empty()), "an empty group remains");
         assert!(self.waiting.keys().chain(&self.well_known).all(|id| self.entities.contains_key(id)));
+    }
+}
+
+impl Entity {
+    fn view(&self, id: ChannelId) -> Option<EntityView> {
+        let at = self.position?;
+        Some(EntityView {
+            channel: id,
+            x: at.x,
+            z: at.z,
+            cell: self.cell.map(|cell| cell.0),
+            client: self.client,
+            version: self.version,
+        })
     }
 }
 

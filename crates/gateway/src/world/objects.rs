@@ -137,8 +137,12 @@ impl Shard {
 
     /// The reference to the object of an entity is another one from now on.
     fn set_object(&mut self, id: ChannelId, object: Bytes) {
-        let Some(entity) = self.world.as_mut().and_then(|world| world.entities.get_mut(&id)) else { return };
+        let Some(world) = &mut self.world else { return };
+        let Some(entity) = world.entities.get_mut(&id) else { return };
+        let before = entity.client;
         entity.set_object(object);
+        world.note_client(id, before);
+        let Some(entity) = world.entities.get(&id) else { return };
         let Some(data) = self.channels.get_mut(&id).and_then(|channel| channel.data.as_mut()) else { return };
         let mut bytes = Vec::new();
         data.content.encode(None, &mut bytes);

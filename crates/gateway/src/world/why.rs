@@ -19,9 +19,8 @@ impl Shard {
         let cells_away = interest.zip(cell).and_then(|(interest, cell)| interest.distance(cell));
         let eye = world.lod.as_ref().and_then(|index| index.eye_of(conn));
         let own = eye.or_else(|| {
-            // Without rates by distance nobody keeps a client's own entity: the first of them, by channel.
-            let mine = world.entities.iter().filter(|(_, entity)| entity.client == Some(conn));
-            mine.map(|(id, _)| *id).min()
+            // Without rates by distance no entity has been chosen.
+            world.avatars.get(&conn).and_then(|avatars| avatars.first().copied())
         });
         let place = |id: ChannelId| world.entities.get(&id).and_then(|entity| entity.position);
         let distance =

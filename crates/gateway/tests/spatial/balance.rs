@@ -1,0 +1,54 @@
+//! Cells move between servers by load.
+
+use throng_gateway::Balance;
+
+use super::*;
+
+#[test]
+fn cells_move_from_a_crowded_server_and_come_to_rest() {
+    let run = |balance: Option<Balance>| {
+        let mut config = config(12, 3);
+        config.spatial.balance = balance;
+        let mut world = world(config);
+        let servers = ["a", "b", "c"].map(|pit| spatial_server(&mut world, pit));
+        // A crowd in the region of the first server: 30 entities over its four cells.
+        for index in 0..30 {
+            create_entity(
+                &mut world,
+                servers[0],
+                CELL + index % 4,
+                E + 1 + index,
+                1.0 + (index % 4) as f32 * 10.0,
+            );
+        }
+        let mut loads = Vec::new();
+        let mut moved = Vec::new();
+        for step in 0..300 {
+            for index in 0..30 {
+                let owner = entity(&world, E + 1 + index).1.expect("owned");
+                let owner = servers.into_iter().find(|&id| world.conn(id) == owner).expect("a server");
+                let x = 1.0 + (index % 4) as f32 * 10.0 + (step % 7) as f32;
+                move_to(&mut world, owner, E + 1 + index, x);
+            }
+            world.run_ms(50);
+            for server in servers {
+                world.take(server);
+            }
+            loads = servers
+                .map(|id| {
+                    (0..30).filter(|index| entity(&world, E + 1 + index).1 == Some(world.conn(id))).count()
+                })
+                .to_vec();
+            moved.push(world.stats().cells_moved);
+        }
+        (loads, moved, world.shards[0].regions_by_cell())
+    };
+    let (alone, moved, _) = run(None);
+    assert_eq!((alone, moved.last()), (vec![30, 0, 0], Some(&0)));
+    let balance = Balance { interval_ms: 250, ratio: 1.2, load_min: 10.0, cooldown_ms: 1000 };
+    let (shared, moved, regions) = run(Some(balance));
+    assert!(shared.iter().max() <= Some(&16), "{shared:?}");
+    assert_eq!(moved[150], moved[299], "it comes to rest: {moved:?}");
+    assert!(moved[299] >= 1 && regions.iter().filter(|&&server| server == 0).count() >= 1);
+    assert_eq!(regions.len(), 12);
+}

@@ -1,0 +1,57 @@
+//! Which cells a client sees, how often, and what of them.
+
+use throng_gateway::DampingStep;
+
+use super::*;
+
+#[test]
+fn a23_only_cells_that_differ_are_touched() {
+    let (mut world, a, client, conn) = with_client(config(8, 1));
+    interest(&mut world, a, conn, 15.0, 9.0);
+    let all = [(6, CELL), (6, CELL + 1), (6, CELL + 2)];
+    assert_eq!(subscriptions(&world.take(client)), all);
+    interest(&mut world, a, conn, 25.0, 9.0);
+    assert_eq!(subscriptions(&world.take(client)), [(7, CELL), (6, CELL + 3)]);
+    interest(&mut world, a, conn, 25.0, 9.0);
+    assert_eq!(subscriptions(&world.take(client)), []);
+    // Out of the world there is nothing to be interested in (the reference keeps the stale interest).
+    interest(&mut world, a, conn, -500.0, 9.0);
+    assert_eq!(subscriptions(&world.take(client)), [(7, CELL + 1), (7, CELL + 2), (7, CELL + 3)]);
+}
+
+#[test]
+fn rates_and_masks_fall_with_distance_and_the_last_step_holds_beyond() {
+    let step = |distance, interval_ms, masks: &[&str]| DampingStep {
+        distance,
+        interval_ms,
+        masks: masks.iter().map(|&mask| mask.to_owned()).collect(),
+    };
+    let mut config = config(8, 1);
+    config.spatial.damping = vec![step(0, 20, &[]), step(1, 60, &["entities.objRef"]), step(3, 500, &[])];
+    let (mut world, a, client, conn) = with_client(config);
+    interest(&mut world, a, conn, 5.0, 70.0);
+    let got = world.take(client);
+    let options = |cell: u32| {
+        let result =
+            got.iter().find(|got| got.msg_type == 6 && got.channel == CELL + cell).expect("subscribed");
+        let options = result.decode::<SubscribedToChannelResultMessage>().sub_options.expect("options");
+        (options.fan_out_interval_ms.expect("given"), options.data_field_masks.len())
+    };
+    assert_eq!([options(0), options(1), options(7)], [(20, 0), (60, 1), (500, 0)]);
+}
+
+#[test]
+fn interest_follows_the_clients_entity_where_that_is_on() {
+    let mut config = config(4, 2);
+    config.spatial.follow_radius = 4.0;
+    let mut world = world(config);
+    let a = spatial_server(&mut world, "a");
+    spatial_server(&mut world, "b");
+    let client = world.join(ConnKind::Client, "c");
+    let conn = world.conn(client);
+    create_avatar(&mut world, a, CELL, E + 1, 5.0, conn);
+    assert_eq!(subscriptions(&world.take(client)), [(6, CELL)]);
+    move_to(&mut world, a, E + 1, 15.0);
+    let got = subscriptions(&world.take(client));
+    assert!(got.contains(&(7, CELL)) && got.contains(&(6, CELL + 1)), "{got:?}");
+}

@@ -1,0 +1,96 @@
+//! SPAWN and DESTROY of Unreal, from servers and from cheats.
+
+use throng_gateway::{Permissions, Refusal};
+use throng_wire::unrealpb::{DestroyObjectMessage, SpawnObjectMessage};
+
+use super::*;
+
+#[test]
+fn spawned_objects_are_noted_where_they_lie_and_destroyed_ones_forgotten() {
+    let mut world = world(config(2, 1));
+    let a = spatial_server(&mut world, "a");
+    create_entity(&mut world, a, CELL, E + 1, 5.0);
+    let spawn = |id: u32, channel: Option<u32>, x: f32| {
+        let message = SpawnObjectMessage {
+            obj: Some(UnrealObjectRef { net_guid: Some(id), ..Default::default() }),
+            channel_id: channel,
+            location: Some(FVector { x: Some(x), y: Some(5.0), z: Some(0.0) }),
+            ..Default::default()
+        };
+        let forward = ServerForwardMessage { client_conn_id: 0, payload: message.encode_to_vec() };
+        Send::user(103, &forward.encode_to_vec()).broadcast(2)
+    };
+    world.take(a);
+    world.send(a, [spawn(E + 7, Some(CELL), 15.0).to(CELL)]);
+    let got = world.take(a).pop().expect("the other cell's channel passes it on");
+    let payload = got.decode::<ServerForwardMessage>().payload;
+    let passed_on = SpawnObjectMessage::decode(&payload[..]).expect("valid");
+    assert_eq!((got.channel, passed_on.channel_id), (CELL, Some(CELL + 1)));
+    world.send(
+        a,
+        [spawn(E + 8, None, 5.0).to(CELL), spawn(E + 9, None, -5.0).to(CELL), spawn(0, None, 5.0).to(CELL)],
+    );
+    assert_eq!((listed(&world, CELL), listed(&world, CELL + 1)), (vec![E + 1, E + 8], vec![E + 7]));
+    assert_eq!((world.refused(Refusal::OutsideWorld), world.refused(Refusal::BadBody)), (1, 1));
+
+    let destroy = |id: u32| {
+        let message = DestroyObjectMessage { net_id: id, reason: 0 };
+        let forward = ServerForwardMessage { client_conn_id: 0, payload: message.encode_to_vec() };
+        Send::user(104, &forward.encode_to_vec()).broadcast(2)
+    };
+    world.send(a, [destroy(E + 8).to(CELL), destroy(E + 1).to(CELL), destroy(CELL).to(CELL)]);
+    assert_eq!(listed(&world, CELL), Vec::<u32>::new());
+    assert!(world.shards[0].channels().all(|view| view.id.0 != E + 1), "the entity is gone");
+    assert!(world.shards[0].channels().any(|view| view.id.0 == CELL), "a cell is no object");
+}
+
+// A-19, spec §9.2: what a client says about objects never counts as a server's word. In the safe profile it does not even
+// reach one.
+#[test]
+fn a19_spawn_and_destroy_from_clients_are_refused_unless_the_profile_is_permissive() {
+    for permissive in [false, true] {
+        let mut config = config(2, 1);
+        if permissive {
+            config.permissions = Permissions::permissive();
+        }
+        let mut world = world(config);
+        let a = spatial_server(&mut world, "a");
+        create_entity(&mut world, a, CELL, E + 1, 5.0);
+        let client = world.join(ConnKind::Client, "cheat");
+        for channel in [CELL, E + 1] {
+            world.send(
+                client,
+                [Send::new(MessageType::SubToChannel, &SubscribedToChannelMessage::default()).to(channel)],
+            );
+        }
+        world.take(a);
+        let spawn = SpawnObjectMessage {
+            obj: Some(UnrealObjectRef { net_guid: Some(E + 7), ..Default::default() }),
+            location: Some(FVector { x: Some(5.0), y: Some(5.0), z: Some(0.0) }),
+            ..Default::default()
+        };
+        let destroy = DestroyObjectMessage { net_id: E + 1, reason: 0 };
+        // As a client sends, and wrapped as a server does.
+        let wrapped = |payload: Vec<u8>| ServerForwardMessage { client_conn_id: 0, payload }.encode_to_vec();
+        let mut spoofed = Vec::new();
+        for (msg_type, body) in [(103, spawn.encode_to_vec()), (104, destroy.encode_to_vec())] {
+            for body in [body.clone(), wrapped(body)] {
+                for (channel, broadcast) in [(CELL, 0), (CELL, 2), (E + 1, 0), (E + 1, 2)] {
+                    spoofed.push(Send::user(msg_type, &body).broadcast(broadcast).to(channel));
+                }
+            }
+        }
+        let count = spoofed.len();
+        world.send(client, spoofed);
+        let reached = world.take(a);
+        if permissive {
+            assert_eq!(reached.len(), count, "the owner gets what a client says, as a client's");
+            let from = world.conn(client);
+            assert!(reached.iter().all(|got| got.decode::<ServerForwardMessage>().client_conn_id == from));
+        } else {
+            assert_eq!((reached, world.refused(Refusal::Permission)), (vec![], count as u64));
+        }
+        assert_eq!(listed(&world, CELL), [E + 1], "nothing was noted or forgotten");
+        assert_eq!(entity(&world, E + 1), (Some(CELL), Some(world.conn(a))));
+    }
+}
