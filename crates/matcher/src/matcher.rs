@@ -44,7 +44,7 @@ pub struct Matcher {
     pub(crate) waiting: Waiting,
     pub(crate) live_tickets: usize,
     /// In order of time: when each is forgotten.
-    pub(crate) ended_tickets: VecDeque<(u64, Id)>,
+    pub(crate) ended_tickets: VecDeque<(u64, u32)>,
     pub(crate) matches: Slab<Match>,
     pub(crate) ended_matches: VecDeque<(u64, Id)>,
     pub(crate) backfills: Slab<Backfill>,

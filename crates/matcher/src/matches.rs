@@ -12,7 +12,7 @@ use crate::matcher::{Matcher, fan_out, require};
 use crate::notices::Notices;
 use crate::problem::{Outcome, Problem, forbidden, not_found, quote};
 use crate::queue::{Assign, Compiled, Filling, OnNo, PlayerFacts, assign};
-use crate::room::{Newcomer, Side};
+use crate::room::Side;
 use crate::slab::NONE;
 use crate::ticket::State;
 use crate::timers::Timer;
@@ -443,11 +443,12 @@ impl Matcher {
             let ticket = &self.tickets[ticket];
             let player = ticket.players[member].player;
             let id = Text::from_slice(&self.people.players[player].id);
-            let info = RoleRef::bare(&id).info(self.people.server_of(player), &ticket.team);
+            let info = (!ticket.team.is_empty())
+                .then(|| Box::new(RoleRef::bare(&id).info(self.people.server_of(player), &ticket.team)));
             if let Some(side) = self.rooms[room].sides.get_mut(side) {
                 side.players.push(id);
             }
-            self.seat(room, Newcomer { player, info }, until);
+            self.seat(room, player, info, until);
         }
     }
 

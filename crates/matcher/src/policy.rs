@@ -601,7 +601,7 @@ impl Matcher {
         let body = self.question(HookPoint::OnCreate, mode, |matcher, out| {
             write_nested(out, 3, |out| matcher.write_room(room, None, out));
             for seat in &matcher.rooms[room].seats {
-                write_bytes(out, 4, seat.info.bytes());
+                write_bytes(out, 4, matcher.info_of_seat(seat).bytes());
             }
         });
         self.ask(HookPoint::OnCreate, mode, body, Some(id), Waiter::Match(found));

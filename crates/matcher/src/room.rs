@@ -60,7 +60,8 @@ pub(crate) struct Member {
 pub(crate) struct Seat {
     pub(crate) player: u32,
     pub(crate) until: u64,
-    pub(crate) info: Info,
+    /// `None` where only the id of the role is known: a large tick makes a hundred thousand such seats.
+    info: Option<Box<Info>>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -603,22 +604,29 @@ impl Matcher {
 
     /// Reserves a place for a role until a time.
     pub(crate) fn reserve(&mut self, index: u32, newcomer: Newcomer, until: u64) {
-        self.seat(index, newcomer, until);
+        self.seat(index, newcomer.player, Some(Box::new(newcomer.info)), until);
         let room = &self.rooms[index];
         self.timers.set(until, Timer::Seats(room.id));
         self.reindex_room(index);
     }
 
     /// The same for one of several: the caller sets the timer and sees to the indexes.
-    pub(crate) fn seat(&mut self, index: u32, newcomer: Newcomer, until: u64) {
-        self.people.players[newcomer.player].holds += 1;
+    pub(crate) fn seat(&mut self, index: u32, player: u32, info: Option<Box<Info>>, until: u64) {
+        self.people.players[player].holds += 1;
         let room = &mut self.rooms[index];
         room.rev += 1;
-        room.seats.push(Seat { player: newcomer.player, until, info: newcomer.info });
+        room.seats.push(Seat { player, until, info });
         let capacity = self.modes[room.mode].rules.capacity;
         if !room.forced_full {
             room.full = room.free(capacity) == 0;
         }
+    }
+
+    /// What is known of the role that a seat is kept for.
+    pub(crate) fn info_of_seat(&self, seat: &Seat) -> Info {
+        seat.info.as_deref().cloned().unwrap_or_else(|| {
+            RoleRef::bare(&self.people.players[seat.player].id).info(self.people.server_of(seat.player), b"")
+        })
     }
 
     /// Whether the caller may change a room from outside.

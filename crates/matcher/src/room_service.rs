@@ -474,10 +474,10 @@ impl Matcher {
         if other != NONE && other != room && self.is_exclusive(room) {
             return Err(self.already_in(other));
         }
-        let seat = &self.rooms[room].seats[at];
+        let kept = self.info_of_seat(&self.rooms[room].seats[at]);
         let info = match info {
-            Some((_, role)) => role.info(self.people.server_of(player), team_field(seat.info.bytes())),
-            None => seat.info.clone(),
+            Some((_, role)) => role.info(self.people.server_of(player), team_field(kept.bytes())),
+            None => kept,
         };
         let newcomers: Newcomers = smallvec![Newcomer { player, info }];
         let changes = self.ask_to_admit(room, &newcomers)?;

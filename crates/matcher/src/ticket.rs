@@ -465,12 +465,11 @@ impl Matcher {
         for player in &mut ticket.players {
             players.push(std::mem::replace(&mut player.player, NONE));
         }
-        let id = ticket.id;
         for player in players {
             self.people.players[player].tickets.retain(|ticket| *ticket != index);
             self.people.release(player);
         }
-        self.ended_tickets.push_back((self.now + ENDED_MS, id));
+        self.ended_tickets.push_back((self.now + ENDED_MS, index));
         if self.ended_tickets.len() > ENDED_MAX {
             self.forget_ticket();
         }
@@ -487,8 +486,8 @@ impl Matcher {
     }
 
     fn forget_ticket(&mut self) {
-        if let Some((_, id)) = self.ended_tickets.pop_front() {
-            self.tickets.remove(id.index);
+        if let Some((_, ticket)) = self.ended_tickets.pop_front() {
+            self.tickets.remove(ticket);
         }
     }
 
