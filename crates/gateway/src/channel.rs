@@ -453,16 +453,17 @@ impl Channel {
         sender: ConnId,
         update: Update,
     ) -> Result<(), Refusal> {
-        match &mut self.data {
+        let covered = match &mut self.data {
             Some(data) => data.content.merge_checked(&update, self.merge_options.as_ref()),
             None => ChannelData::from_update(Arc::clone(plan), &update).map(|content| {
                 self.data = Some(DataState { content, type_url: type_url(plan) });
                 self.data_begun(board);
+                None
             }),
-        }
-        .map_err(|_| Refusal::DataTooLarge)?;
+        };
+        let covered = covered.map_err(|_| Refusal::DataTooLarge)?;
         board.stats.updates_merged += 1;
-        self.push_update(board, sender, update);
+        self.push_update(board, sender, update, covered.as_ref());
         Ok(())
     }
 

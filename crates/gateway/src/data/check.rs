@@ -58,6 +58,11 @@ impl Update {
         Ok(Self { bytes, notes })
     }
 
+    /// Whether both are the same update, not only equal ones.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.bytes.as_ptr() == other.bytes.as_ptr() && self.bytes.len() == other.bytes.len()
+    }
+
     /// The encoded update.
     #[must_use]
     pub fn bytes(&self) -> &Bytes {

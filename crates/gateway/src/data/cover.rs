@@ -154,7 +154,7 @@ mod tests {
         let options = MergeOptions { list_size_limit: 3, check_removable: true, ..Default::default() };
         let (mut lazy, mut eager) =
             (ChannelData::new(Arc::clone(&plan)), ChannelData::new(Arc::clone(&plan)));
-        let mut waited = 0;
+        let (mut waited, mut before) = (0, None::<Update>);
         for round in 0..20_000 {
             let mut bytes = Vec::new();
             for _ in 0..=round % 3 {
@@ -164,7 +164,10 @@ mod tests {
             let options = Some(&options).filter(|_| round % 50 < 40);
             for _ in 0..rng.range(1..4) {
                 let update = Update::check(&plan, bytes.clone().into()).expect("valid");
-                lazy.merge_checked(&update, options).expect("within bounds");
+                let covered = lazy.merge_checked(&update, options).expect("within bounds");
+                assert_eq!(covered.is_some(), lazy.waits());
+                let before = before.replace(update.clone());
+                assert!(covered.is_none_or(|covered| before.is_some_and(|before| covered.is(&before))));
                 eager.merge_checked(&update, options).expect("within bounds");
                 waited += u32::from(lazy.waits());
                 eager.settle();

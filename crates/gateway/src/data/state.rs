@@ -87,10 +87,11 @@ impl ChannelData {
     /// When the bytes are not a valid encoding, or the data could outgrow its bound.
     pub fn merge(&mut self, update: &[u8], options: Option<&MergeOptions>) -> Result<(), DataError> {
         let update = Update::check(&self.plan, Bytes::copy_from_slice(update))?;
-        self.merge_checked(&update, options)
+        self.merge_checked(&update, options).map(drop)
     }
 
-    /// Merges an update that was checked against this data's plan. On an error nothing has changed.
+    /// Merges an update that was checked against this data's plan. On an error nothing has changed. Gives back the update
+    /// before it if the new one [covers](Update::covers) that and has taken its place.
     ///
     /// # Errors
     /// [`DataError::TooLarge`] when the data could outgrow its bound.
@@ -98,35 +99,34 @@ impl ChannelData {
         &mut self,
         update: &Update,
         options: Option<&MergeOptions>,
-    ) -> Result<(), DataError> {
-        if self.put_off(update, options) {
-            return Ok(());
+    ) -> Result<Option<Update>, DataError> {
+        if let Some(covered) = self.put_off(update, options) {
+            return Ok(Some(covered));
         }
         self.settle();
         self.apply(update, options, Target::State)?;
         let short = update.bytes().len() <= WAITING_BYTES_MAX && self.plan.root.is_some();
         self.latest =
             short.then(|| Latest { update: update.clone(), options: options.copied(), waits: false });
-        Ok(())
+        Ok(None)
     }
 
-    /// Keeps an update that covers the latest one in its place. False, and nothing done, if that is not the same as
-    /// merging it or might exceed the bound.
-    fn put_off(&mut self, update: &Update, options: Option<&MergeOptions>) -> bool {
-        let Some(latest) = &mut self.latest else { return false };
+    /// Keeps an update that covers the latest one in its place, and gives that back. `None`, and nothing done, if it is
+    /// not the same as merging it or might exceed the bound.
+    fn put_off(&mut self, update: &Update, options: Option<&MergeOptions>) -> Option<Update> {
+        let latest = self.latest.as_mut()?;
         let covers = latest.options.as_ref() == options && update.covers(&latest.update, &self.plan);
         if !covers || update.bytes().len() > WAITING_BYTES_MAX {
-            return false;
+            return None;
         }
         let instead_of = if latest.waits { grown(&latest.update) } else { 0 };
         let len_max = self.len_max - instead_of + grown(update);
         if len_max > self.plan.limits.state_bytes_max {
-            return false;
+            return None;
         }
         self.len_max = len_max;
-        latest.update = update.clone();
         latest.waits = true;
-        true
+        Some(std::mem::replace(&mut latest.update, update.clone()))
     }
 
     /// Merges what waits. Reading does not need it; it saves repeated readers the work.

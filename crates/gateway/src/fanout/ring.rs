@@ -9,8 +9,14 @@ use crate::ids::ConnId;
 use crate::switchboard::Switchboard;
 
 impl Channel {
-    /// Queues a merged update for everybody who takes part.
-    pub(crate) fn push_update(&mut self, board: &mut Switchboard, sender: ConnId, update: Update) {
+    /// Queues a merged update for everybody who takes part. `covered` is an update that it is known to cover.
+    pub(crate) fn push_update(
+        &mut self,
+        board: &mut Switchboard,
+        sender: ConnId,
+        update: Update,
+        covered: Option<&Update>,
+    ) {
         let own = self.key(sender).map(|key| self.subs[key as usize].place);
         let (now, tick) = (self.time(board.now), self.tick());
         let fan = &mut self.fan;
@@ -24,6 +30,7 @@ impl Channel {
         }
         let plan = self.data.as_ref().map(|data| data.content.plan());
         let covers_from = match (fan.ring.back(), plan) {
+            (Some(last), _) if covered.is_some_and(|covered| covered.is(&last.update)) => last.covers_from,
             (Some(last), Some(plan)) if update.covers(&last.update, plan) => last.covers_from,
             _ => fan.end(),
         };

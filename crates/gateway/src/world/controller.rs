@@ -288,6 +288,7 @@ impl Channel {
     pub(super) fn merge_silently(&mut self, bytes: Vec<u8>) -> Result<(), Refusal> {
         let Some(data) = &mut self.data else { return Ok(()) };
         let update = Update::check(data.content.plan(), bytes.into()).map_err(|_| Refusal::BadData)?;
-        data.content.merge_checked(&update, self.merge_options.as_ref()).map_err(|_| Refusal::DataTooLarge)
+        let merged = data.content.merge_checked(&update, self.merge_options.as_ref());
+        merged.map(drop).map_err(|_| Refusal::DataTooLarge)
     }
 }
