@@ -8,7 +8,7 @@ use throng_wire::FrameReader;
 
 use crate::config::{Config, Limits};
 use crate::fsm::StateIndex;
-use crate::ids::{ChannelId, ConnId, ConnKind};
+use crate::ids::{ChannelId, ConnId, ConnKind, IdMap};
 use crate::mail::State;
 use crate::outbox::Outbox;
 use crate::reason::CloseReason;
@@ -44,7 +44,7 @@ pub(crate) struct Connection {
     /// Channels that a client is subscribed to, on whatever shard, or has asked for.
     pub(crate) held: SmallVec<[ChannelId; 4]>,
     /// Channels whose state updates were dropped and that have not been made good.
-    pub(crate) lagging: Vec<Lag>,
+    pub(crate) lagging: IdMap<ChannelId, Lag>,
     /// State updates that were dropped because its queue was too long, and when the latest was.
     pub(crate) dropped: (u64, Instant),
     /// Channels of which updates were sent that may have got lost, with the time of the full state that makes that good.
@@ -57,7 +57,6 @@ pub(crate) struct Connection {
 /// A channel of which a slow reader misses updates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lag {
-    pub(crate) channel: ChannelId,
     /// The channel was asked for a full state.
     pub(crate) asked: bool,
     /// Since when.
@@ -67,6 +66,20 @@ pub(crate) struct Lag {
 }
 
 impl Connection {
+    /// Channels to ask for a full state, which they have not been asked for yet, those that lag for longest first: where
+    /// not all find room, each has its turn.
+    pub(crate) fn resume(&mut self) -> Vec<ChannelId> {
+        let waiting = self.lagging.iter_mut().filter(|(_, lag)| !lag.asked);
+        let mut waiting: Vec<(Instant, ChannelId)> = waiting
+            .map(|(channel, lag)| {
+                lag.asked = true;
+                (lag.since, *channel)
+            })
+            .collect();
+        waiting.sort_unstable();
+        waiting.into_iter().map(|(_, channel)| channel).collect()
+    }
+
     /// Keeps track of what may be missing on the other side: a full state makes everything good, an update that may get
     /// lost does not, before `repair_at`.
     pub(crate) fn note_state(&mut self, state: State, loose: bool, repair_at: Instant) {

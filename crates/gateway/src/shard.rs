@@ -4,7 +4,7 @@ mod letters;
 mod lifecycle;
 mod messages;
 
-use core::{fmt, mem};
+use core::fmt;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -362,12 +362,7 @@ impl Shard {
         stats.packets_out += u64::from(conn.outbox.take_packets());
         if !conn.lagging.is_empty() && conn.outbox.queued_bytes() <= board.config.outbox.low_water_bytes {
             let id = conn.id;
-            let resume: Vec<ChannelId> = conn
-                .lagging
-                .iter_mut()
-                .filter_map(|lag| (!mem::replace(&mut lag.asked, true)).then_some(lag.channel))
-                .collect();
-            for channel in resume {
+            for channel in conn.resume() {
                 board.post(board.home(channel), Letter::Resume { channel, conn: id });
             }
         }

@@ -243,38 +243,36 @@ impl Switchboard {
         let Some(conn) = self.conns.get_mut(slot as usize).filter(|conn| conn.id == id) else { return };
         let queued = conn.outbox.queued_bytes();
         if let Some(state) = state {
-            let lag = if conn.lagging.is_empty() {
-                None
-            } else {
-                conn.lagging.iter().position(|lag| lag.channel == state.channel)
-            };
+            let lag = if conn.lagging.is_empty() { None } else { conn.lagging.get_mut(&state.channel) };
             if queued > self.config.outbox.soft_bytes {
                 // Superseded state is dropped; a full state follows when there is room.
                 self.stats.state_dropped += 1;
                 conn.dropped = (conn.dropped.0 + 1, self.now);
                 match lag {
-                    Some(at) => {
-                        conn.lagging[at].asked &= !state.full;
-                        conn.lagging[at].dropped += 1;
+                    Some(lag) => {
+                        lag.asked &= !state.full;
+                        lag.dropped += 1;
                     }
-                    None => conn.lagging.push(Lag {
-                        channel: state.channel,
-                        asked: false,
-                        since: self.now,
-                        dropped: 1,
-                    }),
+                    None => {
+                        let lag = Lag { asked: false, since: self.now, dropped: 1 };
+                        conn.lagging.insert(state.channel, lag);
+                    }
                 }
                 self.arm_connection(slot);
                 return;
             }
             match lag {
-                Some(at) if state.full => {
-                    conn.lagging.swap_remove(at);
+                Some(_) if state.full => {
+                    conn.lagging.remove(&state.channel);
+                    if conn.lagging.is_empty() {
+                        // Who has caught up keeps no table.
+                        conn.lagging.shrink_to_fit();
+                    }
                 }
-                Some(at) => {
+                Some(lag) => {
                     self.stats.state_dropped += 1;
                     conn.dropped = (conn.dropped.0 + 1, self.now);
-                    conn.lagging[at].dropped += 1;
+                    lag.dropped += 1;
                     return;
                 }
                 None => {}

@@ -132,7 +132,7 @@ impl Shard {
         let peer = self.board.peers.get(&id).filter(|peer| peer.shard == self.board.index)?;
         let conn = self.board.conns.get(peer.slot as usize).filter(|conn| conn.id == id)?;
         let bounds = &self.board.config.outbox;
-        let lag = conn.lagging.iter().find(|lag| lag.channel == channel);
+        let lag = conn.lagging.get(&channel);
         let repair = conn.unsure.iter().find(|(_, unsure)| *unsure == channel);
         Some(QueueView {
             authenticated: conn.authenticated,

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use common::{Id, Received, Send, World};
@@ -180,6 +180,36 @@ fn a_reader_that_catches_up_after_it_unsubscribed_and_came_back_gets_a_state() {
         world.send(owner, [update(channel, "after")]);
         world.run_ms(20);
         assert_eq!(texts(&world.take(slow)), ["after"]);
+    }
+}
+
+// The states of all channels that a reader has missed exceed its bound by far: each has its turn all the same.
+#[test]
+fn a_reader_behind_in_many_channels_catches_up_with_all_of_them() {
+    let mut world = World::sharded(config(), 2);
+    let owner = world.join(ConnKind::Server, "s");
+    let channels: Vec<u32> = (0..60).map(|_| channel(&mut world, owner)).collect();
+    let client = world.join(ConnKind::Client, "c");
+    for &channel in &channels {
+        subscribe(&mut world, client, channel);
+    }
+    world.take(client);
+    world.set_reading(client, false);
+    for step in 0..20 {
+        let filler = "x".repeat(100);
+        world.send(owner, channels.iter().map(|&channel| update(channel, &format!("{step} {filler}"))));
+        world.run_ms(20);
+    }
+    assert!(world.stats().state_dropped > 600);
+    world.set_reading(client, true);
+    world.run_ms(100);
+    let mut last = BTreeMap::new();
+    for message in world.take(client) {
+        last.insert(message.channel, texts(&[message]));
+    }
+    for channel in channels {
+        let text = last.get(&channel).and_then(|texts| texts.last());
+        assert!(text.is_some_and(|text| text.starts_with("19 ")), "{channel}: {text:?}");
     }
 }
 

@@ -10,7 +10,7 @@ use super::Shard;
 use crate::ban::Subject;
 use crate::connection::{Budget, Connection};
 use crate::effect::{Accepted, Effect, SecurityEvent, SecurityEventKind};
-use crate::ids::{ConnId, ConnKind, ShardIndex};
+use crate::ids::{ConnId, ConnKind, IdMap, ShardIndex};
 use crate::inspect::ClosureView;
 use crate::mail::Letter;
 use crate::outbox::{Framing, Outbox};
@@ -89,7 +89,7 @@ impl Shard {
                 progressed: board.now,
                 timer: None,
                 held: Default::default(),
-                lagging: Vec::new(),
+                lagging: IdMap::with_hasher(board.hasher),
                 dropped: (0, board.now),
                 unsure: Vec::new(),
                 reader: FrameReader::new(limits),
