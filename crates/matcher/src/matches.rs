@@ -357,7 +357,9 @@ impl Matcher {
         self.reindex_room(room);
         self.matches[index].room = Some(id);
         let Match { level, quality, .. } = self.matches[index];
-        self.queues.list[queue].figures.record(self.now, level, quality);
+        let entry = &mut self.queues.list[queue];
+        entry.figures.record(self.now, level, quality);
+        entry.observed.qualities.observe(quality);
         if let Some(backfill) = backfill {
             self.backfill_placed(backfill, &sides, notices);
         }

@@ -57,13 +57,17 @@ pub struct QueueReport {
     pub declined: u64,
     /// Neighbours looked at.
     pub scans: u64,
+    /// Tickets that are proposed or whose match waits for its server.
+    pub placing: u64,
+    /// Qualities of its matches, 0 to 1.
+    pub qualities: Histogram,
     /// Waits of matched tickets, in s.
     pub waits: Histogram,
     /// Time that whole ticks took, in s, as the driver measured it.
     pub ticks: Histogram,
 }
 
-/// Observations by size, in s.
+/// Observations by size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
     bounds: &'static [f64],
@@ -74,18 +78,23 @@ pub struct Histogram {
 /// Waits from a tenth of a second to a quarter of an hour.
 pub(crate) const WAIT_BOUNDS_S: &[f64] =
     &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0];
+/// Qualities of matches: most are good ones.
+pub(crate) const QUALITY_BOUNDS: &[f64] = &[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0];
 /// Ticks from 10 us to 5 s.
 pub(crate) const TICK_BOUNDS_S: &[f64] =
     &[1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
 
 impl Histogram {
-    pub(crate) fn new(bounds: &'static [f64]) -> Histogram {
+    /// Nothing observed yet. `bounds` are the upper bounds of the buckets, rising.
+    #[must_use]
+    pub fn new(bounds: &'static [f64]) -> Histogram {
         Histogram { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
     }
 
-    pub(crate) fn observe(&mut self, seconds: f64) {
-        self.counts[self.bounds.partition_point(|bound| *bound < seconds)] += 1;
-        self.sum += seconds;
+    /// Counts an observation.
+    pub fn observe(&mut self, value: f64) {
+        self.counts[self.bounds.partition_point(|bound| *bound < value)] += 1;
+        self.sum += value;
     }
 
     /// Upper bounds of the buckets, rising; the last bucket has none.

@@ -168,6 +168,7 @@ impl Matcher {
             self.tickets[index].players.push(TicketPlayer { player, body });
         }
         self.live_tickets += 1;
+        self.queues.list[queue].live += 1;
         self.enter_pool(index);
         write_nested(answer, 1, |out| self.write_ticket(index, out));
         Ok(())
@@ -461,6 +462,7 @@ impl Matcher {
         }
         self.live_tickets -= 1;
         let ticket = &mut self.tickets[index];
+        self.queues.list[ticket.queue].live -= 1;
         let mut players: SmallVec<[u32; 8]> = SmallVec::new();
         for player in &mut ticket.players {
             players.push(std::mem::replace(&mut player.player, NONE));

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use throng_matcher::{Answered, Caller, Handled, Scope, check_server_name};
+use throng_matcher::{Answered, Caller, Handled, Histogram, Scope, check_server_name};
 use throng_net::{Accept, CloseCause, ConnKey, Flow, Handler, ListenerKey};
 use throng_wire::matcher::{
     FRAME_BODY_BYTES_MAX, FrameSplit, HEADER_BYTES, Header, Kind, METHODS, PROTOCOL_VERSION, Reader as Body,
@@ -15,12 +15,16 @@ use throng_wire::matcher::{
 
 use crate::Report;
 use crate::engine::Engine;
+use crate::journal::{Journal, no_flushes};
 use crate::service::{Call, DEADLINE_MS, Post};
 use crate::session::{Queued, Reader, Session};
 use crate::tokens::Tokens;
 
 /// Time to say hello.
 const HELLO_MS: u64 = 5_000;
+/// Latencies of requests from 10 us to 1 s.
+const LATENCY_BOUNDS_S: &[f64] =
+    &[1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.25, 1.0];
 /// Modes in a report, the fullest.
 const MODES_REPORTED: usize = 100;
 /// Queues in a report, the oldest.
@@ -86,10 +90,14 @@ pub(crate) struct Hub {
     /// Replies to calls from this process that wait for the disk.
     held: VecDeque<(u64, Call, Status, Vec<u8>)>,
     replies: Vec<(Call, Status, Vec<u8>)>,
-    /// By the matcher's number of the request.
-    waiting: BTreeMap<u64, Waiting>,
+    /// By the matcher's number of the request, with when it came.
+    waiting: BTreeMap<u64, (Instant, Waiting)>,
     epoch: u64,
     requests: [u64; 128],
+    /// In the order of [`METHODS`].
+    latencies: Vec<Histogram>,
+    /// Where a method's number is in it.
+    method_at: [u8; 128],
     errors: [u64; 64],
     report: Report,
     published: Arc<Mutex<Report>>,
@@ -131,6 +139,8 @@ impl Hub {
             waiting: BTreeMap::new(),
             epoch,
             requests: [0; 128],
+            latencies: METHODS.iter().map(|_| Histogram::new(LATENCY_BOUNDS_S)).collect(),
+            method_at: method_at(),
             errors: [0; 64],
             report: Report::default(),
             published,
@@ -264,10 +274,12 @@ impl Hub {
                     };
                     match handled {
                         Handled::Done(status) => {
-                            self.count(call.method, status);
+                            self.count(call.method, status, self.batch_began);
                             self.replies.push((call, status, answer));
                         }
-                        Handled::Waits(number) => drop(self.waiting.insert(number, Waiting::Call(call))),
+                        Handled::Waits(number) => {
+                            self.waiting.insert(number, (self.batch_began, Waiting::Call(call)));
+                        }
                     }
                 }
                 Post::Subscribe { srv, after, sink, id } => self.subscribe(&srv, after, sink, id),
@@ -311,6 +323,8 @@ impl Hub {
         }
         let report = &mut self.report;
         report.requests = METHODS.iter().map(|m| (m.name, self.requests[usize::from(m.number)])).collect();
+        report.latencies =
+            METHODS.iter().map(|method| method.name).zip(self.latencies.iter().cloned()).collect();
         report.errors = STATUSES.iter().map(|(s, name, ..)| (*name, self.errors[*s as usize])).collect();
         report.counts = self.engine.matcher.counts();
         report.open_questions = self.engine.matcher.open_questions();
@@ -319,6 +333,7 @@ impl Hub {
         report.core = self.engine.matcher.stats().clone();
         report.sessions = self.by_srv.len();
         report.connections = self.conns.iter().flatten().count();
+        report.flushes = Some(self.engine.journal.as_ref().map_or_else(no_flushes, Journal::flushes));
         report.journal_bytes = self.engine.journal.as_ref().map_or(0, |journal| journal.bytes());
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = report.clone();
     }
@@ -336,12 +351,12 @@ impl Hub {
     fn answer_waiting(&mut self) {
         while let Some(Answered { request, status, body }) = self.engine.matcher.poll_answered() {
             match self.waiting.remove(&request) {
-                Some(Waiting::Call(call)) => {
-                    self.count(call.method, status);
+                Some((since, Waiting::Call(call))) => {
+                    self.count(call.method, status, since);
                     self.replies.push((call, status, body));
                 }
-                Some(Waiting::Frame { key, id, method }) => {
-                    self.count(method, status);
+                Some((since, Waiting::Frame { key, id, method })) => {
+                    self.count(method, status, since);
                     let conn = self.conns.get_mut(key.index()).and_then(Option::as_mut);
                     let Some(conn) = conn.filter(|conn| conn.key == key) else { continue };
                     let header =
@@ -507,12 +522,12 @@ impl Hub {
                         if wants_answer {
                             let waiting =
                                 Waiting::Frame { key: conn.key, id: header.id, method: header.code };
-                            self.waiting.insert(number, waiting);
+                            self.waiting.insert(number, (self.batch_began, waiting));
                         }
                         return true;
                     }
                 };
-                self.count(header.code, status);
+                self.count(header.code, status, self.batch_began);
                 if !wants_answer {
                     conn.out.truncate(start);
                     return true;
@@ -611,9 +626,13 @@ impl Hub {
         }
     }
 
-    fn count(&mut self, method: u16, status: Status) {
+    fn count(&mut self, method: u16, status: Status, since: Instant) {
         if let Some(count) = self.requests.get_mut(usize::from(method)) {
             *count += 1;
+            let at = usize::from(self.method_at[usize::from(method)]);
+            if let Some(latency) = self.latencies.get_mut(at) {
+                latency.observe(since.elapsed().as_secs_f64());
+            }
         }
         if status != Status::Ok {
             self.errors[status as usize] += 1;
@@ -749,6 +768,15 @@ impl Hub {
 }
 
 const NOBODY: u32 = u32::MAX;
+
+/// Where each method's number is among [`METHODS`]; beyond them for a number that is none's.
+fn method_at() -> [u8; 128] {
+    let mut at = [u8::MAX; 128];
+    for (index, method) in METHODS.iter().enumerate() {
+        at[usize::from(method.number)] = index as u8;
+    }
+    at
+}
 
 /// Whether a request's deadline (ms after its arrival, 0 is the default) passed while others of its batch were executed.
 fn is_late(spent_us: u64, deadline_ms: u32) -> bool {

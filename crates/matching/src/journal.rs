@@ -19,12 +19,12 @@ use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use throng_matcher::record::{
     Input, Record, count_records, crc32c, next_record, parse_input, read_record, write_record,
 };
-use throng_matcher::{Caller, Config, Matcher, Notices, Verdict};
+use throng_matcher::{Caller, Config, Histogram, Matcher, Notices, Verdict};
 use throng_store::{File, Fs};
 
 const LOG: &str = "log";
@@ -33,6 +33,8 @@ const SNAPSHOTS: &str = "snap";
 const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 /// No snapshot before the log has this size: small states would be written again and again.
 const SNAPSHOT_LOG_BYTES_MIN: u64 = 16 << 20;
+/// Flushes from 10 us to 1 s.
+const FLUSH_BOUNDS_S: &[f64] = &[1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0];
 /// Time between flushes with [`Durability::Async`].
 const FLUSH_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -114,6 +116,8 @@ struct Flusher {
     changed: Condvar,
     durable: AtomicU64,
     failed: AtomicU64,
+    /// What flushes took, in s.
+    flushes: Mutex<Histogram>,
 }
 
 #[derive(Debug, Default)]
@@ -147,6 +151,11 @@ pub(crate) struct OpenOptions<'a> {
     pub(crate) wake: Box<dyn Fn() + Send + 'a>,
 }
 
+/// What a journal that was never flushed says of its flushes.
+pub(crate) fn no_flushes() -> Histogram {
+    Histogram::new(FLUSH_BOUNDS_S)
+}
+
 impl Journal {
     /// Reads what is there and opens a new segment behind it.
     pub(crate) fn open(options: OpenOptions<'static>) -> Result<Recovered, JournalError> {
@@ -168,6 +177,7 @@ impl Journal {
             changed: Condvar::new(),
             durable: AtomicU64::new(sequence),
             failed: AtomicU64::new(0),
+            flushes: Mutex::new(no_flushes()),
         });
         let thread = {
             let (fs, flusher) = (Arc::clone(&fs), Arc::clone(&flusher));
@@ -260,6 +270,11 @@ impl Journal {
         self.flusher.durable.load(Ordering::Acquire)
     }
 
+    /// What flushes took since the start, in s.
+    pub(crate) fn flushes(&self) -> Histogram {
+        self.flusher.flushes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Whether a flush failed: nothing that was not durable before may be promised any more.
     pub(crate) fn has_failed(&self) -> bool {
         self.flusher.failed.load(Ordering::Acquire) > 0
@@ -323,7 +338,10 @@ impl Flusher {
             let files = work.files.clone();
             drop(work);
             if written > self.durable.load(Ordering::Acquire) {
+                let began = Instant::now();
                 let result = files.iter().try_for_each(|file| file.sync());
+                let took = began.elapsed().as_secs_f64();
+                self.flushes.lock().unwrap_or_else(PoisonError::into_inner).observe(took);
                 if let Err(error) = result {
                     tracing::error!(%error, "the journal cannot be flushed; nothing is acknowledged any more");
                     self.failed.store(1, Ordering::Release);

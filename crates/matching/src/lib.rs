@@ -40,6 +40,8 @@ pub use watch::Watch;
 pub struct Report {
     /// Requests by method name.
     pub requests: Vec<(&'static str, u64)>,
+    /// By method name, from the arrival of a request's batch to its answer, in s; waiting for the disk not included.
+    pub latencies: Vec<(&'static str, throng_matcher::Histogram)>,
     /// Answers that were refusals, by status name.
     pub errors: Vec<(&'static str, u64)>,
     /// Objects that exist.
@@ -66,4 +68,6 @@ pub struct Report {
     pub connections: usize,
     /// Bytes written to the journal.
     pub journal_bytes: u64,
+    /// What flushes of the journal took, in s; `None` before the first report.
+    pub flushes: Option<throng_matcher::Histogram>,
 }

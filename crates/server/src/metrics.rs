@@ -190,8 +190,12 @@ mod tests {
 
     fn all() -> (Vec<Family>, Vec<Family>) {
         let reports = example();
+        let mut taken = throng_matcher::Histogram::new(&[0.001]);
+        taken.observe(0.0005);
         let matcher = throng_matching::Report {
             requests: vec![("Ping", 1)],
+            latencies: vec![("Ping", taken.clone())],
+            flushes: Some(taken),
             errors: vec![("INVALID", 1)],
             queues: queues(),
             ..throng_matching::Report::default()

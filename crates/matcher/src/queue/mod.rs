@@ -39,7 +39,7 @@ use crate::info::Text;
 use crate::matcher::Matcher;
 use crate::notices::Notices;
 use crate::slab::Slab;
-use crate::stats::{Histogram, QueueReport, TICK_BOUNDS_S, WAIT_BOUNDS_S};
+use crate::stats::{Histogram, QUALITY_BOUNDS, QueueReport, TICK_BOUNDS_S, WAIT_BOUNDS_S};
 use crate::ticket::Ticket;
 use crate::timers::Timer;
 
@@ -112,6 +112,8 @@ pub(crate) struct Queue {
     #[serde(skip)]
     compiled: Option<Arc<Compiled>>,
     pub(crate) pool: Pool,
+    /// Tickets that search, are proposed or wait for their match's server.
+    pub(crate) live: u64,
     pub(crate) regions: Vec<Text>,
     /// When tickets relax or time out.
     pub(crate) due: Due,
@@ -135,6 +137,7 @@ pub(crate) struct Queue {
 /// What was measured since the start of the process.
 #[derive(Clone, Debug)]
 pub(crate) struct Observed {
+    pub(crate) qualities: Histogram,
     pub(crate) waits: Histogram,
     pub(crate) ticks: Histogram,
     /// What the slices of the tick under way took, in s.
@@ -144,7 +147,7 @@ pub(crate) struct Observed {
 impl Default for Observed {
     fn default() -> Observed {
         let (waits, ticks) = (Histogram::new(WAIT_BOUNDS_S), Histogram::new(TICK_BOUNDS_S));
-        Observed { waits, ticks, under_way: 0.0 }
+        Observed { qualities: Histogram::new(QUALITY_BOUNDS), waits, ticks, under_way: 0.0 }
     }
 }
 
@@ -285,6 +288,7 @@ impl Matcher {
                 source: rules.source.clone(),
                 compiled: Some(compiled),
                 pool: Pool::default(),
+                live: 0,
                 regions: Vec::new(),
                 due: Due::default(),
                 tick_at: 0,
@@ -423,6 +427,8 @@ impl Matcher {
             cancelled: queue.figures.cancelled,
             declined: queue.figures.declined,
             scans: queue.figures.scans,
+            placing: queue.live - queue.pool.size,
+            qualities: queue.observed.qualities.clone(),
             waits: queue.observed.waits.clone(),
             ticks: queue.observed.ticks.clone(),
         };

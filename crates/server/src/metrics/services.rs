@@ -62,12 +62,23 @@ pub(super) fn matcher_families(report: &throng_matching::Report) -> Vec<Family> 
         rows.iter().map(|(name, count)| labelled(label, *name, *count as f64)).collect::<Vec<_>>()
     };
     let counts = &report.counts;
+    let latencies =
+        report.latencies.iter().filter(|(_, taken)| taken.counts().iter().any(|count| *count > 0));
+    let latencies =
+        latencies.map(|(method, taken)| observations(vec![("method", Cow::Borrowed(*method))], taken));
+    let flushes = report.flushes.iter().map(|taken| observations(Vec::new(), taken));
     let mut families = vec![
         family(
             "throng_matcher_requests",
             "Requests by method: what players and servers do.",
             FamilyKind::Counter,
             by("method", &report.requests),
+        ),
+        family(
+            "throng_matcher_request_seconds",
+            "Time from the arrival of a request's batch to its answer, by method; waiting for the disk not included.",
+            FamilyKind::Histogram,
+            latencies.collect(),
         ),
         family(
             "throng_matcher_refusals",
@@ -125,6 +136,12 @@ pub(super) fn matcher_families(report: &throng_matching::Report) -> Vec<Family> 
             report.lagging,
         ),
         counter("throng_matcher_journal_bytes", "Bytes written to the journal.", report.journal_bytes),
+        family(
+            "throng_matcher_journal_flush_seconds",
+            "Time that flushes of the journal took; with `durability = \"sync\"` answers wait for one.",
+            FamilyKind::Histogram,
+            flushes.collect(),
+        ),
         gauge("throng_matcher_tickets", "Live tickets of all queues.", counts.tickets as f64),
         gauge(
             "throng_matcher_matches",
@@ -136,6 +153,11 @@ pub(super) fn matcher_families(report: &throng_matching::Report) -> Vec<Family> 
     families
 }
 
+fn observations(labels: Vec<(&'static str, Cow<'static, str>)>, taken: &throng_matcher::Histogram) -> Sample {
+    let (bounds, counts, sum) = (Cow::Borrowed(taken.bounds()), taken.counts().to_vec(), taken.sum());
+    Sample { labels, value: SampleValue::Histogram { bounds, counts, sum } }
+}
+
 /// One series per queue; a report has 100 of them at most.
 fn queue_families(queues: &[throng_matcher::QueueReport]) -> Vec<Family> {
     use FamilyKind::{Counter, Gauge};
@@ -144,20 +166,21 @@ fn queue_families(queues: &[throng_matcher::QueueReport]) -> Vec<Family> {
         family(name, help, kind, rows.collect())
     };
     let observed = |name, help, of: fn(&throng_matcher::QueueReport) -> &throng_matcher::Histogram| {
-        let rows = queues.iter().map(|queue| Sample {
-            labels: vec![("queue", Cow::Owned(queue.name.clone()))],
-            value: SampleValue::Histogram {
-                bounds: Cow::Borrowed(of(queue).bounds()),
-                counts: of(queue).counts().to_vec(),
-                sum: of(queue).sum(),
-            },
-        });
+        let rows = queues
+            .iter()
+            .map(|queue| observations(vec![("queue", Cow::Owned(queue.name.clone()))], of(queue)));
         family(name, help, FamilyKind::Histogram, rows.collect())
     };
     vec![
         by_queue("throng_matcher_queue_tickets", "Tickets that search, by queue.", Gauge, |queue| {
             queue.searching as f64
         }),
+        by_queue(
+            "throng_matcher_queue_placing",
+            "Tickets that are proposed or whose match waits for its server, by queue.",
+            Gauge,
+            |queue| queue.placing as f64,
+        ),
         by_queue("throng_matcher_queue_backfills", "Backfills that ask for players.", Gauge, |queue| {
             queue.backfills as f64
         }),
@@ -180,6 +203,11 @@ fn queue_families(queues: &[throng_matcher::QueueReport]) -> Vec<Family> {
         by_queue("throng_matcher_queue_scans", "Neighbours looked at by searches.", Counter, |queue| {
             queue.scans as f64
         }),
+        observed(
+            "throng_matcher_queue_quality",
+            "Quality of matches, 0 to 1: how even the sides are, soft rules kept, latency.",
+            |queue| &queue.qualities,
+        ),
         observed("throng_matcher_queue_wait_seconds", "Waits of matched tickets.", |queue| &queue.waits),
         observed(
             "throng_matcher_queue_tick_seconds",
