@@ -1,7 +1,9 @@
 //! Ratings: Weng-Lin (Plackett-Luce form) and Glicko-2.
 //!
-//! Glicko-2 is the well-kept crate's. That crate's Weng-Lin is another member of the family (pairs of teams), so the
-//! Plackett-Luce form is here, held to published vectors.
+//! Glicko-2 is the well-kept crate's. That crate's Weng-Lin is another member of the family: it compares teams by pairs, so
+//! with three and more, or with weights for who played in part, its results are others; nor does it let time add to a
+//! deviation. So the Plackett-Luce form is here, held to published vectors, and to the crate where the two forms are the
+//! same: two teams, whatever the outcome.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -596,6 +598,38 @@ mod tests {
                 let chance = win_chance(&before[0], &before[1]);
                 close(chance, wanted, 1e-6, name);
                 close(1.0 - (2.0 * chance - 1.0).abs(), case["quality"].as_f64().unwrap(), 1e-6, name);
+            }
+        }
+    }
+
+    /// For two teams the forms of the family are the same, so the crate says what ours must.
+    #[test]
+    fn two_teams_are_rated_as_by_the_peer() {
+        use skillratings::weng_lin::{WengLinConfig, WengLinRating, weng_lin_two_teams};
+        let mut rng = throng_stdx::Rng::new(4);
+        let config = WengLinConfig { beta: BETA, uncertainty_tolerance: KAPPA };
+        for round in 0..1_000 {
+            let mut side = || -> Vec<(f64, f64, f64)> {
+                let players = 1 + rng.below(5);
+                (0..players).map(|_| (50.0 * rng.f64(), 0.5 + 8.0 * rng.f64(), 1.0)).collect()
+            };
+            let sides = [side(), side()];
+            // Time adds to the deviations first, which the crate leaves to its caller.
+            let peers = sides.each_ref().map(|side| -> Vec<WengLinRating> {
+                let inflated = |sigma: f64| (sigma * sigma + TAU * TAU).sqrt();
+                let peer = |(mu, sigma, _): &(f64, f64, f64)| WengLinRating {
+                    rating: *mu,
+                    uncertainty: inflated(*sigma),
+                };
+                side.iter().map(peer).collect()
+            });
+            let (ranks, outcome) =
+                [([1, 2], Outcomes::WIN), ([2, 1], Outcomes::LOSS), ([1, 1], Outcomes::DRAW)][round % 3];
+            let wanted = weng_lin_two_teams(&peers[0], &peers[1], &outcome, &config);
+            let found = weng_lin(&sides, &ranks);
+            for ((mu, sigma), peer) in found.iter().flatten().zip(wanted.0.iter().chain(&wanted.1)) {
+                close(*mu, peer.rating, 1e-9, "rating");
+                close(*sigma, peer.uncertainty, 1e-9, "deviation");
             }
         }
     }
