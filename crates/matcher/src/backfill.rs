@@ -149,7 +149,7 @@ impl Matcher {
                 "only the room's maker, a member's server or a trusted server may do this",
             ));
         }
-        let queue = self.queues.find(asked.queue).ok_or_else(|| not_found("queue does not exist"))?;
+        let queue = self.queues.find(asked.queue).ok_or_else(|| self.no_queue_here(asked.queue))?;
         let compiled = self.queues.list[queue].rules();
         let entry = &self.rooms[room];
         if entry.deleting || entry.sealed {
@@ -178,6 +178,16 @@ impl Matcher {
         write_bytes(answer, 1, &id.text());
         write_u64(answer, 2, 1);
         Ok(())
+    }
+
+    /// Where there are several shards, a queue fills the rooms of its own.
+    fn no_queue_here(&self, queue: &[u8]) -> Problem {
+        if self.shard.owns(queue) {
+            return not_found("queue does not exist");
+        }
+        invalid(
+            "the queue and the room's mode are on different shards of this matcher; name the mode like the queue",
+        )
     }
 
     /// Makes a backfill of a room, as far as the room's members fit the rules.

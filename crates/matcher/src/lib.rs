@@ -48,6 +48,7 @@
 #![forbid(unsafe_code)]
 
 mod backfill;
+mod claims;
 mod config;
 mod crc32c;
 mod explain;
@@ -69,15 +70,22 @@ mod rating;
 pub mod record;
 mod room;
 mod room_service;
+mod route;
+mod shard;
+mod shards;
 mod slab;
 mod stats;
 mod team;
 mod ticket;
 mod timers;
 
+pub use claims::Mail;
 pub use config::{Caller, Config, HookPoint, Limit, ModeRules, OnFull, Scope, Select, Snapshot};
 pub use matcher::{BadSnapshot, Matcher, check_server_name};
 pub use notices::{Notice, Notices};
 pub use policy::{Answered, Handled, Question, Verdict};
 pub use queue::{QueueRules, RuleProblem};
+pub use route::{Answers, Route, named, route};
+pub use shard::SHARDS_MAX;
+pub use shards::Shards;
 pub use stats::{Counts, Histogram, QueueReport, Stats};

@@ -7,6 +7,7 @@ use throng_wire::fields;
 use throng_wire::matcher::{Method, REQUEST_KEY_FIELD, Status, method, write_bytes, write_nested, write_u64};
 
 use crate::backfill::Backfill;
+use crate::claims::Claims;
 use crate::config::{Caller, Config, HookPoint, Scope};
 use crate::id::{Id, Nonces};
 use crate::info::{RoleRef, Text, check_len};
@@ -20,6 +21,7 @@ use crate::problem::{Outcome, Problem, forbidden, invalid};
 use crate::queue::{Queues, Waiting};
 use crate::rating::Ratings;
 use crate::room::Room;
+use crate::shard::Shard;
 use crate::slab::{NONE, Slab};
 use crate::stats::{Counts, Stats};
 use crate::team::Team;
@@ -56,6 +58,11 @@ pub struct Matcher {
     pub(crate) clock: u64,
     #[serde(skip)]
     pub(crate) config: Config,
+    /// Which shard this is. Not a part of the snapshot, nor are its claims: those of several shards have their own form.
+    #[serde(skip)]
+    pub(crate) shard: Shard,
+    #[serde(skip)]
+    pub(crate) claims: Claims,
     #[serde(skip)]
     pub(crate) stats: Stats,
     #[serde(skip)]
@@ -79,7 +86,7 @@ pub(crate) struct Scratch {
 /// Why a snapshot cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("the snapshot is not one of this version: {0}")]
-pub struct BadSnapshot(String);
+pub struct BadSnapshot(pub(crate) String);
 
 /// Timers that one input fires, however many are due. Ending a full room of four takes about 3 us, so a request waits for
 /// 2 ms at most; 100,000 rooms that end together took 0.8 s when they all went at once.
@@ -93,12 +100,17 @@ impl Matcher {
     /// time in ms since the epoch.
     #[must_use]
     pub fn new(config: Config, secret: [u8; 32], now: u64) -> Matcher {
+        Matcher::new_shard(config, secret, now, Shard::default())
+    }
+
+    /// One of several that make a matcher together, which share the secret.
+    pub(crate) fn new_shard(config: Config, secret: [u8; 32], now: u64, shard: Shard) -> Matcher {
         let mut matcher = Matcher {
             now,
             draining: false,
             order: 0,
-            nonces: Nonces::new(secret),
-            people: People::default(),
+            nonces: Nonces::new(shard.secret(secret)),
+            people: People::noting_gone(!shard.is_alone()),
             teams: Slab::default(),
             rooms: Slab::default(),
             modes: Modes::new(&config),
@@ -116,6 +128,8 @@ impl Matcher {
             hooks: Hooks::default(),
             clock: now,
             config,
+            shard,
+            claims: Claims::default(),
             stats: Stats::default(),
             scratch: Scratch::default(),
         };
@@ -125,6 +139,9 @@ impl Matcher {
 
     fn put_configured_queues(&mut self) {
         for rules in self.config.queues.clone() {
+            if !self.shard.owns(rules.name().as_bytes()) {
+                continue;
+            }
             // They were checked when they were read; what they end has no session to hear of it yet.
             let _ = self.put_queue(&rules, &mut Notices::default());
         }
@@ -154,11 +171,33 @@ impl Matcher {
             // replay.
             self.clock = self.now.max(now);
         }
-        self.execute(caller, Asked::new(method, body, self.now), answer, notices)
+        let handled = self.execute(caller, Asked::new(method, body, self.now), answer, notices);
+        self.pump(notices);
+        handled
     }
 
-    /// Executes a request, for the first time or again now that a policy has said something.
+    /// Executes a request, for the first time or again now that a policy has said something or a claim was granted.
     pub(crate) fn execute(
+        &mut self,
+        caller: Caller<'_>,
+        asked: Asked<'_>,
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Handled {
+        if self.shard.is_alone() {
+            return self.execute_once(caller, asked, answer, notices);
+        }
+        let number = asked.number;
+        self.use_claims(number);
+        let handled = self.execute_once(caller, asked, answer, notices);
+        self.put_claims_away();
+        if let (Handled::Done(_), Some(number)) = (handled, number) {
+            self.finish_claims(number);
+        }
+        handled
+    }
+
+    fn execute_once(
         &mut self,
         caller: Caller<'_>,
         mut asked: Asked<'_>,
@@ -179,6 +218,9 @@ impl Matcher {
             return Handled::Done(Status::from_code(known.status).unwrap_or(Status::Internal));
         }
         let mut kept = self.keep_behind(caller, &mut asked, answer);
+        if kept.is_none() {
+            kept = self.claim(caller, &mut asked, answer);
+        }
         let mut outcome = Ok(());
         if kept.is_none() {
             self.hooks.verdicts = std::mem::take(&mut asked.verdicts);
@@ -229,6 +271,7 @@ impl Matcher {
             let at = server.grace_until;
             self.timers.set(at, Timer::Grace(index));
         }
+        self.pump(notices);
         index
     }
 
@@ -237,6 +280,7 @@ impl Matcher {
     pub fn handle_timeout(&mut self, now: u64, notices: &mut Notices) {
         self.advance(now, notices);
         self.search_slice(notices);
+        self.pump(notices);
     }
 
     /// When [`handle_timeout`](Matcher::handle_timeout) has work, in ms since the epoch.
@@ -262,9 +306,11 @@ impl Matcher {
             self.timers.set(until, Timer::Grace(index));
         }
         self.forget_questions();
+        self.forget_claims();
         self.reopen_proposals(notices);
         let now = self.now;
         self.advance(now, notices);
+        self.pump(notices);
     }
 
     /// Applies changed rules of modes. A mode that still has rooms keeps its way of selecting.
@@ -312,13 +358,25 @@ impl Matcher {
         Some(&self.people.servers.get(server)?.id)
     }
 
+    /// Whether a server has a session or roles here, or has had them lately.
+    #[must_use]
+    pub fn has_server(&self, name: &[u8]) -> bool {
+        self.people.server(name).is_some()
+    }
+
     /// Everything that outlives the process, in the form of this version.
     ///
     /// # Panics
     /// When memory for it cannot be had.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
-        postcard::to_extend(self, SNAPSHOT_MAGIC.to_vec()).expect("plain data can be encoded into memory")
+        let own = postcard::to_extend(self, SNAPSHOT_MAGIC.to_vec());
+        let all = if self.shard.is_alone() {
+            own
+        } else {
+            own.and_then(|own| postcard::to_extend(&self.claims, own))
+        };
+        all.expect("plain data can be encoded into memory")
     }
 
     /// The matcher that [`snapshot`](Matcher::snapshot) saw, under a configuration.
@@ -326,11 +384,23 @@ impl Matcher {
     /// # Errors
     /// [`BadSnapshot`] for anything else.
     pub fn restore(config: Config, snapshot: &[u8]) -> Result<Matcher, BadSnapshot> {
+        Matcher::restore_shard(config, snapshot, Shard::default())
+    }
+
+    pub(crate) fn restore_shard(
+        config: Config,
+        snapshot: &[u8],
+        shard: Shard,
+    ) -> Result<Matcher, BadSnapshot> {
         let body = snapshot
             .strip_prefix(SNAPSHOT_MAGIC)
             .ok_or_else(|| BadSnapshot("it begins otherwise".to_owned()))?;
-        let mut matcher: Matcher =
-            postcard::from_bytes(body).map_err(|error| BadSnapshot(error.to_string()))?;
+        let bad = |error: postcard::Error| BadSnapshot(error.to_string());
+        let (mut matcher, rest): (Matcher, &[u8]) = postcard::take_from_bytes(body).map_err(bad)?;
+        if !shard.is_alone() {
+            matcher.claims = postcard::from_bytes(rest).map_err(bad)?;
+        }
+        (matcher.shard, matcher.people.notes_gone) = (shard, !shard.is_alone());
         matcher.people.reindex();
         matcher.queues.reindex().map_err(|problem| BadSnapshot(problem.to_string()))?;
         matcher.clock = matcher.now;
@@ -374,7 +444,8 @@ impl Matcher {
             Timer::Updates(queue) => self.send_updates(queue, notices),
             Timer::Period(pool) => self.end_rating_period(&pool),
             Timer::Cooldown(player) => self.end_cooldown(player),
-            Timer::Policy(id) => self.settle(id, None, notices),
+            Timer::Policy(id) => self.settle_question(id, None, notices),
+            Timer::Claim(id) => self.expire_claims(id, notices),
         }
     }
 
@@ -504,10 +575,7 @@ impl Matcher {
 
     /// Refuses unless the caller may act for a role that the matcher knows.
     pub(crate) fn check_acts_for(&self, caller: Caller<'_>, player: u32) -> Outcome {
-        if caller.scope > Scope::Server || self.people.server_of(player) == caller.srv.as_bytes() {
-            return Ok(());
-        }
-        Err(forbidden("the role lives on another server"))
+        check_acts_on(caller, self.people.server_of(player))
     }
 
     pub(crate) fn check_not_draining(&self) -> Outcome {
@@ -591,7 +659,7 @@ impl Matcher {
     }
 
     pub(crate) fn new_id(&mut self, index: u32) -> Id {
-        Id { index, nonce: self.nonces.next() }
+        Id { index, nonce: self.shard.sign(self.nonces.next()) }
     }
 }
 
@@ -655,6 +723,14 @@ pub(crate) fn require(caller: Caller<'_>, scope: Scope) -> Outcome {
         });
     }
     Ok(())
+}
+
+/// Refuses unless the caller may act for roles of a server.
+pub(crate) fn check_acts_on(caller: Caller<'_>, server: &[u8]) -> Outcome {
+    if caller.scope > Scope::Server || server == caller.srv.as_bytes() {
+        return Ok(());
+    }
+    Err(forbidden("the role lives on another server"))
 }
 
 fn refuse(problem: &Problem, answer: &mut Vec<u8>, start: usize) -> Status {

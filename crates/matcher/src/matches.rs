@@ -31,6 +31,8 @@ pub(crate) enum Stage {
     Assigning,
     /// It is a room like any other.
     Made,
+    /// Its players are claimed on other shards.
+    Claiming,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -257,6 +259,7 @@ impl Matcher {
     fn break_match(&mut self, index: u32, reason: &str, notices: &mut Notices) -> Vec<u32> {
         let players = self.players_of_match(index);
         let Some(found) = self.matches.remove(index) else { return Vec::new() };
+        self.unclaim_match(found.id);
         self.event(Event::MATCH_CANCELLED, |out| {
             write_bytes(out, 1, &found.id.text());
             write_bytes(out, 2, reason.as_bytes());
@@ -280,7 +283,8 @@ impl Matcher {
 
     /// Open proposals of a queue whose rules have changed are off.
     pub(crate) fn break_proposals(&mut self, queue: u32, notices: &mut Notices) {
-        let open = |found: &Match| found.queue == queue && found.stage == Stage::Proposed;
+        let is_open = |stage| matches!(stage, Stage::Proposed | Stage::Claiming);
+        let open = |found: &Match| found.queue == queue && is_open(found.stage);
         let all: Vec<u32> = self.matches.iter().filter(|(_, found)| open(found)).map(|(at, _)| at).collect();
         for index in all {
             self.break_match_of_backfill(index, "rules_changed", notices);
@@ -316,8 +320,43 @@ impl Matcher {
         self.people.release(player);
     }
 
-    /// Makes the room, or takes the backfill's, with a seat for everybody; ends the players' other tickets.
+    /// Places a match, where there are other shards as soon as its players are claimed.
     fn place(&mut self, index: u32, compiled: &Compiled, notices: &mut Notices) {
+        if self.shard.is_alone() {
+            self.place_now(index, compiled, notices);
+            return;
+        }
+        let found = &mut self.matches[index];
+        found.stage = Stage::Claiming;
+        let id = found.id;
+        let roles: Vec<Text> = self
+            .players_of_match(index)
+            .iter()
+            .map(|player| self.people.players[*player].id.clone())
+            .collect();
+        self.claim_match(id, roles.into_iter());
+    }
+
+    /// The players of a match are claimed. Whether it was placed.
+    pub(crate) fn place_claimed(&mut self, id: Id, notices: &mut Notices) -> bool {
+        let Some(index) = self.match_of(id).filter(|index| self.matches[*index].stage == Stage::Claiming)
+        else {
+            return false;
+        };
+        let compiled = self.queues.list[self.matches[index].queue].rules();
+        self.place_now(index, &compiled, notices)
+    }
+
+    /// The players of a match could not be claimed: its tickets search on.
+    pub(crate) fn unplace(&mut self, id: Id, notices: &mut Notices) {
+        if let Some(index) = self.match_of(id).filter(|index| self.matches[*index].stage == Stage::Claiming) {
+            self.break_match_of_backfill(index, "players_not_free", notices);
+        }
+    }
+
+    /// Makes the room, or takes the backfill's, with a seat for everybody; ends the players' other tickets. Whether that
+    /// could be done.
+    fn place_now(&mut self, index: u32, compiled: &Compiled, notices: &mut Notices) -> bool {
         let (queue, backfill) = (self.matches[index].queue, self.matches[index].backfill);
         let room = match backfill {
             Some(backfill) => match self.room_to_fill(index, backfill) {
@@ -325,7 +364,7 @@ impl Matcher {
                 None => {
                     self.break_match_of_backfill(index, "room_closed", notices);
                     self.shrink_backfill(backfill);
-                    return;
+                    return false;
                 }
             },
             None => self.room_of_match(index, queue, compiled),
@@ -374,6 +413,7 @@ impl Matcher {
         } else {
             self.make_ready(index, until, notices);
         }
+        true
     }
 
     fn room_of_match(&mut self, index: u32, queue: u32, compiled: &Compiled) -> u32 {
@@ -426,16 +466,7 @@ impl Matcher {
         let waits_elsewhere = |player: &&u32| self.people.players[**player].tickets.len() > 1;
         let busy: SmallVec<[u32; 8]> = players.iter().filter(waits_elsewhere).copied().collect();
         for player in busy {
-            for other in self.people.players[player].tickets.clone() {
-                match self.tickets[other].state {
-                    _ if self.tickets[other].matched == found => {}
-                    State::Searching => {
-                        self.end_ticket(other, State::Cancelled, "matched_elsewhere", notices)
-                    }
-                    State::Proposed => self.withdraw(other, "matched_elsewhere", notices),
-                    _ => {}
-                }
-            }
+            self.end_tickets_of(player, found, notices);
         }
     }
 
@@ -451,6 +482,35 @@ impl Matcher {
                 side.players.push(id);
             }
             self.seat(room, player, info, until);
+        }
+    }
+
+    /// A player was matched: tickets of any other match, or of none, are over.
+    fn end_tickets_of(&mut self, player: u32, found: Option<Id>, notices: &mut Notices) {
+        for other in self.people.players[player].tickets.clone() {
+            let matched = self.tickets[other].matched;
+            let claims = || {
+                let found = matched.and_then(|id| self.match_of(id));
+                found.is_some_and(|found| self.matches[found].stage == Stage::Claiming)
+            };
+            match self.tickets[other].state {
+                _ if matched.is_some() && matched == found => {}
+                State::Searching => self.end_ticket(other, State::Cancelled, "matched_elsewhere", notices),
+                State::Proposed => self.withdraw(other, "matched_elsewhere", notices),
+                State::Placing if claims() => self.withdraw(other, "matched_elsewhere", notices),
+                _ => {}
+            }
+        }
+    }
+
+    /// A role was matched on another shard.
+    pub(crate) fn matched_elsewhere(&mut self, role: &[u8], notices: &mut Notices) {
+        if let Some(player) = self.people.player(role) {
+            // Held, as the last ticket may be what keeps the entry.
+            self.people.players[player].holds += 1;
+            self.end_tickets_of(player, None, notices);
+            self.people.players[player].holds -= 1;
+            self.people.release(player);
         }
     }
 

@@ -57,6 +57,12 @@ impl Notices {
         self.bytes.clear();
     }
 
+    /// Adds an entry that another matcher's notices had, under a number of its server that the caller gives.
+    pub fn add(&mut self, server: u32, entry: &[u8], collapse: u64) {
+        self.bytes.extend_from_slice(entry);
+        self.heads.push(Head { server, end: self.bytes.len(), collapse });
+    }
+
     /// Adds an entry: `event` (an encoded field of an entry) for `roles` on `server`.
     pub(crate) fn push<'a>(
         &mut self,

@@ -161,7 +161,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) method: &'static Method,
     pub(crate) body: &'a [u8],
     /// Its number, if it has waited before.
-    number: Option<u64>,
+    pub(crate) number: Option<u64>,
     /// When it is too late.
     until: u64,
     pub(crate) verdicts: Vec<Said>,
@@ -177,12 +177,12 @@ pub(crate) struct Said {
 
 /// A request that waits.
 #[derive(Debug, Serialize, Deserialize)]
-struct Kept {
-    number: u64,
+pub(crate) struct Kept {
+    pub(crate) number: u64,
     until: u64,
     srv: String,
     scope: Scope,
-    method: u16,
+    pub(crate) method: u16,
     body: Vec<u8>,
     verdicts: Vec<Said>,
 }
@@ -264,7 +264,8 @@ impl Matcher {
     /// A policy has answered question `id`, or cannot (`None`). One that nobody waits for any more is ignored.
     pub fn handle_verdict(&mut self, now: u64, id: u64, verdict: Option<&Verdict>, notices: &mut Notices) {
         self.advance(now, notices);
-        self.settle(id, verdict.cloned(), notices);
+        self.settle_question(id, verdict.cloned(), notices);
+        self.pump(notices);
     }
 
     /// Questions that wait for their verdict.
@@ -313,16 +314,8 @@ impl Matcher {
             problem.write(answer);
             return Handled::Done(problem.status);
         }
-        let number = asked.number.unwrap_or_else(|| self.hooks.number());
-        let kept = Kept {
-            number,
-            until: asked.until,
-            srv: caller.srv.to_owned(),
-            scope: caller.scope,
-            method: asked.method.number,
-            body: asked.body.to_vec(),
-            verdicts: std::mem::take(&mut asked.verdicts),
-        };
+        let kept = self.keep_request(caller, asked);
+        let number = kept.number;
         match (stop.question, stop.room) {
             (Some((point, mode, body)), room) => self.ask(point, mode, body, room, Waiter::Request(kept)),
             (None, Some(room)) => {
@@ -332,6 +325,19 @@ impl Matcher {
             (None, None) => {}
         }
         Handled::Waits(number)
+    }
+
+    /// A request in a form that can wait.
+    pub(crate) fn keep_request(&mut self, caller: Caller<'_>, asked: &mut Asked<'_>) -> Kept {
+        Kept {
+            number: asked.number.unwrap_or_else(|| self.hooks.number()),
+            until: asked.until,
+            srv: caller.srv.to_owned(),
+            scope: caller.scope,
+            method: asked.method.number,
+            body: asked.body.to_vec(),
+            verdicts: std::mem::take(&mut asked.verdicts),
+        }
     }
 
     fn ask(&mut self, point: HookPoint, mode: u16, body: Vec<u8>, room: Option<Id>, waiter: Waiter) {
@@ -351,7 +357,7 @@ impl Matcher {
     }
 
     /// A question is over: what waited for it goes on, then what waited for its room.
-    pub(crate) fn settle(&mut self, id: u64, verdict: Option<Verdict>, notices: &mut Notices) {
+    pub(crate) fn settle_question(&mut self, id: u64, verdict: Option<Verdict>, notices: &mut Notices) {
         let Some(Pending { point, room, waiter }) = self.hooks.pending.remove(&id) else { return };
         let behind = room.and_then(|room| self.hooks.held.remove(&room)).unwrap_or_default();
         self.hooks.waiting -= behind.len();
@@ -380,8 +386,9 @@ impl Matcher {
         }
     }
 
-    fn resume(&mut self, kept: Kept, notices: &mut Notices) {
-        let method = throng_wire::matcher::method(kept.method).filter(|_| self.now <= kept.until);
+    pub(crate) fn resume(&mut self, kept: Kept, notices: &mut Notices) {
+        let in_time = self.now <= kept.until && self.holds_claims(kept.number);
+        let method = throng_wire::matcher::method(kept.method).filter(|_| in_time);
         let Some(method) = method else {
             return self.give_up(&kept, Status::Timeout, "the deadline passed; nothing was done");
         };
@@ -399,7 +406,8 @@ impl Matcher {
         }
     }
 
-    fn give_up(&mut self, kept: &Kept, status: Status, why: &'static str) {
+    pub(crate) fn give_up(&mut self, kept: &Kept, status: Status, why: &'static str) {
+        self.finish_claims(kept.number);
         let mut body = Vec::new();
         Problem::new(status, why).write(&mut body);
         self.hooks.answered.push_back(Answered { request: kept.number, status, body });

@@ -5,6 +5,8 @@
 //! deviation. So the Plackett-Luce form is here, held to published vectors, and to the crate where the two forms are the
 //! same: two teams, whatever the outcome.
 
+mod shared;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
@@ -20,6 +22,8 @@ use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, invalid, not_found, too_large};
 use crate::queue::System;
 use crate::timers::Timer;
+
+pub(crate) use shared::SharedRatings;
 
 /// A player's rating.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -367,9 +371,18 @@ impl<'a> GameResult<'a> {
     }
 }
 
-impl Matcher {
-    pub(crate) fn report_result(&mut self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
-        require(caller, Scope::Trusted)?;
+/// A report as it came.
+struct Reported<'a> {
+    id: &'a [u8],
+    room: &'a [u8],
+    pool: &'a [u8],
+    amend: bool,
+    result: GameResult<'a>,
+    digest: [u8; 32],
+}
+
+impl<'a> Reported<'a> {
+    fn parse(body: &'a [u8]) -> Outcome<Reported<'a>> {
         let (mut id, mut room, mut pool, mut amend) = (&[][..], &[][..], &[][..], false);
         let (mut result, mut digest) = (GameResult::default(), blake3::Hasher::new());
         for field in fields(body) {
@@ -392,22 +405,49 @@ impl Matcher {
             }
         }
         result.check()?;
-        let (about, name, system, period_ms) = self.rated_by(id, room, pool)?;
-        let digest = *digest.finalize().as_bytes();
+        Ok(Reported { id, room, pool, amend, result, digest: *digest.finalize().as_bytes() })
+    }
+}
+
+impl Matcher {
+    pub(crate) fn report_result(&mut self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+        require(caller, Scope::Trusted)?;
+        if let Some(result) = self.claims.take_result() {
+            return Matcher::answer_rated(result, answer);
+        }
+        let report = Reported::parse(body)?;
+        let about = self.rated_by(report.id, report.room, report.pool)?;
+        self.rate_report(about, &report, answer)
+    }
+
+    /// Counts a result, of a match or room in a pool, once.
+    fn rate_report(
+        &mut self,
+        (about, name, system, period_ms): (Id, String, System, u64),
+        report: &Reported<'_>,
+        answer: &mut Vec<u8>,
+    ) -> Outcome {
+        let Reported { result, digest, .. } = report;
         let known = self.ratings.reports.get(&about).cloned();
         match &known {
-            Some(report) if report.digest == digest => {
-                let pool = &self.ratings.pools[&report.pool];
-                report.changes.iter().for_each(|(role, ..)| pool.write(role, answer));
+            Some(known) if known.digest == *digest => {
+                let pool = &self.ratings.pools[&known.pool];
+                known.changes.iter().for_each(|(role, ..)| pool.write(role, answer));
                 return Ok(());
             }
-            Some(_) if !amend => return Err(invalid("the match has another result; `Amend` replaces it")),
+            Some(_) if !report.amend => {
+                return Err(invalid("the match has another result; `Amend` replaces it"));
+            }
             _ => {}
         }
-        let changes = self.rate(about, &name, system, period_ms, &result, known.as_ref())?;
+        let changes = self.rate(about, &name, system, period_ms, result, known.as_ref())?;
         let pool = &self.ratings.pools[&name];
         changes.iter().for_each(|(role, ..)| pool.write(role, answer));
-        self.ratings.remember(about, Report { digest, pool: name, changes });
+        // What is taken back changes players too.
+        let before = known.iter().flat_map(|known| &known.changes);
+        let roles: Vec<Text> = changes.iter().chain(before).map(|(role, ..)| role.clone()).collect();
+        self.share_players(&name, roles.into_iter());
+        self.ratings.remember(about, Report { digest: *digest, pool: name, changes });
         Ok(())
     }
 
@@ -478,7 +518,8 @@ impl Matcher {
     /// The end of a Glicko-2 period: all of its games count at once; who did not play becomes less certain.
     pub(crate) fn end_rating_period(&mut self, name: &Text) {
         let now = self.now;
-        let Some(pool) = self.ratings.pools.get_mut(&*String::from_utf8_lossy(name)) else { return };
+        let shown = String::from_utf8_lossy(name);
+        let Some(pool) = self.ratings.pools.get_mut(&*shown) else { return };
         let games = std::mem::take(&mut pool.games);
         let mut played: BTreeMap<Text, Vec<(Rating, f64)>> = BTreeMap::new();
         for (_, a, b, score) in &games {
@@ -499,6 +540,10 @@ impl Matcher {
         }
         let at = now + pool.period_ms;
         self.timers.set(at, Timer::Period(name.clone()));
+        if !self.shard.is_alone() {
+            let everybody: Vec<Text> = self.ratings.pools[&*shown].players.keys().cloned().collect();
+            self.share_players(&shown, everybody.into_iter());
+        }
     }
 
     pub(crate) fn get_ratings(&self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {

@@ -11,7 +11,7 @@ use crate::info::{DataMap, Info, ROOM_DATA_FIELD, RoleRef, bytes, entry, text, w
 use crate::matcher::{Matcher, fan_out, write_about};
 use crate::notices::Notices;
 use crate::policy::Verdict;
-use crate::problem::{Outcome, Problem, not_found, quote};
+use crate::problem::{Outcome, Problem, not_found};
 use crate::slab::NONE;
 use crate::timers::Timer;
 
@@ -153,8 +153,7 @@ impl Matcher {
     }
 
     pub(crate) fn already_in(&self, room: u32) -> Problem {
-        let id = self.rooms[room].id.text();
-        Problem::new(Status::AlreadyInRoom, "the role is in another room").with("RoomID", quote(&id))
+        crate::claims::already_in(self.rooms[room].id)
     }
 
     /// A random join's room: the first candidate whose policy admits the newcomers, or `None`.

@@ -1,17 +1,18 @@
 //! The room service: requests about rooms.
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bool, write_bytes, write_nested};
 
 use crate::config::{Caller, Scope};
+use crate::id::Id;
 use crate::info::{ROOM_DATA_FIELD, RoleRef, Update, bytes, check_id, text};
 use crate::matcher::{Matcher, collapse_key, write_about};
 use crate::notices::Notices;
 use crate::problem::{Outcome, Problem, forbidden, invalid, not_found, quote, quote_all};
 use crate::room::{CreateInfo, Newcomer, Newcomers};
 use crate::slab::NONE;
-use crate::team::{text_and_message, two_texts};
+use crate::team::{TeamMember, text_and_message, two_texts};
 use crate::timers::Timer;
 
 /// Rooms that one answer lists.
@@ -37,6 +38,7 @@ impl Matcher {
             }
             return Err(self.already_in(room));
         }
+        self.check_not_elsewhere(role.id)?;
         self.check_open_to(mode, 1)?;
         self.modes[mode].rules.check_limits(&role)?;
         if reserve > RESERVE_S_MAX {
@@ -112,6 +114,9 @@ impl Matcher {
         if let Some(room) = self.room_of(role.id).filter(|_| self.modes[mode].rules.exclusive) {
             return Err(self.already_in(room));
         }
+        if self.modes[mode].rules.exclusive {
+            self.check_not_elsewhere(role.id)?;
+        }
         self.check_open_to(mode, 1)?;
         self.modes[mode].rules.check_limits(&role)?;
         let newcomer = self.newcomer(caller, &role)?;
@@ -135,6 +140,9 @@ impl Matcher {
         }
         if let Some(other) = self.room_of(role.id).filter(|_| self.is_exclusive(room)) {
             return Err(self.already_in(other));
+        }
+        if self.is_exclusive(room) {
+            self.check_not_elsewhere(role.id)?;
         }
         if let Some(player) =
             known.filter(|player| self.rooms[room].seats.iter().any(|seat| seat.player == *player))
@@ -197,13 +205,15 @@ impl Matcher {
     ) -> Outcome {
         let (team, create) = id_and_bytes(body)?;
         let create = CreateInfo::parse(create)?;
-        let team = self.team_to_move(team)?;
-        let mode = self.modes.resolve(create.mode)?;
-        if let Some(room) = self.room_of_whole_team(team).filter(|room| self.rooms[*room].mode == mode) {
-            return self.answer_join(room, false, true, answer);
-        }
-        let newcomers = self.team_newcomers(team, mode)?;
-        self.join_any(mode, &create, newcomers, answer, notices)
+        self.move_team(team, |matcher, newcomers| {
+            let mode = matcher.modes.resolve(create.mode)?;
+            let same = matcher.room_of_whole_team(&newcomers);
+            if let Some(room) = same.filter(|room| matcher.rooms[*room].mode == mode) {
+                return matcher.answer_join(room, false, true, answer);
+            }
+            matcher.check_team(&newcomers, mode)?;
+            matcher.join_any(mode, &create, newcomers, answer, notices)
+        })
     }
 
     pub(crate) fn team_create_room(
@@ -214,12 +224,13 @@ impl Matcher {
     ) -> Outcome {
         let (team, create) = id_and_bytes(body)?;
         let create = CreateInfo::parse(create)?;
-        let team = self.team_to_move(team)?;
-        let mode = self.modes.resolve(create.mode)?;
-        let newcomers = self.team_newcomers(team, mode)?;
-        self.make_room(mode, &create, newcomers, notices)?;
-        write_bytes(answer, 1, &self.scratch.room);
-        Ok(())
+        self.move_team(team, |matcher, newcomers| {
+            let mode = matcher.modes.resolve(create.mode)?;
+            matcher.check_team(&newcomers, mode)?;
+            matcher.make_room(mode, &create, newcomers, notices)?;
+            write_bytes(answer, 1, &matcher.scratch.room);
+            Ok(())
+        })
     }
 
     pub(crate) fn team_join_room(
@@ -229,17 +240,18 @@ impl Matcher {
         notices: &mut Notices,
     ) -> Outcome {
         let (team, room) = two_texts(body)?;
-        let team = self.team_to_move(team)?;
-        let room = self.find_room(room)?;
-        if self.room_of_whole_team(team) == Some(room) {
-            return self.answer_join(room, false, true, answer);
-        }
-        let newcomers = self.team_newcomers(team, self.rooms[room].mode)?;
-        self.check_joinable(room, newcomers.len())?;
-        self.check_unique(room, &newcomers)?;
-        let changes = self.ask_to_admit(room, &newcomers)?;
-        self.admit(room, newcomers, &changes, notices);
-        self.answer_encoded(false, answer)
+        self.move_team(team, |matcher, newcomers| {
+            let room = matcher.find_room(room)?;
+            if matcher.room_of_whole_team(&newcomers) == Some(room) {
+                return matcher.answer_join(room, false, true, answer);
+            }
+            matcher.check_team(&newcomers, matcher.rooms[room].mode)?;
+            matcher.check_joinable(room, newcomers.len())?;
+            matcher.check_unique(room, &newcomers)?;
+            let changes = matcher.ask_to_admit(room, &newcomers)?;
+            matcher.admit(room, newcomers, &changes, notices);
+            matcher.answer_encoded(false, answer)
+        })
     }
 
     pub(crate) fn broadcast_room(&mut self, body: &[u8], notices: &mut Notices) -> Outcome {
@@ -474,6 +486,9 @@ impl Matcher {
         if other != NONE && other != room && self.is_exclusive(room) {
             return Err(self.already_in(other));
         }
+        if self.is_exclusive(room) {
+            self.check_not_elsewhere(&self.people.players[player].id)?;
+        }
         let kept = self.info_of_seat(&self.rooms[room].seats[at]);
         let info = match info {
             Some((_, role)) => role.info(self.people.server_of(player), team_field(kept.bytes())),
@@ -541,46 +556,61 @@ impl Matcher {
         made
     }
 
-    fn team_to_move(&self, id: &[u8]) -> Outcome<u32> {
-        let team = self.find_team(id).map_err(|_| not_found("can not find team"))?;
-        if self.teams[team].members.is_empty() {
-            return Err(Problem::new(Status::TeamEmpty, "team is empty"));
+    /// Does something with the members of a team, of whatever shard.
+    fn move_team(&mut self, id: &[u8], go: impl FnOnce(&mut Matcher, Newcomers) -> Outcome) -> Outcome {
+        let newcomers = self.team_newcomers(id)?;
+        let players: SmallVec<[u32; 4]> = newcomers.iter().map(|newcomer| newcomer.player).collect();
+        let moved = go(self, newcomers);
+        if moved.is_err() {
+            for player in players {
+                self.people.release(player);
+            }
         }
-        Ok(team)
+        moved
     }
 
-    fn room_of_whole_team(&self, team: u32) -> Option<u32> {
-        let mut rooms = self.teams[team].members.iter().map(|member| self.people.players[member.player].room);
+    /// All members of a team as newcomers.
+    fn team_newcomers(&mut self, id: &[u8]) -> Outcome<Newcomers> {
+        let missing = || not_found("can not find team");
+        let parsed = Id::parse(id).ok_or_else(missing)?;
+        if self.shard.of_id(parsed).is_some_and(|home| home != self.shard.index) {
+            return self.newcomers_from_elsewhere(parsed);
+        }
+        let team = self.find_team(id).map_err(|_| missing())?;
+        let members = &self.teams[team].members;
+        if members.is_empty() {
+            return Err(Problem::new(Status::TeamEmpty, "team is empty"));
+        }
+        let newcomer = |member: &TeamMember| Newcomer { player: member.player, info: member.info.clone() };
+        Ok(members.iter().map(newcomer).collect())
+    }
+
+    fn room_of_whole_team(&self, members: &[Newcomer]) -> Option<u32> {
+        let mut rooms = members.iter().map(|member| self.people.players[member.player].room);
         let first = rooms.next().filter(|room| *room != NONE)?;
         rooms.all(|room| room == first).then_some(first)
     }
 
-    /// All members of a team as newcomers of a mode: all or nobody.
-    fn team_newcomers(&self, team: u32, mode: u16) -> Outcome<Newcomers> {
-        let members = &self.teams[team].members;
+    /// Whether a team may be in a room of a mode: all members or nobody.
+    fn check_team(&self, members: &[Newcomer], mode: u16) -> Outcome {
         self.check_open_to(mode, members.len())?;
         let rules = &self.modes[mode].rules;
         if rules.exclusive {
-            let elsewhere = |player: u32| self.people.players[player].room != NONE;
-            let busy: Vec<u32> =
-                members.iter().map(|m| m.player).filter(|player| elsewhere(*player)).collect();
-            if !busy.is_empty() {
-                let names = busy.iter().map(|player| self.people.players[*player].id.as_slice());
-                let room = self.rooms[self.people.players[busy[0]].room].id.text();
-                let detail = quote_all(names);
-                return Err(Problem::new(
-                    Status::AlreadyInRoom,
-                    format!("members of the team are in other rooms, the first in {}", quote(&room)),
-                )
-                .with("RoleIDs", detail));
+            let rooms = members.iter().map(|member| {
+                let player = &self.people.players[member.player];
+                let here = self.rooms.get(player.room).map(|room| room.id);
+                (player.id.as_slice(), here.or_else(|| self.room_elsewhere(&player.id)))
+            });
+            let busy: SmallVec<[(&[u8], Id); 4]> =
+                rooms.filter_map(|(role, room)| Some((role, room?))).collect();
+            if let Some((_, first)) = busy.first() {
+                let first = quote(&first.text());
+                let message = format!("members of the team are in other rooms, the first in {first}");
+                let detail = quote_all(busy.iter().map(|(role, _)| *role));
+                return Err(Problem::new(Status::AlreadyInRoom, message).with("RoleIDs", detail));
             }
         }
-        let mut newcomers = Newcomers::new();
-        for member in members {
-            rules.check_limits(&RoleRef::parse(member.info.bytes())?)?;
-            newcomers.push(Newcomer { player: member.player, info: member.info.clone() });
-        }
-        Ok(newcomers)
+        members.iter().try_for_each(|member| rules.check_limits(&RoleRef::parse(member.info.bytes())?))
     }
 
     fn answer_join(&self, room: u32, created: bool, already: bool, answer: &mut Vec<u8>) -> Outcome {

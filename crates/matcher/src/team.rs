@@ -350,10 +350,9 @@ impl Matcher {
 
     fn check_in_no_team(&self, role: &[u8]) -> Outcome {
         let team = self.people.player(role).map_or(NONE, |player| self.people.players[player].team);
-        if team == NONE {
-            return Ok(());
-        }
-        let id = self.teams[team].id.text();
+        let here = self.teams.get(team).map(|team| team.id);
+        let Some(id) = here.or_else(|| self.elsewhere(role)?.team) else { return Ok(()) };
+        let id = id.text();
         Err(Problem::new(Status::AlreadyInTeam, "the role is in another team").with("TeamID", quote(&id)))
     }
 

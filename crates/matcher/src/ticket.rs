@@ -8,7 +8,7 @@ use throng_wire::{Field, WireType, fields};
 use crate::config::{Caller, Scope};
 use crate::id::Id;
 use crate::info::{ID_BYTES_MAX, RoleRef, bytes, check_id, check_len, entry, text};
-use crate::matcher::{Matcher, fan_out, require};
+use crate::matcher::{Matcher, check_acts_on, fan_out, require};
 use crate::notices::Notices;
 use crate::problem::{Outcome, Problem, invalid, not_found, quote, quote_all, too_large};
 use crate::queue::{Compiled, Facts, Key, Kind, OnMemberLost, PlayerInput, anchor_of, number, ordered};
@@ -219,42 +219,57 @@ impl Matcher {
             // A team's members live where they joined it from.
             let server = if from_team { srv } else { self.home_of(caller, &role)? };
             servers.push(server.to_vec());
-            let Some(player) = self.people.player(input.role) else { continue };
             if !from_team {
-                self.check_acts_for(caller, player)?;
+                match (self.people.player(input.role), self.elsewhere(input.role)) {
+                    (Some(player), _) => self.check_acts_for(caller, player)?,
+                    (None, Some(facts)) => check_acts_on(caller, &facts.server)?,
+                    (None, None) => {}
+                }
             }
-            let player = &self.people.players[player];
-            if player.cooldown_until > self.now {
-                let until = player.cooldown_until.to_string();
-                let message = "the player declined a match lately";
-                return Err(Problem::new(Status::Cooldown, message).with("Until", until));
-            }
-            let here = player.tickets.iter().any(|ticket| self.tickets[*ticket].queue == queue);
-            if here || player.tickets.len() >= self.config.tickets_per_player {
-                let ids: Vec<[u8; 32]> =
-                    player.tickets.iter().map(|ticket| self.ticket_text(*ticket)).collect();
-                let detail = quote_all(ids.iter().map(<[u8; 32]>::as_slice));
-                let message = "the player has live tickets";
-                return Err(Problem::new(Status::AlreadyInQueue, message).with("TicketIDs", detail));
-            }
-            if player.room != NONE && !compiled.set.allow_in_room {
-                return Err(self.already_in(player.room));
-            }
+            self.check_may_wait(queue, compiled, input.role)?;
         }
         Ok(servers)
     }
 
+    /// Refuses a player who may not have one more ticket.
+    fn check_may_wait(&self, queue: u32, compiled: &Compiled, role: &[u8]) -> Outcome {
+        let (here, elsewhere) = (self.people.player(role), self.elsewhere(role));
+        let here = here.map(|player| &self.people.players[player]);
+        let cooldown_until = here.map_or(0, |player| player.cooldown_until);
+        let cooldown_until = cooldown_until.max(elsewhere.map_or(0, |facts| facts.cooldown_until));
+        if cooldown_until > self.now {
+            let message = "the player declined a match lately";
+            return Err(Problem::new(Status::Cooldown, message).with("Until", cooldown_until.to_string()));
+        }
+        let tickets = here.map_or(&[][..], |player| &player.tickets);
+        let others = elsewhere.map_or(&[][..], |facts| &facts.tickets);
+        let is_here = tickets.iter().any(|ticket| self.tickets[*ticket].queue == queue);
+        if is_here || tickets.len() + others.len() >= self.config.tickets_per_player {
+            let ids: Vec<[u8; 32]> = tickets.iter().map(|ticket| self.ticket_text(*ticket)).collect();
+            let detail =
+                quote_all(ids.iter().map(<[u8; 32]>::as_slice).chain(others.iter().map(|id| id.as_slice())));
+            let message = "the player has live tickets";
+            return Err(Problem::new(Status::AlreadyInQueue, message).with("TicketIDs", detail));
+        }
+        if compiled.set.allow_in_room {
+            return Ok(());
+        }
+        match here.map_or(NONE, |player| player.room) {
+            NONE => self.check_not_elsewhere(role),
+            room => Err(self.already_in(room)),
+        }
+    }
+
     /// The members of a team as players: numbers and texts of their infos are attributes where the queue declares them.
     fn team_as_players(&self, caller: Caller<'_>, team: &[u8], compiled: &Compiled) -> Outcome<Vec<Vec<u8>>> {
-        let index = self.find_team(team)?;
-        let team = &self.teams[index];
-        self.check_acts_for(caller, team.leader)?;
+        let team = self.view_team(team)?;
+        check_acts_on(caller, &team.server)?;
         let declared = |key: &[u8]| compiled.set.attributes.keys().any(|known| known.as_bytes() == key);
         let mut players = Vec::with_capacity(team.members.len());
         for member in &team.members {
             let mut body = Vec::new();
-            write_bytes(&mut body, 1, &self.people.players[member.player].id);
-            write_bytes(&mut body, 2, self.people.server_of(member.player));
+            write_bytes(&mut body, 1, &member.role);
+            write_bytes(&mut body, 2, &member.server);
             for field in fields(member.info.bytes()).map_while(Result::ok) {
                 if !matches!(field.number, 4 | 5) {
                     continue;

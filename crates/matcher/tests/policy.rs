@@ -34,14 +34,14 @@ fn waits(handled: Handled) -> u64 {
 
 /// The only open question.
 fn question(world: &mut World, point: HookPoint) -> Question {
-    let question = world.matcher.poll_question().expect("a question");
+    let question = world.matcher_mut().poll_question().expect("a question");
     assert_eq!((question.point, &question.policy[..]), (point, "p"));
-    assert!(world.matcher.poll_question().is_none());
+    assert!(world.matcher_mut().poll_question().is_none());
     question
 }
 
 fn answered(world: &mut World, number: u64) -> (Status, Vec<u8>) {
-    let answered = world.matcher.poll_answered().expect("an answer");
+    let answered = world.matcher_mut().poll_answered().expect("an answer");
     assert_eq!(answered.request, number);
     (answered.status, answered.body)
 }
@@ -73,7 +73,7 @@ fn a_policy_is_asked_at_every_point_of_a_rooms_life() {
     assert_eq!((body.str(1).unwrap(), body.str(2).unwrap()), ("OnAddingRoles", "m"));
     assert_eq!(body.nested(4).unwrap().str(1).unwrap(), "ann");
     assert!(asked.body.windows(5).any(|part| part == b"\"h:1\""), "the room as OnCreate made it");
-    assert_eq!(world.matcher.counts().rooms, 0, "nothing is there yet");
+    assert_eq!(world.counts().rooms, 0, "nothing is there yet");
     assert!(world.take_heard().is_empty());
     let asked = question(&mut world, HookPoint::OnAddedRoles);
     assert_eq!(Reader::new(&asked.body).unwrap().nested(3).unwrap().u64(12), 1, "with its first member");
@@ -91,7 +91,7 @@ fn a_policy_is_asked_at_every_point_of_a_rooms_life() {
     assert_eq!(answered(&mut world, number).0, Status::Ok);
     world.pass(2_000);
     let told = question(&mut world, HookPoint::OnDestroy);
-    assert!(!told.waits && world.matcher.counts().rooms == 0);
+    assert!(!told.waits && world.counts().rooms == 0);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn a_veto_leads_a_random_join_to_the_next_room_and_then_to_a_new_one() {
     allow(&mut world, HookPoint::OnAddingRoles);
     let (status, body) = answered(&mut world, number);
     assert_eq!((status, Reader::new(&body).unwrap().u64(2)), (Status::Ok, 1), "made for her");
-    assert_eq!(world.matcher.counts().rooms, 3);
+    assert_eq!(world.counts().rooms, 3);
     let number = waits(world.begin(Method::ROLE_JOIN_ROOM, to_room("d", &rooms[0])));
     let asked = question(&mut world, HookPoint::OnAddingRoles);
     world.verdict(asked.id, Some(&Verdict::refusal("not you")));
@@ -119,25 +119,25 @@ fn a_veto_leads_a_random_join_to_the_next_room_and_then_to_a_new_one() {
 #[test]
 fn without_a_verdict_the_request_fails_and_nothing_has_changed() {
     let mut world = world(&HookPoint::ALL);
-    let before = world.matcher.counts();
+    let before = world.counts();
     let number = waits(world.begin(Method::ROLE_CREATE_ROOM, to_mode("ann", "m").bytes(100, &[1; 16])));
     let asked = question(&mut world, HookPoint::OnCreate);
     world.pass(199);
-    assert!(world.matcher.poll_answered().is_none());
+    assert!(world.matcher_mut().poll_answered().is_none());
     world.pass(1);
     assert_eq!(answered(&mut world, number).0, Status::PolicyUnavailable);
-    assert_eq!(
-        (world.matcher.counts().rooms, world.matcher.counts().players),
-        (before.rooms, before.players)
-    );
+    assert_eq!((world.counts().rooms, world.counts().players), (before.rooms, before.players));
     world.verdict(asked.id, Some(&Verdict::default()));
-    assert!(world.matcher.poll_answered().is_none() && world.matcher.poll_question().is_none(), "too late");
+    assert!(
+        world.matcher_mut().poll_answered().is_none() && world.matcher_mut().poll_question().is_none(),
+        "too late"
+    );
     let again = waits(world.begin(Method::ROLE_CREATE_ROOM, to_mode("ann", "m").bytes(100, &[1; 16])));
     assert_ne!(again, number, "its key was not spent");
     let asked = question(&mut world, HookPoint::OnCreate);
     world.verdict(asked.id, None);
     assert_eq!(answered(&mut world, again).0, Status::PolicyUnavailable);
-    assert_eq!(world.matcher.stats().policy_failures, 2);
+    assert_eq!(world.matcher().stats().policy_failures, 2);
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn only_the_room_of_an_open_question_waits() {
     world.verdict(asked.id, Some(&Verdict::default()));
     assert_eq!(answered(&mut world, joins).0, Status::Ok);
     assert_eq!(answered(&mut world, sets).0, Status::Ok);
-    assert!(world.matcher.poll_answered().is_none(), "the second join has a question of its own");
+    assert!(world.matcher_mut().poll_answered().is_none(), "the second join has a question of its own");
     allow(&mut world, HookPoint::OnAddingRoles);
     assert_eq!(answered(&mut world, second).0, Status::Ok);
     assert_eq!(answered(&mut world, leaves).0, Status::Ok);
@@ -177,11 +177,11 @@ fn at_most_a_thousand_questions_are_open() {
     for index in 0..1_000 {
         waits(world.begin(Method::ROLE_CREATE_ROOM, to_mode(&format!("r{index}"), "m")));
     }
-    assert_eq!(world.matcher.open_questions(), 1_000);
+    assert_eq!(world.matcher().open_questions(), 1_000);
     let beyond = world.begin(Method::ROLE_CREATE_ROOM, to_mode("beyond", "m"));
     assert_eq!(beyond, Handled::Done(Status::PolicyUnavailable));
     world.pass(200);
-    assert_eq!((world.matcher.open_questions(), world.matcher.counts().players), (0, 0));
+    assert_eq!((world.matcher().open_questions(), world.counts().players), (0, 0));
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn a_match_gets_its_server_from_the_policy_or_its_tickets_search_on() {
     let cancelled = heard.iter().find(|heard| heard.kind == Event::MATCH_CANCELLED).unwrap();
     assert_eq!(cancelled.str(2), "refused");
     world.pass(200);
-    let asked = world.matcher.poll_question().expect("they are matched again");
+    let asked = world.matcher_mut().poll_question().expect("they are matched again");
     let server =
         Verdict { data: vec![("connection".to_owned(), "\"h:7\"".to_owned())], ..Verdict::default() };
     world.take_heard();
@@ -221,10 +221,10 @@ fn a_snapshot_keeps_what_waits_and_a_restart_ends_it() {
     let mut world = world(&[HookPoint::OnAddingRoles]);
     let number = waits(world.begin(Method::ROLE_CREATE_ROOM, to_mode("a", "m")));
     let asked = question(&mut world, HookPoint::OnAddingRoles);
-    let snapshot = world.matcher.snapshot();
+    let snapshot = world.matcher().snapshot();
     let rules = config(&[HookPoint::OnAddingRoles]);
     let mut again = Matcher::restore(rules, &snapshot).unwrap();
-    assert_eq!(again.digest(), world.matcher.digest());
+    assert_eq!(again.digest(), world.matcher().digest());
     let mut notices = Notices::default();
     again.handle_verdict(START, asked.id, Some(&Verdict::default()), &mut notices);
     let reply = again.poll_answered().unwrap();

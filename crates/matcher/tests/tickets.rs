@@ -131,7 +131,7 @@ fn what_does_not_fit_the_declarations_is_refused_with_the_key() {
     assert_eq!(world.try_ticket("s", "duel", vec![]).0, Status::Invalid);
     let twice = vec![player("a", &[]), player("a", &[])];
     assert_eq!(world.try_ticket("s", "duel", twice).0, Status::Invalid);
-    assert_eq!(world.matcher.counts(), throng_matcher::Counts::default(), "nothing stays behind");
+    assert_eq!(world.counts(), throng_matcher::Counts::default(), "nothing stays behind");
 }
 
 #[test]
@@ -228,11 +228,11 @@ fn a_lost_server_cancels_its_tickets_and_a_restart_blames_nobody() {
     world.session("s1", true);
     let (a, b) = (world.solo("s1", "duel", "a", 0.0), world.solo("s2", "duel", "b", 0.0));
     world.pass(250);
-    let bytes = world.matcher.snapshot();
-    let mut again = throng_matcher::Matcher::restore(Config::default(), &bytes).unwrap();
-    assert_eq!(again.digest(), world.matcher.digest());
-    again.handle_recovered(world.now, &mut throng_matcher::Notices::default());
-    world.matcher = again;
+    let bytes = world.shards.snapshot();
+    let again = throng_matcher::Shards::restore(&Config::default(), &bytes).unwrap();
+    assert_eq!(again.digest(), world.shards.digest());
+    world.shards = again;
+    world.recover();
     assert_eq!(world.get_ticket(&a).status, "searching");
     world.pass(250);
     assert_eq!(world.get_ticket(&a).status, "proposed", "they meet again");

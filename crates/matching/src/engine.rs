@@ -1,20 +1,70 @@
-//! The matcher and its journal as one: what changes the state is logged before anybody hears of it.
+//! A shard of the matcher and its part of the journal as one: what changes the state is logged before anybody hears of it.
 
 use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use throng_matcher::record::Input;
-use throng_matcher::{Caller, Handled, Matcher, Notices, Verdict};
+use throng_matcher::record::{Input, write_record_of};
+use throng_matcher::{Caller, Handled, Mail, Matcher, Notices, Verdict};
 use throng_wire::matcher::method;
 
 use crate::journal::Journal;
 use crate::policy::{Asked, Policies};
 
+/// Where inputs are written before they have an effect that anybody sees.
+pub(crate) enum Log {
+    /// Nowhere: a restart begins empty.
+    None,
+    /// To the journal of the only shard.
+    Own(Journal),
+    /// To a journal that shards write to in turns, whole batches of each, so that whatever one shard was told by another
+    /// stands behind what made the other say it.
+    Shared { shard: u8, records: Vec<u8>, journal: Arc<Mutex<Journal>> },
+}
+
+impl Log {
+    fn append(&mut self, now: u64, input: Input<'_>) {
+        match self {
+            Log::None => {}
+            Log::Own(journal) => journal.append(now, input),
+            Log::Shared { shard, records, .. } => write_record_of(*shard, records, 0, now, input),
+        }
+    }
+
+    fn commit(&mut self, now: u64) -> io::Result<u64> {
+        match self {
+            Log::None => Ok(0),
+            Log::Own(journal) => commit(journal, now),
+            Log::Shared { records, journal, .. } => {
+                let mut journal = lock(journal);
+                journal.append_records(records);
+                commit(&mut journal, now)
+            }
+        }
+    }
+}
+
+fn commit(journal: &mut Journal, now: u64) -> io::Result<u64> {
+    if journal.has_failed() {
+        return Err(io::Error::other("the journal cannot be flushed"));
+    }
+    let mark = journal.commit(now)?;
+    Ok(if journal.holds_answers() { mark } else { 0 })
+}
+
+/// A lock that outlives a thread that panicked: that one ends the service.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One shard, or the only one.
 pub(crate) struct Engine {
     pub(crate) matcher: Matcher,
-    pub(crate) journal: Option<Journal>,
+    pub(crate) log: Log,
     pub(crate) notices: Notices,
     pub(crate) policies: Policies,
+    /// Its number, and how many there are.
+    pub(crate) shard: (u16, u16),
 }
 
 impl Engine {
@@ -28,20 +78,22 @@ impl Engine {
         body: &[u8],
         answer: &mut Vec<u8>,
     ) -> Handled {
-        if let Some(journal) = &mut self.journal
-            && method(number).is_some_and(|method| method.mutates)
-        {
+        if method(number).is_some_and(|method| method.mutates) {
             let input = Input::Request { srv: caller.srv, scope: caller.scope, method: number, body };
-            journal.append(now, input);
+            self.log.append(now, input);
         }
         self.matcher.handle(now, caller, number, body, answer, &mut self.notices)
     }
 
     pub(crate) fn session(&mut self, now: u64, srv: &str, up: bool) -> u32 {
-        if let Some(journal) = &mut self.journal {
-            journal.append(now, Input::Session { srv, up });
-        }
+        self.log.append(now, Input::Session { srv, up });
         self.matcher.handle_session(now, srv, up, &mut self.notices)
+    }
+
+    /// Mail of another shard.
+    pub(crate) fn mail(&mut self, now: u64, from: u16, mail: Mail) {
+        self.log.append(now, Input::Mail { from: from as u8 });
+        self.matcher.handle_mail(now, from, mail, &mut self.notices);
     }
 
     /// Does what is due.
@@ -49,31 +101,31 @@ impl Engine {
         if self.matcher.next_timeout().is_none_or(|at| at > now) {
             return;
         }
-        if let Some(journal) = &mut self.journal {
-            journal.append(now, Input::Timeout);
-        }
+        self.log.append(now, Input::Timeout);
         let began = Instant::now();
         self.matcher.handle_timeout(now, &mut self.notices);
         self.matcher.note_time(began.elapsed());
     }
 
-    /// A policy has answered, or cannot.
+    /// A policy has answered, or cannot. `id` is the shard's own number of the question.
     pub(crate) fn verdict(&mut self, now: u64, id: u64, verdict: Option<&Verdict>) {
-        if let Some(journal) = &mut self.journal {
-            let encoded = verdict.map(Verdict::to_bytes);
-            journal.append(now, Input::Verdict { id, verdict: encoded.as_deref() });
-        }
+        let encoded = verdict.map(Verdict::to_bytes);
+        self.log.append(now, Input::Verdict { id, verdict: encoded.as_deref() });
         self.matcher.handle_verdict(now, id, verdict, &mut self.notices);
     }
 
     /// Puts open questions to their policies; those that answer at once have their say now.
     pub(crate) fn ask_policies(&mut self, now: u64) {
-        while let Some(question) = self.matcher.poll_question() {
+        while let Some(mut question) = self.matcher.poll_question() {
+            let id = question.id;
+            let (shard, count) = self.shard;
+            // A verdict that comes later says by it whose question it answers.
+            question.id = id * u64::from(count) + u64::from(shard);
             let asked = self.policies.ask(&question);
             match asked {
                 _ if !question.waits => {}
-                Asked::Now(verdict) => self.verdict(now, question.id, Some(&verdict)),
-                Asked::Nobody => self.verdict(now, question.id, None),
+                Asked::Now(verdict) => self.verdict(now, id, Some(&verdict)),
+                Asked::Nobody => self.verdict(now, id, None),
                 Asked::Later => {}
             }
         }
@@ -81,22 +133,16 @@ impl Engine {
 
     /// Writes the batch to the journal. Returns the mark whose durability its answers wait for; 0 for no wait.
     pub(crate) fn commit(&mut self, now: u64) -> io::Result<u64> {
-        let Some(journal) = &mut self.journal else { return Ok(0) };
-        if journal.has_failed() {
-            return Err(io::Error::other("the journal cannot be flushed"));
-        }
-        let mark = journal.commit(now)?;
-        if journal.wants_snapshot() && self.matcher.next_timeout().is_none_or(|at| at > now) {
-            journal.snapshot(self.matcher.snapshot());
-        }
-        Ok(if journal.holds_answers() { mark } else { 0 })
+        self.log.commit(now)
     }
 
-    /// Answers with marks up to this may leave.
-    pub(crate) fn durable(&self) -> u64 {
-        match &self.journal {
-            Some(journal) if journal.holds_answers() => journal.durable(),
-            _ => u64::MAX,
+    /// Writes a snapshot where one pays. Of several shards that is the business of who has them all.
+    pub(crate) fn snapshot(&mut self, now: u64) {
+        if let Log::Own(journal) = &mut self.log
+            && journal.wants_snapshot()
+            && self.matcher.next_timeout().is_none_or(|at| at > now)
+        {
+            journal.snapshot(self.matcher.snapshot());
         }
     }
 }

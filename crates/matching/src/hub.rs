@@ -10,13 +10,13 @@ use throng_matcher::{Answered, Caller, Handled, Histogram, Scope, check_server_n
 use throng_net::{Accept, CloseCause, ConnKey, Flow, Handler, ListenerKey};
 use throng_wire::matcher::{
     FRAME_BODY_BYTES_MAX, FrameSplit, HEADER_BYTES, Header, Kind, METHODS, PROTOCOL_VERSION, Reader as Body,
-    STATUSES, Status, Writer, flags, split, write_bytes, write_u64,
+    STATUSES, Status, flags, split,
 };
 
 use crate::Report;
-use crate::engine::Engine;
-use crate::journal::{Journal, no_flushes};
-use crate::service::{Call, DEADLINE_MS, Post};
+use crate::core::Core;
+use crate::frames::{deadline_of, is_late, write_goaway, write_hello_ack, write_late};
+use crate::service::{Call, Post};
 use crate::session::{Queued, Reader, Session};
 use crate::tokens::Tokens;
 
@@ -26,9 +26,9 @@ const HELLO_MS: u64 = 5_000;
 const LATENCY_BOUNDS_S: &[f64] =
     &[1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.25, 1.0];
 /// Modes in a report, the fullest.
-const MODES_REPORTED: usize = 100;
+pub(crate) const MODES_REPORTED: usize = 100;
 /// Queues in a report, the oldest.
-const QUEUES_REPORTED: usize = 100;
+pub(crate) const QUEUES_REPORTED: usize = 100;
 /// Output that a connection may leave untaken before its requests wait in its socket.
 const OUT_BYTES_MAX: usize = 4 << 20;
 /// Output beyond which no further notify frame is made: entries that wait in the session can still be collapsed.
@@ -68,7 +68,7 @@ pub(crate) enum Act {
 }
 
 pub(crate) struct Hub {
-    pub(crate) engine: Engine,
+    pub(crate) core: Core,
     tokens: Tokens,
     area: String,
     matcher_id: String,
@@ -108,18 +108,18 @@ pub(crate) struct Hub {
 
 impl Hub {
     pub(crate) fn new(
-        engine: Engine,
+        core: Core,
         tokens: Tokens,
         area: String,
         matcher_id: String,
+        now: u64,
         epoch: u64,
         inbox: Arc<Mutex<Vec<Post>>>,
         published: Arc<Mutex<Report>>,
         wall_start: u64,
     ) -> Hub {
-        let now = engine.matcher.now();
         Hub {
-            engine,
+            core,
             tokens,
             area,
             matcher_id,
@@ -154,12 +154,11 @@ impl Hub {
     /// # Errors
     /// The journal failed: nothing may be answered any more.
     pub(crate) fn end(&mut self) -> io::Result<()> {
-        self.engine.timeout(self.now);
-        self.engine.ask_policies(self.now);
+        self.core.end_batch(self.now);
         self.answer_waiting();
         self.distribute();
-        let mark = self.engine.commit(self.now)?;
-        let durable = self.engine.durable();
+        let mark = self.core.commit(self.now)?;
+        let durable = self.core.durable();
         self.make_frames();
         for index in 0..self.dirty.len() {
             if let Some(conn) = self.conns[self.dirty[index]].as_mut() {
@@ -179,7 +178,7 @@ impl Hub {
 
     /// Lets out what waited for the disk.
     pub(crate) fn release(&mut self) {
-        let durable = self.engine.durable();
+        let durable = self.core.durable();
         // Without a journal that holds answers there are no marks.
         let conns = if durable == u64::MAX { &mut [][..] } else { &mut self.conns[..] };
         for (index, conn) in conns.iter_mut().enumerate() {
@@ -270,7 +269,8 @@ impl Hub {
                     let handled = if self.batch_began > due {
                         Handled::Done(write_late(&mut answer))
                     } else {
-                        self.engine.request(self.now, caller, call.method, &call.body, &mut answer)
+                        let left = due.saturating_duration_since(self.batch_began);
+                        self.core.request(self.now, caller, call.method, &call.body, left, &mut answer)
                     };
                     match handled {
                         Handled::Done(status) => {
@@ -297,7 +297,7 @@ impl Hub {
                         self.fresh.push(index);
                     }
                 }
-                Post::Verdict { id, verdict } => self.engine.verdict(self.now, id, verdict.as_ref()),
+                Post::Verdict { id, verdict } => self.core.verdict(self.now, id, verdict),
                 Post::Stop => self.stop = true,
             }
         }
@@ -312,9 +312,9 @@ impl Hub {
         }
         // Sessions that nobody reads and whose server has no roles any more.
         for index in 0..self.sessions.len() {
+            let core = &mut self.core;
             let gone = self.sessions[index].as_ref().is_some_and(|session| {
-                matches!(session.reader, Reader::Nobody)
-                    && self.engine.matcher.server_name(session.server) != Some(session.srv.as_bytes())
+                matches!(session.reader, Reader::Nobody) && !core.keeps(session.server, &session.srv)
             });
             if gone && let Some(session) = self.sessions[index].take() {
                 self.by_srv.remove(&session.srv);
@@ -326,15 +326,13 @@ impl Hub {
         report.latencies =
             METHODS.iter().map(|method| method.name).zip(self.latencies.iter().cloned()).collect();
         report.errors = STATUSES.iter().map(|(s, name, ..)| (*name, self.errors[*s as usize])).collect();
-        report.counts = self.engine.matcher.counts();
-        report.open_questions = self.engine.matcher.open_questions();
-        report.modes = self.engine.matcher.busy_modes(MODES_REPORTED);
-        report.queues = self.engine.matcher.queue_reports(QUEUES_REPORTED);
-        report.core = self.engine.matcher.stats().clone();
+        (report.counts, report.core) = (Default::default(), Default::default());
+        (report.open_questions, report.open_claims, report.shard_queue) = (0, 0, 0);
+        report.modes.clear();
+        report.queues.clear();
+        self.core.report(report);
         report.sessions = self.by_srv.len();
         report.connections = self.conns.iter().flatten().count();
-        report.flushes = Some(self.engine.journal.as_ref().map_or_else(no_flushes, Journal::flushes));
-        report.journal_bytes = self.engine.journal.as_ref().map_or(0, |journal| journal.bytes());
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = report.clone();
     }
 
@@ -349,7 +347,7 @@ impl Hub {
 
     /// Answers requests that a policy held up.
     fn answer_waiting(&mut self) {
-        while let Some(Answered { request, status, body }) = self.engine.matcher.poll_answered() {
+        while let Some(Answered { request, status, body }) = self.core.poll_answered() {
             match self.waiting.remove(&request) {
                 Some((since, Waiting::Call(call))) => {
                     self.count(call.method, status, since);
@@ -373,9 +371,9 @@ impl Hub {
         }
     }
 
-    /// Hands the engine's notices to their sessions.
+    /// Hands notices to their sessions.
     fn distribute(&mut self) {
-        let mut notices = std::mem::take(&mut self.engine.notices);
+        let mut notices = std::mem::take(self.core.notices());
         for notice in notices.iter() {
             let Some(index) = self.by_server.get(notice.server as usize).filter(|index| **index != NOBODY)
             else {
@@ -403,7 +401,7 @@ impl Hub {
             }
         }
         notices.clear();
-        self.engine.notices = notices;
+        *self.core.notices() = notices;
     }
 
     fn make_frames(&mut self) {
@@ -467,7 +465,7 @@ impl Hub {
 
     /// The session of a server, made if there is none; the server counts as connected.
     fn session_of(&mut self, srv: &str) -> usize {
-        let server = self.engine.session(self.now, srv, true);
+        let server = self.core.session(self.now, srv, true);
         let index = match self.by_srv.get(srv) {
             Some(index) => *index,
             None => {
@@ -496,7 +494,7 @@ impl Hub {
         let Some(session) = self.sessions[index].as_mut() else { return };
         session.reader = Reader::Nobody;
         let srv = session.srv.clone();
-        self.engine.session(self.now, &srv, false);
+        self.core.session(self.now, &srv, false);
     }
 
     fn frame(&mut self, index: usize, conn: &mut Conn, header: Header, body: &[u8]) -> bool {
@@ -511,7 +509,8 @@ impl Hub {
                 let handled = if is_late(self.spent, header.extra) {
                     Handled::Done(write_late(&mut conn.out))
                 } else {
-                    self.engine.request(self.now, caller, header.code, body, &mut conn.out)
+                    let deadline = deadline_of(header.extra);
+                    self.core.request(self.now, caller, header.code, body, deadline, &mut conn.out)
                 };
                 self.spent = self.batch_began.elapsed().as_micros() as u64;
                 let wants_answer = header.flags & flags::NO_RESPONSE == 0;
@@ -778,37 +777,6 @@ fn method_at() -> [u8; 128] {
     at
 }
 
-/// Whether a request's deadline (ms after its arrival, 0 is the default) passed while others of its batch were executed.
-fn is_late(spent_us: u64, deadline_ms: u32) -> bool {
-    let deadline = if deadline_ms == 0 { DEADLINE_MS } else { u64::from(deadline_ms) };
-    spent_us > deadline * 1_000
-}
-
-fn write_late(out: &mut Vec<u8>) -> Status {
-    out.extend_from_slice(&Writer::new().str(1, "the deadline passed; nothing was done").into_bytes());
-    Status::Timeout
-}
-
-fn write_hello_ack(out: &mut Vec<u8>, matcher_id: &str, epoch: u64, first: u64, resumed: bool) {
-    Header { kind: Kind::HelloAck, ..Header::default() }.write_with(out, |out| {
-        write_u64(out, 1, PROTOCOL_VERSION);
-        write_bytes(out, 2, matcher_id.as_bytes());
-        write_u64(out, 3, epoch);
-        write_u64(out, 4, first);
-        write_u64(out, 5, FRAME_BODY_BYTES_MAX as u64);
-        write_u64(out, 6, u64::from(resumed));
-    });
-}
-
-fn write_goaway(out: &mut Vec<u8>, status: Status, text: &str) {
-    let body = Writer::new()
-        .u64(1, u64::from(status as u16))
-        .str(2, text)
-        .u64(3, PROTOCOL_VERSION)
-        .u64(4, PROTOCOL_VERSION);
-    Header { kind: Kind::Goaway, ..Header::default() }.write(out, &body.into_bytes());
-}
-
 fn pop_if<T>(queue: &mut VecDeque<T>, test: impl FnOnce(&T) -> bool) -> Option<T> {
     if queue.front().is_some_and(test) { queue.pop_front() } else { None }
 }
@@ -818,9 +786,10 @@ mod tests {
     use std::time::Duration;
 
     use throng_matcher::{Config, Matcher, Notices};
-    use throng_wire::matcher::Method;
+    use throng_wire::matcher::{Method, Writer};
 
     use super::*;
+    use crate::engine::{Engine, Log};
 
     #[test]
     fn a_request_that_comes_too_late_is_not_executed() {
@@ -828,11 +797,12 @@ mod tests {
         assert!(!is_late(50_000, 50) && is_late(50_001, 50));
         let matcher = Matcher::new(Config::default(), [1; 32], 0);
         let policies = crate::Policies::default();
-        let engine = Engine { matcher, journal: None, notices: Notices::default(), policies };
+        let (log, notices) = (Log::None, Notices::default());
+        let core = Core::One(Box::new(Engine { matcher, log, notices, policies, shard: (0, 1) }));
         let inbox = Arc::default();
         let (tokens, report) = (Tokens::default(), Arc::default());
         let mut hub =
-            Hub::new(engine, tokens, String::new(), String::new(), 1, Arc::clone(&inbox), report, 0);
+            Hub::new(core, tokens, String::new(), String::new(), 0, 1, Arc::clone(&inbox), report, 0);
         let seen: Arc<Mutex<Vec<Status>>> = Arc::default();
         for due in [hub.batch_began - Duration::from_millis(1), hub.batch_began + Duration::from_millis(1)] {
             let seen = Arc::clone(&seen);
@@ -850,6 +820,7 @@ mod tests {
         hub.end().unwrap();
         hub.release();
         assert_eq!(*seen.lock().unwrap(), [Status::Timeout, Status::Ok]);
-        assert_eq!(hub.engine.matcher.counts().rooms, 1);
+        hub.tidy();
+        assert_eq!(hub.report.counts.rooms, 1);
     }
 }

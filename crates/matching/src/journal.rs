@@ -22,9 +22,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use throng_matcher::record::{
-    Input, Record, count_records, crc32c, next_record, parse_input, read_record, write_record,
+    Input, Record, count_records, crc32c, next_record, parse_input, read_record, renumber, write_record_of,
 };
-use throng_matcher::{Caller, Config, Histogram, Matcher, Notices, Verdict};
+use throng_matcher::{Config, Histogram, Notices, Shards};
 use throng_store::{File, Fs};
 
 const LOG: &str = "log";
@@ -83,6 +83,18 @@ pub enum JournalError {
         /// What is wrong.
         why: String,
     },
+    /// The journal of a matcher with another number of shards.
+    #[error(
+        "the journal is that of a matcher with {written} shards, and `matcher.shards` is {wanted}: everything in it \
+         belongs to a shard by that number; set `matcher.shards = {written}`, or let the matcher drain and begin anew \
+         with its folder moved away"
+    )]
+    Shards {
+        /// What the journal has.
+        written: u16,
+        /// What was asked for.
+        wanted: u16,
+    },
 }
 
 fn io_error(what: &'static str) -> impl Fn(io::Error) -> JournalError {
@@ -133,7 +145,7 @@ struct Work {
 /// A matcher that was read back, and the journal to go on with.
 #[derive(Debug)]
 pub(crate) struct Recovered {
-    pub(crate) matcher: Matcher,
+    pub(crate) shards: Shards,
     pub(crate) journal: Option<Journal>,
     /// Records that were replayed.
     pub(crate) replayed: u64,
@@ -144,6 +156,8 @@ pub(crate) struct OpenOptions<'a> {
     pub(crate) fs: Option<Arc<dyn Fs>>,
     pub(crate) durability: Durability,
     pub(crate) config: Config,
+    /// How many, 1 to 16.
+    pub(crate) shards: u16,
     pub(crate) secret: [u8; 32],
     pub(crate) now: u64,
     pub(crate) salvage: bool,
@@ -159,10 +173,10 @@ pub(crate) fn no_flushes() -> Histogram {
 impl Journal {
     /// Reads what is there and opens a new segment behind it.
     pub(crate) fn open(options: OpenOptions<'static>) -> Result<Recovered, JournalError> {
-        let OpenOptions { fs, durability, config, secret, now, salvage, wake } = options;
+        let OpenOptions { fs, durability, config, shards: wanted, secret, now, salvage, wake } = options;
         let Some(fs) = fs.filter(|_| durability != Durability::None) else {
-            let matcher = Matcher::new(config, secret, now);
-            return Ok(Recovered { matcher, journal: None, replayed: 0 });
+            let shards = Shards::new(&config, secret, now, wanted);
+            return Ok(Recovered { shards, journal: None, replayed: 0 });
         };
         for folder in [LOG, SNAPSHOTS] {
             fs.create_dir(folder).map_err(io_error("cannot make a folder of the journal"))?;
@@ -170,7 +184,10 @@ impl Journal {
         fs.sync_dir("").map_err(io_error("cannot make the journal's folders durable"))?;
         let mut replay = Replay::begin(&*fs, config.clone(), salvage)?;
         replay.run(&*fs)?;
-        let Replay { matcher, sequence, replayed, snapshot_bytes, log_bytes, .. } = replay;
+        let Replay { shards, sequence, replayed, snapshot_bytes, log_bytes, .. } = replay;
+        if let Some(written) = shards.as_ref().map(Shards::count).filter(|written| *written != wanted) {
+            return Err(JournalError::Shards { written, wanted });
+        }
         let file = create_segment(&*fs, sequence)?;
         let flusher = Arc::new(Flusher {
             state: Mutex::new(Work { written: sequence, files: vec![Arc::clone(&file)], ..Work::default() }),
@@ -200,31 +217,62 @@ impl Journal {
             flusher,
             thread: Some(thread),
         };
-        let mut notices = Notices::default();
-        let matcher = match matcher {
-            Some(mut matcher) => {
+        let shards = match shards {
+            Some(mut shards) => {
                 // Later than all before, also after a clock that went back: epochs of streams begin at the time of the
                 // start, and two starts in one moment would share them.
-                let now = now.max(matcher.now() + 1);
+                let now = now.max(shards.now() + 1);
                 journal.append(now, Input::Configure(&config_json(&config)));
-                matcher.reconfigure(config);
-                journal.append(now, Input::Recovered);
-                matcher.handle_recovered(now, &mut notices);
-                matcher
+                shards.reconfigure(&config);
+                journal.recover(now, &mut shards);
+                shards
             }
             None => {
-                journal.append(now, Input::Begin { secret });
+                journal.append(now, Input::Begin { secret, shards: wanted as u8 });
                 journal.append(now, Input::Configure(&config_json(&config)));
-                Matcher::new(config, secret, now)
+                Shards::new(&config, secret, now, wanted)
             }
         };
-        Ok(Recovered { matcher, journal: Some(journal), replayed })
+        Ok(Recovered { shards, journal: Some(journal), replayed })
+    }
+
+    /// What a restart does to shards: mail that was on its way arrives, then each begins anew, then what that gave rise to
+    /// arrives, so that nothing is claimed or under way any more.
+    fn recover(&mut self, now: u64, shards: &mut Shards) {
+        self.deliver(now, shards);
+        for shard in 0..shards.count() {
+            self.apply(shard, now, Input::Recovered, shards);
+        }
+        self.deliver(now, shards);
+    }
+
+    fn deliver(&mut self, now: u64, shards: &mut Shards) {
+        loop {
+            let next = shards.pending().next();
+            let Some((from, to)) = next else { return };
+            self.apply(to, now, Input::Mail { from: from as u8 }, shards);
+        }
+    }
+
+    fn apply(&mut self, shard: u16, now: u64, input: Input<'_>, shards: &mut Shards) {
+        write_record_of(shard as u8, &mut self.buf, self.sequence, now, input);
+        self.sequence += 1;
+        // Nobody is there yet to hear of it.
+        shards.apply(shard, now, input, &mut Vec::new(), &mut Notices::default());
+        let matcher = shards.shard_mut(shard);
+        while matcher.poll_question().is_some() || matcher.poll_answered().is_some() {}
     }
 
     /// Adds a record; it is written by the next [`commit`](Journal::commit).
     pub(crate) fn append(&mut self, now: u64, input: Input<'_>) {
-        write_record(&mut self.buf, self.sequence, now, input);
+        write_record_of(0, &mut self.buf, self.sequence, now, input);
         self.sequence += 1;
+    }
+
+    /// Adds the records of a shard's turn, which have no numbers yet.
+    pub(crate) fn append_records(&mut self, records: &mut Vec<u8>) {
+        self.sequence = renumber(records, self.sequence);
+        self.buf.append(records);
     }
 
     /// Hands what was appended to the system. Returns the number of the next record: what came before is on disk when
@@ -283,6 +331,11 @@ impl Journal {
     /// Whether answers wait for the disk.
     pub(crate) fn holds_answers(&self) -> bool {
         self.durability == Durability::Sync
+    }
+
+    /// Answers with marks up to this may leave.
+    pub(crate) fn releases(&self) -> u64 {
+        if self.holds_answers() { self.durable() } else { u64::MAX }
     }
 
     /// Bytes written since the start.
@@ -370,7 +423,7 @@ impl Flusher {
 
 /// Reads a journal into a matcher.
 pub(crate) struct Replay {
-    pub(crate) matcher: Option<Matcher>,
+    pub(crate) shards: Option<Shards>,
     config: Config,
     /// Number of the next record.
     pub(crate) sequence: u64,
@@ -386,7 +439,7 @@ impl Replay {
     /// Begins at the newest snapshot that is whole.
     pub(crate) fn begin(fs: &dyn Fs, config: Config, salvage: bool) -> Result<Replay, JournalError> {
         let mut replay = Replay {
-            matcher: None,
+            shards: None,
             config,
             sequence: 0,
             replayed: 0,
@@ -398,10 +451,10 @@ impl Replay {
         };
         for sequence in numbers(fs, SNAPSHOTS, ".snap")?.into_iter().rev() {
             let Some(bytes) = read_snapshot(fs, sequence)? else { continue };
-            let matcher = Matcher::restore(replay.config.clone(), &bytes)
+            let shards = Shards::restore(&replay.config, &bytes)
                 .map_err(|error| JournalError::Unknown { sequence, why: error.to_string() })?;
             replay.snapshot_bytes = bytes.len() as u64;
-            (replay.matcher, replay.sequence) = (Some(matcher), sequence);
+            (replay.shards, replay.sequence) = (Some(shards), sequence);
             break;
         }
         Ok(replay)
@@ -493,33 +546,24 @@ impl Replay {
         self.sequence = sequence + 1;
         self.replayed += 1;
         let now = record.time;
-        if let Input::Begin { secret } = input {
-            self.matcher = Some(Matcher::new(self.config.clone(), secret, now));
+        if let Input::Begin { secret, shards } = input {
+            self.shards = Some(Shards::new(&self.config, secret, now, u16::from(shards)));
             return Ok(());
         }
-        let Some(matcher) = &mut self.matcher else {
+        let Some(shards) = &mut self.shards else {
             return Err(unknown("it comes before the beginning; a segment is missing".to_owned()));
         };
-        match input {
-            Input::Begin { .. } | Input::Durable(_) => {}
-            Input::Configure(json) => {
-                let config = serde_json::from_slice(json).map_err(|error| unknown(error.to_string()))?;
-                matcher.reconfigure(config);
-            }
-            Input::Request { srv, scope, method, body } => {
-                let caller = Caller { srv, scope };
-                matcher.handle(now, caller, method, body, &mut self.answer, &mut self.notices);
-            }
-            Input::Session { srv, up } => {
-                matcher.handle_session(now, srv, up, &mut self.notices);
-            }
-            Input::Timeout => matcher.handle_timeout(now, &mut self.notices),
-            Input::Recovered => matcher.handle_recovered(now, &mut self.notices),
-            Input::Verdict { id, verdict } => {
-                let verdict = verdict.and_then(Verdict::parse);
-                matcher.handle_verdict(now, id, verdict.as_ref(), &mut self.notices);
-            }
+        let shard = u16::from(record.shard);
+        if shard >= shards.count() {
+            return Err(unknown(format!("there is no shard {shard}")));
         }
+        if let Input::Configure(json) = input {
+            let config = serde_json::from_slice(json).map_err(|error| unknown(error.to_string()))?;
+            shards.reconfigure(&config);
+            return Ok(());
+        }
+        shards.apply(shard, now, input, &mut self.answer, &mut self.notices);
+        let matcher = shards.shard_mut(shard);
         // They were asked and answered then.
         while matcher.poll_question().is_some() || matcher.poll_answered().is_some() {}
         self.answer.clear();

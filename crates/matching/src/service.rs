@@ -9,17 +9,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use throng_matcher::{Config, Scope, Verdict, json};
+use throng_matcher::{Config, Notices, Scope, Shards, Verdict, json};
 use throng_net::{Clock, CloseMode, EventLoop, Limits, ListenerSpec, TlsAcceptor, Transport, Waker};
 use throng_stdx::Instant;
 use throng_store::{Folder, Fs};
 use throng_wire::matcher::{Status, method_named};
 
 use crate::Report;
-use crate::engine::Engine;
+use crate::core::Core;
+use crate::engine::{Engine, Log};
 use crate::hub::{Act, Hub};
-use crate::journal::{Durability, Journal, JournalError, OpenOptions, Replay};
+use crate::journal::{Durability, Journal, JournalError, OpenOptions, Recovered, Replay};
 use crate::policy::Policies;
+use crate::pool::{Begin, Pool};
 use crate::session::Sink;
 use crate::tokens::Tokens;
 use crate::watch::Watch;
@@ -44,6 +46,8 @@ pub struct Options {
     pub tls: Option<TlsAcceptor>,
     /// Modes and limits.
     pub config: Config,
+    /// Shards, 1 to 16. One runs on the thread that has the connections; of several each has a thread of its own.
+    pub shards: u16,
     /// When answers leave.
     pub durability: Durability,
     /// Folder of the journal; may be absent with [`Durability::None`].
@@ -317,7 +321,7 @@ impl Drop for Service {
 /// # Errors
 /// See [`StartError`]; nothing stays behind then.
 pub fn start(options: Options) -> Result<Service, StartError> {
-    let Options { addr, unix, tls, config, durability, fs, tokens, area, secret, salvage, policies } =
+    let Options { addr, unix, tls, config, shards, durability, fs, tokens, area, secret, salvage, policies } =
         options;
     let system = |what| move |source| StartError::System { what, source };
     let mut event_loop = EventLoop::new().map_err(system("cannot make an event loop"))?;
@@ -328,7 +332,7 @@ pub fn start(options: Options) -> Result<Service, StartError> {
         Box::new(move || waker.wake())
     };
     let now = wall_ms();
-    let open = OpenOptions { fs, durability, config, secret, now, salvage, wake };
+    let open = OpenOptions { fs, durability, config, shards, secret, now, salvage, wake };
     let recovered = Journal::open(open)?;
     let mut bound = None;
     if let Some(addr) = addr {
@@ -348,22 +352,42 @@ pub fn start(options: Options) -> Result<Service, StartError> {
         report: Arc::clone(&report),
         subscriptions: Arc::default(),
     };
-    let mut engine = Engine {
-        matcher: recovered.matcher,
-        journal: recovered.journal,
-        notices: throng_matcher::Notices::default(),
-        policies: policies.answered_by(handle.clone()),
-    };
-    let now = now.max(engine.matcher.now());
-    engine.commit(now).map_err(system("cannot write the journal"))?;
+    let replayed = recovered.replayed;
+    let now = now.max(recovered.shards.now());
     // Epochs of different lives of the process differ: they begin at the wall time.
     let wall_start = now.saturating_sub(clock.now().as_nanos() / 1_000_000);
-    let hub = Hub::new(engine, tokens, area, format!("{now:x}"), now << 16, inbox, report, wall_start);
+    let policies = policies.answered_by(handle.clone());
+    let core = begin(recovered, policies, now, (&handle.waker, clock, wall_start))?;
+    let hub = Hub::new(core, tokens, area, format!("{now:x}"), now, now << 16, inbox, report, wall_start);
     let thread = std::thread::Builder::new()
         .name("matcher".to_owned())
         .spawn(move || drive(event_loop, hub, clock, wall_start))
         .map_err(system("cannot start the matcher's thread"))?;
-    Ok(Service { handle, addr: bound, replayed: recovered.replayed, thread: Some(thread) })
+    Ok(Service { handle, addr: bound, replayed, thread: Some(thread) })
+}
+
+/// Puts what was recovered on its threads.
+fn begin(
+    recovered: Recovered,
+    policies: Policies,
+    now: u64,
+    (waker, clock, wall_start): (&Waker, Clock, u64),
+) -> Result<Core, StartError> {
+    let system = |what| move |source| StartError::System { what, source };
+    let Recovered { shards, mut journal, .. } = recovered;
+    if let Some(journal) = &mut journal {
+        journal.commit(now).map_err(system("cannot write the journal"))?;
+    }
+    if shards.count() > 1 {
+        let wake = waker.clone();
+        let wake = Box::new(move || wake.wake());
+        let mut pool = Pool::new(Begin { shards, journal, policies, wake });
+        pool.spawn(clock, wall_start).map_err(system("cannot start a shard's thread"))?;
+        return Ok(Core::Many(Box::new(pool)));
+    }
+    let log = journal.map_or(Log::None, Log::Own);
+    let matcher = shards.into_only();
+    Ok(Core::One(Box::new(Engine { matcher, log, notices: Notices::default(), policies, shard: (0, 1) })))
 }
 
 /// What [`replay`] found.
@@ -391,7 +415,7 @@ pub fn replay(folder: &Path, verify: bool, salvage: bool) -> Result<Verified, Jo
         let mut replay = Replay::begin(&fs, Config::default(), salvage)?;
         replay.run(&fs)?;
         let elapsed = began.elapsed();
-        let digest = replay.matcher.as_ref().map_or([0; 32], throng_matcher::Matcher::digest);
+        let digest = replay.shards.as_ref().map_or([0; 32], Shards::digest);
         Ok((replay.replayed, replay.sequence, digest, elapsed))
     };
     let first = once()?;
@@ -406,7 +430,7 @@ pub fn replay(folder: &Path, verify: bool, salvage: bool) -> Result<Verified, Jo
 fn drive(mut event_loop: EventLoop, mut hub: Hub, clock: Clock, wall_start: u64) {
     let mut tidied = 0;
     loop {
-        let next = hub.engine.matcher.next_timeout().unwrap_or(u64::MAX).min(tidied + TIDY_MS);
+        let next = hub.core.next_timeout().unwrap_or(u64::MAX).min(tidied + TIDY_MS);
         let deadline = if hub.has_fresh() || next <= hub.now {
             clock.now()
         } else {

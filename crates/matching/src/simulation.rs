@@ -12,15 +12,17 @@ use std::time::Duration;
 use disk::Disk;
 use serde_json::Value;
 use throng_matcher::record::crc32c;
-use throng_matcher::{Caller, Config, Matcher, ModeRules, Notices, OnFull, QueueRules, Scope, json};
+use throng_matcher::{Caller, Config, ModeRules, Notices, OnFull, QueueRules, Scope, json};
 use throng_net::Handler as _;
 use throng_stdx::{Instant, Rng};
 use throng_store::Fs;
 use throng_wire::matcher::{Method, REQUEST_KEY_FIELD, Status, Writer, method};
 
-use crate::engine::Engine;
+use crate::core::Core;
+use crate::engine::{Engine, Log};
 use crate::hub::Hub;
 use crate::journal::{Durability, Journal, OpenOptions, Replay};
+use crate::pool::{Begin, Pool};
 use crate::service::{Call, Post};
 use crate::session::{Batch, Sink, Taken};
 use crate::{Policies, Tokens};
@@ -92,29 +94,40 @@ struct Simulation {
     /// Of everything that servers were told.
     trace: u32,
     checks_boundaries: bool,
+    shards: u16,
 }
 
-fn open(disk: &Disk, now: u64) -> (Hub, Arc<Mutex<Vec<Post>>>) {
+fn open(disk: &Disk, now: u64, shards: u16) -> (Hub, Arc<Mutex<Vec<Post>>>) {
     let recovered = Journal::open(OpenOptions {
         fs: Some(Arc::new(disk.clone()) as Arc<dyn Fs>),
         durability: Durability::Async,
         config: config(),
+        shards,
         secret: [5; 32],
         now,
         salvage: false,
         wake: Box::new(|| {}),
     });
     let recovered = recovered.unwrap();
-    let (matcher, journal) = (recovered.matcher, recovered.journal);
-    let now = now.max(matcher.now());
-    let mut engine = Engine { matcher, journal, notices: Notices::default(), policies: Policies::default() };
-    engine.commit(now).unwrap();
+    let (shards, mut journal) = (recovered.shards, recovered.journal.unwrap());
+    let now = now.max(shards.now());
+    journal.commit(now).unwrap();
+    let policies = Policies::default();
+    let core = if shards.count() > 1 {
+        // Without threads: the shards have their turns where the simulation says.
+        let begin = Begin { shards, journal: Some(journal), policies, wake: Box::new(|| {}) };
+        Core::Many(Box::new(Pool::new(begin)))
+    } else {
+        let (matcher, log) = (shards.into_only(), Log::Own(journal));
+        Core::One(Box::new(Engine { matcher, log, notices: Notices::default(), policies, shard: (0, 1) }))
+    };
     let inbox: Arc<Mutex<Vec<Post>>> = Arc::default();
     let hub = Hub::new(
-        engine,
+        core,
         Tokens::default(),
         String::new(),
         "sim".to_owned(),
+        now,
         now << 16,
         Arc::clone(&inbox),
         Arc::default(),
@@ -124,9 +137,9 @@ fn open(disk: &Disk, now: u64) -> (Hub, Arc<Mutex<Vec<Post>>>) {
 }
 
 impl Simulation {
-    fn new(seed: u64) -> Simulation {
+    fn new(seed: u64, shards: u16) -> Simulation {
         let disk = Disk::new(disk::State::default());
-        let (hub, inbox) = open(&disk, START_MS);
+        let (hub, inbox) = open(&disk, START_MS, shards);
         let servers = (0..SERVERS).map(|number| Server {
             name: format!("s{number}"),
             mailbox: Arc::default(),
@@ -148,6 +161,7 @@ impl Simulation {
             kills: 0,
             trace: 0,
             checks_boundaries: true,
+            shards,
         }
     }
 
@@ -223,6 +237,7 @@ impl Simulation {
     fn turn(&mut self, asked: &[Asked]) {
         self.hub.polled(Instant::from_millis(self.clock_ms));
         self.hub.take_posts();
+        self.hub.core.turn_all(self.hub.now);
         self.hub.end().unwrap();
         self.hub.release();
         self.hub.tidy();
@@ -243,16 +258,17 @@ impl Simulation {
         let disk = Disk::new(self.disk.state());
         let mut replay = Replay::begin(&disk, config(), false).unwrap();
         replay.run(&disk).unwrap();
-        let replayed = replay.matcher.expect("a journal begins with a matcher");
-        assert!(replayed.snapshot() == self.hub.engine.matcher.snapshot(), "a restart here loses something");
+        let replayed = replay.shards.expect("a journal begins with a matcher");
+        assert!(replayed.snapshot() == self.hub.core.state(), "a restart here loses something");
     }
 
     fn rooms_of(&mut self, server: usize) -> Value {
-        let matcher: &mut Matcher = &mut self.hub.engine.matcher;
         let (mut answer, mut notices) = (Vec::new(), Notices::default());
         let caller = Caller { srv: &self.servers[server].name, scope: Scope::Server };
-        let now = matcher.now();
-        matcher.handle(now, caller, Method::LIST_MINE, &[], &mut answer, &mut notices);
+        self.hub.core.each(|matcher| {
+            let now = matcher.now();
+            matcher.handle(now, caller, Method::LIST_MINE, &[], &mut answer, &mut notices);
+        });
         let mut text = String::new();
         json::decode(method(Method::LIST_MINE).unwrap().response, &answer, &mut text);
         let mine: Value = serde_json::from_str(&text).unwrap();
@@ -358,7 +374,7 @@ impl Simulation {
     fn kill(&mut self) {
         self.kills += 1;
         self.disk = Disk::new(self.disk.state());
-        (self.hub, self.inbox) = open(&self.disk, START_MS + self.clock_ms);
+        (self.hub, self.inbox) = open(&self.disk, START_MS + self.clock_ms, self.shards);
         self.servers.iter_mut().for_each(|server| server.subscription = None);
     }
 
@@ -465,8 +481,8 @@ impl Simulation {
 }
 
 /// Runs a seed; gives what it has seen of gaps and kills, and a digest of all that was said.
-fn run(seed: u64, steps: u32, storm: bool) -> (u64, u32, u32) {
-    let mut simulation = Simulation::new(seed);
+fn run(seed: u64, shards: u16, steps: u32, storm: bool) -> (u64, u32, u32) {
+    let mut simulation = Simulation::new(seed, shards);
     for _ in 0..steps {
         simulation.step();
     }
@@ -484,8 +500,10 @@ fn run(seed: u64, steps: u32, storm: bool) -> (u64, u32, u32) {
 #[test]
 fn nothing_is_lost_whatever_fails_together() {
     let (mut gaps, mut kills) = (0, 0);
-    for seed in 0..8 {
-        let seen = run(seed, 150, seed == 0);
+    for seed in 0..10 {
+        // Half of them with several shards.
+        let shards = 1 + (seed % 2) as u16 * (1 + (seed / 2 % 3) as u16);
+        let seen = run(seed, shards, 150, seed < 2);
         gaps += seen.0;
         kills += seen.1;
     }
@@ -494,5 +512,7 @@ fn nothing_is_lost_whatever_fails_together() {
 
 #[test]
 fn a_seed_is_one_history() {
-    assert_eq!(run(99, 80, false), run(99, 80, false));
+    for shards in [1, 3] {
+        assert_eq!(run(99, shards, 80, false), run(99, shards, 80, false));
+    }
 }

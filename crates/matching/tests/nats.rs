@@ -95,6 +95,7 @@ impl Node {
             area: "1".to_owned(),
             secret: [secret; 32],
             salvage: false,
+            shards: 1,
             policies: throng_matching::Policies::default(),
         })
         .unwrap();

@@ -27,6 +27,7 @@ fn options(disk: Disk, durability: Durability) -> Options {
         area: String::new(),
         secret: [3; 32],
         salvage: false,
+        shards: 1,
         policies: throng_matching::Policies::default(),
     }
 }

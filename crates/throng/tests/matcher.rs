@@ -22,6 +22,7 @@ use tokio::sync::Semaphore;
 const CLIENTS: u64 = 6;
 const ROLES: usize = 8;
 const ROOMS: usize = 3;
+const MODES: [&str; ROOMS] = ["duel", "rumble", "brawl"];
 const CAPACITY: usize = 3;
 /// Times that the process is killed,
 const KILLS: usize = 6;
@@ -31,11 +32,12 @@ const OPERATIONS: usize = 130;
 struct Process(Child);
 
 impl Process {
-    fn start(folder: &Path, port: u16) -> Process {
+    fn start(folder: &Path, port: u16, shards: u16) -> Process {
         let mut child = Command::new(env!("CARGO_BIN_EXE_throng"))
             .args(["up", "--only", "matcher", "--data", "d", "--http", "127.0.0.1:0"])
             .args(["--matcher.rules", "modes.toml", "--matcher.presence_grace_ms", "600000"])
             .args(["--matcher.addr", &format!("127.0.0.1:{port}")])
+            .args(["--matcher.shards", &shards.to_string()])
             .current_dir(folder)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -148,12 +150,23 @@ async fn act(matcher: &Matcher, rooms: &[String], rng: &mut Rng) -> Operation {
 
 #[test]
 fn membership_is_linearizable_though_the_process_is_killed() {
+    play(1);
+}
+
+#[test]
+fn membership_is_linearizable_with_rooms_on_three_shards() {
+    play(3);
+}
+
+fn play(shards: u16) {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let modes = format!("[modes.cup]\ncapacity = {CAPACITY}\non_full = \"keep\"\nkeep_empty = true\n");
+    // Each room has a mode of its own, as a mode's rooms are on one shard.
+    let rules = format!("capacity = {CAPACITY}\non_full = \"keep\"\nkeep_empty = true\n");
+    let modes: String = MODES.iter().map(|mode| format!("[modes.{mode}]\n{rules}")).collect();
     std::fs::write(folder.path().join("modes.toml"), modes).expect("it is writable");
     // Free a moment ago, and the same in all lives: clients come back by themselves.
     let port = TcpListener::bind("127.0.0.1:0").and_then(|at| at.local_addr()).expect("a free port").port();
-    let mut process = Process::start(folder.path(), port);
+    let mut process = Process::start(folder.path(), port, shards);
     let runtime = tokio::runtime::Runtime::new().expect("threads");
     let connect = |number: u64| {
         let patient = Duration::from_secs(60);
@@ -164,10 +177,11 @@ fn membership_is_linearizable_though_the_process_is_killed() {
     };
     let (maker, _notices) = connect(CLIENTS);
     let rooms: Arc<Vec<String>> = Arc::new(
-        (0..ROOMS)
-            .map(|_| {
+        MODES
+            .iter()
+            .map(|mode| {
                 runtime.block_on(async {
-                    let room = maker.create_room(&Role::new("maker"), "cup").await.expect("a room");
+                    let room = maker.create_room(&Role::new("maker"), mode).await.expect("a room");
                     maker.leave_room("maker", &room.id).await.expect("it was there");
                     room.id
                 })
@@ -204,7 +218,7 @@ fn membership_is_linearizable_though_the_process_is_killed() {
         wait_for(wanted);
         if life < KILLS {
             process.kill();
-            process = Process::start(folder.path(), port);
+            process = Process::start(folder.path(), port, shards);
         }
     }
     wait_for(OPERATIONS / 2);

@@ -1,7 +1,10 @@
 //! A matcher and short ways to ask it.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use throng_matcher::{Caller, Config, Handled, Matcher, Notices, Scope, Verdict};
+use throng_matcher::record::Input;
+use throng_matcher::{
+    Answers, Config, Counts, Handled, Matcher, Notices, Route, Scope, Shards, Verdict, route,
+};
 use throng_wire::fields;
 use throng_wire::matcher::{Method, Reader, Status, Writer};
 
@@ -25,7 +28,7 @@ impl Heard {
 }
 
 pub(crate) struct World {
-    pub(crate) matcher: Matcher,
+    pub(crate) shards: Shards,
     pub(crate) now: u64,
     pub(crate) heard: Vec<Heard>,
     notices: Notices,
@@ -35,8 +38,29 @@ pub(crate) const START: u64 = 1_700_000_000_000;
 
 impl World {
     pub(crate) fn new(config: Config) -> World {
-        let matcher = Matcher::new(config, [9; 32], START);
-        World { matcher, now: START, heard: Vec::new(), notices: Notices::default() }
+        World::of_shards(config, 1)
+    }
+
+    /// A matcher of several shards, between which mail takes no time.
+    pub(crate) fn of_shards(config: Config, count: u16) -> World {
+        let shards = Shards::new(&config, [9; 32], START, count);
+        World { shards, now: START, heard: Vec::new(), notices: Notices::default() }
+    }
+
+    /// The first shard.
+    pub(crate) fn matcher(&self) -> &Matcher {
+        self.shards.shard(0)
+    }
+
+    pub(crate) fn matcher_mut(&mut self) -> &mut Matcher {
+        self.shards.shard_mut(0)
+    }
+
+    /// Objects of all shards.
+    pub(crate) fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        (0..self.shards.count()).for_each(|shard| counts.add(&self.shards.shard(shard).counts()));
+        counts
     }
 
     pub(crate) fn ask(&mut self, srv: &str, method: u16, body: Writer) -> (Status, Vec<u8>) {
@@ -44,26 +68,78 @@ impl World {
     }
 
     pub(crate) fn ask_as(&mut self, srv: &str, scope: Scope, method: u16, body: Writer) -> (Status, Vec<u8>) {
-        let mut answer = Vec::new();
-        let caller = Caller { srv, scope };
         let body = body.into_bytes();
-        let handled = self.matcher.handle(self.now, caller, method, &body, &mut answer, &mut self.notices);
-        self.listen();
-        (handled.status().expect("no policy is asked"), answer)
+        let count = self.shards.count();
+        match route(method, &body, count) {
+            Route::One(shard) => self.ask_shard(shard, srv, scope, method, &body),
+            Route::All => {
+                let mut answers = Answers::new(method, &body, count);
+                let mut all = None;
+                for shard in 0..count {
+                    let (status, answer) = self.ask_shard(shard, srv, scope, method, &body);
+                    all = answers.add(shard, status, answer);
+                }
+                all.expect("every shard has answered")
+            }
+        }
+    }
+
+    fn ask_shard(
+        &mut self,
+        shard: u16,
+        srv: &str,
+        scope: Scope,
+        method: u16,
+        body: &[u8],
+    ) -> (Status, Vec<u8>) {
+        let mut answer = Vec::new();
+        let input = Input::Request { srv, scope, method, body };
+        let handled = self.apply(shard, input, &mut answer).expect("a request");
+        self.deliver();
+        match handled {
+            Handled::Done(status) => (status, answer),
+            Handled::Waits(number) => {
+                let answered = self.shards.shard_mut(shard).poll_answered();
+                let answered = answered.expect("no policy is asked, and nobody else claims");
+                assert_eq!(answered.request, number);
+                (answered.status, answered.body)
+            }
+        }
+    }
+
+    fn apply(&mut self, shard: u16, input: Input<'_>, answer: &mut Vec<u8>) -> Option<Handled> {
+        let handled = self.shards.apply(shard, self.now, input, answer, &mut self.notices);
+        self.listen(shard);
+        handled
+    }
+
+    /// Mail between shards arrives until there is none.
+    fn deliver(&mut self) {
+        loop {
+            let next = self.shards.pending().next();
+            let Some((from, to)) = next else { return };
+            self.apply(to, Input::Mail { from: from as u8 }, &mut Vec::new());
+        }
+    }
+
+    /// Nothing is claimed any more; `talks`: shards have spoken to each other.
+    pub(crate) fn check_idle(&self, talks: bool) {
+        let all = || (0..self.shards.count()).map(|shard| self.shards.shard(shard));
+        assert!(all().all(|shard| (shard.open_claims(), shard.claimed_here()) == (0, 0)));
+        let mail: u64 = all().map(|shard| shard.stats().mail_sent).sum();
+        assert_eq!(mail > 100, talks, "{mail} letters");
     }
 
     /// A request that may have to wait for a policy.
     pub(crate) fn begin(&mut self, method: u16, body: Writer) -> Handled {
-        let caller = Caller { srv: "s", scope: Scope::Admin };
-        let (body, mut answer) = (body.into_bytes(), Vec::new());
-        let handled = self.matcher.handle(self.now, caller, method, &body, &mut answer, &mut self.notices);
-        self.listen();
-        handled
+        let body = body.into_bytes();
+        let input = Input::Request { srv: "s", scope: Scope::Admin, method, body: &body };
+        self.apply(0, input, &mut Vec::new()).expect("a request")
     }
 
     pub(crate) fn verdict(&mut self, id: u64, verdict: Option<&Verdict>) {
-        self.matcher.handle_verdict(self.now, id, verdict, &mut self.notices);
-        self.listen();
+        let verdict = verdict.map(Verdict::to_bytes);
+        self.apply(0, Input::Verdict { id, verdict: verdict.as_deref() }, &mut Vec::new());
     }
 
     /// The answer of a request that must succeed.
@@ -75,17 +151,40 @@ impl World {
     }
 
     pub(crate) fn session(&mut self, srv: &str, up: bool) {
-        self.matcher.handle_session(self.now, srv, up, &mut self.notices);
-        self.listen();
+        for shard in 0..self.shards.count() {
+            self.apply(shard, Input::Session { srv, up }, &mut Vec::new());
+        }
+        self.deliver();
+    }
+
+    /// What a restart does.
+    pub(crate) fn recover(&mut self) {
+        (0..self.shards.count()).for_each(|shard| {
+            self.apply(shard, Input::Recovered, &mut Vec::new());
+        });
+        self.deliver();
+    }
+
+    /// Lets time pass on every shard, whether anything is due there or not.
+    pub(crate) fn pass_everywhere(&mut self, ms: u64) {
+        self.pass(ms);
+        for shard in 0..self.shards.count() {
+            self.apply(shard, Input::Timeout, &mut Vec::new());
+        }
+        self.deliver();
     }
 
     /// Lets time pass; everything that is due happens on time.
     pub(crate) fn pass(&mut self, ms: u64) {
         let end = self.now + ms;
-        while let Some(at) = self.matcher.next_timeout().filter(|at| *at <= end) {
+        let due = |shards: &Shards| {
+            let next = |shard| shards.shard(shard).next_timeout().map(|at| (at, shard));
+            (0..shards.count()).filter_map(next).min().filter(|(at, _)| *at <= end)
+        };
+        while let Some((at, shard)) = due(&self.shards) {
             self.now = self.now.max(at);
-            self.matcher.handle_timeout(self.now, &mut self.notices);
-            self.listen();
+            self.apply(shard, Input::Timeout, &mut Vec::new());
+            self.deliver();
         }
         self.now = end;
     }
@@ -94,9 +193,9 @@ impl World {
         std::mem::take(&mut self.heard)
     }
 
-    fn listen(&mut self) {
+    fn listen(&mut self, shard: u16) {
         for notice in self.notices.iter() {
-            let server = self.matcher.server_name(notice.server).unwrap_or(b"?");
+            let server = self.shards.shard(shard).server_name(notice.server).unwrap_or(b"?");
             let entry = fields(notice.entry).next().unwrap().unwrap();
             assert_eq!(entry.number, 1);
             let mut heard = Heard {

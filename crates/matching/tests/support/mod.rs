@@ -34,6 +34,7 @@ pub(crate) fn serve_behind(tls: Option<Tls>, tokens: &str, requests_max: usize) 
         area: String::new(),
         secret: [3; 32],
         salvage: false,
+        shards: 1,
         policies: throng_matching::Policies::default(),
     })
     .unwrap();
