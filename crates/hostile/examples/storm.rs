@@ -2,12 +2,25 @@
 //! `cargo run --release -p throng-hostile --example storm -- replication_client 1000000 [seed]`.
 //!
 //! Inputs that were refused late or applied are not told apart: coverage is libFuzzer's business, numbers are this one's.
+//! An input with a finding is written to a file, to become a part of the corpus.
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::path::Path;
 
 use throng_hostile::{TARGETS, change};
 use throng_stdx::Rng;
+
+/// Writes its input to a file when it is dropped by a panic.
+struct Kept<'a>(&'a [u8]);
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let path = std::env::temp_dir().join(format!("finding-{}", std::process::id()));
+            println!("the input is in {}: {:?}", path.display(), std::fs::write(&path, self.0));
+        }
+    }
+}
 
 fn main() {
     let mut words = std::env::args().skip(1);
@@ -23,7 +36,9 @@ fn main() {
     let seeds = inputs.len();
     for at in 0..count {
         let bytes = change(&inputs, &mut rng);
+        let kept = Kept(&bytes);
         (target.run)(&bytes);
+        drop(kept);
         // Changes of changes, so that inputs wander away from where they began.
         if at % 16 == 0 && bytes.len() < 600 {
             let place = if inputs.len() < 256 {
