@@ -505,6 +505,13 @@ impl Link {
                 info.is_none_or(|info| info.queued_bytes == 0)
             })
         };
+        for end in 0..2 {
+            // Rounds go from one deadline to the next. With a ping every few milliseconds they would end before a command
+            // is due again whose last round trips took many seconds.
+            if let Some(peer) = self.peers[end] {
+                self.hosts[end].set_ping_interval(peer, Duration::from_millis(500));
+            }
+        }
         for _ in 0..2_000 {
             while self.wires.iter().any(|wire| !wire.is_empty()) {
                 self.deliver(0, usize::MAX);
