@@ -16,7 +16,8 @@
 //!
 //! Windows end at `anchor + k * interval` and are flushed at the first tick of the channel at or after that. Since ticks
 //! and windows are whole multiples of their greatest common divisor apart, phases are rounded up to it: that changes no
-//! tick and makes more subscribers share a cohort.
+//! tick and makes more subscribers share a cohort. Windows that the gateway chose are flushed when they end, between the
+//! channel's ticks if need be ([`Channel::grain`]).
 //!
 //! Cost per update: one merge and one push. Per window: one encoding per distinct range of updates, then a few
 //! nanoseconds per member. A channel where nothing is pending has no timer.
@@ -82,6 +83,8 @@ struct Cohort {
     interval: i64,
     /// Windows end at times congruent to this.
     phase: i64,
+    /// Windows are flushed at the first multiple of this at or after their ends: the channel's tick, or a part of it.
+    grain: i64,
     mask: Option<Arc<FieldMask>>,
     /// Everything before this index was delivered to the members, `folded` excepted.
     start: u64,
@@ -158,19 +161,20 @@ impl Channel {
     /// The channel's timer fired: flushes every cohort whose window has ended, then sends the full states that are due.
     pub(crate) fn run_tick(&mut self, board: &mut Switchboard) {
         self.fan.wake = None;
-        let tick = self.tick();
-        let at = self.time(board.now).div_euclid(tick) * tick;
+        let (now, tick) = (self.time(board.now), self.tick());
+        let at = now.div_euclid(tick) * tick;
         board.stats.fan_out_ticks += 1;
         let mut made = Made::default();
         let due: SmallVec<[usize; 8]> = self
             .fan
             .cohorts
             .iter()
-            .filter(|(_, cohort)| cohort.due.is_some_and(|due| due <= at))
+            .filter(|(_, cohort)| cohort.due.is_some_and(|due| due <= now))
             .map(|(index, _)| index)
             .collect();
         for index in due {
-            self.flush(board, index, at, &mut made);
+            let grain = self.fan.cohorts[index].grain;
+            self.flush(board, index, now.div_euclid(grain) * grain, &mut made);
         }
         while let Some(&(due, key)) = self.fan.overdue.first()
             && due <= at
@@ -269,12 +273,11 @@ impl Cohort {
             && matches!(self.members.as_slice(), [only] if only.conn == conn && only.skip_self)
     }
 
-    /// The tick at which an update that is handled at `now` leaves: the first one at or after the end of a window that
-    /// has not been flushed.
-    fn due_after(&self, now: i64, tick: i64) -> i64 {
-        let lower = self.done.max(ceil_to(now, tick) - tick);
+    /// When an update that is handled at `now` leaves: with the first window that has not been flushed.
+    fn due_after(&self, now: i64) -> i64 {
+        let lower = self.done.max(ceil_to(now, self.grain) - self.grain);
         let windows = (lower + 1 - self.phase + self.interval - 1).div_euclid(self.interval);
-        ceil_to(self.phase + windows * self.interval, tick)
+        ceil_to(self.phase + windows * self.interval, self.grain)
     }
 }
 

@@ -86,7 +86,7 @@ impl AccessLevel {
 /// Settings of one channel type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TypeSettings {
-    /// Period of the tick grid on which fan-out happens. Never zero.
+    /// Period of the tick grid on which fan-out happens, but for rates that the gateway chose itself. Never zero.
     pub tick_interval: Duration,
     /// Fan-out interval of subscriptions that ask for none. Zero means every tick.
     pub fan_out_interval: Duration,

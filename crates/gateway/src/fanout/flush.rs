@@ -64,7 +64,6 @@ impl Channel {
                 Place::Joiner { cohort: index as u32, at: position as u32 };
         }
 
-        let tick = self.tick();
         let cohort = &mut self.fan.cohorts[index];
         cohort.start = end;
         cohort.done = cohort.done.max(at);
@@ -72,7 +71,7 @@ impl Channel {
         cohort.due = early
             .iter()
             .any(|joiner| joiner.cursor < end || !joiner.folded.is_empty())
-            .then(|| cohort.due_after(at, tick));
+            .then(|| cohort.due_after(at));
         cohort.joiners = early;
     }
 

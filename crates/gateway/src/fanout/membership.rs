@@ -171,19 +171,20 @@ impl Channel {
         let phase = match sub.rate_by {
             // Spec §7.5, A-10: an interval of zero means every tick.
             _ if sub.options.interval_ms == 0 => 0,
-            RateBy::Gateway => self.shared_phase(sub.address.conn, interval),
-            RateBy::Default if self.is_of_world() => self.shared_phase(sub.address.conn, interval),
-            RateBy::Default | RateBy::Subscriber => phase(sub.anchor, interval, tick),
+            by if self.takes_turns(by) => self.shared_phase(sub.address.conn, interval),
+            _ => phase(sub.anchor, interval, tick),
         };
+        let grain = self.grain(sub.rate_by, interval);
         let anchor = sub.anchor;
         let member = Member::new(key, sub.address, sub.options.skip_self, position.own_end);
 
         let fan = &mut self.fan;
-        let index = match fan.cohort_for(interval, phase, &mask) {
+        let index = match fan.cohort_for(interval, phase, grain, &mask) {
             Some(index) => index,
             None => fan.cohorts.insert(Cohort {
                 interval,
                 phase,
+                grain,
                 mask,
                 start: position.cursor,
                 folded: Vec::new(),
@@ -214,7 +215,7 @@ impl Channel {
             Place::Joiner { cohort: cohort_index, at: cohort.joiners.len() as u32 - 1 }
         };
         if pending && cohort.due.is_none() {
-            cohort.due = Some(cohort.due_after(now, tick));
+            cohort.due = Some(cohort.due_after(now));
         }
         self.subs[key as usize].place = place;
     }
@@ -263,10 +264,17 @@ impl FanOut {
     /// A channel that many subscribers get once a second would have a cohort per tick, each with a merge of its own.
     /// Where there are many cohorts a newcomer shares the one whose window ends next before its own: its first window is
     /// shorter, all others are as long as it asked for.
-    fn cohort_for(&self, interval: i64, phase: i64, mask: &Option<Arc<FieldMask>>) -> Option<usize> {
+    fn cohort_for(
+        &self,
+        interval: i64,
+        phase: i64,
+        grain: i64,
+        mask: &Option<Arc<FieldMask>>,
+    ) -> Option<usize> {
         let (mut count, mut best) = (0, None);
         for (index, cohort) in &self.cohorts {
-            if cohort.interval == interval && same_mask(&cohort.mask, mask) {
+            let alike = cohort.interval == interval && cohort.grain == grain;
+            if alike && same_mask(&cohort.mask, mask) {
                 let early = (phase - cohort.phase).rem_euclid(interval);
                 if early == 0 {
                     return Some(index);

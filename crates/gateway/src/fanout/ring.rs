@@ -18,7 +18,7 @@ impl Channel {
         covered: Option<&Update>,
     ) {
         let own = self.key(sender).map(|key| self.subs[key as usize].place);
-        let (now, tick) = (self.time(board.now), self.tick());
+        let now = self.time(board.now);
         let fan = &mut self.fan;
         if let Some(data) = self.data.as_ref().filter(|_| !self.subs.is_empty()) {
             fan.removals.note(data.content.plan(), &update);
@@ -48,7 +48,7 @@ impl Channel {
                     cohort.start = end;
                     continue;
                 }
-                cohort.due = Some(cohort.due_after(now, tick));
+                cohort.due = Some(cohort.due_after(now));
                 newly_due = true;
             }
             pending = true;

@@ -61,13 +61,12 @@ impl Channel {
         (range().len() - own, own)
     }
 
-    /// The tick at which an update leaves that is handled now, for who gets nothing before `not_before`.
+    /// When an update leaves that is handled now, for who gets nothing before `not_before`.
     fn next_flush(&self, cohort: &Cohort, now: Instant, not_before: i64) -> i64 {
-        let tick = self.tick();
         match cohort.due {
             Some(due) if due >= not_before => due,
-            Some(due) => cohort.due_after(not_before.max(due), tick),
-            None => cohort.due_after(not_before.max(self.time(now)), tick),
+            Some(due) => cohort.due_after(not_before.max(due)),
+            None => cohort.due_after(not_before.max(self.time(now))),
         }
     }
 

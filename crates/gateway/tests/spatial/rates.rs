@@ -42,6 +42,35 @@ fn entity_rates_follow_distance_with_hysteresis_unless_a_client_names_its_own() 
     }
 }
 
+// On ticks of 20 ms, windows of 50 ms would be 60 and 40 ms long, and 40 ms hold one frame of a server that makes 30 a
+// second: every frame that is a little late would leave somebody's window empty.
+#[test]
+fn rates_by_distance_are_kept_between_the_ticks_of_the_channel() {
+    let mut world = world(with_rates());
+    let a = spatial_server(&mut world, "a");
+    create_entity(&mut world, a, CELL, E + 9, 5.0);
+    for (number, pit) in ["c", "d", "e", "f", "g"].into_iter().enumerate() {
+        let client = world.join(ConnKind::Client, pit);
+        let conn = world.conn(client);
+        create_avatar(&mut world, a, CELL, E + 1 + number as u32, 5.0, conn);
+        let body = SubscribedToChannelMessage { conn_id: 0, sub_options: None };
+        world.send(client, [Send::new(MessageType::SubToChannel, &body).to(E + 9)]);
+        world.run_ms(300);
+        world.take(client);
+        let mut times = Vec::new();
+        for step in 0..500_u32 {
+            move_to(&mut world, a, E + 9, 5.0 + (step % 2) as f32 * 0.01);
+            world.run_ms(1);
+            if world.take(client).iter().any(|got| got.channel == E + 9 && got.msg_type == 8) {
+                times.push(step);
+            }
+        }
+        // The first may have waited for the first update.
+        assert!(times.len() >= 10, "{pit}: {times:?}");
+        assert!(times[1..].windows(2).all(|pair| pair[1] - pair[0] == 50), "{pit}: {times:?}");
+    }
+}
+
 #[test]
 fn the_sight_of_an_entity_tells_cells_distance_and_band() {
     let (mut world, a, _, conn) = with_client(with_rates());
