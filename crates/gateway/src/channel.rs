@@ -375,6 +375,13 @@ impl Channel {
             return;
         }
         self.options_changed(board, key, &before);
+        let now = &self.subs[key as usize].options.masks;
+        if before.masks != *now && !before.masks.is_empty() {
+            // What was hidden until now may never change again, so it comes with a full state.
+            self.await_full_state(board, key);
+            self.trim();
+            self.arm(board);
+        }
     }
 
     /// Ends a subscription; false when there is none. The owner that unsubscribes is the owner no more.

@@ -144,7 +144,7 @@ catalogue! {
         InterestQuery = "interest_query", "The query describes no area: a number is not finite or a size not above 0.";
         EntityId = "entity_id", "The entity id is taken or below the first entity id.";
         UnknownEntity = "unknown_entity", "No entity channel with this id, or not in the group.";
-        NoGroup = "no_group", "The entity is in no group of this kind.";
+        NoGroup = "no_group", "The entity is in no group of this kind, or was taken out of its group and moves with none.";
         GroupSize = "group_size", "The group would have more members than allowed.";
         Locked = "locked", "The entity or one that moves with it is locked where it is.";
         BroadcastValue = "broadcast_value", "The broadcast value reaches nobody in this channel.";

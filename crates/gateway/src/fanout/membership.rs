@@ -124,7 +124,7 @@ impl Channel {
     }
 
     /// Moves a subscription to the full states, due when its running window ends. One that waits already keeps its time.
-    pub(super) fn await_full_state(&mut self, board: &Switchboard, key: u32) {
+    pub(crate) fn await_full_state(&mut self, board: &Switchboard, key: u32) {
         let sub = &self.subs[key as usize];
         if !sub.options.can_read() || matches!(sub.place, Place::Waiting { .. }) {
             return;

@@ -179,9 +179,11 @@ impl Shard {
             self.board.refuse(Refusal::UnknownEntity);
         }
         match kind {
-            EntityGroupType::Handover => world.add_to_handover_group(id, &known),
-            EntityGroupType::Lock => world.add_to_lock_group(id, &known),
+            EntityGroupType::Handover => world.add_to_handover_group(id, &known)?,
+            EntityGroupType::Lock => world.add_to_lock_group(id, &known)?,
         }
+        self.retry_waiting();
+        Ok(())
     }
 
     /// ENTITY_GROUP_REMOVE, sent to an entity channel by its owner.
@@ -226,6 +228,12 @@ impl Shard {
     }
 
     // ---- Cells and removal ------------------------------------------------------------------------------------------
+
+    /// Notes an object in the data of a cell. An entity is in its own, wherever it was said to have been spawned.
+    pub(super) fn note_object(&mut self, cell: Cell, id: ChannelId, object: &[u8]) {
+        let own = self.world.as_ref().and_then(|world| world.cell_of(id));
+        self.add_to_cell_data(own.unwrap_or(cell), id, object);
+    }
 
     /// Notes an entity in the data of a cell, with this object reference from now on.
     pub(super) fn add_to_cell_data(&mut self, cell: Cell, id: ChannelId, object: &[u8]) {

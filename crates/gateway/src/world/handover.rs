@@ -128,7 +128,7 @@ impl Shard {
         let Some(entity) = world.entities.get(&id) else { return Ok(()) };
         let members: Ids = match entity.handover {
             Membership::Never => SmallVec::from_slice(&[id]),
-            Membership::Removed => return Ok(()),
+            Membership::Removed => return Err(Refusal::NoGroup),
             Membership::Group(key) => world.groups[key].iter().copied().collect(),
         };
         if let Some(lock) = entity.lock

@@ -53,7 +53,7 @@ impl Shard {
                 let cell = grid.cell_at(at).ok_or(Refusal::OutsideWorld)?;
                 let target = config.cell_channel(cell);
                 if spawn.channel_id.is_none_or(|named| named == target.0) && here == target {
-                    self.add_to_cell_data(cell, id, &encoded);
+                    self.note_object(cell, id, &encoded);
                     self.forward_from_server(here, sender.conn, head, body)?;
                 } else if spawn.channel_id == Some(target.0) {
                     self.forward_from_server(here, sender.conn, head, body)?;
@@ -78,7 +78,7 @@ impl Shard {
                     channel.objects.insert(id.0, object);
                 }
                 if let Some(cell) = config.channel_cell(here) {
-                    self.add_to_cell_data(cell, id, &encoded);
+                    self.note_object(cell, id, &encoded);
                 }
                 self.forward_from_server(here, sender.conn, head, body)?;
             }
@@ -115,7 +115,7 @@ impl Shard {
                 if !self.channels.contains_key(&cell) {
                     return Err(Refusal::UnknownCell);
                 }
-                self.add_to_cell_data(index, id, &object);
+                self.note_object(index, id, &object);
                 self.forward_from_server(cell, sender, head, &body)
             }
             Letter::ObjectSpawned { id, object } => {

@@ -198,3 +198,14 @@ fn groups_move_together_from_several_servers_and_locks_hold_them() {
     move_to(&mut world, servers[0], E + 2, 16.0);
     assert_eq!(entity(&world, E + 2).0, Some(CELL + 1));
 }
+
+#[test]
+fn an_entity_without_a_group_goes_where_it_stands_when_it_is_in_one_again() {
+    let (mut world, a, b) = border(config(2, 2));
+    group(&mut world, a, E + 1, EntityGroupType::Handover, &[E + 1]);
+    ungroup(&mut world, a, E + 1, EntityGroupType::Handover, &[E + 1]);
+    move_to(&mut world, a, E + 1, 15.0);
+    assert_eq!(entity(&world, E + 1), (Some(CELL), Some(world.conn(a))));
+    group(&mut world, a, E + 1, EntityGroupType::Handover, &[E + 1]);
+    assert_eq!(entity(&world, E + 1), (Some(CELL + 1), Some(world.conn(b))));
+}

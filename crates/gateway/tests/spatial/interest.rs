@@ -55,3 +55,28 @@ fn interest_follows_the_clients_entity_where_that_is_on() {
     let got = subscriptions(&world.take(client));
     assert!(got.contains(&(7, CELL)) && got.contains(&(6, CELL + 1)), "{got:?}");
 }
+
+#[test]
+fn a_cell_that_comes_nearer_is_sent_with_what_was_masked() {
+    let step = |distance, masks: &[&str]| DampingStep {
+        distance,
+        interval_ms: 20,
+        masks: masks.iter().map(|&mask| mask.to_owned()).collect(),
+    };
+    let mut config = config(8, 1);
+    config.spatial.damping = vec![step(0, &[]), step(2, &["entities.nothing"])];
+    let (mut world, a, client, conn) = with_client(config);
+    create_entity(&mut world, a, CELL + 4, E + 1, 45.0);
+    let seen = |world: &mut World| {
+        world.run_ms(200);
+        let updates =
+            world.take(client).into_iter().filter(|got| got.msg_type == 8 && got.channel == CELL + 4);
+        let data = updates.map(|got| got.decode::<ChannelDataUpdateMessage>().data.expect("data").value);
+        let all = data.flat_map(|bytes| SpatialChannelData::decode(&bytes[..]).expect("valid").entities);
+        all.filter(|(_, state)| state.obj_ref.is_some()).map(|(id, _)| id).collect::<Vec<_>>()
+    };
+    interest(&mut world, a, conn, 5.0, 60.0);
+    assert_eq!(seen(&mut world), Vec::<u32>::new(), "masked");
+    interest(&mut world, a, conn, 45.0, 60.0);
+    assert_eq!(seen(&mut world), [E + 1], "its own cell");
+}

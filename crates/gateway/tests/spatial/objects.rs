@@ -94,3 +94,24 @@ fn a19_spawn_and_destroy_from_clients_are_refused_unless_the_profile_is_permissi
         assert_eq!(entity(&world, E + 1), (Some(CELL), Some(world.conn(a))));
     }
 }
+
+// An engine says where it spawned an object, which may be where it no longer is.
+#[test]
+fn an_entity_is_listed_in_its_own_cell_only_wherever_it_was_spawned() {
+    let (mut world, a, _) = border(config(2, 2));
+    let spawn = |channel: u32, x: f32| {
+        let message = SpawnObjectMessage {
+            obj: Some(UnrealObjectRef { net_guid: Some(E + 1), ..Default::default() }),
+            channel_id: Some(channel),
+            location: Some(FVector { x: Some(x), y: Some(5.0), z: Some(0.0) }),
+            ..Default::default()
+        };
+        let forward = ServerForwardMessage { client_conn_id: 0, payload: message.encode_to_vec() };
+        Send::user(103, &forward.encode_to_vec()).broadcast(2).to(channel)
+    };
+    world.send(a, [spawn(CELL, 15.0)]);
+    assert_eq!((listed(&world, CELL), listed(&world, CELL + 1)), (vec![E + 1], vec![]));
+    move_to(&mut world, a, E + 1, 15.0);
+    world.send(a, [spawn(CELL, 5.0)]);
+    assert_eq!((listed(&world, CELL), listed(&world, CELL + 1)), (vec![], vec![E + 1]));
+}
