@@ -226,14 +226,20 @@ fn config_command() -> Command {
     let origin =
         Arg::new("origin").long("origin").action(ArgAction::SetTrue).help("With the source of every value");
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("As JSON");
+    // Whoever names the file without the flag means it; it comes before what the environment says.
+    let file = Arg::new("file").value_name("FILE").help("The file, in place of --config");
     Command::new("config")
         .about("Check, show or print the configuration")
         .subcommand_required(true)
         .arg_required_else_help(true)
         .disable_help_subcommand(true)
         .after_help(CONFIG_EXAMPLES)
-        .subcommand(with_keys(Command::new("check").about("Report every problem; exit 2 if there is one")))
-        .subcommand(with_keys(Command::new("show").about("Print the values in effect").arg(origin).arg(json)))
+        .subcommand(with_keys(
+            Command::new("check").about("Report every problem; exit 2 if there is one").arg(file.clone()),
+        ))
+        .subcommand(with_keys(
+            Command::new("show").about("Print the values in effect").arg(file).arg(origin).arg(json),
+        ))
         .subcommand(Command::new("default").about("Print a commented file with every key"))
         .subcommand(Command::new("schema").about("Print a JSON Schema for editors"))
 }

@@ -37,7 +37,10 @@ pub(crate) fn with_keys(command: Command) -> Command {
 
 /// Loads the configuration from the file, the environment and the flags of `matches`.
 pub(crate) fn load(matches: &ArgMatches, base: Loader) -> Result<Config, Problems> {
-    let mut loader = with_surroundings(base, matches.get_one::<String>("config").map(String::as_str));
+    // Commands about the file itself take it by position, too.
+    let named = matches.try_get_one::<String>("file").ok().flatten();
+    let file = named.or_else(|| matches.get_one("config"));
+    let mut loader = with_surroundings(base, file.map(String::as_str));
     for key in KEYS.iter() {
         if let Some(text) = matches.get_one::<String>(&key.path) {
             loader = loader.flag(format!("--{}", key.path), key.path.as_str(), text.as_str());

@@ -121,6 +121,9 @@ fn shown_values_carry_their_origin_and_load_again() {
     }
     std::fs::write(folder.path().join("again.toml"), &shown).unwrap();
     let again = throng(folder.path(), &["config", "show", "-c", "again.toml"]).output().unwrap();
+    let named =
+        throng(folder.path(), &["config", "show", "again.toml"]).env("THRONG_CONFIG", "else.toml").output();
+    assert_eq!(text(&named.unwrap().stdout), text(&again.stdout), "a file named by position");
     let bare: String =
         shown.lines().map(|line| line.split(" #").next().unwrap().trim_end().to_owned() + "\n").collect();
     assert_eq!(text(&again.stdout), bare);
