@@ -11,7 +11,7 @@ use crate::matcher::Matcher;
 use crate::notices::Notices;
 use crate::problem::{Outcome, Problem, forbidden, invalid, not_found, too_large};
 use crate::queue::{Anchor, BackfillPriority, Compiled, Facts, PlayerInput, Pool, Start, ordered};
-use crate::room::Side;
+use crate::sides::Sides;
 use crate::slab::NONE;
 use crate::timers::Timer;
 
@@ -167,9 +167,8 @@ impl Matcher {
         self.rooms[room].backfill = index;
         self.queues.list[queue].backfills.insert(index);
         if self.rooms[room].sides.is_empty() {
-            let names = compiled.sides.iter();
-            self.rooms[room].sides =
-                names.map(|(name, _)| Side { name: name.clone(), players: Vec::new() }).collect();
+            let sides = compiled.sides.iter().map(|(name, _)| (name.as_bytes(), []));
+            self.rooms[room].sides = Sides::new(sides, &mut Vec::new());
         }
         self.keep_alive(index);
         let (id, ack_until) = (self.backfills[index].id, self.backfills[index].ack_until);
@@ -252,8 +251,9 @@ impl Matcher {
         let room = &self.rooms[backfill.room.index];
         let mut fixed = Vec::with_capacity(compiled.sides.len());
         let mut no_regions = Vec::new();
+        let sides = room.sides.list();
         for side in 0..compiled.sides.len() {
-            let names = room.sides.get(side).map_or(&[][..], |side| &side.players);
+            let names = sides.get(side).map_or(&[][..], |side| &side.players);
             let party: Vec<PlayerInput<'_>> = names.iter().map(|name| input(name)).collect();
             let mut facts = compiled.facts(&party, &mut no_regions).map_err(refused)?;
             facts.plays_in(backfill.region, self.queues.list[queue].regions.len());

@@ -64,13 +64,13 @@ impl Matcher {
         let Some(place) = ticket.place else { return Vec::new() };
         let pool = &self.queues.list[ticket.queue].pool;
         let part = &pool.partitions[place.partition];
-        let before = part.order.before(place.key).take(CANDIDATES_MAX);
-        let after = part.order.after(place.key).take(CANDIDATES_MAX);
+        let (before, after) = part.order.around(place.key);
+        let (before, after) = (before.take(CANDIDATES_MAX), after.take(CANDIDATES_MAX));
         let mut near: Vec<(f64, u32)> =
             before.chain(after).map(|(key, _)| (distance(*key, place.key), key.1)).collect();
         near.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         let elsewhere = pool.partitions.iter().filter(|(other, _)| *other != place.partition);
-        let elsewhere = elsewhere.flat_map(|(_, part)| part.order.after(place.key).take(4));
+        let elsewhere = elsewhere.flat_map(|(_, part)| part.order.around(place.key).1.take(4));
         near.extend(elsewhere.map(|(key, _)| (distance(*key, place.key), key.1)).take(CANDIDATES_MAX));
         near.truncate(CANDIDATES_MAX);
         let own = (&ticket.facts, ticket.level);

@@ -73,6 +73,7 @@ mod room_service;
 mod route;
 mod shard;
 mod shards;
+mod sides;
 mod slab;
 mod stats;
 mod team;

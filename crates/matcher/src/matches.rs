@@ -10,11 +10,12 @@ use crate::id::Id;
 use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, Text, check_id, check_len, entry, text};
 use crate::matcher::{Matcher, fan_out, require};
 use crate::notices::Notices;
+use crate::people::People;
 use crate::problem::{Outcome, Problem, forbidden, not_found, quote};
-use crate::queue::{Assign, Compiled, Filling, OnNo, PlayerFacts, assign};
-use crate::room::Side;
-use crate::slab::NONE;
-use crate::ticket::State;
+use crate::queue::{Assign, Bucket, Compiled, Filling, Kind, OnNo, PlayerFacts, assign};
+use crate::sides::Sides;
+use crate::slab::{NONE, Slab};
+use crate::ticket::{State, Ticket};
 use crate::timers::Timer;
 
 /// A match stays known for this long after its room, so that its result can be reported.
@@ -60,6 +61,16 @@ impl Match {
     }
 }
 
+/// Ids of the players of tickets.
+fn ids_of<'a>(
+    tickets: &'a Slab<Ticket>,
+    people: &'a People,
+    side: &'a [u32],
+) -> impl Iterator<Item = &'a [u8]> {
+    let players = side.iter().flat_map(|ticket| &tickets[*ticket].players);
+    players.map(|player| &people.players[player.player].id[..])
+}
+
 impl Matcher {
     /// The mode that a queue's rooms have: its name, room for all of its players.
     pub(crate) fn put_queue_mode(&mut self, compiled: &Compiled) -> u16 {
@@ -85,8 +96,9 @@ impl Matcher {
         let asks = compiled.set.accept.required;
         let deadline = self.now + compiled.set.accept.timeout_s * 1_000;
         let Filling { sides, level, quality, region } = filling;
-        for ticket in sides.iter().flatten() {
-            self.leave_pool(*ticket, compiled);
+        let tickets: SmallVec<[u32; 16]> = sides.iter().flatten().copied().collect();
+        self.leave_pool_together(&tickets, compiled);
+        for ticket in &tickets {
             let state = if asks { State::Proposed } else { State::Placing };
             self.change_ticket(*ticket, state, "");
             let ticket = &mut self.tickets[*ticket];
@@ -367,7 +379,7 @@ impl Matcher {
                     return false;
                 }
             },
-            None => self.room_of_match(index, queue, compiled),
+            None => self.room_of_match(index, queue),
         };
         self.matches[index].positions = self.positions_of(index, compiled);
         let external = compiled.set.assign == Assign::External && backfill.is_none();
@@ -382,15 +394,14 @@ impl Matcher {
         };
         let until = self.now + wait + ttl;
         let id = self.rooms[room].id;
-        let sides = self.matches[index].sides.clone();
         let players = self.players_of_match(index);
+        let sides = std::mem::take(&mut self.matches[index].sides);
         self.end_other_tickets(index, &players, notices);
         self.rooms[room].seats.reserve(players.len());
-        for (side, tickets) in sides.iter().enumerate() {
-            for ticket in tickets {
-                self.tickets[*ticket].room = Some(id);
-                self.seat_ticket(room, side, *ticket, until);
-            }
+        self.put_on_sides(room, compiled, &sides);
+        for ticket in sides.iter().flatten() {
+            self.tickets[*ticket].room = Some(id);
+            self.seat_ticket(room, *ticket, until);
         }
         self.timers.set(until, Timer::Seats(id));
         self.reindex_room(room);
@@ -402,6 +413,7 @@ impl Matcher {
         if let Some(backfill) = backfill {
             self.backfill_placed(backfill, &sides, notices);
         }
+        self.matches[index].sides = sides;
         if external {
             self.await_server(index, compiled, notices);
         } else if asks {
@@ -416,15 +428,10 @@ impl Matcher {
         true
     }
 
-    fn room_of_match(&mut self, index: u32, queue: u32, compiled: &Compiled) -> u32 {
+    fn room_of_match(&mut self, index: u32, queue: u32) -> u32 {
         let mode = self.queues.list[queue].mode;
         let room = self.insert_room(mode, true, DataMap::default(), NONE);
-        let names = compiled
-            .sides
-            .iter()
-            .map(|(name, max)| Side { name: name.clone(), players: Vec::with_capacity(*max as usize) });
         let entry = &mut self.rooms[room];
-        entry.sides = names.collect();
         // Nobody else comes in, but by a backfill.
         (entry.full, entry.forced_full) = (true, true);
         entry.matched = Some(self.matches[index].id);
@@ -470,17 +477,32 @@ impl Matcher {
         }
     }
 
+    /// Puts the players of tickets on the sides of a room, behind those who are there.
+    fn put_on_sides(&mut self, room: u32, compiled: &Compiled, sides: &[Vec<u32>]) {
+        let (tickets, people) = (&self.tickets, &self.people);
+        let room = &mut self.rooms[room].sides;
+        if room.is_empty() {
+            let names = compiled.sides.iter().map(|(name, _)| name.as_bytes());
+            let ids = sides.iter().map(|side| ids_of(tickets, people, side));
+            *room = Sides::new(names.zip(ids), &mut self.scratch.event);
+        } else {
+            room.change(|there| {
+                for (there, side) in there.iter_mut().zip(sides) {
+                    there.players.extend(ids_of(tickets, people, side).map(Text::from_slice));
+                }
+            });
+        }
+    }
+
     /// Seats of a ticket's players.
-    fn seat_ticket(&mut self, room: u32, side: usize, ticket: u32, until: u64) {
+    fn seat_ticket(&mut self, room: u32, ticket: u32, until: u64) {
         for member in 0..self.tickets[ticket].players.len() {
             let ticket = &self.tickets[ticket];
             let player = ticket.players[member].player;
-            let id = Text::from_slice(&self.people.players[player].id);
-            let info = (!ticket.team.is_empty())
-                .then(|| Box::new(RoleRef::bare(&id).info(self.people.server_of(player), &ticket.team)));
-            if let Some(side) = self.rooms[room].sides.get_mut(side) {
-                side.players.push(id);
-            }
+            let info = (!ticket.team.is_empty()).then(|| {
+                let role = RoleRef::bare(&self.people.players[player].id);
+                Box::new(role.info(self.people.server_of(player), &ticket.team))
+            });
             self.seat(room, player, info, until);
         }
     }
@@ -544,8 +566,8 @@ impl Matcher {
                     write_bytes(out, 2, name.as_bytes());
                 });
             }
-            let side = room.zip(side).and_then(|(room, side)| room.sides.get(side));
-            write_bytes(out, 3, side.map_or(&[], |side| side.name.as_bytes()));
+            let side = room.zip(side).and_then(|(room, side)| room.sides.name(side));
+            write_bytes(out, 3, side.unwrap_or_default());
             write_bytes(out, 4, connection.unwrap_or_default().as_bytes());
             if let Some(region) = found.region.and_then(|region| queue.regions.get(usize::from(region))) {
                 write_bytes(out, 5, region);
@@ -585,25 +607,22 @@ impl Matcher {
         }
     }
 
-    /// Notes how long tickets waited that are matched: runs of equal ones at once, which those of one match mostly are.
+    /// Notes how long tickets waited that are matched: those of one kind at once, which those of a match mostly are.
     fn record_waits<'a>(&mut self, queue: u32, compiled: &Compiled, matched: impl Iterator<Item = &'a u32>) {
         let (tickets, now) = (&self.tickets, self.now);
         let entry = &mut self.queues.list[queue];
-        let mut run = (None, 0);
+        let mut kinds: SmallVec<[(Kind, Bucket, u32); 8]> = SmallVec::new();
         for ticket in matched.map(|ticket| &tickets[*ticket]) {
             let waited = now - ticket.created;
             entry.observed.waits.observe(waited as f64 / 1_000.0);
-            let own = (ticket.kind(compiled), waited);
-            if let (Some((kind, waited)), count) = run
-                && (kind, waited) != own
-            {
-                entry.estimates.record(now, kind, waited, count);
-                run.1 = 0;
+            let (kind, bucket) = (ticket.kind(compiled), Bucket::of(waited));
+            match kinds.iter_mut().find(|known| (known.0, known.1) == (kind, bucket)) {
+                Some((.., count)) => *count += 1,
+                None => kinds.push((kind, bucket, 1)),
             }
-            run = (Some(own), run.1 + 1);
         }
-        if let (Some((kind, waited)), count) = run {
-            entry.estimates.record(now, kind, waited, count);
+        for (kind, bucket, count) in kinds {
+            entry.estimates.record(now, kind, bucket, count);
         }
     }
 

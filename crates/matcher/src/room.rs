@@ -12,6 +12,7 @@ use crate::matcher::{Matcher, fan_out, write_about};
 use crate::notices::Notices;
 use crate::policy::Verdict;
 use crate::problem::{Outcome, Problem, not_found};
+use crate::sides::Sides;
 use crate::slab::NONE;
 use crate::timers::Timer;
 
@@ -38,10 +39,10 @@ pub(crate) struct Room {
     listed: bool,
     open_at: Option<u32>,
     open_place: u32,
-    pub(crate) members: SmallVec<[Member; 4]>,
+    pub(crate) members: Vec<Member>,
     pub(crate) seats: Vec<Seat>,
     pub(crate) data: DataMap,
-    pub(crate) sides: Vec<Side>,
+    pub(crate) sides: Sides,
     /// Server whose role made it.
     pub(crate) creator: u32,
     /// The match that it is.
@@ -62,12 +63,6 @@ pub(crate) struct Seat {
     pub(crate) until: u64,
     /// `None` where only the id of the role is known: a large tick makes a hundred thousand such seats.
     info: Option<Box<Info>>,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Side {
-    pub(crate) name: String,
-    pub(crate) players: Vec<crate::info::Text>,
 }
 
 /// A role on its way into a room.
@@ -230,10 +225,10 @@ impl Matcher {
             listed: false,
             open_at: None,
             open_place: 0,
-            members: SmallVec::new(),
+            members: Vec::new(),
             seats: Vec::new(),
             data,
-            sides: Vec::new(),
+            sides: Sides::default(),
             creator,
             matched: None,
             backfill: NONE,
@@ -333,10 +328,7 @@ impl Matcher {
         self.tell_room(index, 0, notices);
         let room = &mut self.rooms[index];
         room.members.remove(at);
-        for side in &mut room.sides {
-            let id = &self.people.players[player].id;
-            side.players.retain(|other| other != id);
-        }
+        room.sides.remove(&self.people.players[player].id);
         let deleting = room.deleting;
         let entry = &mut self.people.players[player];
         entry.rooms.retain(|other| *other != index);
@@ -551,14 +543,7 @@ impl Matcher {
         }
         write_u64(out, 9, room.rev);
         if !partial {
-            for side in &room.sides {
-                write_nested(out, 10, |out| {
-                    write_bytes(out, 1, side.name.as_bytes());
-                    for player in &side.players {
-                        write_bytes(out, 2, player);
-                    }
-                });
-            }
+            out.extend_from_slice(room.sides.bytes());
             for seat in &room.seats {
                 write_nested(out, 11, |out| {
                     write_bytes(out, 1, &self.people.players[seat.player].id);
@@ -584,9 +569,7 @@ impl Matcher {
             room.rev += 1;
             let rev = room.rev;
             let role = self.people.players[seat.player].id.clone();
-            for side in &mut room.sides {
-                side.players.retain(|other| *other != role);
-            }
+            room.sides.remove(&role);
             self.event(Event::SEAT_EXPIRED, |out| {
                 write_bytes(out, 1, &role);
                 write_about(out, id, rev, "");

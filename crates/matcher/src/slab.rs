@@ -68,6 +68,15 @@ impl<T> Slab<T> {
         Some(item)
     }
 
+    /// Drops an item where it is.
+    pub(crate) fn discard(&mut self, index: u32) {
+        if self.get(index).is_some() {
+            let (piece, place) = at(index);
+            self.pieces[piece][place] = None;
+            self.free.push(index);
+        }
+    }
+
     #[inline]
     pub(crate) fn get(&self, index: u32) -> Option<&T> {
         let (piece, place) = at(index);

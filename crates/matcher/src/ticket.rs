@@ -433,13 +433,23 @@ impl Matcher {
 
     /// A ticket does not search any more. `compiled` are its queue's rules.
     pub(crate) fn leave_pool(&mut self, index: u32, compiled: &Compiled) {
-        let ticket = &mut self.tickets[index];
-        let Some(place) = ticket.place.take() else { return };
-        let (queue_index, rank) = (ticket.queue, -ticket.priority);
-        let queue = &mut self.queues.list[queue_index];
+        self.leave_pool_together(&[index], compiled);
+    }
+
+    /// The same for several of one partition, which is changed once for all.
+    pub(crate) fn leave_pool_together(&mut self, all: &[u32], compiled: &Compiled) {
+        let (mut from, mut keys) = (None, SmallVec::<[Key; 16]>::new());
+        for index in all {
+            let ticket = &mut self.tickets[*index];
+            let Some(place) = ticket.place.take() else { continue };
+            from = Some((ticket.queue, place.partition));
+            keys.push(place.key);
+            self.queues.list[ticket.queue].due.leave(&mut self.waiting, ticket.queue, *index);
+        }
+        let Some((queue, partition)) = from else { return };
+        keys.sort_unstable();
         let tickets = &self.tickets;
-        queue.due.leave(&mut self.waiting, queue_index, index);
-        queue.pool.remove(compiled, place.partition, place.key, rank, |other| anchor_of(tickets, other));
+        self.queues.list[queue].pool.remove(compiled, partition, &keys, |other| anchor_of(tickets, other));
     }
 
     /// A ticket's waiting time has reached a level or its end.
@@ -477,6 +487,10 @@ impl Matcher {
         }
         self.live_tickets -= 1;
         let ticket = &mut self.tickets[index];
+        if state != State::Matched {
+            // At hand, other than those of a tick's matches: to forget them later would be slower.
+            ticket.facts = Facts::default();
+        }
         self.queues.list[ticket.queue].live -= 1;
         let mut players: SmallVec<[u32; 8]> = SmallVec::new();
         for player in &mut ticket.players {
@@ -504,7 +518,7 @@ impl Matcher {
 
     fn forget_ticket(&mut self) {
         if let Some((_, ticket)) = self.ended_tickets.pop_front() {
-            self.tickets.remove(ticket);
+            self.tickets.discard(ticket);
         }
     }
 

@@ -78,6 +78,26 @@ impl Histogram {
     }
 }
 
+/// Waits that count as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bucket(usize);
+
+impl Bucket {
+    /// The longest wait of each but the last, in ms.
+    const BOUNDS: [f64; BUCKETS - 1] = {
+        let (mut bounds, mut at) = ([FIRST_MS; BUCKETS - 1], 1);
+        while at < bounds.len() {
+            bounds[at] = bounds[at - 1] * GROWTH;
+            at += 1;
+        }
+        bounds
+    };
+
+    pub(crate) fn of(waited_ms: u64) -> Bucket {
+        Bucket(Bucket::BOUNDS.partition_point(|bound| *bound < waited_ms as f64))
+    }
+}
+
 /// Waits of one queue.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Estimates {
@@ -85,13 +105,8 @@ pub(crate) struct Estimates {
 }
 
 impl Estimates {
-    /// Some tickets of `kind` were matched after `waited` ms.
-    pub(crate) fn record(&mut self, now: u64, kind: Kind, waited: u64, tickets: u32) {
-        let (mut bucket, mut bound) = (0, FIRST_MS);
-        while bound < waited as f64 && bucket < BUCKETS - 1 {
-            bound *= GROWTH;
-            bucket += 1;
-        }
+    /// Some tickets of `kind` were matched after waits of a [`Bucket`].
+    pub(crate) fn record(&mut self, now: u64, kind: Kind, bucket: Bucket, tickets: u32) {
         let kinds = kind.coarser();
         for (at, kind) in kinds.into_iter().enumerate() {
             if at > 0 && kinds[at - 1] == kind {
@@ -103,7 +118,7 @@ impl Estimates {
             let fresh = || Histogram { weights: vec![0.0; BUCKETS], at_step: now / STEP_MS };
             let histogram = self.kinds.entry(kind).or_insert_with(fresh);
             histogram.decay(now);
-            histogram.weights[bucket] += f64::from(tickets);
+            histogram.weights[bucket.0] += f64::from(tickets);
         }
     }
 
@@ -134,7 +149,7 @@ mod tests {
         let mut estimates = Estimates::default();
         let solo = Kind { region: Some(1), skill: Some(2), size: Some(1) };
         for index in 0..100 {
-            estimates.record(0, solo, if index < 60 { 1_000 } else { 9_000 }, 1);
+            estimates.record(0, solo, Bucket::of(if index < 60 { 1_000 } else { 9_000 }), 1);
         }
         let (p50, p90) = estimates.of(0, Kind { size: Some(5), ..solo }).unwrap();
         assert!((800..1_300).contains(&p50) && (7_500..12_000).contains(&p90), "{p50} {p90}");

@@ -26,7 +26,7 @@ use serde_json::Value;
 
 pub(crate) use compiled::Compiled;
 pub(crate) use due::{Due, Waiting};
-pub(crate) use estimate::{Estimates, Kind};
+pub(crate) use estimate::{Bucket, Estimates, Kind};
 pub(crate) use facts::{Facts, PlayerFacts, PlayerInput};
 pub(crate) use pool::{Anchor, Key, Partition, Pool, number, ordered};
 pub(crate) use positions::assign;

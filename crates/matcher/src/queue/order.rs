@@ -67,15 +67,43 @@ impl Order {
         self.firsts[chunk] = self.chunks[chunk][0].0;
     }
 
-    pub(crate) fn remove(&mut self, key: Key) -> Option<Hot> {
-        let (chunk, place) = self.find(key);
-        let (_, hot) = self.chunks.get_mut(chunk)?.remove(place.ok()?);
-        self.len -= 1;
+    /// Takes tickets out, of which the keys are in order: a chunk that has several is moved once. Says which were there.
+    pub(crate) fn remove(&mut self, mut keys: &[Key], mut removed: impl FnMut(Key, Hot)) {
+        while let Some(first) = keys.first() {
+            let (chunk, place) = self.find(*first);
+            let Some(all) = self.chunks.get_mut(chunk) else { return };
+            let end = self.firsts.get(chunk + 1);
+            let (own, later) = keys.split_at(keys.partition_point(|key| end.is_none_or(|end| key < end)));
+            keys = later;
+            let place = place.unwrap_or_else(|place| place);
+            let (mut own, mut kept) = (own.iter().peekable(), place);
+            for at in place..all.len() {
+                let (key, hot) = all[at];
+                while own.next_if(|own| **own < key).is_some() {}
+                if own.next_if_eq(&&key).is_some() {
+                    removed(key, hot);
+                } else if own.peek().is_none() {
+                    all.copy_within(at.., kept);
+                    kept += all.len() - at;
+                    break;
+                } else {
+                    all[kept] = all[at];
+                    kept += 1;
+                }
+            }
+            self.len -= all.len() - kept;
+            all.truncate(kept);
+            self.tidy(chunk);
+        }
+    }
+
+    /// A chunk has become smaller.
+    fn tidy(&mut self, chunk: usize) {
         let left = self.chunks[chunk].len();
         if left == 0 {
             self.chunks.remove(chunk);
             self.firsts.remove(chunk);
-            return Some(hot);
+            return;
         }
         self.firsts[chunk] = self.chunks[chunk][0].0;
         if self.chunks.get(chunk + 1).is_some_and(|next| left + next.len() <= MERGE_MAX) {
@@ -83,7 +111,6 @@ impl Order {
             self.firsts.remove(chunk + 1);
             self.chunks[chunk].extend(next);
         }
-        Some(hot)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &(Key, Hot)> {
@@ -102,18 +129,20 @@ impl Order {
         (chunk, place.map_or_else(|place| place, |place| place + 1))
     }
 
-    /// Those before a key, the nearest first.
-    pub(crate) fn before(&self, key: Key) -> impl Iterator<Item = &(Key, Hot)> {
-        let (chunk, place) = self.end_before(key);
-        let own = self.chunks.get(chunk).map_or(&[][..], |all| &all[..place]);
-        own.iter().rev().chain(self.chunks[..chunk].iter().rev().flat_map(|all| all.iter().rev()))
-    }
-
-    /// Those after a key, the nearest first.
-    pub(crate) fn after(&self, key: Key) -> impl Iterator<Item = &(Key, Hot)> {
-        let (chunk, place) = self.begin_after(key);
-        let own = self.chunks.get(chunk).map_or(&[][..], |all| &all[place..]);
-        own.iter().chain(self.chunks.iter().skip(chunk + 1).flatten())
+    /// Those before a key and those after it, the nearest first.
+    pub(crate) fn around(
+        &self,
+        key: Key,
+    ) -> (impl Iterator<Item = &(Key, Hot)>, impl Iterator<Item = &(Key, Hot)>) {
+        let (chunk, place) = self.find(key);
+        let own = self.chunks.get(chunk).map_or(&[][..], |all| all);
+        let (before, after) = match place {
+            Ok(place) => (&own[..place], &own[place + 1..]),
+            Err(place) => own.split_at(place),
+        };
+        let lower = self.chunks[..chunk].iter().rev().flat_map(|all| all.iter().rev());
+        let upper = self.chunks.iter().skip(chunk + 1).flatten();
+        (before.iter().rev().chain(lower), after.iter().chain(upper))
     }
 
     /// The same, to be changed.
@@ -191,7 +220,13 @@ mod tests {
                 order.insert(key, hot(step));
                 map.insert(key, hot(step));
             } else if !grows {
-                assert_eq!(order.remove(key), map.remove(&key));
+                // Alone, or with neighbours and some that are not there.
+                let more = if rng.chance(0.1) { 1 + rng.below(12) as u32 } else { 0 };
+                let keys: Vec<Key> = (key.1..=key.1 + more).map(|ticket| (key.0, ticket)).collect();
+                let mut removed = Vec::new();
+                order.remove(&keys, |key, hot| removed.push((key, hot)));
+                let there = keys.iter().filter_map(|key| Some((*key, map.remove(key)?)));
+                assert_eq!(removed, there.collect::<Vec<_>>());
             }
             assert_eq!((order.len(), order.is_empty()), (map.len(), map.is_empty()));
             assert_eq!(order.get(key), map.get(&key));
@@ -202,8 +237,9 @@ mod tests {
             let pair = |(key, hot): (&Key, &Hot)| (*key, *hot);
             let before: Vec<_> = map.range(..key).rev().take(9).map(pair).collect();
             let after: Vec<_> = map.range((Excluded(key), Unbounded)).take(9).map(pair).collect();
-            assert_eq!(order.before(key).take(9).copied().collect::<Vec<_>>(), before);
-            assert_eq!(order.after(key).take(9).copied().collect::<Vec<_>>(), after);
+            let (lower, upper) = order.around(key);
+            assert_eq!(lower.take(9).copied().collect::<Vec<_>>(), before);
+            assert_eq!(upper.take(9).copied().collect::<Vec<_>>(), after);
             assert_eq!(order.before_mut(key).take(9).map(|found| *found).collect::<Vec<_>>(), before);
             assert_eq!(order.after_mut(key).take(9).map(|found| *found).collect::<Vec<_>>(), after);
         }

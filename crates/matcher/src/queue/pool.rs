@@ -208,23 +208,29 @@ impl Pool {
         }
     }
 
-    /// Takes a ticket out. Idle ones whose search had ended before it may see others now.
+    /// Takes tickets of a partition out, of which the keys are in order. Idle ones whose search had ended before them may
+    /// see others now.
     pub(crate) fn remove(
         &mut self,
         compiled: &Compiled,
         partition: u32,
-        key: Key,
-        rank: i8,
+        keys: &[Key],
         anchor_of: impl Fn(u32) -> Anchor,
     ) {
         let part = &mut self.partitions[partition];
-        let Some(hot) = part.order.remove(key) else { return };
-        self.size -= 1;
-        part.idle -= u32::from(hot.idle);
-        part.cuts -= u32::from(hot.cut);
-        take_one(&mut part.ranks, rank);
-        take_one(&mut part.sizes, hot.size);
-        if part.cuts > 0 {
+        let Partition { order, idle, cuts, ranks, sizes, .. } = part;
+        let size = &mut self.size;
+        order.remove(keys, |key, hot| {
+            *size -= 1;
+            *idle -= u32::from(hot.idle);
+            *cuts -= u32::from(hot.cut);
+            take_one(ranks, anchor_of(key.1).rank);
+            take_one(sizes, hot.size);
+        });
+        for key in keys {
+            if part.cuts == 0 {
+                break;
+            }
             let reach = compiled.set.scan_limit * VISITS_PER_STEP;
             let dirty = &mut self.dirty;
             let (idle, cuts) = (&mut part.idle, &mut part.cuts);
@@ -236,8 +242,8 @@ impl Pool {
                     dirty.insert(anchor_of(found.1));
                 }
             };
-            part.order.before_mut(key).take(reach).for_each(&mut look);
-            part.order.after_mut(key).take(reach).for_each(&mut look);
+            part.order.before_mut(*key).take(reach).for_each(&mut look);
+            part.order.after_mut(*key).take(reach).for_each(&mut look);
         }
         self.release(partition);
     }

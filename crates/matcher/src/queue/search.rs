@@ -130,9 +130,8 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
 
     /// The nearest tickets that the anchor may meet, in order of distance.
     fn gather(&mut self, start: &Start<'a>, limit: usize, found: &mut Vec<Candidate>) {
-        let order = &self.partition.order;
-        let mut left = order.before(start.key).peekable();
-        let mut right = order.after(start.key).peekable();
+        let (left, right) = self.partition.order.around(start.key);
+        let (mut left, mut right) = (left.peekable(), right.peekable());
         let anchor = number(start.key.0);
         let reach = self.compiled.reach(start.hot.level);
         let roomiest = start.open.iter().copied().max().unwrap_or(0);
@@ -269,20 +268,18 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
             }),
             PartyPolicy::LargeVsLarge => {
                 let large = |hot: &Hot| self.search.compiled.is_large(u32::from(hot.size));
-                let anchor_is_large = large(&self.start.hot);
-                let (large, small): (Vec<Candidate>, Vec<Candidate>) =
-                    candidates.iter().partition(|candidate| large(&candidate.hot));
-                if anchor_is_large {
+                if large(&self.start.hot) {
+                    let large = || candidates.iter().filter(|candidate| large(&candidate.hot));
                     // One for each other side, before the small ones take the places.
                     let own = usize::from(self.state.chosen[0].side);
                     for side in (0..sides).filter(|side| *side != own) {
-                        large.iter().find(|candidate| self.add(candidate, Some(side)))?;
+                        large().find(|candidate| self.add(candidate, Some(side)))?;
                     }
-                    large.iter().for_each(|candidate| {
+                    large().for_each(|candidate| {
                         self.add(candidate, None);
                     });
                 }
-                for candidate in &small {
+                for candidate in candidates.iter().filter(|candidate| !large(&candidate.hot)) {
                     self.add(candidate, None);
                 }
             }
@@ -522,13 +519,14 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
         if compiled.main.is_none() || self.state.open.len() < 2 {
             return;
         }
-        let mut counts: SmallVec<[f64; 4]> = SmallVec::new();
+        // What one player of a side is of its mean.
+        let mut shares: SmallVec<[f64; 4]> = SmallVec::new();
         for side in 0..self.state.open.len() {
             let fixed: u32 = self.start.fixed.get(side).into_iter().flatten().map(|facts| facts.size).sum();
-            counts.push(f64::from(fixed + self.start.open[side] - self.state.open[side]).max(1.0));
+            shares.push(1.0 / f64::from(fixed + self.start.open[side] - self.state.open[side]).max(1.0));
         }
         for _ in 0..EXCHANGES_MAX {
-            let Some((a, b)) = self.best_exchange(&counts) else { return };
+            let Some((a, b)) = self.best_exchange(&shares) else { return };
             let (one, two) = (self.state.chosen[a], self.state.chosen[b]);
             let (from, to, moved) = (one.side, two.side, one.weight_over(&two));
             self.state.sums[usize::from(from)] -= moved;
@@ -544,7 +542,7 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
     }
 
     /// The exchange that brings two sides closest, if any brings them closer.
-    fn best_exchange(&self, counts: &[f64]) -> Option<(usize, usize)> {
+    fn best_exchange(&self, shares: &[f64]) -> Option<(usize, usize)> {
         let (chosen, sums) = (&self.state.chosen, &self.state.sums);
         let mut best: Option<(f64, usize, usize)> = None;
         for (a, first) in chosen.iter().enumerate() {
@@ -553,10 +551,9 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
                     continue;
                 }
                 let (one, two) = (usize::from(first.side), usize::from(second.side));
-                let moved = first.weight_over(second);
-                let before = (sums[one] / counts[one] - sums[two] / counts[two]).abs();
-                let after = ((sums[one] - moved) / counts[one] - (sums[two] + moved) / counts[two]).abs();
-                let gain = before - after;
+                let apart = sums[one] * shares[one] - sums[two] * shares[two];
+                let moved = first.weight_over(second) * (shares[one] + shares[two]);
+                let gain = apart.abs() - (apart - moved).abs();
                 if gain > 1e-9 && best.is_none_or(|(most, ..)| gain > most) {
                     best = Some((gain, a, b));
                 }
