@@ -501,13 +501,14 @@ impl Matcher {
             self.people.release(player);
         }
         self.ended_tickets.push_back((self.now + ENDED_MS, index));
-        if self.ended_tickets.len() > ENDED_MAX {
-            self.forget_ticket();
-        }
     }
 
-    /// Forgets ended tickets whose time is over, a bounded number of them.
+    /// Forgets ended tickets that are too many or whose time is over, a bounded number of the latter.
     pub(crate) fn forget_tickets(&mut self) {
+        let many = self.ended_tickets.len().saturating_sub(ENDED_MAX);
+        for _ in 0..many {
+            self.forget_ticket();
+        }
         for _ in 0..FORGOTTEN_PER_INPUT {
             if self.ended_tickets.front().is_none_or(|(until, _)| *until > self.now) {
                 return;

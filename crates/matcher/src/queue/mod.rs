@@ -48,7 +48,7 @@ const SLICE_STEPS: u64 = 40_000;
 /// What an anchor and a due ticket count beside their neighbours.
 const ANCHOR_STEPS: u64 = 40;
 /// What a matched ticket counts: its seats, its end and the news of both.
-const MATCHED_STEPS: u64 = 120;
+const MATCHED_STEPS: u64 = 60;
 /// Queues of one matcher.
 pub(crate) const QUEUES_MAX: usize = 1_024;
 
