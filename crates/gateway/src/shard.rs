@@ -238,7 +238,7 @@ impl Shard {
     // ---- Views ------------------------------------------------------------------------------------------------------
 
     /// Uses the limits, abuse rules, permissions, outbox bounds, channel settings and state machines of `config` from
-    /// now on; the rest of it is fixed at the start. Channels keep the settings that they were created with. A state
+    /// now on, and freezes or thaws the load balancer as it says; the rest of it is fixed at the start. Channels keep the settings that they were created with. A state
     /// machine with fewer states than the one in use is not taken over, because connections may be in those states.
     pub fn reconfigure(&mut self, config: &Config) {
         let mut next = Config::clone(&self.board.config);
@@ -247,6 +247,7 @@ impl Shard {
         next.permissions = config.permissions.clone();
         next.outbox = config.outbox.clone();
         next.channel_settings = config.channel_settings.clone();
+        next.spatial.balance_frozen = config.spatial.balance_frozen;
         for (mine, theirs) in [
             (&mut next.server_state_machine, &config.server_state_machine),
             (&mut next.client_state_machine, &config.client_state_machine),

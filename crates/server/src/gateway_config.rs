@@ -67,7 +67,11 @@ pub(crate) fn spatial(settings: &Settings) -> Result<core::Spatial, (&'static st
         return Err(("damping", "steps must begin with the nearest and not repeat a distance".to_owned()));
     }
     let mut bands = Vec::new();
-    for text in &keys.lod {
+    let is_published = keys.lod == ["published"];
+    if is_published {
+        bands = core::Lod::published(UNREAL_UNITS_PER_METRE).bands;
+    }
+    for text in keys.lod.iter().filter(|_| !is_published) {
         let band = text.split_once(':').and_then(|(within, interval)| {
             let within =
                 within.trim().parse::<f64>().ok().filter(|within| within.is_finite() && *within > 0.0)?;
@@ -95,8 +99,12 @@ pub(crate) fn spatial(settings: &Settings) -> Result<core::Spatial, (&'static st
         }),
         follow_radius: f64::from(keys.follow_radius),
         balance: keys.balance.then(core::Balance::default),
+        balance_frozen: keys.balance_frozen,
     })
 }
+
+/// Unreal counts in centimetres.
+const UNREAL_UNITS_PER_METRE: f64 = 100.0;
 
 /// `distance:interval_ms`, then masks after a `+` each.
 fn damping_step(text: &str) -> Option<core::DampingStep> {
@@ -224,5 +232,13 @@ mod tests {
         };
         assert_eq!(strip(&config), strip(&expected));
         assert!(remarks.is_empty(), "{remarks:?}");
+    }
+
+    #[test]
+    fn the_preset_of_rates_by_distance_is_the_published_table() {
+        let mut settings = Loader::new().load().unwrap().settings;
+        settings.spatial.lod = vec!["published".to_owned()];
+        let (config, _) = build(&settings, [0; 32], None).unwrap();
+        assert_eq!(config.spatial.lod, Some(core::Lod::published(100.0)));
     }
 }

@@ -35,8 +35,6 @@ pub(super) struct Scales {
     cells: Vec<CellLoad>,
     /// The timer is set.
     armed: bool,
-    /// Nothing moves until further notice.
-    frozen: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -50,13 +48,6 @@ struct CellLoad {
 }
 
 impl Shard {
-    /// Stops or resumes dynamic load balancing; a no-op where it is not configured. Shard 0.
-    pub fn freeze_balance(&mut self, frozen: bool) {
-        if let Some(world) = &mut self.world {
-            world.scales.frozen = frozen;
-        }
-    }
-
     /// Updates of entities per second by server index, as the load balancer sees them. Shard 0; empty without it.
     #[must_use]
     pub fn server_loads(&self) -> Vec<f64> {
@@ -112,7 +103,7 @@ impl Shard {
         world.scales.armed = true;
         let at = self.board.now + Duration::from_millis(balance.interval_ms.max(1).into());
         self.board.timers.insert(at, Timer::Balance);
-        if !world.scales.frozen
+        if !config.spatial.balance_frozen
             && let Some((cell, to)) = self.best_move(balance, grid)
         {
             self.move_cell(cell, to);

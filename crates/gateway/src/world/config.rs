@@ -25,6 +25,8 @@ pub struct Spatial {
     pub follow_radius: f64,
     /// Moves cells between servers by load; `None` keeps every cell where the grid puts it.
     pub balance: Option<Balance>,
+    /// The balancer measures and moves nothing. Follows [`Shard::reconfigure`](crate::Shard::reconfigure).
+    pub balance_frozen: bool,
 }
 
 /// One step of the damping table.
@@ -96,6 +98,7 @@ impl Default for Spatial {
             lod: None,
             follow_radius: 0.0,
             balance: None,
+            balance_frozen: false,
         }
     }
 }

@@ -52,3 +52,50 @@ fn cells_move_from_a_crowded_server_and_come_to_rest() {
     assert!(moved[299] >= 1 && regions.iter().filter(|&&server| server == 0).count() >= 1);
     assert_eq!(regions.len(), 12);
 }
+
+/// Cells and servers of the last SPATIAL_REGIONS_UPDATE among some messages.
+fn regions_told(messages: &[Received]) -> Option<Vec<u32>> {
+    let told = messages.iter().rfind(|message| message.msg_type == 13)?;
+    let regions = told.decode::<SpatialRegionsUpdateMessage>().regions;
+    Some(regions.iter().map(|region| region.server_index).collect())
+}
+
+#[test]
+fn nothing_moves_while_frozen_and_every_move_is_announced() {
+    let mut config = config(6, 2);
+    config.spatial.balance =
+        Some(Balance { interval_ms: 250, ratio: 1.2, load_min: 10.0, cooldown_ms: 1000 });
+    config.spatial.balance_frozen = true;
+    let mut world = world(config.clone());
+    let (a, b) = (spatial_server(&mut world, "a"), spatial_server(&mut world, "b"));
+    for index in 0..12 {
+        create_entity(&mut world, a, CELL + index % 3, E + 1 + index, 5.0 + (index % 3) as f32 * 10.0);
+    }
+    // Both servers say where their entities are, twenty times a second; what each was told of regions last.
+    let play = |world: &mut World, steps: u32| {
+        let mut told = [None, None];
+        for step in 0..steps {
+            for index in 0..12 {
+                let owner = entity(world, E + 1 + index).1.expect("owned");
+                let owner = if owner == world.conn(a) { a } else { b };
+                move_to(world, owner, E + 1 + index, 4.0 + (index % 3) as f32 * 10.0 + (step % 2) as f32);
+            }
+            world.run_ms(50);
+            for (told, server) in told.iter_mut().zip([a, b]) {
+                *told = regions_told(&world.take(server)).or(told.take());
+            }
+        }
+        told
+    };
+    assert_eq!(play(&mut world, 100), [None, None]);
+    assert_eq!(world.shards[0].regions_by_cell(), [0, 0, 0, 1, 1, 1]);
+    assert!(world.shards[0].server_loads()[0] > 100.0, "it goes on measuring");
+    config.spatial.balance_frozen = false;
+    world.shards[0].reconfigure(&config);
+    let told = play(&mut world, 100);
+    let regions = world.shards[0].regions_by_cell();
+    assert_eq!(regions, [0, 0, 1, 1, 1, 1]);
+    assert_eq!(told, [Some(regions.clone()), Some(regions)]);
+    // The cell's entities went along, and their former owner's word counts no more.
+    assert_eq!(entity(&world, E + 3), (Some(CELL + 2), Some(world.conn(b))));
+}

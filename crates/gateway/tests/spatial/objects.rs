@@ -115,3 +115,48 @@ fn an_entity_is_listed_in_its_own_cell_only_wherever_it_was_spawned() {
     world.send(a, [spawn(CELL, 5.0)]);
     assert_eq!((listed(&world, CELL), listed(&world, CELL + 1)), (vec![], vec![E + 1]));
 }
+
+// Spec §8.8 and §8.9.
+#[test]
+fn an_entity_from_global_belongs_to_whose_cell_it_stands_in_and_a_well_known_one_to_every_client() {
+    let (mut world, a, b) = border(config(2, 2));
+    let master = world.join(ConnKind::Server, "master");
+    let early = world.join(ConnKind::Client, "early");
+    let conns = [a, b, master, early].map(|id| world.conn(id));
+    for id in [a, b, master, early] {
+        world.take(id);
+    }
+    let body = CreateEntityChannelMessage {
+        entity_id: E + 7,
+        data: Some(data(15.0, Some(E + 7), 0)),
+        is_well_known: true,
+        ..Default::default()
+    };
+    world.send(master, [Send::new(MessageType::CreateEntityChannel, &body).stub(5)]);
+    assert_eq!(entity(&world, E + 7), (Some(CELL + 1), Some(conns[1])));
+    assert_eq!((listed(&world, CELL), listed(&world, CELL + 1)), (vec![E + 1], vec![E + 7]));
+    let told = world.take(b);
+    let result = told.iter().find(|got| got.msg_type == 15).expect("the owner is told");
+    assert_eq!((result.channel, result.stub), (CELL + 1, 5));
+    assert!(subscriptions(&told).contains(&(6, E + 7)));
+    assert_eq!(subscriptions(&world.take(early)), [(6, E + 7)]);
+    for server in [a, master] {
+        assert!(!subscriptions(&world.take(server)).contains(&(6, E + 7)), "servers are not subscribed");
+    }
+    let late = world.try_connect(ConnKind::Client, "10.0.0.7").expect("accepted");
+    assert_eq!(subscriptions(&world.take(late)), [], "not before it has logged in");
+    world.auth(late, "late");
+    let got = world.take(late);
+    let kinds: Vec<(u32, u32)> = got.iter().map(|got| (got.msg_type, got.channel)).collect();
+    assert_eq!(kinds, [(1, 0), (6, E + 7)], "after the answer to its login");
+    let options = got[1].decode::<SubscribedToChannelResultMessage>().sub_options.expect("options");
+    assert_eq!(options.fan_out_delay_ms, Some(1000));
+    // Its end is announced.
+    let body = RemoveChannelMessage { channel_id: E + 7 };
+    world.send(b, [Send::new(MessageType::RemoveChannel, &body)]);
+    for client in [early, late] {
+        let got = world.take(client);
+        let removed = got.iter().find(|got| got.msg_type == 4).expect("a notice");
+        assert_eq!(removed.decode::<RemoveChannelMessage>().channel_id, E + 7);
+    }
+}

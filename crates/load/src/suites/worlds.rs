@@ -373,6 +373,12 @@ fn judge_recovery(report: &mut Report, outcome: &Outcome) {
         outcome.counts.lost as f64,
         outcome.counts.lost == 0,
     );
+    for (what, count, better) in [
+        ("the crashed server had", servers.orphaned, Better::Lower),
+        ("the crashed server got back", servers.recovered, Better::Higher),
+    ] {
+        report.row(Row::new(what, "characters", better, count as f64));
+    }
     if let Some(recovery) = servers.recovery {
         report.row(Row::new(
             "return of the crashed server to the end of its recovery",

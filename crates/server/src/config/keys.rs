@@ -306,8 +306,8 @@ section! {
         /// Entities that are created in GLOBAL and have a position belong to the owner of the cell at that position.
         place_entities: bool = true, Kind::Bool;
         /// Rates of entity channels by the distance to the client's own entity, for clients that name no rate themselves:
-        /// `distance:interval_ms`, nearest first, in world units. The published table is `1000:50`, `5000:100` in Unreal's
-        /// centimetres. Empty leaves rates to the clients.
+        /// `distance:interval_ms`, nearest first, in world units; or `published` alone, the table of the Unreal plugin's benchmark
+        /// in centimetres: `1000:50`, `5000:100`. Empty leaves rates to the clients.
         lod: Vec<String> = [], Kind::List;
         /// Rate of entity channels beyond the last distance of `lod`.
         lod_beyond_ms: u32 = 1_000, int(1, DAY_MS), "ms";
@@ -317,6 +317,9 @@ section! {
         follow_radius: u32 = 0, int(0, 1_000_000_000);
         /// Moves cells between servers by load, one at a time.
         balance: bool = false, Kind::Bool;
+        /// Keeps every cell where it is while `balance` is on, until it is switched off again: for an operation that must not
+        /// meet a move.
+        balance_frozen: bool = false, Kind::Bool; reload;
         /// Acts on Unreal's SPAWN and DESTROY messages. `auto` does so with the `ue` channel settings and the `channeld`
         /// permissions.
         unreal: String = "auto", Kind::Choice(&["auto", "on", "off"]);
