@@ -4,14 +4,17 @@ use serde::{Deserialize, Serialize};
 use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 use throng_wire::{Field, fields};
 
-use crate::config::Caller;
+use crate::claims::{RoomCopy, SeatAsked};
+use crate::config::{Caller, Scope};
 use crate::id::Id;
 use crate::info::{Text, bytes, entry, text};
 use crate::matcher::Matcher;
+use crate::matches::Stage;
 use crate::notices::Notices;
 use crate::problem::{Outcome, Problem, forbidden, invalid, not_found, too_large};
-use crate::queue::{Anchor, BackfillPriority, Compiled, Facts, PlayerInput, Pool, Start, ordered};
-use crate::sides::Sides;
+use crate::queue::{
+    Anchor, BackfillPriority, Compiled, Facts, PlayerInput, Pool, REGIONS_MAX, Start, ordered,
+};
 use crate::slab::NONE;
 use crate::timers::Timer;
 
@@ -143,33 +146,30 @@ impl Matcher {
     ) -> Outcome {
         self.check_not_draining()?;
         let asked = Asked::parse(body)?;
-        let room = self.find_room(asked.id)?;
-        if !self.owns_room(caller, room) && !self.hosts_in_room(caller, room) {
+        let missing = || not_found("room does not exist");
+        let id = Id::parse(asked.id).ok_or_else(missing)?;
+        let room = self.view_room(id).ok_or_else(missing)?;
+        if caller.scope == Scope::Server && !room.servers.iter().any(|srv| **srv == *caller.srv.as_bytes()) {
             return Err(forbidden(
                 "only the room's maker, a member's server or a trusted server may do this",
             ));
         }
-        let queue = self.queues.find(asked.queue).ok_or_else(|| self.no_queue_here(asked.queue))?;
+        let queue = self.queues.find(asked.queue).ok_or_else(|| not_found("queue does not exist"))?;
         let compiled = self.queues.list[queue].rules();
-        let entry = &self.rooms[room];
-        if entry.deleting || entry.sealed {
+        if room.closed {
             return Err(Problem::new(Status::RoomClosed, "the room accepts nobody any more"));
         }
-        if entry.backfill != NONE {
+        if room.has_backfill {
             return Err(invalid("the room has a backfill"));
         }
         let open = asked.open_of(&compiled)?;
-        if open.iter().sum::<u32>() > entry.free(self.modes[entry.mode].rules.capacity) {
+        if open.iter().sum::<u32>() > room.free {
             return Err(Problem::new(Status::RoomFull, "the room has fewer places"));
         }
         let owner = self.people.server_entry(caller.srv.as_bytes());
-        let index = self.insert_backfill(queue, room, owner, open, asked.attrs)?;
-        self.rooms[room].backfill = index;
+        let index = self.insert_backfill(queue, (id, &room), owner, open, asked.attrs)?;
         self.queues.list[queue].backfills.insert(index);
-        if self.rooms[room].sides.is_empty() {
-            let sides = compiled.sides.iter().map(|(name, _)| (name.as_bytes(), []));
-            self.rooms[room].sides = Sides::new(sides, &mut Vec::new());
-        }
+        self.tie_backfill(index, compiled.sides.iter().map(|(name, _)| name.clone()).collect());
         self.keep_alive(index);
         let (id, ack_until) = (self.backfills[index].id, self.backfills[index].ack_until);
         self.timers.set(ack_until, Timer::Backfill(id));
@@ -179,28 +179,20 @@ impl Matcher {
         Ok(())
     }
 
-    /// Where there are several shards, a queue fills the rooms of its own.
-    fn no_queue_here(&self, queue: &[u8]) -> Problem {
-        if self.shard.owns(queue) {
-            return not_found("queue does not exist");
-        }
-        invalid(
-            "the queue and the room's mode are on different shards of this matcher; name the mode like the queue",
-        )
-    }
-
     /// Makes a backfill of a room, as far as the room's members fit the rules.
     fn insert_backfill(
         &mut self,
         queue: u32,
-        room: u32,
+        (room, seen): (Id, &RoomCopy),
         owner: u32,
         open: Vec<u32>,
         attrs: Vec<(Text, Vec<u8>)>,
     ) -> Outcome<u32> {
-        let (entry, compiled) = (&self.rooms[room], self.queues.list[queue].rules());
-        let region =
-            entry.matched.and_then(|id| self.match_of(id)).and_then(|index| self.region_of_match(index));
+        let compiled = self.queues.list[queue].rules();
+        let region = seen
+            .region
+            .as_ref()
+            .and_then(|region| region_number(&mut self.queues.list[queue].regions, region));
         let priority = compiled.set.backfill.as_ref().map_or(BackfillPriority::Normal, |rule| rule.priority);
         self.people.servers[owner].holds += 1;
         let index = self.backfills.next_index();
@@ -208,7 +200,7 @@ impl Matcher {
         let backfill = Backfill {
             id,
             queue,
-            room: self.rooms[room].id,
+            room,
             owner,
             rev: 1,
             open,
@@ -224,7 +216,7 @@ impl Matcher {
             pending: None,
         };
         self.backfills.insert(backfill);
-        if let Err(problem) = self.refresh_backfill(index) {
+        if let Err(problem) = self.refresh_backfill(index, seen) {
             self.backfills.remove(index);
             self.people.servers[owner].holds -= 1;
             self.people.release_server(owner);
@@ -234,7 +226,7 @@ impl Matcher {
     }
 
     /// Works out who is in the room now and in which part of the pool players are looked for.
-    fn refresh_backfill(&mut self, index: u32) -> Outcome {
+    fn refresh_backfill(&mut self, index: u32, room: &RoomCopy) -> Outcome {
         let backfill = &self.backfills[index];
         let queue = backfill.queue;
         let compiled = self.queues.list[queue].rules();
@@ -248,7 +240,6 @@ impl Matcher {
             ..PlayerInput::default()
         };
         let refused = |why: String| Problem::new(Status::RuleInvalid, why);
-        let room = &self.rooms[backfill.room.index];
         let mut fixed = Vec::with_capacity(compiled.sides.len());
         let mut no_regions = Vec::new();
         let sides = room.sides.list();
@@ -300,17 +291,20 @@ impl Matcher {
         backfill.ack_until = self.now + rules.set.backfill.clone().unwrap_or_default().ack_s * 1_000;
     }
 
-    fn find_backfill(&self, caller: Caller<'_>, id: &[u8]) -> Outcome<u32> {
+    /// A backfill that the caller may speak for, and its room.
+    fn find_backfill(&self, caller: Caller<'_>, id: &[u8]) -> Outcome<(u32, RoomCopy)> {
+        let missing = || not_found("backfill does not exist");
         let index = Id::parse(id)
             .filter(|id| self.backfills.get(id.index).is_some_and(|backfill| backfill.id == *id))
             .map(|id| id.index)
-            .ok_or_else(|| not_found("backfill does not exist"))?;
+            .ok_or_else(missing)?;
         let owner = self.backfills[index].owner;
         let own = self.people.servers[owner].id.as_slice() == caller.srv.as_bytes();
         if !own {
-            crate::matcher::require(caller, crate::config::Scope::Trusted)?;
+            crate::matcher::require(caller, Scope::Trusted)?;
         }
-        Ok(index)
+        let room = self.view_room(self.backfills[index].room).ok_or_else(missing)?;
+        Ok((index, room))
     }
 
     pub(crate) fn update_backfill(
@@ -320,7 +314,7 @@ impl Matcher {
         answer: &mut Vec<u8>,
     ) -> Outcome {
         let asked = Asked::parse(body)?;
-        let index = self.find_backfill(caller, asked.id)?;
+        let (index, room) = self.find_backfill(caller, asked.id)?;
         if asked.rev != self.backfills[index].rev {
             return Err(
                 invalid("the backfill has changed since").with("Rev", self.backfills[index].rev.to_string())
@@ -328,12 +322,11 @@ impl Matcher {
         }
         let compiled = self.queues.list[self.backfills[index].queue].rules();
         let open = asked.open_of(&compiled)?;
-        let room = &self.rooms[self.backfills[index].room.index];
-        if open.iter().sum::<u32>() > room.free(self.modes[room.mode].rules.capacity) {
+        if open.iter().sum::<u32>() > room.free {
             return Err(Problem::new(Status::RoomFull, "the room has fewer places"));
         }
         let old = std::mem::replace(&mut self.backfills[index].attrs, asked.attrs);
-        if let Err(problem) = self.refresh_backfill(index) {
+        if let Err(problem) = self.refresh_backfill(index, &room) {
             self.backfills[index].attrs = old;
             return Err(problem);
         }
@@ -347,11 +340,11 @@ impl Matcher {
     }
 
     pub(crate) fn ack_backfill(&mut self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
-        let index = self.find_backfill(caller, crate::team::two_texts(body)?.0)?;
+        let (index, room) = self.find_backfill(caller, crate::team::two_texts(body)?.0)?;
         self.keep_alive(index);
-        self.refresh_backfill(index)?;
+        self.refresh_backfill(index, &room)?;
         self.wake_backfill(index);
-        self.write_backfill(index, answer);
+        self.write_backfill(index, &room, answer);
         Ok(())
     }
 
@@ -362,13 +355,13 @@ impl Matcher {
         answer: &mut Vec<u8>,
         notices: &mut Notices,
     ) -> Outcome {
-        let index = self.find_backfill(caller, crate::team::two_texts(body)?.0)?;
-        self.write_backfill(index, answer);
+        let (index, room) = self.find_backfill(caller, crate::team::two_texts(body)?.0)?;
+        self.write_backfill(index, &room, answer);
         self.stop_backfill_of(index, "stopped", notices);
         Ok(())
     }
 
-    fn write_backfill(&self, index: u32, answer: &mut Vec<u8>) {
+    fn write_backfill(&self, index: u32, room: &RoomCopy, answer: &mut Vec<u8>) {
         let backfill = &self.backfills[index];
         let compiled = self.queues.list[backfill.queue].rules();
         write_nested(answer, 1, |out| {
@@ -379,8 +372,8 @@ impl Matcher {
                     write_u64(out, 2, u64::from(*open));
                 });
             }
-            for seat in &self.rooms[backfill.room.index].seats {
-                write_bytes(out, 3, &self.people.players[seat.player].id);
+            for role in &room.seats {
+                write_bytes(out, 3, role);
             }
         });
     }
@@ -398,8 +391,15 @@ impl Matcher {
         }
     }
 
-    /// Ends a backfill; tickets that were proposed to it search on.
+    /// Ends a backfill, where it has asked for seats as soon as they are there.
     pub(crate) fn stop_backfill_of(&mut self, index: u32, reason: &str, notices: &mut Notices) {
+        if !self.ends_after_seating(self.backfills[index].id, reason) {
+            self.end_backfill(index, reason, notices);
+        }
+    }
+
+    /// Ends a backfill; tickets that were proposed to it search on.
+    pub(crate) fn end_backfill(&mut self, index: u32, reason: &str, notices: &mut Notices) {
         self.tell_backfill(index, reason, &[], notices);
         if let Some(pending) = self.backfills[index].pending {
             self.break_match_of_backfill(pending, reason, notices);
@@ -409,15 +409,20 @@ impl Matcher {
         queue.backfills.remove(&index);
         queue.pool.partitions[backfill.partition].backfills -= 1;
         queue.pool.release(backfill.partition);
-        if let Some(room) = self.rooms.get_mut(backfill.room.index) {
-            room.backfill = NONE;
-        }
+        self.claims.forget_end(backfill.id);
+        self.untie_backfill(backfill.room, backfill.id);
         self.people.servers[backfill.owner].holds -= 1;
         self.people.release_server(backfill.owner);
     }
 
     /// Seats were made in a backfill's room.
-    pub(crate) fn backfill_placed(&mut self, index: u32, sides: &[Vec<u32>], notices: &mut Notices) {
+    pub(crate) fn backfill_placed(
+        &mut self,
+        index: u32,
+        room: &RoomCopy,
+        sides: &[Vec<u32>],
+        notices: &mut Notices,
+    ) {
         let mut roles = Vec::new();
         for (side, tickets) in sides.iter().enumerate() {
             for player in tickets.iter().flat_map(|ticket| &self.tickets[*ticket].players) {
@@ -430,21 +435,97 @@ impl Matcher {
         backfill.pending = None;
         backfill.rev += 1;
         // Attributes that were taken once are taken again.
-        let _ = self.refresh_backfill(index);
+        let _ = self.refresh_backfill(index, room);
         self.tell_backfill(index, "matched", &roles, notices);
         self.wake_backfill(index);
     }
 
     /// The room has fewer places than the backfill offers: it offers what there is.
-    pub(crate) fn shrink_backfill(&mut self, index: u32) {
+    fn shrink_backfill(&mut self, index: u32, mut free: u32) {
         let Some(backfill) = self.backfills.get_mut(index) else { return };
-        let room = &self.rooms[backfill.room.index];
-        let mut free = room.free(self.modes[room.mode].rules.capacity);
         for open in &mut backfill.open {
             *open = (*open).min(free);
             free -= *open;
         }
         backfill.rev += 1;
+    }
+
+    /// The backfill that a match is for.
+    pub(crate) fn backfill_of_match(&self, found: Id) -> Option<Id> {
+        let backfill = self.matches[self.match_of(found)?].backfill?;
+        self.backfills.get(backfill).map(|backfill| backfill.id)
+    }
+
+    /// Whether a backfill has asked for seats in a room of another shard.
+    pub(crate) fn is_seating(&self, id: Id) -> bool {
+        let backfill = self.backfills.get(id.index).filter(|backfill| backfill.id == id);
+        let pending = backfill.and_then(|backfill| self.matches.get(backfill.pending?));
+        pending.is_some_and(|found| found.stage == Stage::Seating)
+    }
+
+    /// The room of a match that fills one, until when its seats are kept, and for whom.
+    pub(crate) fn seats_to_ask(&self, found: Id) -> Option<(Id, u64, Vec<SeatAsked>)> {
+        let found = &self.matches[self.match_of(found)?];
+        let backfill = self.backfills.get(found.backfill.filter(|_| found.stage == Stage::Claiming)?)?;
+        let mut seats = Vec::new();
+        for (side, tickets) in found.sides.iter().enumerate() {
+            for ticket in tickets.iter().map(|ticket| &self.tickets[*ticket]) {
+                seats.extend(ticket.players.iter().map(|player| SeatAsked {
+                    side: side as u16,
+                    role: self.people.players[player.player].id.clone(),
+                    server: Text::from_slice(self.people.server_of(player.player)),
+                    team: Text::from_slice(&ticket.team),
+                }));
+            }
+        }
+        let until = self.now + self.queues.list[found.queue].rules().set.seat_ttl_s * 1_000;
+        Some((backfill.room, until, seats))
+    }
+
+    /// Seats were asked for that are kept until a time.
+    pub(crate) fn begin_seating(&mut self, found: Id, until: u64) {
+        if let Some(found) = self.match_of(found) {
+            let found = &mut self.matches[found];
+            (found.stage, found.deadline) = (Stage::Seating, until);
+        }
+    }
+
+    /// A match has its seats in a room of another shard, or does not get them.
+    pub(crate) fn place_seated(
+        &mut self,
+        found: Id,
+        done: bool,
+        room: Option<RoomCopy>,
+        notices: &mut Notices,
+    ) {
+        let Some(index) = self.match_of(found) else { return };
+        let Some(backfill) = self.matches[index].backfill else { return };
+        let Some(room) = room.as_ref().filter(|_| done) else {
+            return self.refuse_seats(index, backfill, room.as_ref(), notices);
+        };
+        let compiled = self.queues.list[self.matches[index].queue].rules();
+        self.matches[index].positions = self.positions_of(index, &compiled);
+        let players = self.players_of_match(index);
+        self.end_other_tickets(index, &players, notices);
+        let (id, sides) = (self.backfills[backfill].room, self.matches[index].sides.clone());
+        for ticket in sides.iter().flatten() {
+            self.tickets[*ticket].room = Some(id);
+        }
+        self.note_placed(index, id);
+        self.backfill_placed(backfill, room, &sides, notices);
+        self.make_ready(index, self.matches[index].deadline, Some(room), notices);
+    }
+
+    /// A match does not fit its backfill's room any more: its tickets search on, the backfill offers what there is.
+    pub(crate) fn refuse_seats(
+        &mut self,
+        index: u32,
+        backfill: u32,
+        room: Option<&RoomCopy>,
+        notices: &mut Notices,
+    ) {
+        self.break_match_of_backfill(index, "room_closed", notices);
+        self.shrink_backfill(backfill, room.map_or(0, |room| room.free));
     }
 
     fn tell_backfill(&mut self, index: u32, reason: &str, roles: &[Text], notices: &mut Notices) {
@@ -461,4 +542,15 @@ impl Matcher {
         });
         notices.push(owner, std::iter::empty(), &self.scratch.event, 0);
     }
+}
+
+/// The number of a region in a queue, which learns it if there is room.
+fn region_number(regions: &mut Vec<Text>, name: &Text) -> Option<u16> {
+    let known = regions.iter().position(|known| known == name);
+    let at = known.or_else(|| {
+        regions.push(name.clone());
+        (regions.len() <= REGIONS_MAX).then(|| regions.len() - 1)
+    });
+    regions.truncate(REGIONS_MAX);
+    at.map(|at| at as u16)
 }

@@ -1,4 +1,4 @@
-//! Answers to requests that carried a key, so that a retry has no further effect.
+//! What is known of requests that carried a key, so that a retry has no further effect.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,30 +11,40 @@ pub(crate) struct Answer {
     pub(crate) body: Vec<u8>,
 }
 
-/// Answers by server and key. Memory is bounded by the number of keys per server and their time.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Keys {
-    answers: BTreeMap<(u32, u128), Answer>,
+/// Something by server and key. Memory is bounded by the number of keys per server and their time.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Keys<T> {
+    values: BTreeMap<(u32, u128), T>,
     /// In order of time: when each goes.
     queue: VecDeque<(u64, u32, u128)>,
     counts: BTreeMap<u32, usize>,
 }
 
-impl Keys {
-    pub(crate) fn find(&self, server: u32, key: u128) -> Option<&Answer> {
-        self.answers.get(&(server, key))
+impl<T> Default for Keys<T> {
+    fn default() -> Keys<T> {
+        Keys { values: BTreeMap::new(), queue: VecDeque::new(), counts: BTreeMap::new() }
+    }
+}
+
+impl<T> Keys<T> {
+    pub(crate) fn find(&self, server: u32, key: u128) -> Option<&T> {
+        self.values.get(&(server, key))
     }
 
-    /// Keeps an answer. Returns how many of the server's keys are kept now.
-    pub(crate) fn keep(&mut self, until: u64, server: u32, key: u128, answer: Answer, max: usize) -> bool {
-        if self.counts.get(&server).is_some_and(|count| *count >= max) {
+    /// Keeps a value, in the place of the server's oldest where that has `max`. Whether the server has one key more now.
+    pub(crate) fn keep(&mut self, until: u64, server: u32, key: u128, value: T, max: usize) -> bool {
+        if let Some(known) = self.values.get_mut(&(server, key)) {
+            *known = value;
             return false;
         }
-        if self.answers.insert((server, key), answer).is_none() {
-            *self.counts.entry(server).or_default() += 1;
-            self.queue.push_back((until, server, key));
+        let is_full = self.counts.get(&server).is_some_and(|count| *count >= max);
+        if is_full {
+            self.make_room(server);
         }
-        true
+        self.values.insert((server, key), value);
+        *self.counts.entry(server).or_default() += 1;
+        self.queue.push_back((until, server, key));
+        !is_full
     }
 
     /// Forgets what is due; gives the servers concerned, one per forgotten key.
@@ -48,18 +58,18 @@ impl Keys {
     }
 
     /// Forgets the oldest key of a server that has too many.
-    pub(crate) fn make_room(&mut self, server: u32) {
+    fn make_room(&mut self, server: u32) {
         if let Some(at) = self.queue.iter().position(|(_, owner, _)| *owner == server)
             && let Some((_, server, key)) = self.queue.remove(at)
         {
-            self.answers.remove(&(server, key));
+            self.values.remove(&(server, key));
             self.lower(server);
         }
     }
 
     fn forget_first(&mut self, server: u32, key: u128) {
         self.queue.pop_front();
-        self.answers.remove(&(server, key));
+        self.values.remove(&(server, key));
         self.lower(server);
     }
 

@@ -51,7 +51,7 @@ pub struct Matcher {
     pub(crate) ended_matches: VecDeque<(u64, Id)>,
     pub(crate) backfills: Slab<Backfill>,
     pub(crate) ratings: Ratings,
-    keys: Keys,
+    pub(crate) keys: Keys<Answer>,
     pub(crate) hooks: Hooks,
     /// Time of the last input, reads included: what waiting times are shown by.
     #[serde(skip)]
@@ -133,6 +133,7 @@ impl Matcher {
             stats: Stats::default(),
             scratch: Scratch::default(),
         };
+        matcher.divide_limits();
         matcher.put_configured_queues();
         matcher
     }
@@ -211,11 +212,13 @@ impl Matcher {
             Err(problem) => return Handled::Done(refuse(&problem, answer, start)),
         };
         if let Some((server, key)) = key
-            && let Some(known) = self.keys.find(server, key)
+            && let Some(known) = self.keys.find(server, key).or_else(|| self.claims.answered_elsewhere())
         {
             answer.extend_from_slice(&known.body);
+            let status = Status::from_code(known.status).unwrap_or(Status::Internal);
             self.stats.replayed_answers += 1;
-            return Handled::Done(Status::from_code(known.status).unwrap_or(Status::Internal));
+            self.people.release_server(server);
+            return Handled::Done(status);
         }
         let mut kept = self.keep_behind(caller, &mut asked, answer);
         if kept.is_none() {
@@ -247,13 +250,10 @@ impl Matcher {
                 self.people.release_server(server);
             } else {
                 let kept = Answer { status: status as u16, body: answer[start..].to_vec() };
-                let until = self.now + self.config.key_ttl_ms;
-                if !self.keys.keep(until, server, key, kept.clone(), self.config.keys_per_server) {
-                    self.keys.make_room(server);
-                    self.people.servers[server].holds -= 1;
-                    self.keys.keep(until, server, key, kept, self.config.keys_per_server);
+                let (until, max) = (self.now + self.config.key_ttl_ms, self.config.keys_per_server);
+                if self.keys.keep(until, server, key, kept, max) {
+                    self.people.servers[server].holds += 1;
                 }
-                self.people.servers[server].holds += 1;
             }
         }
         Handled::Done(status)
@@ -317,6 +317,7 @@ impl Matcher {
     pub fn reconfigure(&mut self, config: Config) {
         self.modes.configure(&config);
         self.config = config;
+        self.divide_limits();
         self.put_configured_queues();
     }
 
@@ -406,6 +407,7 @@ impl Matcher {
         matcher.clock = matcher.now;
         matcher.modes.configure(&config);
         matcher.config = config;
+        matcher.divide_limits();
         Ok(matcher)
     }
 
@@ -426,7 +428,7 @@ impl Matcher {
         self.clock = self.now;
         self.forget_tickets();
         self.forget_matches();
-        while let Some(server) = self.keys.expire(self.now) {
+        while let Some(server) = self.keys.expire(self.now).or_else(|| self.claims.expire_used(self.now)) {
             self.people.servers[server].holds -= 1;
             self.people.release_server(server);
         }
@@ -740,7 +742,7 @@ fn refuse(problem: &Problem, answer: &mut Vec<u8>, start: usize) -> Status {
 }
 
 /// The key of a request that carries one. It stands last in what clients write, but may be anywhere.
-fn request_key(body: &[u8]) -> Outcome<Option<u128>> {
+pub(crate) fn request_key(body: &[u8]) -> Outcome<Option<u128>> {
     let mut key = None;
     for field in fields(body) {
         let field = field?;

@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 
+use crate::claims::{Limit, RoomCopy};
 use crate::config::{Caller, HookPoint, ModeRules, OnFull, Scope};
 use crate::id::Id;
 use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, Text, check_id, check_len, entry, text};
@@ -13,6 +14,7 @@ use crate::notices::Notices;
 use crate::people::People;
 use crate::problem::{Outcome, Problem, forbidden, not_found, quote};
 use crate::queue::{Assign, Bucket, Compiled, Filling, Kind, OnNo, PlayerFacts, assign};
+use crate::room::Room;
 use crate::sides::Sides;
 use crate::slab::{NONE, Slab};
 use crate::ticket::{State, Ticket};
@@ -34,6 +36,8 @@ pub(crate) enum Stage {
     Made,
     /// Its players are claimed on other shards.
     Claiming,
+    /// It waits for seats in a room of another shard.
+    Seating,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -42,17 +46,17 @@ pub(crate) struct Match {
     pub(crate) queue: u32,
     pub(crate) stage: Stage,
     /// Tickets by side, until it is made.
-    sides: Vec<Vec<u32>>,
+    pub(crate) sides: Vec<Vec<u32>>,
     region: Option<u16>,
     quality: f64,
     level: u8,
     pub(crate) backfill: Option<u32>,
     pub(crate) room: Option<Id>,
-    deadline: u64,
+    pub(crate) deadline: u64,
     /// Players who said yes.
     accepted: Vec<u32>,
     /// Player to position, once placed.
-    positions: Vec<(u32, u8)>,
+    pub(crate) positions: Vec<(u32, u8)>,
 }
 
 impl Match {
@@ -138,7 +142,7 @@ impl Matcher {
         self.matches.get(id.index).filter(|found| found.id == id).map(|_| id.index)
     }
 
-    fn players_of_match(&self, index: u32) -> Vec<u32> {
+    pub(crate) fn players_of_match(&self, index: u32) -> Vec<u32> {
         let tickets = self.matches[index].sides.iter().flatten();
         tickets.flat_map(|ticket| &self.tickets[*ticket].players).map(|player| player.player).collect()
     }
@@ -346,7 +350,8 @@ impl Matcher {
             .iter()
             .map(|player| self.people.players[*player].id.clone())
             .collect();
-        self.claim_match(id, roles.into_iter());
+        let room = self.backfill_of_match(id).map(|backfill| self.backfills[backfill.index].room);
+        self.claim_match(id, roles.into_iter(), room);
     }
 
     /// The players of a match are claimed. Whether it was placed.
@@ -374,8 +379,8 @@ impl Matcher {
             Some(backfill) => match self.room_to_fill(index, backfill) {
                 Some(room) => room,
                 None => {
-                    self.break_match_of_backfill(index, "room_closed", notices);
-                    self.shrink_backfill(backfill);
+                    let room = self.copy_room(self.backfills[backfill].room);
+                    self.refuse_seats(index, backfill, room.as_ref(), notices);
                     return false;
                 }
             },
@@ -405,13 +410,11 @@ impl Matcher {
         }
         self.timers.set(until, Timer::Seats(id));
         self.reindex_room(room);
-        self.matches[index].room = Some(id);
-        let Match { level, quality, .. } = self.matches[index];
-        let entry = &mut self.queues.list[queue];
-        entry.figures.record(self.now, level, quality);
-        entry.observed.qualities.observe(quality);
-        if let Some(backfill) = backfill {
-            self.backfill_placed(backfill, &sides, notices);
+        self.note_placed(index, id);
+        if let Some(backfill) = backfill
+            && let Some(room) = self.copy_room(id)
+        {
+            self.backfill_placed(backfill, &room, &sides, notices);
         }
         self.matches[index].sides = sides;
         if external {
@@ -423,9 +426,20 @@ impl Matcher {
                 self.end_unassigned(found, "policy_unavailable", notices);
             }
         } else {
-            self.make_ready(index, until, notices);
+            self.make_ready(index, until, None, notices);
         }
         true
+    }
+
+    /// Counts a match whose seats are there.
+    pub(crate) fn note_placed(&mut self, index: u32, room: Id) {
+        let now = self.now;
+        let found = &mut self.matches[index];
+        found.room = Some(room);
+        let (queue, level, quality) = (found.queue, found.level, found.quality);
+        let entry = &mut self.queues.list[queue];
+        entry.figures.record(now, level, quality);
+        entry.observed.qualities.observe(quality);
     }
 
     fn room_of_match(&mut self, index: u32, queue: u32) -> u32 {
@@ -448,7 +462,7 @@ impl Matcher {
         (!entry.deleting && !entry.sealed && free >= newcomers).then_some(room)
     }
 
-    fn positions_of(&self, index: u32, compiled: &Compiled) -> Vec<(u32, u8)> {
+    pub(crate) fn positions_of(&self, index: u32, compiled: &Compiled) -> Vec<(u32, u8)> {
         let mut positions = Vec::new();
         if compiled.set.positions.is_empty() {
             return positions;
@@ -467,7 +481,7 @@ impl Matcher {
     }
 
     /// The players of a match wait for nothing else any more.
-    fn end_other_tickets(&mut self, index: u32, players: &[u32], notices: &mut Notices) {
+    pub(crate) fn end_other_tickets(&mut self, index: u32, players: &[u32], notices: &mut Notices) {
         let found = Some(self.matches[index].id);
         // Their entries are all over the memory: here one load does not wait for another.
         let waits_elsewhere = |player: &&u32| self.people.players[**player].tickets.len() > 1;
@@ -543,20 +557,27 @@ impl Matcher {
         let id = found.id;
         self.timers.set(deadline, Timer::Assign(id));
         let Some(server) = self.people.server(compiled.set.allocator.as_bytes()) else { return };
-        self.write_ready(index, None, &[], 0);
+        self.write_ready(index, (None, &[]), 0, None);
         notices.push(server, std::iter::empty(), &self.scratch.event, 0);
     }
 
-    /// Writes the event that a match is ready, for the players of a side or for who gives it a server.
-    fn write_ready(&mut self, index: u32, side: Option<usize>, players: &[u32], seat_until: u64) {
+    /// Writes the event that a match is ready, for the players of a side or for who gives it a server. `there`: its room, if
+    /// that is with another shard.
+    fn write_ready(
+        &mut self,
+        index: u32,
+        (side, players): (Option<usize>, &[u32]),
+        seat_until: u64,
+        there: Option<&RoomCopy>,
+    ) {
         let mut event = std::mem::take(&mut self.scratch.event);
         event.clear();
         let found = &self.matches[index];
         let queue = &self.queues.list[found.queue];
         let positions = &queue.rules().set.positions;
-        let room = found.room.and_then(|room| self.rooms.get(room.index));
-        let connection = room.and_then(|room| room.data.get(CONNECTION_KEY));
-        let connection = connection.and_then(|json| serde_json::from_slice::<String>(json).ok());
+        let here = found.room.filter(|_| there.is_none()).and_then(|room| self.rooms.get(room.index));
+        let connection = there.map_or_else(|| here.and_then(connection_of), |room| room.connection.clone());
+        let sides = there.map(|room| &room.sides).or(here.map(|room| &room.sides));
         write_nested(&mut event, Event::MATCH_READY, |out| {
             write_bytes(out, 1, &found.id.text());
             for (player, position) in found.positions.iter().filter(|(player, _)| players.contains(player)) {
@@ -566,7 +587,7 @@ impl Matcher {
                     write_bytes(out, 2, name.as_bytes());
                 });
             }
-            let side = room.zip(side).and_then(|(room, side)| room.sides.name(side));
+            let side = sides.zip(side).and_then(|(sides, side)| sides.name(side));
             write_bytes(out, 3, side.unwrap_or_default());
             write_bytes(out, 4, connection.unwrap_or_default().as_bytes());
             if let Some(region) = found.region.and_then(|region| queue.regions.get(usize::from(region))) {
@@ -582,7 +603,13 @@ impl Matcher {
     }
 
     /// Tells the players where they play; their tickets have ended well.
-    fn make_ready(&mut self, index: u32, seat_until: u64, notices: &mut Notices) {
+    pub(crate) fn make_ready(
+        &mut self,
+        index: u32,
+        seat_until: u64,
+        there: Option<&RoomCopy>,
+        notices: &mut Notices,
+    ) {
         let queue = self.matches[index].queue;
         let compiled = self.queues.list[queue].rules();
         let sides = std::mem::take(&mut self.matches[index].sides);
@@ -590,7 +617,7 @@ impl Matcher {
             let tickets = side.iter().map(|ticket| &self.tickets[*ticket]);
             let players: SmallVec<[u32; 8]> =
                 tickets.flat_map(|ticket| &ticket.players).map(|player| player.player).collect();
-            self.write_ready(index, Some(number), &players, seat_until);
+            self.write_ready(index, (Some(number), &players), seat_until, there);
             fan_out(&self.people, players.iter().copied(), players.len(), &self.scratch.event, 0, notices);
         }
         let found = &mut self.matches[index];
@@ -675,7 +702,7 @@ impl Matcher {
         entry.seats.iter_mut().for_each(|seat| seat.until = until);
         let id = entry.id;
         self.timers.set(until, Timer::Seats(id));
-        self.make_ready(index, until, notices);
+        self.make_ready(index, until, None, notices);
     }
 
     /// No server was given: the room goes, the tickets search on.
@@ -704,7 +731,7 @@ impl Matcher {
             match room.filter(|_| self.matches[index].stage == Stage::Assigning) {
                 Some(room) => {
                     let until = room.seats.iter().map(|seat| seat.until).max().unwrap_or(self.now);
-                    self.make_ready(index, until, notices);
+                    self.make_ready(index, until, None, notices);
                 }
                 None => {
                     for ticket in self.break_match(index, "restarted", notices) {
@@ -768,11 +795,16 @@ impl Matcher {
         };
         let rules = crate::QueueRules::parse(json).map_err(refused)?;
         let is_new = !self.queues.by_name.contains_key(rules.name());
-        if is_new && self.queues.by_name.len() >= crate::queue::QUEUES_MAX {
+        if is_new && !self.has_left(Limit::Queues) {
             return Err(Problem::new(Status::TooLarge, "the matcher has as many queues as it takes"));
         }
         let index = self.put_queue(&rules, notices).map_err(refused)?;
         self.write_queue(index, answer);
         Ok(())
     }
+}
+
+/// Where players connect, as a room's data say.
+pub(crate) fn connection_of(room: &Room) -> Option<String> {
+    serde_json::from_slice(room.data.get(CONNECTION_KEY)?).ok()
 }

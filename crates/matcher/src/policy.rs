@@ -23,9 +23,9 @@ use crate::problem::{Outcome, Problem};
 use crate::room::{CreateInfo, Newcomer};
 use crate::timers::Timer;
 
-/// Questions that wait for a verdict; beyond, requests fail at once.
+/// Questions that wait for a verdict, of all shards; beyond its part of them, a shard's requests fail at once.
 const PENDING_MAX: usize = 1_000;
-/// Requests that wait behind questions about their rooms; beyond, they are refused as `OVERLOADED`.
+/// Requests that wait behind questions about their rooms, of all shards; beyond, they are refused as `OVERLOADED`.
 const WAITING_MAX: usize = 10_000;
 /// A request that waited longer is not executed any more.
 const WAIT_MS: u64 = 3_000;
@@ -179,12 +179,18 @@ pub(crate) struct Said {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Kept {
     pub(crate) number: u64,
-    until: u64,
+    pub(crate) until: u64,
     srv: String,
     scope: Scope,
     pub(crate) method: u16,
-    body: Vec<u8>,
+    pub(crate) body: Vec<u8>,
     verdicts: Vec<Said>,
+}
+
+impl Kept {
+    pub(crate) fn caller(&self) -> Caller<'_> {
+        Caller { srv: &self.srv, scope: self.scope }
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -309,7 +315,7 @@ impl Matcher {
         asked: &mut Asked<'_>,
         answer: &mut Vec<u8>,
     ) -> Handled {
-        if stop.question.is_none() && self.hooks.waiting >= WAITING_MAX {
+        if stop.question.is_none() && self.hooks.waiting >= self.shard.part_of(WAITING_MAX) {
             let problem = Problem::new(Status::Overloaded, "too many requests wait for policies; try again");
             problem.write(answer);
             return Handled::Done(problem.status);
@@ -392,13 +398,13 @@ impl Matcher {
         let Some(method) = method else {
             return self.give_up(&kept, Status::Timeout, "the deadline passed; nothing was done");
         };
-        let caller = Caller { srv: &kept.srv, scope: kept.scope };
+        let caller = kept.caller();
         let asked = Asked {
             method,
             body: &kept.body,
             number: Some(kept.number),
             until: kept.until,
-            verdicts: kept.verdicts,
+            verdicts: kept.verdicts.clone(),
         };
         let mut body = Vec::new();
         if let Handled::Done(status) = self.execute(caller, asked, &mut body, notices) {
@@ -437,7 +443,7 @@ impl Matcher {
             }
             return Ok(verdict.clone());
         }
-        if self.hooks.pending.len() >= PENDING_MAX {
+        if self.hooks.pending.len() >= self.shard.part_of(PENDING_MAX) {
             return Err(Problem::new(Status::PolicyUnavailable, "too many questions to policies are open"));
         }
         let body = self.question(point, mode, write);
@@ -602,7 +608,7 @@ impl Matcher {
 
     /// Asks for the server of a match whose room is there. Whether the question is out.
     pub(crate) fn ask_for_server(&mut self, found: Id, room: u32) -> bool {
-        if self.hooks.pending.len() >= PENDING_MAX {
+        if self.hooks.pending.len() >= self.shard.part_of(PENDING_MAX) {
             return false;
         }
         let (mode, id) = (self.rooms[room].mode, self.rooms[room].id);

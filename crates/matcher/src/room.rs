@@ -11,7 +11,7 @@ use crate::info::{DataMap, Info, ROOM_DATA_FIELD, RoleRef, bytes, entry, text, w
 use crate::matcher::{Matcher, fan_out, write_about};
 use crate::notices::Notices;
 use crate::policy::Verdict;
-use crate::problem::{Outcome, Problem, not_found};
+use crate::problem::{Outcome, Problem, not_found, quote_all};
 use crate::sides::Sides;
 use crate::slab::NONE;
 use crate::timers::Timer;
@@ -114,6 +114,13 @@ impl Room {
         capacity.saturating_sub((self.members.len() + self.seats.len()) as u32)
     }
 
+    /// Gives a room that has no sides those of its backfill.
+    pub(crate) fn begin_sides(&mut self, names: &[String]) {
+        if self.sides.is_empty() {
+            self.sides = Sides::new(names.iter().map(|name| (name.as_bytes(), [])), &mut Vec::new());
+        }
+    }
+
     pub(crate) fn has_member(&self, player: u32) -> bool {
         self.members.iter().any(|member| member.player == player)
     }
@@ -173,9 +180,23 @@ impl Matcher {
         picked
     }
 
-    /// Whether newcomers share a value with members or each other that must be unique.
+    /// Whether some newcomers are members and others are not.
+    fn is_split(&self, room: u32, newcomers: &[Newcomer]) -> bool {
+        let mut there = newcomers.iter().map(|newcomer| self.rooms[room].has_member(newcomer.player));
+        let first = there.next();
+        there.any(|is_there| Some(is_there) != first)
+    }
+
+    /// Whether newcomers share a value with members or each other that must be unique,
+    /// or, where they may be in several rooms, only some of them are members.
     pub(crate) fn check_unique(&self, room: u32, newcomers: &[Newcomer]) -> Outcome {
         let rules = &self.modes[self.rooms.get(room).map_or(0, |room| room.mode)].rules;
+        if !rules.exclusive && self.is_split(room, newcomers) {
+            let there = newcomers.iter().filter(|newcomer| self.rooms[room].has_member(newcomer.player));
+            let roles = quote_all(there.map(|newcomer| self.people.players[newcomer.player].id.as_slice()));
+            let message = "some members of the team are in the room";
+            return Err(Problem::new(Status::AlreadyInRoom, message).with("RoleIDs", roles));
+        }
         if rules.unique_float.is_empty() && rules.unique_string.is_empty() {
             return Ok(());
         }
@@ -409,6 +430,7 @@ impl Matcher {
         if backfill != NONE {
             self.stop_backfill_of(backfill, "room_closed", notices);
         }
+        self.close_to_others(self.rooms[index].id);
     }
 
     /// The end of the linger: every remaining member gets one leave event, then the room is gone.

@@ -242,7 +242,7 @@ impl Matcher {
         let (team, room) = two_texts(body)?;
         self.move_team(team, |matcher, newcomers| {
             let room = matcher.find_room(room)?;
-            if matcher.room_of_whole_team(&newcomers) == Some(room) {
+            if matcher.room_of_whole_team(&newcomers) == Some(room) || matcher.are_all_in(room, &newcomers) {
                 return matcher.answer_join(room, false, true, answer);
             }
             matcher.check_team(&newcomers, matcher.rooms[room].mode)?;
@@ -589,6 +589,12 @@ impl Matcher {
         let mut rooms = members.iter().map(|member| self.people.players[member.player].room);
         let first = rooms.next().filter(|room| *room != NONE)?;
         rooms.all(|room| room == first).then_some(first)
+    }
+
+    /// Whether a team is in a live room whose members may be in others too.
+    fn are_all_in(&self, room: u32, members: &[Newcomer]) -> bool {
+        let room = &self.rooms[room];
+        !room.deleting && members.iter().all(|member| room.has_member(member.player))
     }
 
     /// Whether a team may be in a room of a mode: all members or nobody.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use smallvec::{SmallVec, smallvec};
 use throng_wire::fields;
-use throng_wire::matcher::{Method, Reader, Status, write_bytes};
+use throng_wire::matcher::{Method, REQUEST_KEY_FIELD, Reader, Status, write_bytes};
 
 use crate::id::{ID_BYTES, unhex};
 use crate::queue::QueueRules;
@@ -35,6 +35,7 @@ pub fn route(method: u16, body: &[u8], count: u16) -> Route {
         | Method::GET_RATINGS
         | Method::DRAIN => Route::All,
         Method::LIST_TICKETS if part(body, 1).is_empty() => name(part(body, 2)),
+        Method::START_BACKFILL => name(part(body, 2)),
         Method::LIST_TICKETS => Route::All,
         Method::CREATE_TEAM => name(part(part(body, 1), 1)),
         Method::ROLE_JOIN_RANDOM_ROOM
@@ -71,6 +72,7 @@ pub fn named(method: u16, body: &[u8]) -> (SmallVec<[&[u8]; 2]>, bool) {
         | Method::CLAIM_SEAT => (smallvec![part(body, 1)], true),
         Method::TEAM_JOIN_ROOM => (smallvec![part(body, 1), part(body, 2)], true),
         Method::CREATE_TICKET => (smallvec![part(body, 3)], true),
+        Method::START_BACKFILL => (smallvec![part(body, 1)], true),
         Method::ROLE_LEAVE_ROOM => (smallvec![part(body, 2)], false),
         Method::UPDATE_ROOM_ROLE_DATA => (smallvec![part(part(body, 1), 1)], false),
         Method::BROADCAST_TEAM
@@ -80,10 +82,11 @@ pub fn named(method: u16, body: &[u8]) -> (SmallVec<[&[u8]; 2]>, bool) {
         | Method::DELETE_ROOM
         | Method::GET_ROOM_INFO
         | Method::SET_ROOM_FLAGS
-        | Method::START_BACKFILL
         | Method::ASSIGN_MATCH => (smallvec![part(body, 1)], false),
         _ => (SmallVec::new(), false),
     };
+    // A key is claimed too.
+    let claims = claims || !part(body, REQUEST_KEY_FIELD).is_empty();
     (ids.into_iter().filter(|id| !id.is_empty()).collect(), claims)
 }
 

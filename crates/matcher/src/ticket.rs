@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 use throng_wire::{Field, WireType, fields};
 
+use crate::claims::Limit;
 use crate::config::{Caller, Scope};
 use crate::id::Id;
 use crate::info::{ID_BYTES_MAX, RoleRef, bytes, check_id, check_len, entry, text};
@@ -139,7 +140,7 @@ impl Matcher {
         if asked.priority != 0 {
             require(caller, Scope::Trusted)?;
         }
-        if self.live_tickets >= self.config.tickets_max {
+        if !self.has_left(Limit::Tickets) {
             return Err(Problem::new(Status::Overloaded, "as many tickets wait as this matcher takes"));
         }
         let compiled = self.queues.list[queue].rules();

@@ -277,3 +277,25 @@ fn a17_no_request_sets_a_timer_of_its_own() {
     }
     assert_eq!(world.matcher().next_timeout(), None);
 }
+
+/// In a mode whose members may be in other rooms too, a team of which some are in the room does not come in as a whole,
+/// and nobody becomes a member twice.
+#[test]
+fn a_team_joins_a_shared_room_as_a_whole_or_not_at_all() {
+    let rules = ModeRules { capacity: 5, on_full: OnFull::Keep, exclusive: false, ..ModeRules::default() };
+    let mut world = World::new(Config { modes: [("hall".to_owned(), rules)].into(), ..Config::default() });
+    let room = world.create_room("s", "b", "hall");
+    let team = world.create_team("s", "a", 5, "");
+    assert_eq!(world.join_team("s", "b", &team, ""), Status::Ok);
+    let to = Writer::new().str(1, &team).str(2, &room);
+    let (status, answer) = world.ask("s", Method::TEAM_JOIN_ROOM, to.clone());
+    assert_eq!(status, Status::AlreadyInRoom);
+    assert!(answer.windows(3).any(|part| part == b"\"b\""), "it says who is there");
+    let random = Writer::new().str(1, &team).nested(2, Writer::new().str(1, "hall"));
+    let other = world.ok("s", Method::TEAM_JOIN_RANDOM_ROOM, random.clone());
+    assert_ne!(id_in(&other), room, "one that takes them all is made");
+    assert_eq!(roles_in(&other, 4), ["a", "b"]);
+    assert_eq!(id_in(&world.ok("s", Method::TEAM_JOIN_RANDOM_ROOM, random)), id_in(&other), "again");
+    world.ok("s", Method::ROLE_JOIN_ROOM, to_room("a", &room));
+    assert_eq!(roles_in(&world.ok("s", Method::TEAM_JOIN_ROOM, to), 4), ["b", "a"], "they are all there");
+}

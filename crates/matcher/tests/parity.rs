@@ -3,23 +3,27 @@
 
 mod world;
 
-use throng_matcher::{Config, ModeRules, OnFull, Scope};
+use throng_matcher::{Config, ModeRules, OnFull, Scope, json};
 use throng_stdx::Rng;
 use throng_wire::fields;
-use throng_wire::matcher::{Method, REQUEST_KEY_FIELD, Status, Writer};
+use throng_wire::matcher::{Method, REQUEST_KEY_FIELD, Status, Writer, method};
 use world::{World, id_in, player, role, team, to_mode, to_room};
 
 const STEPS: u32 = 12_000;
 const ROLES: u64 = 14;
 const SERVERS: u64 = 3;
 const MODES: [&str; 5] = ["duel", "rumble", "brawl", "2v2", "nobody's"];
+/// Live tickets of all shards together: fewer than there are roles.
+const TICKETS_MAX: usize = 4;
 /// Ids of one kind that commands choose from.
 const KNOWN_MAX: usize = 12;
 
+/// Seats do not expire in the moment of a tick: on several shards, the two have no order then.
 fn queue(name: &str, more: &str) -> String {
     format!(
         r#"{{"name": "{name}", "sides": [{{"name": "side", "count": 2, "min": 1, "max": 2}}], "timeout_s": 20,
-        "seat_ttl_s": 5, "attributes": {{"level": {{"type": "number", "default": 0}}}}{more}}}"#
+        "tick_ms": 240, "seat_ttl_s": 5,
+        "rules": [{{"name": "near", "type": "near", "key": "level", "max": 1000}}], "attributes": {{"level": {{"type": "number", "default": 0}}}}{more}}}"#
     )
 }
 
@@ -29,6 +33,7 @@ fn config() -> Config {
     // Queues that look at the same moment have no order among them: a player waits in one.
     Config {
         tickets_per_player: 1,
+        tickets_max: TICKETS_MAX,
         modes: [("rumble".to_owned(), rules), ("brawl".to_owned(), shared)].into(),
         ..Config::default()
     }
@@ -81,10 +86,22 @@ impl Pair {
         });
         assert_eq!(status[0], status[1], "method {method}");
         let shapes = answers.clone().map(|answer| shape(method, &answer));
-        assert_eq!(shapes[0], shapes[1], "method {method}: {:?}", status[0]);
+        if shapes[0] != shapes[1] {
+            panic!(
+                "method {method}, {:?}: {:#?}",
+                status[0],
+                answers.map(|answer| shown_as(method, &answer))
+            );
+        }
         *self.statuses.entry((method, status[0])).or_default() += 1;
         self.compare_events();
         (status[0] == Status::Ok).then_some(answers)
+    }
+
+    fn pass(&mut self, ms: u64) {
+        // What is forgotten after a time goes with the next input of its shard.
+        self.worlds.iter_mut().for_each(|world| world.pass_everywhere(ms));
+        self.compare_events();
     }
 
     fn compare_events(&mut self) {
@@ -118,9 +135,24 @@ fn shape(method: u16, body: &[u8]) -> Vec<(u32, usize)> {
     shape
 }
 
+fn shown_as(number: u16, answer: &[u8]) -> String {
+    let mut text = String::new();
+    json::decode(method(number).unwrap().response, answer, &mut text);
+    text
+}
+
 fn srv(role: &str) -> String {
     let number: u64 = role[1..].parse().unwrap();
     format!("s{}", number % SERVERS)
+}
+
+/// No two roles are equally far from a third: among equals, places in memory decide.
+fn level(role: &str) -> f64 {
+    1.37_f64.powi(role[1..].parse().unwrap())
+}
+
+fn member(id: &str) -> Writer {
+    role(id).nested(4, Writer::new().str(1, "level").f64(2, level(id)))
 }
 
 fn id_at(body: &[u8], number: u32) -> String {
@@ -129,6 +161,11 @@ fn id_at(body: &[u8], number: u32) -> String {
 }
 
 impl Pair {
+    /// One of a few: a request may have that of another, whatever shard that went to.
+    fn key(&mut self) -> [u8; 16] {
+        [self.rng.below(12) as u8; 16]
+    }
+
     fn rooms_step(&mut self, id: &str) {
         let (srv, mode) = (srv(id), MODES[self.rng.below(5) as usize]);
         let (room, team) = (self.rooms.pick(&mut self.rng), self.teams.pick(&mut self.rng));
@@ -137,10 +174,7 @@ impl Pair {
         let found = match self.rng.below(14) {
             0 | 1 => self.ask(&srv, Scope::Server, Method::ROLE_JOIN_RANDOM_ROOM, |_| to_mode(id, mode)),
             2 => {
-                // A key is of one request.
-                let mut key = [0; 16];
-                key[..id.len()].copy_from_slice(id.as_bytes());
-                key[8..8 + mode.len()].copy_from_slice(mode.as_bytes());
+                let key = self.key();
                 let body = |_| to_mode(id, mode).bytes(REQUEST_KEY_FIELD, &key);
                 self.ask(&srv, Scope::Server, Method::ROLE_CREATE_ROOM, body)
             }
@@ -180,20 +214,25 @@ impl Pair {
         let one = |at: usize| Writer::new().str(1, &known[at]);
         match self.rng.below(6) {
             0 => {
-                let body = |_| Writer::new().nested(1, role(id)).nested(2, team(3, ""));
+                let body = |_| Writer::new().nested(1, member(id)).nested(2, team(3, ""));
                 if let Some(answers) = self.ask(&srv, Scope::Server, Method::CREATE_TEAM, body) {
                     self.teams.add(answers.map(|answer| id_in(&answer)));
                 }
             }
             1 | 2 => {
-                let body = |at: usize| Writer::new().nested(1, role(id)).str(2, &known[at]);
+                let body = |at: usize| Writer::new().nested(1, member(id)).str(2, &known[at]);
                 self.ask(&srv, Scope::Server, Method::JOIN_TEAM, body);
             }
             3 => drop(self.ask(&srv, Scope::Server, Method::LEAVE_TEAM, |at| {
                 Writer::new().str(1, id).str(2, &known[at])
             })),
             4 => drop(self.ask(&srv, Scope::Trusted, Method::CHANGE_TEAM_LEADER, |at| one(at).str(2, id))),
-            _ => drop(self.ask(&srv, Scope::Server, Method::GET_TEAM_INFO, one)),
+            _ => {
+                let key = self.key();
+                let set = |at: usize| one(at).str(2, "k").str(3, "7").bytes(REQUEST_KEY_FIELD, &key);
+                self.ask(&srv, Scope::Trusted, Method::SET_TEAM_DATA, set);
+                self.ask(&srv, Scope::Server, Method::GET_TEAM_INFO, one);
+            }
         }
     }
 
@@ -202,32 +241,51 @@ impl Pair {
         let (known, team) = (self.tickets.pick(&mut self.rng), self.teams.pick(&mut self.rng));
         let (room, backfill) = (self.rooms.pick(&mut self.rng), self.backfills.pick(&mut self.rng));
         let one = |at: usize| Writer::new().str(1, &known[at]);
-        let found = match self.rng.below(12) {
+        let found = match self.rng.below(14) {
             0..=4 => {
-                let body = |_| Writer::new().str(1, name).nested(2, player(id, &[("level", "3")]));
+                // One that comes later waits less.
+                self.pass(1);
+                let level = level(id).to_string();
+                let body = |_| Writer::new().str(1, name).nested(2, player(id, &[("level", &level)]));
                 self.ask(&srv, Scope::Server, Method::CREATE_TICKET, body)
             }
-            5 => self.ask(&srv, Scope::Trusted, Method::CREATE_TICKET, |at| {
-                Writer::new().str(1, name).str(3, &team[at])
-            }),
+            5 => {
+                self.pass(1);
+                self.ask(&srv, Scope::Trusted, Method::CREATE_TICKET, |at| {
+                    Writer::new().str(1, name).str(3, &team[at])
+                })
+            }
             6 => self.ask(&srv, Scope::Server, Method::CANCEL_TICKET, one),
             7 => self.ask(&srv, Scope::Server, Method::GET_TICKET, one),
             8 => {
-                let open = Writer::new().str(1, "side1").u64(2, 1);
-                let body =
-                    |at: usize| Writer::new().str(1, &room[at]).str(2, "rumble").nested(3, open.clone());
-                // Another mode's room is refused where the two are apart.
-                if self.is_of(&room, "rumble")
-                    && let Some(answers) = self.ask(&srv, Scope::Trusted, Method::START_BACKFILL, body)
-                {
+                self.pass(1);
+                // Nobody else takes the places: a match that does not fit is noticed within the tick on one shard, and after
+                // it on several.
+                self.ask(&srv, Scope::Trusted, Method::SET_ROOM_FLAGS, |at| {
+                    Writer::new().str(1, &room[at]).u64(3, 1)
+                });
+                let scope = if self.rng.chance(0.5) { Scope::Trusted } else { Scope::Server };
+                let open = Writer::new().str(1, "side1").u64(2, 1 + self.rng.below(2));
+                let queue = if self.rng.chance(0.9) { name } else { "none" };
+                let body = |at: usize| Writer::new().str(1, &room[at]).str(2, queue).nested(3, open.clone());
+                if let Some(answers) = self.ask(&srv, scope, Method::START_BACKFILL, body) {
                     self.backfills.add(answers.map(|answer| id_at(&answer, 1)));
                 }
                 None
             }
-            9 => {
-                self.ask(&srv, Scope::Trusted, Method::ACK_BACKFILL, |at| {
-                    Writer::new().str(1, &backfill[at])
-                });
+            9 | 12 | 13 => {
+                let of = |at: usize| Writer::new().str(1, &backfill[at]);
+                match self.rng.below(8) {
+                    0 | 1 => self.ask(&srv, Scope::Trusted, Method::STOP_BACKFILL, of),
+                    2..=4 => {
+                        let open = Writer::new().str(1, "side2").u64(2, 1);
+                        let rev = 1 + self.rng.below(2);
+                        self.ask(&srv, Scope::Trusted, Method::UPDATE_BACKFILL, |at| {
+                            of(at).u64(2, rev).nested(3, open.clone())
+                        })
+                    }
+                    _ => self.ask(&srv, Scope::Trusted, Method::ACK_BACKFILL, of),
+                };
                 None
             }
             10 => {
@@ -258,12 +316,6 @@ impl Pair {
         if let Some(answers) = found {
             self.tickets.add(answers.map(|answer| id_in(&answer)));
         }
-    }
-
-    fn is_of(&mut self, room: &[String; 2], mode: &str) -> bool {
-        let (status, answer) = self.worlds[0].room(&room[0]);
-        status == Status::Ok
-            && throng_wire::matcher::Reader::new(&answer).unwrap().nested(1).unwrap().str(3) == Ok(mode)
     }
 
     fn lists_step(&mut self) {
@@ -318,7 +370,7 @@ fn run(shards: u16) {
     }
     let rated = r#", "rating": {"pool": "ladder"}"#;
     for (name, more) in
-        [("duel", rated), ("rumble", r#", "backfill": {"ack_s": 600}"#), ("brawl", rated), ("2v2", "")]
+        [("duel", rated), ("rumble", r#", "backfill": {"ack_s": 6}"#), ("brawl", rated), ("2v2", "")]
     {
         let json = queue(name, more);
         pair.ask("s0", Scope::Admin, Method::PUT_QUEUE, |_| Writer::new().str(1, &json)).expect("a queue");
@@ -333,9 +385,7 @@ fn run(shards: u16) {
             8 => pair.look_for_matches(),
             _ => {
                 let ms = pair.rng.below(900);
-                // What is forgotten after a time goes with the next input of its shard.
-                pair.worlds.iter_mut().for_each(|world| world.pass_everywhere(ms));
-                pair.compare_events();
+                pair.pass(ms);
             }
         }
     }
@@ -351,17 +401,43 @@ fn run(shards: u16) {
         (Method::CREATE_TICKET, Status::Ok),
         (Method::CREATE_TICKET, Status::AlreadyInRoom),
         (Method::CREATE_TICKET, Status::AlreadyInQueue),
+        (Method::CREATE_TICKET, Status::Overloaded),
         (Method::REPORT_RESULT, Status::Ok),
         (Method::GET_RATINGS, Status::Ok),
         (Method::GET_RATINGS, Status::NotFound),
         (Method::START_BACKFILL, Status::Ok),
+        (Method::START_BACKFILL, Status::Invalid),
+        (Method::START_BACKFILL, Status::Forbidden),
+        (Method::UPDATE_BACKFILL, Status::Ok),
         (Method::ACK_BACKFILL, Status::Ok),
+        (Method::ACK_BACKFILL, Status::NotFound),
+        (Method::STOP_BACKFILL, Status::Ok),
     ] {
         assert!(seen(method, status) > 2, "{method} {status:?}: {:?}", pair.statuses);
     }
     pair.ask("s0", Scope::Admin, Method::DRAIN, |_| Writer::new());
     pair.ask("s1", Scope::Server, Method::ROLE_CREATE_ROOM, |_| to_mode("x", "2v2"));
     assert_eq!(seen_draining(&pair), 1);
+}
+
+/// The matcher takes as many queues as one, however they spread over its shards.
+#[test]
+fn queues_are_counted_over_all_shards() {
+    for shards in [1, 3] {
+        let mut world = World::of_shards(Config::default(), shards);
+        let rules = |name: &str, count| {
+            format!(
+                r#"{{"name": "{name}", "sides": [{{"name": "a", "count": {count}, "min": 1, "max": 1}}]}}"#
+            )
+        };
+        for queue in 0..1_024 {
+            assert_eq!(world.put_queue(&rules(&format!("q{queue}"), 2)).0, Status::Ok, "{queue}");
+        }
+        for queue in 1_024..1_030 {
+            assert_eq!(world.put_queue(&rules(&format!("q{queue}"), 2)).0, Status::TooLarge, "{queue}");
+        }
+        assert_eq!(world.put_queue(&rules("q7", 3)).0, Status::Ok, "one that is there may change");
+    }
 }
 
 fn seen_draining(pair: &Pair) -> u32 {

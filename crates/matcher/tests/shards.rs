@@ -11,7 +11,7 @@ use throng_matcher::{
 };
 use throng_stdx::Rng;
 use throng_wire::fields;
-use throng_wire::matcher::{Event, Method, Reader, Status, Writer, method};
+use throng_wire::matcher::{Event, Method, REQUEST_KEY_FIELD, Reader, Status, Writer, method};
 use world::{START, id_in, player, role, team, to_mode, to_room};
 
 const ROLES: u64 = 9;
@@ -20,13 +20,16 @@ const CAPACITY: usize = 3;
 const MODES: [&str; 3] = ["a", "b", "c"];
 const QUEUES: [&str; 3] = ["duel", "rumble", "brawl"];
 const CLAIM_MS: u64 = 5_000;
+/// Live tickets of all shards together.
+const TICKETS_MAX: usize = 4;
 
 fn config() -> Config {
     let rules = ModeRules { capacity: CAPACITY as u32, on_full: OnFull::Keep, ..ModeRules::default() };
     let queue = |name: &str| {
         let text = format!(
             r#"{{"name": "{name}", "sides": [{{"name": "side", "count": 2, "min": 1, "max": 1}}], "timeout_s": 30,
-            "seat_ttl_s": 8, "accept": {{"required": {}, "timeout_s": 4, "cooldown_s": 1}}}}"#,
+            "seat_ttl_s": 8, "accept": {{"required": {}, "timeout_s": 4, "cooldown_s": 1}},
+            "rating": {{"pool": "ladder"}}, "backfill": {{"ack_s": 3}}}}"#,
             name == "brawl"
         );
         QueueRules::try_from(serde_json::from_str::<serde_json::Value>(&text).unwrap()).unwrap()
@@ -34,6 +37,7 @@ fn config() -> Config {
     Config {
         modes: MODES.iter().map(|mode| ((*mode).to_owned(), rules.clone())).collect(),
         queues: QUEUES.iter().map(|name| queue(name)).collect(),
+        tickets_max: TICKETS_MAX,
         ..Config::default()
     }
 }
@@ -50,6 +54,7 @@ struct Asked {
     about: String,
     /// The queue of a ticket.
     queue: String,
+    key: Option<u8>,
 }
 
 struct Simulation {
@@ -68,6 +73,9 @@ struct Simulation {
     /// Tickets of players who were matched with another.
     over: BTreeSet<String>,
     teams: Vec<String>,
+    backfills: Vec<String>,
+    /// Answers by request key, as often as one was used for whatever.
+    keyed: BTreeMap<(String, u8), (Status, Vec<u8>)>,
     matches: Vec<(String, String, String)>,
     counts: BTreeMap<String, u64>,
 }
@@ -87,6 +95,8 @@ impl Simulation {
             tickets: BTreeMap::new(),
             over: BTreeSet::new(),
             teams: Vec::new(),
+            backfills: Vec::new(),
+            keyed: BTreeMap::new(),
             matches: Vec::new(),
             counts: BTreeMap::new(),
         };
@@ -134,10 +144,15 @@ impl Simulation {
     }
 
     fn ask(&mut self, about: &str, method: u16, queue: &str, body: Writer) {
+        let key = self.rng.chance(0.1).then(|| self.rng.below(250) as u8);
+        let body = match key {
+            Some(key) => body.bytes(REQUEST_KEY_FIELD, &[key; 16]),
+            None => body,
+        };
         let body = body.into_bytes();
         let Route::One(shard) = route(method, &body, self.shards.count()) else { unreachable!() };
         let srv = srv(about);
-        let asked = Asked { method, about: about.to_owned(), queue: queue.to_owned() };
+        let asked = Asked { method, about: about.to_owned(), queue: queue.to_owned(), key };
         let input = Input::Request { srv: &srv, scope: Scope::Trusted, method, body: &body };
         match self.execute(shard, input) {
             (Some(Handled::Done(status)), answer) => self.answered(&asked, status, &answer),
@@ -149,15 +164,41 @@ impl Simulation {
 
     fn answered(&mut self, asked: &Asked, status: Status, body: &[u8]) {
         self.count(format!("{} {}", method(asked.method).unwrap().name, status.name()));
+        if let Some(key) = asked.key
+            && !matches!(status, Status::Overloaded | Status::Timeout)
+        {
+            let known = self.keyed.entry((srv(&asked.about), key)).or_insert((status, body.to_vec()));
+            assert_eq!(*known, (status, body.to_vec()), "a key has one answer");
+        }
         if status != Status::Ok {
             return;
         }
         match asked.method {
             Method::CREATE_TEAM => self.teams.push(id_in(body)),
+            Method::START_BACKFILL => {
+                self.backfills.push(Reader::new(body).unwrap().str(1).unwrap().to_owned());
+            }
+            Method::REPORT_RESULT => self.check_known_everywhere(body),
             Method::CREATE_TICKET => {
                 drop(self.tickets.insert((asked.about.clone(), asked.queue.clone()), id_in(body)));
             }
             _ => {}
+        }
+    }
+
+    /// A result that was answered is in the ratings of every shard.
+    fn check_known_everywhere(&mut self, answer: &[u8]) {
+        for rated in Reader::new(answer).unwrap().all(1) {
+            let rated = Reader::new(rated).unwrap();
+            let body = Writer::new().str(1, "ladder").str(2, rated.str(1).unwrap()).into_bytes();
+            for shard in 0..self.shards.count() {
+                let mut seen = Vec::new();
+                let scope = Scope::Server;
+                let input = Input::Request { srv: "s0", scope, method: Method::GET_RATINGS, body: &body };
+                self.shards.apply(shard, 0, input, &mut seen, &mut Notices::default());
+                let seen = Reader::new(&seen).unwrap().nested(1).unwrap();
+                assert!(seen.u64(3) >= rated.u64(3), "shard {shard} rates by what was before");
+            }
         }
     }
 
@@ -222,6 +263,7 @@ impl Simulation {
                     self.over.extend(others.map(|(_, ticket)| ticket.clone()));
                 }
             }
+            Event::BACKFILL_UPDATE if event.str(2) == Ok("matched") => self.count("backfilled"),
             Event::TICKET_UPDATE => {
                 let ticket = event.nested(1).unwrap();
                 self.count(format!("ticket {}", ticket.str(10).unwrap()));
@@ -239,7 +281,7 @@ impl Simulation {
         let room = rooms.get(self.rng.below(rooms.len().max(1) as u64) as usize).cloned().unwrap_or_default();
         let known = self.teams.len().max(1) as u64;
         let known_team = self.teams.get(self.rng.below(known) as usize).cloned().unwrap_or_default();
-        match self.rng.below(16) {
+        match self.rng.below(19) {
             0..=2 => self.ask(&id, Method::ROLE_JOIN_RANDOM_ROOM, "", to_mode(&id, mode)),
             3 => self.ask(&id, Method::ROLE_CREATE_ROOM, "", to_mode(&id, mode)),
             4 => self.ask(&id, Method::ROLE_JOIN_ROOM, "", to_room(&id, &room)),
@@ -264,6 +306,24 @@ impl Simulation {
                 self.ask(&id, Method::CREATE_TICKET, queue, body);
             }
             14 => self.ask(&id, Method::DELETE_ROOM, "", Writer::new().str(1, &room)),
+            15 => {
+                let open = Writer::new().str(1, "side1").u64(2, 1);
+                let queue = QUEUES[self.rng.below(3) as usize];
+                let body = Writer::new().str(1, &room).str(2, queue).nested(3, open);
+                self.ask(&id, Method::START_BACKFILL, queue, body);
+            }
+            16 => {
+                let known = self.backfills.len().max(1) as u64;
+                let known = self.backfills.get(self.rng.below(known) as usize).cloned().unwrap_or_default();
+                let method = [Method::ACK_BACKFILL, Method::STOP_BACKFILL][self.rng.below(2) as usize];
+                self.ask(&id, method, "", Writer::new().str(1, &known));
+            }
+            17 => {
+                let other = format!("r{}", self.rng.below(ROLES));
+                let side = |role: &str, rank| Writer::new().str(1, role).u64(2, rank);
+                let sides = Writer::new().str(2, &room).nested(3, side(&id, 1)).nested(3, side(&other, 2));
+                self.ask(&id, Method::REPORT_RESULT, "", sides.str(6, "ladder"));
+            }
             _ => {
                 let Some((found, ticket, role)) = self.matches.pop() else { return };
                 let body = Writer::new().str(1, &found).str(2, &ticket).str(3, &role).u64(4, 1);
@@ -308,6 +368,8 @@ impl Simulation {
         assert_eq!(replayed.digest(), self.shards.digest(), "a replay is exact");
         self.shards = replayed;
         self.asked.clear();
+        // Answers that were not heard count.
+        self.keyed.clear();
         // Tickets will be made that nobody knows of.
         self.tickets.clear();
         self.count("restart");
@@ -347,11 +409,23 @@ impl Simulation {
             assert_eq!((shard.open_claims(), shard.claimed_here()), (0, 0), "a claim dangles");
         }
         assert!(self.asked.is_empty(), "a request has no answer");
+        self.check_backfills();
         let seen = check_exclusive(&mut self.shards);
         for (id, members) in &self.rooms {
             let listed = seen.get(id).cloned().unwrap_or_default();
             assert_eq!(*members, listed, "{id}: what was heard is what there is");
         }
+    }
+
+    /// Every backfill has its room and every room at most one: those that are over can be begun again.
+    fn check_backfills(&mut self) {
+        let shards = || (0..self.shards.count()).map(|shard| self.shards.shard(shard));
+        let mut tied: Vec<(String, String)> = shards().flat_map(|shard| shard.backfills_of_rooms()).collect();
+        let mut asked: Vec<(String, String)> =
+            shards().flat_map(|shard| shard.rooms_of_backfills()).collect();
+        tied.sort();
+        asked.sort();
+        assert_eq!(tied, asked, "rooms and backfills know each other");
     }
 
     /// All mail arrives: all claims end by it, none by time.
@@ -432,6 +506,7 @@ fn check_exclusive(shards: &mut Shards) -> BTreeMap<String, BTreeSet<String>> {
     for role in teams.values().flat_map(members) {
         assert!(seen.insert(role.clone()), "{role} is in two teams");
     }
+    assert!(tickets.len() <= TICKETS_MAX, "{} tickets", tickets.len());
     let mut seen = BTreeSet::new();
     for ticket in tickets.values() {
         for player in ticket["Players"].as_array().unwrap() {
@@ -480,6 +555,12 @@ fn nothing_is_owned_twice_whatever_the_mail_does() {
         "JoinTeam ALREADY_IN_TEAM",
         "CreateTicket OK",
         "CreateTicket ALREADY_IN_QUEUE",
+        "CreateTicket OVERLOADED",
+        "StartBackfill OK",
+        "AckBackfill OK",
+        "StopBackfill OK",
+        "backfilled",
+        "ReportResult OK",
         "CreateTicket ALREADY_IN_ROOM",
     ] {
         assert!(counts.get(what).is_some_and(|count| *count >= 5), "{what} happened rarely: {counts:#?}");

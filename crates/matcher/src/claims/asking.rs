@@ -3,9 +3,7 @@
 use smallvec::smallvec;
 use throng_wire::matcher::Status;
 
-use super::{
-    CLAIM_MS, Facts, JOBS_MAX, Job, Key, Known, Letter, MemberCopy, Owner, RateAsked, TeamCopy, touched,
-};
+use super::{CLAIM_MS, End, Facts, JOBS_MAX, Job, Key, Known, Letter, MemberCopy, Owner, TeamCopy, touched};
 use crate::config::Caller;
 use crate::id::Id;
 use crate::info::Text;
@@ -27,9 +25,11 @@ impl Matcher {
         if self.shard.is_alone() || self.claims.current.is_some() || !asked.method.mutates {
             return None;
         }
-        let keys = touched(asked.method.number, asked.body);
-        let rate = if keys.is_empty() { self.rated_on_another(caller, asked) } else { None };
-        if keys.is_empty() && rate.is_none() {
+        let mut keys = touched(asked.method.number, asked.body, caller.srv);
+        keys.extend(self.room_to_claim(asked.method.number, asked.body));
+        let rate = self.rating_wanted(caller, asked);
+        let lacks = self.limit_reached(asked.method.number);
+        if keys.is_empty() && rate.is_none() && lacks.is_none() {
             return None;
         }
         if self.claims.jobs.len() >= JOBS_MAX {
@@ -41,32 +41,53 @@ impl Matcher {
         let number = kept.number;
         let job = self.begin_job(Owner::Request(Some(kept)), keys);
         self.claims.by_request.insert(number, job);
-        match rate {
-            Some(asked) => self.send(self.shard.of_name(asked.pool.as_bytes()), Letter::Rate { job, asked }),
-            None => self.ask_next(job),
-        }
+        self.ask_next(job);
         Some(Handled::Waits(number))
     }
 
     fn begin_job(&mut self, owner: Owner, keys: Vec<Key>) -> u64 {
         self.claims.last += 1;
         let (id, until) = (self.claims.last, self.now + CLAIM_MS);
-        self.claims.jobs.insert(id, Job { owner, keys, known: Vec::new(), result: None, until });
+        let known = Vec::new();
+        self.claims.jobs.insert(id, Job { owner, keys, known, result: None, lenders: 0, acts: false, until });
         self.timers.set(until, Timer::Claim(id));
         id
     }
 
-    fn ask_next(&mut self, job: u64) {
-        let entry = &self.claims.jobs[&job];
-        let key = entry.keys[entry.known.len()].clone();
-        let home = self.home_of_key(&key);
-        self.send(home, Letter::Claim { job, key });
+    /// Asks for what a job needs next. Whether there was something.
+    fn ask_next(&mut self, id: u64) -> bool {
+        let Some(job) = self.claims.jobs.get(&id) else { return false };
+        if let Some(key) = job.keys.get(job.known.len()).cloned() {
+            let home = self.home_of_key(&key);
+            self.send(home, Letter::Claim { job: id, key });
+            return true;
+        }
+        let Owner::Request(Some(kept)) = &job.owner else { return false };
+        if self.claims.is_answered(id) {
+            return false;
+        }
+        if let Some(limit) = self.limit_reached(kept.method)
+            && job.lenders + 1 < self.shard.count
+        {
+            self.borrow(id, limit);
+            return true;
+        }
+        if job.result.is_some() {
+            return false;
+        }
+        let Some(asked) = self.rating_of(kept) else { return false };
+        if let Some(job) = self.claims.jobs.get_mut(&id) {
+            job.acts = true;
+        }
+        self.send(self.shard.of_name(asked.pool.as_bytes()), Letter::Rate { job: id, asked });
+        true
     }
 
     fn home_of_key(&self, key: &Key) -> u16 {
         match key {
+            Key::Request(srv, key) => self.shard.of_name(&[srv.as_slice(), &key.to_le_bytes()].concat()),
             // One that names no shard is unknown everywhere.
-            Key::Team(id) => self.shard.of_id(*id).unwrap_or(self.shard.index),
+            Key::Team(id) | Key::Room(id) => self.shard.of_id(*id).unwrap_or(self.shard.index),
             Key::Role(role) => self.shard.of_name(role),
         }
     }
@@ -78,7 +99,7 @@ impl Matcher {
             // Its members are claimed with it only where they are put into something.
             if let Owner::Request(Some(kept)) = &job.owner
                 && moves_team(kept.method)
-                && job.keys.len() == 1
+                && !job.keys.iter().any(|key| matches!(key, Key::Role(_)))
             {
                 let mut roles: Vec<Key> =
                     team.members.iter().map(|member| Key::Role(member.role.clone())).collect();
@@ -86,10 +107,17 @@ impl Matcher {
                 job.keys.extend(roles);
             }
         }
+        if matches!(known, Known::Request(Some(_))) {
+            // It was answered: nothing else is needed.
+            job.keys.truncate(job.known.len() + 1);
+        }
         job.known.push(known);
-        if job.known.len() < job.keys.len() {
-            self.ask_next(id);
-        } else {
+        self.go_on(id, notices);
+    }
+
+    /// Something that a job waited for is there.
+    pub(super) fn go_on(&mut self, id: u64, notices: &mut Notices) {
+        if !self.ask_next(id) {
             self.claims_are_complete(id, notices);
         }
     }
@@ -97,46 +125,42 @@ impl Matcher {
     fn claims_are_complete(&mut self, id: u64, notices: &mut Notices) {
         let now = self.now;
         let Some(job) = self.claims.jobs.get_mut(&id) else { return };
-        if now >= job.until {
+        if now >= job.until && !job.acts {
             // Its timer may still wait behind others.
             return self.expire_claims(id, notices);
         }
         match &mut job.owner {
             Owner::Request(kept) => {
-                if let Some(kept) = kept.take() {
+                let acts = job.acts;
+                if let Some(mut kept) = kept.take() {
+                    if acts {
+                        // It was done.
+                        kept.until = u64::MAX;
+                    }
                     self.resume(kept, notices);
                 }
             }
             Owner::Match(found) => {
                 let found = *found;
+                if self.seat_elsewhere(id, found) {
+                    return;
+                }
                 // From here on the match ends without them.
                 self.claims.by_match.remove(&found);
                 let placed = self.place_claimed(found, notices);
-                self.settle(id, placed);
+                self.settle(id, placed, None);
             }
         }
     }
 
-    /// Another shard has done what was asked of it.
-    pub(super) fn rated_elsewhere(
-        &mut self,
-        id: u64,
-        result: Result<Vec<u8>, (u16, String)>,
-        notices: &mut Notices,
-    ) {
-        let Some(job) = self.claims.jobs.get_mut(&id) else { return };
-        job.result = Some(result);
-        self.claims_are_complete(id, notices);
-    }
-
     /// The time of claims is over: everything is given back, and nothing was done.
     pub(crate) fn expire_claims(&mut self, id: u64, notices: &mut Notices) {
-        let Some(job) = self.claims.jobs.get_mut(&id) else { return };
+        let Some(job) = self.claims.jobs.get_mut(&id).filter(|job| !job.acts) else { return };
         self.stats.claims_expired += 1;
         match &mut job.owner {
             Owner::Request(kept) => {
                 let kept = kept.take();
-                self.settle(id, false);
+                self.settle(id, false, None);
                 // One that waits for a policy learns of it when it goes on.
                 if let Some(kept) = kept {
                     self.give_up(
@@ -148,14 +172,15 @@ impl Matcher {
             }
             Owner::Match(found) => {
                 let found = *found;
-                self.settle(id, false);
+                self.settle(id, false, None);
                 self.unplace(found, notices);
             }
         }
     }
 
-    /// Ends claims, granted or not. `drops`: the players' tickets on other shards are over.
-    fn settle(&mut self, id: u64, drops: bool) {
+    /// Ends claims, granted or not. `drops`: the players' tickets on other shards are over; `also`: another shard has the
+    /// players now.
+    pub(super) fn settle(&mut self, id: u64, drops: bool, also: Option<u16>) {
         let Some(job) = self.claims.jobs.remove(&id) else { return };
         if let Owner::Match(found) = job.owner {
             self.claims.by_match.remove(&found);
@@ -163,13 +188,14 @@ impl Matcher {
         let asked = job.known.len() + 1;
         for key in job.keys.into_iter().take(asked) {
             let server = match &key {
-                Key::Team(_) => None,
+                Key::Team(_) | Key::Room(_) => None,
+                Key::Request(..) => self.part_of(&key).map(|_| Text::new()),
                 Key::Role(role) => {
                     self.people.player(role).map(|player| Text::from_slice(self.people.server_of(player)))
                 }
             };
             let home = self.home_of_key(&key);
-            self.send(home, Letter::Settled { job: id, key, server, drops });
+            self.send(home, Letter::Settled { job: id, key, end: End { server, drops, also } });
         }
     }
 
@@ -192,21 +218,21 @@ impl Matcher {
     /// A request is over.
     pub(crate) fn finish_claims(&mut self, number: u64) {
         if let Some(job) = self.claims.by_request.remove(&number) {
-            self.settle(job, false);
+            self.settle(job, false, None);
         }
     }
 
     /// After a restart nobody waits for anything any more.
     pub(crate) fn forget_claims(&mut self) {
         for job in self.claims.jobs.keys().copied().collect::<Vec<u64>>() {
-            self.settle(job, false);
+            self.settle(job, false, None);
         }
         self.claims.by_request.clear();
     }
 
-    /// Claims the players of a match that is to be placed.
-    pub(crate) fn claim_match(&mut self, found: Id, roles: impl Iterator<Item = Text>) {
-        let mut keys: Vec<Key> = roles.map(Key::Role).collect();
+    /// Claims the players of a match that is to be placed, and the room that it is to fill.
+    pub(crate) fn claim_match(&mut self, found: Id, roles: impl Iterator<Item = Text>, room: Option<Id>) {
+        let mut keys: Vec<Key> = roles.map(Key::Role).chain(room.map(Key::Room)).collect();
         keys.sort_unstable();
         let job = self.begin_job(Owner::Match(found), keys);
         self.claims.by_match.insert(found, job);
@@ -216,16 +242,14 @@ impl Matcher {
     /// A match that waits for its players is off.
     pub(crate) fn unclaim_match(&mut self, found: Id) {
         if let Some(job) = self.claims.by_match.get(&found) {
-            self.settle(*job, false);
+            self.settle(*job, false, None);
         }
     }
 
     /// What other shards have of a role that the request under way has claimed.
     pub(crate) fn elsewhere(&self, role: &[u8]) -> Option<&Facts> {
-        let job = self.claims.jobs.get(&self.claims.current?)?;
-        let at =
-            job.keys.iter().position(|key| matches!(key, Key::Role(other) if other.as_slice() == role))?;
-        match job.known.get(at)? {
+        let is_it = |key: &Key| matches!(key, Key::Role(other) if other.as_slice() == role);
+        match self.claims.known_of(is_it)? {
             Known::Role(facts) if facts.is_known => Some(facts),
             _ => None,
         }
@@ -255,11 +279,9 @@ impl Matcher {
     }
 
     fn copied_team(&self, id: Id) -> Option<&TeamCopy> {
-        let job = self.claims.jobs.get(&self.claims.current?)?;
-        let at = job.keys.iter().position(|key| *key == Key::Team(id))?;
-        match job.known.get(at)? {
+        match self.claims.known_of(|key| *key == Key::Team(id))? {
             Known::Team(team) => team.as_ref(),
-            Known::Role(_) => None,
+            _ => None,
         }
     }
 
@@ -287,15 +309,6 @@ impl Matcher {
             newcomers.push(Newcomer { player, info: member.info });
         }
         Ok(newcomers)
-    }
-
-    /// What a result's report asks of another shard, if its pool belongs to one.
-    fn rated_on_another(&self, caller: Caller<'_>, asked: &Asked<'_>) -> Option<RateAsked> {
-        if asked.method.number != throng_wire::matcher::Method::REPORT_RESULT {
-            return None;
-        }
-        let wanted = self.rating_wanted(caller, asked.body)?;
-        (!self.shard.owns(wanted.pool.as_bytes())).then_some(wanted)
     }
 }
 

@@ -10,18 +10,27 @@
 //! Leaving anything needs no claim.
 //!
 //! A team that is to move, or to change, is claimed in the same way, before the players; the claim brings a copy of it. A
-//! match claims its players before it is placed, and settling these claims also ends their tickets elsewhere.
+//! match claims its players before it is placed, and settling these claims also ends their tickets elsewhere. Whatever
+//! concerns a backfill claims its room (`filling.rs`), and a request with a key claims that first: the claim brings what
+//! another shard has answered to it. What all shards together may have, each has a part of, and asks the others for more
+//! (`limits.rs`).
 //!
 //! *Expiry.* A claim lives for [`CLAIM_MS`], by the clock of who claims; then the request fails with `TIMEOUT`, having done
 //! nothing, and everything is given back. Only the claimant ends a claim: the player's shard never takes one back by its
 //! own clock, so two clocks that differ cannot make two owners. The claimant always does end it, as its own timer is a part
 //! of its state, and mail is not lost: what was sent and not received when the process ended is derived again by replaying
-//! the log. A grant that comes after the end is ignored, as the end is on its way to whom granted it.
+//! the log. A grant that comes after the end is ignored, as the end is on its way to whom granted it. What was asked of
+//! another shard and is done there, a rating or seats, does not expire: its answer is awaited.
 
 mod asking;
+mod filling;
 mod home;
+mod limits;
+mod ratings;
 
 pub(crate) use asking::already_in;
+pub(crate) use filling::{RoomCopy, SeatAsked};
+pub(crate) use limits::Limit;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -31,7 +40,8 @@ use throng_wire::matcher::Method;
 
 use crate::id::Id;
 use crate::info::{Info, RoleRef, Text, bytes, text};
-use crate::matcher::Matcher;
+use crate::keys::{Answer, Keys};
+use crate::matcher::{Matcher, request_key};
 use crate::notices::Notices;
 use crate::policy::Kept;
 use crate::problem::Outcome;
@@ -42,11 +52,15 @@ pub(crate) const CLAIM_MS: u64 = 5_000;
 /// Claims under way; beyond, requests are refused as `OVERLOADED`.
 const JOBS_MAX: usize = 10_000;
 
-/// Something that is claimed. Teams come before roles.
+/// Something that is claimed, in the order in which one command claims.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Key {
+    /// A server's request key.
+    Request(Text, u128),
     Team(Id),
     Role(Text),
+    /// A room, for what concerns its backfill only: everything else about it goes on.
+    Room(Id),
 }
 
 /// What shards other than the claimant have of a role.
@@ -98,6 +112,17 @@ enum Known {
     /// `None`: there is no such team.
     Team(Option<TeamCopy>),
     Role(Facts),
+    /// `None`: there is no such room.
+    Room(Option<RoomCopy>),
+    /// What another shard has answered to a request with this key.
+    Request(Option<Answer>),
+}
+
+/// What a shard has of something that another claims.
+#[derive(Debug, Serialize, Deserialize)]
+enum Part {
+    Role(Facts),
+    Answer(Answer),
 }
 
 /// Who claims: a shard, and its number for it.
@@ -115,23 +140,21 @@ enum Letter {
         job: u64,
         known: Known,
     },
-    /// The end of a claim, or of waiting for it. `server`: where the role lives, if the claimant has it now. `drops`: its
-    /// tickets elsewhere are over.
+    /// The end of a claim, or of waiting for it.
     Settled {
         job: u64,
         key: Key,
-        server: Option<Text>,
-        drops: bool,
+        end: End,
     },
-    /// What do you have of the role?
+    /// What do you have of it? Of a room nothing: but what was said of it before has arrived with the answer.
     Probe {
         holder: Holder,
-        role: Text,
+        key: Key,
     },
     Probed {
         holder: Holder,
-        role: Text,
-        facts: Option<Facts>,
+        key: Key,
+        part: Option<Part>,
     },
     /// The sender has the role no more.
     Gone {
@@ -153,10 +176,70 @@ enum Letter {
     },
     Rated {
         job: u64,
-        result: Result<Vec<u8>, (u16, String)>,
+        result: RateResult,
     },
     /// What a pool's players are rated now.
     Ratings(SharedRatings),
+    /// Answered once all that was sent before is known.
+    Sync {
+        share: u64,
+    },
+    Synced {
+        share: u64,
+    },
+    /// To the shard of a room: it has a backfill now, whose sides are these.
+    Fill {
+        room: Id,
+        backfill: Id,
+        sides: Vec<String>,
+    },
+    /// It has it no more.
+    Unfill {
+        room: Id,
+        backfill: Id,
+    },
+    /// To the shard of a backfill: its room accepts nobody any more.
+    Closed {
+        backfill: Id,
+    },
+    /// To the shard of a room: seats for the players of a match.
+    Seat {
+        job: u64,
+        room: Id,
+        until: u64,
+        seats: Vec<SeatAsked>,
+    },
+    /// Whether that was done, and the room since.
+    Seated {
+        job: u64,
+        done: bool,
+        room: Option<RoomCopy>,
+    },
+    /// The sender may have no more of something, and needs so many.
+    Borrow {
+        job: u64,
+        limit: Limit,
+        wanted: i64,
+    },
+    Lent {
+        job: u64,
+        limit: Limit,
+        amount: i64,
+    },
+}
+
+/// What came of a report, or the status and the message of its refusal.
+type RateResult = Result<Vec<u8>, (u16, String)>;
+
+/// How a claim ends.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct End {
+    /// Where the role lives, if the claimant has it now; of a request key anything, if the claimant keeps its answer.
+    server: Option<Text>,
+    /// The role's tickets elsewhere are over.
+    drops: bool,
+    /// Another shard that the claimant gave the role to.
+    also: Option<u16>,
 }
 
 /// A result that another shard's match had.
@@ -189,7 +272,11 @@ struct Job {
     /// What those granted have brought, in the order of `keys`. The next one is asked for.
     known: Vec<Known>,
     /// What another shard did for it.
-    result: Option<Result<Vec<u8>, (u16, String)>>,
+    result: Option<RateResult>,
+    /// Other shards that were asked for a part of a limit.
+    lenders: u16,
+    /// Another shard does something for it, whatever happens here: it does not expire.
+    acts: bool,
     until: u64,
 }
 
@@ -200,6 +287,7 @@ struct Lock {
     /// Shards that were asked and have not answered, a bit for each.
     probes: u16,
     facts: Facts,
+    answer: Option<Answer>,
     queue: VecDeque<Holder>,
 }
 
@@ -221,6 +309,16 @@ pub(crate) struct Claims {
     by_match: BTreeMap<Id, u64>,
     locks: BTreeMap<Key, Lock>,
     homes: BTreeMap<Text, Home>,
+    /// Which shard has answered a request with a key.
+    used: Keys<u16>,
+    /// Results that were counted and that some shards have not heard of.
+    shares: BTreeMap<u64, ratings::Share>,
+    /// Rooms of this shard with backfills of others.
+    filled: BTreeMap<Id, Id>,
+    /// Backfills that end, and why, once the seats are there that were asked for.
+    ends: BTreeMap<Id, String>,
+    /// By [`Limit`].
+    parts: [limits::Allowance; 2],
     /// Of the request under way.
     #[serde(skip)]
     current: Option<u64>,
@@ -233,8 +331,38 @@ pub(crate) struct Claims {
 
 impl Claims {
     /// What another shard did for the request under way.
-    pub(crate) fn take_result(&mut self) -> Option<Result<Vec<u8>, (u16, String)>> {
+    pub(crate) fn take_result(&mut self) -> Option<RateResult> {
         self.jobs.get_mut(&self.current?)?.result.take()
+    }
+
+    /// What the request under way knows of something it has claimed.
+    fn known_of(&self, is_it: impl Fn(&Key) -> bool) -> Option<&Known> {
+        let job = self.jobs.get(&self.current?)?;
+        job.known.get(job.keys.iter().position(is_it)?)
+    }
+
+    /// Whether what a job waits for was answered before.
+    fn is_answered(&self, job: u64) -> bool {
+        let known = self.jobs.get(&job).and_then(|job| job.known.first());
+        matches!(known, Some(Known::Request(Some(_))))
+    }
+
+    /// What another shard has answered to the key of the request under way.
+    pub(crate) fn answered_elsewhere(&self) -> Option<&Answer> {
+        match self.known_of(|key| matches!(key, Key::Request(..)))? {
+            Known::Request(answer) => answer.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// A backfill is over, whatever it waited for.
+    pub(crate) fn forget_end(&mut self, backfill: Id) {
+        self.ends.remove(&backfill);
+    }
+
+    /// Forgets who answered the oldest key, if it is due; gives its server.
+    pub(crate) fn expire_used(&mut self, now: u64) -> Option<u32> {
+        self.used.expire(now)
     }
 }
 
@@ -297,23 +425,34 @@ impl Matcher {
         match letter {
             Letter::Claim { job, key } => self.claimed((from, job), key),
             Letter::Granted { job, known } => self.granted(job, known, notices),
-            Letter::Settled { job, key, server, drops } => {
-                self.settled((from, job), &key, server, drops, notices);
+            Letter::Settled { job, key, end } => self.settled((from, job), &key, end, notices),
+            Letter::Probe { holder, key } => {
+                let part = self.part_of(&key);
+                self.send(from, Letter::Probed { holder, key, part });
             }
-            Letter::Probe { holder, role } => {
-                let facts = self.facts_of(&role);
-                self.send(from, Letter::Probed { holder, role, facts });
-            }
-            Letter::Probed { holder, role, facts } => self.probed(from, holder, role, facts),
+            Letter::Probed { holder, key, part } => self.probed(from, holder, key, part),
             Letter::Gone { role } => self.gone(from, &role),
             Letter::Moved { role, server } => self.moved(&role, &server),
             Letter::Drop { role } => self.matched_elsewhere(&role, notices),
-            Letter::Rate { job, asked } => {
-                let result = self.rate_for_another(&asked);
-                self.send(from, Letter::Rated { job, result });
-            }
+            Letter::Rate { job, asked } => self.rate_and_share((from, job), &asked),
             Letter::Rated { job, result } => self.rated_elsewhere(job, result, notices),
             Letter::Ratings(ratings) => self.take_ratings(ratings),
+            Letter::Sync { share } => self.send(from, Letter::Synced { share }),
+            Letter::Synced { share } => self.synced(from, share),
+            Letter::Fill { room, backfill, sides } => self.filled(from, room, backfill, sides),
+            Letter::Unfill { room, backfill } => self.unfilled(room, backfill),
+            Letter::Closed { backfill } => self.room_closed_elsewhere(backfill, notices),
+            Letter::Seat { job, room, until, seats } => {
+                let done = self.seat_for_another(room, until, seats);
+                let room = self.copy_room(room);
+                self.send(from, Letter::Seated { job, done, room });
+            }
+            Letter::Seated { job, done, room } => self.seated_elsewhere(from, job, done, room, notices),
+            Letter::Borrow { job, limit, wanted } => {
+                let amount = self.lend(limit, wanted);
+                self.send(from, Letter::Lent { job, limit, amount });
+            }
+            Letter::Lent { job, limit, amount } => self.lent(job, limit, amount, notices),
         }
     }
 
@@ -331,8 +470,8 @@ impl Matcher {
     }
 }
 
-/// What a request claims before it is executed, in order. Nothing for a body that will be refused.
-fn touched(method: u16, body: &[u8]) -> Vec<Key> {
+/// What a request claims before it is executed, in order. No players or teams for a body that will be refused.
+fn touched(method: u16, body: &[u8], srv: &str) -> Vec<Key> {
     let parts: Outcome<Vec<Key>> = match method {
         Method::ROLE_JOIN_RANDOM_ROOM
         | Method::ROLE_CREATE_ROOM
@@ -350,9 +489,18 @@ fn touched(method: u16, body: &[u8]) -> Vec<Key> {
         | Method::TEAM_CREATE_ROOM
         | Method::TEAM_JOIN_ROOM => text_in(body, 1).map(|team| team_key(team).into_iter().collect()),
         Method::CREATE_TICKET => ticket_keys(body),
+        Method::START_BACKFILL => {
+            text_in(body, 1).map(|id| Id::parse(id).map(Key::Room).into_iter().collect())
+        }
         _ => Ok(Vec::new()),
     };
     let mut keys = parts.unwrap_or_default();
+    // All shards drain, and again changes nothing.
+    if method != Method::DRAIN
+        && let Ok(Some(key)) = request_key(body)
+    {
+        keys.push(Key::Request(Text::from_slice(srv.as_bytes()), key));
+    }
     keys.sort_unstable();
     keys.dedup();
     keys

@@ -27,7 +27,7 @@ use serde_json::Value;
 pub(crate) use compiled::Compiled;
 pub(crate) use due::{Due, Waiting};
 pub(crate) use estimate::{Bucket, Estimates, Kind};
-pub(crate) use facts::{Facts, PlayerFacts, PlayerInput};
+pub(crate) use facts::{Facts, PlayerFacts, PlayerInput, REGIONS_MAX};
 pub(crate) use pool::{Anchor, Key, Partition, Pool, number, ordered};
 pub(crate) use positions::assign;
 pub(crate) use rules::View;
@@ -35,6 +35,7 @@ pub use ruleset::RuleProblem;
 pub(crate) use ruleset::{Assign, BackfillPriority, OnMemberLost, OnNo, RuleSet, System};
 pub(crate) use search::{Candidate, Filling, Search, Start};
 
+use crate::backfill::Backfill;
 use crate::info::Text;
 use crate::matcher::Matcher;
 use crate::notices::Notices;
@@ -446,10 +447,9 @@ impl Matcher {
         let tickets = &self.tickets;
         let queue = &self.queues.list[index];
         let (partition, start) = if anchor.backfill {
-            let Some(backfill) = self.backfills.get(anchor.index).filter(|backfill| backfill.is_free())
-            else {
-                return 0;
-            };
+            // Another may have its number by now, that of another queue too.
+            let own = |backfill: &&Backfill| backfill.queue == index && backfill.is_free();
+            let Some(backfill) = self.backfills.get(anchor.index).filter(own) else { return 0 };
             (backfill.partition, backfill.start(compiled, self.now))
         } else {
             if !self.waiting.searches(anchor.index, index) {

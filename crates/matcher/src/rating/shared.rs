@@ -23,14 +23,14 @@ pub(crate) struct SharedRatings {
 
 impl Matcher {
     /// What a report would change, if it is in order.
-    pub(crate) fn rating_wanted(&self, caller: Caller<'_>, body: &[u8]) -> Option<RateAsked> {
+    pub(crate) fn rating_asked(&self, caller: Caller<'_>, body: &[u8]) -> Option<RateAsked> {
         require(caller, Scope::Trusted).ok()?;
         let report = Reported::parse(body).ok()?;
         let (about, pool, system, period_ms) = self.rated_by(report.id, report.room, report.pool).ok()?;
         Some(RateAsked { about, pool, system, period_ms, body: body.to_vec() })
     }
 
-    /// Executes a report of another shard's match.
+    /// Executes a report of whatever shard's match.
     pub(crate) fn rate_for_another(&mut self, asked: &RateAsked) -> Result<Vec<u8>, (u16, String)> {
         let mut answer = Vec::new();
         let rated = Reported::parse(&asked.body).and_then(|report| {
