@@ -1,0 +1,184 @@
+//! A real bus, and somebody who asks the matchers on it. Compiled into the tests of more than one crate.
+#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(clippy::print_stderr, reason = "says what is left out")]
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use async_nats::{Client, HeaderMap, Message};
+use throng_wire::matcher::{Method, Reader, Status, Writer, method};
+
+/// Names of headers, as the documentation has them.
+pub(crate) mod header {
+    pub(crate) const SERVER: &str = "Throng-Server";
+    pub(crate) const TOKEN: &str = "Throng-Token";
+    pub(crate) const NOTIFY: &str = "Throng-Notify";
+    pub(crate) const STATUS: &str = "Throng-Status";
+    pub(crate) const MATCHER: &str = "Throng-Matcher";
+}
+
+/// Everything is there long before, but on a machine that does a lot else.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const PROGRAM: &str = "nats-server-2.11.12";
+
+pub(crate) struct Bus {
+    pub(crate) url: String,
+    process: Child,
+    _data: tempfile::TempDir,
+}
+
+impl Drop for Bus {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn program() -> Option<PathBuf> {
+    let home = |name: &str, below: &str| std::env::var_os(name).map(|home| PathBuf::from(home).join(below));
+    let cache = home("XDG_CACHE_HOME", "").or_else(|| home("HOME", ".cache"))?;
+    let program = cache.join("throng/bin").join(PROGRAM);
+    program.exists().then_some(program)
+}
+
+pub(crate) fn bus() -> Option<Bus> {
+    let Some(program) = program() else {
+        eprintln!("no nats-server: run scripts/setup --tests; what needs it is left out");
+        return None;
+    };
+    let data = tempfile::tempdir().unwrap();
+    let ports = data.path().join("ports");
+    std::fs::create_dir(&ports).unwrap();
+    // It chooses a free port and tells in a file.
+    let process = Command::new(program)
+        .args(["--addr", "127.0.0.1", "--port", "-1", "--jetstream", "--store_dir"])
+        .arg(data.path())
+        .arg("--ports_file_dir")
+        .arg(&ports)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut bus = Bus { url: String::new(), process, _data: data };
+    let told = ports.join(format!("{PROGRAM}_{}.ports", bus.process.id()));
+    let patience = Instant::now() + PATIENCE;
+    while bus.url.is_empty() {
+        assert!(Instant::now() < patience, "the bus does not start: {:?}", bus.process.try_wait());
+        std::thread::yield_now();
+        let text = std::fs::read_to_string(&told).unwrap_or_default();
+        // Up to the quote after it: the file may not be whole yet.
+        let url = text.split_once("\"nats://").and_then(|(_, rest)| Some(rest.split_once('"')?.0));
+        bus.url = url.unwrap_or_default().to_owned();
+    }
+    Some(bus)
+}
+
+pub(crate) struct Caller {
+    pub(crate) client: Client,
+    pub(crate) token: &'static str,
+}
+
+pub(crate) struct Answer {
+    pub(crate) status: Status,
+    pub(crate) matcher: String,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Caller {
+    pub(crate) async fn connect(bus: &Bus, token: &'static str) -> Caller {
+        let client = async_nats::ConnectOptions::new().retry_on_initial_connect().connect(&bus.url).await;
+        Caller { client: client.unwrap(), token }
+    }
+
+    /// Asks until a matcher is on the bus.
+    pub(crate) async fn ask(&self, number: u16, body: Writer) -> Answer {
+        let subject = format!("throng.matcher.1.{}", method(number).unwrap().name);
+        let body = body.into_bytes();
+        loop {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::SERVER, "game");
+            headers.insert(header::NOTIFY, "yes");
+            headers.insert(header::TOKEN, self.token);
+            let request = async_nats::Request::new()
+                .headers(headers)
+                .payload(body.clone().into())
+                .timeout(Some(PATIENCE));
+            match self.client.send_request(subject.clone(), request).await {
+                Ok(answer) => {
+                    let head = |name| text(&answer, name);
+                    let status = head(header::STATUS).parse().ok().and_then(Status::from_code).unwrap();
+                    return Answer { status, matcher: head(header::MATCHER), body: answer.payload.to_vec() };
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), async_nats::RequestErrorKind::NoResponders, "{error}");
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
+    }
+
+    /// The first of these matchers that is no longer on the bus: until the bus has noticed, it may hand requests to one that
+    /// is lost, and nobody answers those.
+    pub(crate) async fn wait_for_a_loss(&self, matchers: &BTreeSet<String>) -> String {
+        loop {
+            for matcher in matchers {
+                let request = async_nats::Request::new().timeout(Some(Duration::from_millis(200)));
+                let subject = format!("throng.matcher.1.at.{matcher}.Ping");
+                let asked = self.client.send_request(subject, request).await;
+                if asked.is_err_and(|error| error.kind() == async_nats::RequestErrorKind::NoResponders) {
+                    return matcher.clone();
+                }
+            }
+        }
+    }
+
+    /// Joins roles until each of two matchers serves some modes: the mode, the matcher and the room of each.
+    pub(crate) async fn spread(&self) -> Vec<(String, String, String)> {
+        // One that comes late would find thousands of modes taken.
+        let mut present = BTreeSet::new();
+        while present.len() < 2 {
+            present.insert(self.ask(Method::PING, Writer::new()).await.matcher);
+        }
+        // Modes are taken by whoever is asked first, so that with enough of them both matchers have some.
+        let (mut homes, mut first) = (BTreeSet::new(), Vec::new());
+        for index in 0.. {
+            let mode = format!("{}v{}", index % 90 + 2, index / 90 + 2);
+            let joined = self.join(&format!("a{index}"), &mode).await;
+            homes.insert(joined.matcher.clone());
+            first.push((mode, joined.matcher.clone(), room_of(&joined).0));
+            if homes.len() == 2 && index >= 20 {
+                break;
+            }
+        }
+        first
+    }
+
+    pub(crate) async fn room(&self, room: &str) -> Answer {
+        self.ask(Method::GET_ROOM_INFO, Writer::new().str(1, room)).await
+    }
+
+    pub(crate) async fn join(&self, role: &str, mode: &str) -> Answer {
+        let body = Writer::new().nested(1, Writer::new().str(1, role)).nested(2, Writer::new().str(1, mode));
+        let answer = self.ask(Method::ROLE_JOIN_RANDOM_ROOM, body).await;
+        assert_eq!(answer.status, Status::Ok, "{}", answer.body.escape_ascii());
+        answer
+    }
+}
+
+pub(crate) fn text(mail: &Message, name: &str) -> String {
+    let value = mail.headers.as_ref().and_then(|headers| headers.get(name));
+    value.map(|value| value.as_str().to_owned()).unwrap_or_default()
+}
+
+pub(crate) fn room_of(answer: &Answer) -> (String, u64) {
+    let room = Reader::new(&answer.body).unwrap().nested(1).unwrap();
+    (room.str(1).unwrap().to_owned(), room.u64(12))
+}
+
+pub(crate) fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(PATIENCE, test).await.expect("in time") });
+}
