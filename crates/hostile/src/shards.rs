@@ -8,7 +8,8 @@ use throng_wire::matcher::{Method, REQUEST_KEY_FIELD, Reader, Writer};
 
 const START: u64 = 1_700_000_000_000;
 const ROLES: u8 = 6;
-const CAPACITY: u64 = 3;
+/// The players of a queue's match.
+const CAPACITY: u64 = 4;
 const TICKETS_MAX: usize = 3;
 const NAMES: [&str; 3] = ["duel", "rumble", "brawl"];
 /// Steps of one run.

@@ -315,10 +315,19 @@ impl Matcher {
 
     /// Applies changed rules of modes. A mode that still has rooms keeps its way of selecting.
     pub fn reconfigure(&mut self, config: Config) {
-        self.modes.configure(&config);
-        self.config = config;
+        self.configure_modes(config);
         self.divide_limits();
         self.put_configured_queues();
+    }
+
+    /// Rules of modes as configured, but where a queue says how many play.
+    fn configure_modes(&mut self, config: Config) {
+        self.modes.configure(&config);
+        self.config = config;
+        let rules: Vec<_> = self.queues.list.iter().map(|(_, queue)| queue.rules()).collect();
+        for rules in rules {
+            self.put_queue_mode(&rules);
+        }
     }
 
     /// The time that the matcher has reached, in ms since the epoch.
@@ -405,8 +414,7 @@ impl Matcher {
         matcher.people.reindex();
         matcher.queues.reindex().map_err(|problem| BadSnapshot(problem.to_string()))?;
         matcher.clock = matcher.now;
-        matcher.modes.configure(&config);
-        matcher.config = config;
+        matcher.configure_modes(config);
         matcher.divide_limits();
         Ok(matcher)
     }

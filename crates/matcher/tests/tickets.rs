@@ -419,3 +419,18 @@ fn a_replaced_rule_set_ends_open_proposals_and_rechecks_their_tickets() {
     assert_eq!(world.get_ticket(&a).status, "matched", "the new rules ask nobody");
     assert_eq!(world.get_ticket(&b).status, "matched");
 }
+
+/// A queue's rooms have room for its players, whatever a mode of its name says: after a restart too.
+#[test]
+fn a_mode_of_a_queue_has_room_for_its_players_after_a_restart() {
+    let rules = throng_matcher::ModeRules { capacity: 1, ..throng_matcher::ModeRules::default() };
+    let config = Config { modes: [("duel".to_owned(), rules)].into(), ..Config::default() };
+    let mut world = World::new(config.clone());
+    let sides = r#"[{"name": "side", "count": 2, "min": 1, "max": 1}]"#;
+    assert_eq!(world.put_queue(&format!(r#"{{"name": "duel", "sides": {sides}}}"#)).0, Status::Ok);
+    let bytes = world.shards.snapshot();
+    let mut again = throng_matcher::Shards::restore(&config, &bytes).unwrap();
+    assert_eq!(again.digest(), world.shards.digest());
+    again.reconfigure(&config);
+    assert_eq!(again.digest(), world.shards.digest());
+}
