@@ -89,4 +89,4 @@ pub use queue::{QueueRules, RuleProblem};
 pub use route::{Answers, Route, named, route};
 pub use shard::SHARDS_MAX;
 pub use shards::Shards;
-pub use stats::{Counts, Histogram, QueueReport, Stats};
+pub use stats::{Counts, Histogram, ModeCounts, QueueReport, Stats};

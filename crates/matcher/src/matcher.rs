@@ -23,7 +23,7 @@ use crate::rating::Ratings;
 use crate::room::Room;
 use crate::shard::Shard;
 use crate::slab::{NONE, Slab};
-use crate::stats::{Counts, Stats};
+use crate::stats::{Counts, ModeCounts, Stats};
 use crate::team::Team;
 use crate::ticket::Ticket;
 use crate::timers::{Timer, Timers};
@@ -356,6 +356,40 @@ impl Matcher {
         }
     }
 
+    /// What modes have: `most` of those that somebody has configured, as a mode or a queue, and all others in one that is
+    /// called [`ModeCounts::OTHERS`]. Cost: O(modes), however many rooms there are.
+    #[must_use]
+    pub fn mode_counts(&self, most: usize) -> Vec<ModeCounts> {
+        let mut counts = Vec::new();
+        let mut others = ModeCounts::new(ModeCounts::OTHERS);
+        for mode in self.modes.iter() {
+            let is_known =
+                self.config.modes.contains_key(&mode.name) || self.queues.by_name.contains_key(&mode.name);
+            let own = ModeCounts {
+                name: mode.name.clone(),
+                rooms: mode.rooms.into(),
+                members: mode.members.into(),
+                seats: mode.seats.into(),
+            };
+            if is_known && counts.len() < most {
+                counts.push(own);
+            } else {
+                others.add(&own);
+            }
+        }
+        counts.push(others);
+        counts
+    }
+
+    /// Counts what snapshots do not say.
+    fn count_modes(&mut self) {
+        for (_, room) in self.rooms.iter() {
+            let mode = &mut self.modes[room.mode];
+            mode.members += room.members.len() as u32;
+            mode.seats += room.seats.len() as u32;
+        }
+    }
+
     /// Modes with rooms and how many those are, at most `most` of them, the fullest first. Cost: O(n log n) of all modes.
     #[must_use]
     pub fn busy_modes(&self, most: usize) -> Vec<(String, u32)> {
@@ -412,6 +446,7 @@ impl Matcher {
         }
         (matcher.shard, matcher.people.notes_gone) = (shard, !shard.is_alone());
         matcher.people.reindex();
+        matcher.count_modes();
         matcher.queues.reindex().map_err(|problem| BadSnapshot(problem.to_string()))?;
         matcher.clock = matcher.now;
         matcher.configure_modes(config);

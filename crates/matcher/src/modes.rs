@@ -22,6 +22,11 @@ pub(crate) struct Mode {
     pub(crate) visible: BTreeMap<u64, u32>,
     /// Live rooms, lingering ones included.
     pub(crate) rooms: u32,
+    /// Members and seats of them all; counted again after a restart.
+    #[serde(skip)]
+    pub(crate) members: u32,
+    #[serde(skip)]
+    pub(crate) seats: u32,
 }
 
 /// Open rooms by free places.
@@ -79,9 +84,15 @@ impl Modes {
         let index = self.list.len() as u16;
         let open =
             if rules.select == Select::Random { Open::Any(Vec::new()) } else { Open::ByAge(Vec::new()) };
-        self.list.push(Mode { name: name.to_owned(), rules, open, visible: BTreeMap::new(), rooms: 0 });
-        self.by_name.insert(name.to_owned(), index);
+        let name = name.to_owned();
+        let (visible, rooms, members, seats) = (BTreeMap::new(), 0, 0, 0);
+        self.list.push(Mode { name: name.clone(), rules, open, visible, rooms, members, seats });
+        self.by_name.insert(name, index);
         index
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Mode> {
+        self.list.iter()
     }
 
     /// The mode of a name, made if the name speaks for itself.

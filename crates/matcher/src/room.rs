@@ -279,6 +279,8 @@ impl Matcher {
             }
             room.members.push(Member { player: newcomer.player, info: newcomer.info });
         }
+        self.modes[room.mode].members += (room.members.len() - first) as u32;
+        let mode = &self.modes[room.mode];
         let capacity = mode.rules.capacity;
         let made = room.members.len() as u32 >= capacity;
         if !room.forced_full {
@@ -349,6 +351,7 @@ impl Matcher {
         self.tell_room(index, 0, notices);
         let room = &mut self.rooms[index];
         room.members.remove(at);
+        self.modes[room.mode].members -= 1;
         room.sides.remove(&self.people.players[player].id);
         let deleting = room.deleting;
         let entry = &mut self.people.players[player];
@@ -415,6 +418,7 @@ impl Matcher {
             }
         }
         let seats = std::mem::take(&mut room.seats);
+        self.modes[room.mode].seats -= seats.len() as u32;
         for seat in seats {
             self.people.players[seat.player].holds -= 1;
             self.people.release(seat.player);
@@ -468,7 +472,9 @@ impl Matcher {
         let Some(room) = self.rooms.remove(index) else { return };
         self.stats.rooms_destroyed += 1;
         self.room_of_match_ended(room.matched);
-        self.modes[room.mode].rooms -= 1;
+        let mode = &mut self.modes[room.mode];
+        mode.rooms -= 1;
+        mode.members -= room.members.len() as u32;
         for member in &room.members {
             let entry = &mut self.people.players[member.player];
             entry.rooms.retain(|other| *other != index);
@@ -588,6 +594,7 @@ impl Matcher {
             let room = &mut self.rooms[index];
             let Some(at) = room.seats.iter().position(|seat| seat.until <= now) else { break };
             let seat = room.seats.remove(at);
+            self.modes[room.mode].seats -= 1;
             room.rev += 1;
             let rev = room.rev;
             let role = self.people.players[seat.player].id.clone();
@@ -620,7 +627,9 @@ impl Matcher {
         let room = &mut self.rooms[index];
         room.rev += 1;
         room.seats.push(Seat { player, until, info });
-        let capacity = self.modes[room.mode].rules.capacity;
+        let mode = &mut self.modes[room.mode];
+        mode.seats += 1;
+        let capacity = mode.rules.capacity;
         if !room.forced_full {
             room.full = room.free(capacity) == 0;
         }

@@ -497,6 +497,8 @@ impl Matcher {
         let newcomers: Newcomers = smallvec![Newcomer { player, info }];
         let changes = self.ask_to_admit(room, &newcomers)?;
         self.rooms[room].seats.remove(at);
+        let mode = self.rooms[room].mode;
+        self.modes[mode].seats -= 1;
         self.admit(room, newcomers, &changes, notices);
         self.people.players[player].holds -= 1;
         let left = self.rooms[room].seats.iter().map(|seat| seat.until).min();

@@ -73,6 +73,37 @@ pub struct Counts {
     pub backfills: usize,
 }
 
+/// What a match mode has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModeCounts {
+    /// Its name.
+    pub name: String,
+    /// Rooms, lingering ones included.
+    pub rooms: u64,
+    /// Members of them.
+    pub members: u64,
+    /// Places that are kept for roles.
+    pub seats: u64,
+}
+
+impl ModeCounts {
+    /// Stands for all modes that nobody has configured: `NvM` makes too many.
+    pub const OTHERS: &str = "(others)";
+
+    /// Nothing yet.
+    #[must_use]
+    pub fn new(name: &str) -> ModeCounts {
+        ModeCounts { name: name.to_owned(), rooms: 0, members: 0, seats: 0 }
+    }
+
+    /// The sum, whatever the names.
+    pub fn add(&mut self, other: &ModeCounts) {
+        self.rooms += other.rooms;
+        self.members += other.members;
+        self.seats += other.seats;
+    }
+}
+
 /// What a queue has done since the start of the process, as an exporter wants it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QueueReport {
@@ -86,6 +117,8 @@ pub struct QueueReport {
     pub matches: u64,
     /// Matches that needed a relaxed rule.
     pub relaxed: u64,
+    /// Matches by the step of the rules' expansion that they needed, the strict rules first.
+    pub expansions: Vec<u64>,
     /// Tickets that waited too long.
     pub timed_out: u64,
     /// Tickets given up by their owners.

@@ -575,6 +575,10 @@ fn a_restart_at_any_record_leaves_no_claim() {
         assert_eq!(shards.digest(), simulation.digests[record], "record {record}");
         let restored = Shards::restore(&config(), &shards.snapshot()).unwrap();
         assert_eq!(restored.digest(), simulation.digests[record], "a snapshot at record {record}");
+        for shard in 0..3 {
+            let counts = |shards: &Shards| shards.shard(shard).mode_counts(10);
+            assert_eq!(counts(&restored), counts(shards), "kept by step, and counted anew");
+        }
         let mut again = restored;
         let now = again.now() + 1;
         let apply = |shard: u16, input: Input<'_>, again: &mut Shards| {

@@ -25,6 +25,9 @@ const HELLO_MS: u64 = 5_000;
 /// Latencies of requests from 10 us to 1 s.
 const LATENCY_BOUNDS_S: &[f64] =
     &[1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.25, 1.0];
+/// Requests of a batch, entries of a frame.
+const BATCH_BOUNDS: &[f64] =
+    &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1_024.0, 2_048.0, 4_096.0];
 /// Modes in a report, the fullest.
 pub(crate) const MODES_REPORTED: usize = 100;
 /// Queues in a report, the oldest.
@@ -99,6 +102,10 @@ pub(crate) struct Hub {
     /// Where a method's number is in it.
     method_at: [u8; 128],
     errors: [u64; 64],
+    /// Requests of the batch under way.
+    batch: u32,
+    batches: Histogram,
+    frames: Histogram,
     report: Report,
     published: Arc<Mutex<Report>>,
     pub(crate) stop: bool,
@@ -142,6 +149,9 @@ impl Hub {
             latencies: METHODS.iter().map(|_| Histogram::new(LATENCY_BOUNDS_S)).collect(),
             method_at: method_at(),
             errors: [0; 64],
+            batch: 0,
+            batches: Histogram::new(BATCH_BOUNDS),
+            frames: Histogram::new(BATCH_BOUNDS),
             report: Report::default(),
             published,
             stop: false,
@@ -154,6 +164,9 @@ impl Hub {
     /// # Errors
     /// The journal failed: nothing may be answered any more.
     pub(crate) fn end(&mut self) -> io::Result<()> {
+        if self.batch > 0 {
+            self.batches.observe(std::mem::take(&mut self.batch).into());
+        }
         self.core.end_batch(self.now);
         self.answer_waiting();
         self.distribute();
@@ -264,6 +277,7 @@ impl Hub {
         for post in posts {
             match post {
                 Post::Call { call, due } => {
+                    self.batch += 1;
                     let mut answer = Vec::new();
                     let caller = Caller { srv: &call.srv, scope: call.scope };
                     let handled = if self.batch_began > due {
@@ -329,6 +343,9 @@ impl Hub {
         (report.counts, report.core) = (Default::default(), Default::default());
         (report.open_questions, report.open_claims, report.shard_queue) = (0, 0, 0);
         report.modes.clear();
+        report.mode_counts.clear();
+        report.requests_per_batch = Some(self.batches.clone());
+        report.notices_per_frame = Some(self.frames.clone());
         report.queues.clear();
         self.core.report(report);
         report.sessions = self.by_srv.len();
@@ -408,8 +425,11 @@ impl Hub {
         for index in std::mem::take(&mut self.fresh) {
             let Some(session) = self.sessions[index].as_mut() else { continue };
             if let Reader::Sink { .. } = session.reader {
-                self.report.batches_sent += 1;
-                if !session.feed_sink(self.now) {
+                let stays = session.feed_sink(self.now, |entries| {
+                    self.report.batches_sent += 1;
+                    self.frames.observe(entries as f64);
+                });
+                if !stays {
                     self.lose_session(index);
                 }
                 continue;
@@ -417,9 +437,10 @@ impl Hub {
             let Reader::Connection(at) = session.reader else { continue };
             let Some(conn) = self.conns[at].as_mut() else { continue };
             while conn.out.len() - conn.taken < OUT_BYTES_NOTIFY
-                && session.write_frame(self.now, &mut conn.out)
+                && let Some(entries) = session.write_frame(self.now, &mut conn.out)
             {
                 self.report.batches_sent += 1;
+                self.frames.observe(entries as f64);
             }
             if !conn.dirty {
                 conn.dirty = true;
@@ -504,6 +525,7 @@ impl Hub {
                     return false;
                 };
                 let caller = Caller { srv: &session.srv, scope: conn.scope };
+                self.batch += 1;
                 let start = conn.out.len();
                 conn.out.extend_from_slice(&[0; HEADER_BYTES]);
                 let handled = if is_late(self.spent, header.extra) {

@@ -53,6 +53,8 @@ pub struct Report {
     pub counts: throng_matcher::Counts,
     /// Modes with rooms and how many, the fullest first, at most 100.
     pub modes: Vec<(String, u32)>,
+    /// What modes that were configured have, at most 100 of them, and all others as one.
+    pub mode_counts: Vec<throng_matcher::ModeCounts>,
     /// What queues do, at most 100 of them, the oldest first.
     pub queues: Vec<throng_matcher::QueueReport>,
     /// Questions to policies that wait for their verdict.
@@ -67,6 +69,10 @@ pub struct Report {
     pub notices_queued: u64,
     /// Frames with entries.
     pub batches_sent: u64,
+    /// Requests that were executed as one batch, with one write to the journal; `None` before the first report.
+    pub requests_per_batch: Option<throng_matcher::Histogram>,
+    /// Entries that went out in one frame; `None` before the first report.
+    pub notices_per_frame: Option<throng_matcher::Histogram>,
     /// Entries replaced by later ones before they were sent.
     pub notices_collapsed: u64,
     /// Sessions that were reset because their destination was too slow.

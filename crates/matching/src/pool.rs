@@ -509,6 +509,12 @@ pub(crate) fn add_report(report: &mut Report, matcher: &Matcher) {
     report.open_questions += matcher.open_questions();
     report.open_claims += matcher.open_claims();
     report.modes.extend(matcher.busy_modes(MODES_REPORTED));
+    for own in matcher.mode_counts(MODES_REPORTED) {
+        match report.mode_counts.iter_mut().find(|known| known.name == own.name) {
+            Some(known) => known.add(&own),
+            None => report.mode_counts.push(own),
+        }
+    }
     report.queues.extend(matcher.queue_reports(QUEUES_REPORTED));
     report.core.add(matcher.stats());
 }

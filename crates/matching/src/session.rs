@@ -152,8 +152,8 @@ impl Session {
         !self.pending.is_empty()
     }
 
-    /// The next frame's worth of entries: number of the last, body.
-    fn take(&mut self) -> Option<(u64, Vec<u8>)> {
+    /// The next frame's worth of entries: number of the last, body, how many.
+    fn take(&mut self) -> Option<(u64, Vec<u8>, u64)> {
         if self.pending.is_empty() {
             return None;
         }
@@ -178,21 +178,23 @@ impl Session {
                 *later -= end;
             }
         }
-        Some((first + count as u64 - 1, body))
+        Some((first + count as u64 - 1, body, count as u64))
     }
 
-    /// Appends the next notify frame to `out` and keeps it for a resumption. `false` when there was nothing.
-    pub(crate) fn write_frame(&mut self, now: u64, out: &mut Vec<u8>) -> bool {
-        let Some((seq, body)) = self.take() else { return false };
+    /// Appends the next notify frame to `out` and keeps it for a resumption. Its entries; `None` when there was nothing.
+    pub(crate) fn write_frame(&mut self, now: u64, out: &mut Vec<u8>) -> Option<u64> {
+        let (seq, body, entries) = self.take()?;
         Header { kind: Kind::Notify, id: seq, ..Header::default() }.write(out, &body);
         self.keep(now, seq, body);
-        true
+        Some(entries)
     }
 
-    /// Gives what is queued to the sink, as far as it takes it. `false` when the sink is gone.
-    pub(crate) fn feed_sink(&mut self, now: u64) -> bool {
+    /// Gives what is queued to the sink, as far as it takes it, and says of each batch how many entries it has. `false` when
+    /// the sink is gone.
+    pub(crate) fn feed_sink(&mut self, now: u64, mut given: impl FnMut(u64)) -> bool {
         while !matches!(self.reader, Reader::Sink { full: true, .. }) {
-            let Some((seq, body)) = self.take() else { break };
+            let Some((seq, body, entries)) = self.take() else { break };
+            given(entries);
             let batch = Batch { epoch: self.epoch, seq, body: body.clone() };
             self.keep(now, seq, body);
             if !self.give(batch) {
@@ -293,7 +295,11 @@ mod tests {
             assert_eq!(session.push(&entry, 0), Queued::Added);
         }
         let mut out = Vec::new();
-        while session.write_frame(0, &mut out) {}
+        let mut count = 0;
+        while let Some(entries) = session.write_frame(0, &mut out) {
+            count += entries;
+        }
+        assert_eq!(count, 3_000);
         let frames = frames(&out);
         assert_eq!(frames.last().unwrap().0, 3_000);
         assert!(frames.iter().all(|(_, body)| body.len() <= FRAME_BYTES_MAX));

@@ -185,7 +185,10 @@ mod tests {
         let rules = format!(r#"{{"name": "duel", "sides": {sides}}}"#);
         let rules = throng_matcher::QueueRules::parse(rules.as_bytes()).unwrap();
         let config = throng_matcher::Config { queues: vec![rules], ..throng_matcher::Config::default() };
-        throng_matcher::Matcher::new(config, [7; 32], 1).queue_reports(1)
+        let mut reports = throng_matcher::Matcher::new(config, [7; 32], 1).queue_reports(1);
+        // Two matches under the strict rules, and more steps than have series.
+        reports[0].expansions = vec![2, 0, 1, 0, 0, 0, 0, 0, 0, 3, 4];
+        reports
     }
 
     fn all() -> (Vec<Family>, Vec<Family>) {
@@ -195,6 +198,12 @@ mod tests {
         let matcher = throng_matching::Report {
             requests: vec![("Ping", 1)],
             latencies: vec![("Ping", taken.clone())],
+            requests_per_batch: Some(taken.clone()),
+            notices_per_frame: Some(taken.clone()),
+            mode_counts: vec![throng_matcher::ModeCounts {
+                rooms: 3,
+                ..throng_matcher::ModeCounts::new("duel")
+            }],
             flushes: Some(taken),
             errors: vec![("INVALID", 1)],
             queues: queues(),
@@ -251,6 +260,25 @@ mod tests {
     #[test]
     fn the_reference_page_is_fresh() {
         crate::testing::check_generated("docs/reference/metrics.md", &markdown());
+    }
+
+    #[test]
+    fn matches_are_counted_by_step_and_rooms_by_mode() {
+        let (own, _) = all();
+        let rows = |name: &str| {
+            let family = own.iter().find(|family| family.name == name).unwrap();
+            let row = |sample: &Sample| match sample.value {
+                SampleValue::Number(number) => {
+                    (sample.labels.last().map(|(_, label)| label.to_string()).unwrap(), number)
+                }
+                SampleValue::Histogram { .. } => panic!("{name} is a histogram"),
+            };
+            family.samples.iter().map(row).collect::<Vec<_>>()
+        };
+        let steps = rows("throng_matcher_queue_expansions");
+        assert_eq!(steps.len(), 10);
+        assert_eq!([&steps[0], &steps[2], &steps[9]].map(|(_, number)| *number), [2.0, 1.0, 7.0]);
+        assert_eq!(rows("throng_matcher_mode_rooms"), [("duel".to_owned(), 3.0)]);
     }
 
     #[test]

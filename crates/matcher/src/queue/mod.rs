@@ -423,6 +423,7 @@ impl Matcher {
             searching: queue.pool.size,
             backfills: queue.backfills.len(),
             matches: queue.figures.matches,
+            expansions: queue.figures.expansions.clone(),
             relaxed: queue.figures.expansions.iter().skip(1).sum(),
             timed_out: queue.figures.timed_out,
             cancelled: queue.figures.cancelled,

@@ -156,6 +156,18 @@ pub(super) fn matcher_families(report: &throng_matching::Report) -> Vec<Family> 
             "Frames with entries; entries per frame show how much is merged.",
             report.batches_sent,
         ),
+        family(
+            "throng_matcher_batch_requests",
+            "Requests that were executed as one batch, with one write to the journal.",
+            FamilyKind::Histogram,
+            report.requests_per_batch.iter().map(|taken| observations(Vec::new(), taken)).collect(),
+        ),
+        family(
+            "throng_matcher_batch_notices",
+            "Entries of notifications that went out in one frame: how much is merged.",
+            FamilyKind::Histogram,
+            report.notices_per_frame.iter().map(|taken| observations(Vec::new(), taken)).collect(),
+        ),
         counter(
             "throng_matcher_lagging",
             "Sessions reset because their destination read too slowly; it has to fetch its rooms again.",
@@ -175,8 +187,28 @@ pub(super) fn matcher_families(report: &throng_matching::Report) -> Vec<Family> 
             counts.matches as f64,
         ),
     ];
+    families.extend(mode_families(&report.mode_counts));
     families.extend(queue_families(&report.queues));
     families
+}
+
+/// One series per mode that was configured, and one for all others.
+fn mode_families(modes: &[throng_matcher::ModeCounts]) -> Vec<Family> {
+    let by_mode = |name, help, of: fn(&throng_matcher::ModeCounts) -> u64| {
+        let rows = modes.iter().map(|mode| labelled("mode", mode.name.clone(), of(mode) as f64));
+        family(name, help, FamilyKind::Gauge, rows.collect())
+    };
+    vec![
+        by_mode(
+            "throng_matcher_mode_rooms",
+            "Rooms by mode; modes that nobody has configured are counted together.",
+            |mode| mode.rooms,
+        ),
+        by_mode("throng_matcher_mode_members", "Members of rooms by mode.", |mode| mode.members),
+        by_mode("throng_matcher_mode_seats", "Places in rooms that are kept for roles, by mode.", |mode| {
+            mode.seats
+        }),
+    ]
 }
 
 fn observations(labels: Vec<(&'static str, Cow<'static, str>)>, taken: &throng_matcher::Histogram) -> Sample {
@@ -217,6 +249,7 @@ fn queue_families(queues: &[throng_matcher::QueueReport]) -> Vec<Family> {
             Counter,
             |queue| queue.relaxed as f64,
         ),
+        expansions(queues),
         by_queue("throng_matcher_queue_timed_out", "Tickets that waited too long.", Counter, |queue| {
             queue.timed_out as f64
         }),
@@ -241,4 +274,26 @@ fn queue_families(queues: &[throng_matcher::QueueReport]) -> Vec<Family> {
             |queue| &queue.ticks,
         ),
     ]
+}
+
+/// Steps of an expansion that have a series of their own; those beyond are counted with the last.
+const STEPS_MAX: usize = 10;
+
+fn expansions(queues: &[throng_matcher::QueueReport]) -> Family {
+    let rows = queues.iter().flat_map(|queue| {
+        let last = queue.expansions.len().min(STEPS_MAX);
+        (0..last).map(move |step| {
+            let end = if step + 1 == STEPS_MAX { queue.expansions.len() } else { step + 1 };
+            let matches: u64 = queue.expansions[step..end].iter().sum();
+            let labels =
+                vec![("queue", Cow::Owned(queue.name.clone())), ("step", Cow::Owned(step.to_string()))];
+            Sample { labels, value: SampleValue::Number(matches as f64) }
+        })
+    });
+    family(
+        "throng_matcher_queue_expansions",
+        "Matches by the step of the rules' expansion that they needed; 0 are the strict rules, 9 also what comes after.",
+        FamilyKind::Counter,
+        rows.collect(),
+    )
 }
