@@ -432,6 +432,12 @@ impl Shard {
         let update =
             Update::check(&plan, Bytes::copy_from_slice(request.value)).map_err(|_| Refusal::BadData)?;
         let bytes = update.bytes().clone();
+        // Before it is merged: nobody could tell it from a place.
+        if channel.channel_type == ChannelType::ENTITY
+            && self.world.as_mut().is_some_and(|world| world.is_nowhere(&board.config, &plan, &bytes))
+        {
+            return Err(Refusal::OutsideWorld);
+        }
         channel.update(board, &plan, counts_as, update)?;
         if channel.channel_type == ChannelType::ENTITY {
             let cause = match sender.kind {

@@ -55,6 +55,24 @@ fn every_test_runs_small_and_passes() {
     assert!(bare, "the physical limit belongs to the same run: {single}");
 }
 
+/// As the how-to "one world over nine servers" has it: the server in the middle crashes and returns two seconds later.
+#[test]
+fn a_crashed_server_of_the_world_gets_its_characters_back() {
+    let load = ["--smoke", "--players", "60", "--duration", "4s", "--warmup", "100ms", "--json"];
+    let output = run(&[&["bench", "channel", "spatial", "--crash-server-at", "500ms"], &load[..]].concat());
+    let report: Value = serde_json::from_str(&stdout_of(&output, 0)).expect("JSON");
+    let run = &report["runs"][0];
+    let had = run["world"]["orphaned"].as_u64().expect("a count");
+    assert!(had > 0 && run["world"]["recovered"].as_u64() >= Some(had), "{run}");
+    // Nobody was disconnected, and everybody sees the world as it is.
+    assert_eq!((&run["lost"], &run["checked"]), (&Value::from(0), &run["checked_equal"]), "{run}");
+    for figure in ["the crashed server had", "the crashed server got back"] {
+        let row = report["rows"].as_array().expect("a list").iter().find(|row| row["what"] == figure);
+        let row = row.unwrap_or_else(|| panic!("no row about {figure}: {report}"));
+        assert!(row["measured"].as_f64() >= Some(had as f64), "{row}");
+    }
+}
+
 /// The world's load balancer has a bench, whose figures are the same on every machine.
 #[test]
 fn the_balancer_takes_load_from_the_busiest_server() {

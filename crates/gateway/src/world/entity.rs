@@ -54,6 +54,9 @@ impl Shard {
         check_masks(&self.board, 0, request.sub_options.as_ref())?;
         let data = self.schemas.checked_any(request.data)?;
         let Some(world) = &mut self.world else { return Err(Refusal::NotGlobal) };
+        if data.as_ref().is_some_and(|(plan, bytes)| world.is_nowhere(&config, plan, bytes)) {
+            return Err(Refusal::OutsideWorld);
+        }
         let Some(global) = &mut self.global else { return Err(Refusal::NotGlobal) };
         if global.directory.len() >= config.limits.channels {
             return Err(Refusal::ChannelsMax);
@@ -426,7 +429,7 @@ impl Entity {
     /// Reads what complete data says of the entity.
     pub(super) fn read_data(&mut self, locator: Arc<super::Locator>, bytes: &[u8]) {
         self.known = locator.unknown();
-        self.position = locator.observe(&mut self.known, bytes).filter(|at| at.is_finite());
+        self.position = locator.observe(&mut self.known, bytes);
         if let Some(object) = locator.object(bytes) {
             self.set_object(Bytes::copy_from_slice(object));
         }

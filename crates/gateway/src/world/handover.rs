@@ -51,11 +51,6 @@ impl Shard {
         let Some(locator) = &entity.locator else { return };
         let cell = entity.cell;
         let moved = locator.observe(&mut entity.known, update);
-        if moved.is_some_and(|at| !at.is_finite()) {
-            self.weigh(cell);
-            self.board.refuse(Refusal::OutsideWorld);
-            return;
-        }
         if let Some(position) = moved {
             entity.position = Some(position);
         } else if !is_first && !world.waiting.contains_key(&id) && entity.cell.is_some() {

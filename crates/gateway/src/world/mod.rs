@@ -194,6 +194,11 @@ impl World {
         locator
     }
 
+    /// Whether entity data of this type or an update of it has a position that is no place.
+    pub(crate) fn is_nowhere(&mut self, config: &Config, plan: &Arc<Plan>, bytes: &[u8]) -> bool {
+        self.locator(config, plan).is_nowhere(bytes)
+    }
+
     /// The cell that an entity belongs to.
     pub(crate) fn cell_of(&self, id: ChannelId) -> Option<Cell> {
         self.entities.get(&id)?.cell

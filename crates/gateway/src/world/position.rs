@@ -56,7 +56,7 @@ impl Locator {
         SmallVec::from_elem(None, self.places.len())
     }
 
-    /// Takes in the positions that encoded data or an update holds. Where the first one lies that has changed, if
+    /// Takes in the positions that encoded data or an update holds, which must be places ([`Self::is_nowhere`]). Where the first one lies that has changed, if
     /// any has.
     pub(crate) fn observe(&self, known: &mut Known, bytes: &[u8]) -> Option<Point> {
         let mut moved = None;
@@ -67,16 +67,19 @@ impl Locator {
             for (component, read) in new.iter_mut().zip(read) {
                 *component = read.unwrap_or(*component);
             }
-            // Not a number differs from everything, so it is looked at and refused each time it comes.
             let changed = known.is_none() || new != old;
-            if new.iter().all(|component| component.is_finite()) {
-                *known = Some(new);
-            }
+            *known = Some(new);
             if changed && moved.is_none() {
                 moved = Some(Point { x: new[0], z: new[1] });
             }
         }
         moved
+    }
+
+    /// Whether a position in encoded data or an update is no place: a component is infinite or not a number.
+    pub(crate) fn is_nowhere(&self, bytes: &[u8]) -> bool {
+        let components = self.places.iter().filter_map(|place| place.read(bytes)).flatten();
+        components.flatten().any(|component| !component.is_finite())
     }
 
     /// The object reference in encoded data, as it stands there.

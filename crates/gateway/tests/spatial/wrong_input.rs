@@ -30,11 +30,18 @@ fn wrong_spatial_input_is_refused_with_a_counted_reason_and_changes_nothing() {
 
     let bad = [f64::NAN, f64::INFINITY];
     let mut expected: Vec<(Refusal, u64)> = Vec::new();
-    // Positions that are no numbers or lie outside.
-    for x in [f32::NAN, f32::INFINITY, -3.0, 1e30] {
+    // Positions that are no numbers are nobody's data; those that lie outside are, and nobody is there.
+    let data = |world: &World| world.shards[0].channel_data(ChannelId(E + 1)).expect("an entity with data");
+    let there = data(&world);
+    for x in [f32::NAN, f32::INFINITY] {
+        move_to(&mut world, a, E + 1, x);
+        create_entity(&mut world, a, CELL, E + 3, x);
+    }
+    assert_eq!(data(&world), there);
+    for x in [-3.0, 1e30] {
         move_to(&mut world, a, E + 1, x);
     }
-    expected.push((Refusal::OutsideWorld, 4));
+    expected.push((Refusal::OutsideWorld, 6));
     // Interest without an area; an absurd one costs the world once and covers it.
     for radius in [bad[0], bad[1], 0.0, -1.0] {
         interest(&mut world, a, conn, 5.0, radius);
