@@ -77,7 +77,10 @@ pub(crate) fn spatial(settings: &Settings) -> Result<core::Spatial, (&'static st
                 within.trim().parse::<f64>().ok().filter(|within| within.is_finite() && *within > 0.0)?;
             Some(core::LodBand { within, interval_ms: interval.trim().parse().ok()? })
         });
-        bands.push(band.ok_or_else(|| ("lod", format!("`{text}` is not `distance:interval_ms`")))?);
+        let wrong = || {
+            ("lod", format!("`{text}` is neither `distance:interval_ms` nor `published`, which stands alone"))
+        };
+        bands.push(band.ok_or_else(wrong)?);
     }
     if !bands.is_sorted_by(|a: &core::LodBand, b| a.within < b.within) {
         return Err(("lod", "distances must begin with the nearest and not repeat".to_owned()));
