@@ -142,8 +142,8 @@ catalogue! {
         UnknownCell = "unknown_cell", "The cell has no channel yet; an entity waits where it was.";
         OutsideWorld = "outside_world", "The position is not a number or lies outside the grid.";
         InterestQuery = "interest_query", "The query describes no area: a number is not finite or a size not above 0.";
-        EntityId = "entity_id", "The entity id is taken or below the first entity id.";
-        UnknownEntity = "unknown_entity", "No entity channel with this id, or not in the group.";
+        EntityId = "entity_id", "The entity id is taken, listed in another cell, or below the first entity id.";
+        UnknownEntity = "unknown_entity", "No entity channel with this id, or not in the group or cell.";
         NoGroup = "no_group", "The entity is in no group of this kind, or was taken out of its group and moves with none.";
         GroupSize = "group_size", "The group would have more members than allowed.";
         Locked = "locked", "The entity or one that moves with it is locked where it is.";

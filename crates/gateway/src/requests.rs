@@ -231,6 +231,8 @@ impl Shard {
         }
         if channel.channel_type == ChannelType::ENTITY {
             self.entity_removed(id);
+        } else if channel.channel_type == ChannelType::SPATIAL {
+            self.cell_removed(id);
         }
         if self.global.is_some() {
             // At once, so that an id that is created again in the same breath stays in the list.
@@ -437,6 +439,9 @@ impl Shard {
             && self.world.as_mut().is_some_and(|world| world.is_nowhere(&board.config, &plan, &bytes))
         {
             return Err(Refusal::OutsideWorld);
+        }
+        if channel.holds_entities() {
+            return self.update_list(sender, head.channel, counts_as, &plan, update);
         }
         channel.update(board, &plan, counts_as, update)?;
         if channel.channel_type == ChannelType::ENTITY {

@@ -327,6 +327,7 @@ impl Shard {
         }
         if let Some(world) = &self.world {
             world.check_invariants(|id| self.channels.contains_key(&id));
+            self.check_lists();
         }
         let subscriptions: usize = self.channels.values().map(|channel| channel.subs.len()).sum();
         assert_eq!(subscriptions as u64, self.board.stats.subscriptions);

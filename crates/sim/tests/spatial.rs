@@ -18,13 +18,24 @@ fn add(sum: &mut SpatialOutcome, outcome: SpatialOutcome) {
     sum.entities += outcome.entities;
     sum.seen += outcome.seen;
     sum.cells_moved += outcome.cells_moved;
+    sum.objects += outcome.objects;
 }
 
 #[test]
 fn a_thousand_worlds_lose_no_handover() {
     let Some(sum) = common::play("spatial", run_spatial, add) else { return };
-    let met =
-        [sum.across_servers, sum.recovered, sum.taken_over, sum.calls, sum.waited, sum.seen, sum.cells_moved];
+    let SpatialOutcome {
+        across_servers,
+        recovered,
+        taken_over,
+        calls,
+        waited,
+        seen,
+        cells_moved,
+        objects,
+        ..
+    } = sum;
+    let met = [across_servers, recovered, taken_over, calls, waited, seen, cells_moved, objects];
     assert!(met.iter().all(|&count| count > 50), "every kind of event was met: {sum:?}");
 }
 

@@ -48,7 +48,12 @@ impl Shard {
             return Err(Refusal::Permission);
         }
         let data = self.schemas.checked_any(request.data)?;
+        // What lies in a cell is not for all cells of a region alike to say.
+        let is_list = data.as_ref().is_some_and(|(plan, _)| plan.name() == CELL_DATA);
         let board = &mut self.board;
+        if is_list && data.as_ref().is_some_and(|(_, bytes)| !bytes.is_empty()) {
+            board.refuse(Refusal::EntityId);
+        }
         // Slots whose server is gone, for good or not, are free.
         let is_free = |owner: &Option<ConnId>| !owner.is_some_and(|owner| board.peers.contains_key(&owner));
         let free = world.slots.iter().position(|slot| is_free(&slot.owner)).ok_or(Refusal::NoSlot)?;
@@ -77,7 +82,7 @@ impl Shard {
         let settings = self.settings_of(ChannelType::SPATIAL);
         let data_type = settings.data_type.as_deref().unwrap_or(CELL_DATA);
         let empty = self.schemas.plan(data_type).cloned();
-        let mut taken = Vec::new();
+        let (mut taken, mut made) = (Vec::new(), Vec::new());
         for &cell in &cells {
             let id = config.cell_channel(cell);
             let Some(global) = &mut self.global else { return Err(Refusal::NotGlobal) };
@@ -96,19 +101,24 @@ impl Shard {
                 channel.merge_options = merge_options;
                 let content = match &data {
                     // A copy for each, which the check has passed.
-                    Some((plan, bytes)) => ChannelData::from_bytes(Arc::clone(plan), bytes).ok(),
-                    None => empty.as_ref().map(|plan| ChannelData::new(Arc::clone(plan))),
+                    Some((plan, bytes)) if !is_list => ChannelData::from_bytes(Arc::clone(plan), bytes).ok(),
+                    _ => empty.as_ref().map(|plan| ChannelData::new(Arc::clone(plan))),
                 };
                 if let Some(content) = content {
                     channel.set_data(board, content);
                 }
             }
             let was_lost = channel.owner_replaced(board, sender.conn);
-            if !is_new {
+            if is_new {
+                made.push(cell);
+            } else {
                 taken.push((cell, was_lost));
             }
         }
 
+        for &cell in &made {
+            self.list_residents(cell);
+        }
         if self.all_slots_taken() {
             self.announce_ready();
         }

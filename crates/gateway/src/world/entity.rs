@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use prost::Message;
-use throng_spatial::Cell;
 use throng_wire::channeldpb::{
     AddEntityGroupMessage, ChannelSubscriptionOptions, CreateChannelResultMessage,
     CreateEntityChannelMessage, EntityGroupType, MessageType, RemoveEntityGroupMessage,
@@ -113,10 +112,14 @@ impl Shard {
             broadcast: 0,
         });
         if let Some(cell) = cell {
-            self.add_to_cell_data(cell, id, &object);
+            self.list(cell, id, &object);
         }
         self.look_at(id);
         self.follow(id);
+        if placed && cell.is_none() {
+            // Where it stands there is no cell yet, or nobody to own it.
+            self.settle_entity(id, ConnId(0));
+        }
         if request.is_well_known {
             if let Some(world) = &mut self.world {
                 world.well_known.insert(id);
@@ -232,42 +235,6 @@ impl Shard {
 
     // ---- Cells and removal ------------------------------------------------------------------------------------------
 
-    /// Notes an object in the data of a cell. An entity is in its own, wherever it was said to have been spawned.
-    pub(super) fn note_object(&mut self, cell: Cell, id: ChannelId, object: &[u8]) {
-        let own = self.world.as_ref().and_then(|world| world.cell_of(id));
-        self.add_to_cell_data(own.unwrap_or(cell), id, object);
-    }
-
-    /// Notes an entity in the data of a cell, with this object reference from now on.
-    pub(super) fn add_to_cell_data(&mut self, cell: Cell, id: ChannelId, object: &[u8]) {
-        let channel_id = self.board.config.cell_channel(cell);
-        let Some(channel) = self.channels.get_mut(&channel_id).filter(|channel| channel.holds_entities())
-        else {
-            return;
-        };
-        let mut bytes = Vec::with_capacity(object.len() + 24);
-        write_entry(&mut bytes, id, None, true);
-        let removed = channel.merge_silently(std::mem::take(&mut bytes));
-        write_entry(&mut bytes, id, Some(object), false);
-        if let Err(refusal) = removed.and_then(|()| channel.merge_silently(bytes)) {
-            self.board.refuse(refusal);
-        }
-    }
-
-    /// Takes an entity out of the data of a cell.
-    pub(super) fn remove_from_cell_data(&mut self, cell: Cell, id: ChannelId) {
-        let channel_id = self.board.config.cell_channel(cell);
-        let Some(channel) = self.channels.get_mut(&channel_id).filter(|channel| channel.holds_entities())
-        else {
-            return;
-        };
-        let mut bytes = Vec::new();
-        write_entry(&mut bytes, id, None, true);
-        if let Err(refusal) = channel.merge_silently(bytes) {
-            self.board.refuse(refusal);
-        }
-    }
-
     /// An entity channel is gone: so is the entity, from its cell and its groups.
     ///
     /// Subscribers of the cell learn of it by an update of the cell's data.
@@ -277,6 +244,7 @@ impl Shard {
         world.leave_lock_group(id);
         let cell = world.entities.get(&id).and_then(|entity| entity.cell);
         world.place(id, None);
+        let object = world.place_object(id, None);
         let client = world.entities.remove(&id).and_then(|entity| entity.client);
         world.note_client(id, client);
         world.waiting.remove(&id);
@@ -288,20 +256,8 @@ impl Shard {
                 self.rate_everything(eye, client);
             }
         }
-        let Some(cell) = cell else { return };
-        let channel_id = self.board.config.cell_channel(cell);
-        let Some(channel) = self.channels.get_mut(&channel_id).filter(|channel| channel.holds_entities())
-        else {
-            return;
-        };
-        let Some(plan) = channel.data.as_ref().map(|data| Arc::clone(data.content.plan())) else { return };
-        let mut bytes = Vec::new();
-        write_entry(&mut bytes, id, None, true);
-        let sender = channel.owner.unwrap_or(ConnId(0));
-        let update = crate::data::Update::check(&plan, bytes.into()).map_err(|_| Refusal::BadData);
-        if let Err(refusal) = update.and_then(|update| channel.update(&mut self.board, &plan, sender, update))
-        {
-            self.board.refuse(refusal);
+        if let Some(cell) = cell.or(object) {
+            self.announce_gone(cell, id);
         }
     }
 }
@@ -435,27 +391,4 @@ impl Entity {
         }
         self.locator = Some(locator);
     }
-}
-
-impl crate::channel::Channel {
-    /// Its data is the list of entities in a cell.
-    pub(super) fn holds_entities(&self) -> bool {
-        self.channel_type == ChannelType::SPATIAL
-            && self
-                .data
-                .as_ref()
-                .is_some_and(|data| data.content.plan().name() == super::controller::CELL_DATA)
-    }
-}
-
-/// Appends one entry of `SpatialChannelData.entities`.
-fn write_entry(out: &mut Vec<u8>, id: ChannelId, object: Option<&[u8]>, removed: bool) {
-    let mut state = Vec::with_capacity(object.map_or(2, |object| object.len() + 4));
-    if let Some(object) = object {
-        super::handover::write_bytes(&mut state, 1, object);
-    }
-    if removed {
-        state.extend_from_slice(&[2 << 3, 1]);
-    }
-    super::handover::write_entity(out, id, &state);
 }

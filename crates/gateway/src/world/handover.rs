@@ -67,7 +67,7 @@ impl Shard {
     }
 
     /// Moves an entity to the cell in which it lies, if it is not there yet.
-    fn settle_entity(&mut self, id: ChannelId, cause: ConnId) {
+    pub(super) fn settle_entity(&mut self, id: ChannelId, cause: ConnId) {
         let config = Arc::clone(&self.board.config);
         let (Some(grid), Some(world)) = (&config.spatial.grid, &mut self.world) else { return };
         let Some(entity) = world.entities.get(&id) else { return };
@@ -173,7 +173,7 @@ impl Shard {
         // 2. Cells.
         for &id in ids {
             if let Some(cell) = from {
-                self.remove_from_cell_data(cell, id);
+                self.unlist(cell, id);
             }
             self.arrived(id);
             let Some(world) = &mut self.world else { return };
@@ -184,7 +184,7 @@ impl Shard {
                 entity.owned_since = entity.version;
             }
             let object = entity.object.clone();
-            self.add_to_cell_data(to, id, &object);
+            self.list(to, id, &object);
         }
         self.board.stats.handovers += ids.len() as u64;
         self.board.stats.handovers_across_servers += changed.len() as u64;
@@ -348,7 +348,6 @@ impl Shard {
         full: bool,
     ) -> Payload {
         self.board.stats.handover_encodes += 1;
-        let type_url: &[u8] = b"type.googleapis.com/unrealpb.SpatialChannelData";
         // Ids, type and the framing of three levels take less.
         let room = PACKET_BYTES_SEND_MAX - 128;
         let mut parts: SmallVec<[(Vec<u8>, Vec<u8>); 1]> = SmallVec::new();
@@ -384,27 +383,24 @@ impl Shard {
             write_version(&mut versions, id, version);
         }
         parts.push((entities, versions));
-        let head = Head::new(target, MessageType::ChannelDataHandover as u32).pack(&[]);
-        parts
-            .iter()
-            .map(|(entities, versions)| {
-                let mut any = Vec::with_capacity(entities.len() + type_url.len() + 8);
-                write_bytes(&mut any, 1, type_url);
-                write_bytes(&mut any, 2, entities);
-                let mut body = Vec::with_capacity(any.len() + versions.len() + 24);
-                for (number, id) in [(1, source.0), (2, target.0), (3, cause.0)] {
-                    if id != 0 {
-                        write_varint(&mut body, number << 3);
-                        write_varint(&mut body, u64::from(id));
-                    }
-                }
-                write_bytes(&mut body, 4, &any);
-                body.extend_from_slice(versions);
-                let mut entry = Vec::with_capacity(body.len() + 16);
-                throng_wire::write_entry(&mut entry, &throng_wire::MessagePack { body: &body, ..head });
-                Entry::new(entry)
-            })
-            .collect()
+        let part = |(entities, versions): &(Vec<u8>, Vec<u8>)| {
+            handover_entry(source, target, cause, entities, versions)
+        };
+        parts.iter().map(part).collect()
+    }
+
+    /// Tells everybody who watches a cell that an object, which it listed without being an entity, lies in another one.
+    pub(super) fn tell_moved(&mut self, id: ChannelId, object: &[u8], from: Cell, to: Cell) {
+        let (source, target) = (self.board.config.cell_channel(from), self.board.config.cell_channel(to));
+        let audience: Vec<Address> = self.audience(source).into_iter().map(|(address, _)| address).collect();
+        if audience.is_empty() {
+            return;
+        }
+        let (mut state, mut entities) = (Vec::new(), Vec::new());
+        write_bytes(&mut state, 1, object);
+        write_entity(&mut entities, id, &state);
+        let payload = Payload::from_buf([handover_entry(source, target, ConnId(0), &entities, &[])]);
+        self.board.deliver(&payload, None, audience);
     }
 
     /// Everybody who reads the channel gets its full state again.
@@ -416,6 +412,33 @@ impl Shard {
             }
         }
     }
+}
+
+/// CHANNEL_DATA_HANDOVER with encoded entries of `SpatialChannelData.entities` and of its own `versions`.
+fn handover_entry(
+    source: ChannelId,
+    target: ChannelId,
+    cause: ConnId,
+    entities: &[u8],
+    versions: &[u8],
+) -> Arc<Entry> {
+    let type_url: &[u8] = b"type.googleapis.com/unrealpb.SpatialChannelData";
+    let mut any = Vec::with_capacity(entities.len() + type_url.len() + 8);
+    write_bytes(&mut any, 1, type_url);
+    write_bytes(&mut any, 2, entities);
+    let mut body = Vec::with_capacity(any.len() + versions.len() + 24);
+    for (number, id) in [(1, source.0), (2, target.0), (3, cause.0)] {
+        if id != 0 {
+            write_varint(&mut body, number << 3);
+            write_varint(&mut body, u64::from(id));
+        }
+    }
+    write_bytes(&mut body, 4, &any);
+    body.extend_from_slice(versions);
+    let head = Head::new(target, MessageType::ChannelDataHandover as u32).pack(&[]);
+    let mut entry = Vec::with_capacity(body.len() + 16);
+    throng_wire::write_entry(&mut entry, &throng_wire::MessagePack { body: &body, ..head });
+    Entry::new(entry)
 }
 
 /// Appends a length-delimited field.

@@ -8,6 +8,7 @@
 //! | file | what |
 //! |---|---|
 //! | `controller` | slots of spatial servers, creation of cells, regions, queries |
+//! | `listing` | which objects and entities lie in each cell |
 //! | `interest` | areas of interest as differences of cell sets |
 //! | `entity` | entity channels, groups, well-known entities |
 //! | `handover` | an entity changes its cell, its owner, or both |
@@ -23,6 +24,7 @@ mod controller;
 mod entity;
 mod handover;
 mod interest;
+mod listing;
 mod lod;
 mod objects;
 mod position;
@@ -58,6 +60,8 @@ pub(crate) struct World {
     /// By cell. Empty without a grid.
     cells: Vec<CellState>,
     entities: IdMap<ChannelId, Entity>,
+    /// The cell that lists each object without a cell of its own: those that are no entity, or one that has none yet.
+    objects: IdMap<ChannelId, Cell>,
     /// The entities of a client, those that became its own first in front.
     avatars: IdMap<ConnId, SmallVec<[ChannelId; 2]>>,
     groups: Slab<BTreeSet<ChannelId>>,
@@ -88,6 +92,8 @@ struct CellState {
     server: ServerIndex,
     /// Entities that belong to the cell.
     entities: BTreeSet<ChannelId>,
+    /// Objects that its data lists beside them.
+    objects: BTreeSet<ChannelId>,
 }
 
 /// What the world knows of an entity channel.
@@ -128,6 +134,7 @@ impl World {
         let cell = |grid: &throng_spatial::Grid, index| CellState {
             server: grid.server_of(Cell(index)),
             entities: BTreeSet::new(),
+            objects: BTreeSet::new(),
         };
         Self {
             slots: (0..grid.map_or(0, |grid| grid.server_count())).map(|_| Slot::default()).collect(),
@@ -136,6 +143,7 @@ impl World {
                 .map(|grid| (0..grid.cell_count()).map(|index| cell(grid, index)).collect())
                 .unwrap_or_default(),
             entities: IdMap::with_hasher(hasher),
+            objects: IdMap::with_hasher(hasher),
             avatars: IdMap::with_hasher(hasher),
             groups: Slab::new(),
             waiting: BTreeMap::new(),
@@ -279,6 +287,10 @@ impl World {
                 assert!(self.groups[key].contains(id), "a group without its member");
             }
         }
+        for (id, cell) in &self.objects {
+            assert!(self.cells[cell.0 as usize].objects.contains(id), "an object is not in its cell");
+            assert_eq!(self.cell_of(*id), None, "an entity is listed twice");
+        }
         for (client, avatars) in &self.avatars {
             assert!(!avatars.is_empty(), "a client without entities remains");
             assert!(avatars.iter().all(|id| self.entities[id].client == Some(*client)), "another's entity");
@@ -286,6 +298,13 @@ impl World {
         for (index, cell) in self.cells.iter().enumerate() {
             for id in &cell.entities {
                 assert_eq!(self.entities.get(id).and_then(|entity| entity.cell), Some(Cell(index as u32)));
+            }
+            for id in &cell.objects {
+                assert_eq!(
+                    self.objects.get(id),
+                    Some(&Cell(index as u32)),
+                    "an object is not where its cell has it"
+                );
             }
         }
         assert!(self.groups.iter().all(|(_, group)| !group.is_empty()), "an empty group remains");

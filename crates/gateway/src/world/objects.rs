@@ -44,7 +44,7 @@ impl Shard {
         let here = head.channel;
         let channel = self.channels.get_mut(&here).ok_or(Refusal::UnknownChannel)?;
 
-        match config.spatial.grid.as_ref().zip(spawn.location) {
+        let forwarded = match config.spatial.grid.as_ref().zip(spawn.location) {
             Some((grid, location)) => {
                 let at = Point {
                     x: f64::from(location.x.unwrap_or(0.0)),
@@ -53,10 +53,10 @@ impl Shard {
                 let cell = grid.cell_at(at).ok_or(Refusal::OutsideWorld)?;
                 let target = config.cell_channel(cell);
                 if spawn.channel_id.is_none_or(|named| named == target.0) && here == target {
-                    self.note_object(cell, id, &encoded);
-                    self.forward_from_server(here, sender.conn, head, body)?;
+                    self.list(cell, id, &encoded);
+                    self.forward_from_server(here, sender.conn, head, body)
                 } else if spawn.channel_id == Some(target.0) {
-                    self.forward_from_server(here, sender.conn, head, body)?;
+                    self.forward_from_server(here, sender.conn, head, body)
                 } else {
                     // It says another channel than the one it is in: the cell's channel passes it on.
                     let payload = SpawnObjectMessage { channel_id: Some(target.0), ..spawn }.encode_to_vec();
@@ -69,7 +69,7 @@ impl Shard {
                         id,
                         object: encoded.clone(),
                         body,
-                    })?;
+                    })
                 }
             }
             None => {
@@ -78,12 +78,14 @@ impl Shard {
                     channel.objects.insert(id.0, object);
                 }
                 if let Some(cell) = config.channel_cell(here) {
-                    self.note_object(cell, id, &encoded);
+                    self.list(cell, id, &encoded);
                 }
-                self.forward_from_server(here, sender.conn, head, body)?;
+                self.forward_from_server(here, sender.conn, head, body)
             }
-        }
-        self.tell_world(Letter::ObjectSpawned { id, object: encoded })
+        };
+        // It is what it is, whether somebody could be told of it or not.
+        self.tell_world(Letter::ObjectSpawned { id, object: encoded })?;
+        forwarded
     }
 
     fn on_destroy(&mut self, sender: Sender, head: Head, body: &[u8], payload: &[u8]) -> Result<(), Refusal> {
@@ -91,11 +93,9 @@ impl Shard {
         let id = ChannelId(destroy.net_id);
         let channel = self.channels.get_mut(&head.channel).ok_or(Refusal::UnknownChannel)?;
         channel.objects.remove(&id.0);
-        if let Some(cell) = self.board.config.channel_cell(head.channel) {
-            self.remove_from_cell_data(cell, id);
-        }
-        self.forward_from_server(head.channel, sender.conn, head, body)?;
-        self.tell_world(Letter::ObjectDestroyed { id, told: head.channel })
+        let forwarded = self.forward_from_server(head.channel, sender.conn, head, body);
+        self.tell_world(Letter::ObjectDestroyed { id, told: head.channel })?;
+        forwarded
     }
 
     /// Has shard 0 do something, at once if this is it.
@@ -115,7 +115,7 @@ impl Shard {
                 if !self.channels.contains_key(&cell) {
                     return Err(Refusal::UnknownCell);
                 }
-                self.note_object(index, id, &object);
+                self.list(index, id, &object);
                 self.forward_from_server(cell, sender, head, &body)
             }
             Letter::ObjectSpawned { id, object } => {
@@ -123,11 +123,11 @@ impl Shard {
                 Ok(())
             }
             Letter::ObjectDestroyed { id, told } => {
-                let is_entity =
-                    self.channels.get(&id).is_some_and(|channel| channel.channel_type == ChannelType::ENTITY);
-                if is_entity {
-                    self.forget_in_cell(id, told);
-                    self.remove_channel(id, Head::new(ChannelId::GLOBAL, MessageType::RemoveChannel as u32));
+                self.forget_in_cell(id, told);
+                self.end_entity(id);
+                // Of what was no entity nobody else could tell those who watch another cell than it was said in.
+                if let Some(cell) = self.world.as_mut().and_then(|world| world.place_object(id, None)) {
+                    self.announce_gone(cell, id);
                 }
                 Ok(())
             }
@@ -157,14 +157,21 @@ impl Shard {
         self.follow(id);
     }
 
-    /// Subscribers of the entity's cell have been told of its end if that was said in the cell.
+    /// Subscribers of the cell that lists an object or an entity have been told of its end if that was said in the cell.
     fn forget_in_cell(&mut self, id: ChannelId, told: ChannelId) {
-        let config = Arc::clone(&self.board.config);
+        let cell = self.board.config.channel_cell(told);
         let Some(world) = &mut self.world else { return };
-        let cell = world.entities.get(&id).and_then(|entity| entity.cell);
-        if let Some(cell) = cell.filter(|&cell| config.cell_channel(cell) == told) {
+        if let Some(cell) = cell.filter(|cell| world.listed_in(id) == Some(*cell)) {
             world.place(id, None);
-            self.remove_from_cell_data(cell, id);
+            world.place_object(id, None);
+            self.unlist(cell, id);
+        }
+    }
+
+    /// Ends the channel of an entity, if it is one. Other channels are no objects.
+    pub(super) fn end_entity(&mut self, id: ChannelId) {
+        if self.channels.get(&id).is_some_and(|channel| channel.channel_type == ChannelType::ENTITY) {
+            self.remove_channel(id, Head::new(ChannelId::GLOBAL, MessageType::RemoveChannel as u32));
         }
     }
 

@@ -57,6 +57,10 @@ impl Simulation {
             }
             4 => {
                 let result: RemoveChannelMessage = message.decode()?;
+                if client.cells.remove(&result.channel_id) {
+                    let left = client.view.iter().filter(|(_, cell)| **cell == result.channel_id);
+                    dropped.extend(left.map(|(id, _)| *id));
+                }
                 client.view.remove(&result.channel_id);
                 client.known.remove(&result.channel_id);
                 client.subscribed.remove(&result.channel_id);
@@ -104,6 +108,21 @@ impl Simulation {
                         dropped.push(id);
                     }
                 }
+            }
+            SPAWN => {
+                let forward: ServerForwardMessage = message.decode()?;
+                let spawn =
+                    SpawnObjectMessage::decode(&forward.payload[..]).map_err(|error| error.to_string())?;
+                let id = spawn.obj.and_then(|object| object.net_guid).ok_or("a spawn of nothing")?;
+                let cell = spawn.channel_id.filter(|cell| client.cells.contains(cell));
+                client.view.insert(id, cell.ok_or("a spawn in a cell out of sight")?);
+                wanted.push(id);
+            }
+            DESTROY => {
+                let forward: ServerForwardMessage = message.decode()?;
+                let destroy =
+                    DestroyObjectMessage::decode(&forward.payload[..]).map_err(|error| error.to_string())?;
+                dropped.push(destroy.net_id);
             }
             _ => {}
         }

@@ -3,10 +3,9 @@
 use super::*;
 
 impl Simulation {
-    /// The cell whose data lists each entity, and the data of each entity.
-    pub(super) fn truth(&self) -> Result<Truth, Violation> {
+    /// The cell whose data lists each object and entity.
+    fn lists(&self) -> Result<BTreeMap<u32, u32>, Violation> {
         let shard = self.world.shards().next().ok_or("no shard")?;
-        shard.check_invariants();
         let mut listed: BTreeMap<u32, u32> = BTreeMap::new();
         for cell in 0..self.grid.cell_count() {
             let Some((_, bytes)) = shard.channel_data(ChannelId(SPATIAL + cell)) else { continue };
@@ -17,6 +16,14 @@ impl Simulation {
                 }
             }
         }
+        Ok(listed)
+    }
+
+    /// The cell of each entity, and what its data says.
+    pub(super) fn truth(&self) -> Result<Truth, Violation> {
+        let shard = self.world.shards().next().ok_or("no shard")?;
+        shard.check_invariants();
+        let mut listed = self.lists()?;
         let mut truth = BTreeMap::new();
         for channel in shard.channels().filter(|channel| channel.channel_type == ChannelType::ENTITY) {
             let id = channel.id.0;
@@ -28,8 +35,9 @@ impl Simulation {
             let place = place_of(Some(&bytes)).ok_or("an entity without a position")?;
             truth.insert(id, (cell, channel.owner.map(|owner| owner.0), place));
         }
-        match listed.pop_first() {
-            Some((id, cell)) => Err(format!("{cell:#x} lists {id:#x}, which does not exist")),
+        // An entity that was spawned, and whose creation was lost with its server, is an object.
+        match listed.keys().find(|id| !self.spawned.contains(id)) {
+            Some(id) => Err(format!("{:#x} lists {id:#x}, which does not exist", listed[id])),
             None => Ok(truth),
         }
     }
@@ -47,7 +55,7 @@ impl Simulation {
 
     /// Everything agrees.
     pub(super) fn judge(&mut self) -> Result<(), Violation> {
-        let truth = self.truth()?;
+        let (truth, listed) = (self.truth()?, self.lists()?);
         let shard = self.world.shards().next().ok_or("no shard")?;
         let owners: BTreeMap<u32, Option<u32>> =
             shard.channels().map(|channel| (channel.id.0, channel.owner.map(|owner| owner.0))).collect();
@@ -89,9 +97,10 @@ impl Simulation {
             }
         }
         for (index, client) in self.clients.iter().enumerate() {
-            let in_sight = truth.iter().filter(|(_, (cell, ..))| client.cells.contains(cell));
+            let in_sight = listed.iter().filter(|(_, cell)| client.cells.contains(cell));
+            let place = |id| truth.get(id).map(|(.., place)| *place);
             let in_sight: BTreeMap<u32, (u32, Option<Place>)> =
-                in_sight.map(|(id, (cell, _, place))| (*id, (*cell, Some(*place)))).collect();
+                in_sight.map(|(id, cell)| (*id, (*cell, place(id)))).collect();
             let view: BTreeMap<u32, (u32, Option<Place>)> =
                 client.view.iter().map(|(id, cell)| (*id, (*cell, client.known.get(id).copied()))).collect();
             if in_sight != view {
@@ -106,6 +115,7 @@ impl Simulation {
                 ));
             }
             self.outcome.seen += in_sight.len() as u64;
+            self.outcome.objects += in_sight.values().filter(|(_, place)| place.is_none()).count() as u64;
         }
         let stats = shard.stats();
         self.outcome.handovers = stats.handovers;

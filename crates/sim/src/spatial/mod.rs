@@ -1,7 +1,8 @@
 //! A world over several game servers, under faults: cells, entities that walk, handovers, and who sees what.
 //!
 //! Servers behave as the engine's plugin does: they move what they own, learn of ownership from subscriptions and
-//! handovers, and set their players' interest. Clients keep a view from what they are sent. Meanwhile servers crash and
+//! handovers, and set their players' interest. They spawn and destroy objects, each wherever it likes, also under the id
+//! of an entity that is only then created. Clients keep a view from what they are sent. Meanwhile servers crash and
 //! return or are replaced, links stall, entities oscillate on borders and corners, groups move together and are locked.
 //!
 //! Checked all along: every entity is in the data of exactly one cell, data never goes back, nobody is asked to act on
@@ -36,7 +37,10 @@ use throng_wire::channeldpb::{
     UnsubscribedFromChannelMessage, UnsubscribedFromChannelResultMessage, UpdateSpatialInterestMessage,
 };
 use throng_wire::frame::{self, Compression, FrameReader};
-use throng_wire::unrealpb::{ActorState, FRepMovement, FVector, SpatialChannelData, UnrealObjectRef};
+use throng_wire::unrealpb::{
+    ActorState, DestroyObjectMessage, FRepMovement, FVector, SpatialChannelData, SpawnObjectMessage,
+    UnrealObjectRef,
+};
 use throng_wire::{MessagePack, write_entry};
 
 use crate::check::Violation;
@@ -58,6 +62,13 @@ const SPATIAL: u32 = 0x1_0000;
 const ENTITY: u32 = 0x8_0000;
 /// User-space message from clients to entities.
 const CALL: u32 = 150;
+/// Unreal's messages about objects.
+const SPAWN: u32 = 103;
+const DESTROY: u32 = 104;
+/// Objects that are no entity have ids from here on.
+const OBJECT: u32 = 0xC_0000;
+/// Objects of one server at a time.
+const OBJECTS_MAX: usize = 3;
 /// Side of a cell.
 const SIDE: f64 = 10.0;
 const COLUMNS: u32 = 6;
@@ -94,6 +105,8 @@ pub struct SpatialOutcome {
     pub seen: u64,
     /// Cells that the balancer moved.
     pub cells_moved: u64,
+    /// Objects that are no entity, compared in clients' views at the end.
+    pub objects: u64,
 }
 
 /// How an entity moves.
@@ -148,6 +161,8 @@ struct Server {
     versions: BTreeMap<u32, u64>,
     returns_at: Option<Instant>,
     had_slot: bool,
+    /// Objects that are no entity, and that only it speaks of.
+    objects: Vec<u32>,
 }
 
 struct Client {
@@ -186,6 +201,9 @@ struct Simulation {
     by_peer: BTreeMap<PeerId, Who>,
     gaits: BTreeMap<u32, Gait>,
     next_entity: u32,
+    next_object: u32,
+    /// What was ever said to have been spawned.
+    spawned: BTreeSet<u32>,
     counts: BTreeMap<u32, u32>,
     moving: bool,
     faults: bool,
@@ -264,6 +282,7 @@ impl Simulation {
             auth_provider: false,
             channel_settings: ChannelSettings::new(types),
             recovery,
+            unreal_objects: true,
             spatial: Spatial { grid: Some(grid.clone()), balance, ..Spatial::default() },
             client_state_machine: Arc::new(throng_gateway::StateMachine::server()),
             ..Config::development()
@@ -279,6 +298,8 @@ impl Simulation {
             by_peer: BTreeMap::new(),
             gaits: BTreeMap::new(),
             next_entity: ENTITY + 1,
+            next_object: OBJECT,
+            spawned: BTreeSet::new(),
             counts: BTreeMap::new(),
             moving: true,
             faults: false,
@@ -304,6 +325,7 @@ impl Simulation {
                 versions: BTreeMap::new(),
                 returns_at: None,
                 had_slot: false,
+                objects: Vec::new(),
             });
         }
         for index in 0..=SERVERS {
@@ -487,15 +509,12 @@ impl Simulation {
     // ---- Sending and receiving --------------------------------------------------------------------------------------
 
     fn send(&mut self, who: Who, channel: u32, msg_type: MessageType, body: &impl Message) {
-        self.send_raw(who, channel, msg_type as u32, &body.encode_to_vec());
+        self.send_raw(who, channel, msg_type as u32, 0, &body.encode_to_vec());
     }
 
-    fn send_raw(&mut self, who: Who, channel: u32, msg_type: u32, body: &[u8]) {
+    fn send_raw(&mut self, who: Who, channel: u32, msg_type: u32, broadcast: u32, body: &[u8]) {
         let mut packet = Vec::new();
-        write_entry(
-            &mut packet,
-            &MessagePack { channel_id: channel, broadcast: 0, stub_id: 0, msg_type, body },
-        );
+        write_entry(&mut packet, &MessagePack { channel_id: channel, broadcast, stub_id: 0, msg_type, body });
         let link = self.link(who);
         link.pending.extend_from_slice(&frame::tag(packet.len(), Compression::None));
         link.pending.extend_from_slice(&packet);

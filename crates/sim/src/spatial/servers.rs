@@ -200,9 +200,57 @@ impl Simulation {
                 ..Default::default()
             };
             self.servers[index].known.insert(id, place);
+            if self.rng.chance(0.3) {
+                self.spawn(index, id);
+            }
             self.send(Who::Server(index), cell, MessageType::CreateEntityChannel, &body);
             self.set_interest_at(index, id, place);
         }
+    }
+
+    /// Spawns an object, new or again somewhere else, or destroys one. Ids of destroyed ones are not used again.
+    fn change_objects(&mut self, index: usize) {
+        let objects = &mut self.servers[index].objects;
+        let at = self.rng.below(OBJECTS_MAX as u64) as usize;
+        if at >= objects.len() {
+            objects.push(self.next_object);
+            self.next_object += 1;
+        } else if self.rng.chance(0.3) {
+            let id = objects.swap_remove(at);
+            return self.destroy(index, id);
+        }
+        let id = objects[at.min(objects.len() - 1)];
+        self.spawn(index, id);
+    }
+
+    /// An object comes into being anywhere in the world, said in any cell of the server.
+    pub(super) fn spawn(&mut self, index: usize, id: u32) {
+        let cells: Vec<u32> = self.servers[index].cells.iter().copied().collect();
+        let Some(&via) = cells.get(self.rng.below(cells.len().max(1) as u64) as usize) else { return };
+        let x = self.rng.f64() * SIDE * f64::from(COLUMNS) * 0.99;
+        let z = self.rng.f64() * SIDE * f64::from(ROWS) * 0.99;
+        let message = SpawnObjectMessage {
+            obj: Some(UnrealObjectRef { net_guid: Some(id), ..Default::default() }),
+            channel_id: Some(via),
+            location: Some(FVector { x: Some(x as f32), y: Some(z as f32), z: Some(0.0) }),
+            ..Default::default()
+        };
+        self.log(format_args!("server {index} spawns {id:#x} at {x}, {z}"));
+        self.spawned.insert(id);
+        self.broadcast(index, via, SPAWN, &message);
+    }
+
+    fn destroy(&mut self, index: usize, id: u32) {
+        let cells: Vec<u32> = self.servers[index].cells.iter().copied().collect();
+        let Some(&via) = cells.get(self.rng.below(cells.len().max(1) as u64) as usize) else { return };
+        self.log(format_args!("server {index} destroys {id:#x}"));
+        self.broadcast(index, via, DESTROY, &DestroyObjectMessage { net_id: id, reason: 0 });
+    }
+
+    /// To everybody in a channel.
+    fn broadcast(&mut self, index: usize, channel: u32, msg_type: u32, message: &impl Message) {
+        let forward = ServerForwardMessage { client_conn_id: 0, payload: message.encode_to_vec() };
+        self.send_raw(Who::Server(index), channel, msg_type, 2, &forward.encode_to_vec());
     }
 
     /// What the peers do in a step.
@@ -216,6 +264,9 @@ impl Simulation {
             }
             if !self.moving {
                 continue;
+            }
+            if self.faults && self.rng.chance(0.1) {
+                self.change_objects(index);
             }
             for id in self.servers[index].owned.keys().copied().collect::<Vec<_>>() {
                 if self.rng.chance(0.6) {
@@ -235,7 +286,7 @@ impl Simulation {
                 let id = entities[self.rng.below(entities.len() as u64) as usize];
                 self.clients[index].next_call += 1;
                 let call = self.clients[index].next_call;
-                self.send_raw(Who::Client(index), id, CALL, &call.to_le_bytes());
+                self.send_raw(Who::Client(index), id, CALL, 0, &call.to_le_bytes());
             }
         }
     }
@@ -376,5 +427,6 @@ impl Server {
         self.known.clear();
         self.versions.clear();
         self.had_slot = false;
+        self.objects.clear();
     }
 }
