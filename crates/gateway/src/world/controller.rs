@@ -138,6 +138,7 @@ impl Shard {
             self.cell_taken_over(cell, was_lost, sender.conn);
         }
         self.retry_waiting();
+        self.show_cells(&made);
         debug_assert!(grid.cell_count() as usize == self.world.as_ref().map_or(0, |world| world.cells.len()));
         Ok(())
     }

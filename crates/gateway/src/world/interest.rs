@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use prost::Message;
 use smallvec::SmallVec;
-use throng_spatial::{AreaQuery, BoxArea, Cell, Cone, Interest, Point, Sphere, Spot};
+use throng_spatial::{AreaQuery, BoxArea, Cell, Cone, Coverage, Interest, Point, Sphere, Spot};
 use throng_wire::channeldpb::{
     ChannelSubscriptionOptions, MessageType, SpatialInfo, SpatialInterestQuery, UpdateSpatialInterestMessage,
 };
@@ -112,6 +112,42 @@ impl Shard {
         // A position that is no number has been refused before.
         if let Ok(interest) = grid.interest(&query, config.spatial.coverage) {
             self.set_interest(client, interest);
+        }
+    }
+
+    /// Cells have been made, which interest that follows entities has skipped so far. Costs a look at the entities within
+    /// the radius of the rectangle around those cells.
+    pub(super) fn show_cells(&mut self, made: &[Cell]) {
+        let config = Arc::clone(&self.board.config);
+        let radius = config.spatial.follow_radius;
+        let (Some(grid), Some(world)) = (&config.spatial.grid, &self.world) else { return };
+        if radius <= 0.0 {
+            return;
+        }
+        let corners = made.iter().map(|&cell| grid.bounds(cell));
+        let Some((low, high)) = corners.reduce(|(low, high), (l, h)| {
+            let low = Point { x: low.x.min(l.x), z: low.z.min(l.z) };
+            (low, Point { x: high.x.max(h.x), z: high.z.max(h.z) })
+        }) else {
+            return;
+        };
+        let centre = Point { x: (low.x + high.x) / 2.0, z: (low.z + high.z) / 2.0 };
+        let extent = Point { x: centre.x - low.x + radius, z: centre.z - low.z + radius };
+        let rectangle = Some(BoxArea { centre, extent });
+        // Exactly, whatever is configured: sampling misses cells.
+        let around = grid.interest(&AreaQuery { rectangle, ..AreaQuery::default() }, Coverage::Exact);
+        let near = around.iter().flat_map(|around| around.cells());
+        let near = near.filter_map(|(cell, _)| world.cells.get(cell.0 as usize));
+        let mut clients: Vec<ConnId> =
+            near.flat_map(|state| &state.entities).filter_map(|id| world.entities.get(id)?.client).collect();
+        clients.sort_unstable();
+        clients.dedup();
+        for client in clients {
+            let interest = self.world.as_ref().and_then(|world| world.interests.get(&client));
+            let sees = |interest: &&Interest| made.iter().any(|&cell| interest.distance(cell).is_some());
+            if let Some(interest) = interest.filter(sees).cloned() {
+                self.set_interest(client, interest);
+            }
         }
     }
 

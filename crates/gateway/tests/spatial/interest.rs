@@ -56,6 +56,45 @@ fn interest_follows_the_clients_entity_where_that_is_on() {
     assert!(got.contains(&(7, CELL)) && got.contains(&(6, CELL + 1)), "{got:?}");
 }
 
+// Spec §8.7 skips cells that do not exist; nobody would ask again for a client that stands still.
+#[test]
+fn a_client_that_is_followed_sees_cells_that_are_made_after_it_has_come_to_stand() {
+    let mut config = config(6, 3);
+    config.spatial.follow_radius = 8.0;
+    let mut world = world(config);
+    let a = spatial_server(&mut world, "a");
+    let [near, far] = ["near", "far"].map(|pit| world.join(ConnKind::Client, pit));
+    let [near_conn, far_conn] = [near, far].map(|id| world.conn(id));
+    create_avatar(&mut world, a, CELL + 1, E + 1, 15.0, near_conn);
+    create_avatar(&mut world, a, CELL, E + 2, 5.0, far_conn);
+    world.take(far);
+    world.take(near);
+    let updates = world.stats().interest_updates;
+    let b = world.join(ConnKind::Server, "b");
+    ask_for_slot(&mut world, b);
+    assert_eq!(subscriptions(&world.take(near)), [(6, CELL + 2)]);
+    assert_eq!(subscriptions(&world.take(far)), []);
+    assert_eq!(world.stats().interest_updates - updates, 1, "only who stands near is looked at");
+    let told = subscriptions(&world.take(b));
+    assert_eq!(told.iter().filter(|what| **what == (6, CELL + 2)).count(), 2, "itself and the client");
+    // A cell that goes and comes again.
+    let body = RemoveChannelMessage { channel_id: CELL + 2 };
+    world.send(b, [Send::new(MessageType::RemoveChannel, &body)]);
+    world.close(b);
+    world.take(near);
+    spatial_server(&mut world, "c");
+    assert_eq!(subscriptions(&world.take(near)), [(6, CELL + 2)]);
+    // One that waits beyond the last cell for the next one.
+    let d = world.join(ConnKind::Client, "d");
+    let conn = world.conn(d);
+    create_avatar(&mut world, a, CELL, E + 3, 5.0, conn);
+    move_to(&mut world, a, E + 3, 45.0);
+    world.take(d);
+    spatial_server(&mut world, "e");
+    assert_eq!(entity(&world, E + 3).0, Some(CELL + 4));
+    assert!(subscriptions(&world.take(d)).contains(&(6, CELL + 4)));
+}
+
 #[test]
 fn a_cell_that_comes_nearer_is_sent_with_what_was_masked() {
     let step = |distance, masks: &[&str]| DampingStep {
