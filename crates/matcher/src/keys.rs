@@ -1,6 +1,6 @@
 //! What is known of requests that carried a key, so that a retry has no further effect.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -11,18 +11,20 @@ pub(crate) struct Answer {
     pub(crate) body: Vec<u8>,
 }
 
-/// Something by server and key. Memory is bounded by the number of keys per server and their time.
+/// Something by server and key. Memory is bounded by the number of keys per server and their time. Cost of a change: O(log
+/// keys), whatever other servers have.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Keys<T> {
     values: BTreeMap<(u32, u128), T>,
-    /// In order of time: when each goes.
-    queue: VecDeque<(u64, u32, u128)>,
-    counts: BTreeMap<u32, usize>,
+    /// Keys of each server in order of time, and when they go. None is empty.
+    queues: BTreeMap<u32, VecDeque<(u64, u128)>>,
+    /// When the first of each server goes.
+    firsts: BTreeSet<(u64, u32)>,
 }
 
 impl<T> Default for Keys<T> {
     fn default() -> Keys<T> {
-        Keys { values: BTreeMap::new(), queue: VecDeque::new(), counts: BTreeMap::new() }
+        Keys { values: BTreeMap::new(), queues: BTreeMap::new(), firsts: BTreeSet::new() }
     }
 }
 
@@ -37,48 +39,83 @@ impl<T> Keys<T> {
             *known = value;
             return false;
         }
-        let is_full = self.counts.get(&server).is_some_and(|count| *count >= max);
+        let is_full = self.queues.get(&server).is_some_and(|queue| queue.len() >= max);
         if is_full {
-            self.make_room(server);
+            self.forget_first(server);
         }
         self.values.insert((server, key), value);
-        *self.counts.entry(server).or_default() += 1;
-        self.queue.push_back((until, server, key));
+        let queue = self.queues.entry(server).or_default();
+        if queue.is_empty() {
+            self.firsts.insert((until, server));
+        }
+        queue.push_back((until, key));
         !is_full
     }
 
-    /// Forgets what is due; gives the servers concerned, one per forgotten key.
+    /// Forgets a key that is due; gives its server.
     pub(crate) fn expire(&mut self, now: u64) -> Option<u32> {
-        let (until, server, key) = *self.queue.front()?;
+        let (until, server) = *self.firsts.first()?;
         if until > now {
             return None;
         }
-        self.forget_first(server, key);
+        self.forget_first(server);
         Some(server)
     }
 
-    /// Forgets the oldest key of a server that has too many.
-    fn make_room(&mut self, server: u32) {
-        if let Some(at) = self.queue.iter().position(|(_, owner, _)| *owner == server)
-            && let Some((_, server, key)) = self.queue.remove(at)
-        {
-            self.values.remove(&(server, key));
-            self.lower(server);
+    fn forget_first(&mut self, server: u32) {
+        let Some(queue) = self.queues.get_mut(&server) else { return };
+        let Some((until, key)) = queue.pop_front() else { return };
+        self.values.remove(&(server, key));
+        self.firsts.remove(&(until, server));
+        match queue.front() {
+            Some((next, _)) => {
+                self.firsts.insert((*next, server));
+            }
+            None => {
+                self.queues.remove(&server);
+            }
         }
     }
+}
 
-    fn forget_first(&mut self, server: u32, key: u128) {
-        self.queue.pop_front();
-        self.values.remove(&(server, key));
-        self.lower(server);
-    }
+#[cfg(test)]
+mod tests {
+    use throng_stdx::Rng;
 
-    fn lower(&mut self, server: u32) {
-        if let Some(count) = self.counts.get_mut(&server) {
-            *count -= 1;
-            if *count == 0 {
-                self.counts.remove(&server);
+    use super::*;
+
+    #[test]
+    fn it_does_what_a_list_does() {
+        const MAX: usize = 8;
+        let (mut rng, mut keys) = (Rng::new(7), Keys::default());
+        let mut list: Vec<(u64, u32, u128)> = Vec::new();
+        for now in 0..20_000_u64 {
+            let (server, key) = (rng.below(4) as u32, u128::from(rng.below(40)));
+            let known = list.iter().any(|(_, own, other)| (*own, *other) == (server, key));
+            assert_eq!(keys.find(server, key).is_some(), known);
+            let own = list.iter().filter(|(_, owner, _)| *owner == server).count();
+            let is_more = keys.keep(now + 20, server, key, now, MAX);
+            assert_eq!(is_more, !known && own < MAX);
+            if !known {
+                if own == MAX {
+                    let oldest = list.iter().position(|(_, owner, _)| *owner == server).unwrap();
+                    list.remove(oldest);
+                }
+                list.push((now + 20, server, key));
             }
+            assert_eq!(keys.find(server, key), Some(&now));
+            // Not each time: several are due at once.
+            if rng.chance(0.3) {
+                let mut gone: Vec<u32> = std::iter::from_fn(|| keys.expire(now)).collect();
+                let due = list.iter().filter(|(until, ..)| *until <= now);
+                let mut expected: Vec<u32> = due.map(|(_, server, _)| *server).collect();
+                gone.sort_unstable();
+                expected.sort_unstable();
+                assert_eq!(gone, expected);
+                list.retain(|(until, ..)| *until > now);
+            }
+            assert_eq!(keys.values.len(), list.len());
+            assert_eq!(keys.firsts.len(), keys.queues.len());
         }
     }
 }

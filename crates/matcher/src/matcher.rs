@@ -25,7 +25,7 @@ use crate::shard::Shard;
 use crate::slab::{NONE, Slab};
 use crate::stats::{Counts, ModeCounts, Stats};
 use crate::team::Team;
-use crate::ticket::Ticket;
+use crate::ticket::{FORGOTTEN_PER_INPUT, Ticket};
 use crate::timers::{Timer, Timers};
 
 /// The matcher. See the crate's documentation for how to drive it.
@@ -93,7 +93,7 @@ pub struct BadSnapshot(pub(crate) String);
 const TIMERS_PER_INPUT: usize = 512;
 
 /// First bytes of a snapshot: its format's name and version.
-const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-6\n";
+const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-7\n";
 
 impl Matcher {
     /// An empty matcher. `secret` makes ids unguessable; the same secret and inputs give the same state. `now` is wall
@@ -471,7 +471,9 @@ impl Matcher {
         self.clock = self.now;
         self.forget_tickets();
         self.forget_matches();
-        while let Some(server) = self.keys.expire(self.now).or_else(|| self.claims.expire_used(self.now)) {
+        for _ in 0..FORGOTTEN_PER_INPUT {
+            let due = self.keys.expire(self.now).or_else(|| self.claims.expire_used(self.now));
+            let Some(server) = due else { break };
             self.people.servers[server].holds -= 1;
             self.people.release_server(server);
         }
@@ -719,6 +721,12 @@ pub(crate) fn fan_out(
 ) {
     let server = |player: u32| people.players[player].server;
     let id = |player: u32| people.players[player].id.as_slice();
+    let mut servers = players.clone().map(server);
+    let Some(first) = servers.next() else { return };
+    if servers.all(|other| other == first) {
+        notices.push(first, players.map(id), event, collapse);
+        return;
+    }
     if count <= FAN_OUT_SCAN_MAX {
         for (index, player) in players.clone().enumerate() {
             let own = server(player);

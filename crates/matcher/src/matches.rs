@@ -17,7 +17,7 @@ use crate::queue::{Assign, Bucket, Compiled, Filling, Kind, OnNo, PlayerFacts, a
 use crate::room::Room;
 use crate::sides::Sides;
 use crate::slab::{NONE, Slab};
-use crate::ticket::{State, Ticket};
+use crate::ticket::{FORGOTTEN_PER_INPUT, State, Ticket};
 use crate::timers::Timer;
 
 /// A match stays known for this long after its room, so that its result can be reported.
@@ -58,6 +58,9 @@ pub(crate) struct Match {
     /// Player to position, once placed.
     pub(crate) positions: Vec<(u32, u8)>,
 }
+
+/// Players of some tickets.
+type Players = SmallVec<[u32; 16]>;
 
 impl Match {
     fn tickets(&self) -> Vec<u32> {
@@ -142,9 +145,16 @@ impl Matcher {
         self.matches.get(id.index).filter(|found| found.id == id).map(|_| id.index)
     }
 
-    pub(crate) fn players_of_match(&self, index: u32) -> Vec<u32> {
-        let tickets = self.matches[index].sides.iter().flatten();
-        tickets.flat_map(|ticket| &self.tickets[*ticket].players).map(|player| player.player).collect()
+    pub(crate) fn players_of_match(&self, index: u32) -> Players {
+        let mut players = Players::new();
+        self.matches[index].sides.iter().for_each(|side| self.players_of(side, &mut players));
+        players
+    }
+
+    fn players_of(&self, tickets: &[u32], players: &mut Players) {
+        for ticket in tickets {
+            self.tickets[*ticket].players.iter().for_each(|player| players.push(player.player));
+        }
     }
 
     pub(crate) fn region_of_match(&self, index: u32) -> Option<u16> {
@@ -614,9 +624,8 @@ impl Matcher {
         let compiled = self.queues.list[queue].rules();
         let sides = std::mem::take(&mut self.matches[index].sides);
         for (number, side) in sides.iter().enumerate().filter(|(_, side)| !side.is_empty()) {
-            let tickets = side.iter().map(|ticket| &self.tickets[*ticket]);
-            let players: SmallVec<[u32; 8]> =
-                tickets.flat_map(|ticket| &ticket.players).map(|player| player.player).collect();
+            let mut players = Players::new();
+            self.players_of(side, &mut players);
             self.write_ready(index, (Some(number), &players), seat_until, there);
             fan_out(&self.people, players.iter().copied(), players.len(), &self.scratch.event, 0, notices);
         }
@@ -749,11 +758,13 @@ impl Matcher {
         }
     }
 
-    /// Forgets matches whose time is over.
+    /// Forgets matches whose time is over, a bounded number of them.
     pub(crate) fn forget_matches(&mut self) {
-        while let Some((until, id)) = self.ended_matches.front().copied()
-            && until <= self.now
-        {
+        for _ in 0..FORGOTTEN_PER_INPUT {
+            let Some((until, id)) = self.ended_matches.front().copied() else { return };
+            if until > self.now {
+                return;
+            }
             self.ended_matches.pop_front();
             if self.match_of(id).is_some() {
                 self.matches.remove(id.index);

@@ -24,8 +24,8 @@ const TICKET_BYTES_MAX: usize = 4 << 10;
 const ENDED_MS: u64 = 60_000;
 /// but at most so many of them: beyond, the oldest are forgotten, as a burst of cancellations would fill the memory.
 const ENDED_MAX: usize = 100_000;
-/// Ended tickets that one input forgets, about half a millisecond: those of one large tick end together.
-const FORGOTTEN_PER_INPUT: usize = 2_048;
+/// Ended tickets, or matches, that one input forgets, about half a millisecond: those of one large tick end together.
+pub(crate) const FORGOTTEN_PER_INPUT: usize = 2_048;
 /// Tickets in one answer.
 const LIST_MAX: usize = 1_000;
 
@@ -493,33 +493,22 @@ impl Matcher {
             ticket.facts = Facts::default();
         }
         self.queues.list[ticket.queue].live -= 1;
-        let mut players: SmallVec<[u32; 8]> = SmallVec::new();
         for player in &mut ticket.players {
-            players.push(std::mem::replace(&mut player.player, NONE));
-        }
-        for player in players {
+            let player = std::mem::replace(&mut player.player, NONE);
             self.people.players[player].tickets.retain(|ticket| *ticket != index);
             self.people.release(player);
         }
         self.ended_tickets.push_back((self.now + ENDED_MS, index));
     }
 
-    /// Forgets ended tickets that are too many or whose time is over, a bounded number of the latter.
+    /// Forgets ended tickets that are too many or whose time is over, a bounded number of them.
     pub(crate) fn forget_tickets(&mut self) {
-        let many = self.ended_tickets.len().saturating_sub(ENDED_MAX);
-        for _ in 0..many {
-            self.forget_ticket();
-        }
         for _ in 0..FORGOTTEN_PER_INPUT {
-            if self.ended_tickets.front().is_none_or(|(until, _)| *until > self.now) {
+            let Some((until, ticket)) = self.ended_tickets.front().copied() else { return };
+            if until > self.now && self.ended_tickets.len() <= ENDED_MAX {
                 return;
             }
-            self.forget_ticket();
-        }
-    }
-
-    fn forget_ticket(&mut self) {
-        if let Some((_, ticket)) = self.ended_tickets.pop_front() {
+            self.ended_tickets.pop_front();
             self.tickets.discard(ticket);
         }
     }

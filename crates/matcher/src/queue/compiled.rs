@@ -20,6 +20,8 @@ pub(crate) struct Compiled {
     pub(crate) levels: Vec<Level>,
     /// Sides by name, `count` spelled out; their largest sizes.
     pub(crate) sides: Vec<(String, u32)>,
+    /// The largest of those.
+    pub(crate) side_max: u32,
     /// Whether players are kept from those whom they avoid.
     pub(crate) avoids: bool,
     /// Whether any rule but that and those on the main number and latency looks at pairs.
@@ -116,7 +118,19 @@ impl Compiled {
                 rule.weight.is_none() && pair && !by_main
             });
         let avoids = set.rules.iter().any(|rule| is_hard(&rule, RuleKind::Avoid));
-        Ok(Compiled { keys, numbers, main, partition, levels, sides, avoids, other_pair_rules, set })
+        let side_max = sides.iter().map(|(_, max)| *max).max().unwrap_or(0);
+        Ok(Compiled {
+            keys,
+            numbers,
+            main,
+            partition,
+            levels,
+            sides,
+            side_max,
+            avoids,
+            other_pair_rules,
+            set,
+        })
     }
 
     /// The number of a declared key.

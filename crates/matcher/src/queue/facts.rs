@@ -49,11 +49,13 @@ const NO_PING: Ping = Ping { best: f32::INFINITY, worst: f32::INFINITY, sum: 0.0
 /// A party as the rules see it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Facts {
-    pub(crate) players: SmallVec<[PlayerFacts; 1]>,
+    pub(crate) players: Vec<PlayerFacts>,
+    /// Whether any of them would rather not meet somebody: mostly nobody does, and then nothing is looked at elsewhere.
+    pub(crate) avoids: bool,
     /// How many players: those listed, or those of a match that a backfill stands for.
     pub(crate) size: u32,
     /// The party's value by key, of those that are numbers; not a number where it has none.
-    pub(crate) values: SmallVec<[f64; 4]>,
+    pub(crate) values: SmallVec<[f64; 2]>,
     /// By the queue's regions.
     pub(crate) pings: SmallVec<[Ping; 4]>,
 }
@@ -90,11 +92,6 @@ impl Facts {
         mask
     }
 
-    /// Whether anybody of the party would rather not meet somebody.
-    pub(crate) fn avoids(&self) -> bool {
-        self.players.iter().any(|player| !player.avoid.is_empty())
-    }
-
     /// Players of a running match have no latency but in the region that it is played in, where they count as there.
     pub(crate) fn plays_in(&mut self, region: Option<u16>, regions: usize) {
         let here = |at: usize| region.is_none_or(|region| usize::from(region) == at);
@@ -104,8 +101,13 @@ impl Facts {
 
     /// The region in which the party's worst latency is least.
     pub(crate) fn best_region(&self) -> Option<u16> {
-        let best = self.pings.iter().enumerate().min_by(|a, b| a.1.worst.total_cmp(&b.1.worst))?;
-        best.1.worst.is_finite().then_some(best.0 as u16)
+        let mut best = (None, f32::INFINITY);
+        for (region, ping) in (0..).zip(&self.pings) {
+            if ping.worst < best.1 {
+                best = (Some(region), ping.worst);
+            }
+        }
+        best.0
     }
 }
 
@@ -116,9 +118,11 @@ impl Compiled {
     /// What is wrong, with the key.
     pub(crate) fn facts(&self, party: &[PlayerInput<'_>], regions: &mut Vec<Text>) -> Result<Facts, String> {
         let mut facts = Facts { size: party.len() as u32, ..Facts::default() };
+        facts.players.reserve_exact(party.len());
         for player in party {
             facts.players.push(self.player(player)?);
         }
+        facts.avoids = facts.players.iter().any(|player| !player.avoid.is_empty());
         for key in 0..self.numbers {
             facts.values.push(self.party_value(&facts.players, key));
         }

@@ -130,19 +130,15 @@ impl Order {
     }
 
     /// Those before a key and those after it, the nearest first.
-    pub(crate) fn around(
-        &self,
-        key: Key,
-    ) -> (impl Iterator<Item = &(Key, Hot)>, impl Iterator<Item = &(Key, Hot)>) {
+    pub(crate) fn around(&self, key: Key) -> (Before<'_>, After<'_>) {
         let (chunk, place) = self.find(key);
         let own = self.chunks.get(chunk).map_or(&[][..], |all| all);
         let (before, after) = match place {
             Ok(place) => (&own[..place], &own[place + 1..]),
             Err(place) => own.split_at(place),
         };
-        let lower = self.chunks[..chunk].iter().rev().flat_map(|all| all.iter().rev());
-        let upper = self.chunks.iter().skip(chunk + 1).flatten();
-        (before.iter().rev().chain(lower), after.iter().chain(upper))
+        let upper = self.chunks.get(chunk + 1..).unwrap_or_default();
+        (Before { own: before, others: &self.chunks[..chunk] }, After { own: after, others: upper })
     }
 
     /// The same, to be changed.
@@ -159,6 +155,48 @@ impl Order {
         let mut rest = self.chunks[chunk..].iter_mut();
         let own = rest.next().map_or(&mut [][..], |all| &mut all[place..]);
         own.iter_mut().chain(rest.flatten())
+    }
+}
+
+/// Those before a key, the nearest first: the rest of its chunk, then the chunks before.
+pub(crate) struct Before<'a> {
+    own: &'a [(Key, Hot)],
+    others: &'a [Vec<(Key, Hot)>],
+}
+
+impl<'a> Iterator for Before<'a> {
+    type Item = &'a (Key, Hot);
+
+    #[inline]
+    fn next(&mut self) -> Option<&'a (Key, Hot)> {
+        loop {
+            if let Some((next, own)) = self.own.split_last() {
+                self.own = own;
+                return Some(next);
+            }
+            (self.own, self.others) = self.others.split_last()?;
+        }
+    }
+}
+
+/// Those after a key, the nearest first.
+pub(crate) struct After<'a> {
+    own: &'a [(Key, Hot)],
+    others: &'a [Vec<(Key, Hot)>],
+}
+
+impl<'a> Iterator for After<'a> {
+    type Item = &'a (Key, Hot);
+
+    #[inline]
+    fn next(&mut self) -> Option<&'a (Key, Hot)> {
+        loop {
+            if let Some((next, own)) = self.own.split_first() {
+                self.own = own;
+                return Some(next);
+            }
+            (self.own, self.others) = self.others.split_first()?;
+        }
     }
 }
 

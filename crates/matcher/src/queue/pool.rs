@@ -86,7 +86,7 @@ impl Compiled {
             if self.set.expand_clock == Clock::Oldest { self.levels.len() - 1 } else { usize::from(level) };
         let max_ms = self.levels[widest].max_ms;
         let mask = if max_ms.is_finite() { facts.regions_within(max_ms) } else { u64::MAX };
-        Hot { size: facts.size as u8, level, idle: false, cut: false, avoids: facts.avoids(), mask }
+        Hot { size: facts.size as u8, level, idle: false, cut: false, avoids: facts.avoids, mask }
     }
 
     /// How far a party of a level may be from another of the match.
@@ -274,6 +274,10 @@ impl FromIterator<u8> for Sizes {
 }
 
 impl Sizes {
+    fn has_ones(self) -> bool {
+        self.0 & 1 == 1
+    }
+
     /// The numbers of players, up to `most`, that parties of these sizes make together, however many there are: bit n for n.
     fn sums(self, most: u32) -> u128 {
         let mut sums = 1_u128;
@@ -292,8 +296,9 @@ impl Sizes {
 impl Compiled {
     /// Whether an anchor and parties of these sizes could fill the sides at all, if everything else fitted.
     pub(crate) fn adds_up(&self, anchor: u32, others: Sizes) -> bool {
-        let most = self.sides.iter().map(|(_, max)| *max).max().unwrap_or(0);
-        if most >= u128::BITS {
+        let most = self.side_max;
+        // With parties of one, which most are, every number can be made.
+        if most >= u128::BITS || others.has_ones() && anchor <= most {
             return true;
         }
         let (alone, mins) = (others.sums(most), &self.levels[self.levels.len() - 1].mins);

@@ -29,16 +29,20 @@ impl<'a> View<'a> {
         &self.compiled.levels[usize::from(self.level)]
     }
 
-    /// The first hard rule that does not hold, by its number. Those of type `near` are not asked: filling admits nobody
-    /// who violates one.
-    pub(crate) fn first_violation(&self) -> Option<usize> {
-        let open = |rule: &Checkable| rule.is_hard() && rule.rule.kind != RuleKind::Near;
-        self.rules().rules.iter().position(|rule| open(rule) && self.violation(rule) > 0.0)
-    }
-
-    /// The quality of a match, 0 to 1, and its region.
-    pub(crate) fn grade(&self) -> Grade {
+    /// How good a match is, if every hard rule holds. Those of type `near` are not asked: filling admits nobody who violates
+    /// one.
+    pub(crate) fn grade(&self) -> Option<Grade> {
         let rules = &self.rules().rules;
+        let latency = rules.iter().position(|rule| rule.rule.kind == RuleKind::Latency);
+        let region = latency.and_then(|number| self.region(&rules[number]));
+        let is_asked = |rule: &Checkable| rule.is_hard() && rule.rule.kind != RuleKind::Near;
+        for (number, rule) in rules.iter().enumerate().filter(|(_, rule)| is_asked(rule)) {
+            let is_known = latency == Some(number);
+            let violation = if is_known { self.latency(rule, region) } else { self.violation(rule) };
+            if violation > 0.0 {
+                return None;
+            }
+        }
         let weights = &self.compiled.set.quality.weights;
         let soft: Vec<f64> =
             rules.iter().filter_map(|rule| Some(rule.rule.weight? * self.violation(rule))).collect();
@@ -47,8 +51,7 @@ impl<'a> View<'a> {
         } else {
             (1.0 - soft.iter().sum::<f64>() / soft.len() as f64).clamp(0.0, 1.0)
         };
-        let latency = rules.iter().find(|rule| rule.rule.kind == RuleKind::Latency);
-        let (region, near) = match latency.and_then(|rule| Some((self.region(rule)?, rule))) {
+        let (region, near) = match region.zip(latency.map(|number| &rules[number])) {
             Some(((region, worst), rule)) => {
                 let max = rule.rule.max_ms.unwrap_or(1.0).max(1.0);
                 (Some(region), (1.0 - worst / max).clamp(0.0, 1.0))
@@ -58,7 +61,7 @@ impl<'a> View<'a> {
         // A latency term of zero at the very limit would make such a match worthless: the limit is what was asked for.
         let latency = if weights.latency == 0.0 { 1.0 } else { near.max(0.05).powf(weights.latency) };
         let quality = self.skill_quality().powf(weights.skill) * kept.powf(weights.soft) * latency;
-        Grade { quality: quality.clamp(0.0, 1.0), region }
+        Some(Grade { quality: quality.clamp(0.0, 1.0), region })
     }
 
     /// How even the sides are by the rating: 1 without one.
@@ -105,7 +108,7 @@ impl<'a> View<'a> {
                 Attr::Number(value) => value,
                 _ => 0.0,
             }),
-            RuleKind::Latency => self.latency(rule),
+            RuleKind::Latency => self.latency(rule, self.region(rule)),
             RuleKind::Avoid => unless(!self.has_avoided()),
             RuleKind::WinChance => {
                 let gap = (2.0 * win_chance(&self.skills(0), &self.skills(1)) - 1.0).abs();
@@ -229,11 +232,10 @@ impl<'a> View<'a> {
         sums.into_iter().map(|sum| over(sum, max).max(over(min, sum))).fold(0.0, f64::max)
     }
 
-    fn latency(&self, rule: &Checkable) -> f64 {
-        if rule.missing == Missing::Any && self.parties().all(|facts| facts.pings.is_empty()) {
-            return 0.0;
-        }
-        unless(self.region(rule).is_some())
+    /// Of a latency rule with what [`region`](View::region) found for it.
+    fn latency(&self, rule: &Checkable, region: Option<(u16, f64)>) -> f64 {
+        let is_free = || rule.missing == Missing::Any && self.parties().all(|facts| facts.pings.is_empty());
+        unless(region.is_some() || is_free())
     }
 
     /// The best region that a latency rule allows, and the worst latency there.
@@ -243,16 +245,19 @@ impl<'a> View<'a> {
         let regions = parties().map(|facts| facts.pings.len()).max()?;
         let max = rule.rule.max_ms.unwrap_or(f64::INFINITY);
         let mut best: Option<(u16, f64, f64)> = None;
-        for region in 0..regions {
+        'regions: for region in 0..regions {
             let (mut low, mut high, mut sum, mut count) = (f64::INFINITY, 0.0_f64, 0.0, 0.0);
             for facts in parties() {
                 let ping = facts.ping(region);
+                if f64::from(ping.worst) > max {
+                    continue 'regions;
+                }
                 low = low.min(f64::from(ping.best));
                 high = high.max(f64::from(ping.worst));
                 sum += f64::from(ping.sum);
                 count += f64::from(facts.size);
             }
-            if high > max || rule.rule.relative_ms.is_some_and(|relative| high - low > relative) {
+            if rule.rule.relative_ms.is_some_and(|relative| high - low > relative) {
                 continue;
             }
             let score = match rule.rule.choose.unwrap_or_default() {
@@ -267,6 +272,9 @@ impl<'a> View<'a> {
     }
 
     fn has_avoided(&self) -> bool {
+        if !self.parties().any(|facts| facts.avoids) {
+            return false;
+        }
         let anybody = |role: u64| self.players().any(|player| player.role == role);
         self.players().any(|player| player.avoid.iter().any(|role| anybody(*role)))
     }

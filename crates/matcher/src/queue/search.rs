@@ -130,23 +130,21 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
 
     /// The nearest tickets that the anchor may meet, in order of distance.
     fn gather(&mut self, start: &Start<'a>, limit: usize, found: &mut Vec<Candidate>) {
-        let (left, right) = self.partition.order.around(start.key);
-        let (mut left, mut right) = (left.peekable(), right.peekable());
         let anchor = number(start.key.0);
+        let apart = |entry: &'a (Key, Hot)| ((number(entry.0.0) - anchor).abs(), entry);
+        let (left, right) = self.partition.order.around(start.key);
+        let (mut left, mut right) = (left.map(apart).peekable(), right.map(apart).peekable());
         let reach = self.compiled.reach(start.hot.level);
         let roomiest = start.open.iter().copied().max().unwrap_or(0);
         self.cut = false;
         for visit in 0.. {
-            let before = left.peek().map(|(key, _)| anchor - number(key.0));
-            let after = right.peek().map(|(key, _)| number(key.0) - anchor);
-            let next = match (before, after) {
-                (Some(before), Some(after)) if before <= after => left.next(),
+            let next = match (left.peek(), right.peek()) {
+                (Some((before, _)), Some((after, _))) if before <= after => left.next(),
                 (Some(_), None) => left.next(),
                 (_, Some(_)) => right.next(),
                 (None, None) => return,
             };
-            let Some((key, hot)) = next else { return };
-            let distance = (number(key.0) - anchor).abs();
+            let Some((distance, (key, hot))) = next else { return };
             if distance > reach {
                 return;
             }
@@ -239,7 +237,7 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
             floor: value - reach,
             ceiling: value + reach,
             mask: start.hot.mask,
-            avoids: start.fixed.iter().flatten().any(|facts| facts.avoids()),
+            avoids: start.fixed.iter().flatten().any(|facts| facts.avoids),
             chosen: SmallVec::new(),
             open: SmallVec::from_slice(&start.open),
             sums: SmallVec::from_elem(0.0, start.open.len()),
@@ -263,9 +261,7 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
         };
         let sides = self.state.open.len();
         match policy {
-            PartyPolicy::Any => candidates.iter().for_each(|candidate| {
-                self.add(candidate, None);
-            }),
+            PartyPolicy::Any => self.add_all(candidates.iter()),
             PartyPolicy::LargeVsLarge => {
                 let large = |hot: &Hot| self.search.compiled.is_large(u32::from(hot.size));
                 if large(&self.start.hot) {
@@ -275,13 +271,9 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
                     for side in (0..sides).filter(|side| *side != own) {
                         large().find(|candidate| self.add(candidate, Some(side)))?;
                     }
-                    large().for_each(|candidate| {
-                        self.add(candidate, None);
-                    });
+                    self.add_all(large());
                 }
-                for candidate in candidates.iter().filter(|candidate| !large(&candidate.hot)) {
-                    self.add(candidate, None);
-                }
+                self.add_all(candidates.iter().filter(|candidate| !large(&candidate.hot)));
             }
             PartyPolicy::SameSize => {
                 self.add_even(u32::from(self.start.hot.size), candidates, 1)?;
@@ -295,6 +287,16 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
             }
         }
         Some(())
+    }
+
+    /// Adds whom it can until every place is taken.
+    fn add_all<'c>(&mut self, candidates: impl Iterator<Item = &'c Candidate>) {
+        for candidate in candidates {
+            if self.state.open.iter().all(|open| *open == 0) {
+                return;
+            }
+            self.add(candidate, None);
+        }
     }
 
     /// Adds a party of a size to each side from the `from`th on, or to none.
@@ -456,16 +458,15 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
         self.exchange();
         let sides = self.sides();
         let view = View { compiled, sides: &sides, level: self.state.level };
-        if view.first_violation().is_some() {
-            return None;
-        }
-        let grade = view.grade();
+        let grade = view.grade()?;
         if grade.quality < level.quality_min {
             return None;
         }
         let of_side = |side: usize| {
             let chosen = self.state.chosen.iter().filter(move |other| usize::from(other.side) == side);
-            chosen.map(|other| other.ticket).collect()
+            let mut tickets = Vec::with_capacity(self.taken(side));
+            tickets.extend(chosen.map(|other| other.ticket));
+            tickets
         };
         let tickets = (0..self.state.open.len()).map(of_side).collect();
         Some(Filling {
@@ -474,6 +475,11 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
             quality: grade.quality,
             region: grade.region,
         })
+    }
+
+    /// Players placed on a side, each party of which has one or more.
+    fn taken(&self, side: usize) -> usize {
+        (self.start.open[side] - self.state.open[side]) as usize
     }
 
     fn keeps_policy(&self, policy: PartyPolicy) -> bool {
@@ -503,7 +509,9 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
     }
 
     fn sides(&self) -> Vec<Vec<Placed<'a>>> {
-        let mut sides: Vec<Vec<Placed<'a>>> = vec![Vec::new(); self.state.open.len()];
+        let fixed = |side: usize| self.start.fixed.get(side).map_or(0, Vec::len);
+        let side = |side: usize| Vec::with_capacity(fixed(side) + self.taken(side));
+        let mut sides: Vec<Vec<Placed<'a>>> = (0..self.state.open.len()).map(side).collect();
         for (side, fixed) in self.start.fixed.iter().enumerate() {
             sides[side].extend(fixed.iter().map(|facts| (*facts, self.start.hot.level)));
         }
@@ -543,19 +551,22 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
 
     /// The exchange that brings two sides closest, if any brings them closer.
     fn best_exchange(&self, shares: &[f64]) -> Option<(usize, usize)> {
-        let (chosen, sums) = (&self.state.chosen, &self.state.sums);
+        let sums = &self.state.sums;
+        let on = |side: usize| {
+            let chosen = self.state.chosen.iter().enumerate();
+            chosen.filter(|(_, party)| usize::from(party.side) == side).collect::<SmallVec<[_; 8]>>()
+        };
+        let sides: SmallVec<[_; 2]> = (0..sums.len()).map(on).collect();
         let mut best: Option<(f64, usize, usize)> = None;
-        for (a, first) in chosen.iter().enumerate() {
-            for (b, second) in chosen.iter().enumerate().skip(a + 1) {
-                if first.side == second.side || first.size != second.size {
-                    continue;
-                }
-                let (one, two) = (usize::from(first.side), usize::from(second.side));
-                let apart = sums[one] * shares[one] - sums[two] * shares[two];
-                let moved = first.weight_over(second) * (shares[one] + shares[two]);
-                let gain = apart.abs() - (apart - moved).abs();
-                if gain > 1e-9 && best.is_none_or(|(most, ..)| gain > most) {
-                    best = Some((gain, a, b));
+        for (one, two) in (0..sides.len()).flat_map(|two| (0..two).map(move |one| (one, two))) {
+            let apart = sums[one] * shares[one] - sums[two] * shares[two];
+            let share = shares[one] + shares[two];
+            for (a, first) in &sides[one] {
+                for (b, second) in sides[two].iter().filter(|(_, second)| second.size == first.size) {
+                    let gain = apart.abs() - (apart - first.weight_over(second) * share).abs();
+                    if gain > 1e-9 && best.is_none_or(|(most, ..)| gain > most) {
+                        best = Some((gain, *a, *b));
+                    }
                 }
             }
         }
@@ -573,8 +584,7 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
 impl Compiled {
     /// Whether a party takes half a side or more.
     pub(crate) fn is_large(&self, size: u32) -> bool {
-        let side = self.sides.iter().map(|(_, max)| *max).max().unwrap_or(1);
-        2 * size >= side
+        2 * size >= self.side_max
     }
 
     fn weight(&self, facts: &Facts) -> f64 {
