@@ -8,6 +8,7 @@ mod handover;
 mod interest;
 mod objects;
 mod rates;
+mod recorded;
 mod recovery;
 mod wrong_input;
 
