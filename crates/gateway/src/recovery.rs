@@ -316,6 +316,8 @@ impl Shard {
                 channel.set_owner(board, Some(conn));
             }
             channel.restore(board, place, version);
+            // Distances have changed meanwhile.
+            self.rate(conn, id);
             if owns && id == ChannelId::GLOBAL {
                 self.announce_global_owner(Some(conn));
             }
@@ -378,6 +380,7 @@ impl Shard {
             }
         }
         self.settle_owners(conn);
+        self.settle_interest(conn);
     }
 }
 

@@ -12,7 +12,7 @@ use throng_wire::channeldpb::{
 use throng_wire::unrealpb::UnrealObjectRef;
 
 use super::{Entity, Membership};
-use crate::channel::{Subscribed, merge_options};
+use crate::channel::{LostPlace, Options, RateBy, Subscribed, merge_options};
 use crate::ids::{ChannelId, ConnId, ConnKind};
 use crate::mail::{Head, NewChannel};
 use crate::reason::Refusal;
@@ -129,15 +129,25 @@ impl Shard {
         Ok(())
     }
 
-    /// Every client is subscribed to a well-known entity.
+    /// Every client is subscribed to a well-known entity, those that are away when they return.
     fn subscribe_everybody(&mut self, id: ChannelId) {
         let Some(global) = &self.global else { return };
+        let away = global.lost.iter().filter(|(_, lost)| lost.kind == ConnKind::Client);
+        let mut away: Vec<ConnId> = away.map(|(&conn, _)| conn).collect();
+        away.sort_unstable();
         let clients =
             global.entries.iter().filter(|(_, entry)| entry.kind == ConnKind::Client && entry.authenticated);
         let mut clients: Vec<ConnId> = clients.map(|(&conn, _)| conn).collect();
         clients.sort_unstable();
         for conn in clients {
             self.subscribe_client(id, conn, None);
+        }
+        let Some(channel) = self.channels.get_mut(&id) else { return };
+        for conn in away {
+            let options = Options::new(&channel.settings, None);
+            let subscription = Some((options, RateBy::Default, self.board.now));
+            channel.lost.push(LostPlace { conn, kind: ConnKind::Client, was_owner: false, subscription });
+            self.board.add_place(conn, id);
         }
     }
 

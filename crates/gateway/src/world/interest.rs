@@ -36,7 +36,7 @@ impl Shard {
                 return Err(Refusal::Permission);
             }
         }
-        if !self.board.peers.contains_key(&target) {
+        if !self.board.peers.contains_key(&target) && !self.is_lost(target) {
             return Err(Refusal::UnknownConnection);
         }
         let query = area(&request.query.ok_or(Refusal::BadBody)?);
@@ -46,12 +46,18 @@ impl Shard {
         Ok(())
     }
 
-    /// Subscribes a live connection to the cells of an interest, and to no others.
+    /// Subscribes a connection to the cells of an interest, and to no others; a lost one when it has returned.
     pub(super) fn set_interest(&mut self, target: ConnId, interest: Interest) {
         let config = Arc::clone(&self.board.config);
+        let is_lost = self.is_lost(target);
         let Some(world) = &mut self.world else { return };
+        if is_lost {
+            world.missed.insert(target, interest);
+            return;
+        }
         let Some(&peer) = self.board.peers.get(&target) else { return };
         let Some(address) = self.board.address(target) else { return };
+        world.missed.remove(&target);
         let before = world.interests.insert(target, interest.clone()).unwrap_or_default();
         self.board.stats.interest_updates += 1;
 
@@ -99,6 +105,17 @@ impl Shard {
                 }
             }
         }
+    }
+
+    /// A connection has returned: what its interest has become meanwhile.
+    pub(crate) fn settle_interest(&mut self, conn: ConnId) {
+        if let Some(missed) = self.world.as_mut().and_then(|world| world.missed.remove(&conn)) {
+            self.set_interest(conn, missed);
+        }
+    }
+
+    fn is_lost(&self, conn: ConnId) -> bool {
+        self.global.as_ref().is_some_and(|global| global.lost.contains_key(&conn))
     }
 
     /// The interest of a client follows its entity, where that is configured.

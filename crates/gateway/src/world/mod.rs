@@ -71,6 +71,8 @@ pub(crate) struct World {
     well_known: BTreeSet<ChannelId>,
     /// Interest of connections as last asked for; what they are subscribed to may differ.
     interests: IdMap<ConnId, Interest>,
+    /// Interest that was asked for lost connections, in force when they have returned.
+    missed: IdMap<ConnId, Interest>,
     locators: Vec<(Arc<Plan>, Arc<Locator>)>,
     /// Rates by distance, where the gateway sets them.
     lod: Option<lod::LodIndex>,
@@ -149,6 +151,7 @@ impl World {
             waiting: BTreeMap::new(),
             well_known: BTreeSet::new(),
             interests: IdMap::with_hasher(hasher),
+            missed: IdMap::with_hasher(hasher),
             locators: Vec::new(),
             lod: config.spatial.lod.as_ref().map(|lod| lod::LodIndex::new(lod, hasher)),
             scales: balance::Scales::default(),
@@ -162,6 +165,7 @@ impl World {
             return;
         }
         self.spatial.remove(&conn);
+        self.missed.remove(&conn);
         // Its id will be another's, who has no part in what it leaves behind.
         for id in self.avatars.remove(&conn).unwrap_or_default() {
             if let Some(entity) = self.entities.get_mut(&id) {

@@ -89,3 +89,104 @@ fn another_server_takes_the_slot_of_one_that_never_returns() {
     move_to(&mut world, back, E + 1, 6.0);
     assert_eq!(world.refused(Refusal::WriteAccess), 1);
 }
+
+/// Logs a client in, or resumes as the one that had the token; its new token, and what it was subscribed to.
+fn log_in(world: &mut World, token: &[u8]) -> (Id, Vec<u8>, Vec<(u32, u32)>) {
+    let client = world.connect(ConnKind::Client);
+    let body = AuthMessage {
+        player_identifier_token: "ann".into(),
+        login_token: "lt".into(),
+        resume_token: Some(token.to_vec()),
+    };
+    world.send(client, [Send::new(MessageType::Auth, &body)]);
+    world.run_ms(1500);
+    let got = world.take(client);
+    let result: AuthResultMessage = got[0].decode();
+    assert_eq!(result.should_recover, !token.is_empty());
+    (client, result.resume_token, subscriptions(&got))
+}
+
+// Its servers are not told that it is away, so they do not ask again.
+#[test]
+fn a_client_that_resumes_sees_what_was_asked_for_while_it_was_away() {
+    for follow_radius in [0.0, 4.0] {
+        let mut config = config(4, 1);
+        config.spatial.follow_radius = follow_radius;
+        let mut world = world(config);
+        let a = spatial_server(&mut world, "a");
+        let (client, token, _) = log_in(&mut world, b"");
+        let conn = world.conn(client);
+        let go = |world: &mut World, x: f32| match follow_radius > 0.0 {
+            true => move_to(world, a, E + 1, x),
+            false => interest(world, a, conn, x.into(), 4.0),
+        };
+        create_avatar(&mut world, a, CELL, E + 1, 5.0, conn);
+        go(&mut world, 5.0);
+        assert_eq!(subscriptions(&world.take(client)), [(6, CELL)]);
+        world.close(client);
+        go(&mut world, 15.0);
+        go(&mut world, 25.0);
+        let (client, _, mut got) = log_in(&mut world, &token);
+        got.retain(|(_, channel)| *channel < E);
+        assert_eq!(got, [(7, CELL), (6, CELL + 2)], "follow {follow_radius}");
+        // What is asked for later holds, and what was asked for of one who never returned is nobody's.
+        world.close(client);
+        go(&mut world, 35.0);
+        world.jump_to_ms(3_600_000);
+        assert_eq!(world.refused(Refusal::UnknownConnection), 0);
+        interest(&mut world, a, conn, 5.0, 4.0);
+        assert_eq!(world.refused(Refusal::UnknownConnection), 1);
+    }
+}
+
+#[test]
+fn a_client_that_resumes_gets_the_rates_of_where_things_have_come_meanwhile() {
+    let mut world = world(with_rates());
+    let a = spatial_server(&mut world, "a");
+    let (client, token, _) = log_in(&mut world, b"");
+    let conn = world.conn(client);
+    create_avatar(&mut world, a, CELL, E + 1, 5.0, conn);
+    create_entity(&mut world, a, CELL + 30, E + 9, 305.0);
+    let body = SubscribedToChannelMessage { conn_id: 0, sub_options: None };
+    world.send(client, [Send::new(MessageType::SubToChannel, &body).to(E + 9)]);
+    world.run_ms(500);
+    world.close(client);
+    move_to(&mut world, a, E + 9, 6.0);
+    let (client, ..) = log_in(&mut world, &token);
+    world.take(client);
+    for step in 0..100 {
+        move_to(&mut world, a, E + 9, 6.0 + (step % 2) as f32 * 0.01);
+        world.run_ms(10);
+    }
+    let updates = world.take(client).iter().filter(|got| got.msg_type == 8 && got.channel == E + 9).count();
+    assert!((18..=22).contains(&updates), "{updates} updates in a second, not 20");
+}
+
+#[test]
+fn a_client_that_resumes_gets_the_well_known_entities_that_were_made_while_it_was_away() {
+    let mut world = world(config(2, 1));
+    let a = spatial_server(&mut world, "a");
+    let (client, token, _) = log_in(&mut world, b"");
+    world.close(client);
+    let well_known = |id: u32| CreateEntityChannelMessage {
+        entity_id: id,
+        data: Some(data(5.0, Some(id), 0)),
+        is_well_known: true,
+        ..Default::default()
+    };
+    for id in [E + 1, E + 2] {
+        world.send(a, [Send::new(MessageType::CreateEntityChannel, &well_known(id)).to(CELL)]);
+    }
+    world.send(a, [Send::new(MessageType::RemoveChannel, &RemoveChannelMessage { channel_id: E + 2 })]);
+    let (client, ..) = log_in(&mut world, &token);
+    move_to(&mut world, a, E + 1, 6.0);
+    world.run_ms(200);
+    let got = world.take(client);
+    assert_eq!(got.iter().filter(|got| got.msg_type == 8 && got.channel == E + 1).count(), 1, "{got:?}");
+    // One that does not return leaves nothing behind.
+    world.close(client);
+    world.send(a, [Send::new(MessageType::CreateEntityChannel, &well_known(E + 3)).to(CELL)]);
+    world.jump_to_ms(3_600_000);
+    let view = world.shards[0].channels().find(|view| view.id.0 == E + 3).expect("exists");
+    assert_eq!(view.lost, 0);
+}
