@@ -486,7 +486,7 @@ impl Matcher {
             Timer::Grace(server) => self.give_up_server(server, notices),
             Timer::Tick(queue) => self.begin_tick(queue, at),
             Timer::Proposal(id) => self.end_proposal(id, notices),
-            Timer::Assign(id) => self.end_unassigned(id, "no_server", notices),
+            Timer::Assign(id) => self.end_without_server(id, notices),
             Timer::Backfill(id) => self.end_unconfirmed(id, notices),
             Timer::Updates(queue) => self.send_updates(queue, notices),
             Timer::Period(pool) => self.end_rating_period(&pool),

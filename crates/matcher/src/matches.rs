@@ -432,9 +432,7 @@ impl Matcher {
         } else if asks {
             self.matches[index].stage = Stage::Assigning;
             let found = self.matches[index].id;
-            if !self.ask_for_server(found, room) {
-                self.end_unassigned(found, "policy_unavailable", notices);
-            }
+            self.ask_for_server(found, room);
         } else {
             self.make_ready(index, until, None, notices);
         }

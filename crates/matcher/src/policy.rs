@@ -14,18 +14,20 @@ use throng_wire::fields;
 use throng_wire::matcher::{Method, Status, Type, write_bool, write_bytes, write_nested, write_u64};
 use throng_wire::write_varint;
 
+use crate::claims::Limit;
 use crate::config::{Caller, HookPoint, Scope};
 use crate::id::Id;
 use crate::info::{DataMap, ROOM_DATA_FIELD, bytes, entry, text};
 use crate::matcher::Matcher;
 use crate::notices::Notices;
 use crate::problem::{Outcome, Problem};
+use crate::queue::Assign;
 use crate::room::{CreateInfo, Newcomer};
 use crate::timers::Timer;
 
-/// Questions that wait for a verdict, of all shards; beyond its part of them, a shard's requests fail at once.
-const PENDING_MAX: usize = 1_000;
-/// Requests that wait behind questions about their rooms, of all shards; beyond, they are refused as `OVERLOADED`.
+/// Questions that wait for a verdict, of all shards; beyond, requests fail at once.
+pub(crate) const PENDING_MAX: usize = 1_000;
+/// Requests that wait behind questions about their rooms, of each shard; beyond, they are refused as `OVERLOADED`.
 const WAITING_MAX: usize = 10_000;
 /// A request that waited longer is not executed any more.
 const WAIT_MS: u64 = 3_000;
@@ -210,10 +212,13 @@ struct Pending {
 
 /// Why the request under way cannot go on.
 #[derive(Debug)]
-struct Stop {
-    room: Option<Id>,
-    /// What to ask; without it, the request waits for the end of another question about the room.
-    question: Option<(HookPoint, u16, Vec<u8>)>,
+enum Stop {
+    /// The policy of a mode is to be asked, about a room that is there or yet to be made.
+    Ask { room: Option<Id>, point: HookPoint, mode: u16, body: Vec<u8> },
+    /// It waits for the end of another question about the room.
+    Behind(Id),
+    /// It would ask, but this shard has no question left; another may have.
+    Lacks,
 }
 
 /// Everything that waits for policies.
@@ -305,7 +310,7 @@ impl Matcher {
         }
         let room = room_named(asked.method, asked.body).and_then(Id::parse);
         let room = room.filter(|room| self.hooks.held.contains_key(room))?;
-        Some(self.keep(Stop { room: Some(room), question: None }, caller, asked, answer))
+        Some(self.keep(Stop::Behind(room), caller, asked, answer))
     }
 
     fn keep(
@@ -315,20 +320,25 @@ impl Matcher {
         asked: &mut Asked<'_>,
         answer: &mut Vec<u8>,
     ) -> Handled {
-        if stop.question.is_none() && self.hooks.waiting >= self.shard.part_of(WAITING_MAX) {
+        if matches!(stop, Stop::Behind(_)) && self.hooks.waiting >= WAITING_MAX {
             let problem = Problem::new(Status::Overloaded, "too many requests wait for policies; try again");
             problem.write(answer);
             return Handled::Done(problem.status);
         }
         let kept = self.keep_request(caller, asked);
         let number = kept.number;
-        match (stop.question, stop.room) {
-            (Some((point, mode, body)), room) => self.ask(point, mode, body, room, Waiter::Request(kept)),
-            (None, Some(room)) => {
+        if !matches!(stop, Stop::Lacks) {
+            self.has_question(number);
+        }
+        match stop {
+            Stop::Ask { room, point, mode, body } => {
+                self.ask(point, mode, body, room, Waiter::Request(kept));
+            }
+            Stop::Behind(room) => {
                 self.hooks.held.entry(room).or_default().push_back(kept);
                 self.hooks.waiting += 1;
             }
-            (None, None) => {}
+            Stop::Lacks => self.wait_for_question(kept),
         }
         Handled::Waits(number)
     }
@@ -443,11 +453,12 @@ impl Matcher {
             }
             return Ok(verdict.clone());
         }
-        if self.hooks.pending.len() >= self.shard.part_of(PENDING_MAX) {
+        if !self.has_left(Limit::Questions) {
+            self.hooks.stop = self.may_get_question().then_some(Stop::Lacks);
             return Err(Problem::new(Status::PolicyUnavailable, "too many questions to policies are open"));
         }
         let body = self.question(point, mode, write);
-        self.hooks.stop = Some(Stop { room, question: Some((point, mode, body)) });
+        self.hooks.stop = Some(Stop::Ask { room, point, mode, body });
         Err(Problem::new(Status::PolicyUnavailable, "the policy is asked"))
     }
 
@@ -484,7 +495,7 @@ impl Matcher {
         }
         match waits {
             Some(room) => {
-                self.hooks.stop = Some(Stop { room: Some(room), question: None });
+                self.hooks.stop = Some(Stop::Behind(room));
                 Err(Problem::new(Status::PolicyUnavailable, "the room waits for its policy"))
             }
             None => Ok(None),
@@ -606,11 +617,41 @@ impl Matcher {
         let _ = changes.set_data(&mut room.data);
     }
 
-    /// Asks for the server of a match whose room is there. Whether the question is out.
-    pub(crate) fn ask_for_server(&mut self, found: Id, room: u32) -> bool {
-        if self.hooks.pending.len() >= self.shard.part_of(PENDING_MAX) {
-            return false;
+    /// Asks for the server of a match whose room is there, where another shard has a question left as soon as that gave it.
+    pub(crate) fn ask_for_server(&mut self, found: Id, room: u32) {
+        if self.has_left(Limit::Questions) {
+            self.ask_for_server_now(found, room);
+        } else if self.may_ask_others() {
+            self.wait_for_question_of_match(found);
+        } else {
+            self.go_without_question(found);
         }
+    }
+
+    /// All shards were asked for a question for a match.
+    pub(crate) fn ask_for_server_at_last(&mut self, found: Id) {
+        match self.room_that_waits(found) {
+            Some(room) if self.has_left(Limit::Questions) => self.ask_for_server_now(found, room),
+            _ => self.go_without_question(found),
+        }
+    }
+
+    /// No shard has a question left: the match ends as if the policy had not answered in time. Not at once: its tickets would
+    /// be matched again in the same tick, again and again for as long as the others' questions are open.
+    fn go_without_question(&mut self, found: Id) {
+        self.timers.set(self.now + self.config.policy_timeout_ms, Timer::Assign(found));
+    }
+
+    /// Nobody gave a match its server in time.
+    pub(crate) fn end_without_server(&mut self, found: Id, notices: &mut Notices) {
+        let asks = self.match_of(found).is_some_and(|index| {
+            self.queues.list[self.matches[index].queue].rules().set.assign == Assign::Policy
+        });
+        let reason = if asks { "policy_unavailable" } else { "no_server" };
+        self.end_unassigned(found, reason, notices);
+    }
+
+    fn ask_for_server_now(&mut self, found: Id, room: u32) {
         let (mode, id) = (self.rooms[room].mode, self.rooms[room].id);
         let body = self.question(HookPoint::OnCreate, mode, |matcher, out| {
             write_nested(out, 3, |out| matcher.write_room(room, None, out));
@@ -619,7 +660,6 @@ impl Matcher {
             }
         });
         self.ask(HookPoint::OnCreate, mode, body, Some(id), Waiter::Match(found));
-        true
     }
 
     fn policy_gave_server(&mut self, found: Id, verdict: Option<Verdict>, notices: &mut Notices) {

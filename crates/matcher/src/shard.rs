@@ -32,11 +32,6 @@ impl Shard {
         self.count == 1
     }
 
-    /// An even part of what all shards may have, at least one.
-    pub(crate) fn part_of(self, most: usize) -> usize {
-        (most / usize::from(self.count)).max(1)
-    }
-
     /// The shard of a mode, queue, player or rating pool.
     pub(crate) fn of_name(self, name: &[u8]) -> u16 {
         shard_of_name(name, self.count)

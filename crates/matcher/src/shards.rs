@@ -25,7 +25,7 @@ pub struct Shards {
 }
 
 /// First bytes of a snapshot of several shards.
-const SNAPSHOT_MAGIC: &[u8] = b"throng-shards-2\n";
+const SNAPSHOT_MAGIC: &[u8] = b"throng-shards-3\n";
 
 #[derive(Serialize)]
 struct Written<'a> {

@@ -5,10 +5,14 @@ mod world;
 use std::collections::BTreeMap;
 
 use throng_matcher::{
-    Config, Handled, HookPoint, Matcher, ModeRules, Notices, Question, QueueRules, Verdict,
+    Config, Handled, HookPoint, Matcher, ModeRules, Notices, Question, QueueRules, Route, Verdict, route,
 };
 use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
 use world::{START, World, role, to_mode, to_room};
+
+/// A queue whose matches get their server from their mode's policy.
+const ONE_VS_ONE: &str = r#"{"name": "m", "tick_ms": 100, "assign": "policy", "rules": [],
+    "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}]}"#;
 
 /// A mode `m` of four whose policy is asked at `points`.
 fn world(points: &[HookPoint]) -> World {
@@ -171,24 +175,131 @@ fn only_the_room_of_an_open_question_waits() {
     assert_eq!(answered(&mut world, held).0, Status::NotAMember);
 }
 
-#[test]
-fn at_most_a_thousand_questions_are_open() {
-    let mut world = world(&[HookPoint::OnCreate]);
-    for index in 0..1_000 {
-        waits(world.begin(Method::ROLE_CREATE_ROOM, to_mode(&format!("r{index}"), "m")));
+/// Two modes and what is waited for in them, on so many shards.
+struct Many(World);
+
+impl Many {
+    fn new(shards: u16, queues: Vec<QueueRules>) -> Many {
+        let mut config = Config { queues, ..config(&[HookPoint::OnCreate, HookPoint::OnDeletingRole]) };
+        // Of 2, 3 and 5 shards, each of these is on one of its own.
+        config.modes.insert(OTHER.to_owned(), config.modes["m"].clone());
+        Many(World::of_shards(config, shards))
     }
-    assert_eq!(world.matcher().open_questions(), 1_000);
-    let beyond = world.begin(Method::ROLE_CREATE_ROOM, to_mode("beyond", "m"));
-    assert_eq!(beyond, Handled::Done(Status::PolicyUnavailable));
-    world.pass(200);
-    assert_eq!((world.matcher().open_questions(), world.counts().players), (0, 0));
+
+    fn open(&self) -> usize {
+        (0..self.0.shards.count()).map(|shard| self.0.shards.shard(shard).open_questions()).sum()
+    }
+
+    /// Makes rooms until so many questions more are open.
+    fn create(&mut self, mode: &str, count: usize) {
+        let before = self.open();
+        for index in before..before + count {
+            self.0.begin(Method::ROLE_CREATE_ROOM, to_mode(&format!("r{index}"), mode));
+        }
+        assert_eq!(self.0.take_answered(), [], "all wait");
+        assert_eq!(self.open(), before + count);
+    }
+
+    /// What comes of one request more.
+    fn beyond(&mut self, method: u16, body: Writer) -> Status {
+        match self.0.begin(method, body) {
+            Handled::Done(status) => status,
+            Handled::Waits(_) => self.0.take_answered()[0],
+        }
+    }
+}
+
+const OTHER: &str = "n";
+
+fn shard_of(mode: &str, shards: u16) -> u16 {
+    match route(Method::ROLE_CREATE_ROOM, &to_mode("ann", mode).into_bytes(), shards) {
+        Route::One(shard) => shard,
+        Route::All => panic!("a mode has one shard"),
+    }
+}
+
+#[test]
+fn at_most_a_thousand_questions_are_open_whatever_the_shards() {
+    for shards in [1, 2, 3, 5] {
+        let mut many = Many::new(shards, Vec::new());
+        assert!(shards == 1 || shard_of(OTHER, shards) != shard_of("m", shards));
+        many.create("m", 999);
+        many.create(OTHER, 1);
+        for mode in ["m", OTHER] {
+            let refused = many.beyond(Method::ROLE_CREATE_ROOM, to_mode("beyond", mode));
+            assert_eq!(refused, Status::PolicyUnavailable, "{shards} shards");
+        }
+        many.0.pass(200);
+        let answered = many.0.take_answered();
+        assert!(answered.len() == 1_000 && answered.iter().all(|s| *s == Status::PolicyUnavailable));
+        assert_eq!((many.open(), many.0.counts().players), (0, 0));
+        // What one mode has had, the other gets back.
+        many.create(OTHER, 1_000);
+        many.0.pass(5_000);
+        many.0.check_idle(shards > 1);
+    }
+}
+
+#[test]
+fn a_request_without_claims_gets_a_question_of_another_shard() {
+    for shards in [1, 2, 3, 5] {
+        let mut many = Many::new(shards, Vec::new());
+        let home = shard_of("m", shards);
+        many.0.begin(Method::ROLE_CREATE_ROOM, to_mode("ann", "m"));
+        let asked = many.0.shards.shard_mut(home).poll_question().unwrap();
+        many.0.verdict_on(home, asked.id, Some(&Verdict::default()));
+        let answered = many.0.shards.shard_mut(home).poll_answered().unwrap();
+        let room = Reader::new(&answered.body).unwrap().nested(1).unwrap().str(1).unwrap().to_owned();
+        many.create(OTHER, 1_000);
+        let leaves = || Writer::new().str(1, "ann").str(2, &room);
+        let refused = many.beyond(Method::ROLE_LEAVE_ROOM, leaves());
+        assert_eq!(refused, Status::PolicyUnavailable, "{shards} shards");
+        let other = shard_of(OTHER, shards);
+        let asked = many.0.shards.shard_mut(other).poll_question().unwrap();
+        many.0.verdict_on(other, asked.id, None);
+        assert_eq!(many.0.take_answered(), [Status::PolicyUnavailable]);
+        waits(many.0.begin(Method::ROLE_LEAVE_ROOM, leaves()));
+        assert_eq!((many.open(), many.0.take_answered()), (1_000, vec![]), "{shards} shards");
+        let shard = many.0.shards.shard_mut(home);
+        let asked = std::iter::from_fn(|| shard.poll_question()).last().unwrap();
+        assert_eq!(asked.point, HookPoint::OnDeletingRole);
+        many.0.verdict_on(home, asked.id, Some(&Verdict::default()));
+        assert_eq!(many.0.take_answered(), [Status::Ok]);
+        many.0.pass(5_000);
+        many.0.check_idle(shards > 1);
+    }
+}
+
+#[test]
+fn a_match_gets_a_question_of_another_shard_or_its_tickets_search_on() {
+    for shards in [1, 2, 3, 5] {
+        let mut many = Many::new(shards, vec![QueueRules::parse(ONE_VS_ONE.as_bytes()).unwrap()]);
+        many.0.session("s", true);
+        many.create(OTHER, 998);
+        for id in ["a", "b", "c", "d", "e", "f"] {
+            many.0.ok("s", Method::CREATE_TICKET, Writer::new().str(1, "m").nested(2, role(id)));
+        }
+        many.0.pass(100);
+        assert_eq!(many.open(), 1_000, "{shards} shards: two of the matches ask");
+        // The third ends with them, neither earlier nor again and again.
+        many.0.pass(199);
+        assert_eq!(many.0.take_kind(Event::MATCH_CANCELLED), []);
+        many.0.pass(1);
+        let cancelled = many.0.take_kind(Event::MATCH_CANCELLED);
+        assert_eq!(cancelled.len(), 3);
+        assert!(cancelled.iter().all(|heard| heard.str(2) == "policy_unavailable"));
+        many.0.pass(100);
+        let home = shard_of("m", shards);
+        let shard = many.0.shards.shard_mut(home);
+        let asked = std::iter::from_fn(|| shard.poll_question()).last().unwrap();
+        many.0.verdict_on(home, asked.id, Some(&Verdict::default()));
+        assert_eq!(many.0.take_kind(Event::MATCH_READY).len(), 2);
+    }
 }
 
 #[test]
 fn a_match_gets_its_server_from_the_policy_or_its_tickets_search_on() {
-    let rules = r#"{"name": "m", "tick_ms": 100, "assign": "policy", "rules": [],
-        "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}]}"#;
-    let queue = QueueRules::parse(rules.as_bytes()).unwrap();
+    let queue = QueueRules::parse(ONE_VS_ONE.as_bytes()).unwrap();
     let without = Config { queues: vec![queue.clone()], ..Config::default() };
     assert_eq!(without.check().unwrap_err().path, "assign", "its mode names no policy");
     let mut world = World::new(Config { queues: vec![queue], ..config(&[HookPoint::OnCreate]) });

@@ -3,7 +3,10 @@
 use smallvec::smallvec;
 use throng_wire::matcher::Status;
 
-use super::{CLAIM_MS, End, Facts, JOBS_MAX, Job, Key, Known, Letter, MemberCopy, Owner, TeamCopy, touched};
+use super::limits::limit_of;
+use super::{
+    CLAIM_MS, End, Facts, JOBS_MAX, Job, Key, Known, Letter, Limit, MemberCopy, Owner, TeamCopy, touched,
+};
 use crate::config::Caller;
 use crate::id::Id;
 use crate::info::Text;
@@ -28,7 +31,7 @@ impl Matcher {
         let mut keys = touched(asked.method.number, asked.body, caller.srv);
         keys.extend(self.room_to_claim(asked.method.number, asked.body));
         let rate = self.rating_wanted(caller, asked);
-        let lacks = self.limit_reached(asked.method.number);
+        let lacks = limit_of(asked.method.number).filter(|limit| !self.has_left(*limit));
         if keys.is_empty() && rate.is_none() && lacks.is_none() {
             return None;
         }
@@ -45,33 +48,41 @@ impl Matcher {
         Some(Handled::Waits(number))
     }
 
-    fn begin_job(&mut self, owner: Owner, keys: Vec<Key>) -> u64 {
+    pub(super) fn begin_job(&mut self, owner: Owner, keys: Vec<Key>) -> u64 {
         self.claims.last += 1;
         let (id, until) = (self.claims.last, self.now + CLAIM_MS);
-        let known = Vec::new();
-        self.claims.jobs.insert(id, Job { owner, keys, known, result: None, lenders: 0, acts: false, until });
+        let (known, result) = (Vec::new(), None);
+        let job = Job { owner, keys, known, result, lenders: 0, asks: false, acts: false, until };
+        self.claims.jobs.insert(id, job);
         self.timers.set(until, Timer::Claim(id));
         id
     }
 
     /// Asks for what a job needs next. Whether there was something.
-    fn ask_next(&mut self, id: u64) -> bool {
+    pub(super) fn ask_next(&mut self, id: u64) -> bool {
         let Some(job) = self.claims.jobs.get(&id) else { return false };
         if let Some(key) = job.keys.get(job.known.len()).cloned() {
             let home = self.home_of_key(&key);
             self.send(home, Letter::Claim { job: id, key });
             return true;
         }
-        let Owner::Request(Some(kept)) = &job.owner else { return false };
+        let kept = match &job.owner {
+            Owner::Request(Some(kept)) => Some(kept),
+            Owner::Server(_) => None,
+            Owner::Request(None) | Owner::Match(_) => return false,
+        };
         if self.claims.is_answered(id) {
             return false;
         }
-        if let Some(limit) = self.limit_reached(kept.method)
+        let limit =
+            if job.asks { Some(Limit::Questions) } else { kept.and_then(|kept| limit_of(kept.method)) };
+        if let Some(limit) = limit.filter(|limit| !self.has_left(*limit))
             && job.lenders + 1 < self.shard.count
         {
             self.borrow(id, limit);
             return true;
         }
+        let Some(kept) = kept else { return false };
         if job.result.is_some() {
             return false;
         }
@@ -150,6 +161,11 @@ impl Matcher {
                 let placed = self.place_claimed(found, notices);
                 self.settle(id, placed, None);
             }
+            Owner::Server(found) => {
+                let found = *found;
+                self.settle(id, false, None);
+                self.ask_for_server_at_last(found);
+            }
         }
     }
 
@@ -174,6 +190,11 @@ impl Matcher {
                 let found = *found;
                 self.settle(id, false, None);
                 self.unplace(found, notices);
+            }
+            Owner::Server(found) => {
+                let found = *found;
+                self.settle(id, false, None);
+                self.ask_for_server_at_last(found);
             }
         }
     }

@@ -7,9 +7,11 @@
 use serde::{Deserialize, Serialize};
 use throng_wire::matcher::Method;
 
-use super::{Letter, Owner};
+use super::{JOBS_MAX, Letter, Owner};
+use crate::id::Id;
 use crate::matcher::Matcher;
 use crate::notices::Notices;
+use crate::policy::{Kept, PENDING_MAX};
 use crate::queue::QUEUES_MAX;
 
 /// Something that is counted over all shards.
@@ -18,6 +20,8 @@ pub(crate) enum Limit {
     /// Live tickets.
     Tickets,
     Queues,
+    /// Questions to policies that wait for a verdict.
+    Questions,
 }
 
 /// What one shard may have.
@@ -29,11 +33,21 @@ pub(super) struct Allowance {
     whole: i64,
 }
 
+/// What a request makes one more of.
+pub(super) fn limit_of(method: u16) -> Option<Limit> {
+    match method {
+        Method::CREATE_TICKET => Some(Limit::Tickets),
+        Method::PUT_QUEUE => Some(Limit::Queues),
+        _ => None,
+    }
+}
+
 impl Matcher {
     fn whole(&self, limit: Limit) -> usize {
         match limit {
             Limit::Tickets => self.config.tickets_max,
             Limit::Queues => QUEUES_MAX,
+            Limit::Questions => PENDING_MAX,
         }
     }
 
@@ -42,6 +56,7 @@ impl Matcher {
         let used = match limit {
             Limit::Tickets => self.live_tickets,
             Limit::Queues => self.queues.by_name.len(),
+            Limit::Questions => self.open_questions(),
         };
         let alone = || i64::try_from(self.whole(limit)).unwrap_or(i64::MAX);
         let most = if self.shard.is_alone() { alone() } else { self.claims.parts[limit as usize].most };
@@ -59,7 +74,7 @@ impl Matcher {
             return;
         }
         let (index, count) = (i64::from(self.shard.index), i64::from(self.shard.count));
-        for limit in [Limit::Tickets, Limit::Queues] {
+        for limit in [Limit::Tickets, Limit::Queues, Limit::Questions] {
             let whole = i64::try_from(self.whole(limit)).unwrap_or(i64::MAX).min(1 << 48);
             let part = &mut self.claims.parts[limit as usize];
             let change = whole - part.whole;
@@ -68,14 +83,46 @@ impl Matcher {
         }
     }
 
-    /// The limit of what a request makes, if this shard has nothing left of it.
-    pub(super) fn limit_reached(&self, method: u16) -> Option<Limit> {
-        let limit = match method {
-            Method::CREATE_TICKET => Limit::Tickets,
-            Method::PUT_QUEUE => Limit::Queues,
-            _ => return None,
-        };
-        (!self.has_left(limit)).then_some(limit)
+    /// Whether another shard may have a question to a policy left for the request under way, which has not asked them all.
+    pub(crate) fn may_get_question(&self) -> bool {
+        let job = self.claims.current.and_then(|job| self.claims.jobs.get(&job));
+        job.map_or_else(|| self.may_ask_others(), |job| job.lenders + 1 < self.shard.count)
+    }
+
+    /// Whether there are others, and this shard may wait for them.
+    pub(crate) fn may_ask_others(&self) -> bool {
+        !self.shard.is_alone() && self.claims.jobs.len() < JOBS_MAX
+    }
+
+    /// Keeps a request until another shard has given it a question, or none has.
+    pub(crate) fn wait_for_question(&mut self, kept: Kept) {
+        let number = kept.number;
+        let owner = Owner::Request(Some(kept));
+        let known = self.claims.by_request.get(&number).copied();
+        let id = known.unwrap_or_else(|| self.begin_job(Owner::Request(None), Vec::new()));
+        self.claims.by_request.insert(number, id);
+        self.begin_asking(id, owner);
+    }
+
+    /// The same for a match and its server.
+    pub(crate) fn wait_for_question_of_match(&mut self, found: Id) {
+        let id = self.begin_job(Owner::Server(found), Vec::new());
+        self.begin_asking(id, Owner::Server(found));
+    }
+
+    /// A request has its question, or waits for one about its room: its next one is asked for anew.
+    pub(crate) fn has_question(&mut self, number: u64) {
+        let job = self.claims.by_request.get(&number);
+        if let Some(job) = job.and_then(|job| self.claims.jobs.get_mut(job)) {
+            (job.lenders, job.asks) = (0, false);
+        }
+    }
+
+    fn begin_asking(&mut self, id: u64, owner: Owner) {
+        if let Some(job) = self.claims.jobs.get_mut(&id) {
+            (job.owner, job.asks) = (owner, true);
+        }
+        self.ask_next(id);
     }
 
     /// Asks the next shard for a job.
@@ -98,7 +145,7 @@ impl Matcher {
     /// Another shard gave a part of its own, also if nobody waits for it any more.
     pub(super) fn lent(&mut self, id: u64, limit: Limit, amount: i64, notices: &mut Notices) {
         self.claims.parts[limit as usize].most += amount;
-        let waits = |owner: &Owner| matches!(owner, Owner::Request(Some(_)));
+        let waits = |owner: &Owner| matches!(owner, Owner::Request(Some(_)) | Owner::Server(_));
         if self.claims.jobs.get(&id).is_some_and(|job| waits(&job.owner)) {
             self.go_on(id, notices);
         }

@@ -262,6 +262,8 @@ enum Owner {
     /// A request; `None` once everything was granted, while a policy is asked.
     Request(Option<Kept>),
     Match(Id),
+    /// A match that has its room and lacks a question about its server.
+    Server(Id),
 }
 
 /// Claims that are made together.
@@ -275,6 +277,8 @@ struct Job {
     result: Option<RateResult>,
     /// Other shards that were asked for a part of a limit.
     lenders: u16,
+    /// It lacks a question to a policy.
+    asks: bool,
     /// Another shard does something for it, whatever happens here: it does not expire.
     acts: bool,
     until: u64,
@@ -318,7 +322,7 @@ pub(crate) struct Claims {
     /// Backfills that end, and why, once the seats are there that were asked for.
     ends: BTreeMap<Id, String>,
     /// By [`Limit`].
-    parts: [limits::Allowance; 2],
+    parts: [limits::Allowance; 3],
     /// Of the request under way.
     #[serde(skip)]
     current: Option<u64>,

@@ -130,16 +130,36 @@ impl World {
         assert_eq!(mail > 100, talks, "{mail} letters");
     }
 
-    /// A request that may have to wait for a policy.
+    /// A request that may have to wait for a policy. On several shards it waits for others, too.
     pub(crate) fn begin(&mut self, method: u16, body: Writer) -> Handled {
         let body = body.into_bytes();
         let input = Input::Request { srv: "s", scope: Scope::Admin, method, body: &body };
-        self.apply(0, input, &mut Vec::new()).expect("a request")
+        let Route::One(shard) = route(method, &body, self.shards.count()) else {
+            panic!("method {method} goes to all shards");
+        };
+        let handled = self.apply(shard, input, &mut Vec::new()).expect("a request");
+        self.deliver();
+        handled
+    }
+
+    /// Answers of requests that had waited, of all shards.
+    pub(crate) fn take_answered(&mut self) -> Vec<Status> {
+        let mut answered = Vec::new();
+        for shard in 0..self.shards.count() {
+            let shard = self.shards.shard_mut(shard);
+            answered.extend(std::iter::from_fn(|| shard.poll_answered()).map(|answered| answered.status));
+        }
+        answered
     }
 
     pub(crate) fn verdict(&mut self, id: u64, verdict: Option<&Verdict>) {
+        self.verdict_on(0, id, verdict);
+    }
+
+    pub(crate) fn verdict_on(&mut self, shard: u16, id: u64, verdict: Option<&Verdict>) {
         let verdict = verdict.map(Verdict::to_bytes);
-        self.apply(0, Input::Verdict { id, verdict: verdict.as_deref() }, &mut Vec::new());
+        self.apply(shard, Input::Verdict { id, verdict: verdict.as_deref() }, &mut Vec::new());
+        self.deliver();
     }
 
     /// The answer of a request that must succeed.
