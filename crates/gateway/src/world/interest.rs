@@ -125,6 +125,12 @@ impl Shard {
         let (Some(grid), Some(world)) = (&config.spatial.grid, &self.world) else { return };
         let Some(entity) = world.entities.get(&id).filter(|_| radius > 0.0) else { return };
         let (Some(client), Some(centre)) = (entity.client, entity.position) else { return };
+        // What a server controls is its own, and its interest is its border.
+        let lost = self.global.as_ref().and_then(|global| global.lost.get(&client));
+        let kind = self.board.peers.get(&client).map(|peer| peer.kind).or(lost.map(|lost| lost.kind));
+        if kind != Some(ConnKind::Client) {
+            return;
+        }
         let query = AreaQuery { sphere: Some(Sphere { centre, radius }), ..AreaQuery::default() };
         // A position that is no number has been refused before.
         if let Ok(interest) = grid.interest(&query, config.spatial.coverage) {

@@ -56,6 +56,21 @@ fn interest_follows_the_clients_entity_where_that_is_on() {
     assert!(got.contains(&(7, CELL)) && got.contains(&(6, CELL + 1)), "{got:?}");
 }
 
+// Engines name the connection of whoever controls an actor, which may be a server's own.
+#[test]
+fn interest_follows_clients_and_leaves_servers_their_borders() {
+    let mut config = config(6, 2);
+    config.spatial.follow_radius = 4.0;
+    let mut world = world(config);
+    let a = spatial_server(&mut world, "a");
+    spatial_server(&mut world, "b");
+    assert!(subscriptions(&world.take(a)).contains(&(6, CELL + 3)), "its border");
+    let conn = world.conn(a);
+    create_avatar(&mut world, a, CELL, E + 1, 5.0, conn);
+    move_to(&mut world, a, E + 1, 15.0);
+    assert!(!subscriptions(&world.take(a)).contains(&(7, CELL + 3)));
+}
+
 // Spec §8.7 skips cells that do not exist; nobody would ask again for a client that stands still.
 #[test]
 fn a_client_that_is_followed_sees_cells_that_are_made_after_it_has_come_to_stand() {
