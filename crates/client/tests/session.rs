@@ -368,6 +368,12 @@ fn recovered_data_contains_what_came_before_it_and_may_come_in_parts() {
         let body = pb::ChannelDataRecoveryMessage { channel_id: 5, channel_data, ..Default::default() };
         pair.answer(5, 0, msg_type::RECOVERY_CHANNEL_DATA, &body);
     }
+    // What an extension adds may go on when the data has ended.
+    for part in [b"red", b"sea"] {
+        let recovery_data = update(part).data;
+        let body = pb::ChannelDataRecoveryMessage { channel_id: 5, recovery_data, ..Default::default() };
+        pair.answer(5, 0, msg_type::RECOVERY_CHANNEL_DATA, &body);
+    }
     pair.answer(5, 0, msg_type::CHANNEL_DATA_UPDATE, &update(b"fresh"));
     pair.answer(0, 0, msg_type::RECOVERY_END, &());
     let events = pair.events();
@@ -376,4 +382,6 @@ fn recovered_data_contains_what_came_before_it_and_may_come_in_parts() {
     };
     let data = channels[0].data.as_ref().expect("data");
     assert_eq!((channels.len(), data.value.as_ref(), value.as_ref()), (1, &b"onetwo"[..], &b"fresh"[..]));
+    let extension = channels[0].extension.as_ref().expect("an extension");
+    assert_eq!(extension.value.as_ref(), b"redsea");
 }

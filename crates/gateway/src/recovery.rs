@@ -37,6 +37,9 @@ use crate::switchboard::{Switchboard, Timer};
 
 /// The broadcast value that owner-lost and owner-recovered messages carry: all but the owner.
 pub(crate) const ALL_BUT_OWNER: u32 = crate::user_space::ALL_BUT_OWNER;
+/// Objects in one recovery message: half of a packet, the other half is for data.
+const OBJECTS_BYTES_MAX: usize = PACKET_BYTES_SEND_MAX / 2;
+const OBJECTS_TYPE_URL: &str = "type.googleapis.com/unrealpb.ChannelRecoveryData";
 
 impl Shard {
     // ---- Loss -------------------------------------------------------------------------------------------------------
@@ -416,14 +419,9 @@ impl Channel {
         };
         let keeps_objects = board.config.unreal_objects
             && matches!(self.channel_type, ChannelType::GLOBAL | ChannelType::SUBWORLD);
-        let recovery_data = keeps_objects.then(|| {
-            any(
-                "type.googleapis.com/unrealpb.ChannelRecoveryData",
-                ChannelRecoveryData { obj_refs: self.objects.clone() }.encode_to_vec(),
-            )
-        });
+        let objects = if keeps_objects { self.recovery_objects() } else { Vec::new() };
         let unix_ns = board.unix_start_ns.saturating_add(since.as_nanos());
-        let message = |part: Option<Vec<u8>>| ChannelDataRecoveryMessage {
+        let message = |part: Option<Vec<u8>>, objects: Option<&Vec<u8>>| ChannelDataRecoveryMessage {
             channel_id: self.id.0,
             channel_type: self.channel_type.0.cast_signed(),
             metadata: self.metadata.clone(),
@@ -431,30 +429,46 @@ impl Channel {
             sub_time: i64::try_from(unix_ns).unwrap_or(i64::MAX),
             sub_options: Some(wire_options.clone()),
             channel_data: part.map(|value| any(&type_url, value)),
-            recovery_data: recovery_data.clone(),
+            recovery_data: objects.map(|value| any(OBJECTS_TYPE_URL, value.clone())),
             version,
         };
         let head = Head::new(self.id, MessageType::RecoveryChannelData as u32);
-        let Some(plan) = plan else {
-            // The reference tries for ever; the peer can do without data.
-            board.send(place.conn, head, &message(None));
-            return;
-        };
-        // Data over the size of a packet comes in several messages of this type, each complete in itself; all
-        // but the data is the same, and the parts merge to the whole.
-        let room = PACKET_BYTES_SEND_MAX.saturating_sub(message(Some(Vec::new())).encoded_len() + 64);
+        // What is over the size of a packet comes in several messages of this type, each complete in itself; the
+        // parts of data and of objects merge to the whole.
         let mut parts = Vec::new();
-        match split(&plan, &value, room.max(1024), &mut parts) {
-            Ok(_) => {
-                for part in parts {
-                    board.send(place.conn, head, &message(Some(part.to_vec())));
-                }
-            }
-            Err(_) => {
+        // The reference tries for ever where there is no data; the peer can do without.
+        if let Some(plan) = plan {
+            let largest = objects.iter().max_by_key(|part| part.len());
+            let rest = message(Some(Vec::new()), largest).encoded_len() + 64;
+            if split(&plan, &value, PACKET_BYTES_SEND_MAX.saturating_sub(rest).max(1024), &mut parts).is_err()
+            {
                 board.refuse(Refusal::Oversize);
-                board.send(place.conn, head, &message(None));
+                parts.clear();
             }
         }
+        for at in 0..parts.len().max(objects.len()).max(1) {
+            let part = parts.get(at).map(|part| part.to_vec());
+            board.send(place.conn, head, &message(part, objects.get(at)));
+        }
+    }
+
+    /// The objects of the channel as encoded parts; an empty one if there are none.
+    fn recovery_objects(&self) -> Vec<Vec<u8>> {
+        let mut parts = Vec::new();
+        let mut part = ChannelRecoveryData::default();
+        let mut bytes = 0;
+        for (id, object) in &self.objects {
+            // Key, tags and lengths take less than 16.
+            let len = object.encoded_len() + 16;
+            if bytes + len > OBJECTS_BYTES_MAX && bytes > 0 {
+                parts.push(std::mem::take(&mut part).encode_to_vec());
+                bytes = 0;
+            }
+            bytes += len;
+            part.obj_refs.insert(*id, object.clone());
+        }
+        parts.push(part.encode_to_vec());
+        parts
     }
 }
 

@@ -87,9 +87,15 @@ impl Session {
         // was lost.
         self.held.retain(|event| !matches!(event, Event::Update { channel: of, .. } if *of == channel));
         if let Some(known) = self.recovered.iter_mut().find(|known| known.channel == channel) {
-            // Data over the size of a packet comes in parts; serialized messages merge by standing side by side.
-            if let (Some(whole), Some(part)) = (&mut known.data, data) {
-                whole.value = [whole.value.as_ref(), part.value.as_ref()].concat().into();
+            // What is over the size of a packet comes in parts; serialized messages merge by standing side by side.
+            let extension = body.recovery_data.map(Payload::from_any);
+            for (whole, part) in [(&mut known.data, data), (&mut known.extension, extension)] {
+                match (whole, part) {
+                    (Some(whole), Some(part)) => {
+                        whole.value = [whole.value.as_ref(), part.value.as_ref()].concat().into();
+                    }
+                    (whole, part) => *whole = whole.take().or(part),
+                }
             }
             return Some(());
         }

@@ -21,7 +21,7 @@ use crate::shard::Shard;
 
 const SPAWN: u32 = 103;
 const DESTROY: u32 = 104;
-/// Objects remembered per channel; a recovery message with more could not be sent in one packet anyway.
+/// Objects remembered per channel for the recovery of servers, so that their memory is bounded. More are refused.
 const OBJECTS_MAX: usize = 16_384;
 
 /// Whether a type is one of those that the gateway acts upon where Unreal's extensions are on.
@@ -74,8 +74,12 @@ impl Shard {
             }
             None => {
                 let keeps = matches!(channel.channel_type, ChannelType::GLOBAL | ChannelType::SUBWORLD);
-                if keeps && spawn.location.is_none() && channel.objects.len() < OBJECTS_MAX {
-                    channel.objects.insert(id.0, object);
+                if keeps && spawn.location.is_none() {
+                    if channel.objects.len() < OBJECTS_MAX || channel.objects.contains_key(&id.0) {
+                        channel.objects.insert(id.0, object);
+                    } else {
+                        self.board.refuse(Refusal::DataTooLarge);
+                    }
                 }
                 if let Some(cell) = config.channel_cell(here) {
                     self.list(cell, id, &encoded);

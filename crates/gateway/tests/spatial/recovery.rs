@@ -1,6 +1,7 @@
 //! Game servers crash, return, return elsewhere, or never return.
 
 use throng_gateway::Refusal;
+use throng_wire::unrealpb::{ChannelRecoveryData, SpawnObjectMessage};
 
 use super::*;
 
@@ -189,4 +190,29 @@ fn a_client_that_resumes_gets_the_well_known_entities_that_were_made_while_it_wa
     world.jump_to_ms(3_600_000);
     let view = world.shards[0].channels().find(|view| view.id.0 == E + 3).expect("exists");
     assert_eq!(view.lost, 0);
+}
+
+// A game has more objects than a packet holds.
+#[test]
+fn a_master_that_returns_is_told_of_all_objects_however_many() {
+    const OBJECTS: u32 = 16_000;
+    let mut world = world(recovering());
+    let master = world.join(ConnKind::Server, "master");
+    let body = CreateChannelMessage { channel_type: 1, ..Default::default() };
+    world.send(master, [Send::new(MessageType::CreateChannel, &body)]);
+    for id in E..E + OBJECTS {
+        let obj = UnrealObjectRef { net_guid: Some(id), owning_conn_id: Some(1), ..Default::default() };
+        let spawn = SpawnObjectMessage { obj: Some(obj), channel_id: Some(0), ..Default::default() };
+        let body = ServerForwardMessage { client_conn_id: 0, payload: spawn.encode_to_vec() }.encode_to_vec();
+        world.send(master, [Send::user(103, &body).broadcast(2)]);
+    }
+    world.close(master);
+    let back = returns(&mut world, "master");
+    let got = world.take(back);
+    let parts = got.iter().filter(|got| got.msg_type == 20 && got.channel == 0);
+    let objects = parts
+        .filter_map(|part| part.decode::<ChannelDataRecoveryMessage>().recovery_data)
+        .flat_map(|data| ChannelRecoveryData::decode(&data.value[..]).expect("valid").obj_refs);
+    assert_eq!(objects.map(|(id, _)| id).collect::<Vec<_>>(), (E..E + OBJECTS).collect::<Vec<_>>());
+    assert_eq!(world.refused(Refusal::Oversize), 0);
 }
