@@ -17,7 +17,7 @@ use crate::queue::{Assign, Bucket, Compiled, Filling, Kind, OnNo, PlayerFacts, a
 use crate::room::Room;
 use crate::sides::Sides;
 use crate::slab::{NONE, Slab};
-use crate::ticket::{FORGOTTEN_PER_INPUT, State, Ticket};
+use crate::ticket::{FORGOTTEN_PER_INPUT, State, Ticket, TicketPlayer};
 use crate::timers::Timer;
 
 /// A match stays known for this long after its room, so that its result can be reported.
@@ -104,6 +104,13 @@ impl Matcher {
         let deadline = self.now + compiled.set.accept.timeout_s * 1_000;
         let Filling { sides, level, quality, region } = filling;
         let tickets: SmallVec<[u32; 16]> = sides.iter().flatten().copied().collect();
+        // As in the search: one load does not wait for another.
+        let touch = |all: u64, player: &TicketPlayer| {
+            let player = &self.people.players[player.player];
+            all ^ player.tickets.len() as u64 ^ u64::from(player.holds) ^ player.id.len() as u64
+        };
+        let players = tickets.iter().flat_map(|ticket| &self.tickets[*ticket].players);
+        std::hint::black_box(players.fold(0, touch));
         self.leave_pool_together(&tickets, compiled);
         for ticket in &tickets {
             let state = if asks { State::Proposed } else { State::Placing };

@@ -517,7 +517,9 @@ impl Matcher {
         let ticket = &mut self.tickets[index];
         ticket.rev += 1;
         ticket.state = state;
-        ticket.reason = Box::from(reason.as_bytes());
+        if *ticket.reason != *reason.as_bytes() {
+            ticket.reason = Box::from(reason.as_bytes());
+        }
     }
 
     /// Tells the servers of a live ticket's players how it stands.

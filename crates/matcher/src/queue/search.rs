@@ -515,6 +515,13 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
         for (side, fixed) in self.start.fixed.iter().enumerate() {
             sides[side].extend(fixed.iter().map(|facts| (*facts, self.start.hot.level)));
         }
+        // They are all over the memory: here the loads for one do not wait for those for another.
+        let touch = |all: u64, other: &Chosen| {
+            let (facts, created) = (self.search.facts)(other.ticket);
+            let ping = facts.pings.first().map_or(0, |ping| ping.worst.to_bits());
+            all ^ created ^ u64::from(facts.size ^ ping) ^ facts.values.len() as u64
+        };
+        std::hint::black_box(self.state.chosen.iter().fold(0, touch));
         for other in &self.state.chosen {
             sides[usize::from(other.side)].push(((self.search.facts)(other.ticket).0, other.level));
         }
