@@ -18,8 +18,11 @@ use crate::report::{Better, Row};
 const WINDOW: usize = 512;
 /// Longest tick that a rule set may have: a pool is filled between two.
 const LONG_TICK: Duration = Duration::from_secs(10);
-/// Time that a tick's work may take; CPU used in it is the tick's. Seats that nobody takes end after it and before the next.
+/// Time that a tick's work may take. Seats that nobody takes end after it and before the next.
 const TICK_WORK: Duration = Duration::from_secs(4);
+/// A process that uses less than [`REST_CPU`] of CPU in this time has done its work: a resting server uses some 0.1 ms.
+const REST: Duration = Duration::from_millis(200);
+const REST_CPU: Duration = Duration::from_millis(1);
 /// New tickets per second in the steady part.
 const ARRIVALS: u64 = 5_000;
 
@@ -151,11 +154,22 @@ impl Suite {
 
     /// CPU that the matcher uses from just before a long tick to when its work is done.
     fn tick_cpu(&mut self) -> Result<f64, RunError> {
-        self.idle(until_tick().saturating_sub(Duration::from_millis(100)))?;
-        let before = self.probe.cpu();
-        self.idle(TICK_WORK)?;
-        let used = self.probe.cpu().zip(before).map_or(0.0, |(after, before)| (after - before).as_secs_f64());
-        Ok(used * 1e3)
+        let lead = Duration::from_millis(100);
+        self.idle(until_tick().saturating_sub(lead))?;
+        let used = |probe: &Probe| probe.cpu().unwrap_or_default();
+        let before = used(&self.probe);
+        self.idle(lead + REST)?;
+        let latest = Instant::now() + TICK_WORK;
+        let mut after = used(&self.probe);
+        while Instant::now() < latest {
+            self.idle(REST)?;
+            let grown = used(&self.probe) - after;
+            after += grown;
+            if grown < REST_CPU {
+                break;
+            }
+        }
+        Ok((after - before).as_secs_f64() * 1e3)
     }
 
     /// Reads what comes for a time.
