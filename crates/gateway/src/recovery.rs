@@ -173,7 +173,7 @@ impl Shard {
     /// A lost connection will not return: frees its places here.
     pub(crate) fn on_expired(&mut self, conn: ConnId, kind: ConnKind) {
         if let Some(world) = &mut self.world {
-            world.forget_connection(conn, false);
+            world.forget_connection(conn);
         }
         let places = self.board.places.remove(&conn).unwrap_or_default();
         for id in places {

@@ -161,8 +161,8 @@ impl Shard {
             self.board.global_owner = None;
         }
         self.leave_channels(conn, kind, keep);
-        if let Some(world) = &mut self.world {
-            world.forget_connection(conn, keep);
+        if let Some(world) = self.world.as_mut().filter(|_| !keep) {
+            world.forget_connection(conn);
         }
         if self.global.is_none() {
             return;

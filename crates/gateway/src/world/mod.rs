@@ -158,12 +158,9 @@ impl World {
         }
     }
 
-    /// A connection is gone, for good unless `keep`.
-    pub(crate) fn forget_connection(&mut self, conn: ConnId, keep: bool) {
+    /// A connection is gone for good.
+    pub(crate) fn forget_connection(&mut self, conn: ConnId) {
         self.interests.remove(&conn);
-        if keep {
-            return;
-        }
         self.spatial.remove(&conn);
         self.missed.remove(&conn);
         // Its id will be another's, who has no part in what it leaves behind.

@@ -216,3 +216,27 @@ fn a_master_that_returns_is_told_of_all_objects_however_many() {
     assert_eq!(objects.map(|(id, _)| id).collect::<Vec<_>>(), (E..E + OBJECTS).collect::<Vec<_>>());
     assert_eq!(world.refused(Refusal::Oversize), 0);
 }
+
+#[test]
+fn a_client_that_resumes_sees_cells_of_its_area_that_were_made_while_it_was_away_or_later() {
+    let mut config = config(6, 3);
+    config.spatial.follow_radius = 18.0;
+    let mut world = world(config);
+    let a = spatial_server(&mut world, "a");
+    let (client, token, _) = log_in(&mut world, b"");
+    let conn = world.conn(client);
+    create_avatar(&mut world, a, CELL + 1, E + 1, 15.0, conn);
+    world.close(client);
+    let b = spatial_server(&mut world, "b");
+    let (client, token, got) = log_in(&mut world, &token);
+    assert!(got.contains(&(6, CELL + 2)) && got.contains(&(6, CELL + 3)), "{got:?}");
+    world.close(client);
+    let (client, ..) = log_in(&mut world, &token);
+    world.take(client);
+    let body = RemoveChannelMessage { channel_id: CELL + 2 };
+    world.send(b, [Send::new(MessageType::RemoveChannel, &body)]);
+    world.close(b);
+    world.take(client);
+    spatial_server(&mut world, "c");
+    assert!(subscriptions(&world.take(client)).contains(&(6, CELL + 2)));
+}
