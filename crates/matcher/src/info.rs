@@ -127,6 +127,12 @@ impl Info {
         find_string(&self.0, key)
     }
 
+    /// The team that the role came with; empty without one.
+    pub(crate) fn team(&self) -> &[u8] {
+        let mut fields = fields(&self.0).map_while(Result::ok);
+        fields.find(|field| field.number == 3).map_or(&[], |field| field.value)
+    }
+
     /// Applies a role data update: floats, strings, tags to add, tags to remove, in this order.
     ///
     /// # Errors

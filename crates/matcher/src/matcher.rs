@@ -25,7 +25,7 @@ use crate::shard::Shard;
 use crate::slab::{NONE, Slab};
 use crate::stats::{Counts, ModeCounts, Stats};
 use crate::team::Team;
-use crate::ticket::{FORGOTTEN_PER_INPUT, Ticket};
+use crate::ticket::{FORGOTTEN_PER_INPUT, State, Ticket};
 use crate::timers::{Timer, Timers};
 
 /// The matcher. See the crate's documentation for how to drive it.
@@ -370,6 +370,7 @@ impl Matcher {
                 rooms: mode.rooms.into(),
                 members: mode.members.into(),
                 seats: mode.seats.into(),
+                teams: mode.teams.into(),
             };
             if is_known && counts.len() < most {
                 counts.push(own);
@@ -381,12 +382,16 @@ impl Matcher {
         counts
     }
 
-    /// Counts what snapshots do not say.
-    fn count_modes(&mut self) {
+    /// Counts what snapshots do not say, of modes and queues.
+    fn count_again(&mut self) {
         for (_, room) in self.rooms.iter() {
             let mode = &mut self.modes[room.mode];
             mode.members += room.members.len() as u32;
             mode.seats += room.seats.len() as u32;
+            mode.teams += room.teams_from(0);
+        }
+        for (_, ticket) in self.tickets.iter().filter(|(_, ticket)| ticket.state == State::Proposed) {
+            self.queues.list[ticket.queue].proposed += 1;
         }
     }
 
@@ -446,7 +451,7 @@ impl Matcher {
         }
         (matcher.shard, matcher.people.notes_gone) = (shard, !shard.is_alone());
         matcher.people.reindex();
-        matcher.count_modes();
+        matcher.count_again();
         matcher.queues.reindex().map_err(|problem| BadSnapshot(problem.to_string()))?;
         matcher.clock = matcher.now;
         matcher.configure_modes(config);

@@ -22,11 +22,13 @@ pub(crate) struct Mode {
     pub(crate) visible: BTreeMap<u64, u32>,
     /// Live rooms, lingering ones included.
     pub(crate) rooms: u32,
-    /// Members and seats of them all; counted again after a restart.
+    /// Members, seats and teams of them all; counted again after a restart.
     #[serde(skip)]
     pub(crate) members: u32,
     #[serde(skip)]
     pub(crate) seats: u32,
+    #[serde(skip)]
+    pub(crate) teams: u32,
 }
 
 /// Open rooms by free places.
@@ -85,8 +87,8 @@ impl Modes {
         let open =
             if rules.select == Select::Random { Open::Any(Vec::new()) } else { Open::ByAge(Vec::new()) };
         let name = name.to_owned();
-        let (visible, rooms, members, seats) = (BTreeMap::new(), 0, 0, 0);
-        self.list.push(Mode { name: name.clone(), rules, open, visible, rooms, members, seats });
+        let (visible, rooms, members, seats, teams) = (BTreeMap::new(), 0, 0, 0, 0);
+        self.list.push(Mode { name: name.clone(), rules, open, visible, rooms, members, seats, teams });
         self.by_name.insert(name, index);
         index
     }

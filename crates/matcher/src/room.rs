@@ -110,6 +110,17 @@ impl<'a> CreateInfo<'a> {
 }
 
 impl Room {
+    /// Teams of which the members before one of them have nobody, but it or one after it.
+    pub(crate) fn teams_from(&self, first: usize) -> u32 {
+        let members = self.members.iter().enumerate().skip(first);
+        members.map(|(at, member)| u32::from(self.is_new_team(member.info.team(), at))).sum()
+    }
+
+    /// Whether it is a team, and none of the members before one is of it. Those who come together are told apart first.
+    fn is_new_team(&self, team: &[u8], before: usize) -> bool {
+        !team.is_empty() && self.members[..before].iter().rev().all(|member| member.info.team() != team)
+    }
+
     pub(crate) fn free(&self, capacity: u32) -> u32 {
         capacity.saturating_sub((self.members.len() + self.seats.len()) as u32)
     }
@@ -279,8 +290,9 @@ impl Matcher {
             }
             room.members.push(Member { player: newcomer.player, info: newcomer.info });
         }
-        self.modes[room.mode].members += (room.members.len() - first) as u32;
-        let mode = &self.modes[room.mode];
+        let mode = &mut self.modes[room.mode];
+        mode.members += (room.members.len() - first) as u32;
+        mode.teams += room.teams_from(first);
         let capacity = mode.rules.capacity;
         let made = room.members.len() as u32 >= capacity;
         if !room.forced_full {
@@ -350,8 +362,10 @@ impl Matcher {
         self.leave_event(index, at, reason);
         self.tell_room(index, 0, notices);
         let room = &mut self.rooms[index];
-        room.members.remove(at);
-        self.modes[room.mode].members -= 1;
+        let member = room.members.remove(at);
+        let mode = &mut self.modes[room.mode];
+        mode.members -= 1;
+        mode.teams -= u32::from(room.is_new_team(member.info.team(), room.members.len()));
         room.sides.remove(&self.people.players[player].id);
         let deleting = room.deleting;
         let entry = &mut self.people.players[player];
@@ -475,6 +489,7 @@ impl Matcher {
         let mode = &mut self.modes[room.mode];
         mode.rooms -= 1;
         mode.members -= room.members.len() as u32;
+        mode.teams -= room.teams_from(0);
         for member in &room.members {
             let entry = &mut self.people.players[member.player];
             entry.rooms.retain(|other| *other != index);

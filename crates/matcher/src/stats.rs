@@ -84,6 +84,8 @@ pub struct ModeCounts {
     pub members: u64,
     /// Places that are kept for roles.
     pub seats: u64,
+    /// Teams of members, once for each room.
+    pub teams: u64,
 }
 
 impl ModeCounts {
@@ -93,7 +95,7 @@ impl ModeCounts {
     /// Nothing yet.
     #[must_use]
     pub fn new(name: &str) -> ModeCounts {
-        ModeCounts { name: name.to_owned(), rooms: 0, members: 0, seats: 0 }
+        ModeCounts { name: name.to_owned(), rooms: 0, members: 0, seats: 0, teams: 0 }
     }
 
     /// The sum, whatever the names.
@@ -101,6 +103,7 @@ impl ModeCounts {
         self.rooms += other.rooms;
         self.members += other.members;
         self.seats += other.seats;
+        self.teams += other.teams;
     }
 }
 
@@ -127,7 +130,9 @@ pub struct QueueReport {
     pub declined: u64,
     /// Neighbours looked at.
     pub scans: u64,
-    /// Tickets that are proposed or whose match waits for its server.
+    /// Tickets whose players are asked whether they accept.
+    pub proposed: u64,
+    /// Tickets whose match waits for its players on other shards or for its server.
     pub placing: u64,
     /// Qualities of its matches, 0 to 1.
     pub qualities: Histogram,

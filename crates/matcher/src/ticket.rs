@@ -516,6 +516,9 @@ impl Matcher {
     pub(crate) fn change_ticket(&mut self, index: u32, state: State, reason: &str) {
         let ticket = &mut self.tickets[index];
         ticket.rev += 1;
+        let proposed = &mut self.queues.list[ticket.queue].proposed;
+        *proposed =
+            *proposed + u64::from(state == State::Proposed) - u64::from(ticket.state == State::Proposed);
         ticket.state = state;
         if *ticket.reason != *reason.as_bytes() {
             ticket.reason = Box::from(reason.as_bytes());

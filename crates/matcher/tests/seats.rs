@@ -2,7 +2,7 @@
 
 mod world;
 
-use throng_matcher::{Config, ModeRules, OnFull};
+use throng_matcher::{Config, ModeRules, OnFull, Scope};
 use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
 use world::{World, id_in, role, roles_in, to_mode, to_room};
 
@@ -68,4 +68,28 @@ fn a_late_claim_fails_though_the_timer_has_not_fired_yet() {
     }
     world.now += 5_000;
     assert_eq!(claim(&mut world, "b", &room).0, Status::SeatExpired);
+}
+
+#[test]
+fn teams_in_rooms_are_counted_by_mode() {
+    let rules = ModeRules { capacity: 9, ..ModeRules::default() };
+    let modes = [("m".to_owned(), rules)].into();
+    let mut world = World::new(Config { modes, ..Config::default() });
+    let teams = |world: &World| world.matcher().mode_counts(1)[0].teams;
+    let mut room = String::new();
+    for (leader, other) in [("a", "b"), ("c", "d")] {
+        let team = world.create_team("s", leader, 4, "");
+        assert_eq!(world.join_team("s", other, &team, ""), Status::Ok);
+        let join = Writer::new().str(1, &team).nested(2, Writer::new().str(1, "m"));
+        room = id_in(&world.ok("s", Method::TEAM_JOIN_RANDOM_ROOM, join));
+    }
+    world.join_random("s", "alone", "m");
+    assert_eq!((world.counts().rooms, teams(&world)), (1, 2));
+    for (member, left) in [("a", 2), ("d", 2), ("b", 1), ("alone", 1)] {
+        world.ok("s", Method::ROLE_LEAVE_ROOM, Writer::new().str(1, member).str(2, &room));
+        assert_eq!(teams(&world), left, "{member} left");
+    }
+    world.ask_as("s", Scope::Admin, Method::DELETE_ROOM, Writer::new().str(1, &room));
+    world.pass(2_000);
+    assert_eq!((world.counts().rooms, teams(&world)), (0, 0));
 }

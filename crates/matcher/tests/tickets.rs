@@ -243,6 +243,28 @@ fn a_lost_server_cancels_its_tickets_and_a_restart_blames_nobody() {
 }
 
 #[test]
+fn tickets_are_counted_by_what_they_wait_for() {
+    let mut world = duel_with(&format!(r#"{ACCEPT}, "assign": "external", "assign_timeout_s": 5"#));
+    let count = |world: &World| {
+        let [report] = &world.matcher().queue_reports(1)[..] else { panic!("one queue") };
+        (report.searching, report.proposed, report.placing)
+    };
+    let (a, b) = (world.solo("s1", "duel", "a", 0.0), world.solo("s2", "duel", "b", 0.0));
+    assert_eq!(count(&world), (2, 0, 0));
+    world.pass(250);
+    assert_eq!(count(&world), (0, 2, 0));
+    world.shards = throng_matcher::Shards::restore(&Config::default(), &world.shards.snapshot()).unwrap();
+    assert_eq!(count(&world), (0, 2, 0), "counted again");
+    for (srv, ticket, role) in [("s1", &a, "a"), ("s2", &b, "b")] {
+        let ticket = world.get_ticket(ticket);
+        assert_eq!(answer(&mut world, srv, &ticket, role, true), Status::Ok);
+    }
+    assert_eq!(count(&world), (0, 0, 2));
+    world.pass(5_000);
+    assert_eq!(count(&world).2, 0, "no server came");
+}
+
+#[test]
 fn a_match_without_a_server_is_off() {
     let mut world = duel_with(r#""assign": "external", "assign_timeout_s": 5, "allocator": "alloc""#);
     world.session("alloc", true);

@@ -115,6 +115,9 @@ pub(crate) struct Queue {
     pub(crate) pool: Pool,
     /// Tickets that search, are proposed or wait for their match's server.
     pub(crate) live: u64,
+    /// Tickets in proposals; counted again after a restart.
+    #[serde(skip)]
+    pub(crate) proposed: u64,
     pub(crate) regions: Vec<Text>,
     /// When tickets relax or time out.
     pub(crate) due: Due,
@@ -290,6 +293,7 @@ impl Matcher {
                 compiled: Some(compiled),
                 pool: Pool::default(),
                 live: 0,
+                proposed: 0,
                 regions: Vec::new(),
                 due: Due::default(),
                 tick_at: 0,
@@ -429,7 +433,8 @@ impl Matcher {
             cancelled: queue.figures.cancelled,
             declined: queue.figures.declined,
             scans: queue.figures.scans,
-            placing: queue.live - queue.pool.size,
+            proposed: queue.proposed,
+            placing: queue.live - queue.pool.size - queue.proposed,
             qualities: queue.observed.qualities.clone(),
             waits: queue.observed.waits.clone(),
             ticks: queue.observed.ticks.clone(),

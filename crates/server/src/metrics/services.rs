@@ -205,6 +205,11 @@ fn mode_families(modes: &[throng_matcher::ModeCounts]) -> Vec<Family> {
             |mode| mode.rooms,
         ),
         by_mode("throng_matcher_mode_members", "Members of rooms by mode.", |mode| mode.members),
+        by_mode(
+            "throng_matcher_mode_teams",
+            "Teams whose members are in rooms, by mode; a team that is in no room is of none.",
+            |mode| mode.teams,
+        ),
         by_mode("throng_matcher_mode_seats", "Places in rooms that are kept for roles, by mode.", |mode| {
             mode.seats
         }),
@@ -234,8 +239,14 @@ fn queue_families(queues: &[throng_matcher::QueueReport]) -> Vec<Family> {
             queue.searching as f64
         }),
         by_queue(
+            "throng_matcher_queue_proposed",
+            "Tickets whose players are asked whether they accept, by queue.",
+            Gauge,
+            |queue| queue.proposed as f64,
+        ),
+        by_queue(
             "throng_matcher_queue_placing",
-            "Tickets that are proposed or whose match waits for its server, by queue.",
+            "Tickets whose match waits for its players on other shards or for its server, by queue.",
             Gauge,
             |queue| queue.placing as f64,
         ),
