@@ -520,7 +520,7 @@ impl Matcher {
         *proposed =
             *proposed + u64::from(state == State::Proposed) - u64::from(ticket.state == State::Proposed);
         ticket.state = state;
-        if *ticket.reason != *reason.as_bytes() {
+        if !(ticket.reason.is_empty() && reason.is_empty()) {
             ticket.reason = Box::from(reason.as_bytes());
         }
     }
