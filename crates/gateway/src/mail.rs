@@ -166,10 +166,13 @@ pub(crate) enum Letter {
         object: Bytes,
         body: Vec<u8>,
     },
-    /// The object of an entity, if there is one with this id, has this reference.
+    /// An object lies in a cell, if one is named; the object of an entity, if there is one with this id, has this
+    /// reference.
     ObjectSpawned {
         id: ChannelId,
         object: Bytes,
+        /// Other channels than cells list nothing.
+        lies_in: Option<ChannelId>,
     },
     /// The object of an entity, if there is one with this id, is gone; `told` is the channel that was told so.
     ObjectDestroyed {

@@ -44,7 +44,7 @@ impl Shard {
         let here = head.channel;
         let channel = self.channels.get_mut(&here).ok_or(Refusal::UnknownChannel)?;
 
-        let forwarded = match config.spatial.grid.as_ref().zip(spawn.location) {
+        let (lies_in, forwarded) = match config.spatial.grid.as_ref().zip(spawn.location) {
             Some((grid, location)) => {
                 let at = Point {
                     x: f64::from(location.x.unwrap_or(0.0)),
@@ -52,24 +52,17 @@ impl Shard {
                 };
                 let cell = grid.cell_at(at).ok_or(Refusal::OutsideWorld)?;
                 let target = config.cell_channel(cell);
-                if spawn.channel_id.is_none_or(|named| named == target.0) && here == target {
-                    self.list(cell, id, &encoded);
-                    self.forward_from_server(here, sender.conn, head, body)
-                } else if spawn.channel_id == Some(target.0) {
-                    self.forward_from_server(here, sender.conn, head, body)
+                if spawn.channel_id.unwrap_or(here.0) == target.0 {
+                    (Some(target), self.forward_from_server(here, sender.conn, head, body))
                 } else {
                     // It says another channel than the one it is in: the cell's channel passes it on.
                     let payload = SpawnObjectMessage { channel_id: Some(target.0), ..spawn }.encode_to_vec();
                     let client_conn_id = forward.client_conn_id;
                     let body = ServerForwardMessage { client_conn_id, payload }.encode_to_vec();
-                    self.tell_world(Letter::SpawnInCell {
-                        sender: sender.conn,
-                        head,
-                        cell: target,
-                        id,
-                        object: encoded.clone(),
-                        body,
-                    })
+                    let object = encoded.clone();
+                    let letter =
+                        Letter::SpawnInCell { sender: sender.conn, head, cell: target, id, object, body };
+                    (None, self.tell_world(letter))
                 }
             }
             None => {
@@ -81,14 +74,11 @@ impl Shard {
                         self.board.refuse(Refusal::DataTooLarge);
                     }
                 }
-                if let Some(cell) = config.channel_cell(here) {
-                    self.list(cell, id, &encoded);
-                }
-                self.forward_from_server(here, sender.conn, head, body)
+                (Some(here), self.forward_from_server(here, sender.conn, head, body))
             }
         };
         // It is what it is, whether somebody could be told of it or not.
-        self.tell_world(Letter::ObjectSpawned { id, object: encoded })?;
+        self.tell_world(Letter::ObjectSpawned { id, object: encoded, lies_in })?;
         forwarded
     }
 
@@ -122,7 +112,11 @@ impl Shard {
                 self.list(index, id, &object);
                 self.forward_from_server(cell, sender, head, &body)
             }
-            Letter::ObjectSpawned { id, object } => {
+            Letter::ObjectSpawned { id, object, lies_in } => {
+                let lies_in = lies_in.filter(|cell| self.channels.contains_key(cell));
+                if let Some(cell) = lies_in.and_then(|cell| self.board.config.channel_cell(cell)) {
+                    self.list(cell, id, &object);
+                }
                 self.set_object(id, object);
                 Ok(())
             }

@@ -319,3 +319,13 @@ fn a_servers_update_of_a_cells_list_keeps_everything_in_one_cell() {
     world.send(b, [update(&[(E + 1, true)], CELL + 1)]);
     assert_eq!(entity(&world, E + 1), (Some(CELL), Some(world.conn(a))));
 }
+
+// The message names the cell in which the object lies; who is told of it is another question.
+#[test]
+fn an_object_is_listed_in_its_cell_also_when_it_is_spawned_through_another_channel() {
+    let (mut world, a, _) = border(config(2, 2));
+    world.send(a, [spawn_naming(Some(CELL + 1), E + 7, 15.0).to(CELL)]);
+    assert_eq!(lists(&world), [NONE, vec![E + 7]]);
+    world.send(a, [spawn_naming(Some(CELL), E + 7, 5.0).to(0)]);
+    assert_eq!(lists(&world), [vec![E + 7], NONE]);
+}
