@@ -19,6 +19,9 @@ use crate::slab::NONE;
 /// Wrong passwords of one server for one team before it has to wait.
 const WRONG_TRIES_MAX: u32 = 10;
 const WRONG_TRIES_MS: u64 = 60_000;
+/// Servers whose wrong passwords are counted for one team; the one that was counted from first is forgotten for a further
+/// one. Who may speak for any number of servers is held up by tokens, not by this: it bounds memory and the time of a try.
+const WRONG_SERVERS_MAX: usize = 1_000;
 const PASSWORD_BYTES_MAX: usize = 4 << 10;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -385,6 +388,9 @@ impl Team {
         match tries {
             Some(tries) => tries.count += 1,
             None => {
+                if self.wrong.len() >= WRONG_SERVERS_MAX {
+                    self.wrong.remove(0);
+                }
                 self.wrong.push(WrongTries { server: stored(server), count: 1, until: now + WRONG_TRIES_MS });
             }
         }
