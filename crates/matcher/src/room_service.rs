@@ -317,7 +317,7 @@ impl Matcher {
         }
         let room = &mut self.rooms[index];
         let at = room.members.iter().position(|member| member.player == player).unwrap_or_default();
-        let team = team_field(room.members[at].info.bytes()).to_vec();
+        let team = room.members[at].info.team().to_vec();
         let srv = self.people.server_of(player);
         room.members[at].info.update(&update, srv, &team)?;
         room.rev += 1;
@@ -491,7 +491,7 @@ impl Matcher {
         }
         let kept = self.info_of_seat(&self.rooms[room].seats[at]);
         let info = match info {
-            Some((_, role)) => role.info(self.people.server_of(player), team_field(kept.bytes())),
+            Some((_, role)) => role.info(self.people.server_of(player), kept.team()),
             None => kept,
         };
         let newcomers: Newcomers = smallvec![Newcomer { player, info }];
@@ -651,15 +651,6 @@ fn id_and_bytes(body: &[u8]) -> Outcome<(&[u8], &[u8])> {
         }
     }
     Ok((id, second))
-}
-
-/// The team that a stored info names.
-fn team_field(info: &[u8]) -> &[u8] {
-    fields(info)
-        .map_while(Result::ok)
-        .filter(|field| field.number == 3)
-        .last()
-        .map_or(&[], |field| field.value)
 }
 
 /// Updates of one value replace each other; anything more is sent as it came.
