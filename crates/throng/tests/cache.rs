@@ -1,14 +1,17 @@
 //! `throng up --only ddc` from outside: the lines to paste, and what a process leaves behind when it is killed.
 
+#[path = "support/process.rs"]
+mod process;
 #[path = "../../cache/tests/common/s3.rs"]
 #[allow(dead_code, reason = "each test file uses a part of it")]
 mod s3;
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+
+use process::{Process, up};
 
 /// Hash of the word `test`, and the ref that the ready text writes.
 const HASH: &str = "4878CA0425C739FA427F7EDA20FE845F6B2E46BA";
@@ -18,7 +21,7 @@ const KILLS: usize = 12;
 const TIER_KILLS: usize = 8;
 
 struct Cache {
-    child: Child,
+    process: Process,
     addr: String,
     block: String,
 }
@@ -30,54 +33,19 @@ impl Cache {
 
     /// With further settings, by the names of their variables.
     fn start_with(folder: &Path, settings: &[(&str, String)]) -> Cache {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_throng"))
-            .args(["up", "--only", "ddc", "--data", "d", "--http", "127.0.0.1:0"])
-            .current_dir(folder)
-            .envs(settings.iter().map(|(name, value)| (*name, value.as_str())))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the program starts");
-        let mut block = String::new();
-        let mut addr = String::new();
-        for line in BufReader::new(child.stdout.take().expect("it is piped")).lines() {
-            let line = line.expect("text");
-            if let Some((_, rest)) =
-                line.split_once("http://").filter(|_| line.trim_start().starts_with("cache"))
-            {
-                addr = rest.trim().to_owned();
-            }
-            block.push_str(&line);
-            block.push('\n');
-            if line.trim_start().starts_with("stop") {
-                break;
-            }
-        }
-        assert!(!addr.is_empty(), "not ready: {block}");
-        Cache { child, addr, block }
+        let mut command = up(folder, "ddc", "d");
+        command.envs(settings.iter().map(|(name, value)| (*name, value.as_str())));
+        let (process, said) = Process::ready(&mut command);
+        let own = said.iter().filter(|line| line.trim_start().starts_with("cache"));
+        let addr = own.filter_map(|line| Some(line.split_once("http://")?.1.trim().to_owned())).last();
+        let block = said.join("\n") + "\n";
+        Cache { process, addr: addr.expect("an address"), block }
     }
 
     fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(&self.addr).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time limit");
         stream
-    }
-
-    fn kill(mut self) {
-        self.end();
-    }
-
-    fn end(&mut self) {
-        self.child.kill().expect("it runs");
-        self.child.wait().expect("it ended");
-    }
-}
-
-impl Drop for Cache {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -164,7 +132,7 @@ fn nodes_on_one_bucket_lose_nothing_when_they_are_killed() {
         let mut stream = nodes[victim].connect();
         let writer = std::thread::spawn(move || upload(&mut stream, round as u8));
         std::thread::park_timeout(Duration::from_millis(150 + 37 * round as u64 % 120));
-        nodes[victim].end();
+        nodes[victim].process.kill();
         // Half of them find their folder again, the others begin with an empty one.
         if round % 4 >= 2 {
             folders[victim] = tempfile::tempdir().expect("a temporary folder");
@@ -186,7 +154,7 @@ fn what_was_acknowledged_survives_being_killed() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut acknowledged: Vec<(String, Vec<u8>)> = Vec::new();
     for round in 0..KILLS {
-        let cache = Cache::start(folder.path());
+        let mut cache = Cache::start(folder.path());
         // Everything of earlier lives first.
         let mut stream = cache.connect();
         for (path, body) in &acknowledged {
@@ -196,7 +164,7 @@ fn what_was_acknowledged_survives_being_killed() {
         let writer = std::thread::spawn(move || upload(&mut stream, round as u8));
         // The moment is the writer's: killed after some answers, in the middle of the next.
         std::thread::park_timeout(Duration::from_millis(20 + 13 * round as u64 % 60));
-        cache.kill();
+        cache.process.kill();
         acknowledged.extend(writer.join().expect("the writer ends when the connection does"));
     }
     assert!(!acknowledged.is_empty(), "nothing was acknowledged in {KILLS} lives");

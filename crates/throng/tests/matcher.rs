@@ -3,17 +3,18 @@
 
 #[path = "../../cache/tests/common/linear.rs"]
 mod linear;
+#[path = "support/process.rs"]
+mod process;
 
-use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use linear::{Entry, is_linearizable};
+use process::{Process, up};
 use throng_client::{CallError, Matcher, MatcherConfig, Role};
 use throng_stdx::Rng;
 use throng_wire::matcher::Status;
@@ -29,38 +30,13 @@ const KILLS: usize = 6;
 /// and operations for each of its lives; it ends when half of them are answered.
 const OPERATIONS: usize = 130;
 
-struct Process(Child);
-
-impl Process {
-    fn start(folder: &Path, port: u16, shards: u16) -> Process {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_throng"))
-            .args(["up", "--only", "matcher", "--data", "d", "--http", "127.0.0.1:0"])
-            .args(["--matcher.rules", "modes.toml", "--matcher.presence_grace_ms", "600000"])
-            .args(["--matcher.addr", &format!("127.0.0.1:{port}")])
-            .args(["--matcher.shards", &shards.to_string()])
-            .current_dir(folder)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the program starts");
-        let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
-        let ready = lines.map_while(Result::ok).any(|line| line.trim_start().starts_with("stop"));
-        assert!(ready, "it ended before it was ready");
-        Process(child)
-    }
-
-    fn kill(mut self) {
-        self.0.kill().expect("it runs");
-        self.0.wait().expect("it ended");
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn start(folder: &Path, port: u16, shards: u16) -> Process {
+    let mut command = up(folder, "matcher", "d");
+    command
+        .args(["--matcher.rules", "modes.toml", "--matcher.presence_grace_ms", "600000"])
+        .args(["--matcher.addr", &format!("127.0.0.1:{port}")])
+        .args(["--matcher.shards", &shards.to_string()]);
+    Process::ready(&mut command).0
 }
 
 /// Which room each role is in.
@@ -166,7 +142,7 @@ fn play(shards: u16) {
     std::fs::write(folder.path().join("modes.toml"), modes).expect("it is writable");
     // Free a moment ago, and the same in all lives: clients come back by themselves.
     let port = TcpListener::bind("127.0.0.1:0").and_then(|at| at.local_addr()).expect("a free port").port();
-    let mut process = Process::start(folder.path(), port, shards);
+    let mut process = start(folder.path(), port, shards);
     let runtime = tokio::runtime::Runtime::new().expect("threads");
     let connect = |number: u64| {
         let patient = Duration::from_secs(60);
@@ -218,7 +194,7 @@ fn play(shards: u16) {
         wait_for(wanted);
         if life < KILLS {
             process.kill();
-            process = Process::start(folder.path(), port, shards);
+            process = start(folder.path(), port, shards);
         }
     }
     wait_for(OPERATIONS / 2);

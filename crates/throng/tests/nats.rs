@@ -4,50 +4,31 @@
 
 #[path = "../../matching/tests/support/bus.rs"]
 mod bus;
+#[path = "support/process.rs"]
+mod process;
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 
 use bus::{Bus, Caller, bus, room_of, run};
+use process::{Process, up};
 use throng_wire::matcher::{Status, Writer};
 
-/// A matcher of area 1 that is killed when dropped.
-struct Process(Child);
-
-impl Process {
-    fn start(folder: &Path, bus: &Bus, data: &str) -> Process {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_throng"))
-            .args(["up", "--only", "matcher", "--data", data, "--http", "127.0.0.1:0"])
-            .args(["--matcher.addr", "127.0.0.1:0", "--matcher.area", "1"])
-            .args(["--matcher.nats_url", &bus.url, "--matcher.nats_lease_s", "1"])
-            .args(["--matcher.presence_grace_ms", "600000"])
-            .current_dir(folder)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the program starts");
-        let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
-        let ready = lines.map_while(Result::ok).any(|line| line.trim_start().starts_with("stop"));
-        assert!(ready, "it ended before it was ready");
-        Process(child)
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// A matcher of area 1.
+fn start(folder: &Path, bus: &Bus, data: &str) -> Process {
+    let mut command = up(folder, "matcher", data);
+    command
+        .args(["--matcher.addr", "127.0.0.1:0", "--matcher.area", "1"])
+        .args(["--matcher.nats_url", &bus.url, "--matcher.nats_lease_s", "1"])
+        .args(["--matcher.presence_grace_ms", "600000"]);
+    Process::ready(&mut command).0
 }
 
 #[test]
 fn a_killed_matcher_is_replaced_and_comes_back_with_what_it_had() {
     let Some(bus) = bus() else { return };
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let start = |data: &str| Process::start(folder.path(), &bus, data);
+    let start = |data: &str| start(folder.path(), &bus, data);
     let (killed, _stays) = (start("a"), start("b"));
     run(async {
         let caller = Caller::connect(&bus, "").await;

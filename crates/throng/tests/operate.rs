@@ -1,11 +1,15 @@
 //! What an operator asks a running gateway: why a client gets no update, who is busy, who changed what.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+#[path = "support/process.rs"]
+mod process;
+
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use process::{Process, up};
 use serde_json::Value;
 use throng_client::{ChannelType, Client, CreateChannel, Event, SessionConfig, SubscribeOptions};
 
@@ -19,7 +23,7 @@ fn throng(arguments: &[&str]) -> Output {
 
 /// A gateway with a token for its admin listener.
 struct Gateway {
-    child: Child,
+    _process: Process,
     players: String,
     servers: String,
     admin: String,
@@ -33,32 +37,18 @@ impl Gateway {
             .expect("written");
         std::fs::write(folder.path().join("token"), format!("{TOKEN}\n")).expect("written");
         let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/proto/chat.proto");
-        let mut child = Command::new(env!("CARGO_BIN_EXE_throng"))
-            .args(["up", "--only", "gateway", "--dev", "--data", "data", "--http", "127.0.0.1:0"])
-            .args(["--gateway.servers.addr", "127.0.0.1:0", "--gateway.clients.addr", "127.0.0.1:0"])
+        let mut command = up(folder.path(), "gateway", "data");
+        command
+            .args(["--dev", "--gateway.servers.addr", "127.0.0.1:0", "--gateway.clients.addr", "127.0.0.1:0"])
             .args(["--http.tokens_file", "tokens", "--server.shards", "2", "--schema"])
-            .arg(schema)
-            .current_dir(folder.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the program starts");
-        let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
-        let mut after = |name: &str| {
-            let line = lines
-                .by_ref()
-                .map(|line| line.expect("text"))
-                .find(|line| line.trim_start().starts_with(name));
+            .arg(schema);
+        let (process, said) = Process::ready(&mut command);
+        let [servers, players, admin] = ["game servers", "players", "admin"].map(|name| {
+            let line = said.iter().find(|line| line.trim_start().starts_with(name));
             let line = line.unwrap_or_else(|| panic!("no {name}"));
             line.split_ascii_whitespace().find(|word| word.contains("://")).expect("an address").to_owned()
-        };
-        let [servers, players, admin] = ["game servers", "players", "admin"].map(&mut after);
-        lines
-            .find(|line| line.as_ref().is_ok_and(|line| line.trim_start().starts_with("stop")))
-            .expect("ready")
-            .expect("text");
-        Gateway { child, players, servers, admin, folder }
+        });
+        Gateway { _process: process, players, servers, admin, folder }
     }
 
     fn token_file(&self) -> PathBuf {
@@ -91,13 +81,6 @@ impl Gateway {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("it answers");
         answer.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status")
-    }
-}
-
-impl Drop for Gateway {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Once, mpsc};
 use std::time::Duration;
 
@@ -12,8 +12,12 @@ use throng_client::{Client, Event, MatchmakingEvent, SessionConfig};
 // Its C interface has to be built; see `c_library`.
 use throng_client_ffi as _;
 
+#[path = "support/process.rs"]
+mod process;
 #[path = "../../client/examples/chat_client.rs"]
 mod rust_sample;
+
+use process::{Process, up};
 
 /// What everybody says.
 const HELLO: &[u8] = b"hello";
@@ -71,16 +75,6 @@ fn the_typescript_client_passes_its_tests() {
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A process that ends with the test.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// A gateway with a matcher, and a listener for each kind of client. A match begins with `players` of them.
 struct Gateway {
     _process: Process,
@@ -93,8 +87,8 @@ fn gateway(folder: &Path, players: usize) -> Gateway {
     let schema = repository().join("fixtures/proto/chat.proto");
     let modes = format!("[modes.party]\ncapacity = {players}\non_full = \"seal\"\n");
     std::fs::write(folder.join("modes.toml"), modes).expect("a folder for the test");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_throng"))
-        .args(["up", "--only", "gateway,matcher", "--data", "data", "--http", "127.0.0.1:0"])
+    let mut command = up(folder, "gateway,matcher", "data");
+    command
         .args(["--gateway.servers.addr", "127.0.0.1:0", "--gateway.clients.addr", "127.0.0.1:0"])
         .args(["--gateway.clients.extra", "ws://127.0.0.1:0,enet://127.0.0.1:0"])
         .args(["--matcher.addr", "127.0.0.1:0", "--matcher.rules", "modes.toml"])
@@ -102,29 +96,16 @@ fn gateway(folder: &Path, players: usize) -> Gateway {
         .args(["--gateway.clients.state_machine", "client_authoratative"])
         .args(["--gateway.matchmaking.data_type", "chatpb.ChatChannelData"])
         .arg("--schema")
-        .arg(schema)
-        .current_dir(folder)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("the program starts");
-    let mut players = String::new();
-    for line in BufReader::new(child.stdout.take().expect("it is piped")).lines() {
-        let line = line.expect("text");
-        if let Some(rest) = line.trim_start().strip_prefix("players") {
-            players = rest.to_owned();
-        }
-        if line.trim_start().starts_with("stop") {
-            break;
-        }
-    }
+        .arg(schema);
+    let (process, said) = Process::ready(&mut command);
+    let players = said.iter().find_map(|line| line.trim_start().strip_prefix("players"));
+    let players = players.expect("it says where players go");
     let of = |scheme: &str| {
         let mut all = players.split_ascii_whitespace();
         let found = all.find(|address| address.starts_with(scheme));
         found.unwrap_or_else(|| panic!("no {scheme} in {players}")).to_owned()
     };
-    Gateway { tcp: of("tcp://"), ws: of("ws://"), enet: of("enet://"), _process: Process(child) }
+    Gateway { tcp: of("tcp://"), ws: of("ws://"), enet: of("enet://"), _process: process }
 }
 
 /// The shared library of the C interface: beside this test, where cargo puts it as a dependency of it.

@@ -1,0 +1,48 @@
+//! The program as a process of its own.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// A process that is killed when dropped.
+pub(crate) struct Process(pub(crate) Child);
+
+/// `throng up` of some services in a folder, with its admin listener on a port of its own.
+pub(crate) fn up(folder: &Path, only: &str, data: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_throng"));
+    command.args(["up", "--only", only, "--data", data, "--http", "127.0.0.1:0"]);
+    command.current_dir(folder);
+    command
+}
+
+impl Process {
+    /// Starts `throng up` and waits until it is ready: the process, and the lines that it said.
+    pub(crate) fn ready(command: &mut Command) -> (Process, Vec<String>) {
+        let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().expect("the program starts");
+        let stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+        let process = Process(child);
+        let mut said = Vec::new();
+        for line in stdout.lines() {
+            said.push(line.expect("text"));
+            if said.last().is_some_and(|line| line.trim_start().starts_with("stop")) {
+                return (process, said);
+            }
+        }
+        panic!("it ended before it was ready: {said:?}");
+    }
+
+    /// Kills it, as a crash would.
+    pub(crate) fn kill(&mut self) {
+        self.0.kill().expect("it runs");
+        self.0.wait().expect("it ended");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
