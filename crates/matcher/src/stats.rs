@@ -128,6 +128,8 @@ pub struct QueueReport {
     pub cancelled: u64,
     /// Proposals that somebody declined.
     pub declined: u64,
+    /// Tickets that can never match any more, by changed rules or a lost member.
+    pub failed: u64,
     /// Neighbours looked at.
     pub scans: u64,
     /// Tickets whose players are asked whether they accept.

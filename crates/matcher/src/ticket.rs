@@ -589,7 +589,10 @@ impl Matcher {
                 self.change_ticket(index, State::Searching, "");
                 self.enter_pool(index);
             }
-            Err(why) => self.end_ticket(index, State::Failed, &why, notices),
+            Err(why) => {
+                self.queues.list[queue].figures.failed += 1;
+                self.end_ticket(index, State::Failed, &why, notices);
+            }
         }
     }
 

@@ -1,5 +1,5 @@
-//! Defects of the reference (specification A.9) that this matcher must not have, one test each. Number 12, 13 and 17 are
-//! about sending and waiting, and tested where that happens.
+//! Defects of the reference (specification A.9) that this matcher must not have, one test each. Number 12 and 13 are about
+//! sending and waiting, and tested where that happens.
 
 mod world;
 

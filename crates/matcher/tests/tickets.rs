@@ -159,6 +159,8 @@ fn a_replaced_rule_set_fails_tickets_that_can_never_match_now() {
     assert_eq!(low.status, "failed");
     assert!(low.reason.contains("skill"), "{}", low.reason);
     assert_eq!(world.get_ticket(&high).status, "searching");
+    let report = &world.matcher().queue_reports(1)[0];
+    assert_eq!((report.searching, report.failed, report.cancelled), (1, 1, 0));
 }
 
 fn answer(world: &mut World, srv: &str, ticket: &world::Shown, role: &str, yes: bool) -> Status {

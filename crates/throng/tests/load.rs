@@ -121,6 +121,9 @@ fn wrong_names_are_answered_with_the_right_ones() {
     assert_eq!(output.status.code(), Some(2));
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(error.contains("gateway idle") && error.contains("idel"), "{error}");
+    let output = run(&["bench", "matcher", "-t", "RoleJoinRoom1"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "illegal test name: RoleJoinRoom1\n");
 }
 
 /// A demo that runs until the test ends.

@@ -170,6 +170,7 @@ pub(crate) struct Figures {
     pub(crate) timed_out: u64,
     pub(crate) cancelled: u64,
     pub(crate) declined: u64,
+    pub(crate) failed: u64,
     pub(crate) scans: u64,
     /// Matches by the level that they needed.
     pub(crate) expansions: Vec<u64>,
@@ -432,6 +433,7 @@ impl Matcher {
             timed_out: queue.figures.timed_out,
             cancelled: queue.figures.cancelled,
             declined: queue.figures.declined,
+            failed: queue.figures.failed,
             scans: queue.figures.scans,
             proposed: queue.proposed,
             placing: queue.live - queue.pool.size - queue.proposed,

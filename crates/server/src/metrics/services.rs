@@ -270,6 +270,12 @@ fn queue_families(queues: &[throng_matcher::QueueReport]) -> Vec<Family> {
         by_queue("throng_matcher_queue_declined", "Proposals that somebody declined.", Counter, |queue| {
             queue.declined as f64
         }),
+        by_queue(
+            "throng_matcher_queue_failed",
+            "Tickets that can never match any more, by changed rules or a lost member.",
+            Counter,
+            |queue| queue.failed as f64,
+        ),
         by_queue("throng_matcher_queue_scans", "Neighbours looked at by searches.", Counter, |queue| {
             queue.scans as f64
         }),
