@@ -37,7 +37,7 @@ impl Cache {
         command.envs(settings.iter().map(|(name, value)| (*name, value.as_str())));
         let (process, said) = Process::ready(&mut command);
         let own = said.iter().filter(|line| line.trim_start().starts_with("cache"));
-        let addr = own.filter_map(|line| Some(line.split_once("http://")?.1.trim().to_owned())).last();
+        let addr = own.filter_map(|line| Some(line.split_once("http://")?.1.trim().to_owned())).next_back();
         let block = said.join("\n") + "\n";
         Cache { process, addr: addr.expect("an address"), block }
     }
