@@ -1,5 +1,7 @@
 //! Rooms: their life from the first member to destruction.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use throng_wire::fields;
@@ -110,15 +112,22 @@ impl<'a> CreateInfo<'a> {
 }
 
 impl Room {
-    /// Teams of which the members before one of them have nobody, but it or one after it.
+    /// Teams of the members from one on that have nobody among those before. Cost: O(members), and a look-up each.
     pub(crate) fn teams_from(&self, first: usize) -> u32 {
-        let members = self.members.iter().enumerate().skip(first);
-        members.map(|(at, member)| u32::from(self.is_new_team(member.info.team(), at))).sum()
+        let (before, after) = self.members.split_at(first);
+        let teams = after.iter().map(|member| member.info.team()).filter(|team| !team.is_empty());
+        let mut teams: BTreeSet<&[u8]> = teams.collect();
+        if !teams.is_empty() {
+            before.iter().for_each(|member| {
+                teams.remove(member.info.team());
+            });
+        }
+        teams.len() as u32
     }
 
-    /// Whether it is a team, and none of the members before one is of it. Those who come together are told apart first.
-    fn is_new_team(&self, team: &[u8], before: usize) -> bool {
-        !team.is_empty() && self.members[..before].iter().rev().all(|member| member.info.team() != team)
+    /// Whether a role that has left was the last of its team.
+    fn has_lost_team(&self, team: &[u8]) -> bool {
+        !team.is_empty() && self.members.iter().all(|member| member.info.team() != team)
     }
 
     pub(crate) fn free(&self, capacity: u32) -> u32 {
@@ -365,7 +374,7 @@ impl Matcher {
         let member = room.members.remove(at);
         let mode = &mut self.modes[room.mode];
         mode.members -= 1;
-        mode.teams -= u32::from(room.is_new_team(member.info.team(), room.members.len()));
+        mode.teams -= u32::from(room.has_lost_team(member.info.team()));
         room.sides.remove(&self.people.players[player].id);
         let deleting = room.deleting;
         let entry = &mut self.people.players[player];
