@@ -79,6 +79,10 @@ pub(crate) struct Scratch {
     pub(crate) candidates: Vec<u32>,
     /// Neighbours of an anchor.
     pub(crate) near: Vec<crate::queue::Candidate>,
+    /// Matches of a tick that were found and are not made yet, with the backfills that they are for.
+    pub(crate) found: Vec<(crate::queue::Filling, Option<u32>)>,
+    /// Matches that were placed and are not told of yet, and until when their seats are held.
+    pub(crate) ready: Vec<(u32, u64)>,
     /// The part of a tick that was done last, until the driver says how long it took.
     pub(crate) slice: Option<crate::queue::Slice>,
 }

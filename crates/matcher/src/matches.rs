@@ -59,6 +59,17 @@ pub(crate) struct Match {
     pub(crate) positions: Vec<(u32, u8)>,
 }
 
+/// What has come of placing a match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Placed {
+    /// Its players are to be [told](Matcher::make_ready); until when their seats are held.
+    Ready(u64),
+    /// It waits for a server.
+    Waits,
+    /// The backfill's room does not take them: the tickets search on.
+    Refused,
+}
+
 /// Players of some tickets.
 type Players = SmallVec<[u32; 16]>;
 
@@ -88,31 +99,51 @@ impl Matcher {
         self.modes.put(name, ModeRules { capacity: compiled.set.players_max(), ..rules })
     }
 
-    /// Takes the tickets of a filling: they are asked, or the match is placed at once.
-    pub(crate) fn propose(
-        &mut self,
-        queue: u32,
-        filling: Filling,
-        backfill: Option<u32>,
-        notices: &mut Notices,
-    ) {
-        let compiled = self.queues.list[queue].rules();
-        let compiled = &*compiled;
-        let index = self.matches.next_index();
-        let id = self.new_id(index);
-        let asks = compiled.set.accept.required;
-        let deadline = self.now + compiled.set.accept.timeout_s * 1_000;
-        let Filling { sides, level, quality, region } = filling;
-        let tickets: SmallVec<[u32; 16]> = sides.iter().flatten().copied().collect();
+    /// A search has found a match: its tickets search no more. What is to be done with it comes with the others of its
+    /// batch, each step for all of them: so a step's code and the players' entries are at hand.
+    pub(crate) fn take(&mut self, filling: Filling, backfill: Option<u32>, compiled: &Compiled) {
+        let tickets: SmallVec<[u32; 16]> = filling.sides.iter().flatten().copied().collect();
+        self.leave_pool_together(&tickets, compiled);
+        self.scratch.found.push((filling, backfill));
+    }
+
+    /// Makes matches of the fillings of a queue that were [taken](Matcher::take): their players are asked, or they are
+    /// placed at once.
+    pub(crate) fn propose_taken(&mut self, queue: u32, compiled: &Compiled, notices: &mut Notices) {
+        let mut found = std::mem::take(&mut self.scratch.found);
         // As in the search: one load does not wait for another.
         let touch = |all: u64, player: &TicketPlayer| {
             let player = &self.people.players[player.player];
             all ^ player.tickets.len() as u64 ^ u64::from(player.holds) ^ player.id.len() as u64
         };
-        let players = tickets.iter().flat_map(|ticket| &self.tickets[*ticket].players);
+        let tickets = found.iter().flat_map(|(filling, _)| filling.sides.iter().flatten());
+        let players = tickets.flat_map(|ticket| &self.tickets[*ticket].players);
         std::hint::black_box(players.fold(0, touch));
-        self.leave_pool_together(&tickets, compiled);
-        for ticket in &tickets {
+        let mut ready = std::mem::take(&mut self.scratch.ready);
+        for (filling, backfill) in found.drain(..) {
+            ready.extend(self.propose(queue, compiled, filling, backfill, notices));
+        }
+        for (index, until) in ready.drain(..) {
+            self.make_ready(index, until, None, notices);
+        }
+        (self.scratch.found, self.scratch.ready) = (found, ready);
+    }
+
+    /// Asks the players of a filling, or places it. Its match and until when its seats are held, if it is ready.
+    fn propose(
+        &mut self,
+        queue: u32,
+        compiled: &Compiled,
+        filling: Filling,
+        backfill: Option<u32>,
+        notices: &mut Notices,
+    ) -> Option<(u32, u64)> {
+        let index = self.matches.next_index();
+        let id = self.new_id(index);
+        let asks = compiled.set.accept.required;
+        let deadline = self.now + compiled.set.accept.timeout_s * 1_000;
+        let Filling { sides, level, quality, region } = filling;
+        for ticket in sides.iter().flatten() {
             let state = if asks { State::Proposed } else { State::Placing };
             self.change_ticket(*ticket, state, "");
             let ticket = &mut self.tickets[*ticket];
@@ -138,9 +169,9 @@ impl Matcher {
         if asks {
             self.timers.set(deadline, Timer::Proposal(id));
             self.tell_proposed(index, compiled.set.accept.reveal, notices);
-        } else {
-            self.place(index, compiled, notices);
+            return None;
         }
+        self.place(index, compiled, notices)
     }
 
     fn find_match(&self, id: &[u8]) -> Option<u32> {
@@ -235,7 +266,9 @@ impl Matcher {
                 self.change_ticket(ticket, State::Placing, "");
             }
             let compiled = self.queues.list[self.matches[index].queue].rules();
-            self.place(index, &compiled, notices);
+            if let Some((index, until)) = self.place(index, &compiled, notices) {
+                self.make_ready(index, until, None, notices);
+            }
         }
         Ok(())
     }
@@ -353,11 +386,14 @@ impl Matcher {
         self.people.release(player);
     }
 
-    /// Places a match, where there are other shards as soon as its players are claimed.
-    fn place(&mut self, index: u32, compiled: &Compiled, notices: &mut Notices) {
+    /// Places a match, where there are other shards as soon as its players are claimed. The match and until when its seats
+    /// are held, if it is ready.
+    fn place(&mut self, index: u32, compiled: &Compiled, notices: &mut Notices) -> Option<(u32, u64)> {
         if self.shard.is_alone() {
-            self.place_now(index, compiled, notices);
-            return;
+            return match self.place_now(index, compiled, notices) {
+                Placed::Ready(until) => Some((index, until)),
+                Placed::Waits | Placed::Refused => None,
+            };
         }
         let found = &mut self.matches[index];
         found.stage = Stage::Claiming;
@@ -369,6 +405,7 @@ impl Matcher {
             .collect();
         let room = self.backfill_of_match(id).map(|backfill| self.backfills[backfill.index].room);
         self.claim_match(id, roles.into_iter(), room);
+        None
     }
 
     /// The players of a match are claimed. Whether it was placed.
@@ -378,7 +415,11 @@ impl Matcher {
             return false;
         };
         let compiled = self.queues.list[self.matches[index].queue].rules();
-        self.place_now(index, &compiled, notices)
+        let placed = self.place_now(index, &compiled, notices);
+        if let Placed::Ready(until) = placed {
+            self.make_ready(index, until, None, notices);
+        }
+        placed != Placed::Refused
     }
 
     /// The players of a match could not be claimed: its tickets search on.
@@ -388,9 +429,8 @@ impl Matcher {
         }
     }
 
-    /// Makes the room, or takes the backfill's, with a seat for everybody; ends the players' other tickets. Whether that
-    /// could be done.
-    fn place_now(&mut self, index: u32, compiled: &Compiled, notices: &mut Notices) -> bool {
+    /// Makes the room, or takes the backfill's, with a seat for everybody; ends the players' other tickets.
+    fn place_now(&mut self, index: u32, compiled: &Compiled, notices: &mut Notices) -> Placed {
         let (queue, backfill) = (self.matches[index].queue, self.matches[index].backfill);
         let room = match backfill {
             Some(backfill) => match self.room_to_fill(index, backfill) {
@@ -398,7 +438,7 @@ impl Matcher {
                 None => {
                     let room = self.copy_room(self.backfills[backfill].room);
                     self.refuse_seats(index, backfill, room.as_ref(), notices);
-                    return false;
+                    return Placed::Refused;
                 }
             },
             None => self.room_of_match(index, queue),
@@ -441,9 +481,9 @@ impl Matcher {
             let found = self.matches[index].id;
             self.ask_for_server(found, room);
         } else {
-            self.make_ready(index, until, None, notices);
+            return Placed::Ready(until);
         }
-        true
+        Placed::Waits
     }
 
     /// Counts a match whose seats are there.

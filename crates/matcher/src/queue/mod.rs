@@ -50,6 +50,8 @@ const SLICE_STEPS: u64 = 40_000;
 const ANCHOR_STEPS: u64 = 40;
 /// What a matched ticket counts: its seats, its end and the news of both.
 const MATCHED_STEPS: u64 = 60;
+/// Matches that are made together: what they touch, some 8 KiB each, is to stay in the second cache.
+const BATCH: usize = 32;
 /// Queues of one matcher.
 pub(crate) const QUEUES_MAX: usize = 1_024;
 
@@ -398,6 +400,10 @@ impl Matcher {
                 continue;
             }
             let Some(anchor) = queue.pool.dirty.pop_first() else {
+                if !self.scratch.found.is_empty() {
+                    self.propose_taken(index, &compiled, notices);
+                    continue;
+                }
                 queue.searching = false;
                 self.scratch.slice = Some(Slice { queue: index, ended: true });
                 self.queues.searching.remove(&index);
@@ -406,6 +412,7 @@ impl Matcher {
             };
             steps += ANCHOR_STEPS + self.try_anchor(index, &compiled, anchor, notices);
         }
+        self.propose_taken(index, &compiled, notices);
     }
 
     /// Says how long the last [`handle_timeout`](Matcher::handle_timeout) took, for the figures of ticks. No input: it
@@ -486,7 +493,11 @@ impl Matcher {
             Some(filling) => {
                 let backfill = anchor.backfill.then_some(anchor.index);
                 let taken: usize = filling.sides.iter().map(Vec::len).sum();
-                self.propose(index, filling, backfill, notices);
+                self.take(filling, backfill, compiled);
+                // A backfill's room is not as it was.
+                if backfill.is_some() || self.scratch.found.len() == BATCH {
+                    self.propose_taken(index, compiled, notices);
+                }
                 return steps + MATCHED_STEPS * taken as u64;
             }
             None if anchor.backfill => self.backfills[anchor.index].seen = Some(arrivals),
