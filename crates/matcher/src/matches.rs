@@ -14,7 +14,7 @@ use crate::notices::Notices;
 use crate::people::People;
 use crate::problem::{Outcome, Problem, forbidden, not_found, quote};
 use crate::queue::{Assign, Bucket, Compiled, Filling, Kind, OnNo, PlayerFacts, assign};
-use crate::room::Room;
+use crate::room::{Room, Seat};
 use crate::sides::Sides;
 use crate::slab::{NONE, Slab};
 use crate::ticket::{FORGOTTEN_PER_INPUT, State, Ticket, TicketPlayer};
@@ -143,11 +143,14 @@ impl Matcher {
         let asks = compiled.set.accept.required;
         let deadline = self.now + compiled.set.accept.timeout_s * 1_000;
         let Filling { sides, level, quality, region } = filling;
+        let state = if asks { State::Proposed } else { State::Placing };
         for ticket in sides.iter().flatten() {
-            let state = if asks { State::Proposed } else { State::Placing };
-            self.change_ticket(*ticket, state, "");
             let ticket = &mut self.tickets[*ticket];
-            (ticket.matched, ticket.region) = (Some(id), region);
+            ticket.rev += 1;
+            (ticket.state, ticket.matched, ticket.region) = (state, Some(id), region);
+        }
+        if asks {
+            self.queues.list[queue].proposed += sides.iter().map(Vec::len).sum::<usize>() as u64;
         }
         if let Some(backfill) = backfill {
             self.backfills[backfill].pending = Some(index);
@@ -461,10 +464,7 @@ impl Matcher {
         self.end_other_tickets(index, &players, notices);
         self.rooms[room].seats.reserve(players.len());
         self.put_on_sides(room, compiled, &sides);
-        for ticket in sides.iter().flatten() {
-            self.tickets[*ticket].room = Some(id);
-            self.seat_ticket(room, *ticket, until);
-        }
+        self.seat_tickets(room, &sides, until);
         self.timers.set(until, Timer::Seats(id));
         self.reindex_room(room);
         self.note_placed(index, id);
@@ -563,17 +563,25 @@ impl Matcher {
         }
     }
 
-    /// Seats of a ticket's players.
-    fn seat_ticket(&mut self, room: u32, ticket: u32, until: u64) {
-        for member in 0..self.tickets[ticket].players.len() {
-            let ticket = &self.tickets[ticket];
-            let player = ticket.players[member].player;
-            let info = (!ticket.team.is_empty()).then(|| {
-                let role = RoleRef::bare(&self.people.players[player].id);
-                Box::new(role.info(self.people.server_of(player), &ticket.team))
-            });
-            self.seat(room, player, info, until);
+    /// Seats for the players of tickets.
+    fn seat_tickets(&mut self, room: u32, sides: &[Vec<u32>], until: u64) {
+        let (tickets, people, entry) = (&mut self.tickets, &mut self.people, &mut self.rooms[room]);
+        let before = entry.seats.len();
+        for ticket in sides.iter().flatten() {
+            let ticket = &mut tickets[*ticket];
+            ticket.room = Some(entry.id);
+            for member in &ticket.players {
+                let player = member.player;
+                let info = (!ticket.team.is_empty()).then(|| {
+                    let role = RoleRef::bare(&people.players[player].id);
+                    Box::new(role.info(people.server_of(player), &ticket.team))
+                });
+                people.players[player].holds += 1;
+                entry.seats.push(Seat { player, until, info });
+            }
         }
+        let seats = entry.seats.len() - before;
+        self.note_seats(room, seats);
     }
 
     /// A player was matched: tickets of any other match, or of none, are over.
@@ -612,27 +620,19 @@ impl Matcher {
         let id = found.id;
         self.timers.set(deadline, Timer::Assign(id));
         let Some(server) = self.people.server(compiled.set.allocator.as_bytes()) else { return };
-        self.write_ready(index, (None, &[]), 0, None);
+        let rest = self.ready_for_all(index, 0, None);
+        self.write_ready(index, b"", &[], &rest);
         notices.push(server, std::iter::empty(), &self.scratch.event, 0);
     }
 
-    /// Writes the event that a match is ready, for the players of a side or for who gives it a server. `there`: its room, if
-    /// that is with another shard.
-    fn write_ready(
-        &mut self,
-        index: u32,
-        (side, players): (Option<usize>, &[u32]),
-        seat_until: u64,
-        there: Option<&RoomCopy>,
-    ) {
+    /// Writes the event that a match is ready, for the players of a side or for who gives it a server. `rest` is what
+    /// [is the same](Matcher::ready_for_all) for all of them.
+    fn write_ready(&mut self, index: u32, side: &[u8], players: &[u32], rest: &[u8]) {
         let mut event = std::mem::take(&mut self.scratch.event);
         event.clear();
         let found = &self.matches[index];
         let queue = &self.queues.list[found.queue];
         let positions = &queue.rules().set.positions;
-        let here = found.room.filter(|_| there.is_none()).and_then(|room| self.rooms.get(room.index));
-        let connection = there.map_or_else(|| here.and_then(connection_of), |room| room.connection.clone());
-        let sides = there.map(|room| &room.sides).or(here.map(|room| &room.sides));
         write_nested(&mut event, Event::MATCH_READY, |out| {
             write_bytes(out, 1, &found.id.text());
             for (player, position) in found.positions.iter().filter(|(player, _)| players.contains(player)) {
@@ -642,19 +642,29 @@ impl Matcher {
                     write_bytes(out, 2, name.as_bytes());
                 });
             }
-            let side = sides.zip(side).and_then(|(sides, side)| sides.name(side));
-            write_bytes(out, 3, side.unwrap_or_default());
-            write_bytes(out, 4, connection.unwrap_or_default().as_bytes());
-            if let Some(region) = found.region.and_then(|region| queue.regions.get(usize::from(region))) {
-                write_bytes(out, 5, region);
-            }
-            write_u64(out, 6, seat_until);
-            write_bytes(out, 7, queue.name.as_bytes());
-            if let Some(room) = found.room {
-                write_bytes(out, 20, &room.text());
-            }
+            write_bytes(out, 3, side);
+            out.extend_from_slice(rest);
         });
         self.scratch.event = event;
+    }
+
+    /// What the event that a match is ready tells everybody, as fields. `there`: its room, if that is with another shard.
+    fn ready_for_all(&self, index: u32, seat_until: u64, there: Option<&RoomCopy>) -> Vec<u8> {
+        let found = &self.matches[index];
+        let queue = &self.queues.list[found.queue];
+        let here = found.room.filter(|_| there.is_none()).and_then(|room| self.rooms.get(room.index));
+        let connection = there.map_or_else(|| here.and_then(connection_of), |room| room.connection.clone());
+        let mut out = Vec::with_capacity(128);
+        write_bytes(&mut out, 4, connection.unwrap_or_default().as_bytes());
+        if let Some(region) = found.region.and_then(|region| queue.regions.get(usize::from(region))) {
+            write_bytes(&mut out, 5, region);
+        }
+        write_u64(&mut out, 6, seat_until);
+        write_bytes(&mut out, 7, queue.name.as_bytes());
+        if let Some(room) = found.room {
+            write_bytes(&mut out, 20, &room.text());
+        }
+        out
     }
 
     /// Tells the players where they play; their tickets have ended well.
@@ -668,10 +678,18 @@ impl Matcher {
         let queue = self.matches[index].queue;
         let compiled = self.queues.list[queue].rules();
         let sides = std::mem::take(&mut self.matches[index].sides);
-        for (number, side) in sides.iter().enumerate().filter(|(_, side)| !side.is_empty()) {
+        let rest = self.ready_for_all(index, seat_until, there);
+        let here = self.matches[index].room.and_then(|room| self.rooms.get(room.index));
+        let names = there.map(|room| &room.sides).or(here.map(|room| &room.sides)).map(Sides::names);
+        let mut names = names.unwrap_or_default().into_iter();
+        for side in &sides {
+            let name = names.next().unwrap_or_default();
+            if side.is_empty() {
+                continue;
+            }
             let mut players = Players::new();
             self.players_of(side, &mut players);
-            self.write_ready(index, (Some(number), &players), seat_until, there);
+            self.write_ready(index, &name, &players, &rest);
             fan_out(&self.people, players.iter().copied(), players.len(), &self.scratch.event, 0, notices);
         }
         let found = &mut self.matches[index];
@@ -679,9 +697,7 @@ impl Matcher {
         (found.positions, found.accepted) = (Vec::new(), Vec::new());
         let (is_backfill, id) = (found.backfill.take().is_some(), found.id);
         self.record_waits(queue, &compiled, sides.iter().flatten());
-        for ticket in sides.into_iter().flatten() {
-            self.end_ticket(ticket, State::Matched, "", notices);
-        }
+        self.end_matched(queue, &sides);
         if is_backfill {
             // Its result is the room's own match's.
             self.matches.remove(id.index);

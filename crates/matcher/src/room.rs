@@ -64,7 +64,7 @@ pub(crate) struct Seat {
     pub(crate) player: u32,
     pub(crate) until: u64,
     /// `None` where only the id of the role is known: a large tick makes a hundred thousand such seats.
-    info: Option<Box<Info>>,
+    pub(crate) info: Option<Box<Info>>,
 }
 
 /// A role on its way into a room.
@@ -648,11 +648,16 @@ impl Matcher {
     /// The same for one of several: the caller sets the timer and sees to the indexes.
     pub(crate) fn seat(&mut self, index: u32, player: u32, info: Option<Box<Info>>, until: u64) {
         self.people.players[player].holds += 1;
+        self.rooms[index].seats.push(Seat { player, until, info });
+        self.note_seats(index, 1);
+    }
+
+    /// A room has some seats more.
+    pub(crate) fn note_seats(&mut self, index: u32, seats: usize) {
         let room = &mut self.rooms[index];
-        room.rev += 1;
-        room.seats.push(Seat { player, until, info });
+        room.rev += seats as u64;
         let mode = &mut self.modes[room.mode];
-        mode.seats += 1;
+        mode.seats += seats as u32;
         let capacity = mode.rules.capacity;
         if !room.forced_full {
             room.full = room.free(capacity) == 0;

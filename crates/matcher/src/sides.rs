@@ -1,8 +1,9 @@
 //! Sides of a match's room and who is on them.
 
 use serde::{Deserialize, Serialize};
-use throng_wire::fields;
+use smallvec::SmallVec;
 use throng_wire::matcher::{write_bytes, write_nested};
+use throng_wire::{Field, fields};
 
 use crate::info::Text;
 
@@ -45,10 +46,10 @@ impl Sides {
         &self.0
     }
 
-    /// Name of a side.
-    pub(crate) fn name(&self, side: usize) -> Option<&[u8]> {
-        let side = fields(&self.0).nth(side)?.ok()?;
-        Some(fields(side.value).next()?.ok()?.value)
+    /// Names of the sides, in order.
+    pub(crate) fn names(&self) -> SmallVec<[Text; 4]> {
+        let name = |side: Field<'_>| Some(Text::from_slice(fields(side.value).next()?.ok()?.value));
+        fields(&self.0).map_while(Result::ok).map_while(name).collect()
     }
 
     pub(crate) fn list(&self) -> Vec<Side> {

@@ -493,7 +493,26 @@ impl Matcher {
             ticket.facts = Facts::default();
         }
         self.queues.list[ticket.queue].live -= 1;
-        for player in &mut ticket.players {
+        self.free_players(index);
+    }
+
+    /// Tickets of a queue, by side, have ended well: as [`end_ticket`](Matcher::end_ticket), for all at once.
+    pub(crate) fn end_matched(&mut self, queue: u32, sides: &[Vec<u32>]) {
+        let mut ended = 0;
+        for index in sides.iter().flatten() {
+            let ticket = &mut self.tickets[*index];
+            ticket.rev += 1;
+            ticket.state = State::Matched;
+            self.free_players(*index);
+            ended += 1;
+        }
+        self.live_tickets -= ended;
+        self.queues.list[queue].live -= ended as u64;
+    }
+
+    /// The players of a ticket that has ended are free; it stays readable for a while.
+    fn free_players(&mut self, index: u32) {
+        for player in &mut self.tickets[index].players {
             let player = std::mem::replace(&mut player.player, NONE);
             self.people.players[player].tickets.retain(|ticket| *ticket != index);
             self.people.release(player);

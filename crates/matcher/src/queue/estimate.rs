@@ -93,8 +93,29 @@ impl Bucket {
         bounds
     };
 
+    /// Where to begin for waits of an exponent of two and two bits behind it, which have at most two buckets.
+    const FIRSTS: [u8; 4 * 65] = {
+        let (mut firsts, mut class) = ([0; 4 * 65], 0);
+        while class < firsts.len() {
+            let least = f64::from_bits((1023 << 52) + ((class as u64) << 50));
+            let mut bucket = 0;
+            while bucket < BUCKETS - 1 && Bucket::BOUNDS[bucket] < least {
+                bucket += 1;
+            }
+            firsts[class] = bucket as u8;
+            class += 1;
+        }
+        firsts
+    };
+
     pub(crate) fn of(waited_ms: u64) -> Bucket {
-        Bucket(Bucket::BOUNDS.partition_point(|bound| *bound < waited_ms as f64))
+        let waited = waited_ms.max(1) as f64;
+        let class = (waited.to_bits() >> 50) - (1023 << 2);
+        let mut bucket = usize::from(Bucket::FIRSTS[class as usize]);
+        while Bucket::BOUNDS.get(bucket).is_some_and(|bound| *bound < waited) {
+            bucket += 1;
+        }
+        Bucket(bucket)
     }
 }
 
@@ -143,6 +164,17 @@ impl Estimates {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wait_is_in_the_first_bucket_that_holds_it() {
+        let edges =
+            Bucket::BOUNDS.iter().flat_map(|bound| [*bound as u64 - 1, *bound as u64, *bound as u64 + 1]);
+        let powers = (0..64).flat_map(|power| [(1_u64 << power) - 1, 1 << power]);
+        for waited in edges.chain(powers).chain([u64::MAX]) {
+            let held = Bucket::BOUNDS.partition_point(|bound| *bound < waited as f64);
+            assert_eq!(Bucket::of(waited), Bucket(held), "{waited} ms");
+        }
+    }
 
     #[test]
     fn a_rare_kind_falls_back_to_a_coarser_one() {

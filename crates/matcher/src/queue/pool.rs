@@ -219,14 +219,17 @@ impl Pool {
     ) {
         let part = &mut self.partitions[partition];
         let Partition { order, idle, cuts, ranks, sizes, .. } = part;
-        let size = &mut self.size;
+        // Mostly all are of one priority and size: each is counted when another comes.
+        let (mut rank, mut size) = ((0, 0), (0, 0));
         order.remove(keys, |key, hot| {
-            *size -= 1;
+            self.size -= 1;
             *idle -= u32::from(hot.idle);
             *cuts -= u32::from(hot.cut);
-            take_one(ranks, anchor_of(key.1).rank);
-            take_one(sizes, hot.size);
+            count(ranks, &mut rank, anchor_of(key.1).rank);
+            count(sizes, &mut size, hot.size);
         });
+        take(ranks, rank);
+        take(sizes, size);
         for key in keys {
             if part.cuts == 0 {
                 break;
@@ -311,9 +314,18 @@ impl Compiled {
     }
 }
 
-fn take_one<K: Ord>(counts: &mut BTreeMap<K, u32>, key: K) {
+/// One more of a key; those of another so far are taken out.
+fn count<K: Ord + Copy>(counts: &mut BTreeMap<K, u32>, so_far: &mut (K, u32), key: K) {
+    if so_far.0 != key {
+        take(counts, *so_far);
+        *so_far = (key, 0);
+    }
+    so_far.1 += 1;
+}
+
+fn take<K: Ord>(counts: &mut BTreeMap<K, u32>, (key, taken): (K, u32)) {
     if let Some(count) = counts.get_mut(&key) {
-        *count -= 1;
+        *count -= taken;
         if *count == 0 {
             counts.remove(&key);
         }
