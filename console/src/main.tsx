@@ -56,7 +56,7 @@ function Page({ place: { page, rest, query } }: { place: Place }) {
     case "map":
       return <MapPage connection={query.has("connection") ? Number(query.get("connection")) : null} />;
     case "rooms":
-      return <Rooms queue={query.get("queue")} ticket={query.get("ticket")} />;
+      return <Rooms query={query} />;
     case "cache":
       return <Cache />;
     case "lab":

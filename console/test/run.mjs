@@ -159,6 +159,8 @@ async function everything() {
   }
   say(`${Object.keys(pages).length} pages show live data`);
 
+  await matcher(page, address.replace(/console.*/, ""), shot, say);
+
   // One connection, what crosses it, and its channel.
   const base = address.replace(/console.*/, "");
   const connections = (await (await fetch(`${base}api/v1/connections?search=client&limit=3`)).json()).connections;
@@ -238,6 +240,85 @@ async function everything() {
 }
 
 /** Ten thousand entities on the map: it draws them all, and says how fast. On a quiet machine that is 3 to 8 ms a frame. */
+/** Roles, rooms, charts, a draft of rules that is tried and put, and the matcher's tests in the lab. */
+async function matcher(page, base, shot, say) {
+  const narrow = async (name) => {
+    await page.setViewportSize({ width: 390, height: 844 });
+    await page.waitForTimeout(pictures ? 1_000 : 0);
+    assert.ok((await page.evaluate(() => document.documentElement.scrollWidth)) <= 390, `${name} is wider than a phone`);
+    await shot(`${name}-390`);
+    await page.setViewportSize({ width: 1280, height: 900 });
+    await page.waitForTimeout(pictures ? 1_000 : 0);
+    await shot(`${name}-1280`);
+  };
+  const show = (query) => page.goto(`${base}console/#/rooms?${query}`);
+  const ask = (method, request) => page.evaluate(([method, request]) => fetch(`/api/v1/matcher?method=${method}&request=${encodeURIComponent(JSON.stringify(request))}`).then((answer) => answer.json()), [method, request]);
+
+  await show("queue=duel");
+  for (const chart of ["Wait", "Quality", "Searching", "Matches a minute"]) await page.waitForSelector(`.chart[aria-label='${chart}'] canvas`, { timeout: 30_000 });
+  await page.waitForTimeout(pictures ? 20_000 : 0);
+  await narrow("queue");
+  say("a queue's waits and qualities are charts");
+
+  // Who waits now is in a room a little later.
+  const seen = new Set();
+  let role = null;
+  for (let tries = 0; tries < 200 && role === null; tries += 1) {
+    for (const ticket of (await ask("ListTickets", { Queue: "duel" })).Tickets) ticket.Players.forEach((player) => seen.add(player.RoleID));
+    for (const id of seen) if (Object.keys((await ask("GetRole", { RoleID: id })).RoomInfos ?? {}).length > 0) role = id;
+    await page.waitForTimeout(100);
+  }
+  assert.ok(role !== null, "nobody was ever in a room");
+  await page.goto(`${base}console/#/rooms`);
+  await page.fill("input[aria-label='Role']", "nobody at all");
+  await page.click("form[role='search'] button");
+  await page.waitForSelector("text=It is in no room, team or queue", { timeout: 10_000 });
+  await page.fill("input[aria-label='Role']", role);
+  await page.click("form[role='search'] button");
+  await page.waitForSelector(`h2:has-text('Role ${role}')`);
+  await narrow("role");
+  const rooms = Object.keys((await ask("GetRole", { RoleID: role })).RoomInfos ?? {});
+  if (rooms.length > 0) {
+    await show(`room=${rooms[0]}`);
+    await page.waitForSelector("[aria-label='History'] tbody tr, .empty", { timeout: 10_000 });
+    await narrow("room");
+  }
+  say("a role is found, and its room");
+
+  await show("queue=duel&edit=1");
+  const draft = page.locator("textarea");
+  await draft.waitFor({ timeout: 10_000 });
+  const rules = JSON.parse(await draft.inputValue());
+  await draft.fill(JSON.stringify({ ...rules, timeout_s: 0 }, null, 2));
+  await page.click("button:text-is('Try')");
+  await page.waitForSelector(".problem code:has-text('timeout_s')", { timeout: 10_000 });
+  await narrow("draft-wrong");
+  const better = { ...rules, version: "tried", tick_ms: (rules.tick_ms ?? 250) * 2 };
+  await draft.fill(JSON.stringify(better, null, 2));
+  assert.ok(await page.locator("button:text-is('Put')").isDisabled(), "what was not tried is not put");
+  await page.click("button:text-is('Try')");
+  await page.waitForSelector("[aria-label='What the rules do'] tbody tr", { timeout: 30_000 });
+  await narrow("draft");
+  await page.click("button:text-is('Put')");
+  await page.waitForSelector("text=Replace the rules of duel?");
+  assert.notEqual((await ask("ListQueues", {})).Queues.duel.Version, "tried");
+  await page.click("text=Yes, put them");
+  await page.waitForSelector("text=The rules are in force.", { timeout: 10_000 });
+  assert.equal((await ask("ListQueues", {})).Queues.duel.Version, "tried");
+  await page.goto(`${base}console/#/config`);
+  await page.waitForSelector("td:has-text('POST /api/v1/matcher')", { timeout: 10_000 });
+  say("a draft is refused by its place, tried, put and recorded");
+
+  await page.goto(`${base}console/#/lab`);
+  await page.click("text=Quick benchmark");
+  await page.fill("input[list='tests']", "matcher Ping");
+  await page.click("form.stack button.primary");
+  await page.waitForSelector("td:has-text('Ping, 64 workers')", { timeout: 60_000 });
+  await narrow("lab-matcher");
+  await page.setViewportSize({ width: 1440, height: 900 });
+  say("the lab runs a test of the matcher");
+}
+
 async function heavy(context, base, say) {
   const page = await context.newPage();
   await page.goto(`${base}console/#/map`);

@@ -1,12 +1,13 @@
-import { useState } from "preact/hooks";
 import { session, usePoll, type Json } from "../api.ts";
-import { count, duration } from "../format.ts";
-import { Badge, Card, Empty, Facts, Locked, Stat, Table, Trouble } from "../ui.tsx";
+import { count } from "../format.ts";
+import { Card, Empty, Locked, Stat, Table, Trouble } from "../ui.tsx";
+import { ask, at } from "./rooms/ask.ts";
+import { Editor } from "./rooms/editor.tsx";
+import { Queue, Ticket } from "./rooms/queue.tsx";
+import { Find, Role } from "./rooms/role.tsx";
+import { Room, RoomList } from "./rooms/room.tsx";
 
-/** A read method of the matcher's own interface; the request and the answer are the ones of its reference page. */
-const ask = (method: string, request: Json) => `matcher?method=${method}&request=${encodeURIComponent(JSON.stringify(request))}`;
-
-export function Rooms({ queue, ticket }: { queue: string | null; ticket: string | null }) {
+export function Rooms({ query }: { query: URLSearchParams }) {
   const rooms = usePoll("rooms", 1500);
   const open = session.use();
   const data = rooms.data;
@@ -32,7 +33,7 @@ export function Rooms({ queue, ticket }: { queue: string | null; ticket: string 
           <Stat label="Notices queued" value={count(data.notices.queued)} hint={`${count(data.notices.collapsed)} merged`} />
         </div>
       )}
-      {data && (open ? <Inside queue={queue} ticket={ticket} modes={data.modes} /> : <Card><Locked /></Card>)}
+      {data && (open ? <Inside query={query} modes={data.modes} /> : <Card><Locked /></Card>)}
       {data && (
         <div class="grid two">
           <Counts title="Requests" of={data.requests} />
@@ -62,14 +63,21 @@ function Counts({ title, of }: { title: string; of: Json }) {
 }
 
 /** Names and data of players: for sessions only. */
-function Inside({ queue, ticket, modes }: { queue: string | null; ticket: string | null; modes: Json }) {
+function Inside({ query, modes }: { query: URLSearchParams; modes: Json }) {
+  const [queue, ticket, room, role] = ["queue", "ticket", "room", "role"].map((name) => query.get(name));
   const queues = usePoll(ask("ListQueues", {}), 2000);
   const rows = Object.entries<Json>(queues.data?.Queues ?? {});
-  const chosen = queue ?? rows[0]?.[0] ?? null;
+  const chosen = queue || (rows[0]?.[0] ?? null);
+  const edits = query.get("edit");
+  const subject = edits === "new" ? null : chosen;
   return (
     <>
-      {ticket !== null && <Ticket id={ticket} />}
-      <Card title="Queues">
+      <Find key={role} role={role ?? null} />
+      {role && <Role key={role} id={role} />}
+      {room && <Room key={room} id={room} />}
+      {ticket && <Ticket key={ticket} id={ticket} />}
+      {edits && queues.data && <Editor key={subject} queue={subject} rules={subject === null ? null : queues.data.Queues[subject]?.RuleSet} done={queues.again} />}
+      <Card title="Queues" side={<a href={at({ edit: "new" })}>new queue</a>}>
         <Trouble of={queues} />
         {queues.data && (
           <Table
@@ -79,8 +87,8 @@ function Inside({ queue, ticket, modes }: { queue: string | null; ticket: string
             selected={chosen}
             empty="No queues: see how to run a ranked queue under Documents"
             columns={[
-              { head: "Queue", wide: true, cell: ([name]) => <a href={`#/rooms?queue=${encodeURIComponent(name)}`}>{name}</a> },
-              { head: "Rule set", cell: ([, row]) => (row.Version ? <code>{row.Version}</code> : "no version") },
+              { head: "Queue", wide: true, cell: ([name]) => <a href={at({ queue: name })}>{name}</a> },
+              { head: "Rule set", cell: ([name, row]) => <a href={at({ queue: name, edit: "1" })}>{row.Version || "no version"}</a> },
               { head: "Searching", num: true, cell: ([, row]) => count(row.PoolSize) },
             ]}
           />
@@ -89,122 +97,5 @@ function Inside({ queue, ticket, modes }: { queue: string | null; ticket: string
       {chosen !== null && <Queue key={chosen} name={chosen} />}
       <RoomList modes={modes} />
     </>
-  );
-}
-
-const milliseconds = (value: Json) => (typeof value === "number" ? duration(value) : "–");
-
-function Queue({ name }: { name: string }) {
-  const stats = usePoll(ask("GetQueueStats", { Queue: name }), 2000);
-  const tickets = usePoll(ask("ListTickets", { Queue: name }), 2000);
-  const data = stats.data;
-  return (
-    <Card title={`Queue ${name}`} side={data && `${count(data.Matches)} matches, ${data.MatchesPerMinute.toFixed(1)} a minute`}>
-      <Trouble of={stats} />
-      {data && (
-        <Facts
-          rows={[
-            ["wait, half and nine of ten", `${milliseconds(data.WaitP50Ms)}, ${milliseconds(data.WaitP90Ms)}`],
-            ["quality, worst tenth and median", `${data.QualityP10.toFixed(2)}, ${data.QualityP50.toFixed(2)}`],
-            ["timed out, cancelled, declined", [data.TimedOut, data.Cancelled, data.Declined].map(count).join(", ")],
-          ]}
-        />
-      )}
-      <Trouble of={tickets} />
-      {tickets.data && (
-        <Table
-          caption="Tickets"
-          rows={tickets.data.Tickets as Json[]}
-          id={(row) => row.TicketID}
-          empty="Nobody waits"
-          columns={[
-            { head: "Players", wide: true, cell: (row) => (row.Players as Json[]).map((player) => player.RoleID).join(", ") },
-            { head: "Status", cell: (row) => <Badge tone={row.Status === "searching" ? "info" : row.Status === "matched" ? "good" : "plain"}>{row.Status}</Badge> },
-            { head: "Waited", num: true, cell: (row) => milliseconds(row.WaitedMs) },
-            { head: "Place", num: true, cell: (row) => count(row.Position + 1) },
-            { head: "", cell: (row) => <a href={`#/rooms?queue=${encodeURIComponent(name)}&ticket=${encodeURIComponent(row.TicketID)}`}>why not matched?</a> },
-          ]}
-        />
-      )}
-    </Card>
-  );
-}
-
-function Ticket({ id }: { id: string }) {
-  const answer = usePoll(ask("ExplainTicket", { TicketID: id }), 2000);
-  const data = answer.data;
-  const searches = data?.Ticket.Status === "searching";
-  const fails = (list: Json) =>
-    (list as Json[]).length === 0 ? <Badge tone="good">can meet</Badge> : (list as Json[]).map((each) => <div key={each.Rule}><code>{each.Rule}</code> {each.Why}</div>);
-  return (
-    <Card title="Why not matched?" side={<a href="#/rooms">close</a>}>
-      <Trouble of={answer} />
-      {data && (
-        <>
-          <p><strong>{searches ? data.Summary : `it does not search: it is ${data.Ticket.Status}`}</strong></p>
-          <Facts
-            rows={[
-              ["ticket", <code>{id}</code>],
-              ["status", data.Ticket.Status],
-              ["waited", `${milliseconds(data.Ticket.WaitedMs)}, expansion level ${data.Level}`],
-              ...(searches ? [["players who fit", `${count(data.Fits)} of ${count(data.Needs)} needed`] as [string, string]] : []),
-              ...((data.Fails as Json[]).length > 0 ? [["the best match would violate", fails(data.Fails)] as [string, preact.ComponentChildren]] : []),
-            ]}
-          />
-          {searches && <Table
-            caption="Nearest tickets"
-            rows={data.Candidates as Json[]}
-            id={(row) => row.TicketID}
-            empty="There is nobody else"
-            columns={[
-              { head: "Nearest", cell: (row) => <code>{row.TicketID.slice(-8)}</code> },
-              { head: "Players", num: true, cell: (row) => count(row.Players) },
-              { head: "Distance", num: true, cell: (row) => row.Distance.toFixed(1) },
-              { head: "Waited", num: true, cell: (row) => milliseconds(row.WaitedMs) },
-              { head: "In the way", wide: true, cell: (row) => fails(row.Fails) },
-            ]}
-          />}
-        </>
-      )}
-    </Card>
-  );
-}
-
-function RoomList({ modes }: { modes: Json }) {
-  const names = Object.keys(modes ?? {});
-  const [mode, setMode] = useState<string | null>(null);
-  const chosen = mode ?? names[0] ?? null;
-  const answer = usePoll(chosen === null ? null : ask("ListRooms", { MatchModes: [chosen], Limit: 100 }), 2000);
-  const rooms: Json[] = answer.data?.Rooms?.[chosen ?? ""]?.Rooms ?? [];
-  return (
-    <Card
-      title="Rooms"
-      side={
-        names.length > 0 && (
-          <label>
-            Mode{" "}
-            <select value={chosen ?? ""} onChange={(event) => setMode((event.target as HTMLSelectElement).value)}>
-              {names.map((name) => <option key={name} value={name}>{name}: {count(modes[name])}</option>)}
-            </select>
-          </label>
-        )
-      }
-    >
-      {chosen === null ? <Empty title="There are no rooms" /> : <Trouble of={answer} />}
-      {answer.data && (
-        <Table
-          caption="Rooms"
-          rows={rooms}
-          id={(row) => row.RoomID}
-          empty="No visible rooms of this mode"
-          columns={[
-            { head: "Room", cell: (row) => <code>{row.RoomID}</code> },
-            { head: "Players", num: true, cell: (row) => count(row.Members) },
-            { head: "Who", wide: true, cell: (row) => Object.keys(row.Roles).slice(0, 12).join(", ") },
-            { head: "", cell: (row) => (row.IsFull ? <Badge>full</Badge> : Object.keys(row.Reserved).length > 0 ? <Badge tone="info">seats held</Badge> : <Badge tone="good">open</Badge>) },
-          ]}
-        />
-      )}
-    </Card>
   );
 }

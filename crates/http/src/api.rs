@@ -27,7 +27,9 @@ const PAGE_MAX: usize = 5_000;
 /// Longest text to search for.
 const SEARCH_BYTES_MAX: usize = 100;
 /// Bytes of a request body.
-const BODY_BYTES_MAX: usize = 4_096;
+const BODY_BYTES_MAX: usize = 64 << 10;
+/// Bytes of a field in a record of who changed what; of a longer one it says how long it was.
+const RECORDED_BYTES_MAX: usize = 4_096;
 /// Delay of the answer to a wrong token, against guessing in bulk.
 const WRONG_TOKEN_DELAY: Duration = Duration::from_millis(250);
 const INTERVAL_DEFAULT_MS: u64 = 1_000;
@@ -136,7 +138,7 @@ async fn answer(app: App, route: &'static Route, request: Request) -> Response {
     let who = app.access.name_of(app.listener, authorization, cookie);
     let (response, parameters) = match read(route, &parts, body).await {
         Ok(ask) => {
-            let parameters = if route.guard == Guard::Open { Value::Null } else { ask.body.clone() };
+            let parameters = if route.guard == Guard::Open { Value::Null } else { recorded(&ask.body) };
             (respond(&app, route, ask, cookie).await, parameters)
         }
         Err(problem) => (problem.into_response(), Value::Null),
@@ -153,6 +155,16 @@ async fn answer(app: App, route: &'static Route, request: Request) -> Response {
         }
     }
     private(response)
+}
+
+/// The fields of a body as they are recorded.
+fn recorded(body: &Value) -> Value {
+    let Some(fields) = body.as_object() else { return body.clone() };
+    let short = |value: &Value| {
+        let length = value.to_string().len();
+        if length > RECORDED_BYTES_MAX { format!("{length} bytes").into() } else { value.clone() }
+    };
+    fields.iter().map(|(name, value)| (name.clone(), short(value))).collect()
 }
 
 async fn respond(app: &App, route: &Route, ask: Ask, cookie: Option<&str>) -> Response {
@@ -235,7 +247,7 @@ async fn body_of(parts: &axum::http::request::Parts, body: axum::body::Body) -> 
     }
     let bytes = axum::body::to_bytes(body, BODY_BYTES_MAX)
         .await
-        .map_err(|_| Problem::new(413, "the body takes at most 4096 bytes"))?;
+        .map_err(|_| Problem::new(413, "the body takes at most 64 KiB"))?;
     match serde_json::from_slice(&bytes) {
         Ok(value @ Value::Object(_)) => Ok(value),
         _ => Err(Problem::new(400, "the body has to be a JSON object")),

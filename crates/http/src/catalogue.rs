@@ -62,6 +62,8 @@ pub enum Endpoint {
     Rooms,
     /// A question to the matcher.
     Matcher,
+    /// The same, or a queue's rules.
+    MatcherCall,
     /// Every bound and how much of it is in use.
     Limits,
     /// The configuration with origins.
@@ -235,6 +237,16 @@ pub const ROUTES: &[Route] = &[
             ("request", "its body, `{}` unless given"),
         ],
         "Asks one of the [matcher's methods](matcher.md), as its own HTTP interface does.",
+    ),
+    post(
+        "/api/v1/matcher",
+        Guard::Session,
+        Endpoint::MatcherCall,
+        &[
+            ("method", "`PutQueue`, or one that changes nothing"),
+            ("request", "its body, an object, `{}` unless given"),
+        ],
+        "The same, with a body of up to 64 KiB: tries or puts a queue's rule set.",
     ),
     get("/api/v1/limits", Guard::Monitor, Endpoint::Limits, &[], "Every bound and how much of it is in use."),
     post(

@@ -52,6 +52,7 @@ mod claims;
 mod config;
 mod crc32c;
 mod explain;
+mod history;
 mod id;
 mod info;
 pub mod json;
@@ -85,7 +86,7 @@ pub use config::{Caller, Config, HookPoint, Limit, ModeRules, OnFull, Scope, Sel
 pub use matcher::{BadSnapshot, Matcher, check_server_name};
 pub use notices::{Notice, Notices};
 pub use policy::{Answered, Handled, Question, Verdict};
-pub use queue::{QueueRules, RuleProblem};
+pub use queue::{QueueRules, RuleProblem, Trial};
 pub use route::{Answers, Route, named, route};
 pub use shard::SHARDS_MAX;
 pub use shards::Shards;

@@ -1,4 +1,4 @@
-//! Lists of rooms: filtered, sorted, in pages.
+//! Lists of rooms: filtered, sorted, in pages; and what one role is in.
 
 use std::cmp::Ordering;
 
@@ -6,10 +6,12 @@ use serde_json::Value;
 use throng_wire::fields;
 use throng_wire::matcher::{write_bytes, write_nested};
 
-use crate::info::{bytes, check_len, text};
+use crate::config::Caller;
+use crate::info::{bytes, check_id, check_len, text};
 use crate::matcher::Matcher;
-use crate::problem::{Outcome, invalid, too_large};
+use crate::problem::{Outcome, invalid, not_found, too_large};
 use crate::room::Room;
+use crate::slab::NONE;
 
 const ROOMS_PER_MODE_MAX: usize = 100;
 /// Rooms of a mode that one call looks at; a filter that few rooms pass needs more calls, not a longer one.
@@ -102,6 +104,27 @@ impl Filter {
 }
 
 impl Matcher {
+    /// Everything that a role is in.
+    pub(crate) fn get_role(&self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+        let role = crate::team::two_texts(body)?.0;
+        check_id(role, "RoleID")?;
+        let player = self.people.player(role).ok_or_else(|| not_found("role is in nothing"))?;
+        self.check_acts_for(caller, player)?;
+        let entry = &self.people.players[player];
+        write_bytes(answer, 1, role);
+        write_bytes(answer, 2, self.people.server_of(player));
+        for room in &entry.rooms {
+            write_nested(answer, 3, |out| self.write_room(*room, None, out));
+        }
+        if entry.team != NONE {
+            write_nested(answer, 4, |out| self.write_team(entry.team, out));
+        }
+        for ticket in &entry.tickets {
+            write_nested(answer, 5, |out| self.write_ticket(*ticket, out));
+        }
+        Ok(())
+    }
+
     pub(crate) fn list_rooms(&mut self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
         let (mut modes, mut filters) = (Vec::new(), Vec::new());
         let (mut sort, mut limit, mut token) = ("", ROOMS_PER_MODE_MAX, "");

@@ -97,7 +97,7 @@ pub struct BadSnapshot(pub(crate) String);
 const TIMERS_PER_INPUT: usize = 512;
 
 /// First bytes of a snapshot: its format's name and version.
-const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-7\n";
+const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-8\n";
 
 impl Matcher {
     /// An empty matcher. `secret` makes ids unguessable; the same secret and inputs give the same state. `now` is wall
@@ -524,11 +524,13 @@ impl Matcher {
                 Ok(())
             }
             Method::LIST_MINE => self.list_mine(caller, body, answer),
+            Method::GET_ROLE => self.get_role(caller, body, answer),
             10..30 => self.dispatch_team(caller, number, body, answer, notices),
             30..60 => self.dispatch_room(caller, number, body, answer, notices),
             60..80 => self.dispatch_ticket(caller, number, body, answer, notices),
             Method::PUT_QUEUE => self.put_queue_request(caller, body, answer, notices),
             Method::LIST_QUEUES => self.list_queues(answer),
+            Method::TRY_QUEUE => self.try_queue(caller, body, answer),
             Method::DRAIN => {
                 require(caller, Scope::Admin)?;
                 self.draining = true;
@@ -586,6 +588,7 @@ impl Matcher {
             Method::DELETE_ROOM => self.delete_room(caller, body, answer, notices),
             Method::GET_ROOM_INFO => self.get_room_info(body, answer),
             Method::CLAIM_SEAT => self.claim_seat(caller, body, answer, notices),
+            Method::GET_ROOM_HISTORY => self.get_room_history(body, answer),
             Method::SET_ROOM_FLAGS => self.set_room_flags(caller, body, answer, notices),
             _ => Err(Problem::new(Status::UnknownMethod, "no such method")),
         }

@@ -7,6 +7,7 @@ use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 
 use crate::claims::{Limit, RoomCopy};
 use crate::config::{Caller, HookPoint, ModeRules, OnFull, Scope};
+use crate::history::Change;
 use crate::id::Id;
 use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, Text, check_id, check_len, entry, text};
 use crate::matcher::{Matcher, fan_out, require};
@@ -48,7 +49,7 @@ pub(crate) struct Match {
     /// Tickets by side, until it is made.
     pub(crate) sides: Vec<Vec<u32>>,
     region: Option<u16>,
-    quality: f64,
+    pub(crate) quality: f64,
     level: u8,
     pub(crate) backfill: Option<u32>,
     pub(crate) room: Option<Id>,
@@ -462,9 +463,11 @@ impl Matcher {
         let players = self.players_of_match(index);
         let sides = std::mem::take(&mut self.matches[index].sides);
         self.end_other_tickets(index, &players, notices);
+        let seats = self.rooms[room].seats.len();
         self.rooms[room].seats.reserve(players.len());
         self.put_on_sides(room, compiled, &sides);
         self.seat_tickets(room, &sides, until);
+        self.note_new_seats(room, seats);
         self.timers.set(until, Timer::Seats(id));
         self.reindex_room(room);
         self.note_placed(index, id);
@@ -771,6 +774,7 @@ impl Matcher {
         entry.rev += 1;
         entry.seats.iter_mut().for_each(|seat| seat.until = until);
         let id = entry.id;
+        self.note_change(room, Change::of("assigned"), &[]);
         self.timers.set(until, Timer::Seats(id));
         self.make_ready(index, until, None, notices);
     }

@@ -8,6 +8,7 @@ use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bool, write_bytes, write_nested, write_u64};
 
 use crate::config::{Caller, HookPoint, OnFull, Scope, Snapshot};
+use crate::history::{Change, History};
 use crate::id::Id;
 use crate::info::{DataMap, Info, ROOM_DATA_FIELD, RoleRef, bytes, entry, text, write_entry};
 use crate::matcher::{Matcher, fan_out, write_about};
@@ -50,6 +51,7 @@ pub(crate) struct Room {
     /// The match that it is.
     pub(crate) matched: Option<Id>,
     pub(crate) backfill: u32,
+    pub(crate) history: History,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -273,6 +275,7 @@ impl Matcher {
             creator,
             matched: None,
             backfill: NONE,
+            history: History::default(),
         })
     }
 
@@ -299,6 +302,8 @@ impl Matcher {
             }
             room.members.push(Member { player: newcomer.player, info: newcomer.info });
         }
+        let joined = room.members[first..].iter().map(|member| &self.people.players[member.player].id[..]);
+        room.history.note((self.now, room.rev), Change::of("joined"), joined);
         let mode = &mut self.modes[room.mode];
         mode.members += (room.members.len() - first) as u32;
         mode.teams += room.teams_from(first);
@@ -368,6 +373,7 @@ impl Matcher {
         let Some(room) = self.rooms.get_mut(index) else { return };
         let Some(at) = room.members.iter().position(|member| member.player == player) else { return };
         room.rev += 1;
+        self.note_change(index, Change { reason, ..Change::of("left") }, &[player]);
         self.leave_event(index, at, reason);
         self.tell_room(index, 0, notices);
         let room = &mut self.rooms[index];
@@ -434,6 +440,7 @@ impl Matcher {
         let room = &mut self.rooms[index];
         room.deleting = true;
         let (id, linger) = (room.id, self.modes[room.mode].rules.linger_ms);
+        room.history.note((self.now, room.rev), Change::of("deleting"), std::iter::empty());
         for member in &room.members {
             let player = &mut self.people.players[member.player];
             if player.room == index {
@@ -623,6 +630,7 @@ impl Matcher {
             let rev = room.rev;
             let role = self.people.players[seat.player].id.clone();
             room.sides.remove(&role);
+            self.note_change(index, Change::of("seat_expired"), &[seat.player]);
             self.event(Event::SEAT_EXPIRED, |out| {
                 write_bytes(out, 1, &role);
                 write_about(out, id, rev, "");
@@ -640,6 +648,7 @@ impl Matcher {
     /// Reserves a place for a role until a time.
     pub(crate) fn reserve(&mut self, index: u32, newcomer: Newcomer, until: u64) {
         self.seat(index, newcomer.player, Some(Box::new(newcomer.info)), until);
+        self.note_new_seats(index, self.rooms[index].seats.len() - 1);
         let room = &self.rooms[index];
         self.timers.set(until, Timer::Seats(room.id));
         self.reindex_room(index);

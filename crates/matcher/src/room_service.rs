@@ -5,6 +5,7 @@ use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bool, write_bytes, write_nested};
 
 use crate::config::{Caller, Scope};
+use crate::history::Change;
 use crate::id::Id;
 use crate::info::{ROOM_DATA_FIELD, RoleRef, Update, bytes, check_id, text};
 use crate::matcher::{Matcher, collapse_key, write_about};
@@ -287,6 +288,7 @@ impl Matcher {
         room.rev += 1;
         let (id, rev) = (room.id, room.rev);
         let collapse = collapse_key(rules.collapse, id, Event::SET_ROOM_DATA, key);
+        self.note_change(index, Change { key, ..Change::of("data") }, &[]);
         self.event(Event::SET_ROOM_DATA, |out| {
             write_bytes(out, 2, key);
             write_bytes(out, 3, if value.is_empty() { b"null" } else { value });
@@ -328,6 +330,7 @@ impl Matcher {
             Event::UPDATE_ROOM_ROLE_DATA,
             &what_it_sets(encoded),
         );
+        self.note_change(index, Change::of("role_data"), &[player]);
         self.event(Event::UPDATE_ROOM_ROLE_DATA, |out| {
             write_bytes(out, 1, encoded);
             write_about(out, id, rev, "");
@@ -422,6 +425,13 @@ impl Matcher {
         }
         room.rev += 1;
         let (id, rev, hidden, full) = (room.id, room.rev, room.hidden, room.full);
+        let reason = match (hidden, full) {
+            (false, false) => "open",
+            (false, true) => "full",
+            (true, false) => "hidden",
+            (true, true) => "hidden and full",
+        };
+        self.note_change(index, Change { reason, ..Change::of("flags") }, &[]);
         self.reindex_room(index);
         self.event(Event::ROOM_FLAGS, |out| {
             write_bool(out, 1, hidden);
@@ -497,6 +507,7 @@ impl Matcher {
         let newcomers: Newcomers = smallvec![Newcomer { player, info }];
         let changes = self.ask_to_admit(room, &newcomers)?;
         self.rooms[room].seats.remove(at);
+        self.note_change(room, Change::of("seat_claimed"), &[player]);
         let mode = self.rooms[room].mode;
         self.modes[mode].seats -= 1;
         self.admit(room, newcomers, &changes, notices);

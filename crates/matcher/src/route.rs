@@ -29,6 +29,7 @@ pub fn route(method: u16, body: &[u8], count: u16) -> Route {
     let name = |name: &[u8]| Route::One(shard_of_name(name, count));
     match method {
         Method::LIST_MINE
+        | Method::GET_ROLE
         | Method::LIST_ROOMS
         | Method::GET_ROOM_INFOS
         | Method::LIST_QUEUES
@@ -43,7 +44,7 @@ pub fn route(method: u16, body: &[u8], count: u16) -> Route {
         | Method::TEAM_JOIN_RANDOM_ROOM
         | Method::TEAM_CREATE_ROOM => name(part(part(body, 2), 1)),
         Method::GET_ROOM_LIST | Method::CREATE_TICKET | Method::GET_QUEUE_STATS => name(part(body, 1)),
-        Method::PUT_QUEUE => match QueueRules::parse(part(body, 1)) {
+        Method::PUT_QUEUE | Method::TRY_QUEUE => match QueueRules::parse(part(body, 1)) {
             Ok(rules) => name(rules.name().as_bytes()),
             Err(_) => Route::One(0),
         },
@@ -81,6 +82,7 @@ pub fn named(method: u16, body: &[u8]) -> (SmallVec<[&[u8]; 2]>, bool) {
         | Method::SET_ROOM_DATA
         | Method::DELETE_ROOM
         | Method::GET_ROOM_INFO
+        | Method::GET_ROOM_HISTORY
         | Method::SET_ROOM_FLAGS
         | Method::ASSIGN_MATCH => (smallvec![part(body, 1)], false),
         _ => (SmallVec::new(), false),
@@ -134,6 +136,12 @@ impl Answers {
             let found = parts.get(home).filter(knows).or_else(|| parts.iter().find(knows));
             return (*found.unwrap_or(&parts[0])).clone();
         }
+        // A role may be known to some shards only.
+        let is_missing =
+            |part: &(Status, Vec<u8>)| self.method == Method::GET_ROLE && part.0 == Status::NotFound;
+        let known: Vec<&(Status, Vec<u8>)> = parts.iter().copied().filter(|part| !is_missing(part)).collect();
+        let Some(first) = known.first() else { return parts[0].clone() };
+        let parts = &known;
         if let Some(refused) = parts.iter().find(|(status, _)| *status != Status::Ok) {
             return (*refused).clone();
         }
@@ -150,6 +158,16 @@ impl Answers {
                     places.entry(field.value).or_insert(at);
                 }
                 sorted(&bodies, &mut all, |entry| places.get(part(entry, 1)).copied());
+            }
+            Method::GET_ROLE => {
+                let own = |number| fields(&first.1).map_while(Result::ok).filter(move |f| f.number == number);
+                own(1).chain(own(2)).for_each(|field| all.extend_from_slice(field.raw));
+                for number in 3..=5 {
+                    for body in &bodies {
+                        let entries = fields(body).map_while(Result::ok).filter(|f| f.number == number);
+                        entries.for_each(|field| all.extend_from_slice(field.raw));
+                    }
+                }
             }
             Method::LIST_MINE => {
                 for number in 1..=3 {

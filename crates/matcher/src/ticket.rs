@@ -100,6 +100,14 @@ pub(crate) struct TicketPlayer {
     body: Box<[u8]>,
 }
 
+impl TicketPlayer {
+    /// Its role and server.
+    pub(crate) fn names(&self) -> (&[u8], &[u8]) {
+        let named = |number| fields(&self.body).map_while(Result::ok).find(|field| field.number == number);
+        [1, 2].map(|number| named(number).map_or(&[][..], |field| field.value)).into()
+    }
+}
+
 impl Ticket {
     /// What tells waiting times apart.
     pub(crate) fn kind(&self, compiled: &Compiled) -> Kind {
@@ -629,7 +637,7 @@ impl Matcher {
 }
 
 /// When a ticket relaxes next, or its end.
-fn next_due(compiled: &Compiled, ticket: &Ticket) -> u64 {
+pub(crate) fn next_due(compiled: &Compiled, ticket: &Ticket) -> u64 {
     let next = compiled.levels.get(usize::from(ticket.level) + 1);
     next.map_or(ticket.expires, |level| (ticket.created + level.after_ms).min(ticket.expires))
 }

@@ -122,6 +122,16 @@ impl Pair {
         for server in 0..SERVERS {
             self.ask(&format!("s{server}"), Scope::Server, Method::LIST_MINE, |_| Writer::new());
         }
+        // Nothing is drawn for these, so that the commands stay as they were.
+        let asked = self.statuses.values().sum::<u32>();
+        let id = format!("r{}", u64::from(asked) % ROLES);
+        for (srv, scope) in [("s0", Scope::Server), ("", Scope::Trusted)] {
+            self.ask(srv, scope, Method::GET_ROLE, |_| Writer::new().str(1, &id));
+        }
+        if let Some(room) = self.rooms.0.last().cloned() {
+            let body = |at: usize| Writer::new().str(1, &room[at]);
+            self.ask("", Scope::Server, Method::GET_ROOM_HISTORY, body);
+        }
     }
 }
 

@@ -51,6 +51,14 @@ impl Core {
         }
     }
 
+    /// A shard's trial is done.
+    pub(crate) fn tried(&mut self, shard: u16, answered: Answered) {
+        match self {
+            Core::One(engine) => engine.trials.take_done(answered),
+            Core::Many(pool) => pool.tried(shard, answered),
+        }
+    }
+
     /// Does what is due and takes what others have done.
     pub(crate) fn end_batch(&mut self, now: u64) {
         match self {
@@ -64,7 +72,7 @@ impl Core {
 
     pub(crate) fn poll_answered(&mut self) -> Option<Answered> {
         match self {
-            Core::One(engine) => engine.matcher.poll_answered(),
+            Core::One(engine) => engine.poll_answered(),
             Core::Many(pool) => pool.poll_answered(),
         }
     }
@@ -102,7 +110,7 @@ impl Core {
     /// When this thread has something to do, in ms since the epoch.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         match self {
-            Core::One(engine) => engine.matcher.next_timeout(),
+            Core::One(engine) => engine.next_timeout(),
             Core::Many(_) => None,
         }
     }

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use throng_matcher::record::{Input, write_record_of};
-use throng_matcher::{Caller, Handled, Mail, Matcher, Notices, Verdict};
-use throng_wire::matcher::method;
+use throng_matcher::{Answered, Caller, Handled, Mail, Matcher, Notices, Verdict};
+use throng_wire::matcher::{Method, method};
 
 use crate::journal::Journal;
 use crate::policy::{Asked, Policies};
+use crate::trials::Trials;
 
 /// Where inputs are written before they have an effect that anybody sees.
 pub(crate) enum Log {
@@ -63,6 +64,7 @@ pub(crate) struct Engine {
     pub(crate) log: Log,
     pub(crate) notices: Notices,
     pub(crate) policies: Policies,
+    pub(crate) trials: Trials,
     /// Its number, and how many there are.
     pub(crate) shard: (u16, u16),
 }
@@ -78,6 +80,9 @@ impl Engine {
         body: &[u8],
         answer: &mut Vec<u8>,
     ) -> Handled {
+        if number == Method::TRY_QUEUE {
+            return self.trials.begin((&self.matcher, now), caller, body, answer);
+        }
         if method(number).is_some_and(|method| method.mutates) {
             let input = Input::Request { srv: caller.srv, scope: caller.scope, method: number, body };
             self.log.append(now, input);
@@ -96,8 +101,19 @@ impl Engine {
         self.matcher.handle_mail(now, from, mail, &mut self.notices);
     }
 
+    /// A request that had to wait is answered.
+    pub(crate) fn poll_answered(&mut self) -> Option<Answered> {
+        self.matcher.poll_answered().or_else(|| self.trials.poll())
+    }
+
+    /// When there is something to do, in ms since the epoch.
+    pub(crate) fn next_timeout(&self) -> Option<u64> {
+        if self.trials.is_copying() { Some(0) } else { self.matcher.next_timeout() }
+    }
+
     /// Does what is due.
     pub(crate) fn timeout(&mut self, now: u64) {
+        self.trials.copy(&self.matcher);
         if self.matcher.next_timeout().is_none_or(|at| at > now) {
             return;
         }

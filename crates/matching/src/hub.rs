@@ -312,6 +312,7 @@ impl Hub {
                     }
                 }
                 Post::Verdict { id, verdict } => self.core.verdict(self.now, id, verdict),
+                Post::Tried { shard, answered } => self.core.tried(shard, answered),
                 Post::Stop => self.stop = true,
             }
         }
@@ -819,8 +820,8 @@ mod tests {
         assert!(!is_late(50_000, 50) && is_late(50_001, 50));
         let matcher = Matcher::new(Config::default(), [1; 32], 0);
         let policies = crate::Policies::default();
-        let (log, notices) = (Log::None, Notices::default());
-        let core = Core::One(Box::new(Engine { matcher, log, notices, policies, shard: (0, 1) }));
+        let (log, notices, trials) = (Log::None, Notices::default(), crate::trials::Trials::default());
+        let core = Core::One(Box::new(Engine { matcher, log, notices, policies, trials, shard: (0, 1) }));
         let inbox = Arc::default();
         let (tokens, report) = (Tokens::default(), Arc::default());
         let mut hub =

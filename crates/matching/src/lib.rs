@@ -28,6 +28,7 @@ mod session;
 #[cfg(test)]
 mod simulation;
 mod tokens;
+mod trials;
 mod watch;
 
 pub use http::{HttpOptions, serve_http};

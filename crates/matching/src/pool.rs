@@ -29,6 +29,7 @@ use crate::hub::{MODES_REPORTED, QUEUES_REPORTED};
 use crate::journal::{Journal, no_flushes};
 use crate::order::Order;
 use crate::policy::Policies;
+use crate::trials::Trials;
 
 /// Requests that the shards have and have not answered; beyond, new ones are refused as `OVERLOADED`.
 const REQUESTS_MAX: usize = 65_536;
@@ -50,6 +51,7 @@ enum Entry {
     Request(Job),
     Session { srv: String, up: bool },
     Verdict { id: u64, verdict: Option<Verdict> },
+    Tried(Answered),
 }
 
 #[derive(Default)]
@@ -119,6 +121,7 @@ impl Common {
                 Entry::Request(job) => execute(engine, waiting, now, &job, &mut answered),
                 Entry::Session { srv, up } => drop(engine.session(now, &srv, up)),
                 Entry::Verdict { id, verdict } => engine.verdict(now, id, verdict.as_ref()),
+                Entry::Tried(answered) => engine.trials.take_done(answered),
             }
         }
         // After the requests: mail that a later one of a connection gave rise to elsewhere does not overtake an earlier one.
@@ -127,7 +130,7 @@ impl Common {
         }
         engine.timeout(now);
         engine.ask_policies(now);
-        while let Some(Answered { request, status, body }) = engine.matcher.poll_answered() {
+        while let Some(Answered { request, status, body }) = engine.poll_answered() {
             // One of before a restart nobody waits for.
             if let Some(number) = waiting.remove(&request) {
                 answered.push((number, status, body));
@@ -139,7 +142,7 @@ impl Common {
             lock(&receiver.inbox).mail[usize::from(index)].push_back(mail);
             receiver.filled.notify_one();
         }
-        let next = engine.matcher.next_timeout();
+        let next = engine.next_timeout();
         self.put_out(index, mark, answered, engine);
         Ok(next)
     }
@@ -251,6 +254,7 @@ impl Pool {
         let Begin { shards, journal, policies, wake } = begin;
         let journal = journal.map(|journal| Arc::new(Mutex::new(journal)));
         let count = shards.count();
+        let trials = Arc::default();
         let worker = |(index, matcher): (usize, Matcher)| {
             let log = journal.as_ref().map_or(Log::None, |journal| Log::Shared {
                 shard: index as u8,
@@ -260,7 +264,8 @@ impl Pool {
             let now = matcher.now();
             let policies = policies.clone();
             let shard = (index as u16, count);
-            let engine = Engine { matcher, log, notices: Notices::default(), policies, shard };
+            let trials = Trials::of_shard(policies.late(), index as u16, &trials);
+            let engine = Engine { matcher, log, notices: Notices::default(), policies, trials, shard };
             let mail = (0..count).map(|_| VecDeque::new()).collect();
             Worker {
                 state: Mutex::new(State { engine, waiting: BTreeMap::new(), now }),
@@ -367,6 +372,10 @@ impl Pool {
     pub(crate) fn verdict(&self, id: u64, verdict: Option<Verdict>) {
         let count = u64::from(self.count());
         self.common.post((id % count) as u16, Entry::Verdict { id: id / count, verdict });
+    }
+
+    pub(crate) fn tried(&self, shard: u16, answered: Answered) {
+        self.common.post(shard, Entry::Tried(answered));
     }
 
     /// Takes what the shards have given out.

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use throng_matcher::{Config, Notices, Scope, Shards, Verdict, json};
+use throng_matcher::{Answered, Config, Notices, Scope, Shards, Verdict, json};
 use throng_net::{Clock, CloseMode, EventLoop, Limits, ListenerSpec, TlsAcceptor, Transport, Waker};
 use throng_stdx::Instant;
 use throng_store::{Folder, Fs};
-use throng_wire::matcher::{Status, method_named};
+use throng_wire::matcher::{Method, Status, method, method_named};
 
 use crate::Report;
 use crate::core::Core;
@@ -24,6 +24,7 @@ use crate::policy::Policies;
 use crate::pool::{Begin, Pool};
 use crate::session::Sink;
 use crate::tokens::Tokens;
+use crate::trials::Trials;
 use crate::watch::Watch;
 
 /// Time between two looks at what has no timer of its own.
@@ -138,6 +139,10 @@ pub(crate) enum Post {
         id: u64,
         verdict: Option<Verdict>,
     },
+    Tried {
+        shard: u16,
+        answered: Answered,
+    },
     Stop,
 }
 
@@ -238,6 +243,19 @@ impl Handle {
         let Some(method) = method_named(method).filter(|method| !method.mutates) else {
             return Err((404, format!("no method that changes nothing is called `{method}`")));
         };
+        self.operate(method, request)
+    }
+
+    /// Makes or replaces a queue, in the same JSON, with an operator's rights. Not for the matcher's own thread.
+    ///
+    /// # Errors
+    /// As [`ask_json`](Handle::ask_json).
+    pub fn put_queue_json(&self, request: &str) -> Result<String, (u16, String)> {
+        let method = method(Method::PUT_QUEUE).ok_or_else(|| (500, "no such method".to_owned()))?;
+        self.operate(method, request)
+    }
+
+    fn operate(&self, method: &Method, request: &str) -> Result<String, (u16, String)> {
         let mut body = Vec::new();
         json::encode(method.request, request.as_bytes(), &mut body).map_err(|why| (400, why))?;
         let (status, body) = self
@@ -260,6 +278,11 @@ impl Handle {
     /// A policy's late verdict.
     pub(crate) fn give_verdict(&self, id: u64, verdict: Option<Verdict>) {
         self.post(Post::Verdict { id, verdict });
+    }
+
+    /// A shard's trial is done.
+    pub(crate) fn give_tried(&self, shard: u16, answered: Answered) {
+        self.post(Post::Tried { shard, answered });
     }
 
     fn post(&self, post: Post) {
@@ -387,7 +410,9 @@ fn begin(
     }
     let log = journal.map_or(Log::None, Log::Own);
     let matcher = shards.into_only();
-    Ok(Core::One(Box::new(Engine { matcher, log, notices: Notices::default(), policies, shard: (0, 1) })))
+    let trials = Trials::of_shard(policies.late(), 0, &Arc::default());
+    let notices = Notices::default();
+    Ok(Core::One(Box::new(Engine { matcher, log, notices, policies, trials, shard: (0, 1) })))
 }
 
 /// What [`replay`] found.

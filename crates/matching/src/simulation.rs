@@ -119,7 +119,8 @@ fn open(disk: &Disk, now: u64, shards: u16) -> (Hub, Arc<Mutex<Vec<Post>>>) {
         Core::Many(Box::new(Pool::new(begin)))
     } else {
         let (matcher, log) = (shards.into_only(), Log::Own(journal));
-        Core::One(Box::new(Engine { matcher, log, notices: Notices::default(), policies, shard: (0, 1) }))
+        let (notices, trials) = (Notices::default(), crate::trials::Trials::default());
+        Core::One(Box::new(Engine { matcher, log, notices, policies, trials, shard: (0, 1) }))
     };
     let inbox: Arc<Mutex<Vec<Post>>> = Arc::default();
     let hub = Hub::new(

@@ -308,13 +308,17 @@ impl Watch {
         let matcher = self.matcher.as_ref().ok_or_else(|| Problem::new(409, "the matcher is not running"))?;
         let text = |name: &str| ask.query.get(name).map(String::as_str);
         let request = text("request").unwrap_or("{}");
-        let answer = matcher.ask_json(text("method").unwrap_or_default(), request);
-        let answer = answer.map_err(|(status, why)| {
-            let problem: Value = serde_json::from_str(&why).unwrap_or_default();
-            Problem::new(status, problem["message"].as_str().map_or(why, str::to_owned))
-        })?;
-        serde_json::from_str(&answer)
-            .map_err(|error| Problem::new(500, format!("the answer is no JSON: {error}")))
+        parsed(matcher.ask_json(text("method").unwrap_or_default(), request))
+    }
+
+    /// The same with a longer request, and the one method that changes something which a console may use.
+    fn matcher_call(&self, ask: &Ask) -> Result<Value, Problem> {
+        let matcher = self.matcher.as_ref().ok_or_else(|| Problem::new(409, "the matcher is not running"))?;
+        let request = ask.body.get("request").map_or_else(|| "{}".to_owned(), Value::to_string);
+        parsed(match ask.body.get("method").and_then(Value::as_str).unwrap_or_default() {
+            "PutQueue" => matcher.put_queue_json(&request),
+            method => matcher.ask_json(method, &request),
+        })
     }
 
     fn about_report(&self) -> Value {
@@ -412,6 +416,7 @@ impl Monitor for Watch {
             Endpoint::CacheScrub => self.care(|cache, bytes_per_s| cache.scrub(bytes_per_s).map(drop))?,
             Endpoint::Rooms => self.matcher_report(),
             Endpoint::Matcher => self.matcher_ask(ask)?,
+            Endpoint::MatcherCall => self.matcher_call(ask)?,
             Endpoint::Limits => self.limits_report(),
             Endpoint::Config => self.config.read().unwrap_or_else(PoisonError::into_inner).clone(),
             Endpoint::About => self.about_report(),
@@ -436,6 +441,16 @@ impl Monitor for Watch {
     fn record(&self, act: &Act) {
         self.audit.record(act);
     }
+}
+
+/// An answer of the matcher, or its problem.
+fn parsed(answer: Result<String, (u16, String)>) -> Result<Value, Problem> {
+    let answer = answer.map_err(|(status, why)| {
+        let problem: Value = serde_json::from_str(&why).unwrap_or_default();
+        Problem::new(status, problem["message"].as_str().map_or(why, str::to_owned))
+    })?;
+    serde_json::from_str(&answer)
+        .map_err(|error| Problem::new(500, format!("the answer is no JSON: {error}")))
 }
 
 /// Every key as the console shows it.

@@ -198,8 +198,20 @@ fn arguments(body: &Value, offer: &Offer) -> Result<(String, Vec<String>), Probl
                 return Err(Problem::new(400, format!("there is no such test; there are {known}")));
             }
             let mut arguments = vec!["bench"];
-            arguments.extend(test.split(' '));
-            arguments.extend(["--smoke", "--json"]);
+            match test.strip_prefix("matcher ") {
+                None => {
+                    arguments.extend(test.split(' '));
+                    arguments.extend(["--smoke", "--json"]);
+                }
+                Some(test) => {
+                    arguments.extend(["matcher", "--report"]);
+                    match test {
+                        "all" => arguments.extend(["--all", "-g", "64", "-m", "500ms"]),
+                        "tickets" => arguments.extend(["--tickets", "--waiting", "20000", "-m", "2s"]),
+                        test => arguments.extend(["-t", test, "-g", "64", "-m", "2s"]),
+                    }
+                }
+            }
             let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
             Ok((format!("bench {test}"), arguments))
         }
@@ -213,7 +225,12 @@ mod tests {
 
     fn offer(program: &str, folder: PathBuf) -> Offer {
         let swarm = Some(("127.0.0.1:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap()));
-        Offer { program: program.into(), folder, swarm, tests: vec!["channel single".to_owned()] }
+        Offer {
+            program: program.into(),
+            folder,
+            swarm,
+            tests: vec!["channel single".to_owned(), "matcher Ping".to_owned()],
+        }
     }
 
     #[test]
@@ -221,6 +238,8 @@ mod tests {
         let offer = offer("/bin/false", PathBuf::new());
         let good = json!({ "kind": "bench", "test": "channel single" });
         assert_eq!(arguments(&good, &offer).unwrap().1, ["bench", "channel", "single", "--smoke", "--json"]);
+        let matcher = arguments(&json!({ "kind": "bench", "test": "matcher Ping" }), &offer).unwrap().1;
+        assert_eq!(matcher.join(" "), "bench matcher --report -t Ping -g 64 -m 2s");
         for bad in
             ["", "x", "channel single --out /etc", "channel --out", "Channel single", "channel single\n"]
         {
@@ -243,7 +262,7 @@ mod tests {
         assert_eq!(runs.begin(&body).unwrap_err().status, 409, "nothing is offered");
         // `false` ends at once whatever its arguments are.
         runs.offer(offer("/bin/false", folder.path().to_owned()));
-        assert_eq!(runs.list()["tests"], json!(["channel single"]));
+        assert_eq!(runs.list()["tests"], json!(["channel single", "matcher Ping"]));
         assert_eq!(runs.begin(&body).unwrap()["id"], 1);
         let ended =
             std::iter::repeat_with(|| runs.one(1).unwrap()).find(|run| run["running"] == false).unwrap();

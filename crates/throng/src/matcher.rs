@@ -66,6 +66,9 @@ struct BenchArgs {
     /// Also write report.json and report.txt into this folder, for `throng report` and `throng compare`
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Print the report as JSON instead of lines, for the console
+    #[arg(long, hide = true)]
+    report: bool,
     /// Every test in name order, as a table beside the published figures
     #[arg(long)]
     all: bool,
@@ -171,22 +174,23 @@ fn bench_inner(args: &BenchArgs) -> Result<(), Failure> {
         return Err(RunError::IllegalTestName(args.test.clone()).into());
     }
     let bench = Bench::start(args)?;
+    let say = &mut |text: &str| if args.report { Ok(()) } else { print(text) };
     if args.tickets {
         let report = bench.tickets()?;
-        print(&report_table(&report)?)?;
+        say(&report_table(&report)?)?;
         let value = serde_json::json!({ "tickets": report.rows, "durability": args.durability });
         return save(args, &value, &report);
     }
     if !args.all {
         let plan = bench.plan(&args.test, args.goroutines.unwrap_or(1));
-        print(&matcher::running_line(&plan, &args.time))?;
+        say(&matcher::running_line(&plan, &args.time))?;
         let outcome = matcher::run(&plan)?;
-        print(&outcome.lines())?;
+        say(&outcome.lines())?;
         let outcomes = [outcome];
         return save(args, &bench.json(&outcomes, None), &bench.report(&outcomes, None));
     }
-    let (outcomes, limit) = bench.published(&mut print)?;
-    print(&format!("\n{}", matcher::table(&outcomes, Some(&limit))))?;
+    let (outcomes, limit) = bench.published(say)?;
+    say(&format!("\n{}", matcher::table(&outcomes, Some(&limit))))?;
     save(args, &bench.json(&outcomes, Some(&limit)), &bench.report(&outcomes, Some(&limit)))
 }
 
@@ -308,6 +312,9 @@ fn save(args: &BenchArgs, value: &serde_json::Value, report: &Report) -> Result<
     let failed = |error: &dyn std::fmt::Display| Failure::Failed(error.to_string());
     if let Some(folder) = &args.out {
         write_report(folder, report).map_err(|error| failed(&error))?;
+    }
+    if args.report {
+        print(&serde_json::to_string(report).map_err(|error| failed(&error))?)?;
     }
     let Some(file) = &args.json else { return Ok(()) };
     let text = serde_json::to_string_pretty(value).map_err(|error| failed(&error))?;

@@ -95,6 +95,8 @@ pub(crate) fn serve(config: Config, run_for: Option<Duration>, profile: Option<&
     };
     if let Ok(program) = std::env::current_exe() {
         let tests = throng_load::suites::TESTS.iter().map(|test| test.name.to_owned());
+        let matcher = ["all", "tickets"].iter().chain(throng_load::matcher::TESTS.iter());
+        let tests = tests.chain(matcher.map(|test| format!("matcher {test}")));
         running.offer_runs(program, tests.collect());
     }
     let signals = match Signals::install(&running) {

@@ -177,6 +177,7 @@ impl Matcher {
         if room.deleting || room.sealed || (free as usize) < seats.len() {
             return false;
         }
+        let first = room.seats.len();
         for SeatAsked { side, role, server, team } in seats {
             let server_entry = self.people.server_entry(&server);
             let player = self.people.player_entry(&role, server_entry);
@@ -188,6 +189,7 @@ impl Matcher {
             });
             self.seat(id.index, player, info, until);
         }
+        self.note_new_seats(id.index, first);
         self.timers.set(until, Timer::Seats(id));
         self.reindex_room(id.index);
         true

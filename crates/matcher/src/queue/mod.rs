@@ -16,6 +16,7 @@ mod positions;
 mod rules;
 mod ruleset;
 mod search;
+mod trial;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -34,6 +35,7 @@ pub(crate) use rules::View;
 pub use ruleset::RuleProblem;
 pub(crate) use ruleset::{Assign, BackfillPriority, OnMemberLost, OnNo, RuleSet, System};
 pub(crate) use search::{Candidate, Filling, Search, Start};
+pub use trial::Trial;
 
 use crate::backfill::Backfill;
 use crate::info::Text;
@@ -163,6 +165,8 @@ pub(crate) struct Slice {
     queue: u32,
     /// Whether the tick ended with it.
     ended: bool,
+    /// Its work.
+    steps: u64,
 }
 
 /// What a queue has done since it was made.
@@ -285,9 +289,7 @@ impl Matcher {
         rules: &QueueRules,
         notices: &mut Notices,
     ) -> Result<u32, RuleProblem> {
-        let compiled = Arc::new(rules.compile()?);
-        let modes = self.config.modes.clone();
-        crate::Config { modes, queues: vec![rules.clone()], ..crate::Config::default() }.check()?;
+        let compiled = Arc::new(self.check_rules(rules)?);
         let mode = self.put_queue_mode(&compiled);
         let Some(index) = self.queues.by_name.get(&rules.name).copied() else {
             let queue = Queue {
@@ -334,6 +336,14 @@ impl Matcher {
         }
         self.break_proposals(index, notices);
         Ok(index)
+    }
+
+    /// The rules that a queue would have, if they fit what its mode is configured to be.
+    fn check_rules(&self, rules: &QueueRules) -> Result<Compiled, RuleProblem> {
+        let compiled = rules.compile()?;
+        let modes = self.config.modes.clone();
+        crate::Config { modes, queues: vec![rules.clone()], ..crate::Config::default() }.check()?;
+        Ok(compiled)
     }
 
     /// Tickets of a queue that search.
@@ -388,7 +398,6 @@ impl Matcher {
             queue.tick_now = self.now;
         }
         let tick_now = queue.tick_now;
-        self.scratch.slice = Some(Slice { queue: index, ended: false });
         let mut steps = 0;
         while steps < SLICE_STEPS {
             let queue = &mut self.queues.list[index];
@@ -405,7 +414,7 @@ impl Matcher {
                     continue;
                 }
                 queue.searching = false;
-                self.scratch.slice = Some(Slice { queue: index, ended: true });
+                self.scratch.slice = Some(Slice { queue: index, ended: true, steps });
                 self.queues.searching.remove(&index);
                 self.schedule(index);
                 return;
@@ -413,12 +422,13 @@ impl Matcher {
             steps += ANCHOR_STEPS + self.try_anchor(index, &compiled, anchor, notices);
         }
         self.propose_taken(index, &compiled, notices);
+        self.scratch.slice = Some(Slice { queue: index, ended: false, steps });
     }
 
     /// Says how long the last [`handle_timeout`](Matcher::handle_timeout) took, for the figures of ticks. No input: it
     /// changes nothing that outlives the process.
     pub fn note_time(&mut self, took: Duration) {
-        let Some(Slice { queue, ended }) = self.scratch.slice.take() else { return };
+        let Some(Slice { queue, ended, .. }) = self.scratch.slice.take() else { return };
         let Some(queue) = self.queues.list.get_mut(queue) else { return };
         queue.observed.under_way += took.as_secs_f64();
         if ended {

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use throng_wire::matcher::Status;
 
-use super::{Rated, Reported};
+use super::{Rated, Ratings, Reported};
 use crate::claims::RateAsked;
 use crate::config::{Caller, Scope};
 use crate::info::Text;
@@ -19,6 +19,22 @@ pub(crate) struct SharedRatings {
     system: System,
     period_ms: u64,
     players: Vec<(Text, Rated)>,
+}
+
+impl SharedRatings {
+    /// Adds others of the same pool.
+    pub(crate) fn add(&mut self, more: SharedRatings) {
+        self.players.extend(more.players);
+    }
+}
+
+impl Ratings {
+    /// How some players of a pool are rated; `None` while there is no such pool.
+    pub(crate) fn copy(&self, name: &str, roles: impl Iterator<Item = Text>) -> Option<SharedRatings> {
+        let pool = self.pools.get(name)?;
+        let players = roles.map(|role| (role.clone(), pool.of(&role))).collect();
+        Some(SharedRatings { pool: name.to_owned(), system: pool.system, period_ms: pool.period_ms, players })
+    }
 }
 
 impl Matcher {
@@ -61,10 +77,9 @@ impl Matcher {
         if self.shard.is_alone() {
             return;
         }
-        let Some(pool) = self.ratings.pools.get(name) else { return };
-        let players: Vec<(Text, Rated)> = roles.map(|role| (role.clone(), pool.of(&role))).collect();
-        let (system, period_ms) = (pool.system, pool.period_ms);
-        self.share_ratings(&SharedRatings { pool: name.to_owned(), system, period_ms, players });
+        if let Some(ratings) = self.ratings.copy(name, roles) {
+            self.share_ratings(&ratings);
+        }
     }
 
     /// The shard of a pool says how players are rated.

@@ -190,6 +190,16 @@ message!(ListRoomsResponse { 1 Rooms Keyed(&ModeRooms, "MatchMode"), "rooms by m
 message!(GetRoomInfosRequest { 1 RoomIDs List(&Str), "the rooms"; });
 message!(GetRoomInfosResponse { 1 RoomInfos Keyed(&RoomInfo, "RoomID"), "those that exist"; });
 message!(RoomIdRequest { 1 RoomID Str, "the room"; });
+message!(RoomChange {
+    1 At Time, "when";
+    2 Rev U64, "the room's revision after it";
+    3 Kind Str, "joined, left, data, role_data, flags, seats_made, seat_claimed, seat_expired, assigned or deleting";
+    4 RoleIDs List(&Str), "whom it concerns, at most 16 of them";
+    5 Key Str, "which value of the data was set";
+    6 Reason Str, "why somebody left: left, kicked or disconnected; how the flags are now";
+    7 Players U64, "how many it concerns, if more than one";
+});
+message!(GetRoomHistoryResponse { 1 Changes List(&Msg(&RoomChange)), "oldest first, at most 100; fewer where names are long"; });
 message!(SetRoomDataRequest { 1 RoomID Str, "the room"; 2 Key Str, "the key"; 3 Data Json, "the value; null deletes"; });
 message!(UpdateRoomRoleDataRequest { 1 Update Msg(&RoleUpdate), "the change"; });
 message!(DeleteRoomResponse { 1 Deleted Bool, "whether there was one"; });
@@ -197,6 +207,7 @@ message!(SetRoomFlagsRequest { 1 RoomID Str, "the room"; } { 2 IsHidden Bool, "n
 message!(ClaimSeatRequest { 1 RoomID Str, "the room"; 2 RoleID Str, "whose seat"; 3 RoleInfo Msg(&RoleInfo), "what to store, if more than the ids"; });
 message!(ListMineRequest { 1 SrvID Str, "the server; the caller's own when empty"; });
 message!(ListMineResponse { 1 RoomInfos Keyed(&RoomInfo, "RoomID"), "rooms of its roles"; 2 TeamInfos Keyed(&TeamInfo, "TeamID"), "teams of its roles"; 3 Tickets List(&Msg(&Ticket)), "tickets of its roles"; });
+message!(GetRoleRequest { 1 RoleID Str, "the role"; });
 
 message!(Player {
     1 RoleID Str, "who";
@@ -230,6 +241,7 @@ message!(Ticket {
 message!(CreateTicketRequest { 1 Queue Str, "the queue"; 2 Players List(&Msg(&Player)), "the party"; 3 TeamID Str, "or a team, whose members form the party"; 4 ExpiresMs U64, "earlier end than the queue's timeout, in ms from now"; 5 Priority I64, "-10 to 10; trusted callers"; });
 message!(TicketResponse { 1 Ticket Msg(&Ticket), "the ticket"; });
 message!(TicketIdRequest { 1 TicketID Str, "the ticket"; });
+message!(GetRoleResponse { 1 RoleID Str, "the role"; 2 SrvID Str, "its server"; 3 RoomInfos Keyed(&RoomInfo, "RoomID"), "rooms that list it as a member, ending ones too"; 5 Tickets List(&Msg(&Ticket)), "its live tickets"; } { 4 TeamInfo Msg(&TeamInfo), "its team"; });
 message!(ListTicketsRequest { 1 RoleID Str, "of a player"; 2 Queue Str, "or of a queue"; });
 message!(ListTicketsResponse { 1 Tickets List(&Msg(&Ticket)), "the tickets, at most 1,000"; });
 message!(AcceptMatchRequest { 1 MatchID Str, "the proposal"; 2 TicketID Str, "the ticket"; 3 RoleID Str, "who answers"; 4 Accept Bool, "yes or no"; });
@@ -270,6 +282,36 @@ message!(Rating { 1 RoleID Str, "who"; 2 Shown F64, "what players see"; 3 Games 
 message!(RatingsResponse { 1 Ratings Keyed(&Rating, "RoleID"), "by player"; });
 message!(GetRatingsRequest { 1 Pool Str, "the rating pool"; 2 RoleIDs List(&Str), "the players"; });
 message!(PutQueueRequest { 1 RuleSet Json, "the rule set"; });
+message!(TryQueueRequest { 1 RuleSet Json, "the draft"; 2 Seconds U64, "how far ahead to look, 60 if it does not say; at most the longer timeout of the two rule sets, and an hour"; });
+message!(TrialReason { 1 Why Str, "why tickets can never match"; 2 Tickets U64, "how many"; });
+message!(TrialFigures {
+    1 Matches U64, "matches made";
+    2 Tickets U64, "tickets matched";
+    3 Players U64, "players matched";
+    4 Left U64, "tickets that still search at the end";
+    5 TimedOut U64, "tickets that waited too long";
+    6 Failed U64, "tickets that can never match under these rules";
+    7 Reasons List(&Msg(&TrialReason)), "why, the most frequent first, at most 10";
+    8 Expansions List(&U64), "matches by the expansion step they needed";
+    9 Cut Bool, "the trial had used up its work and ended early";
+    10 ReachedMs U64, "the time that it looked ahead";
+} {
+    11 WaitP50Ms U64, "half of the matched waited less, from their creation";
+    12 WaitP90Ms U64, "nine of ten waited less";
+    13 QualityP10 F64, "quality that nine of ten matches reach";
+    14 QualityP50 F64, "median quality";
+    15 SpreadP50 F64, "difference in the main number within a match, median";
+    16 SpreadMax F64, "the greatest";
+});
+message!(TryQueueResponse {
+    1 Queue Str, "name of the queue";
+    2 PoolSize U64, "tickets searching";
+    3 Copied U64, "tickets that were copied: at most 20,000, the first in the order of fairness";
+    4 Seconds U64, "how far ahead was looked";
+    5 Draft Msg(&TrialFigures), "under the draft";
+} {
+    6 Live Msg(&TrialFigures), "under the rules in force; absent when there is no such queue";
+});
 message!(QueueInfo { 1 Queue Str, "name"; 2 Version Str, "version of the rule set"; 3 RuleSet Json, "the rule set"; 4 PoolSize U64, "tickets searching"; });
 message!(QueuesResponse { 1 Queues Keyed(&QueueInfo, "Queue"), "by name"; });
 message!(FailedRule { 1 Rule Str, "name of the rule, or what else stands in the way"; 2 Why Str, "the values that collide"; });
@@ -335,6 +377,7 @@ methods! {
     1 PING "Ping" read Empty Empty "Nothing in, nothing out."
     2 MY_RPC_TEST "MyRPCTest" read MyRpcTestRequest MyRpcTestResponse "A text in, zero out."
     3 LIST_MINE "ListMine" read ListMineRequest ListMineResponse "Rooms, teams and tickets of a server's roles: what to fetch after a gap."
+    4 GET_ROLE "GetRole" read GetRoleRequest GetRoleResponse "Rooms, team and tickets of one role, which lives on the caller's server unless it is trusted."
     10 CREATE_TEAM "CreateTeam" write CreateTeamRequest TeamResponse "Makes a team; the creator leads it."
     11 JOIN_TEAM "JoinTeam" write JoinTeamRequest TeamResponse "Joins a team."
     12 LEAVE_TEAM "LeaveTeam" write LeaveTeamRequest Empty "Leaves a team, or kicks a member."
@@ -360,6 +403,7 @@ methods! {
     44 GET_ROOM_INFO "GetRoomInfo" read RoomIdRequest RoomResponse "One room by id."
     45 CLAIM_SEAT "ClaimSeat" write ClaimSeatRequest RoomResponse "Turns a reserved seat into membership."
     46 SET_ROOM_FLAGS "SetRoomFlags" write SetRoomFlagsRequest RoomResponse "Hides, shows, fills or opens a room from outside."
+    47 GET_ROOM_HISTORY "GetRoomHistory" read RoomIdRequest GetRoomHistoryResponse "The last changes of a room."
     60 CREATE_TICKET "CreateTicket" write CreateTicketRequest TicketResponse "A party asks for a match."
     61 CANCEL_TICKET "CancelTicket" write TicketIdRequest TicketResponse "Takes a ticket back; declines an open proposal."
     62 GET_TICKET "GetTicket" read TicketIdRequest TicketResponse "Shows a ticket; ended ones for 60 s."
@@ -376,6 +420,7 @@ methods! {
     73 EXPLAIN_TICKET "ExplainTicket" read TicketIdRequest ExplainTicketResponse "Why a ticket is not matched: its nearest candidates and the rules between them."
     80 PUT_QUEUE "PutQueue" write PutQueueRequest QueuesResponse "Makes or replaces a queue."
     81 LIST_QUEUES "ListQueues" read Empty QueuesResponse "Queues and their rule sets."
+    82 TRY_QUEUE "TryQueue" read TryQueueRequest TryQueueResponse "What a draft of a rule set would do with a copy of its queue's tickets, beside the rules in force; changes nothing."
     90 DRAIN "Drain" write Empty Empty "Planned stop: no new rooms, teams, tickets."
 }
 

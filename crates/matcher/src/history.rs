@@ -1,0 +1,142 @@
+//! What has become of a room: its last changes, as an answer shows them.
+
+use serde::{Deserialize, Serialize};
+use throng_wire::fields;
+use throng_wire::matcher::{write_bytes, write_nested, write_u64};
+
+use crate::matcher::Matcher;
+use crate::people::People;
+use crate::problem::Outcome;
+use crate::slab::Slab;
+
+/// Changes that are shown,
+const SHOWN: usize = 100;
+/// that are kept before the oldest are dropped together,
+const KEPT: u8 = 150;
+/// and bytes of them, where names are long.
+const BYTES_MAX: usize = 16 << 10;
+/// Roles that one change names.
+const NAMED_MAX: usize = 16;
+
+/// Changes of a room, oldest first, each a field of the answer: telling them is copying. A room with one member has some
+/// 30 bytes of it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct History {
+    changes: Vec<u8>,
+    count: u8,
+}
+
+/// What changed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Change<'a> {
+    pub(crate) kind: &'static str,
+    pub(crate) key: &'a [u8],
+    pub(crate) reason: &'a str,
+}
+
+impl Change<'_> {
+    pub(crate) fn of(kind: &'static str) -> Change<'static> {
+        Change { kind, key: b"", reason: "" }
+    }
+}
+
+impl History {
+    /// Notes a change that gave the room its revision. `roles` are those that it concerns.
+    pub(crate) fn note<'a>(
+        &mut self,
+        (now, rev): (u64, u64),
+        change: Change<'_>,
+        roles: impl ExactSizeIterator<Item = &'a [u8]>,
+    ) {
+        let players = roles.len() as u64;
+        write_nested(&mut self.changes, 1, |out| {
+            write_u64(out, 1, now);
+            write_u64(out, 2, rev);
+            write_bytes(out, 3, change.kind.as_bytes());
+            roles.take(NAMED_MAX).for_each(|role| write_bytes(out, 4, role));
+            if !change.key.is_empty() {
+                write_bytes(out, 5, change.key);
+            }
+            if !change.reason.is_empty() {
+                write_bytes(out, 6, change.reason.as_bytes());
+            }
+            if players > 1 {
+                write_u64(out, 7, players);
+            }
+        });
+        self.count += 1;
+        if self.count >= KEPT {
+            self.drop_oldest(usize::from(self.count) - SHOWN);
+        }
+        if self.changes.len() > BYTES_MAX {
+            self.drop_oldest(usize::from(self.count) / 2);
+        }
+    }
+
+    fn drop_oldest(&mut self, count: usize) {
+        let bytes = self.first(count);
+        self.changes.drain(..bytes);
+        self.count -= count as u8;
+    }
+
+    /// Bytes of the first ones.
+    fn first(&self, count: usize) -> usize {
+        fields(&self.changes).take(count).map_while(Result::ok).map(|field| field.raw.len()).sum()
+    }
+
+    /// The last ones, as fields of an answer.
+    fn shown(&self) -> &[u8] {
+        &self.changes[self.first(usize::from(self.count).saturating_sub(SHOWN))..]
+    }
+}
+
+impl Matcher {
+    pub(crate) fn get_room_history(&self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+        let room = self.find_room(crate::team::two_texts(body)?.0)?;
+        answer.extend_from_slice(self.rooms[room].history.shown());
+        Ok(())
+    }
+
+    /// Notes a change of a room that has its revision by now, and whom it concerns.
+    pub(crate) fn note_change(&mut self, room: u32, change: Change<'_>, players: &[u32]) {
+        let Matcher { people, rooms, now, .. } = self;
+        let room = &mut rooms[room];
+        let roles = players.iter().map(|player| role(people, *player));
+        room.history.note((*now, room.rev), change, roles);
+    }
+
+    /// Notes the seats of a room from one on.
+    pub(crate) fn note_new_seats(&mut self, room: u32, first: usize) {
+        let Matcher { people, rooms, now, .. } = self;
+        let room = &mut rooms[room];
+        let roles = room.seats[first..].iter().map(|seat| role(people, seat.player));
+        room.history.note((*now, room.rev), Change::of("seats_made"), roles);
+    }
+}
+
+fn role(people: &People, player: u32) -> &[u8] {
+    let players: &Slab<_> = &people.players;
+    &players[player].id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_last_are_kept_however_long_names_are() {
+        for length in [1, 128] {
+            let (mut history, name) = (History::default(), vec![b'x'; length]);
+            for rev in 1..=1_000 {
+                history.note((rev, rev), Change::of("joined"), (0..300).map(|_| &name[..]));
+                assert!(history.changes.len() <= BYTES_MAX && history.count < KEPT);
+                let shown: Vec<u64> = fields(history.shown())
+                    .map(|change| fields(change.unwrap().value).nth(1).unwrap().unwrap().scalar)
+                    .collect();
+                assert_eq!(shown.last(), Some(&rev));
+                assert!(shown.windows(2).all(|pair| pair[0] + 1 == pair[1]) && shown.len() <= SHOWN);
+                assert!(length > 1 || shown.len() as u64 == rev.min(100));
+            }
+        }
+    }
+}
