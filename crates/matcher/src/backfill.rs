@@ -312,6 +312,7 @@ impl Matcher {
         caller: Caller<'_>,
         body: &[u8],
         answer: &mut Vec<u8>,
+        notices: &mut Notices,
     ) -> Outcome {
         let asked = Asked::parse(body)?;
         let (index, room) = self.find_backfill(caller, asked.id)?;
@@ -334,6 +335,11 @@ impl Matcher {
         backfill.open = open;
         backfill.rev += 1;
         write_u64(answer, 1, backfill.rev);
+        // One that has asked for seats holds the room's claim: this request would wait.
+        let pending = backfill.pending;
+        if let Some(pending) = pending.filter(|found| !self.fits(*found, &self.backfills[index].open)) {
+            self.break_match_of_backfill(pending, "no_places", notices);
+        }
         self.keep_alive(index);
         self.wake_backfill(index);
         Ok(())

@@ -611,7 +611,7 @@ impl Matcher {
             Method::ACCEPT_MATCH => self.accept_match(caller, body, notices),
             Method::GET_QUEUE_STATS => self.get_queue_stats(body, answer),
             Method::START_BACKFILL => self.start_backfill(caller, body, answer),
-            Method::UPDATE_BACKFILL => self.update_backfill(caller, body, answer),
+            Method::UPDATE_BACKFILL => self.update_backfill(caller, body, answer, notices),
             Method::ACK_BACKFILL => self.ack_backfill(caller, body, answer),
             Method::STOP_BACKFILL => self.stop_backfill(caller, body, answer, notices),
             Method::REPORT_RESULT => self.report_result(caller, body, answer),

@@ -254,8 +254,8 @@ impl Matcher {
             .ok_or_else(|| Problem::new(Status::NotAMember, "the role is not in the ticket"))?;
         self.check_acts_for(caller, player)?;
         if !yes {
-            self.cool_down(player);
             let queue = self.matches[index].queue;
+            self.cool_down(player, queue);
             let requeue = self.queues.list[queue].rules().set.accept.on_decline == OnNo::Requeue;
             self.refuse_match(index, ticket, requeue, "declined", notices);
             return Ok(());
@@ -281,17 +281,17 @@ impl Matcher {
     pub(crate) fn decline(&mut self, ticket: u32, notices: &mut Notices) {
         let players: Vec<u32> = self.tickets[ticket].players.iter().map(|player| player.player).collect();
         for player in players {
-            self.cool_down(player);
+            self.cool_down(player, self.tickets[ticket].queue);
         }
         if let Some(index) = self.tickets[ticket].matched.and_then(|id| self.match_of(id)) {
             self.refuse_match(index, ticket, false, "declined", notices);
         }
     }
 
-    /// A player of a proposed ticket is gone.
-    pub(crate) fn withdraw(&mut self, ticket: u32, reason: &str, notices: &mut Notices) {
+    /// A player of a proposed ticket is gone. With `requeue` the ticket searches on, as the others do.
+    pub(crate) fn withdraw(&mut self, ticket: u32, requeue: bool, reason: &str, notices: &mut Notices) {
         if let Some(index) = self.tickets[ticket].matched.and_then(|id| self.match_of(id)) {
-            self.refuse_match(index, ticket, false, reason, notices);
+            self.refuse_match(index, ticket, requeue, reason, notices);
         }
     }
 
@@ -344,6 +344,17 @@ impl Matcher {
         found.tickets()
     }
 
+    /// Whether a match has at most so many players for each side.
+    pub(crate) fn fits(&self, index: u32, open: &[u32]) -> bool {
+        let players = |side: &Vec<u32>| side.iter().map(|ticket| self.tickets[*ticket].players.len()).sum();
+        self.matches[index]
+            .sides
+            .iter()
+            .map(players)
+            .zip(open)
+            .all(|(size, open): (usize, _)| size <= *open as usize)
+    }
+
     /// Breaks the match that a backfill waits for; its tickets search on.
     pub(crate) fn break_match_of_backfill(&mut self, index: u32, reason: &str, notices: &mut Notices) {
         for ticket in self.break_match(index, reason, notices) {
@@ -371,15 +382,12 @@ impl Matcher {
         }
     }
 
-    fn cool_down(&mut self, player: u32) {
-        let tickets = &self.people.players[player].tickets;
-        let queue = tickets.iter().find(|ticket| self.tickets[**ticket].state == State::Proposed);
-        let Some(queue) = queue.map(|ticket| self.tickets[*ticket].queue) else { return };
+    fn cool_down(&mut self, player: u32, queue: u32) {
         let seconds = self.queues.list[queue].rules().set.accept.cooldown_s;
         if seconds > 0 {
             let until = self.now + seconds * 1_000;
             let entry = &mut self.people.players[player];
-            entry.cooldown_until = until;
+            entry.cooldown_until = entry.cooldown_until.max(until);
             entry.holds += 1;
             self.timers.set(until, Timer::Cooldown(player));
         }
@@ -598,8 +606,8 @@ impl Matcher {
             match self.tickets[other].state {
                 _ if matched.is_some() && matched == found => {}
                 State::Searching => self.end_ticket(other, State::Cancelled, "matched_elsewhere", notices),
-                State::Proposed => self.withdraw(other, "matched_elsewhere", notices),
-                State::Placing if claims() => self.withdraw(other, "matched_elsewhere", notices),
+                State::Proposed => self.withdraw(other, false, "matched_elsewhere", notices),
+                State::Placing if claims() => self.withdraw(other, false, "matched_elsewhere", notices),
                 _ => {}
             }
         }

@@ -159,6 +159,7 @@ impl Matcher {
             from_team = self.team_as_players(caller, asked.team, &compiled)?;
             from_team.iter().map(Vec::as_slice).collect()
         };
+        check_size(&bodies)?;
         let mut inputs = parse_players(&bodies)?;
         let servers = self.check_players(caller, queue, &compiled, &inputs, !asked.team.is_empty())?;
         self.fill_in_ratings(&compiled, inputs.iter_mut().map(|(input, _)| input));
@@ -568,20 +569,20 @@ impl Matcher {
     pub(crate) fn drop_from_tickets(&mut self, player: u32, reason: &str, notices: &mut Notices) {
         let tickets = self.people.players[player].tickets.clone();
         for index in tickets {
+            let queue = self.tickets[index].queue;
+            let on_lost = self.queues.list[queue].rules().set.on_member_lost;
+            let shrinks = on_lost == OnMemberLost::Shrink && self.tickets[index].players.len() > 1;
             match self.tickets[index].state {
-                State::Searching => {
-                    let queue = self.tickets[index].queue;
-                    let shrinks = self.queues.list[queue].rules().set.on_member_lost == OnMemberLost::Shrink;
-                    if shrinks && self.tickets[index].players.len() > 1 {
-                        self.shrink(index, player, notices);
-                    } else {
-                        self.queues.list[queue].figures.cancelled += 1;
-                        self.end_ticket(index, State::Cancelled, reason, notices);
-                    }
+                State::Searching if !shrinks => {
+                    self.queues.list[queue].figures.cancelled += 1;
+                    self.end_ticket(index, State::Cancelled, reason, notices);
                 }
-                State::Proposed => self.withdraw(index, reason, notices),
+                State::Proposed => self.withdraw(index, shrinks, reason, notices),
                 // The seat outlasts the connection.
                 _ => {}
+            }
+            if shrinks && self.tickets[index].state == State::Searching {
+                self.shrink(index, player, notices);
             }
         }
     }
@@ -675,17 +676,20 @@ impl<'a> Asked<'a> {
         if asked.players.is_empty() == asked.team.is_empty() {
             return Err(invalid("a ticket has either Players or a TeamID"));
         }
-        if asked.players.len() > PLAYERS_MAX {
-            return Err(too_large(format!("a ticket has at most {PLAYERS_MAX} players")));
-        }
-        let size: usize = asked.players.iter().map(|player| player.len()).sum();
-        if size > TICKET_BYTES_MAX {
-            return Err(too_large(format!(
-                "a ticket of {size} bytes exceeds the limit of {TICKET_BYTES_MAX}"
-            )));
-        }
         Ok(asked)
     }
+}
+
+/// Refuses more players, or more of them in bytes, than a ticket has.
+fn check_size(players: &[&[u8]]) -> Outcome {
+    if players.len() > PLAYERS_MAX {
+        return Err(too_large(format!("a ticket has at most {PLAYERS_MAX} players")));
+    }
+    let size: usize = players.iter().map(|player| player.len()).sum();
+    if size > TICKET_BYTES_MAX {
+        return Err(too_large(format!("a ticket of {size} bytes exceeds the limit of {TICKET_BYTES_MAX}")));
+    }
+    Ok(())
 }
 
 /// Players with the servers that they name.

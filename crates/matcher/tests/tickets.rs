@@ -458,3 +458,110 @@ fn a_mode_of_a_queue_has_room_for_its_players_after_a_restart() {
     again.reconfigure(&config);
     assert_eq!(again.digest(), world.shards.digest());
 }
+
+/// Spec: D.2 rule 3.
+#[test]
+fn a_ticket_that_shrinks_outlives_its_proposal() {
+    let accept = r#""backfill": {"ack_s": 10}, "on_member_lost": "shrink", "accept": {"required": true}"#;
+    let mut world = with(&FIVES.replace(r#""backfill": {"ack_s": 10}"#, accept));
+    world.session("gone", true);
+    let team = world.create_team("s", "a", 2, "");
+    world.join_team("gone", "b", &team, "");
+    let asked = Writer::new().str(1, "fives").str(3, &team);
+    let (status, ticket) = world.ask("s", Method::CREATE_TICKET, asked);
+    assert_eq!(status, Status::Ok);
+    let ticket = world::shown(&ticket).id;
+    for id in ["c", "d"] {
+        world.solo("s", "fives", id, 0.0);
+    }
+    world.pass(250);
+    assert_eq!(world.get_ticket(&ticket).status, "proposed");
+    world.session("gone", false);
+    world.pass(10_000);
+    assert_eq!(world.get_ticket(&ticket).status, "searching", "the rest go on");
+    world.solo("s", "fives", "e", 0.0);
+    world.pass(250);
+    assert_eq!(world.get_ticket(&ticket).status, "proposed");
+    let proposed = world.take_kind(Event::MATCH_PROPOSED);
+    assert_eq!(proposed.last().map(|heard| heard.u64(3)), Some(4), "each player once, none who is gone");
+}
+
+/// Spec: D.6 step 1. The queue of the declined match says how long, not that of another that is open too.
+#[test]
+fn who_declines_one_of_two_matches_waits_as_its_queue_says() {
+    let mut world = duel_with(r#""accept": {"required": true, "timeout_s": 60, "cooldown_s": 1}"#);
+    let strict = DUEL.replace("\"duel\"", "\"strict\"").replace(r#""timeout_s": 60"#, ACCEPT);
+    assert_eq!(world.put_queue(&strict).0, Status::Ok);
+    let mild = world.solo("s1", "duel", "a", 0.0);
+    let declined = world.solo("s1", "strict", "a", 0.0);
+    for (queue, id) in [("duel", "b"), ("strict", "c")] {
+        world.solo("s2", queue, id, 0.0);
+    }
+    world.pass(250);
+    assert_eq!(world.get_ticket(&mild).status, "proposed");
+    let declined = world.get_ticket(&declined);
+    assert_eq!(answer(&mut world, "s1", &declined, "a", false), Status::Ok);
+    assert_eq!(world.try_ticket("s1", "strict", vec![player("a", &[])]).0, Status::Cooldown);
+    // Declining the milder one, too, does not shorten it.
+    let mild = world.get_ticket(&mild);
+    assert_eq!(answer(&mut world, "s1", &mild, "a", false), Status::Ok);
+    world.pass(1_000);
+    assert_eq!(world.try_ticket("s1", "strict", vec![player("a", &[])]).0, Status::Cooldown);
+}
+
+/// Spec: D.7, a match against slots that were lost meanwhile.
+#[test]
+fn a_backfill_with_fewer_places_calls_off_a_match_that_needs_more() {
+    let mut world = with(
+        r#"{
+            "name": "late", "sides": [{"name": "side", "min": 1, "max": 2}],
+            "accept": {"required": true, "timeout_s": 15}, "backfill": {"priority": "high"}
+        }"#,
+    );
+    let room = world.create_room("game", "host", "2v2");
+    let side = Writer::new().str(1, "side").u64(2, 1);
+    let start = Writer::new().str(1, &room).str(2, "late").nested(3, side);
+    let started = world.ok("game", Method::START_BACKFILL, start);
+    let started = Reader::new(&started).unwrap();
+    let (backfill, rev) = (started.str(1).unwrap().to_owned(), started.u64(2));
+    let late = world.ticket("s", "late", vec![player("late", &[])]);
+    world.pass(250);
+    assert_eq!(world.get_ticket(&late).status, "proposed");
+    let none = Writer::new().str(1, &backfill).u64(2, rev);
+    let updated = world.ok("game", Method::UPDATE_BACKFILL, none);
+    assert_eq!(Reader::new(&updated).unwrap().u64(1), rev + 1);
+    assert_eq!(world.get_ticket(&late).status, "searching");
+    let off = world.take_kind(Event::MATCH_CANCELLED);
+    assert_eq!((off.len(), off[0].str(2).as_str()), (1, "no_places"));
+}
+
+/// Spec: D.2, `Players` and rule 7.
+#[test]
+fn a_team_over_the_limits_of_a_ticket_is_refused() {
+    let rules = r#"{
+        "name": "war", "sides": [{"name": "side", "count": 2, "min": 1, "max": 100}],
+        "attributes": {"note": {"type": "string", "default": ""}}
+    }"#;
+    let mut world = with(rules);
+    let team = world.create_team("s", "r0", 100, "");
+    for number in 1..64 {
+        world.join_team("s", &format!("r{number}"), &team, "");
+    }
+    let asked = || Writer::new().str(1, "war").str(3, &team);
+    let (status, ticket) = world.ask("s", Method::CREATE_TICKET, asked());
+    assert_eq!(status, Status::Ok);
+    let ticket = world::shown(&ticket).id;
+    assert_eq!(world.cancel("s", &ticket), Status::Ok);
+    world.join_team("s", "r64", &team, "");
+    assert_eq!(world.ask("s", Method::CREATE_TICKET, asked()).0, Status::TooLarge);
+}
+
+#[test]
+fn positions_for_more_players_than_there_are_numbers_are_taken() {
+    let huge = r#""positions": [{"name": "a", "per_side_max": 4294967295}, {"name": "b", "per_side_max": 4294967295}]"#;
+    duel_with(huge);
+    let many = huge.replace("per_side_max", "per_side_min\": 4294967295, \"per_side_max");
+    let mut world = duel();
+    let (status, _) = world.put_queue(&DUEL.replace(r#""timeout_s": 60"#, &many));
+    assert_eq!(status, Status::RuleInvalid);
+}

@@ -109,7 +109,7 @@ fn check_attributes(set: &RuleSet) -> Checked {
 
 fn check_positions(set: &RuleSet) -> Checked {
     between("positions", set.positions.len() as u64, 0, 16)?;
-    let (mut needed, mut places) = (0, 0);
+    let (mut needed, mut places) = (0_u64, 0_u64);
     for (at, position) in set.positions.iter().enumerate() {
         if position.per_side_min > position.per_side_max {
             return Err(problem(format!("positions[{at}]"), "per_side_min is over per_side_max"));
@@ -117,15 +117,15 @@ fn check_positions(set: &RuleSet) -> Checked {
         if set.positions[..at].iter().any(|other| other.name == position.name) {
             return Err(problem(format!("positions[{at}].name"), "another position has this name"));
         }
-        needed += position.per_side_min;
-        places += position.per_side_max;
+        needed += u64::from(position.per_side_min);
+        places += u64::from(position.per_side_max);
     }
     for side in &set.sides {
-        if needed > side.max {
+        if needed > u64::from(side.max) {
             let reason = format!("side `{}` has fewer places than positions need", side.name);
             return Err(problem("positions", reason));
         }
-        if !set.positions.is_empty() && places < side.min {
+        if !set.positions.is_empty() && places < u64::from(side.min) {
             let reason = format!("side `{}` needs more players than positions allow", side.name);
             return Err(problem("positions", reason));
         }
