@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use throng_wire::fields;
-use throng_wire::matcher::{write_bytes, write_nested, write_u64};
+use throng_wire::matcher::{bytes_field_len, write_bytes, write_nested, write_u64};
 
 use crate::matcher::Matcher;
 use crate::people::People;
@@ -17,6 +17,8 @@ const KEPT: u8 = 150;
 const BYTES_MAX: usize = 16 << 10;
 /// Roles that one change names.
 const NAMED_MAX: usize = 16;
+/// Bytes of a change's numbers, tags and lengths, those of its roles apart.
+const HEAD_BYTES_MAX: usize = 32;
 
 /// Changes of a room, oldest first, each a field of the answer: telling them is copying. A room with one member has some
 /// 30 bytes of it.
@@ -46,14 +48,19 @@ impl History {
         &mut self,
         (now, rev): (u64, u64),
         change: Change<'_>,
-        roles: impl ExactSizeIterator<Item = &'a [u8]>,
+        roles: impl ExactSizeIterator<Item = &'a [u8]> + Clone,
     ) {
         let players = roles.len() as u64;
+        let roles = roles.take(NAMED_MAX);
+        let names: usize = roles.clone().map(|role| bytes_field_len(4, role.len())).sum();
+        let strings = change.kind.len() + change.key.len() + change.reason.len();
+        // At once, as most rooms have a change or two.
+        self.changes.reserve(HEAD_BYTES_MAX + strings + names);
         write_nested(&mut self.changes, 1, |out| {
             write_u64(out, 1, now);
             write_u64(out, 2, rev);
             write_bytes(out, 3, change.kind.as_bytes());
-            roles.take(NAMED_MAX).for_each(|role| write_bytes(out, 4, role));
+            roles.for_each(|role| write_bytes(out, 4, role));
             if !change.key.is_empty() {
                 write_bytes(out, 5, change.key);
             }

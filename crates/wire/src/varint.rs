@@ -68,8 +68,14 @@ fn varint_defect(input: &[u8]) -> WireError {
 pub fn write_varint(out: &mut Vec<u8>, value: u64) {
     if value < 0x80 {
         out.push(value as u8);
-        return;
+    } else {
+        write_long_varint(out, value);
     }
+}
+
+/// Apart, so that the short form, which nearly all have, is small enough to be inlined.
+#[inline(never)]
+fn write_long_varint(out: &mut Vec<u8>, value: u64) {
     let mut prefix = Prefix::new();
     prefix.varint(value);
     out.extend_from_slice(prefix.as_slice());
