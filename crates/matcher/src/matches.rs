@@ -257,6 +257,7 @@ impl Matcher {
             let queue = self.matches[index].queue;
             self.cool_down(player, queue);
             let requeue = self.queues.list[queue].rules().set.accept.on_decline == OnNo::Requeue;
+            self.queues.list[queue].figures.declined += 1;
             self.refuse_match(index, ticket, requeue, "declined", notices);
             return Ok(());
         }
@@ -284,6 +285,7 @@ impl Matcher {
             self.cool_down(player, self.tickets[ticket].queue);
         }
         if let Some(index) = self.tickets[ticket].matched.and_then(|id| self.match_of(id)) {
+            self.queues.list[self.tickets[ticket].queue].figures.declined += 1;
             self.refuse_match(index, ticket, false, "declined", notices);
         }
     }
@@ -297,8 +299,6 @@ impl Matcher {
 
     /// Ends a proposal because of one ticket; the others search on.
     fn refuse_match(&mut self, index: u32, refused: u32, requeue: bool, reason: &str, notices: &mut Notices) {
-        let queue = self.matches[index].queue;
-        self.queues.list[queue].figures.declined += 1;
         for ticket in self.break_match(index, reason, notices) {
             if ticket == refused && !requeue {
                 self.end_ticket(ticket, State::Cancelled, reason, notices);

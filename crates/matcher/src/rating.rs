@@ -176,15 +176,15 @@ struct RatingPool {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Ratings {
     pools: BTreeMap<String, RatingPool>,
-    reports: BTreeMap<Id, Report>,
+    /// By match or room, and pool: a room may be rated in several.
+    reports: BTreeMap<(Id, String), Report>,
     /// Reports in order of age.
-    order: VecDeque<Id>,
+    order: VecDeque<(Id, String)>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Report {
     digest: [u8; 32],
-    pool: String,
     /// What it did: role, rating before, rating after.
     changes: Vec<(Text, Rating, Rating)>,
 }
@@ -210,9 +210,9 @@ impl Ratings {
         })
     }
 
-    fn remember(&mut self, id: Id, report: Report) {
-        if self.reports.insert(id, report).is_none() {
-            self.order.push_back(id);
+    fn remember(&mut self, about: (Id, String), report: Report) {
+        if self.reports.insert(about.clone(), report).is_none() {
+            self.order.push_back(about);
             if self.order.len() > REPORTS_MAX
                 && let Some(oldest) = self.order.pop_front()
             {
@@ -367,6 +367,10 @@ impl<'a> GameResult<'a> {
         if self.weights.iter().any(|(_, weight)| !(*weight > 0.0 && *weight <= 1.0)) {
             return Err(invalid("a weight is over 0 and at most 1"));
         }
+        if let Some((role, _)) = self.weights.iter().find(|(role, _)| roles.binary_search(role).is_err()) {
+            let role = String::from_utf8_lossy(role);
+            return Err(invalid(format!("`{role}` has a weight and is on no side of the result")));
+        }
         Ok(())
     }
 }
@@ -428,10 +432,12 @@ impl Matcher {
         answer: &mut Vec<u8>,
     ) -> Outcome {
         let Reported { result, digest, .. } = report;
-        let known = self.ratings.reports.get(&about).cloned();
+        let key = (about, name);
+        let known = self.ratings.reports.get(&key).cloned();
+        let name = &key.1;
         match &known {
             Some(known) if known.digest == *digest => {
-                let pool = &self.ratings.pools[&known.pool];
+                let pool = &self.ratings.pools[name];
                 known.changes.iter().for_each(|(role, ..)| pool.write(role, answer));
                 return Ok(());
             }
@@ -440,14 +446,14 @@ impl Matcher {
             }
             _ => {}
         }
-        let changes = self.rate(about, &name, system, period_ms, result, known.as_ref())?;
-        let pool = &self.ratings.pools[&name];
+        let changes = self.rate(about, name, system, period_ms, result, known.as_ref())?;
+        let pool = &self.ratings.pools[name];
         changes.iter().for_each(|(role, ..)| pool.write(role, answer));
         // What is taken back changes players too.
         let before = known.iter().flat_map(|known| &known.changes);
         let roles: Vec<Text> = changes.iter().chain(before).map(|(role, ..)| role.clone()).collect();
-        self.share_players(&name, roles.into_iter());
-        self.ratings.remember(about, Report { digest: *digest, pool: name, changes });
+        self.share_players(name, roles.into_iter());
+        self.ratings.remember(key, Report { digest: *digest, changes });
         Ok(())
     }
 

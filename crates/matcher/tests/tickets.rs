@@ -395,6 +395,40 @@ fn a_result_is_rated_once() {
 }
 
 #[test]
+fn a_room_is_rated_in_each_pool_by_itself() {
+    let mut world = World::new(Config::default());
+    let join =
+        |id: &str| Writer::new().nested(1, Writer::new().str(1, id)).nested(2, Writer::new().str(1, "2v2"));
+    let answer = world.ok("s", Method::ROLE_JOIN_RANDOM_ROOM, join("a"));
+    let room = Reader::new(&answer).unwrap().nested(1).unwrap().str(1).unwrap().to_owned();
+    world.ok("s", Method::ROLE_JOIN_RANDOM_ROOM, join("b"));
+    let report = |first: &str, second: &str, pool: &str| {
+        let side = |id: &str, rank| Writer::new().str(1, id).u64(2, rank);
+        Writer::new().str(2, &room).nested(3, side(first, 1)).nested(3, side(second, 2)).str(6, pool)
+    };
+    let rate = |world: &mut World, body| world.ask_as("s", Scope::Trusted, Method::REPORT_RESULT, body).0;
+    let read = |world: &mut World, pool: &str| {
+        let answer = world.ok("s", Method::GET_RATINGS, Writer::new().str(1, pool).str(2, "a"));
+        let rating = Reader::new(&answer).unwrap().nested(1).unwrap();
+        f64::from_bits(rating.last(4).unwrap().scalar)
+    };
+    assert_eq!(rate(&mut world, report("a", "b", "solo")), Status::Ok);
+    let solo = read(&mut world, "solo");
+    assert!(solo > 25.0, "{solo}");
+    // The same result in another pool counts there, and what is amended there is not taken back here.
+    assert_eq!(rate(&mut world, report("a", "b", "season")), Status::Ok);
+    assert_eq!(read(&mut world, "season"), solo);
+    assert_eq!(rate(&mut world, report("b", "a", "season")), Status::Invalid);
+    assert_eq!(rate(&mut world, report("b", "a", "season").u64(5, 1)), Status::Ok);
+    assert!(read(&mut world, "season") < 25.0);
+    assert_eq!(read(&mut world, "solo"), solo);
+    // Who played in part was there.
+    let weight = |id: &str| Writer::new().str(1, id).f64(2, 0.5);
+    assert_eq!(rate(&mut world, report("a", "b", "parts").nested(4, weight("c"))), Status::Invalid);
+    assert_eq!(rate(&mut world, report("a", "b", "parts").nested(4, weight("b"))), Status::Ok);
+}
+
+#[test]
 fn an_explanation_names_the_rule_in_the_way() {
     let mut world = duel();
     let a = world.solo("s", "duel", "a", 0.0);
@@ -484,6 +518,9 @@ fn a_ticket_that_shrinks_outlives_its_proposal() {
     assert_eq!(world.get_ticket(&ticket).status, "proposed");
     let proposed = world.take_kind(Event::MATCH_PROPOSED);
     assert_eq!(proposed.last().map(|heard| heard.u64(3)), Some(4), "each player once, none who is gone");
+    let stats = world.ok("s", Method::GET_QUEUE_STATS, Writer::new().str(1, "fives"));
+    let declined = Reader::new(&stats).unwrap().last(7).map_or(0, |field| field.scalar);
+    assert_eq!(declined, 0, "who is lost has declined nothing");
 }
 
 /// Spec: D.6 step 1. The queue of the declined match says how long, not that of another that is open too.

@@ -277,7 +277,7 @@ message!(QueueStats {
     18 TickP99Us U64, "99 of 100 searches took less";
 });
 message!(ResultSide { 1 RoleIDs List(&Str), "players"; 2 Rank U64, "1 is best; equal is a tie"; });
-message!(ReportResultRequest { 1 MatchID Str, "the match"; 2 RoomID Str, "or the room"; 3 Sides List(&Msg(&ResultSide)), "how it ended"; 4 Weights Map(&F64), "share of the match played, over 0 to 1"; 5 Amend Bool, "replaces an earlier report"; 6 Pool Str, "rating pool, where the room has no queue"; });
+message!(ReportResultRequest { 1 MatchID Str, "the match"; 2 RoomID Str, "or the room"; 3 Sides List(&Msg(&ResultSide)), "how it ended"; 4 Weights Map(&F64), "share of the match played, over 0 to 1"; 5 Amend Bool, "replaces an earlier report"; 6 Pool Str, "rating pool, where the room has no queue; a room is rated in each by itself"; });
 message!(Rating { 1 RoleID Str, "who"; 2 Shown F64, "what players see"; 3 Games U64, "games rated"; } { 4 Mu F64, "Weng-Lin mean"; 5 Sigma F64, "Weng-Lin deviation"; 6 Rating F64, "Glicko-2"; 7 Deviation F64, "Glicko-2"; 8 Volatility F64, "Glicko-2"; });
 message!(RatingsResponse { 1 Ratings Keyed(&Rating, "RoleID"), "by player"; });
 message!(GetRatingsRequest { 1 Pool Str, "the rating pool"; 2 RoleIDs List(&Str), "the players"; });
@@ -355,7 +355,7 @@ message!(RoomFlagsEvent { 1 IsHidden Bool, "not listed"; 2 IsFull Bool, "accepts
 message!(TicketUpdateEvent { 1 Ticket Msg(&Ticket), "the ticket"; });
 message!(MatchProposedEvent { 1 MatchID Str, "the proposal"; 2 Deadline U64, "ms since the epoch"; 3 Players U64, "number of players"; 4 TicketIDs List(&Str), "tickets of the roles named"; 5 RoleIDs List(&Str), "everybody, where the queue reveals it"; });
 message!(MatchReadyEvent { 1 MatchID Str, "the match"; 20 RoomID Str, "its room"; 2 Positions Map(&Str), "role to position, where the queue has positions"; 3 Side Str, "side of the roles named"; 4 Connection Str, "where to connect"; 5 Region Str, "best region"; 6 SeatDeadline U64, "ms since the epoch"; 7 Queue Str, "the queue"; });
-message!(MatchCancelledEvent { 1 MatchID Str, "the match"; 2 Reason Str, "declined, no_answer, no_server or restarted"; 20 RoomID Str, "its room, if it had one"; });
+message!(MatchCancelledEvent { 1 MatchID Str, "the match"; 2 Reason Str, "declined, no_answer, disconnected, matched_elsewhere, players_not_free, no_server, policy_unavailable, rules_changed or restarted; of a match for a backfill also no_places, room_closed, stopped or no_ack"; 20 RoomID Str, "its room, if it had one"; });
 message!(BackfillUpdateEvent { 1 BackfillID Str, "the backfill"; 2 Reason Str, "matched, no_ack, stopped or room_closed"; 3 RoleIDs List(&Str), "new seats"; 20 RoomID Str, "the room"; 21 Rev U64, "revision of the backfill"; });
 message!(SeatExpiredEvent { 1 RoleID Str, "whose seat"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
 
