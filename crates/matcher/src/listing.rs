@@ -1,4 +1,4 @@
-//! Lists of rooms: filtered, sorted, in pages; and what one role is in.
+//! Lists of rooms: filtered, sorted, in pages; and what a role, or a server's roles, are in.
 
 use std::cmp::Ordering;
 
@@ -6,9 +6,9 @@ use serde_json::Value;
 use throng_wire::fields;
 use throng_wire::matcher::{write_bytes, write_nested};
 
-use crate::config::Caller;
+use crate::config::{Caller, Scope};
 use crate::info::{bytes, check_id, check_len, text};
-use crate::matcher::Matcher;
+use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, invalid, not_found, too_large};
 use crate::room::Room;
 use crate::slab::NONE;
@@ -104,6 +104,43 @@ impl Filter {
 }
 
 impl Matcher {
+    pub(crate) fn list_mine(&mut self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+        let mut srv = &[][..];
+        for field in fields(body) {
+            let field = field?;
+            if field.number == 1 {
+                srv = crate::info::text(&field)?;
+            }
+        }
+        if srv.is_empty() {
+            srv = caller.srv.as_bytes();
+        } else if srv != caller.srv.as_bytes() {
+            require(caller, Scope::Trusted)?;
+        }
+        let Some(server) = self.people.server(srv) else { return Ok(()) };
+        let (mut rooms, mut teams, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
+        for player in self.people.players_of(server) {
+            let player = &self.people.players[player];
+            rooms.extend_from_slice(&player.rooms);
+            tickets.extend_from_slice(&player.tickets);
+            teams.extend((player.team != NONE).then_some(player.team));
+        }
+        for list in [&mut rooms, &mut teams, &mut tickets] {
+            list.sort_unstable();
+            list.dedup();
+        }
+        for room in rooms {
+            write_nested(answer, 1, |out| self.write_room(room, None, out));
+        }
+        for team in teams {
+            write_nested(answer, 2, |out| self.write_team(team, out));
+        }
+        for ticket in tickets {
+            write_nested(answer, 3, |out| self.write_ticket(ticket, out));
+        }
+        Ok(())
+    }
+
     /// Everything that a role is in.
     pub(crate) fn get_role(&self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
         let role = crate::team::two_texts(body)?.0;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 use throng_wire::fields;
-use throng_wire::matcher::{Method, REQUEST_KEY_FIELD, Status, method, write_bytes, write_nested, write_u64};
+use throng_wire::matcher::{REQUEST_KEY_FIELD, Status, method, write_bytes, write_u64};
 
 use crate::backfill::Backfill;
 use crate::claims::Claims;
@@ -505,123 +505,6 @@ impl Matcher {
         }
     }
 
-    fn dispatch(
-        &mut self,
-        caller: Caller<'_>,
-        number: u16,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
-        match number {
-            Method::PING => Ok(()),
-            Method::MY_RPC_TEST => {
-                for field in fields(body) {
-                    field?;
-                }
-                // The zero is written although proto3 would leave it out: callers see that a result came.
-                answer.extend_from_slice(&[0x08, 0]);
-                Ok(())
-            }
-            Method::LIST_MINE => self.list_mine(caller, body, answer),
-            Method::GET_ROLE => self.get_role(caller, body, answer),
-            10..30 => self.dispatch_team(caller, number, body, answer, notices),
-            30..60 => self.dispatch_room(caller, number, body, answer, notices),
-            60..80 => self.dispatch_ticket(caller, number, body, answer, notices),
-            Method::PUT_QUEUE => self.put_queue_request(caller, body, answer, notices),
-            Method::LIST_QUEUES => self.list_queues(answer),
-            Method::TRY_QUEUE => self.try_queue(caller, body, answer),
-            Method::DRAIN => {
-                require(caller, Scope::Admin)?;
-                self.draining = true;
-                Ok(())
-            }
-            _ => Err(Problem::new(Status::UnknownMethod, "no such method")),
-        }
-    }
-
-    /// Numbers 10 to 29.
-    fn dispatch_team(
-        &mut self,
-        caller: Caller<'_>,
-        number: u16,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
-        match number {
-            Method::CREATE_TEAM => self.create_team(caller, body, answer, notices),
-            Method::JOIN_TEAM => self.join_team(caller, body, answer, notices),
-            Method::LEAVE_TEAM => self.leave_team(caller, body, notices),
-            Method::CHANGE_TEAM_LEADER => self.change_team_leader(caller, body, notices),
-            Method::SET_TEAM_DATA => self.set_team_data(caller, body, notices),
-            Method::BROADCAST_TEAM => self.broadcast_team(body, notices),
-            Method::GET_TEAM_INFO => self.get_team_info(body, answer),
-            Method::DELETE_TEAM => self.delete_team(caller, body, notices),
-            _ => Err(Problem::new(Status::UnknownMethod, "no such method")),
-        }
-    }
-
-    /// Numbers 30 to 59.
-    fn dispatch_room(
-        &mut self,
-        caller: Caller<'_>,
-        number: u16,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
-        match number {
-            Method::ROLE_JOIN_RANDOM_ROOM => self.role_join_random_room(caller, body, answer, notices),
-            Method::ROLE_CREATE_ROOM => self.role_create_room(caller, body, answer, notices),
-            Method::ROLE_JOIN_ROOM => self.role_join_room(caller, body, answer, notices),
-            Method::ROLE_LEAVE_ROOM => self.role_leave_room(caller, body, answer, notices),
-            Method::TEAM_JOIN_RANDOM_ROOM => self.team_join_random_room(body, answer, notices),
-            Method::TEAM_CREATE_ROOM => self.team_create_room(body, answer, notices),
-            Method::TEAM_JOIN_ROOM => self.team_join_room(body, answer, notices),
-            Method::BROADCAST_ROOM => self.broadcast_room(body, notices),
-            Method::GET_ROOM_LIST => self.get_room_list(body, answer),
-            Method::LIST_ROOMS => self.list_rooms(body, answer),
-            Method::GET_ROOM_INFOS => self.get_room_infos(body, answer),
-            Method::SET_ROOM_DATA => self.set_room_data(body, notices),
-            Method::UPDATE_ROOM_ROLE_DATA => self.update_room_role_data(caller, body, notices),
-            Method::DELETE_ROOM => self.delete_room(caller, body, answer, notices),
-            Method::GET_ROOM_INFO => self.get_room_info(body, answer),
-            Method::CLAIM_SEAT => self.claim_seat(caller, body, answer, notices),
-            Method::GET_ROOM_HISTORY => self.get_room_history(body, answer),
-            Method::SET_ROOM_FLAGS => self.set_room_flags(caller, body, answer, notices),
-            _ => Err(Problem::new(Status::UnknownMethod, "no such method")),
-        }
-    }
-
-    /// Numbers 60 to 79: tickets, matches, backfills, ratings.
-    fn dispatch_ticket(
-        &mut self,
-        caller: Caller<'_>,
-        number: u16,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
-        match number {
-            Method::CREATE_TICKET => self.create_ticket(caller, body, answer, notices),
-            Method::CANCEL_TICKET => self.cancel_ticket(caller, body, answer, notices),
-            Method::GET_TICKET => self.get_ticket(body, answer),
-            Method::LIST_TICKETS => self.list_tickets(caller, body, answer),
-            Method::ACCEPT_MATCH => self.accept_match(caller, body, notices),
-            Method::GET_QUEUE_STATS => self.get_queue_stats(body, answer),
-            Method::START_BACKFILL => self.start_backfill(caller, body, answer),
-            Method::UPDATE_BACKFILL => self.update_backfill(caller, body, answer, notices),
-            Method::ACK_BACKFILL => self.ack_backfill(caller, body, answer),
-            Method::STOP_BACKFILL => self.stop_backfill(caller, body, answer, notices),
-            Method::REPORT_RESULT => self.report_result(caller, body, answer),
-            Method::GET_RATINGS => self.get_ratings(body, answer),
-            Method::ASSIGN_MATCH => self.assign_match(caller, body, notices),
-            Method::EXPLAIN_TICKET => self.explain_ticket(body, answer),
-            _ => Err(Problem::new(Status::UnknownMethod, "no such method")),
-        }
-    }
-
     /// The server that a role lives on, as far as the caller may say.
     pub(crate) fn home_of<'a>(&self, caller: Caller<'a>, role: &RoleRef<'a>) -> Outcome<&'a [u8]> {
         let own = caller.srv.as_bytes();
@@ -678,43 +561,6 @@ impl Matcher {
         }
         self.people.players[player].holds -= 1;
         self.people.release(player);
-    }
-
-    fn list_mine(&mut self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
-        let mut srv = &[][..];
-        for field in fields(body) {
-            let field = field?;
-            if field.number == 1 {
-                srv = crate::info::text(&field)?;
-            }
-        }
-        if srv.is_empty() {
-            srv = caller.srv.as_bytes();
-        } else if srv != caller.srv.as_bytes() {
-            require(caller, Scope::Trusted)?;
-        }
-        let Some(server) = self.people.server(srv) else { return Ok(()) };
-        let (mut rooms, mut teams, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
-        for player in self.people.players_of(server) {
-            let player = &self.people.players[player];
-            rooms.extend_from_slice(&player.rooms);
-            tickets.extend_from_slice(&player.tickets);
-            teams.extend((player.team != NONE).then_some(player.team));
-        }
-        for list in [&mut rooms, &mut teams, &mut tickets] {
-            list.sort_unstable();
-            list.dedup();
-        }
-        for room in rooms {
-            write_nested(answer, 1, |out| self.write_room(room, None, out));
-        }
-        for team in teams {
-            write_nested(answer, 2, |out| self.write_team(team, out));
-        }
-        for ticket in tickets {
-            write_nested(answer, 3, |out| self.write_ticket(ticket, out));
-        }
-        Ok(())
     }
 
     pub(crate) fn new_id(&mut self, index: u32) -> Id {

@@ -1,12 +1,15 @@
-//! Queues from outside: lists, figures, and telling tickets how they stand.
+//! Queues from outside: rule sets put, lists, figures, and telling tickets how they stand.
 
-use throng_wire::matcher::{write_bytes, write_f64, write_nested, write_u64};
-use throng_wire::write_varint;
+use throng_wire::matcher::{Status, write_bytes, write_f64, write_nested, write_u64};
+use throng_wire::{fields, write_varint};
 
-use crate::matcher::Matcher;
+use crate::claims::Limit;
+use crate::config::{Caller, ModeRules, OnFull, Scope};
+use crate::info::bytes;
+use crate::matcher::{Matcher, require};
 use crate::notices::Notices;
-use crate::problem::{Outcome, not_found};
-use crate::queue::number;
+use crate::problem::{Outcome, Problem, not_found, quote};
+use crate::queue::{Compiled, QueueRules, RuleProblem, number};
 use crate::timers::Timer;
 
 /// Tickets that are told how they stand in one step.
@@ -17,6 +20,40 @@ const UPDATES_STEP_MS: u64 = 10;
 const BUCKETS_MAX: usize = 200;
 
 impl Matcher {
+    /// The mode that a queue's rooms have: its name, room for all of its players.
+    pub(crate) fn put_queue_mode(&mut self, compiled: &Compiled) -> u16 {
+        let name = &compiled.set.name;
+        let on_full = if compiled.set.backfill.is_some() { OnFull::Keep } else { OnFull::Seal };
+        let known = self.config.modes.get(name).cloned();
+        let rules = known.unwrap_or(ModeRules { on_full, hidden: true, ..ModeRules::default() });
+        self.modes.put(name, ModeRules { capacity: compiled.set.players_max(), ..rules })
+    }
+
+    pub(crate) fn put_queue_request(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        answer: &mut Vec<u8>,
+        notices: &mut Notices,
+    ) -> Outcome {
+        require(caller, Scope::Admin)?;
+        let mut json = &[][..];
+        for field in fields(body) {
+            let field = field?;
+            if field.number == 1 {
+                json = bytes(&field)?;
+            }
+        }
+        let rules = QueueRules::parse(json).map_err(refused)?;
+        let is_new = !self.queues.by_name.contains_key(rules.name());
+        if is_new && !self.has_left(Limit::Queues) {
+            return Err(Problem::new(Status::TooLarge, "the matcher has as many queues as it takes"));
+        }
+        let index = self.put_queue(&rules, notices).map_err(refused)?;
+        self.write_queue(index, answer);
+        Ok(())
+    }
+
     pub(crate) fn list_queues(&self, answer: &mut Vec<u8>) -> Outcome {
         for index in self.queues.by_name.values() {
             self.write_queue(*index, answer);
@@ -148,3 +185,8 @@ impl Matcher {
 
 /// Partitions up to this size are counted for positions; in larger ones a ticket keeps the place it began with.
 const POSITION_SCAN_MAX: usize = 256;
+
+/// What a rule set that is not in order is answered.
+pub(crate) fn refused(problem: RuleProblem) -> Problem {
+    Problem::new(Status::RuleInvalid, problem.to_string()).with("Path", quote(problem.path.as_bytes()))
+}

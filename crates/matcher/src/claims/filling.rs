@@ -74,7 +74,7 @@ impl Matcher {
             sides: room.sides.clone(),
             seats: seats.collect(),
             region,
-            connection: crate::matches::connection_of(room),
+            connection: crate::placing::connection_of(room),
         })
     }
 

@@ -16,7 +16,8 @@ use crate::id::Id;
 use crate::info::{Text, bytes};
 use crate::matcher::{Matcher, require};
 use crate::notices::Notices;
-use crate::problem::{Outcome, Problem, quote};
+use crate::problem::Outcome;
+use crate::queue_service::refused;
 use crate::rating::SharedRatings;
 use crate::ticket::{Place, State, Ticket, next_due};
 use crate::timers::Timer;
@@ -196,10 +197,6 @@ impl Trial {
         }
         self.chosen.is_empty()
     }
-}
-
-fn refused(problem: super::RuleProblem) -> Problem {
-    Problem::new(Status::RuleInvalid, problem.to_string()).with("Path", quote(problem.path.as_bytes()))
 }
 
 impl QueueRules {

@@ -1,0 +1,448 @@
+//! From a match to its room: seats, the match's server, and the news that it is ready.
+
+use smallvec::SmallVec;
+use throng_wire::fields;
+use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
+
+use crate::claims::RoomCopy;
+use crate::config::{Caller, HookPoint, Scope};
+use crate::history::Change;
+use crate::id::Id;
+use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, Text, check_len, entry, text};
+use crate::matcher::{Matcher, fan_out};
+use crate::matches::{Players, Stage};
+use crate::notices::Notices;
+use crate::people::People;
+use crate::problem::{Outcome, Problem, forbidden, quote};
+use crate::queue::{Assign, Bucket, Compiled, Kind, PlayerFacts, assign};
+use crate::room::{Room, Seat};
+use crate::sides::Sides;
+use crate::slab::{NONE, Slab};
+use crate::ticket::{State, Ticket};
+use crate::timers::Timer;
+
+const CONNECTION_BYTES_MAX: usize = 4 << 10;
+/// Key of a room's data that says where to connect.
+const CONNECTION_KEY: &str = "connection";
+
+/// What has come of placing a match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Placed {
+    /// Its players are to be [told](Matcher::make_ready); until when their seats are held.
+    Ready(u64),
+    /// It waits for a server.
+    Waits,
+    /// The backfill's room does not take them: the tickets search on.
+    Refused,
+}
+
+/// Ids of the players of tickets.
+fn ids_of<'a>(
+    tickets: &'a Slab<Ticket>,
+    people: &'a People,
+    side: &'a [u32],
+) -> impl Iterator<Item = &'a [u8]> {
+    let players = side.iter().flat_map(|ticket| &tickets[*ticket].players);
+    players.map(|player| &people.players[player.player].id[..])
+}
+
+impl Matcher {
+    /// Places a match, where there are other shards as soon as its players are claimed. The match and until when its seats
+    /// are held, if it is ready.
+    pub(crate) fn place(
+        &mut self,
+        index: u32,
+        compiled: &Compiled,
+        notices: &mut Notices,
+    ) -> Option<(u32, u64)> {
+        if self.shard.is_alone() {
+            return match self.place_now(index, compiled, notices) {
+                Placed::Ready(until) => Some((index, until)),
+                Placed::Waits | Placed::Refused => None,
+            };
+        }
+        let found = &mut self.matches[index];
+        found.stage = Stage::Claiming;
+        let id = found.id;
+        let roles: Vec<Text> = self
+            .players_of_match(index)
+            .iter()
+            .map(|player| self.people.players[*player].id.clone())
+            .collect();
+        let room = self.backfill_of_match(id).map(|backfill| self.backfills[backfill.index].room);
+        self.claim_match(id, roles.into_iter(), room);
+        None
+    }
+
+    /// The players of a match are claimed. Whether it was placed.
+    pub(crate) fn place_claimed(&mut self, id: Id, notices: &mut Notices) -> bool {
+        let Some(index) = self.match_of(id).filter(|index| self.matches[*index].stage == Stage::Claiming)
+        else {
+            return false;
+        };
+        let compiled = self.queues.list[self.matches[index].queue].rules();
+        let placed = self.place_now(index, &compiled, notices);
+        if let Placed::Ready(until) = placed {
+            self.make_ready(index, until, None, notices);
+        }
+        placed != Placed::Refused
+    }
+
+    /// The players of a match could not be claimed: its tickets search on.
+    pub(crate) fn unplace(&mut self, id: Id, notices: &mut Notices) {
+        if let Some(index) = self.match_of(id).filter(|index| self.matches[*index].stage == Stage::Claiming) {
+            self.break_match_of_backfill(index, "players_not_free", notices);
+        }
+    }
+
+    /// Makes the room, or takes the backfill's, with a seat for everybody; ends the players' other tickets.
+    fn place_now(&mut self, index: u32, compiled: &Compiled, notices: &mut Notices) -> Placed {
+        let (queue, backfill) = (self.matches[index].queue, self.matches[index].backfill);
+        let room = match backfill {
+            Some(backfill) => match self.room_to_fill(index, backfill) {
+                Some(room) => room,
+                None => {
+                    let room = self.copy_room(self.backfills[backfill].room);
+                    self.refuse_seats(index, backfill, room.as_ref(), notices);
+                    return Placed::Refused;
+                }
+            },
+            None => self.room_of_match(index, queue),
+        };
+        self.matches[index].positions = self.positions_of(index, compiled);
+        let external = compiled.set.assign == Assign::External && backfill.is_none();
+        let ttl = compiled.set.seat_ttl_s * 1_000;
+        let asks = compiled.set.assign == Assign::Policy
+            && backfill.is_none()
+            && self.modes[self.rooms[room].mode].rules.asks(HookPoint::OnCreate);
+        let wait = match (external, asks) {
+            (true, _) => compiled.set.assign_timeout_s * 1_000,
+            (_, true) => self.config.policy_timeout_ms,
+            _ => 0,
+        };
+        let until = self.now + wait + ttl;
+        let id = self.rooms[room].id;
+        let players = self.players_of_match(index);
+        let sides = std::mem::take(&mut self.matches[index].sides);
+        self.end_other_tickets(index, &players, notices);
+        let seats = self.rooms[room].seats.len();
+        self.rooms[room].seats.reserve(players.len());
+        self.put_on_sides(room, compiled, &sides);
+        self.seat_tickets(room, &sides, until);
+        self.note_new_seats(room, seats);
+        self.timers.set(until, Timer::Seats(id));
+        self.reindex_room(room);
+        self.note_placed(index, id);
+        if let Some(backfill) = backfill
+            && let Some(room) = self.copy_room(id)
+        {
+            self.backfill_placed(backfill, &room, &sides, notices);
+        }
+        self.matches[index].sides = sides;
+        if external {
+            self.await_server(index, compiled, notices);
+        } else if asks {
+            self.matches[index].stage = Stage::Assigning;
+            let found = self.matches[index].id;
+            self.ask_for_server(found, room);
+        } else {
+            return Placed::Ready(until);
+        }
+        Placed::Waits
+    }
+
+    /// Counts a match whose seats are there.
+    pub(crate) fn note_placed(&mut self, index: u32, room: Id) {
+        let now = self.now;
+        let found = &mut self.matches[index];
+        found.room = Some(room);
+        let (queue, level, quality) = (found.queue, found.level, found.quality);
+        let entry = &mut self.queues.list[queue];
+        entry.figures.record(now, level, quality);
+        entry.observed.qualities.observe(quality);
+    }
+
+    fn room_of_match(&mut self, index: u32, queue: u32) -> u32 {
+        let mode = self.queues.list[queue].mode;
+        let room = self.insert_room(mode, true, DataMap::default(), NONE);
+        let entry = &mut self.rooms[room];
+        // Nobody else comes in, but by a backfill.
+        (entry.full, entry.forced_full) = (true, true);
+        entry.matched = Some(self.matches[index].id);
+        room
+    }
+
+    /// The room of a backfill, if what was found still fits.
+    fn room_to_fill(&self, index: u32, backfill: u32) -> Option<u32> {
+        let backfill = self.backfills.get(backfill)?;
+        let room = backfill.room.index;
+        let entry = self.rooms.get(room).filter(|room| room.id == backfill.room)?;
+        let newcomers = self.players_of_match(index).len() as u32;
+        let free = entry.free(self.modes[entry.mode].rules.capacity);
+        (!entry.deleting && !entry.sealed && free >= newcomers).then_some(room)
+    }
+
+    pub(crate) fn positions_of(&self, index: u32, compiled: &Compiled) -> Vec<(u32, u8)> {
+        let mut positions = Vec::new();
+        if compiled.set.positions.is_empty() {
+            return positions;
+        }
+        for side in &self.matches[index].sides {
+            let tickets = || side.iter().map(|ticket| &self.tickets[*ticket]);
+            let players: Vec<u32> =
+                tickets().flat_map(|ticket| &ticket.players).map(|player| player.player).collect();
+            let facts: Vec<&PlayerFacts> = tickets().flat_map(|ticket| &ticket.facts.players).collect();
+            let open = compiled.set.players_max();
+            if let Some(assigned) = assign(&compiled.set.positions, &facts, open) {
+                positions.extend(players.into_iter().zip(assigned));
+            }
+        }
+        positions
+    }
+
+    /// The players of a match wait for nothing else any more.
+    pub(crate) fn end_other_tickets(&mut self, index: u32, players: &[u32], notices: &mut Notices) {
+        let found = Some(self.matches[index].id);
+        // Their entries are all over the memory: here one load does not wait for another.
+        let waits_elsewhere = |player: &&u32| self.people.players[**player].tickets.len() > 1;
+        let busy: SmallVec<[u32; 8]> = players.iter().filter(waits_elsewhere).copied().collect();
+        for player in busy {
+            self.end_tickets_of(player, found, notices);
+        }
+    }
+
+    /// Puts the players of tickets on the sides of a room, behind those who are there.
+    fn put_on_sides(&mut self, room: u32, compiled: &Compiled, sides: &[Vec<u32>]) {
+        let (tickets, people) = (&self.tickets, &self.people);
+        let room = &mut self.rooms[room].sides;
+        if room.is_empty() {
+            let names = compiled.sides.iter().map(|(name, _)| name.as_bytes());
+            let ids = sides.iter().map(|side| ids_of(tickets, people, side));
+            *room = Sides::new(names.zip(ids), &mut self.scratch.event);
+        } else {
+            room.change(|there| {
+                for (there, side) in there.iter_mut().zip(sides) {
+                    there.players.extend(ids_of(tickets, people, side).map(Text::from_slice));
+                }
+            });
+        }
+    }
+
+    /// Seats for the players of tickets.
+    fn seat_tickets(&mut self, room: u32, sides: &[Vec<u32>], until: u64) {
+        let (tickets, people, entry) = (&mut self.tickets, &mut self.people, &mut self.rooms[room]);
+        let before = entry.seats.len();
+        for ticket in sides.iter().flatten() {
+            let ticket = &mut tickets[*ticket];
+            ticket.room = Some(entry.id);
+            for member in &ticket.players {
+                let player = member.player;
+                let info = (!ticket.team.is_empty()).then(|| {
+                    let role = RoleRef::bare(&people.players[player].id);
+                    Box::new(role.info(people.server_of(player), &ticket.team))
+                });
+                people.players[player].holds += 1;
+                entry.seats.push(Seat { player, until, info });
+            }
+        }
+        let seats = entry.seats.len() - before;
+        self.note_seats(room, seats);
+    }
+
+    /// A player was matched: tickets of any other match, or of none, are over.
+    fn end_tickets_of(&mut self, player: u32, found: Option<Id>, notices: &mut Notices) {
+        for other in self.people.players[player].tickets.clone() {
+            let matched = self.tickets[other].matched;
+            let claims = || {
+                let found = matched.and_then(|id| self.match_of(id));
+                found.is_some_and(|found| self.matches[found].stage == Stage::Claiming)
+            };
+            match self.tickets[other].state {
+                _ if matched.is_some() && matched == found => {}
+                State::Searching => self.end_ticket(other, State::Cancelled, "matched_elsewhere", notices),
+                State::Proposed => self.withdraw(other, false, "matched_elsewhere", notices),
+                State::Placing if claims() => self.withdraw(other, false, "matched_elsewhere", notices),
+                _ => {}
+            }
+        }
+    }
+
+    /// A role was matched on another shard.
+    pub(crate) fn matched_elsewhere(&mut self, role: &[u8], notices: &mut Notices) {
+        if let Some(player) = self.people.player(role) {
+            // Held, as the last ticket may be what keeps the entry.
+            self.people.players[player].holds += 1;
+            self.end_tickets_of(player, None, notices);
+            self.people.players[player].holds -= 1;
+            self.people.release(player);
+        }
+    }
+
+    fn await_server(&mut self, index: u32, compiled: &Compiled, notices: &mut Notices) {
+        let deadline = self.now + compiled.set.assign_timeout_s * 1_000;
+        let found = &mut self.matches[index];
+        (found.stage, found.deadline) = (Stage::Assigning, deadline);
+        let id = found.id;
+        self.timers.set(deadline, Timer::Assign(id));
+        let Some(server) = self.people.server(compiled.set.allocator.as_bytes()) else { return };
+        let rest = self.ready_for_all(index, 0, None);
+        self.write_ready(index, b"", &[], &rest);
+        notices.push(server, std::iter::empty(), &self.scratch.event, 0);
+    }
+
+    /// Writes the event that a match is ready, for the players of a side or for who gives it a server. `rest` is what
+    /// [is the same](Matcher::ready_for_all) for all of them.
+    fn write_ready(&mut self, index: u32, side: &[u8], players: &[u32], rest: &[u8]) {
+        let mut event = std::mem::take(&mut self.scratch.event);
+        event.clear();
+        let found = &self.matches[index];
+        let queue = &self.queues.list[found.queue];
+        let positions = &queue.rules().set.positions;
+        write_nested(&mut event, Event::MATCH_READY, |out| {
+            write_bytes(out, 1, &found.id.text());
+            for (player, position) in found.positions.iter().filter(|(player, _)| players.contains(player)) {
+                write_nested(out, 2, |out| {
+                    write_bytes(out, 1, &self.people.players[*player].id);
+                    let name = positions.get(usize::from(*position)).map_or("", |position| &position.name);
+                    write_bytes(out, 2, name.as_bytes());
+                });
+            }
+            write_bytes(out, 3, side);
+            out.extend_from_slice(rest);
+        });
+        self.scratch.event = event;
+    }
+
+    /// What the event that a match is ready tells everybody, as fields. `there`: its room, if that is with another shard.
+    fn ready_for_all(&self, index: u32, seat_until: u64, there: Option<&RoomCopy>) -> Vec<u8> {
+        let found = &self.matches[index];
+        let queue = &self.queues.list[found.queue];
+        let here = found.room.filter(|_| there.is_none()).and_then(|room| self.rooms.get(room.index));
+        let connection = there.map_or_else(|| here.and_then(connection_of), |room| room.connection.clone());
+        let mut out = Vec::with_capacity(128);
+        write_bytes(&mut out, 4, connection.unwrap_or_default().as_bytes());
+        if let Some(region) = found.region.and_then(|region| queue.regions.get(usize::from(region))) {
+            write_bytes(&mut out, 5, region);
+        }
+        write_u64(&mut out, 6, seat_until);
+        write_bytes(&mut out, 7, queue.name.as_bytes());
+        if let Some(room) = found.room {
+            write_bytes(&mut out, 20, &room.text());
+        }
+        out
+    }
+
+    /// Tells the players where they play; their tickets have ended well.
+    pub(crate) fn make_ready(
+        &mut self,
+        index: u32,
+        seat_until: u64,
+        there: Option<&RoomCopy>,
+        notices: &mut Notices,
+    ) {
+        let queue = self.matches[index].queue;
+        let compiled = self.queues.list[queue].rules();
+        let sides = std::mem::take(&mut self.matches[index].sides);
+        let rest = self.ready_for_all(index, seat_until, there);
+        let here = self.matches[index].room.and_then(|room| self.rooms.get(room.index));
+        let names = there.map(|room| &room.sides).or(here.map(|room| &room.sides)).map(Sides::names);
+        let mut names = names.unwrap_or_default().into_iter();
+        for side in &sides {
+            let name = names.next().unwrap_or_default();
+            if side.is_empty() {
+                continue;
+            }
+            let mut players = Players::new();
+            self.players_of(side, &mut players);
+            self.write_ready(index, &name, &players, &rest);
+            fan_out(&self.people, players.iter().copied(), players.len(), &self.scratch.event, 0, notices);
+        }
+        let found = &mut self.matches[index];
+        found.stage = Stage::Made;
+        (found.positions, found.accepted) = (Vec::new(), Vec::new());
+        let (is_backfill, id) = (found.backfill.take().is_some(), found.id);
+        self.record_waits(queue, &compiled, sides.iter().flatten());
+        self.end_matched(queue, &sides);
+        if is_backfill {
+            // Its result is the room's own match's.
+            self.matches.remove(id.index);
+        }
+    }
+
+    /// Notes how long tickets waited that are matched: those of one kind at once, which those of a match mostly are.
+    fn record_waits<'a>(&mut self, queue: u32, compiled: &Compiled, matched: impl Iterator<Item = &'a u32>) {
+        let (tickets, now) = (&self.tickets, self.now);
+        let entry = &mut self.queues.list[queue];
+        let mut kinds: SmallVec<[(Kind, Bucket, u32); 8]> = SmallVec::new();
+        for ticket in matched.map(|ticket| &tickets[*ticket]) {
+            let waited = now - ticket.created;
+            entry.observed.waits.observe(waited as f64 / 1_000.0);
+            let (kind, bucket) = (ticket.kind(compiled), Bucket::of(waited));
+            match kinds.iter_mut().find(|known| (known.0, known.1) == (kind, bucket)) {
+                Some((.., count)) => *count += 1,
+                None => kinds.push((kind, bucket, 1)),
+            }
+        }
+        for (kind, bucket, count) in kinds {
+            entry.estimates.record(now, kind, bucket, count);
+        }
+    }
+
+    pub(crate) fn assign_match(&mut self, caller: Caller<'_>, body: &[u8], notices: &mut Notices) -> Outcome {
+        let (mut room, mut connection, mut data) = (&[][..], &[][..], Vec::new());
+        for field in fields(body) {
+            let field = field?;
+            match field.number {
+                1 => room = text(&field)?,
+                2 => connection = text(&field)?,
+                3 => data.push(entry(&field)?),
+                _ => {}
+            }
+        }
+        check_len(connection, CONNECTION_BYTES_MAX, "Connection")?;
+        let room = self.find_room(room)?;
+        let closed = || Problem::new(Status::NotProposed, "the room is no match that waits for a server");
+        let index = self.rooms[room].matched.and_then(|id| self.match_of(id)).ok_or_else(closed)?;
+        if self.matches[index].stage != Stage::Assigning {
+            return Err(closed());
+        }
+        let rules = self.queues.list[self.matches[index].queue].rules();
+        if caller.scope == Scope::Server && rules.set.allocator != caller.srv {
+            return Err(forbidden("only the queue's allocator or a trusted server may assign a match"));
+        }
+        let mut values = self.rooms[room].data.clone();
+        for (key, value) in data {
+            values.set(ROOM_DATA_FIELD, key, value.map_or(&[][..], |value| value.value))?;
+        }
+        values.set(ROOM_DATA_FIELD, CONNECTION_KEY.as_bytes(), quote(connection).as_bytes())?;
+        self.give_server(self.matches[index].id, room, values, notices);
+        Ok(())
+    }
+
+    /// The room of a match that has no server yet.
+    pub(crate) fn room_that_waits(&self, found: Id) -> Option<u32> {
+        let found = &self.matches[self.match_of(found)?];
+        let room = found.room.filter(|_| found.stage == Stage::Assigning)?;
+        self.rooms.get(room.index).filter(|entry| entry.id == room).map(|_| room.index)
+    }
+
+    /// A match has its server, as the room's data say: its players hear of it.
+    pub(crate) fn give_server(&mut self, found: Id, room: u32, data: DataMap, notices: &mut Notices) {
+        let Some(index) = self.match_of(found) else { return };
+        let rules = self.queues.list[self.matches[index].queue].rules();
+        let until = self.now + rules.set.seat_ttl_s * 1_000;
+        let entry = &mut self.rooms[room];
+        entry.data = data;
+        entry.rev += 1;
+        entry.seats.iter_mut().for_each(|seat| seat.until = until);
+        let id = entry.id;
+        self.note_change(room, Change::of("assigned"), &[]);
+        self.timers.set(until, Timer::Seats(id));
+        self.make_ready(index, until, None, notices);
+    }
+}
+
+/// Where players connect, as a room's data say.
+pub(crate) fn connection_of(room: &Room) -> Option<String> {
+    serde_json::from_slice(room.data.get(CONNECTION_KEY)?).ok()
+}
