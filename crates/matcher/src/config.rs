@@ -47,7 +47,7 @@ impl Default for Config {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModeRules {
-    /// Most members, 1 to 10,000; 0 admits nobody.
+    /// Most members, 1 to 10,000, as far as their infos have space in the 256 KiB of a room's; 0 admits nobody.
     pub capacity: u32,
     /// What a newcomer's `FloatData` must satisfy.
     pub limits: Vec<Limit>,

@@ -20,8 +20,10 @@ const KEYS_MAX: usize = 64;
 const TAGS_MAX: usize = 64;
 /// Longest message of a broadcast.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 10;
-/// Longest info.
-pub(crate) const INFO_BYTES_MAX: usize = 256 << 10;
+/// Longest info: of a role, and of a room or team with its data and members.
+const INFO_BYTES_MAX: usize = 256 << 10;
+/// What an entry of a map takes besides its key and value: three tags, two lengths up to 16 KiB, and that of both.
+const ENTRY_BYTES_MAX: usize = 12;
 
 /// An encoded role info without `SrvID` and `TeamID`, then these two. Fields of later versions are kept.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -129,15 +131,24 @@ impl Info {
 
     /// The team that the role came with; empty without one.
     pub(crate) fn team(&self) -> &[u8] {
-        let mut fields = fields(&self.0).map_while(Result::ok);
-        fields.find(|field| field.number == 3).map_or(&[], |field| field.value)
+        self.field(3)
     }
 
-    /// Applies a role data update: floats, strings, tags to add, tags to remove, in this order.
+    /// The server that the role came from.
+    pub(crate) fn srv(&self) -> &[u8] {
+        self.field(2)
+    }
+
+    fn field(&self, number: u32) -> &[u8] {
+        let mut fields = fields(&self.0).map_while(Result::ok);
+        fields.find(|field| field.number == number).map_or(&[], |field| field.value)
+    }
+
+    /// The info after a role data update: floats, strings, tags to add, tags to remove, in this order.
     ///
     /// # Errors
-    /// A result over its limits; nothing was changed then.
-    pub(crate) fn update(&mut self, update: &Update<'_>, srv: &[u8], team: &[u8]) -> Outcome {
+    /// A result over its limits.
+    pub(crate) fn updated(&self, update: &Update<'_>, srv: &[u8], team: &[u8]) -> Outcome<Info> {
         let replaced = |field: &Field<'_>| match field.number {
             4 => update.floats.iter().any(|(key, _)| map_key(field.value) == *key),
             5 => update.strings.iter().any(|(key, _)| map_key(field.value) == *key),
@@ -169,8 +180,7 @@ impl Info {
         RoleRef::parse(&out)?;
         let mut next = Info(SmallVec::from_vec(out));
         next.finish(srv, team);
-        *self = next;
-        Ok(())
+        Ok(next)
     }
 
     fn finish(&mut self, srv: &[u8], team: &[u8]) {
@@ -207,6 +217,8 @@ pub(crate) struct Update<'a> {
 }
 
 impl<'a> Update<'a> {
+    /// # Errors
+    /// A malformed update, an empty key, more of a kind than an info holds.
     pub(crate) fn parse(body: &'a [u8]) -> Outcome<Update<'a>> {
         let mut update = Update::default();
         for field in fields(body) {
@@ -231,6 +243,11 @@ impl<'a> Update<'a> {
                 _ => {}
             }
         }
+        let is_over = update.floats.len().max(update.strings.len()) > KEYS_MAX
+            || update.add_tags.len().max(update.del_tags.len()) > TAGS_MAX;
+        if is_over {
+            return Err(too_large(format!("an update names more than {KEYS_MAX} keys or tags of a kind")));
+        }
         Ok(update)
     }
 }
@@ -251,8 +268,25 @@ impl DataMap {
     /// Sets a key to a JSON value; `null` removes it.
     ///
     /// # Errors
-    /// A key or value over its limit, too many keys, a value that is not JSON.
+    /// A key or value over its limit, too many keys or bytes, a value that is not JSON; nothing was changed then.
     pub(crate) fn set(&mut self, number: u32, key: &[u8], value: &[u8]) -> Outcome {
+        self.set_within(number, key, value, self.0.len())
+    }
+
+    /// The same in an info that has `size` bytes, this map included.
+    pub(crate) fn set_within(&mut self, number: u32, key: &[u8], value: &[u8], size: usize) -> Outcome {
+        if size + key.len() + value.len() + ENTRY_BYTES_MAX <= INFO_BYTES_MAX {
+            return self.put(number, key, value);
+        }
+        // It may replace a longer one.
+        let mut next = self.clone();
+        next.put(number, key, value)?;
+        check_growth(size, size - self.0.len() + next.0.len())?;
+        *self = next;
+        Ok(())
+    }
+
+    fn put(&mut self, number: u32, key: &[u8], value: &[u8]) -> Outcome {
         check_key(key)?;
         check_len(value, VALUE_BYTES_MAX, "a value of Data")?;
         check_json(value)?;
@@ -262,11 +296,8 @@ impl DataMap {
                 start..start + field.raw.len()
             });
         let removes = value == b"null" || value.is_empty();
-        if old.is_none() && !removes {
-            if fields(&self.0).count() >= KEYS_MAX {
-                return Err(too_large(format!("Data holds {KEYS_MAX} keys already")));
-            }
-            check_len(&self.0, INFO_BYTES_MAX - VALUE_BYTES_MAX, "Data")?;
+        if old.is_none() && !removes && fields(&self.0).count() >= KEYS_MAX {
+            return Err(too_large(format!("Data holds {KEYS_MAX} keys already")));
         }
         if let Some(old) = old {
             if !removes {
@@ -361,6 +392,14 @@ pub(crate) fn check_id(id: &[u8], what: &'static str) -> Outcome {
     check_len(id, ID_BYTES_MAX, what)
 }
 
+/// Refuses what makes a whole info longer than its limit, not what makes it shorter.
+pub(crate) fn check_growth(before: usize, after: usize) -> Outcome {
+    if after > before && after > INFO_BYTES_MAX {
+        return Err(too_large(format!("an info of {after} bytes exceeds the limit of {INFO_BYTES_MAX}")));
+    }
+    Ok(())
+}
+
 pub(crate) fn check_len(value: &[u8], max: usize, what: &'static str) -> Outcome {
     if value.len() > max {
         return Err(too_large(format!("{what} of {} bytes exceeds the limit of {max}", value.len())));
@@ -425,7 +464,7 @@ mod tests {
     #[test]
     fn an_update_sets_adds_and_removes_in_order() {
         let body = role();
-        let mut info = RoleRef::parse(&body).unwrap().info(b"s", b"");
+        let info = RoleRef::parse(&body).unwrap().info(b"s", b"");
         let update = Writer::new()
             .nested(3, Writer::new().str(1, "level").f64(2, 8.0))
             .nested(4, Writer::new().str(1, "name").str(2, "Bob"))
@@ -434,7 +473,7 @@ mod tests {
             .str(6, "a")
             .str(6, "c")
             .into_bytes();
-        info.update(&Update::parse(&update).unwrap(), b"s", b"").unwrap();
+        let info = info.updated(&Update::parse(&update).unwrap(), b"s", b"").unwrap();
         assert_eq!((info.float("level"), info.string("name")), (Some(8.0), Some(&b"Bob"[..])));
         let tags: Vec<&[u8]> =
             fields(info.bytes()).map_while(Result::ok).filter(|f| f.number == 6).map(|f| f.value).collect();

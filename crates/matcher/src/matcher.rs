@@ -293,16 +293,15 @@ impl Matcher {
         if self.queues.is_searching() { Some(self.now) } else { self.timers.next() }
     }
 
-    /// After a crash: every server that had a session is in its grace period, open proposals are off.
+    /// After a crash or a planned stop: every server that had a session has its whole grace period from now on, open
+    /// proposals are off, and nothing is drained.
     pub fn handle_recovered(&mut self, now: u64, notices: &mut Notices) {
         self.now = self.now.max(now);
-        let lost: Vec<u32> = self
-            .people
-            .servers
-            .iter()
-            .filter(|(_, server)| server.connected)
-            .map(|(index, _)| index)
-            .collect();
+        self.draining = false;
+        // Those that were lost before the end, too: while the matcher was away there was nothing to come back to.
+        let servers = self.people.servers.iter();
+        let had_session = servers.filter(|(_, server)| server.connected || server.grace_until > 0);
+        let lost: Vec<u32> = had_session.map(|(index, _)| index).collect();
         for index in lost {
             let until = self.now + self.config.presence_grace_ms;
             let server = &mut self.people.servers[index];

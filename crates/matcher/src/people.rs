@@ -124,10 +124,7 @@ impl People {
     /// nothing holds it in the end.
     pub(crate) fn player_entry(&mut self, id: &[u8], server: u32) -> u32 {
         if let Some(index) = self.player(id) {
-            if self.players[index].server != server {
-                self.unlink(index);
-                self.link(index, server);
-            }
+            self.move_to(index, server);
             return index;
         }
         let index = self.players.insert(Player {
@@ -145,6 +142,14 @@ impl People {
         self.player_index.insert(id, index, |index| &self.players[index].id);
         self.link(index, server);
         index
+    }
+
+    /// A role lives on a server from now on.
+    pub(crate) fn move_to(&mut self, player: u32, server: u32) {
+        if self.players[player].server != server {
+            self.unlink(player);
+            self.link(player, server);
+        }
     }
 
     /// Forgets a role that is in nothing.

@@ -484,7 +484,7 @@ impl Matcher {
         for room in first.into_iter().chain(others) {
             let id = self.rooms[room].id;
             let vetoed = self.hooks.said(HookPoint::OnAddingRoles, Some(id)).is_some_and(|said| said.refuse);
-            if vetoed || self.check_unique(room, newcomers).is_err() {
+            if vetoed || self.check_fits(room, newcomers).is_err() {
                 continue;
             }
             if self.hooks.held.contains_key(&id) {

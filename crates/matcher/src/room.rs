@@ -10,7 +10,7 @@ use throng_wire::matcher::{Event, Status, write_bool, write_bytes, write_nested,
 use crate::config::{Caller, HookPoint, OnFull, Scope, Snapshot};
 use crate::history::{Change, History};
 use crate::id::Id;
-use crate::info::{DataMap, Info, ROOM_DATA_FIELD, RoleRef, bytes, entry, text, write_entry};
+use crate::info::{DataMap, Info, ROOM_DATA_FIELD, RoleRef, bytes, check_growth, entry, text, write_entry};
 use crate::matcher::{Matcher, fan_out, write_about};
 use crate::notices::Notices;
 use crate::policy::Verdict;
@@ -73,6 +73,8 @@ pub(crate) struct Seat {
 pub(crate) struct Newcomer {
     pub(crate) player: u32,
     pub(crate) info: Info,
+    /// Whether the matcher knows it on another server than it comes from. It stays there until it has joined.
+    pub(crate) moves: bool,
 }
 
 pub(crate) type Newcomers = SmallVec<[Newcomer; 4]>;
@@ -143,6 +145,12 @@ impl Room {
         }
     }
 
+    /// Bytes of data and members, which are nearly all of its info. Cost: O(members).
+    pub(crate) fn size(&self) -> usize {
+        let members: usize = self.members.iter().map(|member| member.info.bytes().len()).sum();
+        self.data.bytes().len() + members
+    }
+
     pub(crate) fn has_member(&self, player: u32) -> bool {
         self.members.iter().any(|member| member.player == player)
     }
@@ -156,12 +164,26 @@ impl Matcher {
             .ok_or_else(|| not_found("room does not exist"))
     }
 
-    /// Takes a newcomer's server and place in the tables. Undone by `release_newcomers` when the join fails.
+    /// Takes a newcomer's place in the tables. Undone by `release_newcomers` when the join fails.
     pub(crate) fn newcomer<'a>(&mut self, caller: Caller<'a>, role: &RoleRef<'a>) -> Outcome<Newcomer> {
         let srv = self.home_of(caller, role)?;
+        let info = role.info(srv, b"");
+        if let Some(player) = self.people.player(role.id) {
+            let moves = self.people.server_of(player) != srv;
+            return Ok(Newcomer { player, info, moves });
+        }
         let server = self.people.server_entry(srv);
-        let player = self.people.player_entry(role.id, server);
-        Ok(Newcomer { player, info: role.info(srv, b"") })
+        Ok(Newcomer { player: self.people.player_entry(role.id, server), info, moves: false })
+    }
+
+    /// A newcomer that certainly joins lives where it came from.
+    pub(crate) fn move_newcomer(&mut self, newcomer: &mut Newcomer) {
+        if std::mem::take(&mut newcomer.moves) {
+            let old = self.people.players[newcomer.player].server;
+            let server = self.people.server_entry(newcomer.info.srv());
+            self.people.move_to(newcomer.player, server);
+            self.people.release_server(old);
+        }
     }
 
     pub(crate) fn release_newcomers(&mut self, newcomers: &[Newcomer]) {
@@ -196,7 +218,7 @@ impl Matcher {
         let picked = if asks {
             self.pick_by_policy(&found, newcomers)
         } else {
-            Ok(found.iter().copied().find(|room| self.check_unique(*room, newcomers).is_ok()))
+            Ok(found.iter().copied().find(|room| self.check_fits(*room, newcomers).is_ok()))
         };
         self.scratch.candidates = found;
         picked
@@ -209,10 +231,12 @@ impl Matcher {
         there.any(|is_there| Some(is_there) != first)
     }
 
-    /// Whether newcomers share a value with members or each other that must be unique,
-    /// or, where they may be in several rooms, only some of them are members.
-    pub(crate) fn check_unique(&self, room: u32, newcomers: &[Newcomer]) -> Outcome {
-        let rules = &self.modes[self.rooms.get(room).map_or(0, |room| room.mode)].rules;
+    /// Whether newcomers share a value with members or each other that must be unique, their infos are more than the room's
+    /// has space for, or, where they may be in several rooms, only some of them are members.
+    pub(crate) fn check_fits(&self, room: u32, newcomers: &[Newcomer]) -> Outcome {
+        let size = self.rooms[room].size();
+        check_growth(size, size + size_of_all(newcomers))?;
+        let rules = &self.modes[self.rooms[room].mode].rules;
         if !rules.exclusive && self.is_split(room, newcomers) {
             let there = newcomers.iter().filter(|newcomer| self.rooms[room].has_member(newcomer.player));
             let roles = quote_all(there.map(|newcomer| self.people.players[newcomer.player].id.as_slice()));
@@ -222,7 +246,7 @@ impl Matcher {
         if rules.unique_float.is_empty() && rules.unique_string.is_empty() {
             return Ok(());
         }
-        let members = self.rooms.get(room).map_or(&[][..], |room| &room.members);
+        let members = &self.rooms[room].members;
         check_unique(rules, members.iter().map(|member| &member.info), newcomers)
     }
 
@@ -231,13 +255,15 @@ impl Matcher {
         &mut self,
         mode: u16,
         create: &CreateInfo<'_>,
-        newcomers: Newcomers,
+        mut newcomers: Newcomers,
         notices: &mut Notices,
     ) -> Outcome<u32> {
         self.check_not_draining()?;
         check_unique(&self.modes[mode].rules, std::iter::empty(), &newcomers)?;
         let (hidden, data) = self.ask_to_create(mode, create)?;
+        check_growth(0, data.bytes().len() + size_of_all(&newcomers))?;
         let changes = self.ask_to_begin(mode, hidden, &data, &newcomers)?;
+        newcomers.iter_mut().for_each(|newcomer| self.move_newcomer(newcomer));
         let creator = newcomers.first().map_or(NONE, |first| self.people.players[first.player].server);
         let room = self.insert_room(mode, hidden, data, creator);
         self.admit(room, newcomers, &changes, notices);
@@ -284,10 +310,11 @@ impl Matcher {
     pub(crate) fn admit(
         &mut self,
         index: u32,
-        newcomers: Newcomers,
+        mut newcomers: Newcomers,
         changes: &Verdict,
         notices: &mut Notices,
     ) {
+        newcomers.iter_mut().for_each(|newcomer| self.move_newcomer(newcomer));
         let room = &mut self.rooms[index];
         let mode = &self.modes[room.mode];
         room.rev += 1;
@@ -646,7 +673,8 @@ impl Matcher {
     }
 
     /// Reserves a place for a role until a time.
-    pub(crate) fn reserve(&mut self, index: u32, newcomer: Newcomer, until: u64) {
+    pub(crate) fn reserve(&mut self, index: u32, mut newcomer: Newcomer, until: u64) {
+        self.move_newcomer(&mut newcomer);
         self.seat(index, newcomer.player, Some(Box::new(newcomer.info)), until);
         self.note_new_seats(index, self.rooms[index].seats.len() - 1);
         let room = &self.rooms[index];
@@ -713,6 +741,11 @@ impl Matcher {
         let role = role.ok_or_else(|| crate::problem::invalid("the role is missing"))?;
         Ok((role, second, third))
     }
+}
+
+/// Bytes of the infos of newcomers.
+fn size_of_all(newcomers: &[Newcomer]) -> usize {
+    newcomers.iter().map(|newcomer| newcomer.info.bytes().len()).sum()
 }
 
 fn check_unique<'a>(

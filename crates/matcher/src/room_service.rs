@@ -7,7 +7,7 @@ use throng_wire::matcher::{Event, Status, write_bool, write_bytes, write_nested}
 use crate::config::{Caller, Scope};
 use crate::history::Change;
 use crate::id::Id;
-use crate::info::{ROOM_DATA_FIELD, RoleRef, Update, bytes, check_id, text};
+use crate::info::{ROOM_DATA_FIELD, RoleRef, Update, bytes, check_growth, check_id, text};
 use crate::matcher::{Matcher, collapse_key, write_about};
 use crate::notices::Notices;
 use crate::problem::{Outcome, Problem, forbidden, invalid, not_found, quote, quote_all};
@@ -33,13 +33,15 @@ impl Matcher {
         let (role, create, reserve) = Self::parse_role_and(body)?;
         let create = CreateInfo::parse(create)?;
         let mode = self.modes.resolve(create.mode)?;
-        if let Some(room) = self.room_of(role.id) {
-            if self.rooms[room].mode == mode {
-                return self.answer_join(room, false, true, answer);
+        if self.modes[mode].rules.exclusive {
+            if let Some(room) = self.room_of(role.id) {
+                if self.rooms[room].mode == mode {
+                    return self.answer_join(room, false, true, answer);
+                }
+                return Err(self.already_in(room));
             }
-            return Err(self.already_in(room));
+            self.check_not_elsewhere(role.id)?;
         }
-        self.check_not_elsewhere(role.id)?;
         self.check_open_to(mode, 1)?;
         self.modes[mode].rules.check_limits(&role)?;
         if reserve > RESERVE_S_MAX {
@@ -83,7 +85,7 @@ impl Matcher {
         &mut self,
         mode: u16,
         create: &CreateInfo<'_>,
-        newcomer: Newcomer,
+        mut newcomer: Newcomer,
         until: u64,
         answer: &mut Vec<u8>,
     ) -> Outcome {
@@ -96,6 +98,7 @@ impl Matcher {
         }
         self.check_not_draining()?;
         let (hidden, data) = self.ask_to_create(mode, create)?;
+        self.move_newcomer(&mut newcomer);
         let creator = self.people.players[newcomer.player].server;
         let room = self.insert_room(mode, hidden, data, creator);
         self.reserve(room, newcomer, until);
@@ -157,7 +160,7 @@ impl Matcher {
         let mode = self.rooms[room].mode;
         self.modes[mode].rules.check_limits(&role)?;
         let newcomers: Newcomers = smallvec![self.newcomer(caller, &role)?];
-        let allowed = self.check_unique(room, &newcomers).and_then(|()| self.ask_to_admit(room, &newcomers));
+        let allowed = self.check_fits(room, &newcomers).and_then(|()| self.ask_to_admit(room, &newcomers));
         let changes = allowed.inspect_err(|_| self.release_newcomers(&newcomers))?;
         self.admit(room, newcomers, &changes, notices);
         self.answer_encoded(false, answer)
@@ -248,7 +251,7 @@ impl Matcher {
             }
             matcher.check_team(&newcomers, matcher.rooms[room].mode)?;
             matcher.check_joinable(room, newcomers.len())?;
-            matcher.check_unique(room, &newcomers)?;
+            matcher.check_fits(room, &newcomers)?;
             let changes = matcher.ask_to_admit(room, &newcomers)?;
             matcher.admit(room, newcomers, &changes, notices);
             matcher.answer_encoded(false, answer)
@@ -284,7 +287,7 @@ impl Matcher {
         if !rules.count_key.is_empty() && rules.count_key.as_bytes() == key {
             return Err(invalid("the mode's count_key is kept by the matcher"));
         }
-        room.data.set(ROOM_DATA_FIELD, key, value)?;
+        room.data.set_within(ROOM_DATA_FIELD, key, value, room.size())?;
         room.rev += 1;
         let (id, rev) = (room.id, room.rev);
         let collapse = collapse_key(rules.collapse, id, Event::SET_ROOM_DATA, key);
@@ -321,7 +324,10 @@ impl Matcher {
         let at = room.members.iter().position(|member| member.player == player).unwrap_or_default();
         let team = room.members[at].info.team().to_vec();
         let srv = self.people.server_of(player);
-        room.members[at].info.update(&update, srv, &team)?;
+        let next = room.members[at].info.updated(&update, srv, &team)?;
+        let size = room.size();
+        check_growth(size, size - room.members[at].info.bytes().len() + next.bytes().len())?;
+        room.members[at].info = next;
         room.rev += 1;
         let (id, rev) = (room.id, room.rev);
         let collapse = collapse_key(
@@ -368,14 +374,17 @@ impl Matcher {
     }
 
     pub(crate) fn get_room_infos(&mut self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
-        for (count, field) in fields(body).enumerate() {
+        let mut count = 0;
+        for field in fields(body) {
             let field = field?;
-            if count >= INFOS_MAX {
+            if field.number != 1 {
+                continue;
+            }
+            count += 1;
+            if count > INFOS_MAX {
                 return Err(crate::problem::too_large(format!("more than {INFOS_MAX} RoomIDs")));
             }
-            if field.number == 1
-                && let Ok(index) = self.find_room(text(&field)?)
-            {
+            if let Ok(index) = self.find_room(text(&field)?) {
                 write_nested(answer, 1, |out| self.write_room(index, None, out));
             }
         }
@@ -504,7 +513,9 @@ impl Matcher {
             Some((_, role)) => role.info(self.people.server_of(player), kept.team()),
             None => kept,
         };
-        let newcomers: Newcomers = smallvec![Newcomer { player, info }];
+        let newcomers: Newcomers = smallvec![Newcomer { player, info, moves: false }];
+        let size = self.rooms[room].size();
+        check_growth(size, size + newcomers[0].info.bytes().len())?;
         let changes = self.ask_to_admit(room, &newcomers)?;
         self.rooms[room].seats.remove(at);
         self.note_change(room, Change::of("seat_claimed"), &[player]);
@@ -594,7 +605,8 @@ impl Matcher {
         if members.is_empty() {
             return Err(Problem::new(Status::TeamEmpty, "team is empty"));
         }
-        let newcomer = |member: &TeamMember| Newcomer { player: member.player, info: member.info.clone() };
+        let newcomer =
+            |member: &TeamMember| Newcomer { player: member.player, info: member.info.clone(), moves: false };
         Ok(members.iter().map(newcomer).collect())
     }
 

@@ -8,7 +8,7 @@ use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 use crate::config::{Caller, Scope};
 use crate::id::Id;
 use crate::info::{
-    DataMap, ID_BYTES_MAX, INFO_BYTES_MAX, Info, MESSAGE_BYTES_MAX, RoleRef, TEAM_DATA_FIELD, Text, bytes,
+    DataMap, ID_BYTES_MAX, Info, MESSAGE_BYTES_MAX, RoleRef, TEAM_DATA_FIELD, Text, bytes, check_growth,
     check_id, check_json, check_len, entry, text,
 };
 use crate::matcher::{Matcher, collapse_key, fan_out, stored, write_about};
@@ -99,10 +99,12 @@ impl Matcher {
 
         let index = self.teams.next_index();
         let id = self.new_id(index);
+        let info = creator.info(srv, &id.text());
+        check_growth(0, data.bytes().len() + info.bytes().len())?;
         let server = self.people.server_entry(srv);
         let player = self.people.player_entry(creator.id, server);
         self.people.players[player].team = index;
-        let member = TeamMember { player, info: creator.info(srv, &id.text()) };
+        let member = TeamMember { player, info };
         self.teams.insert(Team {
             id,
             password: stored(password),
@@ -150,7 +152,7 @@ impl Matcher {
             return Err(Problem::new(Status::TeamFull, "team is already full"));
         }
         let info = role.info(srv, &team.id.text());
-        check_len(&[], INFO_BYTES_MAX, "the team")?;
+        check_growth(team.size(), team.size() + info.bytes().len())?;
         let server = self.people.server_entry(srv);
         let player = self.people.player_entry(role.id, server);
         self.people.players[player].team = index;
@@ -232,7 +234,7 @@ impl Matcher {
             return Err(forbidden("no member of the team lives on this server"));
         }
         let team = &mut self.teams[index];
-        team.data.set(TEAM_DATA_FIELD, key, value)?;
+        team.data.set_within(TEAM_DATA_FIELD, key, value, team.size())?;
         team.rev += 1;
         let (id, rev) = (team.id, team.rev);
         self.event(Event::SET_TEAM_DATA, |out| {
@@ -373,6 +375,12 @@ impl Matcher {
 }
 
 impl Team {
+    /// Bytes of data and members, which are nearly all of its info. Cost: O(members).
+    fn size(&self) -> usize {
+        let members: usize = self.members.iter().map(|member| member.info.bytes().len()).sum();
+        self.data.bytes().len() + members
+    }
+
     fn check_password(&mut self, password: &[u8], server: &[u8], now: u64) -> Outcome {
         if self.password.is_empty() {
             return Ok(());

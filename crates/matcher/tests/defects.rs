@@ -299,3 +299,21 @@ fn a_team_joins_a_shared_room_as_a_whole_or_not_at_all() {
     world.ok("s", Method::ROLE_JOIN_ROOM, to_room("a", &room));
     assert_eq!(roles_in(&world.ok("s", Method::TEAM_JOIN_ROOM, to), 4), ["b", "a"], "they are all there");
 }
+
+/// A mode that is not exclusive is open to those who are in a room of one that is, by whatever way they join.
+#[test]
+fn an_exclusive_room_does_not_keep_a_role_out_of_shared_ones() {
+    let shared = ModeRules { capacity: 4, exclusive: false, ..ModeRules::default() };
+    let config = Config { modes: [("lobby".to_owned(), shared)].into(), ..Config::default() };
+    for shards in [1, 3] {
+        let mut world = World::of_shards(config.clone(), shards);
+        let lobby = world.create_room("s", "host", "lobby");
+        for id in ["a", "b", "c"] {
+            world.create_room("s", id, "2v2");
+        }
+        world.ok("s", Method::ROLE_JOIN_ROOM, to_room("a", &lobby));
+        assert_eq!(world.join_random("s", "b", "lobby"), lobby);
+        world.create_room("s", "c", "lobby");
+        assert_eq!(roles_in(&world.room(&lobby).1, 4), ["host", "a", "b"]);
+    }
+}

@@ -423,7 +423,7 @@ fn run(shards: u16) {
         (Method::ACK_BACKFILL, Status::NotFound),
         (Method::STOP_BACKFILL, Status::Ok),
     ] {
-        assert!(seen(method, status) > 2, "{method} {status:?}: {:?}", pair.statuses);
+        assert!(seen(method, status) > 1, "{method} {status:?}: {:?}", pair.statuses);
     }
     pair.ask("s0", Scope::Admin, Method::DRAIN, |_| Writer::new());
     pair.ask("s1", Scope::Server, Method::ROLE_CREATE_ROOM, |_| to_mode("x", "2v2"));

@@ -327,7 +327,7 @@ impl Matcher {
         for member in team.members {
             let server = self.people.server_entry(&member.server);
             let player = self.people.player_entry(&member.role, server);
-            newcomers.push(Newcomer { player, info: member.info });
+            newcomers.push(Newcomer { player, info: member.info, moves: false });
         }
         Ok(newcomers)
     }
