@@ -61,7 +61,7 @@ impl Matcher {
     /// The nearest tickets, whether they fit or not; those of other partitions when there are too few.
     fn candidates(&self, index: u32, compiled: &Compiled) -> Vec<Shown> {
         let ticket = &self.tickets[index];
-        let Some(place) = ticket.place else { return Vec::new() };
+        let Some(place) = ticket.place() else { return Vec::new() };
         let pool = &self.queues.list[ticket.queue].pool;
         let part = &pool.partitions[place.partition];
         let (before, after) = part.order.around(place.key);

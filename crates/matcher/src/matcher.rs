@@ -25,7 +25,7 @@ use crate::shard::Shard;
 use crate::slab::{NONE, Slab};
 use crate::stats::{Counts, ModeCounts, Stats};
 use crate::team::Team;
-use crate::ticket::{FORGOTTEN_PER_INPUT, State, Ticket};
+use crate::ticket::{EndedTickets, FORGOTTEN_PER_INPUT, State, Ticket};
 use crate::timers::{Timer, Timers};
 
 /// The matcher. See the crate's documentation for how to drive it.
@@ -46,7 +46,7 @@ pub struct Matcher {
     pub(crate) waiting: Waiting,
     pub(crate) live_tickets: usize,
     /// In order of time: when each is forgotten.
-    pub(crate) ended_tickets: VecDeque<(u64, u32)>,
+    pub(crate) ended_tickets: EndedTickets,
     pub(crate) matches: Slab<Match>,
     pub(crate) ended_matches: VecDeque<(u64, Id)>,
     pub(crate) backfills: Slab<Backfill>,
@@ -97,7 +97,7 @@ pub struct BadSnapshot(pub(crate) String);
 const TIMERS_PER_INPUT: usize = 512;
 
 /// First bytes of a snapshot: its format's name and version.
-const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-8\n";
+const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-9\n";
 
 impl Matcher {
     /// An empty matcher. `secret` makes ids unguessable; the same secret and inputs give the same state. `now` is wall
@@ -123,7 +123,7 @@ impl Matcher {
             tickets: Slab::default(),
             waiting: Waiting::default(),
             live_tickets: 0,
-            ended_tickets: VecDeque::new(),
+            ended_tickets: EndedTickets::default(),
             matches: Slab::default(),
             ended_matches: VecDeque::new(),
             backfills: Slab::default(),

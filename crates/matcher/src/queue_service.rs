@@ -147,7 +147,10 @@ impl Matcher {
                 next = Some(ticket);
                 break;
             }
-            if self.tickets.get(ticket).is_some_and(|ticket| ticket.queue == index && ticket.place.is_some())
+            if self
+                .tickets
+                .get(ticket)
+                .is_some_and(|ticket| ticket.queue == index && ticket.place().is_some())
             {
                 chosen.push(ticket);
             }
@@ -171,7 +174,7 @@ impl Matcher {
     /// Tickets ahead: exact in small partitions, in large ones the share of those that came before by the time waited.
     fn count_position(&mut self, ticket: u32) {
         let entry = &self.tickets[ticket];
-        let Some(place) = entry.place else { return };
+        let Some(place) = entry.place() else { return };
         let own = crate::queue::anchor_of(&self.tickets, ticket);
         let part = &self.queues.list[entry.queue].pool.partitions[place.partition];
         if part.order.len() > POSITION_SCAN_MAX {

@@ -23,7 +23,7 @@ const TICKET_BYTES_MAX: usize = 4 << 10;
 /// Ended tickets stay readable for this long,
 const ENDED_MS: u64 = 60_000;
 /// but at most so many of them: beyond, the oldest are forgotten, as a burst of cancellations would fill the memory.
-const ENDED_MAX: usize = 100_000;
+const ENDED_MAX: u32 = 100_000;
 /// Ended tickets, or matches, that one input forgets, about half a millisecond: those of one large tick end together.
 pub(crate) const FORGOTTEN_PER_INPUT: usize = 2_048;
 /// Tickets in one answer.
@@ -66,6 +66,35 @@ pub(crate) struct Place {
     pub(crate) key: Key,
 }
 
+/// Where a ticket is listed.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) enum Standing {
+    /// Proposed or being placed.
+    #[default]
+    Nowhere,
+    InPool(Place),
+    /// Among those that have ended: how long it stays readable, and which ended next.
+    Ended {
+        until: u64,
+        next: u32,
+    },
+}
+
+/// Tickets that have ended, in order. They are chained through the tickets: a tick that matches a hundred thousand moves
+/// no list of them.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct EndedTickets {
+    first: u32,
+    last: u32,
+    len: u32,
+}
+
+impl Default for EndedTickets {
+    fn default() -> Self {
+        EndedTickets { first: NONE, last: NONE, len: 0 }
+    }
+}
+
 /// A party that asks for a match.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Ticket {
@@ -82,8 +111,7 @@ pub(crate) struct Ticket {
     pub(crate) facts: Facts,
     /// What its waiting time has reached.
     pub(crate) level: u8,
-    /// While it searches.
-    pub(crate) place: Option<Place>,
+    pub(crate) standing: Standing,
     pub(crate) matched: Option<Id>,
     pub(crate) room: Option<Id>,
     pub(crate) region: Option<u16>,
@@ -109,6 +137,14 @@ impl TicketPlayer {
 }
 
 impl Ticket {
+    /// While it searches.
+    pub(crate) fn place(&self) -> Option<Place> {
+        match self.standing {
+            Standing::InPool(place) => Some(place),
+            _ => None,
+        }
+    }
+
     /// What tells waiting times apart.
     pub(crate) fn kind(&self, compiled: &Compiled) -> Kind {
         let skill = compiled.main.map(|key| self.facts.value(key));
@@ -203,7 +239,7 @@ impl Matcher {
             players: SmallVec::new(),
             facts,
             level: 0,
-            place: None,
+            standing: Standing::Nowhere,
             matched: None,
             room: None,
             region: None,
@@ -432,7 +468,7 @@ impl Matcher {
         let anchor = anchor_of(&self.tickets, index);
         let queue = &mut self.queues.list[queue_index];
         let partition = queue.pool.partition(partition_key);
-        self.tickets[index].place = Some(Place { partition, key });
+        self.tickets[index].standing = Standing::InPool(Place { partition, key });
         self.tickets[index].position = queue.pool.ahead(partition, anchor.rank);
         queue.due.enter(&mut self.waiting, queue_index, index, due);
         let tickets = &self.tickets;
@@ -451,7 +487,8 @@ impl Matcher {
         let (mut from, mut keys) = (None, SmallVec::<[Key; 16]>::new());
         for index in all {
             let ticket = &mut self.tickets[*index];
-            let Some(place) = ticket.place.take() else { continue };
+            let Some(place) = ticket.place() else { continue };
+            ticket.standing = Standing::Nowhere;
             from = Some((ticket.queue, place.partition));
             keys.push(place.key);
             self.queues.list[ticket.queue].due.leave(&mut self.waiting, ticket.queue, *index);
@@ -471,7 +508,7 @@ impl Matcher {
             self.end_ticket(index, State::TimedOut, "timeout", notices);
             return;
         }
-        let Some(place) = ticket.place else { return };
+        let Some(place) = ticket.place() else { return };
         ticket.level = compiled.level_at(at - ticket.created);
         let due = next_due(compiled, ticket);
         let hot = compiled.hot(&ticket.facts, ticket.level);
@@ -487,7 +524,7 @@ impl Matcher {
 
     /// A ticket's end: its players are free, it stays readable for a while.
     pub(crate) fn end_ticket(&mut self, index: u32, state: State, reason: &str, notices: &mut Notices) {
-        if self.tickets[index].place.is_some() {
+        if self.tickets[index].place().is_some() {
             let compiled = self.queues.list[self.tickets[index].queue].rules();
             self.leave_pool(index, &compiled);
         }
@@ -521,24 +558,49 @@ impl Matcher {
 
     /// The players of a ticket that has ended are free; it stays readable for a while.
     fn free_players(&mut self, index: u32) {
-        for player in &mut self.tickets[index].players {
+        let ticket = &mut self.tickets[index];
+        for player in &mut ticket.players {
             let player = std::mem::replace(&mut player.player, NONE);
             self.people.players[player].tickets.retain(|ticket| *ticket != index);
             self.people.release(player);
         }
-        self.ended_tickets.push_back((self.now + ENDED_MS, index));
+        ticket.standing = Standing::Ended { until: self.now + ENDED_MS, next: NONE };
+        let before = std::mem::replace(&mut self.ended_tickets.last, index);
+        match self.tickets.get_mut(before).map(|ticket| &mut ticket.standing) {
+            Some(Standing::Ended { next, .. }) => *next = index,
+            _ => self.ended_tickets.first = index,
+        }
+        self.ended_tickets.len = self.ended_tickets.len.saturating_add(1);
     }
 
     /// Forgets ended tickets that are too many or whose time is over, a bounded number of them.
     pub(crate) fn forget_tickets(&mut self) {
         for _ in 0..FORGOTTEN_PER_INPUT {
-            let Some((until, ticket)) = self.ended_tickets.front().copied() else { return };
-            if until > self.now && self.ended_tickets.len() <= ENDED_MAX {
+            let Some((_, until)) = self.first_ended() else { return };
+            if until > self.now && self.ended_tickets.len <= ENDED_MAX {
                 return;
             }
-            self.ended_tickets.pop_front();
-            self.tickets.discard(ticket);
+            self.forget_first_ended();
         }
+    }
+
+    /// The ticket that ended first of those still readable, and until when it is.
+    pub(crate) fn first_ended(&self) -> Option<(u32, u64)> {
+        let first = self.ended_tickets.first;
+        match self.tickets.get(first)?.standing {
+            Standing::Ended { until, .. } => Some((first, until)),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn forget_first_ended(&mut self) {
+        let EndedTickets { first, last, len } = self.ended_tickets;
+        let Some(Standing::Ended { next, .. }) = self.tickets.get(first).map(|ticket| ticket.standing) else {
+            return;
+        };
+        let last = if next == NONE { NONE } else { last };
+        self.ended_tickets = EndedTickets { first: next, last, len: len.saturating_sub(1) };
+        self.tickets.discard(first);
     }
 
     pub(crate) fn change_ticket(&mut self, index: u32, state: State, reason: &str) {

@@ -24,11 +24,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use smallvec::SmallVec;
 
 pub(crate) use compiled::Compiled;
 pub(crate) use due::{Due, Waiting};
 pub(crate) use estimate::{Bucket, Estimates, Kind};
 pub(crate) use facts::{Facts, PlayerFacts, PlayerInput, REGIONS_MAX};
+use order::Order;
 pub(crate) use pool::{Anchor, Key, Partition, Pool, number, ordered};
 pub(crate) use positions::assign;
 pub(crate) use rules::View;
@@ -54,6 +56,10 @@ const ANCHOR_STEPS: u64 = 40;
 const MATCHED_STEPS: u64 = 60;
 /// Matches that are made together: what they touch, some 8 KiB each, is to stay in the second cache.
 const BATCH: usize = 32;
+/// Anchors that are looked up together,
+const AHEAD: usize = 16;
+/// and how many are passed over for that, of tickets that left.
+const AHEAD_SCAN: usize = 256;
 /// Queues of one matcher.
 pub(crate) const QUEUES_MAX: usize = 1_024;
 
@@ -398,7 +404,7 @@ impl Matcher {
             queue.tick_now = self.now;
         }
         let tick_now = queue.tick_now;
-        let mut steps = 0;
+        let (mut steps, mut ahead) = (0, 0);
         while steps < SLICE_STEPS {
             let queue = &mut self.queues.list[index];
             if let Some((at, ticket)) = queue.due.pop(&mut self.waiting, index, tick_now) {
@@ -408,6 +414,10 @@ impl Matcher {
                 steps += ANCHOR_STEPS;
                 continue;
             }
+            if ahead == 0 {
+                ahead = self.look_ahead(index);
+            }
+            let queue = &mut self.queues.list[index];
             let Some(anchor) = queue.pool.dirty.pop_first() else {
                 if !self.scratch.found.is_empty() {
                     self.propose_taken(index, &compiled, notices);
@@ -419,6 +429,7 @@ impl Matcher {
                 self.schedule(index);
                 return;
             };
+            ahead = ahead.saturating_sub(1);
             steps += ANCHOR_STEPS + self.try_anchor(index, &compiled, anchor, notices);
         }
         self.propose_taken(index, &compiled, notices);
@@ -461,6 +472,25 @@ impl Matcher {
         self.queues.list.iter().take(most).map(|(_, queue)| report(queue)).collect()
     }
 
+    /// Looks up the next anchors, side by side: one by one, each would wait for the memory some ten times. It decides
+    /// nothing. Returns how many anchors those are.
+    fn look_ahead(&self, index: u32) -> usize {
+        let pool = &self.queues.list[index].pool;
+        let (mut scanned, mut places) = (0, SmallVec::<[_; AHEAD]>::new());
+        for anchor in pool.dirty.iter().take(AHEAD_SCAN) {
+            scanned += 1;
+            if !anchor.backfill && self.waiting.searches(anchor.index, index) {
+                places.extend(self.tickets.get(anchor.index).and_then(Ticket::place));
+            }
+            if places.len() == AHEAD {
+                break;
+            }
+        }
+        let orders = places.iter().map(|place| (&pool.partitions[place.partition].order, place.key));
+        Order::find_all(&orders.collect::<SmallVec<[_; AHEAD]>>());
+        scanned
+    }
+
     /// Looks for a match around an anchor and makes it. Returns the steps that it counts.
     fn try_anchor(
         &mut self,
@@ -482,7 +512,7 @@ impl Matcher {
             }
             // Another may have its number by now.
             let ticket = tickets.get(anchor.index).filter(|ticket| ticket.anchor(anchor.index) == anchor);
-            let Some(place) = ticket.and_then(|ticket| ticket.place) else { return 0 };
+            let Some(place) = ticket.and_then(|ticket| ticket.place()) else { return 0 };
             let Some(hot) = queue.pool.partitions[place.partition].order.get(place.key).copied() else {
                 return 0;
             };

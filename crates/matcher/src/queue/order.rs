@@ -1,6 +1,7 @@
 //! A partition's tickets in order, in chunks: a search walks outwards through memory that lies together.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use smallvec::SmallVec;
 
 use super::pool::{Hot, Key};
 
@@ -33,6 +34,24 @@ impl Order {
         let place =
             self.chunks.get(chunk).map_or(Err(0), |all| all.binary_search_by_key(&key, |(key, _)| *key));
         (chunk, place)
+    }
+
+    /// Finds several tickets step by step together, so that the next [`get`](Order::get) of each meets warm memory.
+    pub(crate) fn find_all(orders: &[(&Order, Key)]) {
+        let mut parts: SmallVec<[(&[(Key, Hot)], Key); 16]> = orders
+            .iter()
+            .map(|(order, key)| {
+                let chunk = order.firsts.partition_point(|first| first <= key).saturating_sub(1);
+                (order.chunks.get(chunk).map_or(&[][..], |chunk| chunk), *key)
+            })
+            .collect();
+        for _ in 0..CHUNK_MAX.ilog2() {
+            for (part, key) in &mut parts {
+                let (lower, upper) = part.split_at(part.len() / 2);
+                *part = if upper.first().is_some_and(|(first, _)| first <= key) { upper } else { lower };
+            }
+        }
+        std::hint::black_box(parts);
     }
 
     pub(crate) fn get(&self, key: Key) -> Option<&Hot> {

@@ -19,7 +19,7 @@ use crate::notices::Notices;
 use crate::problem::Outcome;
 use crate::queue_service::refused;
 use crate::rating::SharedRatings;
-use crate::ticket::{Place, State, Ticket, next_due};
+use crate::ticket::{Place, Standing, State, Ticket, next_due};
 use crate::timers::Timer;
 
 /// Tickets that are copied, the first in the order of fairness.
@@ -144,7 +144,7 @@ impl Matcher {
         let ticket = self.tickets[index].clone();
         let pool = &self.queues.list[ticket.queue].pool;
         let hot =
-            ticket.place.and_then(|place| pool.partitions[place.partition].order.get(place.key).copied());
+            ticket.place().and_then(|place| pool.partitions[place.partition].order.get(place.key).copied());
         Copied { idle: hot.filter(|hot| hot.idle).map(|hot| hot.cut), ticket }
     }
 }
@@ -304,9 +304,9 @@ impl Matcher {
         let queue = &mut self.queues.list[queue_index];
         queue.live += 1;
         let ticket = &mut self.tickets[index];
-        let Some(key) = ticket.place.map(|place| (place.key.0, index)) else { return };
+        let Some(key) = ticket.place().map(|place| (place.key.0, index)) else { return };
         let partition = queue.pool.partition(compiled.partition_of(&ticket.facts));
-        ticket.place = Some(Place { partition, key });
+        ticket.standing = Standing::InPool(Place { partition, key });
         let (due, hot) = (next_due(&compiled, ticket), compiled.hot(&ticket.facts, ticket.level));
         let anchor = anchor_of(&self.tickets, index);
         queue.due.enter(&mut self.waiting, queue_index, index, due);
@@ -318,7 +318,7 @@ impl Matcher {
     fn rest_copied(&mut self, queue: u32, all: &[Copied]) {
         let pool = &mut self.queues.list[queue].pool;
         for (index, copied) in (0..).zip(all) {
-            if let (Some(cut), Some(place)) = (copied.idle, self.tickets[index].place) {
+            if let (Some(cut), Some(place)) = (copied.idle, self.tickets[index].place()) {
                 pool.dirty.remove(&anchor_of(&self.tickets, index));
                 pool.rest(place.partition, place.key, cut);
             }
@@ -348,7 +348,7 @@ struct Figures {
 impl Figures {
     /// Counts tickets that have ended, and forgets them.
     fn take_ended(&mut self, matcher: &mut Matcher) {
-        for (_, index) in std::mem::take(&mut matcher.ended_tickets) {
+        while let Some((index, _)) = matcher.first_ended() {
             let ticket = &matcher.tickets[index];
             match ticket.state {
                 State::Matched => {
@@ -367,7 +367,7 @@ impl Figures {
                     *self.reasons.entry(ticket.reason.clone()).or_default() += 1;
                 }
             }
-            matcher.tickets.discard(index);
+            matcher.forget_first_ended();
         }
     }
 
