@@ -203,13 +203,14 @@ impl Matcher {
 
     pub(crate) fn team_join_random_room(
         &mut self,
+        caller: Caller<'_>,
         body: &[u8],
         answer: &mut Vec<u8>,
         notices: &mut Notices,
     ) -> Outcome {
         let (team, create) = id_and_bytes(body)?;
         let create = CreateInfo::parse(create)?;
-        self.move_team(team, |matcher, newcomers| {
+        self.move_team(caller, team, |matcher, newcomers| {
             let mode = matcher.modes.resolve(create.mode)?;
             let same = matcher.room_of_whole_team(&newcomers);
             if let Some(room) = same.filter(|room| matcher.rooms[*room].mode == mode) {
@@ -222,13 +223,14 @@ impl Matcher {
 
     pub(crate) fn team_create_room(
         &mut self,
+        caller: Caller<'_>,
         body: &[u8],
         answer: &mut Vec<u8>,
         notices: &mut Notices,
     ) -> Outcome {
         let (team, create) = id_and_bytes(body)?;
         let create = CreateInfo::parse(create)?;
-        self.move_team(team, |matcher, newcomers| {
+        self.move_team(caller, team, |matcher, newcomers| {
             let mode = matcher.modes.resolve(create.mode)?;
             matcher.check_team(&newcomers, mode)?;
             matcher.make_room(mode, &create, newcomers, notices)?;
@@ -239,12 +241,13 @@ impl Matcher {
 
     pub(crate) fn team_join_room(
         &mut self,
+        caller: Caller<'_>,
         body: &[u8],
         answer: &mut Vec<u8>,
         notices: &mut Notices,
     ) -> Outcome {
         let (team, room) = two_texts(body)?;
-        self.move_team(team, |matcher, newcomers| {
+        self.move_team(caller, team, |matcher, newcomers| {
             let room = matcher.find_room(room)?;
             if matcher.room_of_whole_team(&newcomers) == Some(room) || matcher.are_all_in(room, &newcomers) {
                 return matcher.answer_join(room, false, true, answer);
@@ -580,11 +583,21 @@ impl Matcher {
         made
     }
 
-    /// Does something with the members of a team, of whatever shard.
-    fn move_team(&mut self, id: &[u8], go: impl FnOnce(&mut Matcher, Newcomers) -> Outcome) -> Outcome {
+    /// Does something with the members of a team, of whatever shard, for a server that hosts one of them.
+    fn move_team(
+        &mut self,
+        caller: Caller<'_>,
+        id: &[u8],
+        go: impl FnOnce(&mut Matcher, Newcomers) -> Outcome,
+    ) -> Outcome {
         let newcomers = self.team_newcomers(id)?;
         let players: SmallVec<[u32; 4]> = newcomers.iter().map(|newcomer| newcomer.player).collect();
-        let moved = go(self, newcomers);
+        let hosts = |player: &u32| self.people.server_of(*player) == caller.srv.as_bytes();
+        let moved = if caller.scope > Scope::Server || players.iter().any(hosts) {
+            go(self, newcomers)
+        } else {
+            Err(forbidden("no member of the team lives on this server"))
+        };
         if moved.is_err() {
             for player in players {
                 self.people.release(player);

@@ -113,7 +113,7 @@ fn agree(shards: u16) {
             11 => leave_team(&mut world, &mut model, &id, &srv),
             12 => {
                 let Some(team) = pick(&mut rng, model.teams.keys()) else { continue };
-                team_join(&mut world, &mut model, &team, mode);
+                team_join(&mut world, &mut model, &team, &srv, mode);
             }
             _ => world.pass(rng.below(400)),
         }
@@ -225,11 +225,15 @@ fn leave_team(world: &mut World, model: &mut Model, id: &str, srv: &str) {
     }
 }
 
-/// All members go or none does.
-fn team_join(world: &mut World, model: &mut Model, team: &str, mode: &str) {
+/// All members go or none does, and only for a server that hosts one of them.
+fn team_join(world: &mut World, model: &mut Model, team: &str, srv: &str, mode: &str) {
     let body = Writer::new().str(1, team).nested(2, Writer::new().str(1, mode));
-    let (status, answer) = world.ask("s0", Method::TEAM_JOIN_RANDOM_ROOM, body);
+    let (status, answer) = world.ask(srv, Method::TEAM_JOIN_RANDOM_ROOM, body);
     let members = model.teams[team].clone();
+    if members.iter().all(|member| server(member) != srv) {
+        assert_eq!(status, Status::Forbidden);
+        return;
+    }
     let rooms: BTreeSet<Option<&String>> = members.iter().map(|member| model.room_of(member)).collect();
     if let [Some(room)] = rooms.iter().collect::<Vec<_>>()[..]
         && model.rooms[*room].0 == mode

@@ -38,7 +38,7 @@ impl Order {
 
     /// Finds several tickets step by step together, so that the next [`get`](Order::get) of each meets warm memory.
     pub(crate) fn find_all(orders: &[(&Order, Key)]) {
-        let mut parts: SmallVec<[(&[(Key, Hot)], Key); 16]> = orders
+        let mut parts: SmallVec<[_; 16]> = orders
             .iter()
             .map(|(order, key)| {
                 let chunk = order.firsts.partition_point(|first| first <= key).saturating_sub(1);

@@ -70,6 +70,19 @@ impl Message {
     }
 }
 
+/// Who may call a method: what a token's scope must reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Every caller.
+    Any,
+    /// Scope `server` for what roles of its own server are in; beyond that `trusted`.
+    Own,
+    /// Scope `trusted`.
+    Trusted,
+    /// Scope `admin`.
+    Admin,
+}
+
 /// A method.
 #[derive(Clone, Copy, Debug)]
 pub struct Method {
@@ -79,6 +92,8 @@ pub struct Method {
     pub name: &'static str,
     /// Whether it may change something; such requests are logged and may carry a request key.
     pub mutates: bool,
+    /// Who may call it.
+    pub access: Access,
     /// Body of a request.
     pub request: &'static Message,
     /// Body of an answer.
@@ -360,68 +375,72 @@ message!(BackfillUpdateEvent { 1 BackfillID Str, "the backfill"; 2 Reason Str, "
 message!(SeatExpiredEvent { 1 RoleID Str, "whose seat"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
 
 macro_rules! methods {
-    ($($number:literal $constant:ident $name:literal $kind:ident $request:ident $response:ident $doc:literal)*) => {
+    ($($number:literal $constant:ident $name:literal $kind:ident $access:ident $request:ident $response:ident $doc:literal)*) => {
         impl Method {
             $(#[doc = $doc] pub const $constant: u16 = $number;)*
         }
         /// Every method, by number.
         pub static METHODS: &[Method] = &[$(Method {
-            number: $number, name: $name, mutates: methods!(@ $kind), request: &$request, response: &$response, doc: $doc,
+            number: $number, name: $name, mutates: methods!(@ $kind), access: methods!(@ $access), request: &$request, response: &$response, doc: $doc,
         },)*];
     };
     (@ read) => { false };
     (@ write) => { true };
+    (@ any) => { Access::Any };
+    (@ own) => { Access::Own };
+    (@ trusted) => { Access::Trusted };
+    (@ admin) => { Access::Admin };
 }
 
 methods! {
-    1 PING "Ping" read Empty Empty "Nothing in, nothing out."
-    2 MY_RPC_TEST "MyRPCTest" read MyRpcTestRequest MyRpcTestResponse "A text in, zero out."
-    3 LIST_MINE "ListMine" read ListMineRequest ListMineResponse "Rooms, teams and tickets of a server's roles: what to fetch after a gap."
-    4 GET_ROLE "GetRole" read GetRoleRequest GetRoleResponse "Rooms, team and tickets of one role, which lives on the caller's server unless it is trusted."
-    10 CREATE_TEAM "CreateTeam" write CreateTeamRequest TeamResponse "Makes a team; the creator leads it."
-    11 JOIN_TEAM "JoinTeam" write JoinTeamRequest TeamResponse "Joins a team."
-    12 LEAVE_TEAM "LeaveTeam" write LeaveTeamRequest Empty "Leaves a team, or kicks a member."
-    13 CHANGE_TEAM_LEADER "ChangeTeamLeader" write ChangeTeamLeaderRequest Empty "Makes a member the leader."
-    14 SET_TEAM_DATA "SetTeamData" write SetTeamDataRequest Empty "Sets one value of a team."
-    15 BROADCAST_TEAM "BroadcastTeam" write BroadcastTeamRequest Empty "Sends a message to all members."
-    16 GET_TEAM_INFO "GetTeamInfo" read TeamIdRequest TeamResponse "Shows a team."
-    17 DELETE_TEAM "DeleteTeam" write TeamIdRequest Empty "Dissolves a team; every member leaves."
-    30 ROLE_JOIN_RANDOM_ROOM "RoleJoinRandomRoom" write RoleJoinRandomRoomRequest JoinResponse "Joins an open room of a mode, or makes one."
-    31 ROLE_CREATE_ROOM "RoleCreateRoom" write RoleCreateRoomRequest RoomResponse "Makes a room with its first member."
-    32 ROLE_JOIN_ROOM "RoleJoinRoom" write RoleJoinRoomRequest JoinResponse "Joins a room; takes a reserved seat."
-    33 ROLE_LEAVE_ROOM "RoleLeaveRoom" write RoleLeaveRoomRequest RoomResponse "Leaves a room, or kicks a member."
-    34 TEAM_JOIN_RANDOM_ROOM "TeamJoinRandomRoom" write TeamJoinRandomRoomRequest JoinResponse "All members of a team join an open room, or one is made."
-    35 TEAM_CREATE_ROOM "TeamCreateRoom" write TeamCreateRoomRequest RoomResponse "Makes a room with a team in it."
-    36 TEAM_JOIN_ROOM "TeamJoinRoom" write TeamJoinRoomRequest JoinResponse "All members of a team join a room."
-    37 BROADCAST_ROOM "BroadcastRoom" write BroadcastRoomRequest Empty "Sends a message to all members."
-    38 GET_ROOM_LIST "GetRoomList" read GetRoomListRequest GetRoomListResponse "Ids of the visible rooms of a mode."
-    39 LIST_ROOMS "ListRooms" read ListRoomsRequest ListRoomsResponse "Visible rooms of modes, filtered and sorted, in pages."
-    40 GET_ROOM_INFOS "GetRoomInfos" read GetRoomInfosRequest GetRoomInfosResponse "Rooms by id, hidden ones too."
-    41 SET_ROOM_DATA "SetRoomData" write SetRoomDataRequest Empty "Sets one value of a room."
-    42 UPDATE_ROOM_ROLE_DATA "UpdateRoomRoleData" write UpdateRoomRoleDataRequest Empty "Changes a member's data."
-    43 DELETE_ROOM "DeleteRoom" write RoomIdRequest DeleteRoomResponse "Removes a room; fine when it is gone already."
-    44 GET_ROOM_INFO "GetRoomInfo" read RoomIdRequest RoomResponse "One room by id."
-    45 CLAIM_SEAT "ClaimSeat" write ClaimSeatRequest RoomResponse "Turns a reserved seat into membership."
-    46 SET_ROOM_FLAGS "SetRoomFlags" write SetRoomFlagsRequest RoomResponse "Hides, shows, fills or opens a room from outside."
-    47 GET_ROOM_HISTORY "GetRoomHistory" read RoomIdRequest GetRoomHistoryResponse "The last changes of a room."
-    60 CREATE_TICKET "CreateTicket" write CreateTicketRequest TicketResponse "A party asks for a match."
-    61 CANCEL_TICKET "CancelTicket" write TicketIdRequest TicketResponse "Takes a ticket back; declines an open proposal."
-    62 GET_TICKET "GetTicket" read TicketIdRequest TicketResponse "Shows a ticket; ended ones for 60 s."
-    63 LIST_TICKETS "ListTickets" read ListTicketsRequest ListTicketsResponse "Tickets of a player or a queue."
-    64 ACCEPT_MATCH "AcceptMatch" write AcceptMatchRequest Empty "Answers a proposal."
-    65 GET_QUEUE_STATS "GetQueueStats" read QueueRequest QueueStats "Pool, waits and quality of a queue."
-    66 START_BACKFILL "StartBackfill" write StartBackfillRequest StartBackfillResponse "Asks for players for a running match."
-    67 UPDATE_BACKFILL "UpdateBackfill" write UpdateBackfillRequest RevResponse "Replaces the free places of a backfill."
-    68 ACK_BACKFILL "AckBackfill" write BackfillIdRequest BackfillResponse "Keeps a backfill alive and shows it."
-    69 STOP_BACKFILL "StopBackfill" write BackfillIdRequest BackfillResponse "Ends a backfill."
-    70 REPORT_RESULT "ReportResult" write ReportResultRequest RatingsResponse "Rates the players of a match, once."
-    71 GET_RATINGS "GetRatings" read GetRatingsRequest RatingsResponse "Ratings of players."
-    72 ASSIGN_MATCH "AssignMatch" write AssignMatchRequest Empty "Gives a match its server."
-    73 EXPLAIN_TICKET "ExplainTicket" read TicketIdRequest ExplainTicketResponse "Why a ticket is not matched: its nearest candidates and the rules between them."
-    80 PUT_QUEUE "PutQueue" write PutQueueRequest QueuesResponse "Makes or replaces a queue."
-    81 LIST_QUEUES "ListQueues" read Empty QueuesResponse "Queues and their rule sets."
-    82 TRY_QUEUE "TryQueue" read TryQueueRequest TryQueueResponse "What a draft of a rule set would do with a copy of its queue's tickets, beside the rules in force; changes nothing."
-    90 DRAIN "Drain" write Empty Empty "Planned stop: no new rooms, teams, tickets."
+    1 PING "Ping" read any Empty Empty "Nothing in, nothing out."
+    2 MY_RPC_TEST "MyRPCTest" read any MyRpcTestRequest MyRpcTestResponse "A text in, zero out."
+    3 LIST_MINE "ListMine" read own ListMineRequest ListMineResponse "Rooms, teams and tickets of a server's roles: what to fetch after a gap."
+    4 GET_ROLE "GetRole" read own GetRoleRequest GetRoleResponse "Rooms, team and tickets of one role, which lives on the caller's server unless it is trusted."
+    10 CREATE_TEAM "CreateTeam" write own CreateTeamRequest TeamResponse "Makes a team; the creator leads it."
+    11 JOIN_TEAM "JoinTeam" write own JoinTeamRequest TeamResponse "Joins a team."
+    12 LEAVE_TEAM "LeaveTeam" write own LeaveTeamRequest Empty "Leaves a team, or kicks a member."
+    13 CHANGE_TEAM_LEADER "ChangeTeamLeader" write own ChangeTeamLeaderRequest Empty "Makes a member the leader."
+    14 SET_TEAM_DATA "SetTeamData" write own SetTeamDataRequest Empty "Sets one value of a team."
+    15 BROADCAST_TEAM "BroadcastTeam" write any BroadcastTeamRequest Empty "Sends a message to all members."
+    16 GET_TEAM_INFO "GetTeamInfo" read any TeamIdRequest TeamResponse "Shows a team."
+    17 DELETE_TEAM "DeleteTeam" write own TeamIdRequest Empty "Dissolves a team; every member leaves."
+    30 ROLE_JOIN_RANDOM_ROOM "RoleJoinRandomRoom" write own RoleJoinRandomRoomRequest JoinResponse "Joins an open room of a mode, or makes one."
+    31 ROLE_CREATE_ROOM "RoleCreateRoom" write own RoleCreateRoomRequest RoomResponse "Makes a room with its first member."
+    32 ROLE_JOIN_ROOM "RoleJoinRoom" write own RoleJoinRoomRequest JoinResponse "Joins a room; takes a reserved seat."
+    33 ROLE_LEAVE_ROOM "RoleLeaveRoom" write own RoleLeaveRoomRequest RoomResponse "Leaves a room, or kicks a member."
+    34 TEAM_JOIN_RANDOM_ROOM "TeamJoinRandomRoom" write own TeamJoinRandomRoomRequest JoinResponse "All members of a team join an open room, or one is made."
+    35 TEAM_CREATE_ROOM "TeamCreateRoom" write own TeamCreateRoomRequest RoomResponse "Makes a room with a team in it."
+    36 TEAM_JOIN_ROOM "TeamJoinRoom" write own TeamJoinRoomRequest JoinResponse "All members of a team join a room."
+    37 BROADCAST_ROOM "BroadcastRoom" write any BroadcastRoomRequest Empty "Sends a message to all members."
+    38 GET_ROOM_LIST "GetRoomList" read any GetRoomListRequest GetRoomListResponse "Ids of the visible rooms of a mode."
+    39 LIST_ROOMS "ListRooms" read any ListRoomsRequest ListRoomsResponse "Visible rooms of modes, filtered and sorted, in pages."
+    40 GET_ROOM_INFOS "GetRoomInfos" read any GetRoomInfosRequest GetRoomInfosResponse "Rooms by id, hidden ones too."
+    41 SET_ROOM_DATA "SetRoomData" write any SetRoomDataRequest Empty "Sets one value of a room."
+    42 UPDATE_ROOM_ROLE_DATA "UpdateRoomRoleData" write own UpdateRoomRoleDataRequest Empty "Changes a member's data."
+    43 DELETE_ROOM "DeleteRoom" write own RoomIdRequest DeleteRoomResponse "Removes a room; fine when it is gone already."
+    44 GET_ROOM_INFO "GetRoomInfo" read any RoomIdRequest RoomResponse "One room by id."
+    45 CLAIM_SEAT "ClaimSeat" write own ClaimSeatRequest RoomResponse "Turns a reserved seat into membership."
+    46 SET_ROOM_FLAGS "SetRoomFlags" write own SetRoomFlagsRequest RoomResponse "Hides, shows, fills or opens a room from outside."
+    47 GET_ROOM_HISTORY "GetRoomHistory" read any RoomIdRequest GetRoomHistoryResponse "The last changes of a room."
+    60 CREATE_TICKET "CreateTicket" write own CreateTicketRequest TicketResponse "A party asks for a match."
+    61 CANCEL_TICKET "CancelTicket" write own TicketIdRequest TicketResponse "Takes a ticket back; declines an open proposal."
+    62 GET_TICKET "GetTicket" read any TicketIdRequest TicketResponse "Shows a ticket; ended ones for 60 s."
+    63 LIST_TICKETS "ListTickets" read own ListTicketsRequest ListTicketsResponse "Tickets of a player, or of a queue, which needs a trusted caller."
+    64 ACCEPT_MATCH "AcceptMatch" write own AcceptMatchRequest Empty "Answers a proposal."
+    65 GET_QUEUE_STATS "GetQueueStats" read any QueueRequest QueueStats "Pool, waits and quality of a queue."
+    66 START_BACKFILL "StartBackfill" write own StartBackfillRequest StartBackfillResponse "Asks for players for a running match."
+    67 UPDATE_BACKFILL "UpdateBackfill" write own UpdateBackfillRequest RevResponse "Replaces the free places of a backfill."
+    68 ACK_BACKFILL "AckBackfill" write own BackfillIdRequest BackfillResponse "Keeps a backfill alive and shows it."
+    69 STOP_BACKFILL "StopBackfill" write own BackfillIdRequest BackfillResponse "Ends a backfill."
+    70 REPORT_RESULT "ReportResult" write trusted ReportResultRequest RatingsResponse "Rates the players of a match, once."
+    71 GET_RATINGS "GetRatings" read any GetRatingsRequest RatingsResponse "Ratings of players."
+    72 ASSIGN_MATCH "AssignMatch" write own AssignMatchRequest Empty "Gives a match its server: by the queue's allocator or a trusted caller."
+    73 EXPLAIN_TICKET "ExplainTicket" read any TicketIdRequest ExplainTicketResponse "Why a ticket is not matched: its nearest candidates and the rules between them."
+    80 PUT_QUEUE "PutQueue" write admin PutQueueRequest QueuesResponse "Makes or replaces a queue."
+    81 LIST_QUEUES "ListQueues" read any Empty QueuesResponse "Queues and their rule sets."
+    82 TRY_QUEUE "TryQueue" read admin TryQueueRequest TryQueueResponse "What a draft of a rule set would do with a copy of its queue's tickets, beside the rules in force; changes nothing."
+    90 DRAIN "Drain" write admin Empty Empty "Planned stop: no new rooms, teams, tickets."
 }
 
 /// What a remote policy is asked.

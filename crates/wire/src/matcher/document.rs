@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::catalogue::{EVENTS, METHODS, Message, Method, REQUEST_KEY_FIELD, Type, messages};
+use super::catalogue::{Access, EVENTS, METHODS, Message, Method, REQUEST_KEY_FIELD, Type, messages};
 use super::status::STATUSES;
 
 /// The catalogue as a proto3 file, for those who generate code from it.
@@ -58,7 +58,14 @@ pub fn reference_page() -> String {
     out.push_str("## Methods\n");
     for method in METHODS {
         let Method { name, number, doc, .. } = method;
-        let _ = write!(out, "\n### {name} ({number})\n\n`POST /matcher/v1/{name}`\n\n{doc}\n");
+        let access = match method.access {
+            Access::Any => "any scope",
+            Access::Own => "`server` for its own roles, `trusted` for all",
+            Access::Trusted => "`trusted`",
+            Access::Admin => "`admin`",
+        };
+        let _ =
+            write!(out, "\n### {name} ({number})\n\n`POST /matcher/v1/{name}` · scope: {access}\n\n{doc}\n");
         table(&mut out, "Request", method.request);
         table(&mut out, "Answer", method.response);
     }

@@ -28,8 +28,8 @@ pub use body::{
     Reader, Writer, bytes_field_len, write_bool, write_bytes, write_f64, write_nested, write_u64,
 };
 pub use catalogue::{
-    EVENTS, Event, FieldDef, METHODS, Message, Method, POLICY_QUESTION, POLICY_VERDICT, REQUEST_KEY_FIELD,
-    Type, event, messages, method, method_named,
+    Access, EVENTS, Event, FieldDef, METHODS, Message, Method, POLICY_QUESTION, POLICY_VERDICT,
+    REQUEST_KEY_FIELD, Type, event, messages, method, method_named,
 };
 pub use document::{proto_file, reference_page};
 pub use frame::{
