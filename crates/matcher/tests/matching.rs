@@ -243,3 +243,69 @@ fn a_population_is_matched_evenly_and_as_promised() {
         "{kept} of {promised} waited no longer than 1.5 times what they were told"
     );
 }
+
+/// D.5-3: who stands between two that may meet does not keep them apart, within the steps that a search has.
+#[test]
+fn neighbours_that_cannot_be_met_are_passed_over() {
+    let rules = r#"{"name": "q", "sides": [{"name": "side", "count": 2, "min": 1, "max": 1}],
+        "attributes": {"skill": {"type": "number"}},
+        "rules": [{"type": "near", "key": "skill", "max": 50}, {"type": "latency", "max_ms": 60}]}"#;
+    for between in [10, 30, 100] {
+        let mut world = with(rules);
+        let mut far = |id: &str, skill: f64, region: &str| {
+            let one = player(id, &[("skill", &skill.to_string())]);
+            let ticket = vec![one.nested(4, Writer::new().str(1, region).f64(2, 20.0))];
+            shown(&world.try_ticket("s", "q", ticket).1).id
+        };
+        let pair = [far("a", 0.0, "home"), far("b", 40.0, "home")];
+        // Each alone in its part of the world.
+        for number in 0..between {
+            far(&format!("r{number}"), 1.0 + f64::from(number) / 10.0, &format!("region{}", number % 60));
+        }
+        world.pass(250);
+        assert_eq!(pair.map(|id| world.get_ticket(&id).status), ["matched", "matched"], "{between} between");
+    }
+}
+
+/// A party that lacks the number that others are kept near by meets whomever, where that is no matter.
+#[test]
+fn who_has_no_number_is_near_everybody_where_that_is_no_matter() {
+    let rules = |missing: &str, default: &str| {
+        format!(
+            r#"{{"name": "q", "sides": [{{"name": "side", "count": 2, "min": 1, "max": 1}}],
+            "attributes": {{"skill": {{"type": "number"{default}}}}}, "missing": "{missing}",
+            "rules": [{{"type": "near", "key": "skill", "max": 4}}]}}"#
+        )
+    };
+    for (missing, default, matched) in
+        [("any", "", true), ("any", r#", "default": 0"#, false), ("any", r#", "default": 24"#, true)]
+    {
+        let mut world = with(&rules(missing, default));
+        let bare = world.ticket("s", "q", vec![player("bare", &[])]);
+        world.solo("s", "q", "known", 25.0);
+        world.pass(250);
+        assert_eq!(world.get_ticket(&bare).status == "matched", matched, "{missing} {default}");
+    }
+    let refused = with(&rules("reject", "")).try_ticket("s", "q", vec![player("bare", &[])]);
+    assert_eq!(refused.0, Status::RuleInvalid);
+}
+
+/// D.4.2: where the newest decides, one who comes narrows what older ones were let in by.
+#[test]
+fn the_newest_of_a_match_narrows_it_for_all() {
+    let rules = r#"{"name": "q", "sides": [{"name": "all", "min": 3, "max": 3}], "expand_clock": "newest",
+        "attributes": {"skill": {"type": "number"}, "level": {"type": "number"}},
+        "rules": [{"name": "skill", "type": "near", "key": "skill", "max": 4},
+                  {"name": "level", "type": "near", "key": "level", "max": 4}],
+        "expand": [{"target": "rules.level.max", "steps": [{"after_s": 10, "value": 20}]}]}"#;
+    let mut world = with(rules);
+    let mut wait =
+        |id: &str, level: &str| world.ticket("s", "q", vec![player(id, &[("skill", "1"), ("level", level)])]);
+    let old = [wait("a", "0"), wait("b", "6")];
+    world.pass(11_000);
+    let young = world.ticket("s", "q", vec![player("c", &[("skill", "1"), ("level", "3")])]);
+    world.pass(250);
+    assert_eq!(world.get_ticket(&young).status, "searching", "a and b differ by 6, over 4");
+    world.pass(10_000);
+    assert_eq!(old.map(|id| world.get_ticket(&id).status), ["matched", "matched"]);
+}

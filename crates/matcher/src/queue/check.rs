@@ -175,7 +175,7 @@ fn check_rule(set: &RuleSet, rule: &Rule, path: &str, depth: usize) -> Checked {
         return Err(problem(path, format!("rules nest deeper than {RULE_DEPTH_MAX}")));
     }
     check_members(set, rule, path)?;
-    check_values(rule, path)?;
+    check_values(set, rule, path)?;
     if rule.kind == RuleKind::WinChance {
         let sides: u32 = set.sides.iter().map(|side| side.count).sum();
         if sides != 2 || set.rating.is_none() {
@@ -223,7 +223,7 @@ fn check_members(set: &RuleSet, rule: &Rule, path: &str) -> Checked {
     }
 }
 
-fn check_values(rule: &Rule, path: &str) -> Checked {
+fn check_values(set: &RuleSet, rule: &Rule, path: &str) -> Checked {
     let numbers = [rule.max, rule.min, rule.max_ms, rule.relative_ms, rule.max_gap, rule.weight];
     if numbers.into_iter().flatten().any(|number| !number.is_finite()) {
         return Err(problem(path, "numbers must be finite"));
@@ -238,7 +238,12 @@ fn check_values(rule: &Rule, path: &str) -> Checked {
     }
     if rule.kind == RuleKind::Compare {
         let op = rule.op.as_deref().unwrap_or_default();
-        let number = rule.value.as_ref().is_some_and(serde_json::Value::is_number);
+        let attribute = rule.key.as_ref().and_then(|key| set.attributes.get(key));
+        let number = attribute.is_none_or(|attribute| attribute.kind == AttributeKind::Number);
+        let fits = |value: &serde_json::Value| if number { value.is_number() } else { value.is_string() };
+        if !rule.value.as_ref().is_some_and(fits) {
+            return Err(problem(format!("{path}.value"), "it must be of the key's type"));
+        }
         let ops: &[&str] = if number { &["=", "!=", "<", "<=", ">", ">="] } else { &["=", "!="] };
         if !ops.contains(&op) {
             return Err(problem(format!("{path}.op"), format!("no operator `{op}` for this value")));

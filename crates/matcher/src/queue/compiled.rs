@@ -51,6 +51,8 @@ pub(crate) struct Level {
 #[derive(Clone, Debug)]
 pub(crate) struct Checkable {
     pub(crate) rule: Rule,
+    /// Its place among the rules of a level; `None` within another rule.
+    pub(crate) number: Option<usize>,
     pub(crate) key: usize,
     pub(crate) value: Attr,
     pub(crate) missing: Missing,
@@ -109,8 +111,9 @@ impl Compiled {
             .collect();
         let other_pair_rules = !levels[0].split.is_empty()
             || set.rules.iter().any(|rule| {
-                let by_main =
-                    matches!(rule.kind, RuleKind::Near) && rule.key.as_deref().map(number_of) == main;
+                let by_main = rule.kind == RuleKind::Near
+                    && rule.key.as_deref().map(number_of) == main
+                    && !may_lack(rule, &set);
                 let pair = matches!(
                     rule.kind,
                     RuleKind::Near | RuleKind::Spread | RuleKind::Equal | RuleKind::Differ
@@ -159,15 +162,12 @@ impl Compiled {
 
     /// The part of the pool that a party is in.
     pub(crate) fn partition_of(&self, facts: &Facts) -> Vec<Text> {
-        self.partition.iter().map(|key| self.text(facts, *key)).collect()
+        self.partition.iter().map(|key| Text::from_slice(self.text(facts, *key))).collect()
     }
 
     /// A party's text of a key: its first player's.
-    pub(crate) fn text(&self, facts: &Facts, key: usize) -> Text {
-        match facts.players.first().map(|player| &player.attrs[key]) {
-            Some(Attr::Text(text)) => text.clone(),
-            _ => Text::new(),
-        }
+    pub(crate) fn text<'f>(&self, facts: &'f Facts, key: usize) -> &'f [u8] {
+        facts.players.first().map_or(&[], |player| player.text(key))
     }
 
     /// Why a party can never be matched under these rules, whoever else comes.
@@ -177,11 +177,7 @@ impl Compiled {
             return Some(format!("the party has {} players, over {}", facts.size, self.set.party_max()));
         }
         for key in &self.partition {
-            let own = self.text(facts, *key);
-            let differs = |player: &super::facts::PlayerFacts| {
-                !matches!(&player.attrs[*key], Attr::Text(text) if *text == own) && !own.is_empty()
-            };
-            if facts.players.iter().any(differs) {
+            if facts.players.iter().any(|player| player.text(*key) != self.text(facts, *key)) {
                 return Some(format!("`{}` differs within the party", self.keys[*key]));
             }
         }
@@ -216,16 +212,20 @@ fn level(
     main: Option<usize>,
     partition: &[usize],
 ) -> Level {
-    let rules: Vec<Checkable> = set.rules.iter().map(|rule| checkable(rule, set, number_of)).collect();
+    let rules: Vec<Checkable> = (0..)
+        .zip(&set.rules)
+        .map(|(number, rule)| Checkable { number: Some(number), ..checkable(rule, set, number_of) })
+        .collect();
     let hard = |kind: RuleKind| rules.iter().filter(move |rule| rule.is_hard() && rule.rule.kind == kind);
+    let by_main = |rule: &Checkable| Some(rule.key) == main && !may_lack(&rule.rule, set);
     let near = hard(RuleKind::Near)
-        .filter(|rule| Some(rule.key) == main)
+        .filter(|rule| by_main(rule))
         .filter_map(|rule| rule.rule.max)
         .fold(f64::INFINITY, f64::min);
     let of_pairs = |rule: &Checkable| {
         rule.is_hard()
             && match rule.rule.kind {
-                RuleKind::Near => Some(rule.key) != main,
+                RuleKind::Near => !by_main(rule),
                 RuleKind::Spread => rule.rule.of.unwrap_or_default() == Of::Match,
                 RuleKind::Avoid | RuleKind::Equal | RuleKind::Differ => true,
                 _ => false,
@@ -254,6 +254,12 @@ fn level(
     }
 }
 
+/// Whether a party may have no value of a rule's key and yet be matched: then it has no place in the order by that key.
+fn may_lack(rule: &Rule, set: &RuleSet) -> bool {
+    let attribute = rule.key.as_ref().and_then(|key| set.attributes.get(key));
+    rule.missing.unwrap_or(set.missing) == Missing::Any && attribute.is_some_and(|a| a.default.is_none())
+}
+
 fn checkable(rule: &Rule, set: &RuleSet, number_of: &dyn Fn(&str) -> usize) -> Checkable {
     let value = match &rule.value {
         Some(serde_json::Value::String(text)) => Attr::Text(Text::from_slice(text.as_bytes())),
@@ -261,6 +267,7 @@ fn checkable(rule: &Rule, set: &RuleSet, number_of: &dyn Fn(&str) -> usize) -> C
         None => Attr::Absent,
     };
     Checkable {
+        number: None,
         key: rule.key.as_deref().map_or(usize::MAX, number_of),
         value,
         missing: rule.missing.unwrap_or(set.missing),

@@ -35,6 +35,16 @@ pub(crate) struct PlayerFacts {
     pub(crate) avoid: SmallVec<[u64; 1]>,
 }
 
+impl PlayerFacts {
+    /// The text of a key, empty where there is none.
+    pub(crate) fn text(&self, key: usize) -> &[u8] {
+        match &self.attrs[key] {
+            Attr::Text(text) => text,
+            _ => &[],
+        }
+    }
+}
+
 /// Latencies of a party to one region, in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Ping {
@@ -42,6 +52,13 @@ pub(crate) struct Ping {
     /// Infinite when a player has none.
     pub(crate) worst: f32,
     pub(crate) sum: f32,
+}
+
+impl Ping {
+    /// Whether every player is within a limit, which is rounded as latencies are.
+    pub(crate) fn is_within(self, max_ms: f64) -> bool {
+        self.worst.is_finite() && self.worst <= max_ms as f32
+    }
 }
 
 const NO_PING: Ping = Ping { best: f32::INFINITY, worst: f32::INFINITY, sum: 0.0 };
@@ -85,7 +102,7 @@ impl Facts {
     pub(crate) fn regions_within(&self, max_ms: f64) -> u64 {
         let mut mask = 0;
         for (region, ping) in self.pings.iter().enumerate() {
-            if f64::from(ping.worst) <= max_ms {
+            if ping.is_within(max_ms) {
                 mask |= 1 << region;
             }
         }

@@ -13,6 +13,8 @@ mod facts;
 mod order;
 mod pool;
 mod positions;
+#[cfg(test)]
+mod rule_tests;
 mod rules;
 mod ruleset;
 mod search;

@@ -1,5 +1,7 @@
 //! Whether rules hold: for pairs of parties while a match is filled, and for a filled match.
 
+use std::collections::BTreeSet;
+
 use super::compiled::{Checkable, Compiled, Level};
 use super::facts::{Attr, Facts, PlayerFacts};
 use super::ruleset::{Agg, Choose, Clock, Missing, Of, RuleKind};
@@ -29,13 +31,18 @@ impl<'a> View<'a> {
         &self.compiled.levels[usize::from(self.level)]
     }
 
-    /// How good a match is, if every hard rule holds. Those of type `near` are not asked: filling admits nobody who violates
-    /// one.
+    /// How good a match is, if every hard rule holds. Those of type `near` are not asked where filling admits nobody who
+    /// violates one; where the newest decides, one who comes may narrow what was admitted before.
     pub(crate) fn grade(&self) -> Option<Grade> {
-        let rules = &self.rules().rules;
-        let latency = rules.iter().position(|rule| rule.rule.kind == RuleKind::Latency);
+        let Level { rules, split, .. } = self.rules();
+        if split.iter().any(|key| !self.is_whole(*key)) {
+            return None;
+        }
+        let latencies = || (0..rules.len()).filter(|number| rules[*number].rule.kind == RuleKind::Latency);
+        let latency = latencies().find(|number| rules[*number].is_hard()).or_else(|| latencies().next());
         let region = latency.and_then(|number| self.region(&rules[number]));
-        let is_asked = |rule: &Checkable| rule.is_hard() && rule.rule.kind != RuleKind::Near;
+        let asks_near = self.compiled.set.expand_clock == Clock::Newest;
+        let is_asked = |rule: &Checkable| rule.is_hard() && (asks_near || rule.rule.kind != RuleKind::Near);
         for (number, rule) in rules.iter().enumerate().filter(|(_, rule)| is_asked(rule)) {
             let is_known = latency == Some(number);
             let violation = if is_known { self.latency(rule, region) } else { self.violation(rule) };
@@ -99,10 +106,10 @@ impl<'a> View<'a> {
             RuleKind::Compare => unless(self.parties().all(|facts| rule.compares(facts))),
             RuleKind::Equal => unless(self.equal(rule)),
             RuleKind::Differ => unless(self.differ(rule)),
-            RuleKind::Overlap => {
-                let shared = self.overlap(rule).len() as f64;
-                over(rule.rule.min.unwrap_or(1.0), shared)
-            }
+            RuleKind::Overlap => match self.overlap(rule) {
+                Some(shared) => over(rule.rule.min.unwrap_or(1.0), shared.len() as f64),
+                None => unless(rule.missing == Missing::Any),
+            },
             RuleKind::Contains => self.in_range(rule, |player| f64::from(rule.is_in(player))),
             RuleKind::Total => self.in_range(rule, |player| match player.attrs[rule.key] {
                 Attr::Number(value) => value,
@@ -197,28 +204,41 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Texts that every player's list has.
-    pub(crate) fn overlap(&self, rule: &Checkable) -> Vec<&'a [u8]> {
+    /// Whether all players have the same text of a key.
+    fn is_whole(&self, key: usize) -> bool {
+        let mut texts = self.players().map(|player| player.text(key));
+        let first = texts.next();
+        texts.all(|text| Some(text) == first)
+    }
+
+    /// Texts that every player's list has, each once; `None` where a list is absent that is needed, or all are.
+    pub(crate) fn overlap(&self, rule: &Checkable) -> Option<Vec<&'a [u8]>> {
         let mut shared: Option<Vec<&[u8]>> = None;
         for player in self.players() {
             let Attr::List(list) = &player.attrs[rule.key] else {
                 if rule.missing == Missing::Any {
                     continue;
                 }
-                return Vec::new();
+                return None;
             };
             shared = Some(match shared {
-                None => list.iter().map(|text| text.as_slice()).collect(),
+                None => {
+                    list.iter().map(|text| text.as_slice()).collect::<BTreeSet<_>>().into_iter().collect()
+                }
                 Some(shared) => {
                     shared.into_iter().filter(|s| list.iter().any(|t| t.as_slice() == *s)).collect()
                 }
             });
         }
-        shared.unwrap_or_default()
+        shared
     }
 
-    /// A sum over players in range, of the match or of each side.
+    /// A sum over players in range, of the match or of each side. Who has no value where that is no matter adds nothing.
     fn in_range(&self, rule: &Checkable, count: impl Fn(&PlayerFacts) -> f64) -> f64 {
+        let lacks = |player: &PlayerFacts| player.attrs[rule.key] == Attr::Absent;
+        if rule.missing == Missing::Reject && self.players().any(lacks) {
+            return 1.0;
+        }
         let sums: Vec<f64> = match rule.rule.of.unwrap_or_default() {
             Of::Match => vec![self.players().map(count).sum()],
             Of::Side => {
@@ -249,7 +269,7 @@ impl<'a> View<'a> {
             let (mut low, mut high, mut sum, mut count) = (f64::INFINITY, 0.0_f64, 0.0, 0.0);
             for facts in parties() {
                 let ping = facts.ping(region);
-                if f64::from(ping.worst) > max {
+                if !ping.is_within(max) {
                     continue 'regions;
                 }
                 low = low.min(f64::from(ping.best));
@@ -257,7 +277,7 @@ impl<'a> View<'a> {
                 sum += f64::from(ping.sum);
                 count += f64::from(facts.size);
             }
-            if rule.rule.relative_ms.is_some_and(|relative| high - low > relative) {
+            if rule.rule.relative_ms.is_some_and(|relative| (high - low) as f32 > relative as f32) {
                 continue;
             }
             let score = match rule.rule.choose.unwrap_or_default() {
@@ -283,12 +303,9 @@ impl<'a> View<'a> {
 impl Compiled {
     /// How far two parties may differ by a `near` rule.
     pub(crate) fn near_limit(&self, rule: &Checkable, a: u8, b: u8, whole: u8) -> f64 {
-        // Every level has the same rules in the same order; only their numbers differ.
-        let number = self.levels[usize::from(whole)].rules.iter().position(|known| {
-            known.rule.name == rule.rule.name && known.rule.kind == rule.rule.kind && known.key == rule.key
-        });
+        // Every level has the same rules in the same order; only their limits differ. Within a rule nothing expands.
         let limit = |level: u8| {
-            let rule = number.map_or(rule, |number| &self.levels[usize::from(level)].rules[number]);
+            let rule = rule.number.map_or(rule, |number| &self.levels[usize::from(level)].rules[number]);
             rule.rule.max.unwrap_or(f64::INFINITY)
         };
         match self.set.expand_clock {
@@ -302,22 +319,15 @@ impl Compiled {
     pub(crate) fn may_meet(&self, a: Placed<'_>, b: Placed<'_>) -> bool {
         let whole = self.join_levels(a.1, b.1);
         let level = &self.levels[usize::from(whole)];
-        if level.split.iter().any(|key| self.text(a.0, *key) != self.text(b.0, *key)) {
+        let players = || a.0.players.iter().chain(&b.0.players);
+        if level.split.iter().any(|key| players().any(|player| player.text(*key) != self.text(a.0, *key))) {
             return false;
         }
         level.pair_rules.iter().all(|number| {
-            let (number, rule) = (*number, &level.rules[*number]);
-            let limit =
-                |level: u8| self.levels[usize::from(level)].rules[number].rule.max.unwrap_or(f64::INFINITY);
+            let rule = &level.rules[*number];
             match rule.rule.kind {
-                RuleKind::Near => {
-                    let limit = match self.set.expand_clock {
-                        Clock::Each => limit(a.1).min(limit(b.1)),
-                        Clock::Oldest | Clock::Newest => limit(whole),
-                    };
-                    rule.distance(a.0, b.0) <= limit
-                }
-                RuleKind::Spread => rule.distance(a.0, b.0) <= limit(whole),
+                RuleKind::Near => rule.distance(a.0, b.0) <= self.near_limit(rule, a.1, b.1, whole),
+                RuleKind::Spread => rule.distance(a.0, b.0) <= rule.rule.max.unwrap_or(f64::INFINITY),
                 RuleKind::Avoid => !avoids(a.0, b.0) && !avoids(b.0, a.0),
                 RuleKind::Equal => {
                     let own =
@@ -347,8 +357,7 @@ impl Compiled {
         for key in self.partition.iter().chain(&level.split) {
             let (left, right) = (self.text(a.0, *key), self.text(b.0, *key));
             if left != right {
-                let why =
-                    format!("{} and {}", String::from_utf8_lossy(&left), String::from_utf8_lossy(&right));
+                let why = format!("{} and {}", String::from_utf8_lossy(left), String::from_utf8_lossy(right));
                 found(format!("partition {}", self.keys[*key]), why);
             }
         }

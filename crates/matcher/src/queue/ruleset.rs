@@ -297,6 +297,12 @@ pub(crate) struct Step {
     pub(crate) value: Value,
 }
 
+impl Step {
+    fn after_ms(&self) -> u64 {
+        (self.after_s * 1e3).round() as u64
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Clock {
@@ -424,6 +430,8 @@ pub(super) const PLAYERS_MAX: u32 = 200;
 pub(super) const RULES_MAX: usize = 64;
 pub(super) const STEPS_MAX: usize = 64;
 pub(super) const RULE_DEPTH_MAX: usize = 4;
+/// Waiting times from which other rules hold: a ticket's is kept in a byte.
+const LEVELS_MAX: usize = 256;
 
 impl RuleSet {
     /// Reads and checks a rule set.
@@ -436,8 +444,12 @@ impl RuleSet {
             .map_err(|error| problem(error.path().to_string(), error.inner().to_string()))?;
         reader.end().map_err(|error| problem(".", error.to_string()))?;
         super::check::check(&rules)?;
-        // Every level must be a rule set by itself, and no narrower than the one before.
-        rules.levels()?;
+        // No level may be narrower than the one before.
+        let levels = rules.levels()?.len();
+        if levels > LEVELS_MAX {
+            let reason = format!("{levels} times change something, over {LEVELS_MAX}");
+            return Err(problem("expand", reason));
+        }
         Ok(rules)
     }
 
@@ -466,7 +478,7 @@ impl RuleSet {
     pub(crate) fn levels(&self) -> Result<Vec<(u64, RuleSet)>, RuleProblem> {
         let mut times: Vec<u64> = vec![0];
         for expand in &self.expand {
-            times.extend(expand.steps.iter().map(|step| (step.after_s * 1e3) as u64));
+            times.extend(expand.steps.iter().map(Step::after_ms));
         }
         times.sort_unstable();
         times.dedup();
@@ -475,7 +487,7 @@ impl RuleSet {
             let mut rules = levels.last().map_or_else(|| self.clone(), |(_, rules)| rules.clone());
             for (at, expand) in self.expand.iter().enumerate() {
                 for (number, step) in expand.steps.iter().enumerate() {
-                    if (step.after_s * 1e3) as u64 == time {
+                    if step.after_ms() == time {
                         let path = format!("expand[{at}].steps[{number}]");
                         rules.apply(&expand.target, &step.value).map_err(|reason| problem(path, reason))?;
                     }
@@ -505,19 +517,23 @@ impl RuleSet {
             self.party.policy = policy;
         } else if target == "quality.min" {
             let min = number()?;
+            if min < 0.0 {
+                return Err("it must be 0 to 1".to_owned());
+            }
             relaxes(min <= self.quality.min)?;
             self.quality.min = min;
         } else if let Some(name) = target.strip_prefix("sides.").and_then(|rest| rest.strip_suffix(".min")) {
-            let min = number()? as u32;
+            let min =
+                value.as_u64().filter(|min| *min > 0).ok_or("the value must be a whole number over 0")?;
             let side = self.sides.iter_mut().find(|side| side.name == name);
             let side = side.ok_or_else(|| format!("no side is called `{name}`"))?;
-            relaxes(min <= side.min)?;
-            side.min = min;
+            relaxes(min <= u64::from(side.min))?;
+            side.min = min as u32;
         } else if let Some((name, member)) =
             target.strip_prefix("rules.").and_then(|rest| rest.rsplit_once('.'))
         {
             let value = number()?;
-            let rule = self.rules.iter_mut().find(|rule| rule.name == name);
+            let rule = self.rules.iter_mut().find(|rule| !name.is_empty() && rule.name == name);
             let rule = rule.ok_or_else(|| format!("no rule is called `{name}`"))?;
             let (slot, relaxed) = match member {
                 "max" => (&mut rule.max, Some(true)),

@@ -96,7 +96,7 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
         {
             return Some(found);
         }
-        let more = all.len() == first && first < limit;
+        let more = self.cut && first < limit;
         if more {
             all.clear();
             self.gather(start, limit, all);
