@@ -504,14 +504,25 @@ impl Matcher {
         }
     }
 
-    /// The server that a role lives on, as far as the caller may say.
+    /// The server that a role lives on, as far as the caller may say: one that the matcher knows on another server comes to
+    /// the caller's by itself only when that one is lost.
     pub(crate) fn home_of<'a>(&self, caller: Caller<'a>, role: &RoleRef<'a>) -> Outcome<&'a [u8]> {
         let own = caller.srv.as_bytes();
-        if role.srv.is_empty() || role.srv == own {
-            return Ok(own);
+        if !role.srv.is_empty() && role.srv != own {
+            require(caller, Scope::Trusted)?;
+            return Ok(role.srv);
         }
-        require(caller, Scope::Trusted)?;
-        Ok(role.srv)
+        if caller.scope == Scope::Server {
+            let here = self.people.player(role.id).map(|player| self.people.server_of(player));
+            let known = here.or_else(|| Some(self.elsewhere(role.id)?.server.as_slice()));
+            let is_lost = |server| {
+                self.people.server(server).is_some_and(|index| self.people.servers[index].grace_until > 0)
+            };
+            if let Some(server) = known.filter(|server| !is_lost(server)) {
+                check_acts_on(caller, server)?;
+            }
+        }
+        Ok(own)
     }
 
     /// Refuses unless the caller may act for a role that the matcher knows.

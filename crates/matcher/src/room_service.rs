@@ -13,7 +13,7 @@ use crate::notices::Notices;
 use crate::problem::{Outcome, Problem, forbidden, invalid, not_found, quote, quote_all};
 use crate::room::{CreateInfo, Newcomer, Newcomers};
 use crate::slab::NONE;
-use crate::team::{TeamMember, text_and_message, two_texts};
+use crate::team::{TeamMember, strange_to_team, text_and_message, two_texts};
 use crate::timers::Timer;
 
 /// Rooms that one answer lists.
@@ -261,9 +261,15 @@ impl Matcher {
         })
     }
 
-    pub(crate) fn broadcast_room(&mut self, body: &[u8], notices: &mut Notices) -> Outcome {
+    pub(crate) fn broadcast_room(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        notices: &mut Notices,
+    ) -> Outcome {
         let (room, message) = text_and_message(body)?;
         let index = self.find_room(room)?;
+        self.check_has_part_in(caller, index)?;
         let (id, rev) = (self.rooms[index].id, self.rooms[index].rev);
         self.event(Event::BROADCAST_ROOM, |out| {
             write_bytes(out, 1, message);
@@ -273,7 +279,12 @@ impl Matcher {
         Ok(())
     }
 
-    pub(crate) fn set_room_data(&mut self, body: &[u8], notices: &mut Notices) -> Outcome {
+    pub(crate) fn set_room_data(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        notices: &mut Notices,
+    ) -> Outcome {
         let (mut room, mut key, mut value) = (&[][..], &[][..], &[][..]);
         for field in fields(body) {
             let field = field?;
@@ -285,6 +296,7 @@ impl Matcher {
             }
         }
         let index = self.find_room(room)?;
+        self.check_has_part_in(caller, index)?;
         let room = &mut self.rooms[index];
         let rules = &self.modes[room.mode].rules;
         if !rules.count_key.is_empty() && rules.count_key.as_bytes() == key {
@@ -359,11 +371,7 @@ impl Matcher {
         if self.rooms[index].deleting {
             return Ok(());
         }
-        if !self.owns_room(caller, index) && !self.hosts_in_room(caller, index) {
-            return Err(forbidden(
-                "only the room's maker, a member's server or a trusted server may delete it",
-            ));
-        }
+        self.check_has_part_in(caller, index)?;
         self.rooms[index].rev += 1;
         self.begin_end(index, notices);
         write_bool(answer, 1, true);
@@ -534,6 +542,14 @@ impl Matcher {
         Ok(())
     }
 
+    /// Refuses servers that have nothing to do with a room.
+    fn check_has_part_in(&self, caller: Caller<'_>, room: u32) -> Outcome {
+        if self.owns_room(caller, room) || self.hosts_in_room(caller, room) {
+            return Ok(());
+        }
+        Err(forbidden("only the room's maker, a member's server or a trusted server may do this"))
+    }
+
     fn is_exclusive(&self, room: u32) -> bool {
         self.modes[self.rooms[room].mode].rules.exclusive
     }
@@ -583,7 +599,7 @@ impl Matcher {
         made
     }
 
-    /// Does something with the members of a team, of whatever shard, for a server that hosts one of them.
+    /// Does something with the members of a team, of whatever shard, for a server that hosts one of them or is trusted.
     fn move_team(
         &mut self,
         caller: Caller<'_>,
@@ -596,7 +612,7 @@ impl Matcher {
         let moved = if caller.scope > Scope::Server || players.iter().any(hosts) {
             go(self, newcomers)
         } else {
-            Err(forbidden("no member of the team lives on this server"))
+            Err(strange_to_team())
         };
         if moved.is_err() {
             for player in players {

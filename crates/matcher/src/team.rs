@@ -230,9 +230,7 @@ impl Matcher {
             }
         }
         let index = self.find_team(team)?;
-        if caller.scope == Scope::Server && !self.hosts_member(caller, index) {
-            return Err(forbidden("no member of the team lives on this server"));
-        }
+        self.check_hosts_member(caller, index)?;
         let team = &mut self.teams[index];
         team.data.set_within(TEAM_DATA_FIELD, key, value, team.size())?;
         team.rev += 1;
@@ -246,9 +244,15 @@ impl Matcher {
         Ok(())
     }
 
-    pub(crate) fn broadcast_team(&mut self, body: &[u8], notices: &mut Notices) -> Outcome {
+    pub(crate) fn broadcast_team(
+        &mut self,
+        caller: Caller<'_>,
+        body: &[u8],
+        notices: &mut Notices,
+    ) -> Outcome {
         let (team, message) = text_and_message(body)?;
         let index = self.find_team(team)?;
+        self.check_hosts_member(caller, index)?;
         let team = &self.teams[index];
         let (id, rev) = (team.id, team.rev);
         self.event(Event::BROADCAST_TEAM, |out| {
@@ -368,10 +372,18 @@ impl Matcher {
             .ok_or_else(|| Problem::new(Status::NotAMember, "the role is not in the team"))
     }
 
-    fn hosts_member(&self, caller: Caller<'_>, index: u32) -> bool {
-        let members = &self.teams[index].members;
-        members.iter().any(|member| self.people.server_of(member.player) == caller.srv.as_bytes())
+    /// Refuses servers that have nothing to do with a team.
+    fn check_hosts_member(&self, caller: Caller<'_>, index: u32) -> Outcome {
+        let own = |member: &TeamMember| self.people.server_of(member.player) == caller.srv.as_bytes();
+        if caller.scope > Scope::Server || self.teams[index].members.iter().any(own) {
+            return Ok(());
+        }
+        Err(strange_to_team())
     }
+}
+
+pub(crate) fn strange_to_team() -> Problem {
+    forbidden("no member of the team lives on this server")
 }
 
 impl Team {

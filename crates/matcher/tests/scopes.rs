@@ -157,3 +157,27 @@ fn what_concerns_a_whole_queue_or_its_order_needs_a_trusted_caller() {
         assert_eq!(scene.world.ask_as("own", scope, Method::CREATE_TICKET, first).0, wanted);
     }
 }
+
+/// A server cannot make the roles of another its own by having them join something.
+#[test]
+fn a_role_that_lives_elsewhere_is_joined_by_its_server_only() {
+    let Scene { mut world, room, team, .. } = Scene::new();
+    let about = |id: &str| Writer::new().nested(1, role(id));
+    let mode = || Writer::new().str(1, "3v3");
+    let random = || (Method::ROLE_JOIN_RANDOM_ROOM, about("leader").nested(2, mode()));
+    let join_team = || (Method::JOIN_TEAM, about("member").str(2, &team));
+    for (method, body) in [
+        random(),
+        join_team(),
+        (Method::ROLE_CREATE_ROOM, about("leader").nested(2, mode())),
+        (Method::ROLE_JOIN_ROOM, about("leader").str(2, &room)),
+        (Method::CREATE_TEAM, about("member").nested(2, world::team(3, ""))),
+    ] {
+        assert_eq!(world.ask("strange", method, body).0, Status::Forbidden, "{method}");
+    }
+    // Its server is lost: it may have gone to another.
+    world.session("own", false);
+    for (method, body) in [random(), join_team()] {
+        assert_eq!(world.ask("strange", method, body).0, Status::Ok, "{method}");
+    }
+}

@@ -2,7 +2,7 @@
 
 mod world;
 
-use throng_matcher::{Config, ModeRules, OnFull};
+use throng_matcher::{Config, ModeRules, OnFull, Scope};
 use throng_wire::matcher::{Event, Method, Status, Writer};
 use world::{World, id_in, role, roles_in, to_mode};
 
@@ -224,7 +224,8 @@ fn a_refused_join_does_not_move_a_role_to_another_server() {
     let room = id_in(&world.ok("s", Method::ROLE_CREATE_ROOM, create));
     let team = world.create_team("t", "b", 4, "");
     let join = Writer::new().nested(1, named("b")).str(2, &room);
-    assert_eq!(world.ask("elsewhere", Method::ROLE_JOIN_ROOM, join).0, Status::Refused);
+    let refused = world.ask_as("elsewhere", Scope::Trusted, Method::ROLE_JOIN_ROOM, join).0;
+    assert_eq!(refused, Status::Refused);
     world.take_heard();
     world.ok("t", Method::BROADCAST_TEAM, Writer::new().str(1, &team).str(2, "1"));
     let heard: Vec<String> = world.take_heard().into_iter().map(|heard| heard.server).collect();
