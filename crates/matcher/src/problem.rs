@@ -9,25 +9,25 @@ use throng_wire::matcher::{Status, write_bytes, write_nested};
 pub(crate) struct Problem {
     pub(crate) status: Status,
     pub(crate) message: Cow<'static, str>,
-    /// A member of `detail`: name and JSON value.
-    pub(crate) detail: Option<(&'static str, String)>,
+    /// Members of `detail`: names and JSON values.
+    pub(crate) detail: Vec<(&'static str, String)>,
 }
 
 impl Problem {
     pub(crate) fn new(status: Status, message: impl Into<Cow<'static, str>>) -> Problem {
-        Problem { status, message: message.into(), detail: None }
+        Problem { status, message: message.into(), detail: Vec::new() }
     }
 
     #[must_use]
     pub(crate) fn with(mut self, name: &'static str, json: String) -> Problem {
-        self.detail = Some((name, json));
+        self.detail.push((name, json));
         self
     }
 
     /// The body of a response with an error status: {1: message, 2: detail as a map of JSON values}.
     pub(crate) fn write(&self, out: &mut Vec<u8>) {
         write_bytes(out, 1, self.message.as_bytes());
-        if let Some((name, json)) = &self.detail {
+        for (name, json) in &self.detail {
             write_nested(out, 2, |out| {
                 write_bytes(out, 1, name.as_bytes());
                 write_bytes(out, 2, json.as_bytes());

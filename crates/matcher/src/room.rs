@@ -14,7 +14,7 @@ use crate::info::{DataMap, Info, ROOM_DATA_FIELD, RoleRef, bytes, check_growth, 
 use crate::matcher::{Matcher, fan_out, write_about};
 use crate::notices::Notices;
 use crate::policy::Verdict;
-use crate::problem::{Outcome, Problem, not_found, quote_all};
+use crate::problem::{Outcome, Problem, not_found, quote, quote_all};
 use crate::sides::Sides;
 use crate::slab::NONE;
 use crate::timers::Timer;
@@ -241,7 +241,10 @@ impl Matcher {
             let there = newcomers.iter().filter(|newcomer| self.rooms[room].has_member(newcomer.player));
             let roles = quote_all(there.map(|newcomer| self.people.players[newcomer.player].id.as_slice()));
             let message = "some members of the team are in the room";
-            return Err(Problem::new(Status::AlreadyInRoom, message).with("RoleIDs", roles));
+            let id = quote(&self.rooms[room].id.text());
+            return Err(Problem::new(Status::AlreadyInRoom, message)
+                .with("RoomID", id)
+                .with("RoleIDs", roles));
         }
         if rules.unique_float.is_empty() && rules.unique_string.is_empty() {
             return Ok(());

@@ -664,10 +664,12 @@ impl Matcher {
             let busy: SmallVec<[(&[u8], Id); 4]> =
                 rooms.filter_map(|(role, room)| Some((role, room?))).collect();
             if let Some((_, first)) = busy.first() {
-                let first = quote(&first.text());
-                let message = format!("members of the team are in other rooms, the first in {first}");
-                let detail = quote_all(busy.iter().map(|(role, _)| *role));
-                return Err(Problem::new(Status::AlreadyInRoom, message).with("RoleIDs", detail));
+                let roles = quote_all(busy.iter().map(|(role, _)| *role));
+                let problem = Problem::new(
+                    Status::AlreadyInRoom,
+                    "members of the team are in other rooms; here of the first",
+                );
+                return Err(problem.with("RoomID", quote(&first.text())).with("RoleIDs", roles));
             }
         }
         members.iter().try_for_each(|member| rules.check_limits(&RoleRef::parse(member.info.bytes())?))

@@ -317,3 +317,26 @@ fn an_exclusive_room_does_not_keep_a_role_out_of_shared_ones() {
         assert_eq!(roles_in(&world.room(&lobby).1, 4), ["host", "a", "b"]);
     }
 }
+
+#[test]
+fn the_refusal_of_a_team_names_the_members_and_the_room() {
+    let mut world = plain();
+    let team = world.create_team("s", "a", 4, "");
+    for id in ["b", "c"] {
+        assert_eq!(world.join_team("s", id, &team, ""), Status::Ok);
+    }
+    let room = world.create_room("s", "b", "2v2");
+    for method in [Method::TEAM_CREATE_ROOM, Method::TEAM_JOIN_RANDOM_ROOM] {
+        let body = Writer::new().str(1, &team).nested(2, Writer::new().str(1, "2v2"));
+        let (status, problem) = world.ask("s", method, body);
+        assert_eq!(status, Status::AlreadyInRoom);
+        let details: Vec<(String, String)> = Reader::new(&problem)
+            .unwrap()
+            .all(2)
+            .map(|entry| Reader::new(entry).unwrap())
+            .map(|entry| (entry.str(1).unwrap().to_owned(), entry.str(2).unwrap().to_owned()))
+            .collect();
+        let wanted = [("RoomID", format!("\"{room}\"")), ("RoleIDs", "[\"b\"]".to_owned())];
+        assert_eq!(details, wanted.map(|(name, json)| (name.to_owned(), json)));
+    }
+}

@@ -134,11 +134,15 @@ async fn answer(shared: &Shared, mut request: Request<Incoming>) -> Result<Answe
     };
     if name == "notify" && request.method() == Verb::GET {
         let srv = notify::whose(&request);
-        authorise(shared, request.headers(), &srv)?;
+        authorise(shared, token(request.headers()), &srv)?;
         return notify::answer(&shared.handle, &srv, &mut request);
     }
     let srv = text(request.headers(), "x-server-id").to_owned();
-    let scope = authorise(shared, request.headers(), &srv)?;
+    let token = token(request.headers()).to_owned();
+    // Where the header does not say who calls, the body may, which strangers need not send.
+    if !srv.is_empty() || !shared.tokens.knows(&token) {
+        authorise(shared, &token, &srv)?;
+    }
     let Some(method) = method_named(&name) else {
         return Err(refusal(Status::UnknownMethod, format!("no method is called `{name}`")));
     };
@@ -155,6 +159,7 @@ async fn answer(shared: &Shared, mut request: Request<Incoming>) -> Result<Answe
         json::encode(method.request, &body, &mut encoded).map_err(|why| refusal(Status::Invalid, why))?;
     }
     let srv = if srv.is_empty() { server_of_role(method, &encoded) } else { srv };
+    let scope = authorise(shared, &token, &srv)?;
     if let Some(key) = key {
         write_bytes(&mut encoded, REQUEST_KEY_FIELD, &key);
     }
@@ -188,14 +193,17 @@ fn refuse_strange_pages(shared: &Shared, request: &Request<Incoming>) -> Result<
     Ok(())
 }
 
-fn authorise(shared: &Shared, headers: &HeaderMap, srv: &str) -> Result<Scope, Refusal> {
+/// The token that a request carries, empty without one.
+fn token(headers: &HeaderMap) -> &str {
+    let given = text(headers, "authorization").split_once(' ');
+    given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map_or("", |(_, token)| token.trim())
+}
+
+fn authorise(shared: &Shared, token: &str, srv: &str) -> Result<Scope, Refusal> {
     if check_server_name(srv).is_err() {
         return Err(refusal(Status::TooLarge, "the server's id is longer than 128 bytes"));
     }
-    let given = text(headers, "authorization").split_once(' ');
-    let token =
-        given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| token.trim());
-    shared.tokens.scope(token.unwrap_or_default(), srv).ok_or_else(|| {
+    shared.tokens.scope(token, srv).ok_or_else(|| {
         let why = "no such token for this server; send Authorization: Bearer TOKEN, and X-Server-Id";
         refusal(Status::Unauthenticated, why)
     })

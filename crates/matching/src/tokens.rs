@@ -63,15 +63,21 @@ impl Tokens {
         if self.is_open() {
             return Some(Scope::Admin);
         }
-        let mut found = None;
-        for token in &self.0 {
-            let same = token.secret.len() == secret.len()
-                && token.secret.bytes().zip(secret.bytes()).fold(0, |all, (a, b)| all | (a ^ b)) == 0;
-            if same && (token.srv.is_empty() || token.srv == srv) {
-                found = Some(token.scope);
-            }
-        }
-        found
+        let own = self.with(secret).filter(|token| token.srv.is_empty() || token.srv == srv);
+        own.last().map(|token| token.scope)
+    }
+
+    /// Whether a caller with `secret` may do anything as some server.
+    #[must_use]
+    pub fn knows(&self, secret: &str) -> bool {
+        self.is_open() || self.with(secret).last().is_some()
+    }
+
+    fn with(&self, secret: &str) -> impl Iterator<Item = &Token> {
+        self.0.iter().filter(move |token| {
+            token.secret.len() == secret.len()
+                && token.secret.bytes().zip(secret.bytes()).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+        })
     }
 }
 
@@ -86,6 +92,7 @@ mod tests {
         assert_eq!(tokens.scope("abc", "game_1_2"), None);
         assert_eq!(tokens.scope("xyz", "anything"), Some(Scope::Admin));
         assert_eq!(tokens.scope("", ""), None);
+        assert!(tokens.knows("abc") && !tokens.knows("ab") && Tokens::default().knows(""));
         assert_eq!(Tokens::default().scope("", ""), Some(Scope::Admin));
         assert_eq!(Tokens::parse("abc king").unwrap_err(), TokensError { line: 1 });
     }

@@ -89,6 +89,14 @@ fn a_token_is_asked_for_and_has_a_scope() {
     assert_eq!(server.post("Drain", with, &json!({})).1["code"], "FORBIDDEN");
     let other = "\r\nX-Server-Id: other\r\nAuthorization: Bearer word";
     assert_eq!(server.post("Ping", other, &json!({})).0, 401, "the token is for one server");
+    // The role says whose it is where no header does.
+    let bare = "\r\nAuthorization: Bearer word";
+    let mut body = join("b");
+    assert_eq!(server.post("RoleJoinRandomRoom", bare, &body).0, 401);
+    for (srv, code) in [("web", 200), ("other", 401)] {
+        body["RoleInfo"]["SrvID"] = json!(srv);
+        assert_eq!(server.post("RoleJoinRandomRoom", bare, &body).0, code, "{srv}");
+    }
 }
 
 #[test]
