@@ -1,0 +1,195 @@
+//! Sessions of the hub: who reads which stream, and how notices come to them.
+
+use throng_matcher::check_server_name;
+use throng_wire::matcher::{FrameSplit, PROTOCOL_VERSION, Reader as Body, Status, split};
+
+use super::{Conn, Hub, NOBODY, OUT_BYTES_NOTIFY};
+use crate::frames::{write_goaway, write_hello_ack};
+use crate::session::{Batch, Queued, Reader, Session, Sink};
+
+impl Hub {
+    /// Hands notices to their sessions.
+    pub(super) fn distribute(&mut self) {
+        let mut notices = std::mem::take(self.core.notices());
+        for notice in notices.iter() {
+            let Some(index) = self.by_server.get(notice.server as usize).filter(|index| **index != NOBODY)
+            else {
+                continue;
+            };
+            let index = *index as usize;
+            let Some(session) = self.sessions[index].as_mut() else { continue };
+            if !session.has_pending() {
+                self.fresh.push(index);
+            }
+            self.report.notices_queued += 1;
+            match session.push(notice.entry, notice.collapse) {
+                Queued::Added => {}
+                Queued::Replaced => self.report.notices_collapsed += 1,
+                Queued::Lagging => {
+                    self.report.lagging += 1;
+                    let (epoch, conn) = (session.epoch, session.reader_conn());
+                    let place = session.place();
+                    if !session.give(place) {
+                        self.lose_session(index);
+                    } else if let Some(conn) = conn {
+                        self.hello_ack(conn, epoch, 1, false);
+                    }
+                }
+            }
+        }
+        notices.clear();
+        *self.core.notices() = notices;
+    }
+
+    pub(super) fn make_frames(&mut self) {
+        for index in std::mem::take(&mut self.fresh) {
+            let Some(session) = self.sessions[index].as_mut() else { continue };
+            if let Reader::Sink { .. } = session.reader {
+                let stays = session.feed_sink(self.now, |entries| {
+                    self.report.batches_sent += 1;
+                    self.frames.observe(entries as f64);
+                });
+                if !stays {
+                    self.lose_session(index);
+                }
+                continue;
+            }
+            let Reader::Connection(at) = session.reader else { continue };
+            let Some(conn) = self.conns[at].as_mut() else { continue };
+            while conn.out.len() - conn.taken < OUT_BYTES_NOTIFY
+                && let Some(entries) = session.write_frame(self.now, &mut conn.out)
+            {
+                self.report.batches_sent += 1;
+                self.frames.observe(entries as f64);
+            }
+            if !conn.dirty {
+                conn.dirty = true;
+                self.dirty.push(at);
+            }
+        }
+    }
+
+    /// The session of a server, if sink `id` reads it.
+    pub(super) fn sink_of(&self, srv: &str, id: u64) -> Option<usize> {
+        let index = *self.by_srv.get(srv)?;
+        let session = self.sessions[index].as_ref()?;
+        matches!(session.reader, Reader::Sink { id: own, .. } if own == id).then_some(index)
+    }
+
+    pub(super) fn subscribe(&mut self, srv: &str, after: Option<(u64, u64)>, sink: Sink, id: u64) {
+        let index = self.session_of(srv);
+        let Some(session) = self.sessions[index].as_mut() else { return };
+        let old = session.reader_conn();
+        let mut missed = Vec::new();
+        session.reader = Reader::Sink { sink, id, full: false };
+        let (epoch, seq) = after.unwrap_or((session.epoch, session.next() - 1));
+        // Without an epoch whichever is in use: the reader sees which one that is.
+        let epoch = if epoch == 0 { session.epoch } else { epoch };
+        let resumed = session.resume(epoch, seq, &mut missed);
+        let seq = if resumed { seq } else { 0 };
+        let mut stays = session.give(Batch { epoch: session.epoch, seq, body: Vec::new() });
+        let mut rest = &missed[..];
+        // At most what is kept for a resumption, whether the reader is full or not.
+        while stays && let Ok(FrameSplit::Whole { header, body, used }) = split(rest, usize::MAX >> 1) {
+            let batch = Batch { epoch: session.epoch, seq: header.id, body: body.to_vec() };
+            stays = session.give(batch);
+            rest = &rest[used..];
+        }
+        self.fresh.push(index);
+        if let Some(old) = old {
+            self.goaway(old, Status::Invalid, "another session of this server began");
+        }
+        if !stays {
+            self.lose_session(index);
+        }
+    }
+
+    /// The session of a server, made if there is none; the server counts as connected.
+    fn session_of(&mut self, srv: &str) -> usize {
+        let server = self.core.session(self.now, srv, true);
+        let index = match self.by_srv.get(srv) {
+            Some(index) => *index,
+            None => {
+                let index = self.sessions.iter().position(Option::is_none).unwrap_or(self.sessions.len());
+                self.epoch += 1;
+                let session = Session::new(srv.to_owned(), server, self.epoch);
+                if index == self.sessions.len() {
+                    self.sessions.push(None);
+                }
+                self.sessions[index] = Some(session);
+                self.by_srv.insert(srv.to_owned(), index);
+                index
+            }
+        };
+        if let Some(session) = self.sessions[index].as_mut() {
+            session.server = server;
+        }
+        if self.by_server.len() <= server as usize {
+            self.by_server.resize(server as usize + 1, NOBODY);
+        }
+        self.by_server[server as usize] = index as u32;
+        index
+    }
+
+    pub(super) fn lose_session(&mut self, index: usize) {
+        let Some(session) = self.sessions[index].as_mut() else { return };
+        session.reader = Reader::Nobody;
+        let srv = session.srv.clone();
+        self.core.session(self.now, &srv, false);
+    }
+
+    pub(super) fn hello(&mut self, index: usize, conn: &mut Conn, body: &[u8]) -> bool {
+        let Ok(hello) = Body::new(body) else { return false };
+        let (Ok(srv), Ok(area), Ok(token)) = (hello.str(2), hello.str(3), hello.str(4)) else { return false };
+        if hello.u64(1) != PROTOCOL_VERSION {
+            let text = format!("version {} is not spoken here, only {PROTOCOL_VERSION}", hello.u64(1));
+            write_goaway(&mut conn.out, Status::Invalid, &text);
+            conn.closing = true;
+            return true;
+        }
+        let Some(scope) = self.tokens.scope(token, srv) else {
+            write_goaway(&mut conn.out, Status::Unauthenticated, "no such token for this server");
+            conn.closing = true;
+            return true;
+        };
+        if check_server_name(srv).is_err() || !area.is_empty() && !self.area.is_empty() && area != self.area {
+            write_goaway(
+                &mut conn.out,
+                Status::Invalid,
+                "this matcher serves another area, or the SrvID is too long",
+            );
+            conn.closing = true;
+            return true;
+        }
+        if conn.session.is_some() {
+            return false;
+        }
+        conn.scope = scope;
+        let session = self.session_of(srv);
+        conn.session = Some(session);
+        let Some(entry) = self.sessions[session].as_mut() else { return false };
+        let old = entry.reader_conn();
+        entry.reader = Reader::Connection(index);
+        let mut missed = Vec::new();
+        let (epoch, seq) = (hello.u64(6), hello.u64(5));
+        let resumed = entry.resume(epoch, seq, &mut missed);
+        let (epoch, first) = (entry.epoch, if resumed { seq + 1 } else { 1 });
+        write_hello_ack(&mut conn.out, &self.matcher_id, epoch, first, resumed);
+        conn.out.extend_from_slice(&missed);
+        self.fresh.push(session);
+        if let Some(old) = old.filter(|old| *old != index) {
+            self.goaway(old, Status::Invalid, "another session of this server began");
+        }
+        true
+    }
+
+    fn hello_ack(&mut self, index: usize, epoch: u64, first: u64, resumed: bool) {
+        if let Some(conn) = self.conns[index].as_mut() {
+            write_hello_ack(&mut conn.out, &self.matcher_id, epoch, first, resumed);
+            if !conn.dirty {
+                conn.dirty = true;
+                self.dirty.push(index);
+            }
+        }
+    }
+}
