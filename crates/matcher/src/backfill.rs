@@ -171,10 +171,9 @@ impl Matcher {
         self.queues.list[queue].backfills.insert(index);
         self.tie_backfill(index, compiled.sides.iter().map(|(name, _)| name.clone()).collect());
         self.keep_alive(index);
-        let (id, ack_until) = (self.backfills[index].id, self.backfills[index].ack_until);
-        self.timers.set(ack_until, Timer::Backfill(id));
+        self.watch_backfill(index);
         self.wake_backfill(index);
-        write_bytes(answer, 1, &id.text());
+        write_bytes(answer, 1, &self.backfills[index].id.text());
         write_u64(answer, 2, 1);
         Ok(())
     }
@@ -247,7 +246,7 @@ impl Matcher {
             let names = sides.get(side).map_or(&[][..], |side| &side.players);
             let party: Vec<PlayerInput<'_>> = names.iter().map(|name| input(name)).collect();
             let mut facts = compiled.facts(&party, &mut no_regions).map_err(refused)?;
-            facts.plays_in(backfill.region, self.queues.list[queue].regions.len());
+            facts.plays_in(backfill.region);
             fixed.push(facts);
         }
         // An empty room is where its attributes say.
@@ -384,14 +383,25 @@ impl Matcher {
         });
     }
 
-    /// No sign of life came.
-    pub(crate) fn end_unconfirmed(&mut self, id: Id, notices: &mut Notices) {
+    /// Sees to a backfill again when its limits grow, or it may be lost.
+    fn watch_backfill(&mut self, index: u32) {
+        let backfill = &self.backfills[index];
+        let levels = &self.queues.list[backfill.queue].rules().levels;
+        let mut grows = levels.iter().map(|level| backfill.created + level.after_ms);
+        let next =
+            grows.find(|at| *at > self.now).map_or(backfill.ack_until, |at| at.min(backfill.ack_until));
+        self.timers.set(next, Timer::Backfill(backfill.id));
+    }
+
+    /// A backfill's limits may have grown, or no sign of life came.
+    pub(crate) fn backfill_is_due(&mut self, id: Id, notices: &mut Notices) {
         let Some(backfill) = self.backfills.get(id.index).filter(|backfill| backfill.id == id) else {
             return;
         };
         if backfill.ack_until > self.now {
-            let at = backfill.ack_until;
-            self.timers.set(at, Timer::Backfill(id));
+            self.backfills[id.index].seen = None;
+            self.watch_backfill(id.index);
+            self.wake_backfill(id.index);
         } else {
             self.stop_backfill_of(id.index, "no_ack", notices);
         }

@@ -495,7 +495,7 @@ impl Matcher {
             Timer::Tick(queue) => self.begin_tick(queue, at),
             Timer::Proposal(id) => self.end_proposal(id, notices),
             Timer::Assign(id) => self.end_without_server(id, notices),
-            Timer::Backfill(id) => self.end_unconfirmed(id, notices),
+            Timer::Backfill(id) => self.backfill_is_due(id, notices),
             Timer::Updates(queue) => self.send_updates(queue, notices),
             Timer::Period(pool) => self.end_rating_period(&pool),
             Timer::Cooldown(player) => self.end_cooldown(player),

@@ -172,7 +172,7 @@ impl Matcher {
     }
 
     /// Tickets ahead: exact in small partitions, in large ones the share of those that came before by the time waited.
-    fn count_position(&mut self, ticket: u32) {
+    pub(crate) fn count_position(&mut self, ticket: u32) {
         let entry = &self.tickets[ticket];
         let Some(place) = entry.place() else { return };
         let own = crate::queue::anchor_of(&self.tickets, ticket);

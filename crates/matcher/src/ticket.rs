@@ -473,6 +473,10 @@ impl Matcher {
         queue.due.enter(&mut self.waiting, queue_index, index, due);
         let tickets = &self.tickets;
         queue.pool.insert(&compiled, partition, key, hot, anchor, |other| anchor_of(tickets, other));
+        if self.tickets[index].created < now {
+            // Back from a proposal, before some that came meanwhile.
+            self.count_position(index);
+        }
         self.schedule(queue_index);
         self.begin_updates(queue_index);
     }

@@ -186,7 +186,11 @@ struct Simulated {
 /// and not much later than they were told.
 #[test]
 fn a_population_is_matched_evenly_and_as_promised() {
-    let (mut world, mut rng) = (with(RANKED), Rng::new(1));
+    (1..=3).for_each(population_is_matched);
+}
+
+fn population_is_matched(seed: u64) {
+    let (mut world, mut rng) = (with(RANKED), Rng::new(seed));
     let mut waiting: Vec<Simulated> = Vec::new();
     let (mut waits, mut kept, mut promised, mut number) = (Vec::new(), 0, 0, 0);
     for _ in 0..4 * 240 {
@@ -223,7 +227,7 @@ fn a_population_is_matched_evenly_and_as_promised() {
                 waits.push(waited);
                 if let Some(p90) = ticket.promised {
                     promised += 1;
-                    kept += u64::from(waited as f64 <= 1.5 * p90 as f64 + 250.0);
+                    kept += u64::from(waited as f64 <= 1.5 * p90 as f64);
                 }
                 false
             });
@@ -238,9 +242,10 @@ fn a_population_is_matched_evenly_and_as_promised() {
     assert!(quantile(0.5) < 10_000 && quantile(0.9) < 45_000, "{} {}", quantile(0.5), quantile(0.9));
     // Without a rating quality is the room that is left below the latency's limit: the worst of ten players is near it.
     assert!(quality(12) > 0.2, "median quality {}", quality(12));
+    assert!(promised > 1_000, "most were promised something: {promised}");
     assert!(
         kept * 10 >= promised * 8,
-        "{kept} of {promised} waited no longer than 1.5 times what they were told"
+        "seed {seed}: {kept} of {promised} waited no longer than 1.5 times what they were told"
     );
 }
 

@@ -602,3 +602,70 @@ fn positions_for_more_players_than_there_are_numbers_are_taken() {
     let (status, _) = world.put_queue(&DUEL.replace(r#""timeout_s": 60"#, &many));
     assert_eq!(status, Status::RuleInvalid);
 }
+
+/// A queue of pairs that plays with backfills whose servers are seldom heard.
+fn pairs_late(more: &str) -> World {
+    with(&format!(
+        r#"{{"name": "late", "sides": [{{"name": "side", "min": 2, "max": 2}}], "backfill": {{"ack_s": 600}},
+        "attributes": {{"skill": {{"type": "number", "default": 0}}}}, {more}}}"#
+    ))
+}
+
+/// A room's backfill of two places.
+fn start_late(world: &mut World) -> String {
+    let room = world.create_room("game", "host", "2v2");
+    let start = Writer::new().str(1, &room).str(2, "late").nested(3, Writer::new().str(1, "side").u64(2, 2));
+    let start = start.nested(4, Writer::new().str(1, "skill").bytes(2, b"0"));
+    world.ok("game", Method::START_BACKFILL, start);
+    room
+}
+
+/// Spec: D.5 and D.7, a backfill looks again when a limit of its own or of a ticket grows, whatever its server does.
+#[test]
+fn a_backfill_relaxes_while_it_waits() {
+    let rules = r#""rules": [{"name": "near", "type": "near", "key": "skill", "max": 4}],
+        "expand": [{"target": "rules.near.max", "steps": [{"after_s": 10, "value": 50}]}]"#;
+    for backfill_first in [true, false] {
+        let mut world = pairs_late(rules);
+        let mut room = String::new();
+        if backfill_first {
+            room = start_late(&mut world);
+            world.pass(2_000);
+        }
+        let far = world.solo("s", "late", "far", 20.0);
+        world.pass(2_000);
+        if !backfill_first {
+            room = start_late(&mut world);
+        }
+        world.pass(7_000);
+        assert_eq!(world.get_ticket(&far).status, "searching");
+        world.pass(4_000);
+        assert_eq!(world.get_ticket(&far).room, room, "backfill first: {backfill_first}");
+    }
+}
+
+/// Spec: D.4.1 `latency`, where a backfill's room is in no region.
+#[test]
+fn a_backfill_of_no_region_takes_players_of_regions_that_come_later() {
+    let mut world = pairs_late(r#""rules": [{"type": "latency", "max_ms": 60}]"#);
+    let room = start_late(&mut world);
+    for region in ["eu", "us"] {
+        let one = player(region, &[]).nested(4, Writer::new().str(1, region).f64(2, 20.0));
+        let one = world.ticket("s", "late", vec![one]);
+        world.pass(250);
+        assert_eq!(world.get_ticket(&one).room, room, "{region}");
+    }
+}
+
+/// Spec: D.8 `Position`, of a ticket that comes back from a proposal.
+#[test]
+fn a_ticket_that_comes_back_is_ahead_of_those_that_came_later() {
+    let mut world = duel_with(r#""accept": {"required": true}"#);
+    let (a, b) = (world.solo("s1", "duel", "a", 0.0), world.solo("s2", "duel", "b", 1.0));
+    world.pass(250);
+    world.solo("s3", "duel", "c", 1_000.0);
+    assert_eq!(world.cancel("s1", &a), Status::Ok);
+    let answer = world.ok("s2", Method::GET_TICKET, Writer::new().str(1, &b));
+    let ticket = Reader::new(&answer).unwrap().nested(1).unwrap();
+    assert_eq!((ticket.str(8).unwrap(), ticket.u64(17)), ("searching", 0));
+}

@@ -109,8 +109,10 @@ impl Facts {
         mask
     }
 
-    /// Players of a running match have no latency but in the region that it is played in, where they count as there.
-    pub(crate) fn plays_in(&mut self, region: Option<u16>, regions: usize) {
+    /// Players of a running match have no latency but in the region that it is played in, where they count as there: in
+    /// any, also those that come later, where there is none.
+    pub(crate) fn plays_in(&mut self, region: Option<u16>) {
+        let regions = region.map_or(REGIONS_MAX, |region| usize::from(region) + 1);
         let here = |at: usize| region.is_none_or(|region| usize::from(region) == at);
         let there = Ping { best: f32::INFINITY, worst: 0.0, sum: 0.0 };
         self.pings = (0..regions).map(|at| if here(at) { there } else { NO_PING }).collect();

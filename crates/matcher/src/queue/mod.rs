@@ -389,6 +389,11 @@ impl Matcher {
         }
         (queue.tick_at, queue.tick_now, queue.searching) = (0, at, true);
         self.queues.searching.insert(index);
+        self.wake_backfills(index);
+    }
+
+    /// Lets those backfills of a queue look that have not since something came or relaxed.
+    fn wake_backfills(&mut self, index: u32) {
         let Queue { backfills, pool, .. } = &mut self.queues.list[index];
         for backfill in backfills.iter() {
             if let Some(anchor) = self.backfills[*backfill].anchor(*backfill, pool) {
@@ -412,6 +417,9 @@ impl Matcher {
             if let Some((at, ticket)) = queue.due.pop(&mut self.waiting, index, tick_now) {
                 if let Some(ticket) = ticket {
                     self.ticket_is_due(ticket, at, &compiled, notices);
+                }
+                if self.queues.list[index].due.first().is_none_or(|next| next > tick_now) {
+                    self.wake_backfills(index);
                 }
                 steps += ANCHOR_STEPS;
                 continue;

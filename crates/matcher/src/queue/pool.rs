@@ -52,7 +52,7 @@ pub(crate) struct Partition {
     ranks: BTreeMap<i8, u32>,
     /// Tickets by number of players.
     sizes: BTreeMap<u8, u32>,
-    /// Grows with every ticket that comes: a backfill looks again when it has.
+    /// Grows with every ticket that comes or relaxes: a backfill looks again when it has.
     pub(crate) arrivals: u64,
     pub(crate) backfills: u32,
 }
@@ -186,6 +186,7 @@ impl Pool {
     ) {
         let part = &mut self.partitions[partition];
         if let Some(hot) = part.order.get_mut(key) {
+            part.arrivals += 1;
             part.idle -= u32::from(hot.idle);
             part.cuts -= u32::from(hot.cut);
             if hot.idle {
