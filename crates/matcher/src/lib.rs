@@ -74,6 +74,7 @@ pub mod record;
 mod room;
 mod room_service;
 mod route;
+mod seats;
 mod shard;
 mod shards;
 mod sides;
