@@ -1,33 +1,28 @@
 //! Tickets: parties that wait in a queue.
 
+mod service;
+
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
-use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
-use throng_wire::{Field, WireType, fields};
+use throng_wire::matcher::{Event, write_bytes, write_nested, write_u64};
+use throng_wire::{Field, fields};
 
-use crate::claims::Limit;
-use crate::config::{Caller, Scope};
 use crate::id::Id;
-use crate::info::{ID_BYTES_MAX, RoleRef, bytes, check_id, check_len, entry, text};
-use crate::matcher::{Matcher, check_acts_on, fan_out, require};
+use crate::info::{ID_BYTES_MAX, bytes, check_id, check_len, entry, text};
+use crate::matcher::{Matcher, fan_out};
 use crate::notices::Notices;
-use crate::problem::{Outcome, Problem, invalid, not_found, quote, quote_all, too_large};
+use crate::problem::{Outcome, not_found, too_large};
 use crate::queue::{Compiled, Facts, Key, Kind, OnMemberLost, PlayerInput, anchor_of, number, ordered};
 use crate::slab::NONE;
 
-/// Players of one ticket.
-const PLAYERS_MAX: usize = 64;
+/// Attributes of one player.
 const ATTRIBUTES_MAX: usize = 32;
-/// Bytes of a ticket's players as encoded.
-const TICKET_BYTES_MAX: usize = 4 << 10;
 /// Ended tickets stay readable for this long,
 const ENDED_MS: u64 = 60_000;
 /// but at most so many of them: beyond, the oldest are forgotten, as a burst of cancellations would fill the memory.
 const ENDED_MAX: u32 = 100_000;
 /// Ended tickets, or matches, that one input forgets, about half a millisecond: those of one large tick end together.
 pub(crate) const FORGOTTEN_PER_INPUT: usize = 2_048;
-/// Tickets in one answer.
-const LIST_MAX: usize = 1_000;
 
 /// What has become of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -169,240 +164,6 @@ impl Matcher {
             .filter(|ticket| ticket_id(ticket.id, ticket.created) == text)
             .map(|_| index)
             .ok_or_else(|| not_found("ticket does not exist"))
-    }
-
-    pub(crate) fn create_ticket(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        _: &mut Notices,
-    ) -> Outcome {
-        self.check_not_draining()?;
-        let mut asked = Asked::parse(body)?;
-        let queue = self.queues.find(asked.queue).ok_or_else(|| not_found("queue does not exist"))?;
-        if asked.priority != 0 {
-            require(caller, Scope::Trusted)?;
-        }
-        if !self.has_left(Limit::Tickets) {
-            return Err(Problem::new(Status::Overloaded, "as many tickets wait as this matcher takes"));
-        }
-        let compiled = self.queues.list[queue].rules();
-        let from_team: Vec<Vec<u8>>;
-        let bodies = if asked.team.is_empty() {
-            std::mem::take(&mut asked.players)
-        } else {
-            from_team = self.team_as_players(caller, asked.team, &compiled)?;
-            from_team.iter().map(Vec::as_slice).collect()
-        };
-        check_size(&bodies)?;
-        let mut inputs = parse_players(&bodies)?;
-        let servers = self.check_players(caller, queue, &compiled, &inputs, !asked.team.is_empty())?;
-        self.fill_in_ratings(&compiled, inputs.iter_mut().map(|(input, _)| input));
-        let party: Vec<PlayerInput<'_>> = inputs.into_iter().map(|(input, _)| input).collect();
-        let refused = |why: String| Problem::new(Status::RuleInvalid, why);
-        let facts = compiled.facts(&party, &mut self.queues.list[queue].regions).map_err(refused)?;
-        if let Some(why) = compiled.never(&facts) {
-            return Err(refused(why));
-        }
-        let index = self.insert_ticket(queue, &asked, facts);
-        for ((input, server), body) in party.iter().zip(&servers).zip(&bodies) {
-            let entry = self.people.server_entry(server);
-            let player = self.people.player_entry(input.role, entry);
-            self.people.players[player].tickets.push(index);
-            let body = with_server(body, server);
-            self.tickets[index].players.push(TicketPlayer { player, body });
-        }
-        self.live_tickets += 1;
-        self.queues.list[queue].live += 1;
-        self.enter_pool(index);
-        write_nested(answer, 1, |out| self.write_ticket(index, out));
-        Ok(())
-    }
-
-    /// Makes a ticket that has no players yet.
-    fn insert_ticket(&mut self, queue: u32, asked: &Asked<'_>, facts: Facts) -> u32 {
-        let timeout = self.queues.list[queue].rules().set.timeout_s * 1_000;
-        let expires = self.now + if asked.expires_ms == 0 { timeout } else { asked.expires_ms.min(timeout) };
-        let index = self.tickets.next_index();
-        let id = self.new_id(index);
-        self.tickets.insert(Ticket {
-            id,
-            queue,
-            created: self.now,
-            expires,
-            priority: asked.priority,
-            state: State::Searching,
-            rev: 1,
-            reason: Box::default(),
-            team: Box::from(asked.team),
-            players: SmallVec::new(),
-            facts,
-            level: 0,
-            standing: Standing::Nowhere,
-            matched: None,
-            room: None,
-            region: None,
-            position: 0,
-        })
-    }
-
-    /// Refuses players that may not wait here; gives their servers.
-    fn check_players<'a>(
-        &self,
-        caller: Caller<'a>,
-        queue: u32,
-        compiled: &Compiled,
-        inputs: &[(PlayerInput<'a>, &'a [u8])],
-        from_team: bool,
-    ) -> Outcome<Vec<Vec<u8>>> {
-        let mut servers = Vec::with_capacity(inputs.len());
-        for (at, (input, srv)) in inputs.iter().enumerate() {
-            if inputs[..at].iter().any(|(other, _)| other.role == input.role) {
-                return Err(invalid("a player is in the party twice"));
-            }
-            let role = RoleRef::bare(input.role).on(srv);
-            // A team's members live where they joined it from.
-            let server = if from_team { srv } else { self.home_of(caller, &role)? };
-            servers.push(server.to_vec());
-            if !from_team {
-                match (self.people.player(input.role), self.elsewhere(input.role)) {
-                    (Some(player), _) => self.check_acts_for(caller, player)?,
-                    (None, Some(facts)) => check_acts_on(caller, &facts.server)?,
-                    (None, None) => {}
-                }
-            }
-            self.check_may_wait(queue, compiled, input.role)?;
-        }
-        Ok(servers)
-    }
-
-    /// Refuses a player who may not have one more ticket.
-    fn check_may_wait(&self, queue: u32, compiled: &Compiled, role: &[u8]) -> Outcome {
-        let (here, elsewhere) = (self.people.player(role), self.elsewhere(role));
-        let here = here.map(|player| &self.people.players[player]);
-        let cooldown_until = here.map_or(0, |player| player.cooldown_until);
-        let cooldown_until = cooldown_until.max(elsewhere.map_or(0, |facts| facts.cooldown_until));
-        if cooldown_until > self.now {
-            let message = "the player declined a match lately";
-            return Err(Problem::new(Status::Cooldown, message).with("Until", cooldown_until.to_string()));
-        }
-        let tickets = here.map_or(&[][..], |player| &player.tickets);
-        let others = elsewhere.map_or(&[][..], |facts| &facts.tickets);
-        let is_here = tickets.iter().any(|ticket| self.tickets[*ticket].queue == queue);
-        if is_here || tickets.len() + others.len() >= self.config.tickets_per_player {
-            let ids: Vec<[u8; 32]> = tickets.iter().map(|ticket| self.ticket_text(*ticket)).collect();
-            let detail =
-                quote_all(ids.iter().map(<[u8; 32]>::as_slice).chain(others.iter().map(|id| id.as_slice())));
-            let message = "the player has live tickets";
-            return Err(Problem::new(Status::AlreadyInQueue, message).with("TicketIDs", detail));
-        }
-        if compiled.set.allow_in_room {
-            return Ok(());
-        }
-        match here.map_or(NONE, |player| player.room) {
-            NONE => self.check_not_elsewhere(role),
-            room => Err(self.already_in(room)),
-        }
-    }
-
-    /// The members of a team as players: numbers and texts of their infos are attributes where the queue declares them.
-    fn team_as_players(&self, caller: Caller<'_>, team: &[u8], compiled: &Compiled) -> Outcome<Vec<Vec<u8>>> {
-        let team = self.view_team(team)?;
-        check_acts_on(caller, &team.server)?;
-        let declared = |key: &[u8]| compiled.set.attributes.keys().any(|known| known.as_bytes() == key);
-        let mut players = Vec::with_capacity(team.members.len());
-        for member in &team.members {
-            let mut body = Vec::new();
-            write_bytes(&mut body, 1, &member.role);
-            write_bytes(&mut body, 2, &member.server);
-            for field in fields(member.info.bytes()).map_while(Result::ok) {
-                if !matches!(field.number, 4 | 5) {
-                    continue;
-                }
-                let (key, value) = entry(&field)?;
-                if !declared(key) {
-                    continue;
-                }
-                let json = match value {
-                    Some(value) if value.wire_type == WireType::Fixed64 => {
-                        f64::from_bits(value.scalar).to_string()
-                    }
-                    Some(value) => quote(value.value),
-                    None => quote(b""),
-                };
-                write_nested(&mut body, 3, |out| {
-                    write_bytes(out, 1, key);
-                    write_bytes(out, 2, json.as_bytes());
-                });
-            }
-            players.push(body);
-        }
-        Ok(players)
-    }
-
-    pub(crate) fn cancel_ticket(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
-        let index = self.find_ticket(crate::team::two_texts(body)?.0)?;
-        self.check_owns_ticket(caller, index)?;
-        match self.tickets[index].state {
-            State::Searching => {
-                let queue = self.tickets[index].queue;
-                self.queues.list[queue].figures.cancelled += 1;
-                self.end_ticket(index, State::Cancelled, "cancelled", notices);
-            }
-            State::Proposed => self.decline(index, notices),
-            State::Cancelled => {}
-            State::Placing | State::Matched | State::TimedOut | State::Failed => {
-                return Err(Problem::new(Status::TicketClosed, "the ticket is placing or ended"));
-            }
-        }
-        write_nested(answer, 1, |out| self.write_ticket(index, out));
-        Ok(())
-    }
-
-    /// Whoever hosts a player of a ticket may act for it.
-    pub(crate) fn check_owns_ticket(&self, caller: Caller<'_>, index: u32) -> Outcome {
-        let ticket = &self.tickets[index];
-        let hosts = |player: &TicketPlayer| {
-            !ticket.state.is_live() || self.people.server_of(player.player) == caller.srv.as_bytes()
-        };
-        if caller.scope == Scope::Server && !ticket.players.iter().any(hosts) {
-            return Err(crate::problem::forbidden("no player of the ticket lives on this server"));
-        }
-        Ok(())
-    }
-
-    pub(crate) fn get_ticket(&self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
-        let index = self.find_ticket(crate::team::two_texts(body)?.0)?;
-        write_nested(answer, 1, |out| self.write_ticket(index, out));
-        Ok(())
-    }
-
-    pub(crate) fn list_tickets(&self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
-        let (role, queue) = crate::team::two_texts(body)?;
-        let mut found: Vec<u32> = Vec::new();
-        if !role.is_empty() {
-            if let Some(player) = self.people.player(role) {
-                self.check_acts_for(caller, player)?;
-                found.extend(&self.people.players[player].tickets);
-            }
-        } else {
-            require(caller, Scope::Trusted)?;
-            let queue = self.queues.find(queue).ok_or_else(|| not_found("queue does not exist"))?;
-            let all =
-                self.tickets.iter().filter(|(_, ticket)| ticket.queue == queue && ticket.state.is_live());
-            found.extend(all.map(|(index, _)| index).take(LIST_MAX));
-        }
-        for index in found {
-            write_nested(answer, 1, |out| self.write_ticket(index, out));
-        }
-        Ok(())
     }
 
     pub(crate) fn ticket_text(&self, index: u32) -> [u8; 32] {
@@ -709,55 +470,6 @@ pub(crate) fn next_due(compiled: &Compiled, ticket: &Ticket) -> u64 {
     next.map_or(ticket.expires, |level| (ticket.created + level.after_ms).min(ticket.expires))
 }
 
-/// A request for a ticket.
-#[derive(Default)]
-struct Asked<'a> {
-    queue: &'a [u8],
-    players: Vec<&'a [u8]>,
-    team: &'a [u8],
-    expires_ms: u64,
-    priority: i8,
-}
-
-impl<'a> Asked<'a> {
-    fn parse(body: &'a [u8]) -> Outcome<Asked<'a>> {
-        let mut asked = Asked::default();
-        for field in fields(body) {
-            let field = field?;
-            match field.number {
-                1 => asked.queue = text(&field)?,
-                2 => asked.players.push(bytes(&field)?),
-                3 => asked.team = text(&field)?,
-                4 => asked.expires_ms = field.scalar,
-                5 => {
-                    let priority = (field.scalar >> 1) as i64 ^ -((field.scalar & 1) as i64);
-                    asked.priority = i8::try_from(priority)
-                        .ok()
-                        .filter(|priority| (-10..=10).contains(priority))
-                        .ok_or_else(|| invalid("Priority is -10 to 10"))?;
-                }
-                _ => {}
-            }
-        }
-        if asked.players.is_empty() == asked.team.is_empty() {
-            return Err(invalid("a ticket has either Players or a TeamID"));
-        }
-        Ok(asked)
-    }
-}
-
-/// Refuses more players, or more of them in bytes, than a ticket has.
-fn check_size(players: &[&[u8]]) -> Outcome {
-    if players.len() > PLAYERS_MAX {
-        return Err(too_large(format!("a ticket has at most {PLAYERS_MAX} players")));
-    }
-    let size: usize = players.iter().map(|player| player.len()).sum();
-    if size > TICKET_BYTES_MAX {
-        return Err(too_large(format!("a ticket of {size} bytes exceeds the limit of {TICKET_BYTES_MAX}")));
-    }
-    Ok(())
-}
-
 /// Players with the servers that they name.
 fn parse_players<'a>(bodies: &[&'a [u8]]) -> Outcome<Vec<(PlayerInput<'a>, &'a [u8])>> {
     bodies.iter().map(|body| parse_player(body)).collect()
@@ -794,16 +506,6 @@ fn parse_player(body: &[u8]) -> Outcome<(PlayerInput<'_>, &[u8])> {
         return Err(too_large(message));
     }
     Ok((input, srv))
-}
-
-/// A player's body with the server that the matcher knows.
-fn with_server(body: &[u8], server: &[u8]) -> Box<[u8]> {
-    let mut out = Vec::with_capacity(body.len() + server.len() + 2);
-    for field in fields(body).map_while(Result::ok).filter(|field| field.number != 2) {
-        out.extend_from_slice(field.raw);
-    }
-    write_bytes(&mut out, 2, server);
-    out.into_boxed_slice()
 }
 
 /// How far a pool's neighbours are apart, for explanations.
