@@ -407,7 +407,8 @@ impl Matcher {
             return Err(closed());
         }
         let rules = self.queues.list[self.matches[index].queue].rules();
-        if caller.scope == Scope::Server && rules.set.allocator != caller.srv {
+        let is_allocator = !caller.srv.is_empty() && rules.set.allocator == caller.srv;
+        if caller.scope == Scope::Server && !is_allocator {
             return Err(forbidden("only the queue's allocator or a trusted server may assign a match"));
         }
         let mut values = self.rooms[room].data.clone();

@@ -147,6 +147,21 @@ fn every_method_asks_for_the_scope_that_the_reference_names() {
 }
 
 #[test]
+fn without_an_allocator_only_trusted_callers_assign_matches() {
+    for (scope, wanted) in [(Scope::Server, Status::Forbidden), (Scope::Trusted, Status::Ok)] {
+        let mut world = World::new(Config::default());
+        let (status, answer) =
+            world.put_queue(&format!(r#"{{"name": "hosted", "assign": "external", {RULES}}}"#));
+        assert_eq!(status, Status::Ok, "{}", String::from_utf8_lossy(&answer));
+        let tickets = ["a", "b"].map(|name| world.ticket("own", "hosted", vec![player(name, &[])]));
+        world.pass(250);
+        let room = world.get_ticket(&tickets[0]).room;
+        let assign = Writer::new().str(1, &room).str(2, "10.0.0.1:7777");
+        assert_eq!(world.ask_as("", scope, Method::ASSIGN_MATCH, assign).0, wanted);
+    }
+}
+
+#[test]
 fn what_concerns_a_whole_queue_or_its_order_needs_a_trusted_caller() {
     for scope in [Scope::Server, Scope::Trusted] {
         let mut scene = Scene::new();

@@ -89,10 +89,18 @@ impl Core {
         match self {
             Core::One(engine) => {
                 let mark = engine.commit(now)?;
-                engine.snapshot(now);
+                engine.snapshot(now, Journal::wants_snapshot);
                 Ok(mark)
             }
             Core::Many(pool) => pool.commit(now),
+        }
+    }
+
+    /// Writes a last snapshot after a commit, so that the next start replays nothing. While a tick goes on there is none.
+    pub(crate) fn last_snapshot(&mut self, now: u64) {
+        match self {
+            Core::One(engine) => engine.snapshot(now, Journal::has_news),
+            Core::Many(pool) => pool.last_snapshot(now),
         }
     }
 

@@ -152,10 +152,10 @@ impl Engine {
         self.log.commit(now)
     }
 
-    /// Writes a snapshot where one pays. Of several shards that is the business of who has them all.
-    pub(crate) fn snapshot(&mut self, now: u64) {
+    /// Writes a snapshot if the journal is of that opinion. Of several shards that is the business of who has them all.
+    pub(crate) fn snapshot(&mut self, now: u64, wants: fn(&Journal) -> bool) {
         if let Log::Own(journal) = &mut self.log
-            && journal.wants_snapshot()
+            && wants(journal)
             && self.matcher.next_timeout().is_none_or(|at| at > now)
         {
             journal.snapshot(self.matcher.snapshot());

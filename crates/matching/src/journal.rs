@@ -348,6 +348,11 @@ impl Journal {
         self.since_snapshot > SNAPSHOT_LOG_BYTES_MIN.max(2 * self.snapshot_bytes)
     }
 
+    /// Whether anything was logged since the last snapshot.
+    pub(crate) fn has_news(&self) -> bool {
+        self.since_snapshot > 0
+    }
+
     /// Writes a snapshot of the state after all that was committed, in the background.
     pub(crate) fn snapshot(&mut self, bytes: Vec<u8>) {
         debug_assert!(self.buf.is_empty(), "a snapshot follows a commit");

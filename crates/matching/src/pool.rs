@@ -421,12 +421,22 @@ impl Pool {
         if let Some(error) = lock(&self.common.failed).take() {
             return Err(error);
         }
+        self.write_snapshot(now, Journal::wants_snapshot);
+        Ok(self.mark)
+    }
+
+    /// Writes a last snapshot.
+    pub(crate) fn last_snapshot(&self, now: u64) {
+        self.write_snapshot(now, Journal::has_news);
+    }
+
+    /// Writes a snapshot if the journal is of that opinion.
+    fn write_snapshot(&self, now: u64, wants: fn(&Journal) -> bool) {
         if let Some(journal) = &self.common.journal
-            && lock(journal).wants_snapshot()
+            && wants(&lock(journal))
         {
             self.snapshot(now, |bytes| lock(journal).snapshot(bytes));
         }
-        Ok(self.mark)
     }
 
     /// All shards between two turns, and the mail between them, are one state of the journal: gives it away while nobody

@@ -319,7 +319,7 @@ impl Service {
         self.replayed
     }
 
-    /// Tells everybody, flushes the journal and ends.
+    /// Tells everybody, flushes the journal, writes a last snapshot and ends.
     pub fn stop(mut self) {
         self.end();
     }
@@ -487,6 +487,7 @@ fn drive(mut event_loop: EventLoop, mut hub: Hub, clock: Clock, wall_start: u64)
                     return;
                 }
             }
+            hub.core.last_snapshot(hub.now);
             return;
         }
     }

@@ -38,6 +38,24 @@ fn serve(folder: Option<&Path>, durability: Durability) -> (Service, SocketAddr)
     (service, addr)
 }
 
+/// What a crash at this moment would leave: everything that was answered is in the files.
+fn crashed(folder: &Path) -> tempfile::TempDir {
+    fn copy(from: &Path, to: &Path) {
+        for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+            let to = to.join(entry.file_name());
+            if entry.file_type().unwrap().is_dir() {
+                std::fs::create_dir(&to).unwrap();
+                copy(&entry.path(), &to);
+            } else {
+                std::fs::copy(entry.path(), to).unwrap();
+            }
+        }
+    }
+    let copied = tempfile::tempdir().unwrap();
+    copy(folder, copied.path());
+    copied
+}
+
 struct Client {
     socket: TcpStream,
     input: Vec<u8>,
@@ -288,15 +306,17 @@ fn what_was_answered_survives_a_restart() {
             client.join(&format!("r{index}"));
         }
         let epoch = client.epoch;
-        service.stop();
-        let (service, addr) = serve(Some(folder.path()), durability);
-        assert!(service.replayed() > 8);
-        assert_eq!(members(addr, &room), 8);
-        let client = Client::connect(addr, "s", (epoch, 8));
-        assert!(!client.resumed && client.epoch > epoch, "a restart is a gap that the client sees");
-        service.stop();
-        let replayed = throng_matching::replay(folder.path(), true, false).unwrap();
+        let crashed = crashed(folder.path());
+        let replayed = throng_matching::replay(crashed.path(), true, false).unwrap();
         assert!(replayed.records > 8, "{replayed:?}");
+        service.stop();
+        for (folder, is_planned) in [(folder.path(), true), (crashed.path(), false)] {
+            let (service, addr) = serve(Some(folder), durability);
+            assert_eq!(service.replayed() == 0, is_planned, "a planned stop ends with a snapshot");
+            assert_eq!(members(addr, &room), 8);
+            let client = Client::connect(addr, "s", (epoch, 8));
+            assert!(!client.resumed && client.epoch > epoch, "a restart is a gap that the client sees");
+        }
     }
 }
 
@@ -373,8 +393,10 @@ fn tickets_and_queues_survive_a_restart_and_the_journal_replays_to_the_same_stat
         let skill = (index * 10).to_string();
         assert_eq!(client.ask(Method::CREATE_TICKET, ticket(&format!("r{index}"), &skill)).0, Status::Ok);
     }
+    let folder = crashed(folder.path());
     service.stop();
     let (service, addr) = serve(Some(folder.path()), Durability::Sync);
+    assert!(service.replayed() > 20);
     let mut client = Client::connect(addr, "s", (0, 0));
     let (status, partner) = client.ask(Method::CREATE_TICKET, ticket("partner", "70.5"));
     assert_eq!(status, Status::Ok);
@@ -391,8 +413,7 @@ fn tickets_and_queues_survive_a_restart_and_the_journal_replays_to_the_same_stat
     }
     let (_, shown) = client.ask(Method::GET_TICKET, Writer::new().bytes(1, &partner));
     assert_eq!(Reader::new(&shown).unwrap().nested(1).unwrap().str(8), Ok("matched"));
-    service.stop();
-    let replayed = throng_matching::replay(folder.path(), true, false).unwrap();
+    let replayed = throng_matching::replay(crashed(folder.path()).path(), true, false).unwrap();
     assert!(replayed.records > 25, "{replayed:?}");
 }
 
@@ -475,11 +496,11 @@ fn shards_on_threads_have_the_rules_of_one() {
         let (status, answer) = client.ask(Method::LIST_MINE, Writer::new());
         assert_eq!((status, Reader::new(&answer).unwrap().all(1).count()), (Status::Ok, 1));
         client.ask(Method::ROLE_LEAVE_ROOM, Writer::new().str(1, "host").str(2, &rooms[0]));
+        let verified = throng_matching::replay(crashed(folder.path()).path(), true, false).unwrap();
+        assert!(verified.records > 150, "{verified:?}");
         service.stop();
     }
     let refused =
         start(Options { shards: 3, ..options(Some(folder.path()), Durability::Async) }).unwrap_err();
     assert!(refused.to_string().contains("set `matcher.shards = 4`"), "{refused}");
-    let verified = throng_matching::replay(folder.path(), true, false).unwrap();
-    assert!(verified.records > 300, "{verified:?}");
 }
