@@ -267,6 +267,17 @@ fn tickets_are_counted_by_what_they_wait_for() {
 }
 
 #[test]
+fn a_step_that_is_due_with_a_tick_is_taken_in_it() {
+    let mut world = duel();
+    let a = world.solo("s", "duel", "a", 0.0);
+    world.solo("s", "duel", "b", 20.0);
+    world.pass(9_999);
+    assert_eq!(world.get_ticket(&a).status, "searching");
+    world.pass(1);
+    assert_eq!(world.get_ticket(&a).status, "matched");
+}
+
+#[test]
 fn a_match_without_a_server_is_off() {
     let mut world = duel_with(r#""assign": "external", "assign_timeout_s": 5, "allocator": "alloc""#);
     world.session("alloc", true);

@@ -363,7 +363,7 @@ impl Matcher {
         all
     }
 
-    /// Sees to it that a queue's next tick begins in time: on its grid, after what is due.
+    /// Sees to it that a queue's next tick begins in time: on its grid, when something is due or after it.
     pub(crate) fn schedule(&mut self, index: u32) {
         let now = self.now;
         let queue = &mut self.queues.list[index];
@@ -371,10 +371,9 @@ impl Matcher {
             return;
         }
         let tick = queue.rules().set.tick_ms;
-        let due = queue.due.first().map(|at| at.max(now));
-        let wanted = if queue.pool.dirty.is_empty() { due } else { Some(now) };
-        let Some(wanted) = wanted else { return };
-        let at = (wanted / tick + 1) * tick;
+        let next = (now / tick + 1) * tick;
+        let due = queue.due.first().map(|at| at.checked_next_multiple_of(tick).unwrap_or(at).max(next));
+        let Some(at) = (if queue.pool.dirty.is_empty() { due } else { Some(next) }) else { return };
         if queue.tick_at == 0 || at < queue.tick_at {
             queue.tick_at = at;
             self.timers.set(at, Timer::Tick(index));
