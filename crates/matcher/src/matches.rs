@@ -11,7 +11,7 @@ use crate::info::{check_id, text};
 use crate::matcher::{Matcher, fan_out};
 use crate::notices::Notices;
 use crate::problem::{Outcome, Problem, not_found};
-use crate::queue::{Compiled, Filling, OnNo};
+use crate::queue::{Compiled, Filling, OnNo, Placed, RuleKind, View};
 use crate::ticket::{FORGOTTEN_PER_INPUT, State, TicketPlayer};
 use crate::timers::Timer;
 
@@ -49,6 +49,9 @@ pub(crate) struct Match {
     pub(crate) accepted: Vec<u32>,
     /// Player to position, once placed.
     pub(crate) positions: Vec<(u32, u8)>,
+    /// What `overlap` rules found, as fields of the news that it is ready. By the rules it was found with: those in force
+    /// then may be others.
+    pub(crate) shared: Vec<u8>,
 }
 
 /// Players of some tickets.
@@ -114,6 +117,7 @@ impl Matcher {
         if asks {
             self.queues.list[queue].proposed += sides.iter().map(Vec::len).sum::<usize>() as u64;
         }
+        let shared = self.shared(compiled, &sides, level, backfill);
         if let Some(backfill) = backfill {
             self.backfills[backfill].pending = Some(index);
         }
@@ -130,6 +134,7 @@ impl Matcher {
             deadline,
             accepted: Vec::new(),
             positions: Vec::new(),
+            shared,
         });
         if asks {
             self.timers.set(deadline, Timer::Proposal(id));
@@ -137,6 +142,33 @@ impl Matcher {
             return None;
         }
         self.place(index, compiled, notices)
+    }
+
+    /// What players of a match have in common by the rules that ask for it, with those whom a backfill finds there.
+    fn shared(&self, compiled: &Compiled, sides: &[Vec<u32>], level: u8, backfill: Option<u32>) -> Vec<u8> {
+        let mut out = Vec::new();
+        let rules = &compiled.levels[usize::from(level)].rules;
+        let mut overlaps = rules.iter().filter(|rule| rule.rule.kind == RuleKind::Overlap).peekable();
+        if overlaps.peek().is_none() {
+            return out;
+        }
+        let fixed = backfill.map(|index| self.backfills[index].start(compiled, self.now).fixed);
+        let newcomers = sides.iter().map(|side| side.iter().map(|ticket| &self.tickets[*ticket].facts));
+        let mut all: Vec<Vec<Placed<'_>>> =
+            newcomers.map(|side| side.map(|facts| (facts, level)).collect()).collect();
+        for (side, there) in all.iter_mut().zip(fixed.unwrap_or_default()) {
+            side.extend(there.into_iter().map(|facts| (facts, level)));
+        }
+        let view = View { compiled, sides: &all, level };
+        for rule in overlaps {
+            let Some(shared) = view.overlap(rule) else { continue };
+            let name = Some(&rule.rule.name).filter(|name| !name.is_empty()).or(rule.rule.key.as_ref());
+            write_nested(&mut out, 8, |out| {
+                write_bytes(out, 1, name.map_or(&[], |name| name.as_bytes()));
+                shared.into_iter().for_each(|entry| write_bytes(out, 2, entry));
+            });
+        }
+        out
     }
 
     fn find_match(&self, id: &[u8]) -> Option<u32> {

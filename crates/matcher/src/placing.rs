@@ -326,6 +326,7 @@ impl Matcher {
         }
         write_u64(&mut out, 6, seat_until);
         write_bytes(&mut out, 7, queue.name.as_bytes());
+        out.extend_from_slice(&found.shared);
         if let Some(room) = found.room {
             write_bytes(&mut out, 20, &room.text());
         }
@@ -359,7 +360,7 @@ impl Matcher {
         }
         let found = &mut self.matches[index];
         found.stage = Stage::Made;
-        (found.positions, found.accepted) = (Vec::new(), Vec::new());
+        (found.positions, found.accepted, found.shared) = (Vec::new(), Vec::new(), Vec::new());
         let (is_backfill, id) = (found.backfill.take().is_some(), found.id);
         self.record_waits(queue, &compiled, sides.iter().flatten());
         self.end_matched(queue, &sides);

@@ -680,3 +680,31 @@ fn a_ticket_that_comes_back_is_ahead_of_those_that_came_later() {
     let ticket = Reader::new(&answer).unwrap().nested(1).unwrap();
     assert_eq!((ticket.str(8).unwrap(), ticket.u64(17)), ("searching", 0));
 }
+
+#[test]
+fn what_lists_have_in_common_is_told() {
+    let mut world = with(
+        r#"{"name": "maps", "sides": [{"name": "side", "count": 2, "min": 1, "max": 1}],
+            "attributes": {"maps": {"type": "string_list"}, "langs": {"type": "string_list"}}, "missing": "any",
+            "rules": [{"name": "map", "type": "overlap", "key": "maps", "min": 2},
+                      {"type": "overlap", "key": "langs", "weight": 0.5}]}"#,
+    );
+    world.ticket("s", "maps", vec![player("a", &[("maps", r#"["x","z","y"]"#), ("langs", r#"["en"]"#)])]);
+    world.ticket("s", "maps", vec![player("b", &[("maps", r#"["y","q","x"]"#), ("langs", r#"["de"]"#)])]);
+    world.pass(250);
+    let ready = world.take_kind(Event::MATCH_READY);
+    assert_eq!(ready.len(), 2);
+    for heard in ready {
+        let body = Reader::new(&heard.body).unwrap();
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        let shared: Vec<(String, Vec<String>)> = body
+            .all(8)
+            .map(|shared| Reader::new(shared).unwrap())
+            .map(|shared| (shared.str(1).unwrap().to_owned(), shared.all(2).map(text).collect()))
+            .collect();
+        assert_eq!(
+            shared,
+            [("map".to_owned(), vec!["x".to_owned(), "y".to_owned()]), ("langs".to_owned(), vec![])]
+        );
+    }
+}

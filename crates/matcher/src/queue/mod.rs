@@ -35,9 +35,9 @@ pub(crate) use facts::{Facts, PlayerFacts, PlayerInput, REGIONS_MAX};
 use order::Order;
 pub(crate) use pool::{Anchor, Key, Partition, Pool, number, ordered};
 pub(crate) use positions::assign;
-pub(crate) use rules::View;
+pub(crate) use rules::{Placed, View};
 pub use ruleset::RuleProblem;
-pub(crate) use ruleset::{Assign, BackfillPriority, OnMemberLost, OnNo, RuleSet, System};
+pub(crate) use ruleset::{Assign, BackfillPriority, OnMemberLost, OnNo, RuleKind, RuleSet, System};
 pub(crate) use search::{Candidate, Filling, Search, Start};
 pub use trial::Trial;
 
