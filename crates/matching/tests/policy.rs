@@ -1,10 +1,14 @@
 //! Policies of this process and behind a URL, over the running service.
 
+#[path = "support/crash.rs"]
+mod crash;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crash::crashed;
 use throng_matcher::{Config, ModeRules, Question, Scope, Verdict};
 use throng_matching::{Durability, Later, Options, Policies, Policy, Service, Tokens, replay, start};
 use throng_store::{Folder, Fs};
@@ -80,6 +84,7 @@ fn a_policy_of_the_process_decides_at_once_or_later_and_a_replay_does_not_ask_it
         *picky.asked.lock().unwrap(),
         ["OnCreate", "OnAddingRoles", "OnAddedRoles", "OnCreate", "OnAddingRoles"]
     );
+    let folder = crashed(folder.path());
     service.stop();
     assert!(replay(folder.path(), true, false).unwrap().records > 5);
     let service =

@@ -1,11 +1,15 @@
 //! The service over real sockets and a real folder: sessions, resumption, durability, restarts.
 
+#[path = "support/crash.rs"]
+mod crash;
+
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crash::crashed;
 use throng_matcher::Config;
 use throng_matching::{Durability, Options, Service, Taken, Tokens, start};
 use throng_store::{Folder, Fs};
@@ -36,24 +40,6 @@ fn serve(folder: Option<&Path>, durability: Durability) -> (Service, SocketAddr)
     let service = start(options(folder, durability)).unwrap();
     let addr = service.addr().unwrap();
     (service, addr)
-}
-
-/// What a crash at this moment would leave: everything that was answered is in the files.
-fn crashed(folder: &Path) -> tempfile::TempDir {
-    fn copy(from: &Path, to: &Path) {
-        for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
-            let to = to.join(entry.file_name());
-            if entry.file_type().unwrap().is_dir() {
-                std::fs::create_dir(&to).unwrap();
-                copy(&entry.path(), &to);
-            } else {
-                std::fs::copy(entry.path(), to).unwrap();
-            }
-        }
-    }
-    let copied = tempfile::tempdir().unwrap();
-    copy(folder, copied.path());
-    copied
 }
 
 struct Client {
@@ -306,11 +292,11 @@ fn what_was_answered_survives_a_restart() {
             client.join(&format!("r{index}"));
         }
         let epoch = client.epoch;
-        let crashed = crashed(folder.path());
-        let replayed = throng_matching::replay(crashed.path(), true, false).unwrap();
+        let copied = crashed(folder.path());
+        let replayed = throng_matching::replay(copied.path(), true, false).unwrap();
         assert!(replayed.records > 8, "{replayed:?}");
         service.stop();
-        for (folder, is_planned) in [(folder.path(), true), (crashed.path(), false)] {
+        for (folder, is_planned) in [(folder.path(), true), (copied.path(), false)] {
             let (service, addr) = serve(Some(folder), durability);
             assert_eq!(service.replayed() == 0, is_planned, "a planned stop ends with a snapshot");
             assert_eq!(members(addr, &room), 8);
