@@ -109,7 +109,7 @@ impl Matcher {
                 fails.push((format!("side {}", side.0), format!("{players} of at least {min} players")));
             }
         }
-        let view = View { compiled, sides: &sides, level };
+        let view = View { compiled, sides: &sides, regions: &[], level };
         for rule in rules.rules.iter().filter(|rule| rule.is_hard()) {
             if view.violation(rule) > 0.0 {
                 fails.push((

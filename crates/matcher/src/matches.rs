@@ -159,7 +159,7 @@ impl Matcher {
         for (side, there) in all.iter_mut().zip(fixed.unwrap_or_default()) {
             side.extend(there.into_iter().map(|facts| (facts, level)));
         }
-        let view = View { compiled, sides: &all, level };
+        let view = View { compiled, sides: &all, regions: &[], level };
         for rule in overlaps {
             let Some(shared) = view.overlap(rule) else { continue };
             let name = Some(&rule.rule.name).filter(|name| !name.is_empty()).or(rule.rule.key.as_ref());

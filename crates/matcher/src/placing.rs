@@ -378,7 +378,7 @@ impl Matcher {
         for ticket in matched.map(|ticket| &tickets[*ticket]) {
             let waited = now - ticket.created;
             entry.observed.waits.observe(waited as f64 / 1_000.0);
-            let (kind, bucket) = (ticket.kind(compiled), Bucket::of(waited));
+            let (kind, bucket) = (ticket.kind(compiled, &entry.regions), Bucket::of(waited));
             match kinds.iter_mut().find(|known| (known.0, known.1) == (kind, bucket)) {
                 Some((.., count)) => *count += 1,
                 None => kinds.push((kind, bucket, 1)),

@@ -8,7 +8,7 @@ use throng_wire::matcher::{Event, write_bytes, write_nested, write_u64};
 use throng_wire::{Field, fields};
 
 use crate::id::Id;
-use crate::info::{ID_BYTES_MAX, bytes, check_id, check_len, entry, text};
+use crate::info::{ID_BYTES_MAX, Text, bytes, check_id, check_len, entry, text};
 use crate::matcher::{Matcher, fan_out};
 use crate::notices::Notices;
 use crate::problem::{Outcome, not_found, too_large};
@@ -140,10 +140,10 @@ impl Ticket {
         }
     }
 
-    /// What tells waiting times apart.
-    pub(crate) fn kind(&self, compiled: &Compiled) -> Kind {
+    /// What tells waiting times apart, among those of a queue with these regions.
+    pub(crate) fn kind(&self, compiled: &Compiled, regions: &[Text]) -> Kind {
         let skill = compiled.main.map(|key| self.facts.value(key));
-        Kind::new(skill, self.facts.best_region(), self.facts.size)
+        Kind::new(skill, self.facts.best_region(regions), self.facts.size)
     }
 }
 
@@ -200,7 +200,7 @@ impl Matcher {
         }
         write_u64(out, 13, now.saturating_sub(ticket.created));
         if ticket.state.is_live() {
-            if let Some((p50, p90)) = queue.estimates.of(now, ticket.kind(&queue.rules())) {
+            if let Some((p50, p90)) = queue.estimates.of(now, ticket.kind(&queue.rules(), &queue.regions)) {
                 throng_wire::write_varint(out, 14 << 3);
                 throng_wire::write_varint(out, p50);
                 throng_wire::write_varint(out, 15 << 3);

@@ -5,6 +5,7 @@ use serde_json::Value;
 use smallvec::SmallVec;
 
 use super::compiled::Compiled;
+use super::rules::is_named_before;
 use super::ruleset::{AttributeKind, PartySkill};
 use crate::info::Text;
 
@@ -118,15 +119,18 @@ impl Facts {
         self.pings = (0..regions).map(|at| if here(at) { there } else { NO_PING }).collect();
     }
 
-    /// The region in which the party's worst latency is least.
-    pub(crate) fn best_region(&self) -> Option<u16> {
-        let mut best = (None, f32::INFINITY);
-        for (region, ping) in (0..).zip(&self.pings) {
-            if ping.worst < best.1 {
-                best = (Some(region), ping.worst);
+    /// The region in which the party's worst latency is least, of several the first by name.
+    pub(crate) fn best_region(&self, regions: &[Text]) -> Option<u16> {
+        let mut best: Option<(usize, f32)> = None;
+        for (region, ping) in self.pings.iter().enumerate().filter(|(_, ping)| ping.worst.is_finite()) {
+            let is_better = |(other, least): (usize, f32)| {
+                ping.worst < least || ping.worst == least && is_named_before(regions, region, other)
+            };
+            if best.is_none_or(is_better) {
+                best = Some((region, ping.worst));
             }
         }
-        best.0
+        best.map(|(region, _)| region as u16)
     }
 }
 

@@ -11,6 +11,8 @@ mod due;
 mod estimate;
 mod facts;
 mod order;
+#[cfg(test)]
+mod permuted_tests;
 mod pool;
 mod positions;
 #[cfg(test)]
@@ -532,7 +534,8 @@ impl Matcher {
         let facts = |ticket: u32| (&tickets[ticket].facts, tickets[ticket].created);
         let part: &Partition = &queue.pool.partitions[partition];
         let near = std::mem::take(&mut self.scratch.near);
-        let mut search = Search { compiled, partition: part, facts, steps: 0, cut: false, near };
+        let regions = &queue.regions;
+        let mut search = Search { compiled, partition: part, regions, facts, steps: 0, cut: false, near };
         let found = search.attempt(&start);
         let (steps, cut, key, arrivals) = (search.steps, search.cut, start.key, part.arrivals);
         self.scratch.near = search.near;

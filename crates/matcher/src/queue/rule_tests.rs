@@ -69,7 +69,8 @@ fn grade(compiled: &Compiled, sides: &Value, level: u8) -> Option<(Grade, Vec<Te
         .collect();
     let sides: Vec<Vec<Placed<'_>>> =
         all.iter().map(|side| side.iter().map(|facts| (facts, level)).collect()).collect();
-    View { compiled, sides: &sides, level }.grade().map(|grade| (grade, regions))
+    let grade = View { compiled, sides: &sides, regions: &regions, level }.grade();
+    grade.map(|grade| (grade, regions))
 }
 
 /// Two solos against each other.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::compiled::{Checkable, Compiled, Level};
 use super::facts::{Attr, Facts, PlayerFacts};
 use super::ruleset::{Agg, Choose, Clock, Missing, Of, RuleKind};
+use crate::info::Text;
 use crate::rating::win_chance;
 
 /// A party in a match and the level that its waiting time has reached.
@@ -15,6 +16,8 @@ pub(crate) type Placed<'a> = (&'a Facts, u8);
 pub(crate) struct View<'a> {
     pub(crate) compiled: &'a Compiled,
     pub(crate) sides: &'a [Vec<Placed<'a>>],
+    /// Names of the queue's regions; none where it does not matter which of several good ones is the best.
+    pub(crate) regions: &'a [Text],
     /// What applies to the match as a whole.
     pub(crate) level: u8,
 }
@@ -258,7 +261,7 @@ impl<'a> View<'a> {
         unless(region.is_some() || is_free())
     }
 
-    /// The best region that a latency rule allows, and the worst latency there.
+    /// The best region that a latency rule allows, of equally good ones the first by name, and the worst latency there.
     pub(crate) fn region(&self, rule: &Checkable) -> Option<(u16, f64)> {
         let parties =
             || self.parties().filter(|facts| rule.missing != Missing::Any || !facts.pings.is_empty());
@@ -284,7 +287,10 @@ impl<'a> View<'a> {
                 Choose::MinWorst => high,
                 Choose::MinMean => sum / count,
             };
-            if best.is_none_or(|(_, least, _)| score < least) {
+            let is_better = |(other, least, _): (u16, f64, f64)| {
+                score < least || score == least && is_named_before(self.regions, region, usize::from(other))
+            };
+            if best.is_none_or(is_better) {
                 best = Some((region as u16, score, high));
             }
         }
@@ -362,7 +368,7 @@ impl Compiled {
             }
         }
         let sides = [vec![a, b]];
-        let view = View { compiled: self, sides: &sides, level: whole };
+        let view = View { compiled: self, sides: &sides, regions: &[], level: whole };
         for rule in level.rules.iter().filter(|rule| rule.is_hard()) {
             let pairwise = match rule.rule.kind {
                 RuleKind::Spread => rule.rule.of.unwrap_or_default() == Of::Match,
@@ -430,6 +436,13 @@ impl Checkable {
             (own, value) => own == value,
         }
     }
+}
+
+/// Whether a region's name comes before another's. The numbers are in the order in which the queue has heard of them, which
+/// must not decide anything.
+pub(crate) fn is_named_before(regions: &[Text], one: usize, other: usize) -> bool {
+    let name = |region: usize| regions.get(region);
+    name(one).is_some_and(|one| name(other).is_none_or(|other| one < other))
 }
 
 fn avoids(a: &Facts, b: &Facts) -> bool {

@@ -8,6 +8,7 @@ use super::pool::{Hot, Key, Partition, Sizes, VISITS_PER_STEP, number};
 use super::positions::assign;
 use super::rules::{Placed, View};
 use super::ruleset::{Clock, PartyPolicy, Prefer};
+use crate::info::Text;
 
 /// Exchanges between sides that are tried for one match.
 const EXCHANGES_MAX: usize = 200;
@@ -40,6 +41,8 @@ pub(crate) struct Filling {
 pub(crate) struct Search<'a, F> {
     pub(crate) compiled: &'a Compiled,
     pub(crate) partition: &'a Partition,
+    /// Names of the queue's regions.
+    pub(crate) regions: &'a [Text],
     /// Facts of a ticket and when it was made.
     pub(crate) facts: F,
     /// Neighbours looked at.
@@ -457,7 +460,7 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
         }
         self.exchange();
         let sides = self.sides();
-        let view = View { compiled, sides: &sides, level: self.state.level };
+        let view = View { compiled, sides: &sides, regions: self.search.regions, level: self.state.level };
         let grade = view.grade()?;
         if grade.quality < level.quality_min {
             return None;
