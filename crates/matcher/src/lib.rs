@@ -83,6 +83,7 @@ mod stats;
 mod team;
 mod ticket;
 mod timers;
+mod updates;
 
 pub use claims::Mail;
 pub use config::{Caller, Config, HookPoint, Limit, ModeRules, OnFull, Scope, Select, Snapshot};

@@ -1,4 +1,4 @@
-//! Queues from outside: rule sets put, lists, figures, and telling tickets how they stand.
+//! Queues from outside: rule sets put, lists and figures.
 
 use throng_wire::matcher::{Status, write_bytes, write_f64, write_nested, write_u64};
 use throng_wire::{fields, write_varint};
@@ -10,12 +10,7 @@ use crate::matcher::{Matcher, require};
 use crate::notices::Notices;
 use crate::problem::{Outcome, Problem, not_found, quote};
 use crate::queue::{Compiled, QueueRules, RuleProblem, number};
-use crate::timers::Timer;
 
-/// Tickets that are told how they stand in one step.
-const UPDATES_PER_STEP: usize = 500;
-/// Time between two such steps while there are more.
-const UPDATES_STEP_MS: u64 = 10;
 /// Buckets of one answer.
 const BUCKETS_MAX: usize = 200;
 
@@ -125,69 +120,7 @@ impl Matcher {
         }
         buckets.into_iter().take(BUCKETS_MAX).collect()
     }
-
-    /// A queue that has tickets tells them how they stand from time to time.
-    pub(crate) fn begin_updates(&mut self, index: u32) {
-        let queue = &mut self.queues.list[index];
-        let seconds = queue.rules().set.updates_s;
-        if !queue.tells && seconds > 0 {
-            queue.tells = true;
-            self.timers.set(self.now + seconds * 1_000, Timer::Updates(index));
-        }
-    }
-
-    /// Tells some tickets how they stand, and comes back for the others.
-    pub(crate) fn send_updates(&mut self, index: u32, notices: &mut Notices) {
-        let queue = &self.queues.list[index];
-        let from = queue.told.unwrap_or(0);
-        let mut chosen: Vec<u32> = Vec::new();
-        let mut next = None;
-        for ticket in from..self.tickets.next_new() {
-            if chosen.len() == UPDATES_PER_STEP {
-                next = Some(ticket);
-                break;
-            }
-            if self
-                .tickets
-                .get(ticket)
-                .is_some_and(|ticket| ticket.queue == index && ticket.place().is_some())
-            {
-                chosen.push(ticket);
-            }
-        }
-        for ticket in chosen {
-            self.count_position(ticket);
-            self.tell_ticket(ticket, notices);
-        }
-        let queue = &mut self.queues.list[index];
-        queue.told = next;
-        let seconds = queue.rules().set.updates_s;
-        if next.is_some() {
-            self.timers.set(self.now + UPDATES_STEP_MS, Timer::Updates(index));
-        } else if queue.pool.size > 0 && seconds > 0 {
-            self.timers.set(self.now + seconds * 1_000, Timer::Updates(index));
-        } else {
-            queue.tells = false;
-        }
-    }
-
-    /// Tickets ahead: exact in small partitions, in large ones the share of those that came before by the time waited.
-    pub(crate) fn count_position(&mut self, ticket: u32) {
-        let entry = &self.tickets[ticket];
-        let Some(place) = entry.place() else { return };
-        let own = crate::queue::anchor_of(&self.tickets, ticket);
-        let part = &self.queues.list[entry.queue].pool.partitions[place.partition];
-        if part.order.len() > POSITION_SCAN_MAX {
-            return;
-        }
-        let ahead =
-            part.order.iter().filter(|((_, other), _)| crate::queue::anchor_of(&self.tickets, *other) < own);
-        self.tickets[ticket].position = ahead.count() as u64;
-    }
 }
-
-/// Partitions up to this size are counted for positions; in larger ones a ticket keeps the place it began with.
-const POSITION_SCAN_MAX: usize = 256;
 
 /// What a rule set that is not in order is answered.
 pub(crate) fn refused(problem: RuleProblem) -> Problem {

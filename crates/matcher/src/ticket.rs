@@ -230,14 +230,14 @@ impl Matcher {
         let queue = &mut self.queues.list[queue_index];
         let partition = queue.pool.partition(partition_key);
         self.tickets[index].standing = Standing::InPool(Place { partition, key });
-        self.tickets[index].position = queue.pool.ahead(partition, anchor.rank);
+        let ahead = queue.pool.ahead(partition, anchor.rank);
+        // One that comes back is before those that came meanwhile.
+        let is_back = self.tickets[index].created < now;
+        self.tickets[index].position = if is_back { self.position_of(index, ahead) } else { ahead };
+        let queue = &mut self.queues.list[queue_index];
         queue.due.enter(&mut self.waiting, queue_index, index, due);
         let tickets = &self.tickets;
         queue.pool.insert(&compiled, partition, key, hot, anchor, |other| anchor_of(tickets, other));
-        if self.tickets[index].created < now {
-            // Back from a proposal, before some that came meanwhile.
-            self.count_position(index);
-        }
         self.schedule(queue_index);
         self.begin_updates(queue_index);
     }

@@ -1,6 +1,6 @@
 //! How long it will take: waiting times of the last minutes, by kind of ticket.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -8,11 +8,23 @@ use serde::{Deserialize, Serialize};
 const BUCKETS: usize = 64;
 const FIRST_MS: f64 = 100.0;
 const GROWTH: f64 = 1.25;
-/// Weights halve in 5 minutes: 30 steps of 10 s.
-const STEP_MS: u64 = 10_000;
-const DECAY_PER_STEP: f64 = 0.977_159_968_434_245_9;
+/// Time is cut into slots, in which all that is matched counts the same.
+const SLOT_MS: u64 = 15_000;
+/// The last 15 minutes count,
+const WINDOW_SLOTS: usize = 60;
+/// by half after 5 minutes: after 20 slots.
+const DECAY_PER_SLOT: f64 = 0.965_936_328_924_846;
+/// What a ticket counts by the age of its slot.
+const WEIGHTS: [f64; WINDOW_SLOTS] = {
+    let (mut weights, mut age) = ([1.0; WINDOW_SLOTS], 1);
+    while age < WINDOW_SLOTS {
+        weights[age] = weights[age - 1] * DECAY_PER_SLOT;
+        age += 1;
+    }
+    weights
+};
 /// Fewer samples than this say nothing.
-const SAMPLES_MIN: f64 = 20.0;
+const SAMPLES_MIN: u64 = 20;
 /// Kinds of tickets that are told apart, at most; beyond, only the coarser ones are counted.
 const KINDS_MAX: usize = 4_096;
 
@@ -47,35 +59,69 @@ impl Kind {
     }
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// Tickets that were matched in one slot of time after waits of one bucket.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Count {
+    slot: u64,
+    bucket: u8,
+    tickets: u32,
+}
+
+/// Waits of one kind: what was matched within [`WINDOW_SLOTS`], in order of time. At most one count for each slot and bucket,
+/// and seldom more than a few of a slot.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Histogram {
-    weights: Vec<f64>,
-    at_step: u64,
+    counts: VecDeque<Count>,
+    /// Tickets of all of them.
+    tickets: u64,
 }
 
 impl Histogram {
-    fn decay(&mut self, now: u64) {
-        let step = now / STEP_MS;
-        let steps = step.saturating_sub(self.at_step).min(2_000);
-        if steps > 0 {
-            let factor = (0..steps).fold(1.0, |factor, _| factor * DECAY_PER_STEP);
-            self.weights.iter_mut().for_each(|weight| *weight *= factor);
-            self.at_step = step;
+    fn add(&mut self, slot: u64, bucket: Bucket, tickets: u32) {
+        while let Some(first) = self.counts.front().filter(|first| is_over(first.slot, slot)) {
+            self.tickets -= u64::from(first.tickets);
+            self.counts.pop_front();
+        }
+        self.tickets += u64::from(tickets);
+        let bucket = bucket.0 as u8;
+        let own = self.counts.iter_mut().rev().take_while(|count| count.slot == slot);
+        match own.into_iter().find(|count| count.bucket == bucket) {
+            Some(count) => count.tickets += tickets,
+            None => self.counts.push_back(Count { slot, bucket, tickets }),
         }
     }
 
-    fn quantile(&self, part: f64) -> u64 {
-        let total: f64 = self.weights.iter().sum();
-        let (mut below, mut bound) = (0.0, FIRST_MS);
-        for weight in &self.weights {
-            below += weight;
-            if below >= total * part {
-                break;
-            }
-            bound *= GROWTH;
-        }
-        bound as u64
+    /// Tickets that count at a time, each as one.
+    fn samples(&self, slot: u64) -> u64 {
+        let over = self.counts.iter().take_while(|count| is_over(count.slot, slot));
+        self.tickets - over.map(|count| u64::from(count.tickets)).sum::<u64>()
     }
+
+    /// The waits that parts of all did not exceed; each ticket counts the less, the longer ago it was matched.
+    fn quantiles<const N: usize>(&self, slot: u64, parts: [f64; N]) -> [u64; N] {
+        let mut weights = [0.0; BUCKETS];
+        for count in self.counts.iter().filter(|count| !is_over(count.slot, slot)) {
+            let age = slot.saturating_sub(count.slot) as usize;
+            weights[usize::from(count.bucket)] += WEIGHTS[age] * f64::from(count.tickets);
+        }
+        let total: f64 = weights.iter().sum();
+        parts.map(|part| {
+            let (mut below, mut bound) = (0.0, FIRST_MS);
+            for weight in weights {
+                below += weight;
+                if below >= total * part {
+                    break;
+                }
+                bound *= GROWTH;
+            }
+            bound as u64
+        })
+    }
+}
+
+/// Whether what was matched in one slot counts no more in another.
+fn is_over(matched: u64, now: u64) -> bool {
+    matched + WINDOW_SLOTS as u64 <= now
 }
 
 /// Waits that count as one.
@@ -123,11 +169,18 @@ impl Bucket {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Estimates {
     kinds: BTreeMap<Kind, Histogram>,
+    /// When kinds that had become empty were last dropped.
+    swept: u64,
 }
 
 impl Estimates {
     /// Some tickets of `kind` were matched after waits of a [`Bucket`].
     pub(crate) fn record(&mut self, now: u64, kind: Kind, bucket: Bucket, tickets: u32) {
+        let slot = now / SLOT_MS;
+        if self.swept < slot {
+            self.swept = slot;
+            self.kinds.retain(|_, histogram| histogram.samples(slot) > 0);
+        }
         let kinds = kind.coarser();
         for (at, kind) in kinds.into_iter().enumerate() {
             if at > 0 && kinds[at - 1] == kind {
@@ -136,28 +189,25 @@ impl Estimates {
             if self.kinds.len() >= KINDS_MAX && !self.kinds.contains_key(&kind) {
                 continue;
             }
-            let fresh = || Histogram { weights: vec![0.0; BUCKETS], at_step: now / STEP_MS };
-            let histogram = self.kinds.entry(kind).or_insert_with(fresh);
-            histogram.decay(now);
-            histogram.weights[bucket.0] += f64::from(tickets);
+            self.kinds.entry(kind).or_default().add(slot, bucket, tickets);
         }
     }
 
     /// The wait that a part of all tickets did not exceed.
     pub(crate) fn quantile(&self, now: u64, part: f64) -> Option<u64> {
-        let mut histogram = self.kinds.get(&Kind::ALL)?.clone();
-        histogram.decay(now);
-        (histogram.weights.iter().sum::<f64>() >= 1.0).then(|| histogram.quantile(part))
+        let slot = now / SLOT_MS;
+        let all = self.kinds.get(&Kind::ALL).filter(|all| all.samples(slot) > 0)?;
+        Some(all.quantiles(slot, [part])[0])
     }
 
     /// Waits that half and nine of ten tickets like this did not exceed; `None` while too few were seen.
     pub(crate) fn of(&self, now: u64, kind: Kind) -> Option<(u64, u64)> {
-        kind.coarser().into_iter().find_map(|kind| {
-            let mut histogram = self.kinds.get(&kind)?.clone();
-            histogram.decay(now);
-            let enough = histogram.weights.iter().sum::<f64>() >= SAMPLES_MIN;
-            enough.then(|| (histogram.quantile(0.5), histogram.quantile(0.9)))
-        })
+        let slot = now / SLOT_MS;
+        let known = kind.coarser().into_iter().find_map(|kind| {
+            self.kinds.get(&kind).filter(|histogram| histogram.samples(slot) >= SAMPLES_MIN)
+        });
+        let [p50, p90] = known?.quantiles(slot, [0.5, 0.9]);
+        Some((p50, p90))
     }
 }
 
@@ -186,6 +236,50 @@ mod tests {
         let (p50, p90) = estimates.of(0, Kind { size: Some(5), ..solo }).unwrap();
         assert!((800..1_300).contains(&p50) && (7_500..12_000).contains(&p90), "{p50} {p90}");
         assert_eq!(Estimates::default().of(0, solo), None);
-        assert_eq!(estimates.of(3_600_000, solo), None, "an hour ago is long ago");
+    }
+
+    const SOLO: Kind = Kind { region: Some(1), skill: Some(2), size: Some(1) };
+
+    #[test]
+    fn twenty_of_the_last_quarter_of_an_hour_are_enough() {
+        let mut estimates = Estimates::default();
+        for count in 1..=20 {
+            assert_eq!(estimates.of(0, SOLO), None, "{} samples", count - 1);
+            estimates.record(0, SOLO, Bucket::of(1_000), 1);
+        }
+        for (minutes, known) in
+            [(0.0, true), (0.2, true), (5.0, true), (14.7, true), (15.0, false), (60.0, false)]
+        {
+            let now = (minutes * 60_000.0) as u64;
+            assert_eq!(estimates.of(now, SOLO).is_some(), known, "after {minutes} minutes");
+            assert_eq!(estimates.quantile(now, 0.5).is_some(), known, "after {minutes} minutes");
+        }
+        estimates.record(15 * 60_000, SOLO, Bucket::of(1_000), 1);
+        assert_eq!(estimates.of(15 * 60_000, SOLO), None, "one is left");
+    }
+
+    #[test]
+    fn what_was_five_minutes_ago_counts_half() {
+        let of = |old: u32, new: u32| {
+            let mut estimates = Estimates::default();
+            estimates.record(0, SOLO, Bucket::of(1_000), old);
+            estimates.record(5 * 60_000, SOLO, Bucket::of(60_000), new);
+            estimates.of(5 * 60_000, SOLO).unwrap().0
+        };
+        assert!(of(100, 49) < 2_000 && of(100, 51) > 50_000, "{} {}", of(100, 49), of(100, 51));
+    }
+
+    #[test]
+    fn kinds_that_nobody_is_of_any_more_make_room_for_others() {
+        let mut estimates = Estimates::default();
+        let kind = |skill: usize| Kind { skill: Some(skill as i16), ..SOLO };
+        for skill in 0..2 * KINDS_MAX {
+            estimates.record(0, kind(skill), Bucket::of(1_000), 20);
+        }
+        assert_eq!(estimates.kinds.len(), KINDS_MAX);
+        let later = 16 * 60_000;
+        estimates.record(later, kind(30_000), Bucket::of(60_000), 20);
+        assert_eq!(estimates.kinds.len(), 4);
+        assert!(estimates.of(later, kind(30_000)).unwrap().0 > 50_000);
     }
 }

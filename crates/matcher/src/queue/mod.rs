@@ -51,6 +51,7 @@ use crate::slab::Slab;
 use crate::stats::{Histogram, QUALITY_BOUNDS, QueueReport, TICK_BOUNDS_S, WAIT_BOUNDS_S};
 use crate::ticket::Ticket;
 use crate::timers::Timer;
+use crate::updates::Round;
 
 /// Work of one slice of a search, in neighbours looked at: about a millisecond.
 const SLICE_STEPS: u64 = 40_000;
@@ -145,8 +146,9 @@ pub(crate) struct Queue {
     pub(crate) figures: Figures,
     /// Mode of its rooms.
     pub(crate) mode: u16,
-    /// Where telling tickets how they stand has got to.
-    pub(crate) told: Option<u32>,
+    /// The round of telling tickets how they stand that is under way.
+    pub(crate) round: Option<Round>,
+    /// Whether a round is under way or will be.
     pub(crate) tells: bool,
     #[serde(skip)]
     pub(crate) observed: Observed,
@@ -318,7 +320,7 @@ impl Matcher {
                 estimates: Estimates::default(),
                 figures: Figures::default(),
                 mode,
-                told: None,
+                round: None,
                 tells: false,
                 observed: Observed::default(),
             };
