@@ -14,6 +14,7 @@ use async_nats::jetstream::stream::StorageType;
 use async_nats::jetstream::{self, Context};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
+use tokio::sync::watch;
 
 use super::NatsError;
 
@@ -28,6 +29,8 @@ pub(crate) struct Leases {
     id: String,
     ttl: Duration,
     books: Mutex<Books>,
+    /// Whether everything that was there at the beginning is in the books.
+    is_known: watch::Sender<bool>,
 }
 
 #[derive(Default)]
@@ -62,7 +65,8 @@ impl Leases {
         let made = context.create_key_value(config).await;
         let store = made.map_err(|error| NatsError::Bucket(bucket.clone(), error.to_string()))?;
         let books = Mutex::default();
-        let leases = Arc::new(Leases { context, store, bucket, id: id.to_owned(), ttl, books });
+        let is_known = watch::Sender::new(false);
+        let leases = Arc::new(Leases { context, store, bucket, id: id.to_owned(), ttl, books, is_known });
         leases.take(&member(id)).await?;
         Ok(leases)
     }
@@ -100,19 +104,41 @@ impl Leases {
     /// The bucket is gone.
     pub(crate) async fn keep(&self) -> Result<(), NatsError> {
         let lost = |error: String| NatsError::Bucket(self.bucket.clone(), error);
-        let watch = self.store.watch_all_from_revision(1).await;
-        let mut watch = watch.map_err(|error| lost(error.to_string()))?;
+        let entries = self.store.watch_all_from_revision(1).await;
+        let mut entries = entries.map_err(|error| lost(error.to_string()))?;
         let mut renewal = tokio::time::interval(self.ttl / 3);
         renewal.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                entry = watch.next() => match entry {
-                    Some(Ok(entry)) => self.note(entry),
+                entry = entries.next() => match entry {
+                    Some(Ok(entry)) => {
+                        // It is the last of those that were there: at least this matcher's own is.
+                        let is_last = entry.delta == 0;
+                        self.note(entry);
+                        self.is_known.send_if_modified(|known| is_last && !std::mem::replace(known, true));
+                    }
                     Some(Err(error)) => return Err(lost(error.to_string())),
                     None => return Err(lost("the watch ended".to_owned())),
                 },
                 _ = renewal.tick() => self.renew().await,
             }
+        }
+    }
+
+    /// Waits until the others are known that were there when this matcher came. [`keep`](Leases::keep) has to be polled.
+    pub(crate) async fn wait_until_known(&self) {
+        // The sender is here, so there is no error.
+        let _ = self.is_known.subscribe().wait_for(|known| *known).await;
+    }
+
+    /// Another matcher says that it is there: its lease tells.
+    pub(crate) async fn look_up(&self, id: &[u8]) {
+        let key = std::str::from_utf8(id).ok().filter(|id| id.bytes().all(|c| c.is_ascii_alphanumeric()));
+        let Some(key) = key.filter(|id| (1..=64).contains(&id.len())).map(member) else { return };
+        match self.store.entry(key).await {
+            Ok(Some(entry)) => self.note(entry),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "a matcher that came cannot be looked up"),
         }
     }
 

@@ -3,6 +3,7 @@
 //! ```text
 //!  throng.matcher.<area>.<method>            requests; any matcher of the area takes one
 //!  throng.matcher.<area>.at.<id>.<method>    requests for the matcher `id`, from the others
+//!  throng.matcher.<area>.at.<id>.Meet        one that comes says its id to the matcher `id`
 //!  throng.notify.<SrvID>                     notifications
 //! ```
 //!
@@ -10,7 +11,8 @@
 //!
 //! A room lives where it was made. New rooms of a mode, and tickets of a queue, are the business of one matcher, which holds
 //! a lease on it; a request that names a room, a team or a ticket is answered by the matcher that has it. A matcher that
-//! is lost loses its leases, and the next request for a mode makes another one its home.
+//! is lost loses its leases, and the next request for a mode makes another one its home. One that comes takes requests once
+//! the others have met it: from then on each finds what any of them has.
 
 mod lease;
 
@@ -52,6 +54,8 @@ pub mod header {
 
 /// Queue group of the matchers of an area.
 const GROUP: &str = "matchers";
+/// What a matcher that comes asks of the others: to look its lease up. Not one of the methods, which callers have.
+const MEET: &str = "Meet";
 /// Time for an answer of the matcher, or of another one.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time between two looks for the matcher of a mode while the former one is lost.
@@ -126,7 +130,6 @@ pub async fn serve_nats(handle: Handle, options: NatsOptions, shutdown: impl Fut
 
 struct Bridge {
     shared: Arc<Shared>,
-    requests: async_nats::Subscriber,
     own: async_nats::Subscriber,
 }
 
@@ -158,13 +161,10 @@ impl Bridge {
         // Unique among the matchers of the area, and for each time on the bus.
         let id = client.new_inbox().rsplit('.').next().unwrap_or_default().to_owned();
         let area = options.area.clone();
-        let leases = Leases::open(&client, &area, &id, options.lease.max(Duration::from_secs(1))).await?;
-        let wrong = |subject: &str, error: String| NatsError::Subscribe(subject.to_owned(), error);
-        let (all, one) = (format!("throng.matcher.{area}.*"), format!("throng.matcher.{area}.at.{id}.*"));
         // First what others may send on, then what makes them do so.
-        let own = client.subscribe(one.clone()).await.map_err(|error| wrong(&one, error.to_string()))?;
-        let requests = client.queue_subscribe(all.clone(), GROUP.to_owned()).await;
-        let requests = requests.map_err(|error| wrong(&all, error.to_string()))?;
+        let own = client.subscribe(format!("throng.matcher.{area}.at.{id}.*")).await;
+        let own = own.map_err(|error| NatsError::Subscribe(format!("at.{id}"), error.to_string()))?;
+        let leases = Leases::open(&client, &area, &id, options.lease.max(Duration::from_secs(1))).await?;
         let shared = Shared {
             handle: handle.clone(),
             client,
@@ -175,17 +175,25 @@ impl Bridge {
             slots: Arc::new(Semaphore::new(options.requests_max)),
             sessions: Mutex::default(),
         };
-        Ok(Bridge { shared: Arc::new(shared), requests, own })
+        Ok(Bridge { shared: Arc::new(shared), own })
     }
 
     /// Serves until the bus fails; says why it did.
     async fn run(&mut self) -> NatsError {
         let leases = Arc::clone(&self.shared.leases);
-        let keep = leases.keep();
-        tokio::pin!(keep);
+        let (keep, join) = (leases.keep(), self.shared.join());
+        tokio::pin!(keep, join);
+        let mut requests: Option<async_nats::Subscriber> = None;
         loop {
             let (mail, sent_on) = tokio::select! {
-                mail = self.requests.next() => (mail, false),
+                joined = &mut join, if requests.is_none() => match joined {
+                    Ok(joined) => {
+                        requests = Some(joined);
+                        continue;
+                    }
+                    Err(error) => return error,
+                },
+                mail = next(&mut requests) => (mail, false),
                 mail = self.own.next() => (mail, true),
                 ended = &mut keep => {
                     let why = "nothing is kept any more".to_owned();
@@ -212,9 +220,37 @@ impl Bridge {
     }
 }
 
+/// The next of what may not have begun yet.
+async fn next(mails: &mut Option<async_nats::Subscriber>) -> Option<Mail> {
+    match mails {
+        Some(mails) => mails.next().await,
+        None => std::future::pending().await,
+    }
+}
+
 impl Shared {
+    /// Meets the others, then takes requests with them. One of them that had not heard of this matcher would call what it
+    /// has missing.
+    async fn join(&self) -> Result<async_nats::Subscriber, NatsError> {
+        self.leases.wait_until_known().await;
+        let meet = |other: String| async move {
+            let subject = format!("throng.matcher.{}.at.{other}.{MEET}", self.area);
+            let request = Request::new().payload(self.id.clone().into()).timeout(Some(ANSWER_TIMEOUT));
+            // Those that do not answer are lost, or hear of it by their own watch.
+            let _ = self.client.send_request(subject, request).await;
+        };
+        futures_util::future::join_all(self.leases.others().into_iter().map(meet)).await;
+        let all = format!("throng.matcher.{}.*", self.area);
+        let requests = self.client.queue_subscribe(all.clone(), GROUP.to_owned()).await;
+        requests.map_err(|error| NatsError::Subscribe(all, error.to_string()))
+    }
+
     async fn answer(self: &Arc<Self>, mail: &Mail, sent_on: bool) -> (Status, Bytes) {
         let name = mail.subject.rsplit('.').next().unwrap_or_default();
+        if sent_on && name == MEET {
+            self.leases.look_up(&mail.payload).await;
+            return (Status::Ok, Bytes::new());
+        }
         let Some(method) = method_named(name) else {
             return refusal(Status::UnknownMethod, &format!("no method is called `{name}`"));
         };

@@ -174,6 +174,7 @@ pub(crate) fn text(mail: &Message, name: &str) -> String {
 }
 
 pub(crate) fn room_of(answer: &Answer) -> (String, u64) {
+    assert_eq!(answer.status, Status::Ok, "{} by {}", answer.body.escape_ascii(), answer.matcher);
     let room = Reader::new(&answer.body).unwrap().nested(1).unwrap();
     (room.str(1).unwrap().to_owned(), room.u64(12))
 }
