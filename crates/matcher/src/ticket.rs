@@ -21,6 +21,9 @@ const ATTRIBUTES_MAX: usize = 32;
 const ENDED_MS: u64 = 60_000;
 /// but at most so many of them: beyond, the oldest are forgotten, as a burst of cancellations would fill the memory.
 const ENDED_MAX: u32 = 100_000;
+/// Those that each input forgets for being beyond: more than it adds, and so few that a tick which ends a hundred thousand
+/// leaves the work to the requests after it. They take the memory that they had while they searched.
+const FORGOTTEN_EARLY: usize = 4;
 /// Ended tickets, or matches, that one input forgets, about half a millisecond: those of one large tick end together.
 pub(crate) const FORGOTTEN_PER_INPUT: usize = 2_048;
 
@@ -340,9 +343,10 @@ impl Matcher {
 
     /// Forgets ended tickets that are too many or whose time is over, a bounded number of them.
     pub(crate) fn forget_tickets(&mut self) {
-        for _ in 0..FORGOTTEN_PER_INPUT {
+        for forgotten in 0..FORGOTTEN_PER_INPUT {
             let Some((_, until)) = self.first_ended() else { return };
-            if until > self.now && self.ended_tickets.len <= ENDED_MAX {
+            let is_beyond = forgotten < FORGOTTEN_EARLY && self.ended_tickets.len > ENDED_MAX;
+            if until > self.now && !is_beyond {
                 return;
             }
             self.forget_first_ended();

@@ -708,3 +708,24 @@ fn what_lists_have_in_common_is_told() {
         );
     }
 }
+
+/// As many ended tickets are readable as fit the limit, whatever happens at once.
+#[test]
+fn a_burst_of_cancellations_leaves_a_bounded_number_of_tickets() {
+    let mut world = duel();
+    let id = |answer: &[u8]| Reader::new(answer).unwrap().nested(1).unwrap().str(1).unwrap().to_owned();
+    let mut ended: Vec<String> = Vec::new();
+    for _ in 0..100_050 {
+        let (status, answer) = world.try_ticket("s", "duel", vec![player("a", &[])]);
+        assert_eq!(status, Status::Ok);
+        ended.push(id(&answer));
+        world.ok("s", Method::CANCEL_TICKET, Writer::new().str(1, ended.last().unwrap()));
+        world.take_heard();
+    }
+    let mut is_known = |ticket: &str| {
+        let (status, _) = world.ask("s", Method::GET_TICKET, Writer::new().str(1, ticket));
+        status == Status::Ok
+    };
+    assert!(!is_known(&ended[0]) && !is_known(&ended[48]), "the oldest are forgotten");
+    assert!(is_known(&ended[50]) && is_known(&ended[100_049]));
+}
