@@ -6,11 +6,15 @@ use throng_wire::matcher::{write_bytes, write_f64, write_nested, write_u64};
 
 use crate::matcher::Matcher;
 use crate::problem::Outcome;
-use crate::queue::{Compiled, View};
+use crate::queue::{Compiled, Obstacle, Search, Start, View};
 use crate::ticket::{State, distance};
 
 /// Candidates that are shown.
 const CANDIDATES_MAX: usize = 32;
+/// Candidates that are looked at for a large match.
+const LOOKED_AT_MAX: usize = 512;
+/// Neighbours of a search without one of the rules: there are up to 64 rules, and requests wait meanwhile.
+const SCAN_MAX: usize = 256;
 
 /// Another ticket and the rules between the two.
 struct Shown {
@@ -31,18 +35,38 @@ impl Matcher {
             write_bytes(answer, 2, b"it does not search");
             return Ok(());
         }
-        let shown = self.candidates(index, &compiled);
+        let shown = self.candidates(index, &compiled, needs as usize);
         let fits: u64 = shown
             .iter()
             .filter(|other| other.fails.is_empty())
             .map(|other| u64::from(self.tickets[other.ticket].facts.size))
             .sum();
-        let together = self.violations_together(index, &shown, &compiled);
-        let summary = self.summary(index, &shown, fits, needs, &together);
+        let is_possible = self.finds(index, &compiled);
+        let (mut together, mut in_the_way) = (Vec::new(), Vec::new());
+        if !is_possible {
+            in_the_way = self.in_the_way(index, &compiled);
+            let named = |name: &String| (name.clone(), "without it a match is found".to_owned());
+            together = in_the_way.iter().map(named).collect();
+        }
+        if !is_possible && in_the_way.is_empty() {
+            together = self.violations_together(index, &shown, &compiled);
+        }
+        let summary = if is_possible {
+            "a match is possible; the next tick should make it".to_owned()
+        } else if in_the_way.is_empty() {
+            self.summary(index, &shown, fits, needs, &together)
+        } else {
+            let names: Vec<String> = in_the_way.iter().map(|name| format!("`{name}`")).collect();
+            format!(
+                "{} in the way: a match is found without {}",
+                names.join(", "),
+                if names.len() > 1 { "any one of them" } else { "it" }
+            )
+        };
         write_bytes(answer, 2, summary.as_bytes());
         write_u64(answer, 3, u64::from(ticket.level));
         let now = self.clock.max(self.now);
-        for other in &shown {
+        for other in shown.iter().take(CANDIDATES_MAX) {
             let candidate = &self.tickets[other.ticket];
             write_nested(answer, 4, |out| {
                 write_bytes(out, 1, &self.ticket_text(other.ticket));
@@ -58,21 +82,64 @@ impl Matcher {
         Ok(())
     }
 
-    /// The nearest tickets, whether they fit or not; those of other partitions when there are too few.
-    fn candidates(&self, index: u32, compiled: &Compiled) -> Vec<Shown> {
+    /// Whether the search that a tick makes around a ticket finds a match.
+    fn finds(&self, index: u32, compiled: &Compiled) -> bool {
+        let ticket = &self.tickets[index];
+        let Some(place) = ticket.place() else { return false };
+        let queue = &self.queues.list[ticket.queue];
+        let facts = |ticket: u32| (&self.tickets[ticket].facts, self.tickets[ticket].created);
+        let mut search = Search {
+            compiled,
+            partition: &queue.pool.partitions[place.partition],
+            regions: &queue.regions,
+            facts,
+            steps: 0,
+            cut: false,
+            near: Vec::new(),
+        };
+        search
+            .attempt(&Start {
+                key: place.key,
+                hot: compiled.hot(&ticket.facts, ticket.level),
+                ticket: Some(index),
+                fixed: Vec::new(),
+                open: compiled.sides.iter().map(|(_, max)| *max).collect(),
+            })
+            .is_some()
+    }
+
+    /// What keeps a ticket from a match by itself: without one of these, the search finds one.
+    fn in_the_way(&self, index: u32, compiled: &Compiled) -> Vec<String> {
+        let all = compiled.obstacles(self.tickets[index].level).into_iter();
+        let decides = |obstacle: &Obstacle| {
+            let mut less = compiled.without(*obstacle);
+            less.set.scan_limit = less.set.scan_limit.min(SCAN_MAX);
+            self.finds(index, &less)
+        };
+        all.filter(decides).map(|obstacle| compiled.obstacle_name(obstacle)).collect()
+    }
+
+    /// The nearest tickets, whether they fit or not, and enough of them for a match; those of other partitions when there are
+    /// too few to show.
+    fn candidates(&self, index: u32, compiled: &Compiled, players: usize) -> Vec<Shown> {
+        let most = (2 * players).clamp(CANDIDATES_MAX, LOOKED_AT_MAX);
         let ticket = &self.tickets[index];
         let Some(place) = ticket.place() else { return Vec::new() };
         let pool = &self.queues.list[ticket.queue].pool;
         let part = &pool.partitions[place.partition];
         let (before, after) = part.order.around(place.key);
-        let (before, after) = (before.take(CANDIDATES_MAX), after.take(CANDIDATES_MAX));
+        let (before, after) = (before.take(most), after.take(most));
         let mut near: Vec<(f64, u32)> =
             before.chain(after).map(|(key, _)| (distance(*key, place.key), key.1)).collect();
         near.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         let elsewhere = pool.partitions.iter().filter(|(other, _)| *other != place.partition);
-        let elsewhere = elsewhere.flat_map(|(_, part)| part.order.around(place.key).1.take(4));
-        near.extend(elsewhere.map(|(key, _)| (distance(*key, place.key), key.1)).take(CANDIDATES_MAX));
-        near.truncate(CANDIDATES_MAX);
+        let elsewhere = elsewhere.flat_map(|(_, part)| {
+            let (before, after) = part.order.around(place.key);
+            before.take(2).chain(after.take(2))
+        });
+        let missing = CANDIDATES_MAX.saturating_sub(near.len());
+        near.truncate(most);
+        near.extend(elsewhere.map(|(key, _)| (distance(*key, place.key), key.1)).take(missing));
         let own = (&ticket.facts, ticket.level);
         near.into_iter()
             .map(|(distance, other)| {
@@ -148,7 +215,7 @@ impl Matcher {
             Some((rule, _)) => {
                 format!("enough players fit one by one, but `{rule}` does not hold for them together")
             }
-            None => "a match is possible; the next tick should make it".to_owned(),
+            None => "enough players fit one by one, but not all of them together".to_owned(),
         }
     }
 }

@@ -47,6 +47,16 @@ pub(crate) struct Level {
     pub(crate) max_ms: f64,
 }
 
+/// Something that keeps tickets from being matched: a rule by number, a key that splits for now, or another member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    Rule(usize),
+    Split(usize),
+    Positions,
+    Policy,
+    Quality,
+}
+
 /// A rule with its key and value looked up.
 #[derive(Clone, Debug)]
 pub(crate) struct Checkable {
@@ -77,7 +87,9 @@ impl Checkable {
 impl Compiled {
     /// # Errors
     /// As [`RuleSet::levels`].
-    pub(crate) fn new(set: RuleSet) -> Result<Compiled, RuleProblem> {
+    pub(crate) fn new(mut set: RuleSet) -> Result<Compiled, RuleProblem> {
+        // A search that ends before it has seen as many as play would never find a match of single players.
+        set.scan_limit = set.scan_limit.max(set.players_max() as usize);
         let declared = |numbers: bool| {
             let of_kind =
                 set.attributes.iter().filter(move |(_, a)| (a.kind == AttributeKind::Number) == numbers);
@@ -170,6 +182,53 @@ impl Compiled {
         facts.players.first().map_or(&[], |player| player.text(key))
     }
 
+    /// What keeps tickets of a level from being matched, beside a lack of players.
+    pub(crate) fn obstacles(&self, level: u8) -> Vec<Obstacle> {
+        let Level { rules, split, policy, quality_min, .. } = &self.levels[usize::from(level)];
+        let hard = (0..rules.len()).filter(|number| rules[*number].is_hard());
+        let others = [
+            (!self.set.positions.is_empty()).then_some(Obstacle::Positions),
+            (*policy != PartyPolicy::Any).then_some(Obstacle::Policy),
+            (*quality_min > 0.0).then_some(Obstacle::Quality),
+        ];
+        let split = split.iter().map(|key| Obstacle::Split(*key));
+        hard.map(Obstacle::Rule).chain(split).chain(others.into_iter().flatten()).collect()
+    }
+
+    /// What an obstacle is called in explanations: as in `expand`, but for rules.
+    pub(crate) fn obstacle_name(&self, obstacle: Obstacle) -> String {
+        match obstacle {
+            Obstacle::Rule(number) => self.levels[0].rules[number].name(),
+            Obstacle::Split(key) => format!("partition {}", self.keys[key]),
+            Obstacle::Positions => "positions".to_owned(),
+            Obstacle::Policy => "party.policy".to_owned(),
+            Obstacle::Quality => "quality.min".to_owned(),
+        }
+    }
+
+    /// These rules without one obstacle.
+    pub(crate) fn without(&self, obstacle: Obstacle) -> Compiled {
+        let mut less = self.clone();
+        if obstacle == Obstacle::Positions {
+            less.set.positions.clear();
+        }
+        for level in &mut less.levels {
+            match obstacle {
+                Obstacle::Rule(number) => {
+                    // A soft rule that counts for nothing.
+                    level.rules[number].rule.weight = Some(0.0);
+                    level.pair_rules.retain(|other| *other != number);
+                    (level.near, level.max_ms) = limits(&level.rules, self.main, &self.set);
+                }
+                Obstacle::Split(key) => level.split.retain(|other| *other != key),
+                Obstacle::Policy => level.policy = PartyPolicy::Any,
+                Obstacle::Quality => level.quality_min = 0.0,
+                Obstacle::Positions => {}
+            }
+        }
+        less
+    }
+
     /// Why a party can never be matched under these rules, whoever else comes.
     pub(crate) fn never(&self, facts: &Facts) -> Option<String> {
         let last = &self.levels[self.levels.len() - 1];
@@ -216,12 +275,8 @@ fn level(
         .zip(&set.rules)
         .map(|(number, rule)| Checkable { number: Some(number), ..checkable(rule, set, number_of) })
         .collect();
-    let hard = |kind: RuleKind| rules.iter().filter(move |rule| rule.is_hard() && rule.rule.kind == kind);
     let by_main = |rule: &Checkable| Some(rule.key) == main && !may_lack(&rule.rule, set);
-    let near = hard(RuleKind::Near)
-        .filter(|rule| by_main(rule))
-        .filter_map(|rule| rule.rule.max)
-        .fold(f64::INFINITY, f64::min);
+    let (near, max_ms) = limits(&rules, main, set);
     let of_pairs = |rule: &Checkable| {
         rule.is_hard()
             && match rule.rule.kind {
@@ -232,10 +287,6 @@ fn level(
             }
     };
     let pair_rules = (0..rules.len()).filter(|number| of_pairs(&rules[*number])).collect();
-    let max_ms = hard(RuleKind::Latency)
-        .filter(|rule| rule.missing == Missing::Reject)
-        .filter_map(|rule| rule.rule.max_ms)
-        .fold(f64::INFINITY, f64::min);
     Level {
         after_ms,
         mins: set.all_sides().into_iter().map(|(_, min, _)| min).collect(),
@@ -252,6 +303,18 @@ fn level(
         pair_rules,
         rules,
     }
+}
+
+/// How far two tickets may differ in the main number, and the latency that every player must keep somewhere.
+fn limits(rules: &[Checkable], main: Option<usize>, set: &RuleSet) -> (f64, f64) {
+    let hard = |kind: RuleKind| rules.iter().filter(move |rule| rule.is_hard() && rule.rule.kind == kind);
+    let near = hard(RuleKind::Near)
+        .filter(|rule| Some(rule.key) == main && !may_lack(&rule.rule, set))
+        .filter_map(|rule| rule.rule.max);
+    let max_ms = hard(RuleKind::Latency)
+        .filter(|rule| rule.missing == Missing::Reject)
+        .filter_map(|rule| rule.rule.max_ms);
+    (near.fold(f64::INFINITY, f64::min), max_ms.fold(f64::INFINITY, f64::min))
 }
 
 /// Whether a party may have no value of a rule's key and yet be matched: then it has no place in the order by that key.

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use smallvec::SmallVec;
 
-pub(crate) use compiled::Compiled;
+pub(crate) use compiled::{Compiled, Obstacle};
 pub(crate) use due::{Due, Waiting};
 pub(crate) use estimate::{Bucket, Estimates, Kind};
 pub(crate) use facts::{Facts, PlayerFacts, PlayerInput, REGIONS_MAX};
