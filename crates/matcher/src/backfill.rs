@@ -13,7 +13,8 @@ use crate::matches::Stage;
 use crate::notices::Notices;
 use crate::problem::{Outcome, Problem, forbidden, invalid, not_found, too_large};
 use crate::queue::{
-    Anchor, BackfillPriority, Compiled, Facts, PlayerInput, Pool, REGIONS_MAX, Start, ordered,
+    Anchor, BackfillPriority, Compiled, Facts, PlayerFacts, PlayerInput, Pool, REGIONS_MAX, Start, ordered,
+    role_hash,
 };
 use crate::slab::NONE;
 use crate::timers::Timer;
@@ -60,6 +61,11 @@ impl Backfill {
             backfill: true,
             index,
         })
+    }
+
+    /// Players who are on a side already.
+    pub(crate) fn players_of(&self, side: usize) -> &[PlayerFacts] {
+        self.fixed.get(side).map_or(&[], |facts| &facts.players)
     }
 
     pub(crate) fn start(&self, compiled: &Compiled, now: u64) -> Start<'_> {
@@ -232,9 +238,16 @@ impl Matcher {
         let rating = compiled.set.rating.as_ref();
         let attrs: Vec<(&[u8], &[u8])> =
             backfill.attrs.iter().map(|(key, value)| (key.as_slice(), value.as_slice())).collect();
+        let cast = self.cast_of(backfill.room);
+        let plays = |role: &[u8]| {
+            let hash = role_hash(role);
+            let name = cast.iter().rev().find(|(known, _)| *known == hash).map(|(_, name)| &name[..]);
+            name.filter(|name| compiled.set.positions.iter().any(|known| known.name.as_bytes() == *name))
+        };
         let input = |role| PlayerInput {
             role,
             attrs: attrs.clone(),
+            wants: plays(role).into_iter().collect(),
             skill: rating.map(|rule| self.ratings.skill(&rule.pool, rule.system, role)),
             ..PlayerInput::default()
         };

@@ -7,7 +7,7 @@ use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 
 use crate::config::Caller;
 use crate::id::Id;
-use crate::info::{check_id, text};
+use crate::info::{Text, check_id, text};
 use crate::matcher::{Matcher, fan_out};
 use crate::notices::Notices;
 use crate::problem::{Outcome, Problem, not_found};
@@ -49,6 +49,9 @@ pub(crate) struct Match {
     pub(crate) accepted: Vec<u32>,
     /// Player to position, once placed.
     pub(crate) positions: Vec<(u32, u8)>,
+    /// The same for backfills, as long as it is known, with those who came by one: hashes of roles, and names, as players
+    /// come and go and rules change.
+    pub(crate) cast: Vec<(u64, Text)>,
     /// What `overlap` rules found, as fields of the news that it is ready. By the rules it was found with: those in force
     /// then may be others.
     pub(crate) shared: Vec<u8>,
@@ -134,6 +137,7 @@ impl Matcher {
             deadline,
             accepted: Vec::new(),
             positions: Vec::new(),
+            cast: Vec::new(),
             shared,
         });
         if asks {

@@ -14,7 +14,7 @@ use crate::matches::{Players, Stage};
 use crate::notices::Notices;
 use crate::people::People;
 use crate::problem::{Outcome, Problem, forbidden, quote};
-use crate::queue::{Assign, Bucket, Compiled, Kind, PlayerFacts, assign};
+use crate::queue::{Assign, Bucket, Compiled, Kind, PlayerFacts, assign, role_hash};
 use crate::room::{Room, Seat};
 use crate::sides::Sides;
 use crate::slab::{NONE, Slab};
@@ -160,6 +160,43 @@ impl Matcher {
         let entry = &mut self.queues.list[queue];
         entry.figures.record(now, level, quality);
         entry.observed.qualities.observe(quality);
+        if !self.matches[index].positions.is_empty() {
+            self.note_positions(index, room);
+        }
+    }
+
+    /// Keeps the positions of a match with those of its room's, where backfills find them.
+    fn note_positions(&mut self, index: u32, room: Id) {
+        let rules = self.queues.list[self.matches[index].queue].rules();
+        let names = &rules.set.positions;
+        let cast: Vec<(u64, Text)> = self.matches[index]
+            .positions
+            .iter()
+            .map(|(player, at)| {
+                let name = names.get(usize::from(*at)).map_or("", |position| &position.name);
+                (role_hash(&self.people.players[*player].id), Text::from_slice(name.as_bytes()))
+            })
+            .collect();
+        let own = self.match_of_room(room).unwrap_or(index);
+        if own != index {
+            // Those who have left make room.
+            let sides = self.rooms[room.index].sides.list();
+            let there: Vec<u64> =
+                sides.iter().flat_map(|side| &side.players).map(|role| role_hash(role)).collect();
+            self.matches[own].cast.retain(|(role, _)| there.contains(role));
+        }
+        self.matches[own].cast.extend(cast);
+    }
+
+    /// The match that a room is, if both are here.
+    fn match_of_room(&self, room: Id) -> Option<u32> {
+        let room = self.rooms.get(room.index).filter(|entry| entry.id == room)?;
+        self.match_of(room.matched?)
+    }
+
+    /// Positions that players of a room were given, by the hashes of their roles.
+    pub(crate) fn cast_of(&self, room: Id) -> &[(u64, Text)] {
+        self.match_of_room(room).map_or(&[], |found| &self.matches[found].cast)
     }
 
     fn room_of_match(&mut self, index: u32, queue: u32) -> u32 {
@@ -187,14 +224,17 @@ impl Matcher {
         if compiled.set.positions.is_empty() {
             return positions;
         }
-        for side in &self.matches[index].sides {
+        let backfill = self.matches[index].backfill.and_then(|backfill| self.backfills.get(backfill));
+        for (number, side) in self.matches[index].sides.iter().enumerate() {
             let tickets = || side.iter().map(|ticket| &self.tickets[*ticket]);
             let players: Vec<u32> =
                 tickets().flat_map(|ticket| &ticket.players).map(|player| player.player).collect();
-            let facts: Vec<&PlayerFacts> = tickets().flat_map(|ticket| &ticket.facts.players).collect();
+            let there = backfill.map_or(&[][..], |backfill| backfill.players_of(number));
+            let newcomers = tickets().flat_map(|ticket| &ticket.facts.players);
+            let facts: Vec<&PlayerFacts> = there.iter().chain(newcomers).collect();
             let open = compiled.set.players_max();
             if let Some(assigned) = assign(&compiled.set.positions, &facts, open) {
-                positions.extend(players.into_iter().zip(assigned));
+                positions.extend(players.into_iter().zip(assigned.into_iter().skip(there.len())));
             }
         }
         positions

@@ -33,7 +33,7 @@ use smallvec::SmallVec;
 pub(crate) use compiled::{Compiled, Obstacle};
 pub(crate) use due::{Due, Waiting};
 pub(crate) use estimate::{Bucket, Estimates, Kind};
-pub(crate) use facts::{Facts, PlayerFacts, PlayerInput, REGIONS_MAX};
+pub(crate) use facts::{Facts, PlayerFacts, PlayerInput, REGIONS_MAX, hash as role_hash};
 use order::Order;
 pub(crate) use pool::{Anchor, Key, Partition, Pool, number, ordered};
 pub(crate) use positions::assign;

@@ -248,7 +248,8 @@ impl Matcher {
             let queue = self.queues.find(queue).ok_or_else(|| not_found("queue does not exist"))?;
             let all =
                 self.tickets.iter().filter(|(_, ticket)| ticket.queue == queue && ticket.state.is_live());
-            found.extend(all.map(|(index, _)| index).take(LIST_MAX));
+            let most = (self.queues.list[queue].live as usize).min(LIST_MAX);
+            found.extend(all.map(|(index, _)| index).take(most));
         }
         for index in found {
             write_nested(answer, 1, |out| self.write_ticket(index, out));
