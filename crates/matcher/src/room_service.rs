@@ -1,19 +1,20 @@
 //! The room service: requests about rooms.
 
-use smallvec::{SmallVec, smallvec};
+mod teams;
+
+use smallvec::smallvec;
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bool, write_bytes, write_nested};
 
 use crate::config::{Caller, Scope};
 use crate::history::Change;
-use crate::id::Id;
 use crate::info::{ROOM_DATA_FIELD, RoleRef, Update, bytes, check_growth, check_id, text};
 use crate::matcher::{Matcher, collapse_key, write_about};
 use crate::notices::Notices;
-use crate::problem::{Outcome, Problem, forbidden, invalid, not_found, quote, quote_all};
+use crate::problem::{Outcome, Problem, forbidden, invalid};
 use crate::room::{CreateInfo, Newcomer, Newcomers};
 use crate::slab::NONE;
-use crate::team::{TeamMember, strange_to_team, text_and_message, two_texts};
+use crate::team::{text_and_message, two_texts};
 use crate::timers::Timer;
 
 /// Rooms that one answer lists.
@@ -199,66 +200,6 @@ impl Matcher {
         self.change_after_leaving(index, &changes, notices);
         write_nested(answer, 1, |out| self.write_room(index, None, out));
         Ok(())
-    }
-
-    pub(crate) fn team_join_random_room(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
-        let (team, create) = id_and_bytes(body)?;
-        let create = CreateInfo::parse(create)?;
-        self.move_team(caller, team, |matcher, newcomers| {
-            let mode = matcher.modes.resolve(create.mode)?;
-            let same = matcher.room_of_whole_team(&newcomers);
-            if let Some(room) = same.filter(|room| matcher.rooms[*room].mode == mode) {
-                return matcher.answer_join(room, false, true, answer);
-            }
-            matcher.check_team(&newcomers, mode)?;
-            matcher.join_any(mode, &create, newcomers, answer, notices)
-        })
-    }
-
-    pub(crate) fn team_create_room(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
-        let (team, create) = id_and_bytes(body)?;
-        let create = CreateInfo::parse(create)?;
-        self.move_team(caller, team, |matcher, newcomers| {
-            let mode = matcher.modes.resolve(create.mode)?;
-            matcher.check_team(&newcomers, mode)?;
-            matcher.make_room(mode, &create, newcomers, notices)?;
-            write_bytes(answer, 1, &matcher.scratch.room);
-            Ok(())
-        })
-    }
-
-    pub(crate) fn team_join_room(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
-        let (team, room) = two_texts(body)?;
-        self.move_team(caller, team, |matcher, newcomers| {
-            let room = matcher.find_room(room)?;
-            if matcher.room_of_whole_team(&newcomers) == Some(room) || matcher.are_all_in(room, &newcomers) {
-                return matcher.answer_join(room, false, true, answer);
-            }
-            matcher.check_team(&newcomers, matcher.rooms[room].mode)?;
-            matcher.check_joinable(room, newcomers.len())?;
-            matcher.check_fits(room, &newcomers)?;
-            let changes = matcher.ask_to_admit(room, &newcomers)?;
-            matcher.admit(room, newcomers, &changes, notices);
-            matcher.answer_encoded(false, answer)
-        })
     }
 
     pub(crate) fn broadcast_room(
@@ -597,82 +538,6 @@ impl Matcher {
             self.people.release(player);
         }
         made
-    }
-
-    /// Does something with the members of a team, of whatever shard, for a server that hosts one of them or is trusted.
-    fn move_team(
-        &mut self,
-        caller: Caller<'_>,
-        id: &[u8],
-        go: impl FnOnce(&mut Matcher, Newcomers) -> Outcome,
-    ) -> Outcome {
-        let newcomers = self.team_newcomers(id)?;
-        let players: SmallVec<[u32; 4]> = newcomers.iter().map(|newcomer| newcomer.player).collect();
-        let hosts = |player: &u32| self.people.server_of(*player) == caller.srv.as_bytes();
-        let moved = if caller.scope > Scope::Server || players.iter().any(hosts) {
-            go(self, newcomers)
-        } else {
-            Err(strange_to_team())
-        };
-        if moved.is_err() {
-            for player in players {
-                self.people.release(player);
-            }
-        }
-        moved
-    }
-
-    /// All members of a team as newcomers.
-    fn team_newcomers(&mut self, id: &[u8]) -> Outcome<Newcomers> {
-        let missing = || not_found("can not find team");
-        let parsed = Id::parse(id).ok_or_else(missing)?;
-        if self.shard.of_id(parsed).is_some_and(|home| home != self.shard.index) {
-            return self.newcomers_from_elsewhere(parsed);
-        }
-        let team = self.find_team(id).map_err(|_| missing())?;
-        let members = &self.teams[team].members;
-        if members.is_empty() {
-            return Err(Problem::new(Status::TeamEmpty, "team is empty"));
-        }
-        let newcomer =
-            |member: &TeamMember| Newcomer { player: member.player, info: member.info.clone(), moves: false };
-        Ok(members.iter().map(newcomer).collect())
-    }
-
-    fn room_of_whole_team(&self, members: &[Newcomer]) -> Option<u32> {
-        let mut rooms = members.iter().map(|member| self.people.players[member.player].room);
-        let first = rooms.next().filter(|room| *room != NONE)?;
-        rooms.all(|room| room == first).then_some(first)
-    }
-
-    /// Whether a team is in a live room whose members may be in others too.
-    fn are_all_in(&self, room: u32, members: &[Newcomer]) -> bool {
-        let room = &self.rooms[room];
-        !room.deleting && members.iter().all(|member| room.has_member(member.player))
-    }
-
-    /// Whether a team may be in a room of a mode: all members or nobody.
-    fn check_team(&self, members: &[Newcomer], mode: u16) -> Outcome {
-        self.check_open_to(mode, members.len())?;
-        let rules = &self.modes[mode].rules;
-        if rules.exclusive {
-            let rooms = members.iter().map(|member| {
-                let player = &self.people.players[member.player];
-                let here = self.rooms.get(player.room).map(|room| room.id);
-                (player.id.as_slice(), here.or_else(|| self.room_elsewhere(&player.id)))
-            });
-            let busy: SmallVec<[(&[u8], Id); 4]> =
-                rooms.filter_map(|(role, room)| Some((role, room?))).collect();
-            if let Some((_, first)) = busy.first() {
-                let roles = quote_all(busy.iter().map(|(role, _)| *role));
-                let problem = Problem::new(
-                    Status::AlreadyInRoom,
-                    "members of the team are in other rooms; here of the first",
-                );
-                return Err(problem.with("RoomID", quote(&first.text())).with("RoleIDs", roles));
-            }
-        }
-        members.iter().try_for_each(|member| rules.check_limits(&RoleRef::parse(member.info.bytes())?))
     }
 
     fn answer_join(&self, room: u32, created: bool, already: bool, answer: &mut Vec<u8>) -> Outcome {
