@@ -1,6 +1,7 @@
 //! What has become of a room: its last changes, as an answer shows them.
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{bytes_field_len, write_bytes, write_nested, write_u64};
 
@@ -116,7 +117,10 @@ impl Matcher {
     pub(crate) fn note_new_seats(&mut self, room: u32, first: usize) {
         let Matcher { people, rooms, now, .. } = self;
         let room = &mut rooms[room];
-        let roles = room.seats[first..].iter().map(|seat| role(people, seat.player));
+        // Read twice: once from all over the memory.
+        let roles: SmallVec<[&[u8]; NAMED_MAX]> =
+            room.seats[first..].iter().map(|seat| role(people, seat.player)).collect();
+        let roles = roles.iter().copied();
         room.history.note((*now, room.rev), Change::of("seats_made"), roles);
     }
 }

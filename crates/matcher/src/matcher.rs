@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{REQUEST_KEY_FIELD, Status, method, write_bytes, write_u64};
 
@@ -581,40 +582,23 @@ impl Matcher {
 /// Sends the event to every server with at least one of `players`, once each, with the roles it hosts.
 pub(crate) fn fan_out(
     people: &People,
-    players: impl Iterator<Item = u32> + Clone,
-    count: usize,
+    players: impl Iterator<Item = u32>,
     event: &[u8],
     collapse: u64,
     notices: &mut Notices,
 ) {
-    let server = |player: u32| people.players[player].server;
-    let id = |player: u32| people.players[player].id.as_slice();
-    let mut servers = players.clone().map(server);
-    let Some(first) = servers.next() else { return };
-    if servers.all(|other| other == first) {
-        notices.push(first, players.map(id), event, collapse);
-        return;
+    let named = |player: u32| {
+        let player = &people.players[player];
+        (player.server, player.id.as_slice())
+    };
+    let mut all: SmallVec<[(u32, &[u8]); 16]> = players.map(named).collect();
+    if all.windows(2).any(|pair| pair[0].0 != pair[1].0) {
+        all.sort_by_key(|(server, _)| *server);
     }
-    if count <= FAN_OUT_SCAN_MAX {
-        for (index, player) in players.clone().enumerate() {
-            let own = server(player);
-            if players.clone().take(index).any(|before| server(before) == own) {
-                continue;
-            }
-            let roles = players.clone().skip(index).filter(|other| server(*other) == own).map(id);
-            notices.push(own, roles, event, collapse);
-        }
-        return;
-    }
-    let mut all: Vec<(u32, u32)> = players.map(|player| (server(player), player)).collect();
-    all.sort_by_key(|(server, _)| *server);
     for group in all.chunk_by(|a, b| a.0 == b.0) {
-        notices.push(group[0].0, group.iter().map(|(_, player)| id(*player)), event, collapse);
+        notices.push(group[0].0, group.iter().map(|(_, id)| *id), event, collapse);
     }
 }
-
-/// Members up to which looking for equal servers pair by pair is cheaper than sorting.
-const FAN_OUT_SCAN_MAX: usize = 16;
 
 /// The last fields of an event about a team or room: id, revision, reason.
 pub(crate) fn write_about(out: &mut Vec<u8>, id: Id, rev: u64, reason: &str) {

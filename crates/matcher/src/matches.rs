@@ -71,6 +71,10 @@ impl Matcher {
     /// batch, each step for all of them: so a step's code and the players' entries are at hand.
     pub(crate) fn take(&mut self, filling: Filling, backfill: Option<u32>, compiled: &Compiled) {
         let tickets: SmallVec<[u32; 16]> = filling.sides.iter().flatten().copied().collect();
+        // As in the search: one load does not wait for another.
+        let touch =
+            |all: u64, ticket: &u32| all ^ self.tickets[*ticket].touch() ^ self.waiting.touch(*ticket);
+        std::hint::black_box(tickets.iter().fold(0, touch));
         self.leave_pool_together(&tickets, compiled);
         self.scratch.found.push((filling, backfill));
     }
@@ -217,7 +221,7 @@ impl Matcher {
                 }
             });
             let own = self.tickets[ticket].players.iter().map(|player| player.player);
-            fan_out(&self.people, own, self.tickets[ticket].players.len(), &event, 0, notices);
+            fan_out(&self.people, own, &event, 0, notices);
             self.scratch.event = event;
         }
     }
@@ -334,7 +338,7 @@ impl Matcher {
                 write_bytes(out, 20, &room.text());
             }
         });
-        fan_out(&self.people, players.iter().copied(), players.len(), &self.scratch.event, 0, notices);
+        fan_out(&self.people, players.iter().copied(), &self.scratch.event, 0, notices);
         if let Some(backfill) = found.backfill.and_then(|backfill| self.backfills.get_mut(backfill)) {
             backfill.pending = None;
         }

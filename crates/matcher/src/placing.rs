@@ -396,7 +396,7 @@ impl Matcher {
             let mut players = Players::new();
             self.players_of(side, &mut players);
             self.write_ready(index, &name, &players, &rest);
-            fan_out(&self.people, players.iter().copied(), players.len(), &self.scratch.event, 0, notices);
+            fan_out(&self.people, players.iter().copied(), &self.scratch.event, 0, notices);
         }
         let found = &mut self.matches[index];
         found.stage = Stage::Made;
@@ -418,7 +418,7 @@ impl Matcher {
         for ticket in matched.map(|ticket| &tickets[*ticket]) {
             let waited = now - ticket.created;
             entry.observed.waits.observe(waited as f64 / 1_000.0);
-            let (kind, bucket) = (ticket.kind(compiled, &entry.regions), Bucket::of(waited));
+            let (kind, bucket) = (ticket.kind(compiled), Bucket::of(waited));
             match kinds.iter_mut().find(|known| (known.0, known.1) == (kind, bucket)) {
                 Some((.., count)) => *count += 1,
                 None => kinds.push((kind, bucket, 1)),

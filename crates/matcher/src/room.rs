@@ -441,7 +441,7 @@ impl Matcher {
     pub(crate) fn tell_room(&self, index: u32, collapse: u64, notices: &mut Notices) {
         let members = &self.rooms[index].members;
         let players = members.iter().map(|member| member.player);
-        fan_out(&self.people, players, members.len(), &self.scratch.event, collapse, notices);
+        fan_out(&self.people, players, &self.scratch.event, collapse, notices);
     }
 
     /// Encodes a room; `only` lists these members instead of all and says so.

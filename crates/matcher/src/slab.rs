@@ -9,7 +9,7 @@ pub(crate) const NONE: u32 = u32::MAX;
 /// grows by pieces, so that what is there is never moved: a million tickets are half a gigabyte.
 #[derive(Clone, Debug)]
 pub(crate) struct Slab<T> {
-    pieces: Vec<Vec<Option<T>>>,
+    pieces: Vec<Box<[Option<T>; PIECE]>>,
     len: u32,
     free: Vec<u32>,
 }
@@ -27,6 +27,12 @@ impl<T> Default for Slab<T> {
 #[inline]
 fn at(index: u32) -> (usize, usize) {
     ((index >> PIECE_BITS) as usize, index as usize % PIECE)
+}
+
+/// Made where it stays: a piece of large items is no size for a stack.
+fn empty_piece<T>() -> Box<[Option<T>; PIECE]> {
+    let places: Box<[Option<T>]> = std::iter::repeat_with(|| None).take(PIECE).collect();
+    places.try_into().unwrap_or_else(|_| unreachable!("a piece has as many places"))
 }
 
 impl<T> Slab<T> {
@@ -52,18 +58,18 @@ impl<T> Slab<T> {
     fn push(&mut self, item: Option<T>) -> u32 {
         let index = self.len;
         assert!(index < NONE, "fewer than 2^32 - 1 objects");
-        let (piece, _) = at(index);
+        let (piece, place) = at(index);
         if piece == self.pieces.len() {
-            self.pieces.push(Vec::with_capacity(PIECE));
+            self.pieces.push(empty_piece());
         }
-        self.pieces[piece].push(item);
+        self.pieces[piece][place] = item;
         self.len += 1;
         index
     }
 
     pub(crate) fn remove(&mut self, index: u32) -> Option<T> {
         let (piece, place) = at(index);
-        let item = self.pieces.get_mut(piece)?.get_mut(place)?.take()?;
+        let item = self.pieces.get_mut(piece)?[place].take()?;
         self.free.push(index);
         Some(item)
     }
@@ -80,13 +86,13 @@ impl<T> Slab<T> {
     #[inline]
     pub(crate) fn get(&self, index: u32) -> Option<&T> {
         let (piece, place) = at(index);
-        self.pieces.get(piece)?.get(place)?.as_ref()
+        self.pieces.get(piece)?[place].as_ref()
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
         let (piece, place) = at(index);
-        self.pieces.get_mut(piece)?.get_mut(place)?.as_mut()
+        self.pieces.get_mut(piece)?[place].as_mut()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -94,15 +100,16 @@ impl<T> Slab<T> {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        let all = self.pieces.iter().flatten();
-        (0..).zip(all).filter_map(|(index, item)| Some((index, item.as_ref()?)))
+        let all = self.pieces.iter().flat_map(|piece| piece.iter());
+        (0..self.len).zip(all).filter_map(|(index, item)| Some((index, item.as_ref()?)))
     }
 }
 
 // Where it is cut is not part of the state.
 impl<T: Serialize> Serialize for Slab<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let all: Vec<Option<&T>> = self.pieces.iter().flatten().map(Option::as_ref).collect();
+        let places = self.pieces.iter().flat_map(|piece| piece.iter());
+        let all: Vec<Option<&T>> = places.take(self.len as usize).map(Option::as_ref).collect();
         (all, &self.free).serialize(serializer)
     }
 }

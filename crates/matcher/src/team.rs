@@ -348,7 +348,7 @@ impl Matcher {
     fn tell_team(&self, index: u32, collapse: u64, notices: &mut Notices) {
         let members = &self.teams[index].members;
         let players = members.iter().map(|member| member.player);
-        fan_out(&self.people, players, members.len(), &self.scratch.event, collapse, notices);
+        fan_out(&self.people, players, &self.scratch.event, collapse, notices);
     }
 
     /// Writes the event that the next `tell_*` sends.

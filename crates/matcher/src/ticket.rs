@@ -8,7 +8,7 @@ use throng_wire::matcher::{Event, write_bytes, write_nested, write_u64};
 use throng_wire::{Field, fields};
 
 use crate::id::Id;
-use crate::info::{ID_BYTES_MAX, Text, bytes, check_id, check_len, entry, text};
+use crate::info::{ID_BYTES_MAX, bytes, check_id, check_len, entry, text};
 use crate::matcher::{Matcher, fan_out};
 use crate::notices::Notices;
 use crate::problem::{Outcome, not_found, too_large};
@@ -135,6 +135,18 @@ impl TicketPlayer {
 }
 
 impl Ticket {
+    /// Something that is known when all of it is at hand.
+    pub(crate) fn touch(&self) -> u64 {
+        let due = match self.standing {
+            Standing::InPool(place) => place.key.0,
+            Standing::Ended { until, .. } => until,
+            Standing::Nowhere => 0,
+        };
+        let ids = self.id.nonce ^ self.matched.map_or(0, |id| id.nonce) ^ self.room.map_or(0, |id| id.nonce);
+        let lists = self.players.len() ^ self.team.len() ^ self.reason.len() ^ self.facts.players.len();
+        due ^ ids ^ self.created ^ self.expires ^ self.rev ^ self.position ^ lists as u64
+    }
+
     /// While it searches.
     pub(crate) fn place(&self) -> Option<Place> {
         match self.standing {
@@ -143,10 +155,10 @@ impl Ticket {
         }
     }
 
-    /// What tells waiting times apart, among those of a queue with these regions.
-    pub(crate) fn kind(&self, compiled: &Compiled, regions: &[Text]) -> Kind {
+    /// What tells waiting times apart.
+    pub(crate) fn kind(&self, compiled: &Compiled) -> Kind {
         let skill = compiled.main.map(|key| self.facts.value(key));
-        Kind::new(skill, self.facts.best_region(regions), self.facts.size)
+        Kind::new(skill, self.facts.home.map(u16::from), self.facts.size)
     }
 }
 
@@ -203,7 +215,7 @@ impl Matcher {
         }
         write_u64(out, 13, now.saturating_sub(ticket.created));
         if ticket.state.is_live() {
-            if let Some((p50, p90)) = queue.estimates.of(now, ticket.kind(&queue.rules(), &queue.regions)) {
+            if let Some((p50, p90)) = queue.estimates.of(now, ticket.kind(&queue.rules())) {
                 throng_wire::write_varint(out, 14 << 3);
                 throng_wire::write_varint(out, p50);
                 throng_wire::write_varint(out, 15 << 3);
@@ -259,7 +271,7 @@ impl Matcher {
             ticket.standing = Standing::Nowhere;
             from = Some((ticket.queue, place.partition));
             keys.push(place.key);
-            self.queues.list[ticket.queue].due.leave(&mut self.waiting, ticket.queue, *index);
+            self.queues.list[ticket.queue].due.leave(&mut self.waiting, *index);
         }
         let Some((queue, partition)) = from else { return };
         keys.sort_unstable();
@@ -392,7 +404,7 @@ impl Matcher {
             write_nested(out, 1, |out| self.write_ticket(index, out));
         });
         let players = self.tickets[index].players.iter().map(|player| player.player);
-        fan_out(&self.people, players, self.tickets[index].players.len(), &event, 0, notices);
+        fan_out(&self.people, players, &event, 0, notices);
         self.scratch.event = event;
     }
 

@@ -45,6 +45,11 @@ impl Waiting {
         self.0.get(ticket as usize).is_some_and(|own| own.searches && own.queue == queue)
     }
 
+    /// Something that is known when a ticket's entry is at hand.
+    pub(crate) fn touch(&self, ticket: u32) -> u64 {
+        self.0.get(ticket as usize).map_or(0, |own| own.at)
+    }
+
     /// Whether an entry is of a ticket that still searches; if not, the ticket has it no more.
     fn keep(&mut self, ticket: u32, queue: u32, at: u64) -> bool {
         if !self.is_listed(ticket, queue, at) {
@@ -84,17 +89,17 @@ impl Due {
         } else {
             self.left = self.left.saturating_sub(1);
         }
+        if self.left > LEFT_MIN.max(self.len / 2) {
+            self.sweep(waiting, queue);
+        }
     }
 
-    /// A ticket does not search any more.
-    pub(crate) fn leave(&mut self, waiting: &mut Waiting, queue: u32, ticket: u32) {
+    /// A ticket does not search any more. Its entry is left to those who come: a tick of many matches has enough to do.
+    pub(crate) fn leave(&mut self, waiting: &mut Waiting, ticket: u32) {
         if let Some(own) = waiting.0.get_mut(ticket as usize) {
             own.searches = false;
         }
         self.left += 1;
-        if self.left > LEFT_MIN.max(self.len / 2) {
-            self.sweep(waiting, queue);
-        }
     }
 
     /// Drops entries of tickets that left, among some.
@@ -149,7 +154,7 @@ mod tests {
             let ticket = round as u32 / 100 + 1;
             due.enter(&mut waiting, 0, ticket, 1_000_000 + round);
             if round % 100 != 99 {
-                due.leave(&mut waiting, 0, ticket);
+                due.leave(&mut waiting, ticket);
             }
         }
         assert!(due.len < 4 * LEFT_MIN, "{} entries for 1,000 tickets", due.len);
@@ -164,8 +169,8 @@ mod tests {
         for (at, ticket) in [(20, 1), (10, 5), (20, 0), (10, 3)] {
             due.enter(&mut waiting, 7, ticket, at);
         }
-        due.leave(&mut waiting, 7, 5);
-        due.leave(&mut waiting, 7, 0);
+        due.leave(&mut waiting, 5);
+        due.leave(&mut waiting, 0);
         due.enter(&mut waiting, 7, 0, 20);
         assert!(waiting.searches(0, 7) && !waiting.searches(0, 6) && !waiting.searches(5, 7));
         assert_eq!((due.first(), due.pop(&mut waiting, 7, 9)), (Some(10), None));

@@ -76,6 +76,8 @@ pub(crate) struct Facts {
     pub(crate) values: SmallVec<[f64; 2]>,
     /// By the queue's regions.
     pub(crate) pings: SmallVec<[Ping; 4]>,
+    /// The region in which the worst latency is least, of several the first by name.
+    pub(crate) home: Option<u8>,
 }
 
 /// A player as a request describes it.
@@ -119,8 +121,7 @@ impl Facts {
         self.pings = (0..regions).map(|at| if here(at) { there } else { NO_PING }).collect();
     }
 
-    /// The region in which the party's worst latency is least, of several the first by name.
-    pub(crate) fn best_region(&self, regions: &[Text]) -> Option<u16> {
+    fn best_region(&self, regions: &[Text]) -> Option<u8> {
         let mut best: Option<(usize, f32)> = None;
         for (region, ping) in self.pings.iter().enumerate().filter(|(_, ping)| ping.worst.is_finite()) {
             let is_better = |(other, least): (usize, f32)| {
@@ -130,7 +131,7 @@ impl Facts {
                 best = Some((region, ping.worst));
             }
         }
-        best.map(|(region, _)| region as u16)
+        best.map(|(region, _)| region as u8)
     }
 }
 
@@ -150,6 +151,7 @@ impl Compiled {
             facts.values.push(self.party_value(&facts.players, key));
         }
         facts.pings = pings(party, regions)?;
+        facts.home = facts.best_region(regions);
         Ok(facts)
     }
 

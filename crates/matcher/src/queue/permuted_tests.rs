@@ -104,7 +104,7 @@ fn matches_of(matcher: &mut Matcher, all: &[u32]) -> (Vec<Option<String>>, Vec<F
     }
     let regions = &matcher.queues.list[0].regions;
     let name = |region: u16| String::from_utf8_lossy(&regions[usize::from(region)]).into_owned();
-    let home = |ticket: &u32| matcher.tickets[*ticket].facts.best_region(regions).map(name);
+    let home = |ticket: &u32| matcher.tickets[*ticket].facts.home.map(u16::from).map(name);
     let found = matcher.matches.iter().map(|(_, found)| found);
     let found = found.map(|found| (found.sides.clone(), found.quality.to_bits(), found.region.map(name)));
     (searching.iter().map(home).collect(), found.collect())

@@ -1,9 +1,10 @@
 //! Tickets that search: ordered by the main number, so that a search looks at near ones only.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::anchors::{Anchor, Anchors};
 use super::compiled::Compiled;
 use super::facts::Facts;
 use super::order::Order;
@@ -29,18 +30,6 @@ pub(crate) struct Hot {
     pub(crate) mask: u64,
 }
 
-/// Who is tried next, in the order of fairness.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct Anchor {
-    /// Backfills of high priority before all, those of low priority after.
-    pub(crate) class: u8,
-    /// Minus the priority.
-    pub(crate) rank: i8,
-    pub(crate) created: u64,
-    pub(crate) backfill: bool,
-    pub(crate) index: u32,
-}
-
 /// Tickets that may meet.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Partition {
@@ -63,7 +52,7 @@ pub(crate) struct Pool {
     pub(crate) partitions: Slab<Partition>,
     by_key: BTreeMap<Vec<Text>, u32>,
     /// Anchors to try. Those of tickets that left are passed over when their turn comes, which is within a tick.
-    pub(crate) dirty: BTreeSet<Anchor>,
+    pub(crate) dirty: Anchors,
     pub(crate) size: u64,
 }
 

@@ -69,8 +69,8 @@ impl<'a> View<'a> {
             None => (None, 1.0),
         };
         // A latency term of zero at the very limit would make such a match worthless: the limit is what was asked for.
-        let latency = if weights.latency == 0.0 { 1.0 } else { near.max(0.05).powf(weights.latency) };
-        let quality = self.skill_quality().powf(weights.skill) * kept.powf(weights.soft) * latency;
+        let latency = if weights.latency == 0.0 { 1.0 } else { power(near.max(0.05), weights.latency) };
+        let quality = power(self.skill_quality(), weights.skill) * power(kept, weights.soft) * latency;
         Some(Grade { quality: quality.clamp(0.0, 1.0), region })
     }
 
@@ -304,6 +304,11 @@ impl<'a> View<'a> {
         let anybody = |role: u64| self.players().any(|player| player.role == role);
         self.players().any(|player| player.avoid.iter().any(|role| anybody(*role)))
     }
+}
+
+/// A term by its weight, which is mostly 1.
+fn power(term: f64, weight: f64) -> f64 {
+    if weight == 1.0 { term } else { term.powf(weight) }
 }
 
 impl Compiled {

@@ -419,11 +419,13 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
     }
 
     /// Whether a side's players with a party's can take their positions, and what is left can fill the others.
+    #[inline]
     fn suits(&self, side: usize, candidate: &Candidate) -> bool {
+        self.search.compiled.set.positions.is_empty() || self.can_take_positions(side, candidate)
+    }
+
+    fn can_take_positions(&self, side: usize, candidate: &Candidate) -> bool {
         let set = &self.search.compiled.set;
-        if set.positions.is_empty() {
-            return true;
-        }
         let own = (self.search.facts)(candidate.ticket).0;
         let open = self.state.open[side] - u32::from(candidate.hot.size);
         let players: Vec<&PlayerFacts> = self.players_of(side).chain(&own.players).collect();

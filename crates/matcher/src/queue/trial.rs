@@ -317,9 +317,9 @@ impl Matcher {
     /// Those that had found nothing are not tried again before something near them changes.
     fn rest_copied(&mut self, queue: u32, all: &[Copied]) {
         let pool = &mut self.queues.list[queue].pool;
+        pool.dirty.retain(|anchor| all.get(anchor.index as usize).is_none_or(|copied| copied.idle.is_none()));
         for (index, copied) in (0..).zip(all) {
             if let (Some(cut), Some(place)) = (copied.idle, self.tickets[index].place()) {
-                pool.dirty.remove(&anchor_of(&self.tickets, index));
                 pool.rest(place.partition, place.key, cut);
             }
         }
