@@ -156,6 +156,13 @@ impl Config {
     /// # Errors
     /// A queue whose matches a policy is to place, while its mode names none.
     pub fn check(&self) -> Result<(), RuleProblem> {
+        let mut pools = BTreeMap::new();
+        for (pool, system) in self.queues.iter().filter_map(QueueRules::rating) {
+            if *pools.entry(pool.clone()).or_insert(system) != system {
+                let reason = format!("two queues rate in pool `{pool}` by two systems");
+                return Err(RuleProblem { path: "rating.system".to_owned(), reason });
+            }
+        }
         for queue in self.queues.iter().filter(|queue| queue.asks_policy()) {
             if !self.modes.get(queue.name()).is_some_and(|rules| rules.asks(HookPoint::OnCreate)) {
                 let reason = format!(

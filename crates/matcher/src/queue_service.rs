@@ -44,6 +44,13 @@ impl Matcher {
         if is_new && !self.has_left(Limit::Queues) {
             return Err(Problem::new(Status::TooLarge, "the matcher has as many queues as it takes"));
         }
+        let rated = rules.rating();
+        if rated.is_some_and(|(pool, own)| {
+            self.system_of_pool(&pool, rules.name()).is_some_and(|system| system != own)
+        }) {
+            let reason = "the pool is of the other system; name another pool".to_owned();
+            return Err(refused(RuleProblem { path: "rating.system".to_owned(), reason }));
+        }
         let index = self.put_queue(&rules, notices).map_err(refused)?;
         self.write_queue(index, answer);
         Ok(())

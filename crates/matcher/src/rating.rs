@@ -14,7 +14,7 @@ use crate::id::Id;
 use crate::info::{Text, bytes, check_id, entry, text};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, invalid, not_found, too_large};
-use crate::queue::System;
+use crate::queue::{Compiled, System};
 use crate::timers::Timer;
 
 pub(crate) use shared::SharedRatings;
@@ -426,6 +426,16 @@ impl Matcher {
         }
     }
 
+    /// The system of a pool: that of its ratings, or of a queue but one that declares it.
+    pub(crate) fn system_of_pool(&self, name: &str, but: &str) -> Option<System> {
+        let others = self.queues.list.iter().map(|(_, queue)| queue).filter(|queue| queue.name != but);
+        let declared = |rules: &Compiled| {
+            rules.set.rating.as_ref().filter(|rule| rule.pool == name).map(|rule| rule.system)
+        };
+        let known = self.ratings.pools.get(name).map(|pool| pool.system);
+        known.or_else(|| others.map(|queue| queue.rules()).find_map(|rules| declared(&rules)))
+    }
+
     pub(crate) fn get_ratings(&self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
         let (mut name, mut roles) = (&[][..], Vec::new());
         for field in fields(body) {
@@ -440,17 +450,11 @@ impl Matcher {
             return Err(too_large(format!("more than {RATINGS_MAX} RoleIDs")));
         }
         let name = String::from_utf8_lossy(name);
-        let declared = || {
-            let rules = self.queues.list.iter().map(|(_, queue)| queue.rules());
-            let mut systems = rules.filter_map(|rules| {
-                rules.set.rating.as_ref().filter(|rule| rule.pool == name).map(|rule| rule.system)
-            });
-            systems.next()
-        };
         match self.ratings.pools.get(&*name) {
             Some(pool) => roles.iter().for_each(|role| pool.of(role).write(role, answer)),
             None => {
-                let system = declared().ok_or_else(|| not_found("rating pool does not exist"))?;
+                let system = self.system_of_pool(&name, "");
+                let system = system.ok_or_else(|| not_found("rating pool does not exist"))?;
                 let mut empty = Ratings::default();
                 let pool = empty.pool(&name, system, 0);
                 roles.iter().for_each(|role| pool.of(role).write(role, answer));

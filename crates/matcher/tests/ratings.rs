@@ -177,3 +177,23 @@ fn a_period_of_another_length_begins_with_the_next_report() {
     world.pass(100_000_000);
     assert!(rated(&mut world, "ladder", "a", 6) > after);
 }
+
+#[test]
+fn a_pool_is_of_one_system() {
+    let mut world = with(&periods(0));
+    let other = periods(0).replace("duels", "teams").replace("glicko2", "weng_lin");
+    let (status, answer) = world.put_queue(&other);
+    assert_eq!(status, Status::RuleInvalid);
+    let why = Reader::new(&answer).unwrap().str(1).unwrap().to_owned();
+    assert!(why.contains("rating.system"), "{why}");
+    assert_eq!(world.put_queue(&other.replace("ladder", "ranked")).0, Status::Ok);
+    // Of its own pool a queue may think again until somebody is rated.
+    let again = periods(0).replace("glicko2", "weng_lin");
+    assert_eq!(world.put_queue(&again).0, Status::Ok);
+    let matched = duel(&mut world, "duels", "a", "b");
+    assert_eq!(report(&mut world, beats(&matched, "a", "b")).0, Status::Ok);
+    assert_eq!(world.put_queue(&periods(0)).0, Status::RuleInvalid);
+    let queues =
+        [&periods(0), &other].map(|rules| throng_matcher::QueueRules::parse(rules.as_bytes()).unwrap());
+    assert!(Config { queues: queues.to_vec(), ..Config::default() }.check().is_err());
+}

@@ -103,6 +103,11 @@ impl QueueRules {
         RuleSet::parse(self.source.as_bytes()).is_ok_and(|set| set.assign == Assign::Policy)
     }
 
+    /// The pool that it rates in, and by which system.
+    pub(crate) fn rating(&self) -> Option<(String, System)> {
+        RuleSet::parse(self.source.as_bytes()).ok()?.rating.map(|rating| (rating.pool, rating.system))
+    }
+
     fn compile(&self) -> Result<Compiled, RuleProblem> {
         Compiled::new(RuleSet::parse(self.source.as_bytes())?)
     }
