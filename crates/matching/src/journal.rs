@@ -183,7 +183,7 @@ impl Journal {
         }
         fs.sync_dir("").map_err(io_error("cannot make the journal's folders durable"))?;
         let mut replay = Replay::begin(&*fs, config.clone(), salvage)?;
-        replay.run(&*fs)?;
+        replay.run(&*fs)?.mend(&*fs)?;
         let Replay { shards, sequence, replayed, snapshot_bytes, log_bytes, .. } = replay;
         if let Some(written) = shards.as_ref().map(Shards::count).filter(|written| *written != wanted) {
             return Err(JournalError::Shards { written, wanted });
@@ -465,50 +465,58 @@ impl Replay {
         Ok(replay)
     }
 
-    /// Replays every segment.
-    pub(crate) fn run(&mut self, fs: &dyn Fs) -> Result<(), JournalError> {
+    /// Replays every segment; writes nothing.
+    pub(crate) fn run(&mut self, fs: &dyn Fs) -> Result<Ends, JournalError> {
         let segments = numbers(fs, LOG, ".seg")?;
+        let mut ends = Ends::default();
         for (at, first) in segments.iter().enumerate() {
             // A segment whose successor begins no later than where we are has nothing new.
             if segments.get(at + 1).is_some_and(|next| *next <= self.sequence) {
                 continue;
             }
             let name = segment_name(*first);
+            // The end of its predecessor is missing, and what follows goes with it: a prefix is what comes back.
+            if *first > self.sequence && !self.salvage && !ends.replayed.is_empty() {
+                if later_segments_need(fs, &segments[at..], self.sequence)? {
+                    return Err(JournalError::Damaged { sequence: self.sequence, segment: name, offset: 0 });
+                }
+                tracing::info!(segment = name, "the journal ended before this segment");
+                ends.beyond = segments[at..].to_vec();
+                break;
+            }
             let file = fs.open(&name, false).map_err(io_error("cannot open a segment of the journal"))?;
             let len = file.len().map_err(io_error("cannot read a segment of the journal"))?;
             let mut bytes = vec![0; len as usize];
             file.read_at(&mut bytes, 0).map_err(io_error("cannot read a segment of the journal"))?;
             self.log_bytes += len;
             let end = self.replay_segment(&name, &bytes)?;
-            if end < bytes.len() {
+            let is_torn = end < bytes.len() && !self.salvage;
+            ends.replayed.push((file, is_torn.then_some(end as u64)));
+            if is_torn {
                 let later = later_segments_need(fs, &segments[at + 1..], self.sequence)?;
-                if (later || durable_behind(&bytes[end..], self.sequence)) && !self.salvage {
+                if later || durable_behind(&bytes[end..], self.sequence) {
                     return Err(JournalError::Damaged {
                         sequence: self.sequence,
                         segment: name,
                         offset: end as u64,
                     });
                 }
-                if self.salvage {
-                    let next = self.skip_damage(&name, &bytes, end)?;
-                    tracing::warn!(
-                        segment = name,
-                        from = end,
-                        to = next,
-                        "a damaged part of the journal was skipped"
-                    );
-                    continue;
-                }
                 tracing::info!(
                     segment = name,
                     cut = bytes.len() - end,
                     "the journal ended in the middle of a write"
                 );
-                file.set_len(end as u64).map_err(io_error("cannot cut a torn record"))?;
-                file.sync().map_err(io_error("cannot cut a torn record"))?;
+            } else if end < bytes.len() {
+                let next = self.skip_damage(&name, &bytes, end)?;
+                tracing::warn!(
+                    segment = name,
+                    from = end,
+                    to = next,
+                    "a damaged part of the journal was skipped"
+                );
             }
         }
-        Ok(())
+        Ok(ends)
     }
 
     /// Replays from the front; returns where it stopped.
@@ -574,6 +582,34 @@ impl Replay {
         self.answer.clear();
         self.notices.clear();
         Ok(())
+    }
+}
+
+/// Where a journal ends that was replayed: what has to be done before it goes on.
+#[derive(Default)]
+pub(crate) struct Ends {
+    /// Segments, and where a torn one is to be cut.
+    replayed: Vec<(Arc<dyn File>, Option<u64>)>,
+    /// Segments behind the end. Left there, their numbers would be taken for later ones than those to come.
+    beyond: Vec<u64>,
+}
+
+impl Ends {
+    /// Leaves the records that were replayed, all of them on disk: a process that was killed may not have come to that,
+    /// and what follows says that they are.
+    fn mend(self, fs: &dyn Fs) -> Result<(), JournalError> {
+        for (file, cut) in self.replayed {
+            if let Some(len) = cut {
+                file.set_len(len).map_err(io_error("cannot cut a torn record"))?;
+            }
+            file.sync().map_err(io_error("cannot make the end of the journal durable"))?;
+        }
+        // The last first: what a power failure leaves of them is behind the end again.
+        for first in self.beyond.into_iter().rev() {
+            fs.remove(&segment_name(first))
+                .map_err(io_error("cannot remove what is behind the journal's end"))?;
+        }
+        fs.sync_dir(LOG).map_err(io_error("cannot remove what is behind the journal's end"))
     }
 }
 

@@ -428,7 +428,8 @@ pub struct Verified {
     pub elapsed: Duration,
 }
 
-/// Replays the journal in a folder; with `verify` twice, and compares the states. Writes nothing but the cut of a torn end.
+/// Replays the journal in a folder; with `verify` twice, and compares the states. Writes nothing, so that a
+/// matcher may run in the folder.
 ///
 /// # Errors
 /// A journal that cannot be read; `Unknown` when the two replays differ, which is a defect of the matcher.
