@@ -428,11 +428,11 @@ pub struct Verified {
     pub elapsed: Duration,
 }
 
-/// Replays the journal in a folder; with `verify` twice, and compares the states. Writes nothing, so that a
-/// matcher may run in the folder.
+/// Replays the journal in a folder; with `verify` twice, and compares the states. Writes nothing to it, a torn end stays
+/// for the next start to cut.
 ///
 /// # Errors
-/// A journal that cannot be read; `Unknown` when the two replays differ, which is a defect of the matcher.
+/// A journal that cannot be read, also because a matcher runs in the folder; `Unknown` when the two replays differ, which is a defect of the matcher.
 pub fn replay(folder: &Path, verify: bool, salvage: bool) -> Result<Verified, JournalError> {
     let fs =
         Folder::new(folder).map_err(|source| JournalError::Io { what: "cannot open the folder", source })?;
