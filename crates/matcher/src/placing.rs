@@ -336,8 +336,8 @@ impl Matcher {
         let mut event = std::mem::take(&mut self.scratch.event);
         event.clear();
         let found = &self.matches[index];
-        let queue = &self.queues.list[found.queue];
-        let positions = &queue.rules().set.positions;
+        let compiled = (!found.positions.is_empty()).then(|| self.queues.list[found.queue].rules());
+        let positions = compiled.as_ref().map_or(&[][..], |compiled| &compiled.set.positions);
         write_nested(&mut event, Event::MATCH_READY, |out| {
             write_bytes(out, 1, &found.id.text());
             for (player, position) in found.positions.iter().filter(|(player, _)| players.contains(player)) {

@@ -92,7 +92,7 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
         let limit = self.compiled.set.scan_limit;
         // Most matches are found among the very next: the rest is looked at when they are not.
         let plain = self.compiled.set.quality.prefer == Prefer::Skill;
-        let first = if plain { (total as usize + total as usize / 2).min(limit) } else { limit };
+        let first = if plain { (total as usize + total as usize / 4).min(limit) } else { limit };
         self.gather(start, first, all);
         if self.may_fill(start, all)
             && let Some(found) = self.fill(start, all, Way::Near)
