@@ -14,8 +14,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const TICKETS: u64 = 100_000;
 const START_MS: u64 = 1_700_000_000_000;
 const TICK_MS: u64 = 10_000;
-/// When the queue is filled: none of its tickets relaxes before the tick.
-const FILLED_MS: u64 = START_MS + 3_000;
+/// Tickets come evenly from some time before a tick until shortly before it: their waits differ, and none relaxes.
+const FIRST_MS: u64 = START_MS + 300;
+const FILL_MS: u64 = 9_400;
 
 fn main() {
     divan::main();
@@ -68,16 +69,17 @@ fn filled(expand: &str, size: u64) -> (Matcher, Notices) {
     let queue = QueueRules::parse(rules(expand).as_bytes()).unwrap();
     let mut matcher = Matcher::new(Config { queues: vec![queue], ..Config::default() }, [9; 32], START_MS);
     let mut notices = Notices::default();
-    fill(&mut matcher, &mut notices, FILLED_MS, size);
+    fill(&mut matcher, &mut notices, FIRST_MS, size);
     (matcher, notices)
 }
 
-fn fill(matcher: &mut Matcher, notices: &mut Notices, now: u64, size: u64) {
+fn fill(matcher: &mut Matcher, notices: &mut Notices, first: u64, size: u64) {
     let (mut rng, mut answer) = (Rng::new(1), Vec::new());
     for number in 0..TICKETS {
         answer.clear();
         let caller = Caller { srv: "s", scope: Scope::Server };
         let body = ticket(&mut rng, number, size);
+        let now = first + number * FILL_MS / TICKETS;
         let done = matcher.handle(now, caller, Method::CREATE_TICKET, &body, &mut answer, notices);
         assert_eq!(done.status(), Some(Status::Ok), "{}", String::from_utf8_lossy(&answer));
         notices.clear();
@@ -112,7 +114,7 @@ fn most_can_be_matched_again(bencher: Bencher<'_, '_>) {
         tick(&mut matcher, &mut notices, START_MS + TICK_MS);
         let later = START_MS + 12 * TICK_MS;
         (0..1_000).for_each(|_| matcher.handle_timeout(later, &mut notices));
-        fill(&mut matcher, &mut notices, later + FILLED_MS - START_MS, 1);
+        fill(&mut matcher, &mut notices, later + FIRST_MS - START_MS, 1);
         (matcher, notices)
     };
     bencher.with_inputs(input).bench_local_refs(|(matcher, notices)| {

@@ -98,7 +98,7 @@ pub struct BadSnapshot(pub(crate) String);
 const TIMERS_PER_INPUT: usize = 512;
 
 /// First bytes of a snapshot: its format's name and version.
-const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-12\n";
+const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-13\n";
 
 impl Matcher {
     /// An empty matcher. `secret` makes ids unguessable; the same secret and inputs give the same state. `now` is wall

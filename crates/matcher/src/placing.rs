@@ -414,18 +414,21 @@ impl Matcher {
     fn record_waits<'a>(&mut self, queue: u32, compiled: &Compiled, matched: impl Iterator<Item = &'a u32>) {
         let (tickets, now) = (&self.tickets, self.now);
         let entry = &mut self.queues.list[queue];
-        let mut kinds: SmallVec<[(Kind, Bucket, u32); 8]> = SmallVec::new();
+        let mut kinds: SmallVec<[(Kind, SmallVec<[Bucket; 16]>); 4]> = SmallVec::new();
         for ticket in matched.map(|ticket| &tickets[*ticket]) {
             let waited = now - ticket.created;
             entry.observed.waits.observe(waited as f64 / 1_000.0);
             let (kind, bucket) = (ticket.kind(compiled), Bucket::of(waited));
-            match kinds.iter_mut().find(|known| (known.0, known.1) == (kind, bucket)) {
-                Some((.., count)) => *count += 1,
-                None => kinds.push((kind, bucket, 1)),
+            match kinds.iter_mut().find(|known| known.0 == kind) {
+                Some((_, waits)) => waits.push(bucket),
+                None => kinds.push((kind, SmallVec::from_slice(&[bucket]))),
             }
         }
-        for (kind, bucket, count) in kinds {
-            entry.estimates.record(now, kind, bucket, count);
+        for (kind, waits) in kinds {
+            entry.estimates.note(now, kind, &waits);
+        }
+        if !entry.is_searching() {
+            entry.estimates.settle(now);
         }
     }
 

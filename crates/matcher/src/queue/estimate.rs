@@ -171,11 +171,34 @@ pub(crate) struct Estimates {
     kinds: BTreeMap<Kind, Histogram>,
     /// When kinds that had become empty were last dropped.
     swept: u64,
+    /// Matched tickets by bucket that are not among those yet.
+    noted: BTreeMap<Kind, Vec<u32>>,
 }
 
+/// Kinds that are noted before they are counted.
+const NOTED_MAX: usize = 256;
+
 impl Estimates {
-    /// Some tickets of `kind` were matched after waits of a [`Bucket`].
-    pub(crate) fn record(&mut self, now: u64, kind: Kind, bucket: Bucket, tickets: u32) {
+    /// Tickets of `kind` were matched after these waits. They count once [`settle`](Estimates::settle) is called, all those of a
+    /// tick together: one after the other, each would be looked up in four kinds.
+    pub(crate) fn note(&mut self, now: u64, kind: Kind, waits: &[Bucket]) {
+        let counts = self.noted.entry(kind).or_insert_with(|| vec![0; BUCKETS]);
+        waits.iter().for_each(|bucket| counts[bucket.0] += 1);
+        if self.noted.len() >= NOTED_MAX {
+            self.settle(now);
+        }
+    }
+
+    /// Counts what was [noted](Estimates::note).
+    pub(crate) fn settle(&mut self, now: u64) {
+        for (kind, counts) in std::mem::take(&mut self.noted) {
+            for (bucket, tickets) in counts.into_iter().enumerate().filter(|(_, tickets)| *tickets > 0) {
+                self.record(now, kind, Bucket(bucket), tickets);
+            }
+        }
+    }
+
+    fn record(&mut self, now: u64, kind: Kind, bucket: Bucket, tickets: u32) {
         let slot = now / SLOT_MS;
         if self.swept < slot {
             self.swept = slot;
@@ -236,6 +259,23 @@ mod tests {
         let (p50, p90) = estimates.of(0, Kind { size: Some(5), ..solo }).unwrap();
         assert!((800..1_300).contains(&p50) && (7_500..12_000).contains(&p90), "{p50} {p90}");
         assert_eq!(Estimates::default().of(0, solo), None);
+    }
+
+    #[test]
+    fn what_is_noted_counts_when_it_is_settled() {
+        let (mut noted, mut recorded) = (Estimates::default(), Estimates::default());
+        for skill in 0..3 * NOTED_MAX as i16 {
+            let kind = Kind { skill: Some(skill % 300), ..SOLO };
+            let waits = [1_000, 1_000, 30_000].map(Bucket::of);
+            noted.note(0, kind, &waits);
+            waits.into_iter().for_each(|wait| recorded.record(0, kind, wait, 1));
+            assert!(noted.noted.len() < NOTED_MAX);
+        }
+        noted.settle(0);
+        for kind in [Kind::ALL, Kind { skill: Some(0), ..SOLO }, Kind { skill: Some(299), ..SOLO }] {
+            assert_eq!(noted.of(0, kind), recorded.of(0, kind));
+        }
+        assert!(noted.noted.is_empty() && noted.of(0, Kind::ALL).is_some());
     }
 
     const SOLO: Kind = Kind { region: Some(1), skill: Some(2), size: Some(1) };

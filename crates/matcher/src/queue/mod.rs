@@ -251,6 +251,11 @@ impl Figures {
 }
 
 impl Queue {
+    /// Whether a tick is under way.
+    pub(crate) fn is_searching(&self) -> bool {
+        self.searching
+    }
+
     /// Its rules.
     ///
     /// # Panics
@@ -457,6 +462,7 @@ impl Matcher {
                     continue;
                 }
                 queue.searching = false;
+                queue.estimates.settle(self.now);
                 self.scratch.slice = Some(Slice { queue: index, ended: true, steps });
                 self.queues.searching.remove(&index);
                 self.schedule(index);
