@@ -84,6 +84,8 @@ pub(crate) struct Hub {
     /// Session by the matcher's number of its server.
     by_server: Vec<u32>,
     fresh: Vec<usize>,
+    /// Sessions whose sinks wait for the journal.
+    sealed: Vec<usize>,
     pub(crate) acts: Vec<Act>,
     /// Wall time of the batch.
     pub(crate) now: u64,
@@ -137,6 +139,7 @@ impl Hub {
             by_srv: BTreeMap::new(),
             by_server: Vec::new(),
             fresh: Vec::new(),
+            sealed: Vec::new(),
             acts: Vec::new(),
             now,
             batch_began: Instant::now(),
@@ -173,7 +176,7 @@ impl Hub {
         self.distribute();
         let mark = self.core.commit(self.now)?;
         let durable = self.core.durable();
-        self.make_frames();
+        self.make_frames(mark);
         for index in 0..self.dirty.len() {
             if let Some(conn) = self.conns[self.dirty[index]].as_mut() {
                 if mark > durable {
@@ -206,6 +209,7 @@ impl Hub {
                 }
             }
         }
+        self.feed_sinks(durable);
         while let Some((_, call, status, body)) = pop_if(&mut self.held, |(mark, ..)| *mark <= durable) {
             (call.reply)(status, body);
         }

@@ -14,6 +14,7 @@ use throng_net::{Clock, CloseMode, EventLoop, Limits, ListenerSpec, TlsAcceptor,
 use throng_stdx::Instant;
 use throng_store::{Folder, Fs};
 use throng_wire::matcher::{Method, Status, method, method_named};
+use tokio::sync::watch;
 
 use crate::Report;
 use crate::core::Core;
@@ -153,6 +154,8 @@ pub struct Handle {
     waker: Waker,
     report: Arc<Mutex<Report>>,
     subscriptions: Arc<AtomicU64>,
+    /// Set once the matcher's thread takes nothing any more.
+    ended: Arc<watch::Sender<bool>>,
 }
 
 impl fmt::Debug for Handle {
@@ -166,6 +169,9 @@ impl Handle {
     /// called at once, with `OVERLOADED`. One that waits for more than 3 s is answered with `TIMEOUT` and has no effect.
     pub fn call(&self, call: Call) {
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        if *self.ended.borrow() {
+            return;
+        }
         if inbox.len() >= INBOX_MAX {
             drop(inbox);
             return (call.reply)(Status::Overloaded, Vec::new());
@@ -285,9 +291,37 @@ impl Handle {
         self.post(Post::Tried { shard, answered });
     }
 
+    /// Completes when the service has ended: it was stopped, or its journal failed.
+    pub async fn ended(&self) {
+        // The sender is here, so there is no error.
+        let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
+    }
+
     fn post(&self, post: Post) {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner).push(post);
+        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*self.ended.borrow() {
+            inbox.push(post);
+        }
+        drop(inbox);
         self.waker.wake();
+    }
+
+    /// Takes nothing any more. Who waits for an answer gets none, at once.
+    fn end(&self) {
+        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        self.ended.send_replace(true);
+        let posts = std::mem::take(&mut *inbox);
+        drop(inbox);
+        drop(posts);
+    }
+}
+
+/// Ends a handle with the thread that has it, however that ends.
+struct Ends(Handle);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 
@@ -374,6 +408,7 @@ pub fn start(options: Options) -> Result<Service, StartError> {
         waker,
         report: Arc::clone(&report),
         subscriptions: Arc::default(),
+        ended: Arc::new(watch::Sender::new(false)),
     };
     let replayed = recovered.replayed;
     let now = now.max(recovered.shards.now());
@@ -382,9 +417,13 @@ pub fn start(options: Options) -> Result<Service, StartError> {
     let policies = policies.answered_by(handle.clone());
     let core = begin(recovered, policies, now, (&handle.waker, clock, wall_start))?;
     let hub = Hub::new(core, tokens, area, format!("{now:x}"), now, now << 16, inbox, report, wall_start);
+    let ends = Ends(handle.clone());
     let thread = std::thread::Builder::new()
         .name("matcher".to_owned())
-        .spawn(move || drive(event_loop, hub, clock, wall_start))
+        .spawn(move || {
+            let _ends = ends;
+            drive(event_loop, hub, clock, wall_start);
+        })
         .map_err(system("cannot start the matcher's thread"))?;
     Ok(Service { handle, addr: bound, replayed, thread: Some(thread) })
 }

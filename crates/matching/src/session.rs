@@ -66,6 +66,16 @@ pub(crate) struct Session {
     ends: VecDeque<(u32, u64)>,
     /// Whether any of them may be replaced.
     collapses: bool,
+    /// Whether the hub looks at it at the end of this batch.
+    pub(crate) fresh: bool,
+    /// Whether the hub feeds its sink when the journal is durable.
+    pub(crate) sealing: bool,
+    /// How many of them a sink may have.
+    open: usize,
+    /// How many more when the journal is durable up to a mark.
+    sealed: VecDeque<(u64, usize)>,
+    /// Durable with this mark are all frames that were written for a connection.
+    framed: u64,
     /// Frames that were sent and not acknowledged: last number, time, bytes.
     sent: VecDeque<(u64, u64, Vec<u8>)>,
     sent_bytes: usize,
@@ -94,6 +104,11 @@ impl Session {
             pending: Vec::new(),
             ends: VecDeque::new(),
             collapses: false,
+            fresh: false,
+            sealing: false,
+            open: 0,
+            sealed: VecDeque::new(),
+            framed: 0,
             sent: VecDeque::new(),
             sent_bytes: 0,
             forgotten: 0,
@@ -133,6 +148,7 @@ impl Session {
         for (later, _) in self.ends.iter_mut().skip(at) {
             *later -= (end - start) as u32;
         }
+        self.each_limit(|limit| *limit -= usize::from(at < *limit));
         self.pending.extend_from_slice(entry);
         self.ends.push_back((self.pending.len() as u32, collapse));
         true
@@ -144,7 +160,9 @@ impl Session {
         self.last = 0;
         self.pending.clear();
         self.ends.clear();
+        self.sealed.clear();
         self.sent.clear();
+        self.open = 0;
         (self.sent_bytes, self.forgotten, self.collapses) = (0, 0, false);
     }
 
@@ -152,14 +170,32 @@ impl Session {
         !self.pending.is_empty()
     }
 
-    /// The next frame's worth of entries: number of the last, body, how many.
-    fn take(&mut self) -> Option<(u64, Vec<u8>, u64)> {
-        if self.pending.is_empty() {
+    fn each_limit(&mut self, change: impl Fn(&mut usize)) {
+        change(&mut self.open);
+        self.sealed.iter_mut().for_each(|(_, limit)| change(limit));
+    }
+
+    /// What is queued may go to a sink when the journal is durable up to `mark`.
+    pub(crate) fn seal(&mut self, mark: u64) {
+        match self.sealed.back_mut() {
+            Some((last, limit)) if *last == mark => *limit = self.ends.len(),
+            _ => self.sealed.push_back((mark, self.ends.len())),
+        }
+    }
+
+    /// Whether some of what is queued waits for the journal.
+    pub(crate) fn is_sealed(&self) -> bool {
+        !self.sealed.is_empty()
+    }
+
+    /// The next frame's worth of the first `limit` entries: number of the last, body, how many.
+    fn take(&mut self, limit: usize) -> Option<(u64, Vec<u8>, u64)> {
+        let mut count = self.ends.len().min(FRAME_ENTRIES_MAX as usize).min(limit);
+        if count == 0 {
             return None;
         }
         let first = self.next();
         let fits = |end: u32| end as usize <= FRAME_BYTES_MAX;
-        let mut count = self.ends.len().min(FRAME_ENTRIES_MAX as usize);
         while count > 1 && !fits(self.ends[count - 1].0) {
             // By halves first: entries are of similar sizes.
             count = if fits(self.ends[count / 2].0) { count - 1 } else { count / 2 };
@@ -178,22 +214,28 @@ impl Session {
                 *later -= end;
             }
         }
+        self.each_limit(|limit| *limit = limit.saturating_sub(count));
         Some((first + count as u64 - 1, body, count as u64))
     }
 
-    /// Appends the next notify frame to `out` and keeps it for a resumption. Its entries; `None` when there was nothing.
-    pub(crate) fn write_frame(&mut self, now: u64, out: &mut Vec<u8>) -> Option<u64> {
-        let (seq, body, entries) = self.take()?;
+    /// Appends the next notify frame, which is durable with `mark`, to `out` and keeps it for a resumption. Its entries;
+    /// `None` when there was nothing.
+    pub(crate) fn write_frame(&mut self, now: u64, mark: u64, out: &mut Vec<u8>) -> Option<u64> {
+        let (seq, body, entries) = self.take(usize::MAX)?;
+        self.framed = mark;
         Header { kind: Kind::Notify, id: seq, ..Header::default() }.write(out, &body);
         self.keep(now, seq, body);
         Some(entries)
     }
 
-    /// Gives what is queued to the sink, as far as it takes it, and says of each batch how many entries it has. `false` when
-    /// the sink is gone.
-    pub(crate) fn feed_sink(&mut self, now: u64, mut given: impl FnMut(u64)) -> bool {
+    /// Gives what is queued and durable to the sink, as far as it takes it, and says of each batch how many entries it has.
+    /// `false` when the sink is gone.
+    pub(crate) fn feed_sink(&mut self, now: u64, durable: u64, mut given: impl FnMut(u64)) -> bool {
+        while let Some((_, limit)) = self.sealed.pop_front_if(|(mark, _)| *mark <= durable) {
+            self.open = limit;
+        }
         while !matches!(self.reader, Reader::Sink { full: true, .. }) {
-            let Some((seq, body, entries)) = self.take() else { break };
+            let Some((seq, body, entries)) = self.take(self.open) else { break };
             given(entries);
             let batch = Batch { epoch: self.epoch, seq, body: body.clone() };
             self.keep(now, seq, body);
@@ -202,6 +244,13 @@ impl Session {
             }
         }
         true
+    }
+
+    /// Begins a new epoch if a sink would get frames now that wait for the journal on their way to a connection.
+    pub(crate) fn change_to_sink(&mut self, durable: u64) {
+        if self.framed > durable {
+            self.reset();
+        }
     }
 
     /// Gives a batch to the sink. `false` when it is gone.
@@ -296,7 +345,7 @@ mod tests {
         }
         let mut out = Vec::new();
         let mut count = 0;
-        while let Some(entries) = session.write_frame(0, &mut out) {
+        while let Some(entries) = session.write_frame(0, 0, &mut out) {
             count += entries;
         }
         assert_eq!(count, 3_000);
@@ -321,13 +370,13 @@ mod tests {
         let mut out = Vec::new();
         for entry in [&b"a"[..], b"b", b"c"] {
             session.push(entry, 0);
-            session.write_frame(0, &mut out);
+            session.write_frame(0, 0, &mut out);
         }
         session.acknowledge(1);
         session.push(b"d", 0);
         out.clear();
         assert!(session.resume(7, 2, &mut out));
-        session.write_frame(0, &mut out);
+        session.write_frame(0, 0, &mut out);
         assert_eq!(frames(&out), [(3, b"c".to_vec()), (4, b"d".to_vec())]);
         out.clear();
         assert!(!session.resume(7, 1, &mut out), "acknowledged frames are gone: a gap");
@@ -350,7 +399,7 @@ mod tests {
             session.push(entry, key);
         }
         let mut out = Vec::new();
-        session.write_frame(0, &mut out);
+        session.write_frame(0, 0, &mut out);
         assert_eq!(frames(&out), [(3, b"joiny1x2".to_vec())]);
     }
 }

@@ -8,6 +8,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::log::LogGuard;
 use crate::start::Running;
 
+/// Why a process stops whose matcher ended on its own.
+const MATCHER_FAILED: &str = "the matcher failed";
+
 /// How a process came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -15,6 +18,8 @@ pub enum End {
     Clean,
     /// Time ran out or a second signal came; some output was cut off.
     Forced,
+    /// A service failed, so everything was stopped: a supervisor starts the process again.
+    Failed,
 }
 
 /// Receives the process' signals; make it before telling anyone that the process is ready.
@@ -40,8 +45,8 @@ impl Signals {
         })
     }
 
-    /// Runs until SIGTERM, SIGINT or the end of `run_for`, then shuts down. SIGHUP reloads. A second SIGTERM or
-    /// SIGINT ends the process without waiting.
+    /// Runs until SIGTERM, SIGINT, the end of `run_for` or of a service that fails, then shuts down. SIGHUP reloads. A
+    /// second SIGTERM or SIGINT ends the process without waiting.
     pub fn run_until_stopped(
         mut self,
         running: Running,
@@ -51,6 +56,7 @@ impl Signals {
         let Some(runtime) = running.runtime().cloned() else { return End::Clean };
         let reason = runtime.block_on(self.wait(&running, run_for, log));
         tracing::info!(reason, "stopping");
+        let failed = reason == MATCHER_FAILED;
         // The next stop signal must work while this thread waits for the shutdown.
         let flush = log.map(LogGuard::flusher);
         runtime.spawn(async move {
@@ -63,7 +69,11 @@ impl Signals {
         });
         let complete = running.shutdown();
         tracing::info!(complete, "stopped");
-        if complete { End::Clean } else { End::Forced }
+        match (failed, complete) {
+            (true, _) => End::Failed,
+            (false, true) => End::Clean,
+            (false, false) => End::Forced,
+        }
     }
 
     async fn wait(
@@ -87,6 +97,7 @@ impl Signals {
                 _ = self.terminate.recv() => return "SIGTERM",
                 _ = self.interrupt.recv() => return "SIGINT",
                 () = &mut time_up => return "the end of --for",
+                () = running.failed() => return MATCHER_FAILED,
             }
         }
     }

@@ -396,6 +396,14 @@ impl Running {
         complete
     }
 
+    /// Completes when a service ended on its own: the matcher can't write its journal. Never without one.
+    pub(crate) async fn failed(&self) {
+        match &self.matcher {
+            Some(matcher) => matcher.handle().ended().await,
+            None => std::future::pending().await,
+        }
+    }
+
     fn serve_admin(&self, admin: Option<(tokio::net::TcpListener, SocketAddr)>) {
         let (Some((listener, _)), Some(runtime)) = (admin, &self.runtime) else { return };
         let options = ServeOptions {

@@ -127,7 +127,7 @@ pub(crate) fn run(args: TagArgs) -> ExitCode {
     drop(tag);
     match end {
         End::Clean => ExitCode::SUCCESS,
-        End::Forced => ExitCode::FAILURE,
+        End::Forced | End::Failed => ExitCode::FAILURE,
     }
 }
 

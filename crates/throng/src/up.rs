@@ -112,7 +112,7 @@ pub(crate) fn serve(config: Config, run_for: Option<Duration>, profile: Option<&
     }
     match end {
         End::Clean => ExitCode::SUCCESS,
-        End::Forced => ExitCode::FAILURE,
+        End::Forced | End::Failed => ExitCode::FAILURE,
     }
 }
 

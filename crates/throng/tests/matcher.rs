@@ -8,6 +8,7 @@ mod process;
 
 use std::net::TcpListener;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -205,6 +206,45 @@ fn play(shards: u16) {
     }
     assert_eq!(history.len(), (KILLS + 1) * OPERATIONS);
     assert!(is_linearizable(&history, Membership::default(), apply), "{history:?}");
+}
+
+#[test]
+fn a_process_that_cannot_write_its_journal_ends_and_keeps_what_it_promised() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|at| at.local_addr()).expect("a free port").port();
+    let address = format!("127.0.0.1:{port}");
+    let serve = |command: &mut Command| {
+        Process::ready(command.args(["--matcher.addr", &address, "--matcher.durability", "sync"])).0
+    };
+    // No file may grow past some 64 KiB, as on a disk that is full.
+    let whole = up(folder.path(), "matcher", "d");
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 128; exec \"$0\" \"$@\""]).arg(whole.get_program());
+    limited.args(whole.get_args()).current_dir(folder.path());
+    let mut process = serve(&mut limited);
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    let connect = || {
+        let config =
+            MatcherConfig { call_timeout: Duration::from_secs(2), ..MatcherConfig::new("server".to_owned()) };
+        runtime.block_on(Matcher::connect(address.parse().expect("an address"), config)).expect("a session")
+    };
+    let (matcher, _notices) = connect();
+    let (mut promised, mut ended) = (Vec::new(), None);
+    for number in 0..10_000 {
+        ended = process.0.try_wait().expect("its status");
+        if ended.is_some() {
+            break;
+        }
+        promised.extend(runtime.block_on(matcher.create_room(&Role::new(format!("r{number}")), "1v1")));
+    }
+    assert_eq!(ended.and_then(|status| status.code()), Some(1), "{} rooms were made", promised.len());
+    assert!(promised.len() > 10, "{} rooms", promised.len());
+    drop(matcher);
+    let _process = serve(&mut up(folder.path(), "matcher", "d"));
+    let (matcher, _notices) = connect();
+    for room in promised {
+        runtime.block_on(matcher.room(&room.id)).expect("what was answered is there");
+    }
 }
 
 #[test]

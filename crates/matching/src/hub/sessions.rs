@@ -18,7 +18,7 @@ impl Hub {
             };
             let index = *index as usize;
             let Some(session) = self.sessions[index].as_mut() else { continue };
-            if !session.has_pending() {
+            if !std::mem::replace(&mut session.fresh, true) {
                 self.fresh.push(index);
             }
             self.report.notices_queued += 1;
@@ -41,23 +41,22 @@ impl Hub {
         *self.core.notices() = notices;
     }
 
-    pub(super) fn make_frames(&mut self) {
+    /// Makes frames of what came for connections; for a sink it waits for the journal's `mark`.
+    pub(super) fn make_frames(&mut self, mark: u64) {
         for index in std::mem::take(&mut self.fresh) {
             let Some(session) = self.sessions[index].as_mut() else { continue };
+            session.fresh = false;
             if let Reader::Sink { .. } = session.reader {
-                let stays = session.feed_sink(self.now, |entries| {
-                    self.report.batches_sent += 1;
-                    self.frames.observe(entries as f64);
-                });
-                if !stays {
-                    self.lose_session(index);
+                session.seal(mark);
+                if !std::mem::replace(&mut session.sealing, true) {
+                    self.sealed.push(index);
                 }
                 continue;
             }
             let Reader::Connection(at) = session.reader else { continue };
             let Some(conn) = self.conns[at].as_mut() else { continue };
             while conn.out.len() - conn.taken < OUT_BYTES_NOTIFY
-                && let Some(entries) = session.write_frame(self.now, &mut conn.out)
+                && let Some(entries) = session.write_frame(self.now, mark, &mut conn.out)
             {
                 self.report.batches_sent += 1;
                 self.frames.observe(entries as f64);
@@ -65,6 +64,25 @@ impl Hub {
             if !conn.dirty {
                 conn.dirty = true;
                 self.dirty.push(at);
+            }
+        }
+    }
+
+    /// Gives sinks what is durable.
+    pub(super) fn feed_sinks(&mut self, durable: u64) {
+        for index in std::mem::take(&mut self.sealed) {
+            let Some(session) = self.sessions[index].as_mut() else { continue };
+            session.sealing = false;
+            let Reader::Sink { .. } = session.reader else { continue };
+            let stays = session.feed_sink(self.now, durable, |entries| {
+                self.report.batches_sent += 1;
+                self.frames.observe(entries as f64);
+            });
+            if !stays {
+                self.lose_session(index);
+            } else if session.is_sealed() {
+                session.sealing = true;
+                self.sealed.push(index);
             }
         }
     }
@@ -81,6 +99,7 @@ impl Hub {
         let Some(session) = self.sessions[index].as_mut() else { return };
         let old = session.reader_conn();
         let mut missed = Vec::new();
+        session.change_to_sink(self.core.durable());
         session.reader = Reader::Sink { sink, id, full: false };
         let (epoch, seq) = after.unwrap_or((session.epoch, session.next() - 1));
         // Without an epoch whichever is in use: the reader sees which one that is.

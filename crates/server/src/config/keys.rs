@@ -597,8 +597,9 @@ section! {
         tls_cert: String = "", Kind::Path;
         /// Private key for TLS, PEM.
         tls_key: String = "", Kind::Path;
-        /// When an answer leaves. `none`: at once, and a restart begins empty. `async`: when the system has the request,
-        /// which is on disk within 50 ms. `sync`: when it is on disk; all that wait share a flush.
+        /// When an answer or event leaves. `none`: at once, and a restart begins empty. `async`: when the system has the
+        /// request, which is on disk within 50 ms. `sync`: when it is on disk; all that wait share a flush. A journal that
+        /// cannot be written ends the process.
         durability: String = "async", Kind::Choice(&["none", "async", "sync"]);
         /// File with access tokens: a line has a token, its scope (`server`, `trusted` or `admin`) and, if it is for one
         /// server only, that server's id. `#` starts a comment. Without it everybody is an admin.
