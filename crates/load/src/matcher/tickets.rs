@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hdrhistogram::Histogram;
+use throng_stdx::Rng;
 use throng_wire::matcher::{Header, Kind, Method, Reader, Status, Writer};
 
 use super::link::Link;
@@ -199,7 +200,8 @@ impl Suite {
 
     fn matchable(&mut self, tickets: usize) -> Result<Vec<Row>, RunError> {
         self.put_queue("most", LONG_TICK, 0)?;
-        let (mut memory, mut ticks) = (0.0, Vec::new());
+        let (mut memory, mut ticks, mut walks) = (0.0, Vec::new(), Vec::new());
+        let walk = Walk::new();
         for round in 0..ROUNDS {
             self.after_a_tick()?;
             let before = self.probe.memory().unwrap_or_default().resident_bytes;
@@ -209,8 +211,10 @@ impl Suite {
                 memory = after.saturating_sub(before) as f64 / tickets as f64;
             }
             ticks.push(self.tick_cpu()?);
+            walks.push(walk.load_ns());
         }
         ticks.sort_by(f64::total_cmp);
+        walks.sort_by(f64::total_cmp);
         let (least, cpu, most_of_all) = (ticks[0], ticks[ROUNDS / 2], ticks[ROUNDS - 1]);
         let matches = self.stats("most")?.1 / ROUNDS as u64;
         let scale = tickets as f64 / 100_000.0;
@@ -225,6 +229,18 @@ impl Suite {
                 "ms",
                 100.0 * scale,
                 40.0 * scale,
+            ),
+            Row::new(
+                format!(
+                    "a load from memory that waits for the one before, after each tick, median ({:.0} to {:.0}): \
+                     the tick is the time of {:.1} of them a ticket",
+                    walks[0],
+                    walks[ROUNDS - 1],
+                    cpu * 1e6 / tickets as f64 / walks[ROUNDS / 2],
+                ),
+                "ns",
+                Better::Lower,
+                walks[ROUNDS / 2],
             ),
         ])
     }
@@ -319,6 +335,34 @@ impl Suite {
             most("the same, p99", seconds(&to_match, 0.99), "ms", 600.0, 350.0),
             most("ping meanwhile, p99", seconds(&pings, 0.99), "ms", 5.0, 2.0),
         ])
+    }
+}
+
+/// A walk through memory in no order: what a tick over tickets that no cache holds is bound by, and what differs most from
+/// hour to hour on a machine that others share.
+struct Walk(Vec<u32>);
+
+impl Walk {
+    /// Twice what a large cache of the last level holds.
+    const BYTES: usize = 64 << 20;
+    const LOADS: u32 = 500_000;
+
+    fn new() -> Walk {
+        // One cycle through all places (Sattolo's shuffle).
+        let mut next: Vec<u32> = (0..(Walk::BYTES / size_of::<u32>()) as u32).collect();
+        let mut rng = Rng::new(1);
+        for last in (1..next.len()).rev() {
+            next.swap(last, rng.below(last as u64) as usize);
+        }
+        Walk(next)
+    }
+
+    /// Time of a load that depends on the one before, in ns.
+    fn load_ns(&self) -> f64 {
+        let began = Instant::now();
+        let end = (0..Walk::LOADS).fold(0, |at: u32, _| self.0[at as usize]);
+        std::hint::black_box(end);
+        began.elapsed().as_nanos() as f64 / f64::from(Walk::LOADS)
     }
 }
 
