@@ -129,15 +129,16 @@ where
 /// The answer to a request, or the refusal of it.
 async fn answer(shared: &Shared, mut request: Request<Incoming>) -> Result<Answer, Refusal> {
     refuse_strange_pages(shared, &request)?;
+    let caller = named(request.headers(), "x-server-id")?.unwrap_or_default().to_owned();
     let Some(name) = request.uri().path().strip_prefix(PREFIX).map(str::to_owned) else {
         return Err(refusal(Status::UnknownMethod, format!("the matcher's routes begin with {PREFIX}")));
     };
     if name == "notify" && request.method() == Verb::GET {
-        let srv = notify::whose(&request);
+        let srv = notify::whose(&request).unwrap_or(caller);
         authorise(shared, token(request.headers()), &srv)?;
         return notify::answer(&shared.handle, &srv, &mut request);
     }
-    let srv = text(request.headers(), "x-server-id").to_owned();
+    let srv = caller;
     let token = token(request.headers()).to_owned();
     // Where the header does not say who calls, the body may, which strangers need not send.
     if !srv.is_empty() || !shared.tokens.knows(&token) {
@@ -152,7 +153,7 @@ async fn answer(shared: &Shared, mut request: Request<Incoming>) -> Result<Answe
     let Ok(_slot) = shared.requests.try_acquire() else {
         return Err(refusal(Status::Overloaded, "too many requests at a time; try again"));
     };
-    let key = request_key(request.headers());
+    let key = named(request.headers(), "idempotency-key")?.map(request_key);
     let body = read(request).await?;
     let mut encoded = Vec::with_capacity(body.len());
     if !body.is_empty() {
@@ -234,22 +235,35 @@ fn server_of_role(method: &Method, body: &[u8]) -> String {
 }
 
 /// Any text makes a request key: 32 hex digits, with or without dashes, as they are, anything else by its hash.
-fn request_key(headers: &HeaderMap) -> Option<[u8; 16]> {
-    let text = text(headers, "idempotency-key");
-    if text.is_empty() {
-        return None;
-    }
+fn request_key(text: &str) -> [u8; 16] {
     let plain = text.replace('-', "");
     if plain.len() == 32
         && let Ok(key) = u128::from_str_radix(&plain, 16)
     {
-        return Some(key.to_be_bytes());
+        return key.to_be_bytes();
     }
     // FNV-1a over 128 bits: keys of one caller, which has no reason to make them collide.
     let hash = text.bytes().fold(0x6C62_272E_07BB_0142_62B8_2175_6295_C58D_u128, |hash, byte| {
         (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013B)
     });
-    Some(hash.to_be_bytes())
+    hash.to_be_bytes()
+}
+
+/// A header that says who calls or which call it is. One that cannot be read must not count as none: the call would be
+/// somebody else's, or have its effect twice.
+fn named<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Refusal> {
+    let mut values = headers.get_all(name).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    let text = value.to_str().ok().filter(|text| !text.trim().is_empty());
+    match text {
+        Some(text) if values.all(|other| other == value) => Ok(Some(text)),
+        Some(_) => Err(refusal(Status::Invalid, format!("the header `{name}` has several values; send one"))),
+        None => {
+            let why =
+                format!("the header `{name}` is empty or not visible ASCII; send such text, or leave it out");
+            Err(refusal(Status::Invalid, why))
+        }
+    }
 }
 
 /// A header's text, empty when it is missing.

@@ -65,7 +65,7 @@ pub enum JournalError {
     /// Something that had been on disk is not there any more.
     #[error(
         "record {sequence} in {segment} at byte {offset} is damaged, though later records say that it had been on \
-         disk; restore the file, or start with --salvage to skip it and lose what it did"
+         disk; restore the file, or set `matcher.salvage` (`--salvage` for a replay) to skip it and lose what it did"
     )]
     Damaged {
         /// Number of the record.
@@ -74,6 +74,25 @@ pub enum JournalError {
         segment: String,
         /// Where.
         offset: u64,
+    },
+    /// What the log goes on from is not there any more.
+    #[error(
+        "the log begins with record {first}, and the snapshot of all before is {}; restore it, or move the folder away to \
+         begin with nothing{}",
+        damaged.as_ref().map_or_else(|| "missing".to_owned(), |name| format!("damaged: {name}")),
+        if *older {
+            ", or set `matcher.salvage` (`--salvage` for a replay) to go on from an older one"
+        } else {
+            ""
+        }
+    )]
+    Snapshot {
+        /// Number of the log's first record.
+        first: u64,
+        /// The newest file of a snapshot, if there is one.
+        damaged: Option<String>,
+        /// Whether there is an older one that is whole.
+        older: bool,
     },
     /// Records that no matcher of this version writes.
     #[error("record {sequence} is not one of this version: {why}")]
@@ -184,6 +203,10 @@ impl Journal {
         fs.sync_dir("").map_err(io_error("cannot make the journal's folders durable"))?;
         let mut replay = Replay::begin(&*fs, config.clone(), salvage)?;
         replay.run(&*fs)?.mend(&*fs)?;
+        if let Some(shards) = replay.shards.as_ref().filter(|_| replay.skipped) {
+            // The next start has nothing to skip.
+            write_snapshot(&*fs, replay.sequence, &shards.snapshot())?;
+        }
         let Replay { shards, sequence, replayed, snapshot_bytes, log_bytes, .. } = replay;
         if let Some(written) = shards.as_ref().map(Shards::count).filter(|written| *written != wanted) {
             return Err(JournalError::Shards { written, wanted });
@@ -436,6 +459,10 @@ pub(crate) struct Replay {
     snapshot_bytes: u64,
     log_bytes: u64,
     salvage: bool,
+    /// Whether something damaged was left out.
+    skipped: bool,
+    /// The newest snapshot, if it is not whole.
+    damaged: Option<String>,
     notices: Notices,
     answer: Vec<u8>,
 }
@@ -451,11 +478,16 @@ impl Replay {
             snapshot_bytes: 0,
             log_bytes: 0,
             salvage,
+            skipped: false,
+            damaged: None,
             notices: Notices::default(),
             answer: Vec::new(),
         };
         for sequence in numbers(fs, SNAPSHOTS, ".snap")?.into_iter().rev() {
-            let Some(bytes) = read_snapshot(fs, sequence)? else { continue };
+            let Some(bytes) = read_snapshot(fs, sequence)? else {
+                replay.damaged.get_or_insert_with(|| snapshot_name(sequence));
+                continue;
+            };
             let shards = Shards::restore(&replay.config, &bytes)
                 .map_err(|error| JournalError::Unknown { sequence, why: error.to_string() })?;
             replay.snapshot_bytes = bytes.len() as u64;
@@ -475,6 +507,11 @@ impl Replay {
                 continue;
             }
             let name = segment_name(*first);
+            if *first > self.sequence && ends.replayed.is_empty() && !(self.salvage && self.shards.is_some())
+            {
+                let (damaged, older) = (self.damaged.take(), self.shards.is_some());
+                return Err(JournalError::Snapshot { first: *first, damaged, older });
+            }
             // The end of its predecessor is missing, and what follows goes with it: a prefix is what comes back.
             if *first > self.sequence && !self.salvage && !ends.replayed.is_empty() {
                 if later_segments_need(fs, &segments[at..], self.sequence)? {
@@ -508,6 +545,7 @@ impl Replay {
                 );
             } else if end < bytes.len() {
                 let next = self.skip_damage(&name, &bytes, end)?;
+                self.skipped = true;
                 tracing::warn!(
                     segment = name,
                     from = end,
@@ -532,6 +570,7 @@ impl Replay {
                     });
                 }
                 self.sequence = record.sequence;
+                self.skipped = true;
             }
             at += record.len;
             if record.sequence < self.sequence {

@@ -30,9 +30,9 @@ pub(crate) const STALL: Duration = Duration::from_secs(30);
 /// Readers have nothing to say but pongs.
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 
-/// The server whose notifications are asked for.
-pub(crate) fn whose(request: &Request<Incoming>) -> String {
-    query(request, "srv").unwrap_or_else(|| text(request.headers(), "x-server-id").to_owned())
+/// The server whose notifications are asked for, if the address says so.
+pub(crate) fn whose(request: &Request<Incoming>) -> Option<String> {
+    query(request, "srv")
 }
 
 /// Begins a stream, where the request wants to go on.

@@ -307,7 +307,7 @@ impl Session {
     /// new epoch.
     pub(crate) fn resume(&mut self, epoch: u64, seq: u64, out: &mut Vec<u8>) -> bool {
         let whole_frames = seq == self.forgotten || self.sent.iter().any(|(last, ..)| *last == seq);
-        let nothing_missed = seq + 1 == self.next();
+        let nothing_missed = seq.checked_add(1) == Some(self.next());
         if epoch != self.epoch || !(whole_frames || nothing_missed) {
             self.reset();
             return false;
@@ -381,6 +381,7 @@ mod tests {
         out.clear();
         assert!(!session.resume(7, 1, &mut out), "acknowledged frames are gone: a gap");
         assert_eq!((session.epoch, session.next()), (8, 1));
+        assert!(!session.resume(8, u64::MAX, &mut out), "nothing has that number");
     }
 
     #[test]

@@ -81,6 +81,23 @@ fn a_key_makes_a_retry_safe() {
 }
 
 #[test]
+fn a_header_that_cannot_be_read_is_not_taken_for_none() {
+    let server = serve("", 64);
+    let room = json!({"CreatorInfo": {"RoleID": "a"}, "CreateInfo": {"MatchMode": "1v1"}});
+    for (header, name) in [
+        ("\r\nIdempotency-Key: caf\u{e9}", "idempotency-key"),
+        ("\r\nIdempotency-Key: ", "idempotency-key"),
+        ("\r\nIdempotency-Key: a\r\nIdempotency-Key: b", "idempotency-key"),
+        ("\r\nX-Server-Id: caf\u{e9}", "x-server-id"),
+    ] {
+        let (code, problem) = server.post("RoleCreateRoom", header, &room);
+        assert_eq!((code, &problem["code"]), (400, &json!("INVALID")), "{header}");
+        assert!(problem["message"].as_str().unwrap().contains(name), "{problem}");
+    }
+    assert_eq!(server.post("RoleCreateRoom", "\r\nIdempotency-Key: a\r\nIdempotency-Key: a", &room).0, 200);
+}
+
+#[test]
 fn a_token_is_asked_for_and_has_a_scope() {
     let server = serve("word server web\n", 64);
     assert_eq!(server.post("RoleJoinRandomRoom", WEB, &join("a")).0, 401);

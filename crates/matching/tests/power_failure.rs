@@ -4,14 +4,14 @@
 #[allow(dead_code, reason = "the store's own tests use the rest")]
 mod disk;
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex};
 
 use disk::{Disk, State};
 use throng_matcher::{Config, Scope, json};
-use throng_matching::{Batch, Durability, Options, Taken, Tokens, start};
+use throng_matching::{Batch, Durability, Options, Taken, Tokens, replay, start};
 use throng_stdx::Rng;
-use throng_store::Fs;
+use throng_store::{Folder, Fs};
 use throng_wire::matcher::{Method, Reader, Status, Writer};
 
 const REQUESTS: u32 = 60;
@@ -190,4 +190,92 @@ fn what_follows_a_lost_end_goes_with_it() {
     );
     join(&service, "b");
     assert_eq!(joined(&service), ["b"]);
+}
+
+/// The disk of a process that is killed after some joins, with a byte of a file turned over.
+fn damaged(joins: u32, stopped: bool, folder: &str, at: impl Fn(u64) -> u64) -> (Disk, String) {
+    let disk = Disk::new(State::default());
+    let service = start(options(disk.clone(), Durability::Sync)).unwrap();
+    (0..joins).for_each(|index| join(&service, &format!("r{index}")));
+    let killed = Disk::new(disk.state());
+    service.stop();
+    if stopped {
+        // The next life lets go of the log before the snapshot.
+        let service = start(options(disk.clone(), Durability::Sync)).unwrap();
+        join(&service, "later");
+        service.stop();
+    }
+    let disk = if stopped { disk } else { killed };
+    let name = format!("{folder}/{}", disk.list(folder).unwrap()[0]);
+    let file = disk.open(&name, false).unwrap();
+    let (at, mut byte) = (at(file.len().unwrap()), [0]);
+    file.read_at(&mut byte, at).unwrap();
+    file.write_at(&[IoSlice::new(&[!byte[0]])], at).unwrap();
+    file.sync().unwrap();
+    (disk, name)
+}
+
+#[test]
+fn damage_in_the_middle_stops_a_start_and_is_skipped_once() {
+    let (disk, segment) = damaged(20, false, "log", |len| len / 2);
+    let salvaging = || Options { salvage: true, ..options(disk.clone(), Durability::Sync) };
+    let error = start(options(disk.clone(), Durability::Sync)).unwrap_err().to_string();
+    assert!(error.contains(&segment) && error.contains("`matcher.salvage`"), "{error}");
+    let service = start(salvaging()).unwrap();
+    let found = joined(&service);
+    assert!(found.len() >= 18 && found.first().is_some_and(|role| role == "r0"), "{found:?}");
+    join(&service, "after");
+    let killed = disk.state();
+    service.stop();
+    // No later start has to skip anything: the salvaged state was written down.
+    let service = start(options(Disk::new(killed), Durability::Sync)).unwrap();
+    assert_eq!(joined(&service), [&found[..], &["after".to_owned()]].concat());
+}
+
+#[test]
+fn a_damaged_snapshot_is_called_that() {
+    let (disk, snapshot) = damaged(5, true, "snap", |len| len - 1);
+    for salvage in [false, true] {
+        let options = Options { salvage, ..options(disk.clone(), Durability::Sync) };
+        let error = start(options).unwrap_err().to_string();
+        assert!(error.contains(&format!("damaged: {snapshot}")), "{error}");
+        assert!(!error.contains("salvage"), "there is nothing to go on from: {error}");
+    }
+}
+
+#[test]
+fn a_replay_writes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Arc::new(Folder::new(folder.path()).unwrap());
+    let service =
+        start(Options { fs: Some(disk), ..options(Disk::new(State::default()), Durability::Sync) }).unwrap();
+    (0..10).for_each(|index| join(&service, &format!("r{index}")));
+    // The folder of a process that was killed in the middle of a write.
+    let copy = tempfile::tempdir().unwrap();
+    for part in ["log", "snap"] {
+        std::fs::create_dir(copy.path().join(part)).unwrap();
+        for entry in std::fs::read_dir(folder.path().join(part)).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), copy.path().join(part).join(entry.file_name())).unwrap();
+        }
+    }
+    let files = || {
+        let mut files = Vec::new();
+        for part in ["log", "snap"] {
+            for entry in std::fs::read_dir(copy.path().join(part)).unwrap() {
+                let path = entry.unwrap().path();
+                files.push((path.clone(), std::fs::read(path).unwrap()));
+            }
+        }
+        files.sort();
+        files
+    };
+    let (path, mut bytes) = files().swap_remove(0);
+    bytes.truncate(bytes.len() - 5);
+    std::fs::write(path, bytes).unwrap();
+    let before = files();
+    let verified = replay(copy.path(), true, false).unwrap();
+    assert!(verified.records > 10, "{verified:?}");
+    assert_eq!(files(), before);
+    service.stop();
 }
