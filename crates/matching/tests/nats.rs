@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bus::{Bus, Caller, bus, room_of, run, text};
 use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use throng_matcher::Config;
 use throng_matching::{
     Durability, NatsOptions, Options, Service, Tokens, nats_header as header, serve_nats, start,
@@ -26,6 +27,10 @@ struct Node {
 impl Node {
     /// Ids of rooms come from the secret: no two matchers share theirs.
     fn start(bus: &Bus, tokens: &str, secret: u8) -> Node {
+        Node::with(bus, tokens, secret, Duration::from_secs(1), 256)
+    }
+
+    fn with(bus: &Bus, tokens: &str, secret: u8, lease: Duration, requests_max: usize) -> Node {
         let tokens = Tokens::parse(tokens).unwrap();
         let service = start(Options {
             addr: None,
@@ -47,8 +52,8 @@ impl Node {
             bus_token: String::new(),
             area: "1".to_owned(),
             tokens,
-            lease: Duration::from_secs(1),
-            requests_max: 256,
+            lease,
+            requests_max,
         };
         let handle = service.handle().clone();
         let (bridge, dropped) = oneshot::channel();
@@ -112,5 +117,48 @@ fn matchers_of_an_area_share_the_load_and_survive_the_loss_of_one() {
             left.insert(caller.join(&format!("d{index}"), mode).await.matcher);
         }
         assert_eq!(left.len(), 1, "the one that is left serves all modes");
+    });
+}
+
+#[test]
+fn modes_whose_matcher_is_lost_leave_room_for_the_others() {
+    let Some(bus) = bus() else { return };
+    let nodes = [1, 2].map(|secret| Node::with(&bus, "", secret, Duration::from_secs(20), 8));
+    run(async {
+        let caller = Caller::connect(&bus, "").await;
+        let first = caller.spread().await;
+        let present: BTreeSet<String> = first.iter().map(|(_, matcher, _)| matcher.clone()).collect();
+        let [gone, _left] = nodes;
+        drop(gone);
+        let lost = caller.wait_for_a_loss(&present).await;
+        let mode_of = |wanted: bool| {
+            let found = first.iter().find(|(_, matcher, _)| (*matcher == lost) == wanted);
+            found.map(|(mode, ..)| mode.clone()).unwrap()
+        };
+        // Twice as many as it serves at a time.
+        let lost_mode = mode_of(true);
+        let body = |role: usize, mode: &str| {
+            let role = Writer::new().str(1, &format!("r{role}"));
+            Writer::new().nested(1, role).nested(2, Writer::new().str(1, mode))
+        };
+        let ask = |role, mode: &str| caller.ask(Method::ROLE_JOIN_RANDOM_ROOM, body(role, mode));
+        let mut waiting: FuturesUnordered<_> = (0..16).map(|role| ask(role, &lost_mode)).collect();
+        let mut refused = 0;
+        let served = async { while ask(99, &mode_of(false)).await.status != Status::Ok {} };
+        tokio::pin!(served);
+        loop {
+            tokio::select! {
+                biased;
+                Some(answer) = waiting.next() => {
+                    assert_eq!(answer.status, Status::Overloaded, "the lease is another 15 s long");
+                    refused += 1;
+                }
+                () = &mut served => break,
+            }
+        }
+        assert!(
+            refused < 16 && waiting.len() == 16 - refused,
+            "{refused} refused before anybody else was served"
+        );
     });
 }

@@ -141,6 +141,8 @@ struct Shared {
     area: String,
     id: String,
     slots: Arc<Semaphore>,
+    /// How many of them may wait for a lost matcher to be replaced: the rest is for modes that have a home.
+    waits: Semaphore,
     /// When each server that wants notifications has asked for something last.
     sessions: Mutex<BTreeMap<String, Instant>>,
 }
@@ -173,6 +175,7 @@ impl Bridge {
             area,
             id,
             slots: Arc::new(Semaphore::new(options.requests_max)),
+            waits: Semaphore::new((options.requests_max / 4).max(1)),
             sessions: Mutex::default(),
         };
         Ok(Bridge { shared: Arc::new(shared), own })
@@ -308,6 +311,7 @@ impl Shared {
         wants_notices: bool,
     ) -> (Status, Bytes) {
         let until = Instant::now() + 2 * ANSWER_TIMEOUT + self.leases.ttl();
+        let mut wait = None;
         while Instant::now() < until {
             let home = match self.leases.home(key).await {
                 Ok(home) => home,
@@ -324,6 +328,10 @@ impl Shared {
                 Err(Unsent::Unknown(answer)) => return answer,
                 // Nothing was done there. Its lease ends within its time.
                 Err(Unsent::Nobody) => self.leases.doubt(key, &home),
+            }
+            wait = wait.or_else(|| self.waits.try_acquire().ok());
+            if wait.is_none() {
+                break;
             }
             tokio::time::sleep(RETRY).await;
         }
