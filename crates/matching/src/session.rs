@@ -1,6 +1,6 @@
 //! The stream of notifications of one server: numbered, bounded, resumable.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use throng_wire::matcher::{Header, Kind};
 
@@ -60,20 +60,25 @@ pub(crate) struct Session {
     pub(crate) reader: Reader,
     /// Number of the last entry that was queued.
     last: u64,
-    /// Entries that were not sent.
+    /// Entries that were not sent, from `head` on, with those that were replaced.
     pending: Vec<u8>,
-    /// Where each of them ends, and what it may be replaced by.
-    ends: VecDeque<(u32, u64)>,
-    /// Whether any of them may be replaced.
-    collapses: bool,
+    head: usize,
+    /// What each of them is, in order.
+    ends: VecDeque<Entry>,
+    /// Position of the first of them in the stream, replaced ones counted.
+    base: u64,
+    /// How many of them were replaced, and their bytes.
+    replaced: (usize, usize),
+    /// Positions of those that a later one may replace.
+    by_key: HashMap<u64, u64>,
     /// Whether the hub looks at it at the end of this batch.
     pub(crate) fresh: bool,
     /// Whether the hub feeds its sink when the journal is durable.
     pub(crate) sealing: bool,
-    /// How many of them a sink may have.
-    open: usize,
-    /// How many more when the journal is durable up to a mark.
-    sealed: VecDeque<(u64, usize)>,
+    /// A sink may have what is before this position,
+    open: u64,
+    /// and before these when the journal is durable up to a mark.
+    sealed: VecDeque<(u64, u64)>,
     /// Durable with this mark are all frames that were written for a connection.
     framed: u64,
     /// Frames that were sent and not acknowledged: last number, time, bytes.
@@ -82,6 +87,15 @@ pub(crate) struct Session {
     /// Greatest number that is not in `sent` any more.
     forgotten: u64,
     spare: Vec<Vec<u8>>,
+}
+
+/// An entry that waits.
+struct Entry {
+    /// Where its bytes end.
+    end: u32,
+    /// What it may be replaced by; 0 for nothing.
+    key: u64,
+    is_replaced: bool,
 }
 
 /// What became of an entry.
@@ -102,8 +116,11 @@ impl Session {
             reader: Reader::Nobody,
             last: 0,
             pending: Vec::new(),
+            head: 0,
             ends: VecDeque::new(),
-            collapses: false,
+            base: 0,
+            replaced: (0, 0),
+            by_key: HashMap::new(),
             fresh: false,
             sealing: false,
             open: 0,
@@ -118,40 +135,81 @@ impl Session {
 
     /// Number of the first entry that will be sent.
     pub(crate) fn next(&self) -> u64 {
-        self.last + 1 - self.ends.len() as u64
+        self.last + 1 - self.waiting()
     }
 
+    pub(crate) fn has_pending(&self) -> bool {
+        self.waiting() > 0
+    }
+
+    fn waiting(&self) -> u64 {
+        (self.ends.len() - self.replaced.0) as u64
+    }
+
+    /// Queues an entry. One of the same `collapse` that was not sent goes for it; the numbers behind that one move up.
     pub(crate) fn push(&mut self, entry: &[u8], collapse: u64) -> Queued {
-        if collapse != 0 && self.collapses && self.replace(entry, collapse) {
-            return Queued::Replaced;
+        let earlier = if collapse == 0 { None } else { self.by_key.get(&collapse).copied() };
+        if let Some(at) = earlier {
+            let at = (at - self.base) as usize;
+            let size = self.size(at);
+            self.ends[at].is_replaced = true;
+            self.replaced = (self.replaced.0 + 1, self.replaced.1 + size);
         }
-        let over =
-            self.pending.len() + entry.len() > QUEUE_BYTES_MAX || self.ends.len() as u64 >= QUEUE_ENTRIES_MAX;
-        if over {
+        let bytes = self.pending.len() - self.head - self.replaced.1;
+        if bytes + entry.len() > QUEUE_BYTES_MAX || self.waiting() >= QUEUE_ENTRIES_MAX {
             self.reset();
             return Queued::Lagging;
         }
+        // As much is moved as was replaced or sent since the last time: constant for each.
+        if self.head + self.replaced.1 > bytes + FRAME_BYTES_MAX || self.replaced.0 > self.ends.len() / 2 {
+            self.compact();
+        }
+        if collapse != 0 {
+            self.by_key.insert(collapse, self.base + self.ends.len() as u64);
+        }
         self.pending.extend_from_slice(entry);
-        self.ends.push_back((self.pending.len() as u32, collapse));
-        self.collapses |= collapse != 0;
+        let end = self.pending.len() as u32;
+        self.ends.push_back(Entry { end, key: collapse, is_replaced: false });
+        if earlier.is_some() {
+            return Queued::Replaced;
+        }
         self.last += 1;
         Queued::Added
     }
 
-    /// Takes out an earlier entry of the same value; the numbers behind it move up, for none of them was sent.
-    fn replace(&mut self, entry: &[u8], collapse: u64) -> bool {
-        let Some(at) = self.ends.iter().position(|(_, key)| *key == collapse) else { return false };
-        let start = at.checked_sub(1).map_or(0, |before| self.ends[before].0) as usize;
-        let end = self.ends[at].0 as usize;
-        self.pending.drain(start..end);
-        self.ends.remove(at);
-        for (later, _) in self.ends.iter_mut().skip(at) {
-            *later -= (end - start) as u32;
+    /// Where the bytes of an entry begin.
+    fn start(&self, at: usize) -> usize {
+        at.checked_sub(1).map_or(self.head, |before| self.ends[before].end as usize)
+    }
+
+    fn size(&self, at: usize) -> usize {
+        self.ends[at].end as usize - self.start(at)
+    }
+
+    /// Lets go of the bytes that were sent or replaced.
+    fn compact(&mut self) {
+        let (mut start, mut kept) = (self.head, 0);
+        let mut gone = Vec::new();
+        for (at, entry) in self.ends.iter_mut().enumerate() {
+            let end = entry.end as usize;
+            if entry.is_replaced {
+                gone.push(self.base + at as u64);
+            } else {
+                self.pending.copy_within(start..end, kept);
+                kept += end - start;
+                entry.end = kept as u32;
+                if entry.key != 0 {
+                    self.by_key.insert(entry.key, self.base + (at - gone.len()) as u64);
+                }
+            }
+            start = end;
         }
-        self.each_limit(|limit| *limit -= usize::from(at < *limit));
-        self.pending.extend_from_slice(entry);
-        self.ends.push_back((self.pending.len() as u32, collapse));
-        true
+        self.pending.truncate(kept);
+        self.ends.retain(|entry| !entry.is_replaced);
+        let moved = |limit: &mut u64| *limit -= gone.partition_point(|at| at < limit) as u64;
+        moved(&mut self.open);
+        self.sealed.iter_mut().for_each(|(_, limit)| moved(limit));
+        (self.head, self.replaced) = (0, (0, 0));
     }
 
     /// Begins a new epoch: what was queued and kept is gone, and the reader will see that.
@@ -160,26 +218,19 @@ impl Session {
         self.last = 0;
         self.pending.clear();
         self.ends.clear();
+        self.by_key.clear();
         self.sealed.clear();
         self.sent.clear();
-        self.open = 0;
-        (self.sent_bytes, self.forgotten, self.collapses) = (0, 0, false);
-    }
-
-    pub(crate) fn has_pending(&self) -> bool {
-        !self.pending.is_empty()
-    }
-
-    fn each_limit(&mut self, change: impl Fn(&mut usize)) {
-        change(&mut self.open);
-        self.sealed.iter_mut().for_each(|(_, limit)| change(limit));
+        (self.head, self.base, self.replaced, self.open) = (0, 0, (0, 0), 0);
+        (self.sent_bytes, self.forgotten) = (0, 0);
     }
 
     /// What is queued may go to a sink when the journal is durable up to `mark`.
     pub(crate) fn seal(&mut self, mark: u64) {
+        let limit = self.base + self.ends.len() as u64;
         match self.sealed.back_mut() {
-            Some((last, limit)) if *last == mark => *limit = self.ends.len(),
-            _ => self.sealed.push_back((mark, self.ends.len())),
+            Some((last, sealed)) if *last == mark => *sealed = limit,
+            _ => self.sealed.push_back((mark, limit)),
         }
     }
 
@@ -188,40 +239,55 @@ impl Session {
         !self.sealed.is_empty()
     }
 
-    /// The next frame's worth of the first `limit` entries: number of the last, body, how many.
-    fn take(&mut self, limit: usize) -> Option<(u64, Vec<u8>, u64)> {
-        let mut count = self.ends.len().min(FRAME_ENTRIES_MAX as usize).min(limit);
-        if count == 0 {
+    /// The next frame's worth of the entries before position `limit`: number of the last, body, how many.
+    fn take(&mut self, limit: u64) -> Option<(u64, Vec<u8>, u64)> {
+        let within = self.ends.len().min(limit.saturating_sub(self.base) as usize);
+        let (mut taken, mut entries, mut bytes) = (0, 0, 0);
+        while taken < within {
+            if !self.ends[taken].is_replaced {
+                let size = self.size(taken);
+                if entries == FRAME_ENTRIES_MAX || entries > 0 && bytes + size > FRAME_BYTES_MAX {
+                    break;
+                }
+                (entries, bytes) = (entries + 1, bytes + size);
+            }
+            taken += 1;
+        }
+        if entries == 0 {
             return None;
         }
-        let first = self.next();
-        let fits = |end: u32| end as usize <= FRAME_BYTES_MAX;
-        while count > 1 && !fits(self.ends[count - 1].0) {
-            // By halves first: entries are of similar sizes.
-            count = if fits(self.ends[count / 2].0) { count - 1 } else { count / 2 };
-        }
-        let end = self.ends[count - 1].0;
+        let seq = self.next() + entries - 1;
         let mut body = self.spare.pop().unwrap_or_default();
-        if count == self.ends.len() {
+        if bytes == self.pending.len() {
             std::mem::swap(&mut body, &mut self.pending);
-            self.ends.clear();
-            self.collapses = false;
         } else {
-            body.extend_from_slice(&self.pending[..end as usize]);
-            self.pending.drain(..end as usize);
-            self.ends.drain(..count);
-            for (later, _) in &mut self.ends {
-                *later -= end;
+            for at in (0..taken).filter(|at| !self.ends[*at].is_replaced) {
+                body.extend_from_slice(&self.pending[self.start(at)..self.ends[at].end as usize]);
             }
         }
-        self.each_limit(|limit| *limit = limit.saturating_sub(count));
-        Some((first + count as u64 - 1, body, count as u64))
+        for at in 0..taken {
+            let start = self.head;
+            let Some(entry) = self.ends.pop_front() else { break };
+            self.head = entry.end as usize;
+            if entry.is_replaced {
+                self.replaced = (self.replaced.0 - 1, self.replaced.1 - (self.head - start));
+            } else if entry.key != 0 {
+                debug_assert_eq!(self.by_key.get(&entry.key), Some(&(self.base + at as u64)));
+                self.by_key.remove(&entry.key);
+            }
+        }
+        self.base += taken as u64;
+        if self.ends.is_empty() {
+            self.pending.clear();
+            self.head = 0;
+        }
+        Some((seq, body, entries))
     }
 
     /// Appends the next notify frame, which is durable with `mark`, to `out` and keeps it for a resumption. Its entries;
     /// `None` when there was nothing.
     pub(crate) fn write_frame(&mut self, now: u64, mark: u64, out: &mut Vec<u8>) -> Option<u64> {
-        let (seq, body, entries) = self.take(usize::MAX)?;
+        let (seq, body, entries) = self.take(u64::MAX)?;
         self.framed = mark;
         Header { kind: Kind::Notify, id: seq, ..Header::default() }.write(out, &body);
         self.keep(now, seq, body);
@@ -322,10 +388,17 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    use throng_stdx::Rng;
     use throng_wire::matcher::{FrameSplit, split};
 
-    fn frames(bytes: &[u8]) -> Vec<(u64, Vec<u8>)> {
+    use super::*;
+
+    /// Numbers of the last entries, and bodies.
+    type Frames = Vec<(u64, Vec<u8>)>;
+
+    fn frames(bytes: &[u8]) -> Frames {
         let (mut at, mut found) = (0, Vec::new());
         while let Ok(FrameSplit::Whole { header, body, used }) = split(&bytes[at..], usize::MAX >> 1) {
             found.push((header.id, body.to_vec()));
@@ -390,7 +463,7 @@ mod tests {
         let entry = vec![0; 1 << 20];
         let outcomes: Vec<Queued> = (0..17).map(|_| session.push(&entry, 0)).collect();
         assert_eq!(outcomes.last(), Some(&Queued::Lagging));
-        assert_eq!((session.epoch, session.has_pending()), (2, false));
+        assert_eq!((session.epoch, session.waiting()), (2, 0));
     }
 
     #[test]
@@ -402,5 +475,104 @@ mod tests {
         let mut out = Vec::new();
         session.write_frame(0, 0, &mut out);
         assert_eq!(frames(&out), [(3, b"joiny1x2".to_vec())]);
+    }
+
+    /// The stream as lists: what waits with its key, how many of it are open, and how many more with each mark.
+    #[derive(Default)]
+    struct Model {
+        waiting: Vec<(Vec<u8>, u64)>,
+        open: usize,
+        sealed: Vec<(u64, usize)>,
+        last: u64,
+    }
+
+    impl Model {
+        fn push(&mut self, entry: &[u8], key: u64) -> Queued {
+            let earlier = self.waiting.iter().position(|(_, own)| key != 0 && *own == key);
+            if let Some(at) = earlier {
+                self.waiting.remove(at);
+                self.open -= usize::from(at < self.open);
+                self.sealed.iter_mut().for_each(|(_, limit)| *limit -= usize::from(at < *limit));
+            } else {
+                self.last += 1;
+            }
+            self.waiting.push((entry.to_vec(), key));
+            if earlier.is_some() { Queued::Replaced } else { Queued::Added }
+        }
+
+        /// Number of the last and bytes of the next frame of the first `limit`.
+        fn take(&mut self, limit: usize) -> Option<(u64, Vec<u8>)> {
+            let limit = limit.min(self.waiting.len());
+            let (mut count, mut bytes) = (0, 0);
+            while count < limit.min(FRAME_ENTRIES_MAX as usize)
+                && (count == 0 || bytes + self.waiting[count].0.len() <= FRAME_BYTES_MAX)
+            {
+                bytes += self.waiting[count].0.len();
+                count += 1;
+            }
+            let seq = self.last - self.waiting.len() as u64 + count as u64;
+            let taken: Vec<u8> = self.waiting.drain(..count).flat_map(|(entry, _)| entry).collect();
+            self.open = self.open.saturating_sub(count);
+            self.sealed.iter_mut().for_each(|(_, limit)| *limit = limit.saturating_sub(count));
+            (count > 0).then_some((seq, taken))
+        }
+    }
+
+    #[test]
+    fn a_stream_is_what_lists_would_make_of_it() {
+        for seed in 0..60 {
+            let mut rng = Rng::new(seed);
+            let (mut session, mut model) = (Session::new("s".into(), 0, 1), Model::default());
+            let (keys, mark_every) = (1 + rng.below(40), 2 + rng.below(30));
+            let got: Arc<Mutex<Frames>> = Arc::default();
+            let given = Arc::clone(&got);
+            let sink: Sink = Box::new(move |batch| {
+                given.lock().unwrap().push((batch.seq, batch.body));
+                Taken::More
+            });
+            session.reader = Reader::Sink { sink, id: 0, full: false };
+            for step in 0..3_000_u64 {
+                let len = if rng.below(50) == 0 { 60_000 } else { 1 + rng.below(300) };
+                let entry = vec![step as u8; len as usize];
+                let key = if rng.below(3) == 0 { 0 } else { 1 + rng.below(keys) };
+                assert_eq!(session.push(&entry, key), model.push(&entry, key), "seed {seed}");
+                if rng.below(mark_every) == 0 {
+                    session.seal(step);
+                    model.sealed.push((step, model.waiting.len()));
+                }
+                if rng.below(20) == 0 {
+                    // As for a connection, which waits for the disk elsewhere.
+                    let mut out = Vec::new();
+                    session.write_frame(0, 0, &mut out);
+                    assert_eq!(frames(&out), Vec::from_iter(model.take(usize::MAX)), "seed {seed}");
+                }
+                if rng.below(20) == 0 {
+                    let durable = step.saturating_sub(rng.below(100));
+                    assert!(session.feed_sink(0, durable, |_| ()));
+                    let open =
+                        model.sealed.iter().rfind(|(mark, _)| *mark <= durable).map(|(_, limit)| *limit);
+                    model.open = open.unwrap_or(model.open);
+                    model.sealed.retain(|(mark, _)| *mark > durable);
+                    let mut wanted = Vec::new();
+                    while let Some(frame) = model.take(model.open) {
+                        wanted.push(frame);
+                    }
+                    assert_eq!(std::mem::take(&mut *got.lock().unwrap()), wanted, "seed {seed}");
+                }
+                assert_eq!(session.next(), model.last + 1 - model.waiting.len() as u64);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_replaced_costs_no_memory() {
+        let mut session = Session::new("s".into(), 0, 1);
+        let entry = vec![7; 1 << 10];
+        session.push(&entry, 0);
+        for step in 0..200_000_u64 {
+            assert_ne!(session.push(&entry, 1 + step % 100), Queued::Lagging);
+        }
+        assert_eq!(session.waiting(), 101);
+        assert!(session.pending.capacity() < 2 << 20, "{} bytes", session.pending.capacity());
     }
 }
