@@ -237,7 +237,9 @@ fn server_of_role(method: &Method, body: &[u8]) -> String {
 /// Any text makes a request key: 32 hex digits, with or without dashes, as they are, anything else by its hash.
 fn request_key(text: &str) -> [u8; 16] {
     let plain = text.replace('-', "");
+    // A sign is no digit.
     if plain.len() == 32
+        && !plain.starts_with('+')
         && let Ok(key) = u128::from_str_radix(&plain, 16)
     {
         return key.to_be_bytes();
@@ -295,4 +297,18 @@ fn reply(code: u16, text: String) -> Answer {
     let json = header::HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, json);
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::request_key;
+
+    #[test]
+    fn keys_of_different_texts_differ() {
+        let hex = "0123456789abcdef0123456789abcdef";
+        assert_eq!(request_key(hex), 0x0123_4567_89AB_CDEF_0123_4567_89AB_CDEF_u128.to_be_bytes());
+        assert_eq!(request_key("01234567-89ab-cdef-0123-456789abcdef"), request_key(hex));
+        assert_ne!(request_key(&hex.replacen('0', "+", 1)), request_key(hex));
+        assert_ne!(request_key("order 66"), request_key("order 67"));
+    }
 }

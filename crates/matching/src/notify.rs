@@ -35,6 +35,15 @@ pub(crate) fn whose(request: &Request<Incoming>) -> Option<String> {
     query(request, "srv")
 }
 
+/// A place in no stream: who has been there is told of a gap.
+const NOWHERE: (u64, u64) = (u64::MAX, 0);
+
+/// What the id of an event says: epoch and number.
+fn place(id: &[u8]) -> Option<(u64, u64)> {
+    let (epoch, number) = std::str::from_utf8(id).ok()?.split_once('-')?;
+    Some((epoch.parse().ok()?, number.parse().ok()?))
+}
+
 /// Begins a stream, where the request wants to go on.
 ///
 /// # Errors
@@ -50,8 +59,7 @@ pub(crate) fn answer(handle: &Handle, srv: &str, request: &mut Request<Incoming>
         _ => return Err(refusal(Status::Invalid, "`after` and `epoch` are numbers")),
     };
     // Readers of events repeat the last id by themselves.
-    let last = text(request.headers(), "last-event-id").split_once('-');
-    let last = last.and_then(|(epoch, seq)| Some((epoch.parse().ok()?, seq.parse().ok()?)));
+    let last = request.headers().get("last-event-id").map(|id| place(id.as_bytes()).unwrap_or(NOWHERE));
     let upgrade = text(request.headers(), "upgrade");
     if !upgrade.eq_ignore_ascii_case("websocket") {
         return Ok(events(handle.watch(srv, last.or(after))));

@@ -241,6 +241,10 @@ fn a_damaged_snapshot_is_called_that() {
         assert!(error.contains(&format!("damaged: {snapshot}")), "{error}");
         assert!(!error.contains("salvage"), "there is nothing to go on from: {error}");
     }
+    // Nor does it begin with nothing where the log is gone as well.
+    disk.list("log").unwrap().iter().for_each(|name| disk.remove(&format!("log/{name}")).unwrap());
+    let error = start(options(disk, Durability::Sync)).unwrap_err().to_string();
+    assert!(error.contains(&format!("damaged: {snapshot}")), "{error}");
 }
 
 #[test]

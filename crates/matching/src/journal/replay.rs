@@ -20,8 +20,8 @@ pub(crate) struct Replay {
     salvage: bool,
     /// Whether something damaged was left out.
     pub(super) skipped: bool,
-    /// The newest snapshot, if it is not whole.
-    damaged: Option<String>,
+    /// The newest snapshot's number, if it is not whole.
+    damaged: Option<u64>,
     notices: Notices,
     answer: Vec<u8>,
 }
@@ -44,7 +44,7 @@ impl Replay {
         };
         for sequence in numbers(fs, SNAPSHOTS, ".snap")?.into_iter().rev() {
             let Some(bytes) = read_snapshot(fs, sequence)? else {
-                replay.damaged.get_or_insert_with(|| snapshot_name(sequence));
+                replay.damaged.get_or_insert(sequence);
                 continue;
             };
             let shards = Shards::restore(&replay.config, &bytes)
@@ -68,8 +68,7 @@ impl Replay {
             let name = segment_name(*first);
             if *first > self.sequence && ends.replayed.is_empty() && !(self.salvage && self.shards.is_some())
             {
-                let (damaged, older) = (self.damaged.take(), self.shards.is_some());
-                return Err(JournalError::Snapshot { first: *first, damaged, older });
+                return Err(self.without_beginning(*first));
             }
             // The end of its predecessor is missing, and what follows goes with it: a prefix is what comes back.
             if *first > self.sequence && !self.salvage && !ends.replayed.is_empty() {
@@ -113,7 +112,16 @@ impl Replay {
                 );
             }
         }
-        Ok(ends)
+        match self.damaged {
+            // No log is left either.
+            Some(first) if self.shards.is_none() => Err(self.without_beginning(first)),
+            _ => Ok(ends),
+        }
+    }
+
+    fn without_beginning(&self, first: u64) -> JournalError {
+        let damaged = self.damaged.map(snapshot_name);
+        JournalError::Snapshot { first, damaged, older: self.shards.is_some() }
     }
 
     /// Replays from the front; returns where it stopped.
