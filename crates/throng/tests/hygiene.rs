@@ -191,6 +191,7 @@ const UNSAFE_TABLE: &[(&str, &str)] = &[
     ("net", "epoll, eventfd and batched reads have no safe interface in libc"),
     ("load", "resource use of the measured process, and the bare writer that figures are compared with"),
     ("server", "signals and resource limits"),
+    ("throng", "one setting of the allocator has no safe interface"),
 ];
 
 /// Words that do not belong in the repository, and what to write instead. Spelled in two parts so that this file passes.
