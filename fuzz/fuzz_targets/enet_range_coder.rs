@@ -1,2 +1,2 @@
 #![no_main]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| throng_hostile::enet_range_coder(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| throng_fuzz_targets::enet_range_coder(bytes));

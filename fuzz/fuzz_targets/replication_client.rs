@@ -1,2 +1,2 @@
 #![no_main]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| throng_hostile::replication_client(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| throng_fuzz_targets::replication_client(bytes));

@@ -4,7 +4,7 @@
 //! it is given is what anybody uploaded, and it is not ready for that: it panics on some of it, and 40 kB of nested chunks
 //! make it recurse until the stack is full, which ends a process. So it decodes in a process that may end.
 //!
-//! The other side is `throng_cache::OodleProgram`, which says what goes over the pipes; any program that does the same can
+//! The other side is `throng_ddc_server::OodleProgram`, which says what goes over the pipes; any program that does the same can
 //! take the place of this one, one around the licensed decoder of an engine for example.
 #![forbid(unsafe_code)]
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use throng_cache::OodleProgram;
 use throng_ddc::compressed::{CompressedError, Decoder, OodleDecoder, OodleOutcome, Verified, wrap_oodle};
+use throng_ddc_server::OodleProgram;
 
 fn program() -> OodleProgram {
     OodleProgram::new([env!("CARGO_BIN_EXE_throng-oodle")], Duration::from_secs(60))

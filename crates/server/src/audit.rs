@@ -12,8 +12,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use serde_json::Value;
+use throng_admin::Act;
 use throng_ddc::Timestamp;
-use throng_http::Act;
 
 /// Bytes of a file before the next one begins: some five thousand records.
 const FILE_BYTES_MAX: u64 = 1 << 20;

@@ -10,16 +10,16 @@ use std::time::Duration;
 
 use hyper::header::HeaderValue;
 use serde_json::Value;
-use throng_cache::{
-    Access, Care, Identify, Identity, Listener, NamespaceRules, Node, OodleProgram, Origin, Rules,
-    ServeOptions, Tls, Tokens, Upstream, UpstreamOptions,
-};
 use throng_ddc::Namespace;
 use throng_ddc::compressed::OodleDecoder;
 use throng_ddc::gc::RefPolicy;
 use throng_ddc::policy::Claims;
+use throng_ddc_server::{
+    Access, Care, Identify, Identity, Listener, NamespaceRules, Node, OodleProgram, Origin, Rules,
+    ServeOptions, Tls, Tokens, Upstream, UpstreamOptions,
+};
+use throng_ddc_store::{Durability, Options, Quotas, Tier, TierOptions};
 use throng_gateway::Verdict;
-use throng_store::{Durability, Options, Quotas, Tier, TierOptions};
 use tokio::sync::Notify;
 
 use crate::auth::{Authenticator as _, CREDENTIAL_BYTES_MAX, Jwt, fetch};
@@ -123,7 +123,7 @@ pub(crate) fn start(settings: &Settings, side: &tokio::runtime::Handle) -> Resul
         let (service, end) = (Arc::clone(node.service()), Arc::clone(&end));
         runtime.spawn(async move {
             let stopped = async move { end.notified().await };
-            throng_cache::serve(listener, service, options, stopped).await;
+            throng_ddc_server::serve(listener, service, options, stopped).await;
         });
     }
     Ok(Some(Cache { runtime: Some(runtime), node, end, addresses, keys, tls }))
@@ -131,7 +131,7 @@ pub(crate) fn start(settings: &Settings, side: &tokio::runtime::Handle) -> Resul
 
 impl Cache {
     /// What answers its requests.
-    pub(crate) fn service(&self) -> Arc<throng_cache::Service> {
+    pub(crate) fn service(&self) -> Arc<throng_ddc_server::Service> {
         Arc::clone(self.node.service())
     }
 

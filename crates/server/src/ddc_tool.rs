@@ -5,10 +5,10 @@ use std::io::{BufReader, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
-use throng_cache::{NamespaceRules, Node, Rules, Transferred};
 use throng_ddc::Namespace;
 use throng_ddc::gc::RefPolicy;
-use throng_store::Options;
+use throng_ddc_server::{NamespaceRules, Node, Rules, Transferred};
+use throng_ddc_store::Options;
 
 use crate::ddc::FOLDER;
 
@@ -63,7 +63,7 @@ pub fn run(data: &Path, work: &Work) -> Result<(Value, bool), String> {
 
 fn work_on(node: &Node, work: &Work) -> Result<(Value, bool), String> {
     let (service, store) = (node.service(), node.service().store());
-    let failed = |error: throng_store::StoreError| error.to_string();
+    let failed = |error: throng_ddc_store::StoreError| error.to_string();
     let name = |file: &Path, error: std::io::Error| format!("`{}`: {error}", file.display());
     Ok(match work {
         Work::Stats => {

@@ -52,11 +52,11 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use prost::Message as _;
+    use throng_admin::{Ask, Endpoint, Monitor as _};
     use throng_client::{
         Backoff, ChannelId, ChannelType, Client, CreateChannel, Event, Events, SessionConfig,
         SubscribeOptions,
     };
-    use throng_http::{Ask, Endpoint, Monitor as _};
     use throng_wire::{FrameReader, FrameWriter, MessagePack, channeldpb as pb};
 
     use super::Fault;

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use prost_reflect::{DynamicMessage, MessageDescriptor};
 use serde_json::{Value, json};
+use throng_admin::{Ask, Problem};
 use throng_gateway::data::Schemas;
 use throng_gateway::{
     ChannelId, ClosureView, ConnId, EntityView, InterestView, SubscriptionView, WorldDetail,
 };
-use throng_http::{Ask, Problem};
 use throng_stdx::Instant;
 use throng_wire::channeldpb::MessageType;
 
@@ -355,7 +355,7 @@ fn millis(duration: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use throng_http::{Endpoint, Page};
+    use throng_admin::{Endpoint, Page};
 
     use super::*;
 

@@ -61,7 +61,7 @@ mod worker;
 pub use services::SERVICES;
 pub use signals::{End, Signals};
 pub use start::{Address, Running, Service, StartError, from_here, start};
+pub use throng_admin::{CpuProfile, ProfileError};
 /// Why connections are closed, not accepted, and messages refused.
 pub use throng_gateway::{AcceptRefusal, CloseReason, Refusal};
-pub use throng_http::{CpuProfile, ProfileError};
-pub use throng_matching::replay as replay_matcher;
+pub use throng_matcher_server::replay as replay_matcher;

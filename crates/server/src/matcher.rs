@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use throng_matching::{Durability, HttpOptions, Options, Policies, Service as Matching, Tokens};
-use throng_store::{Folder, Fs};
+use throng_ddc_store::{Folder, Fs};
+use throng_matcher_server::{Durability, HttpOptions, Options, Policies, Service as Matching, Tokens};
 use tokio::sync::Notify;
 
 use crate::auth::fetch;
@@ -29,7 +29,7 @@ pub(crate) struct Matcher {
 
 impl Matcher {
     /// Calls it.
-    pub(crate) fn handle(&self) -> &throng_matching::Handle {
+    pub(crate) fn handle(&self) -> &throng_matcher_server::Handle {
         self.service.handle()
     }
 
@@ -84,8 +84,8 @@ pub(crate) fn start(
         salvage: matcher.salvage,
         policies,
     };
-    let service =
-        throng_matching::start(options).map_err(|error| StartError::File(format!("the matcher: {error}")))?;
+    let service = throng_matcher_server::start(options)
+        .map_err(|error| StartError::File(format!("the matcher: {error}")))?;
     let is_plain = matcher.tls_cert.is_empty();
     let mut addresses = Vec::new();
     if let Some(addr) = service.addr() {
@@ -116,7 +116,7 @@ fn serve_nats(
     if matcher.nats_url.is_empty() {
         return Ok(());
     }
-    let options = throng_matching::NatsOptions {
+    let options = throng_matcher_server::NatsOptions {
         url: matcher.nats_url.clone(),
         bus_token: read(&matcher.nats_token_file)?.trim().to_owned(),
         area: matcher.area.clone(),
@@ -127,7 +127,7 @@ fn serve_nats(
     let (handle, end) = (service.handle().clone(), Arc::clone(end));
     side.spawn(async move {
         let stopped = async move { end.notified().await };
-        throng_matching::serve_nats(handle, options, stopped).await;
+        throng_matcher_server::serve_nats(handle, options, stopped).await;
     });
     Ok(())
 }
@@ -151,12 +151,12 @@ fn serve_http(
         requests_max: matcher.http_requests_max,
         tls: tls::http_acceptor(&matcher.tls_cert, &matcher.tls_key)
             .map_err(StartError::File)?
-            .map(throng_http::Tls::new),
+            .map(throng_admin::Tls::new),
     };
     let (handle, end) = (service.handle().clone(), Arc::clone(end));
     side.spawn(async move {
         let stopped = async move { end.notified().await };
-        if let Err(error) = throng_matching::serve_http(listener, handle, options, stopped).await {
+        if let Err(error) = throng_matcher_server::serve_http(listener, handle, options, stopped).await {
             tracing::error!(%error, "the matcher's HTTP listener failed");
         }
     });

@@ -13,8 +13,8 @@ use gateway::{gateway_families, world_families};
 pub(crate) use reference::reference_families;
 use services::{cache_families, matcher_families};
 use shards::{enet_families, shard_families};
+use throng_admin::{Family, FamilyKind, Sample, SampleValue};
 use throng_gateway::{ChannelType, ConnKind, Stats, WorldView};
-use throng_http::{Family, FamilyKind, Sample, SampleValue};
 
 use crate::process::ProcessFigures;
 use crate::report::ShardReport;
@@ -27,9 +27,9 @@ pub(crate) struct Figures<'a> {
     pub(crate) ready: bool,
     pub(crate) logins_pending: usize,
     /// Of the derived-data cache, if one runs.
-    pub(crate) cache: Option<throng_cache::Figures>,
+    pub(crate) cache: Option<throng_ddc_server::Figures>,
     /// Of the matcher, where one runs.
-    pub(crate) matcher: Option<&'a throng_matching::Report>,
+    pub(crate) matcher: Option<&'a throng_matcher_server::Report>,
 }
 
 /// Above every bound of the round trips but the last, which has none.
@@ -195,7 +195,7 @@ mod tests {
         let reports = example();
         let mut taken = throng_matcher::Histogram::new(&[0.001]);
         taken.observe(0.0005);
-        let matcher = throng_matching::Report {
+        let matcher = throng_matcher_server::Report {
             requests: vec![("Ping", 1)],
             latencies: vec![("Ping", taken.clone())],
             requests_per_batch: Some(taken.clone()),
@@ -207,7 +207,7 @@ mod tests {
             flushes: Some(taken),
             errors: vec![("INVALID", 1)],
             queues: queues(),
-            ..throng_matching::Report::default()
+            ..throng_matcher_server::Report::default()
         };
         let figures = Figures {
             reports: &reports,
@@ -215,7 +215,7 @@ mod tests {
             started_unix_s: 0.0,
             ready: true,
             logins_pending: 0,
-            cache: Some(throng_cache::Figures::default()),
+            cache: Some(throng_ddc_server::Figures::default()),
             matcher: Some(&matcher),
         };
         (families(&figures), reference_families(&figures))

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use throng_admin::{Act, Ask, Endpoint, Family, Health, Monitor, Part, Problem};
 use throng_gateway::data::Schemas;
 use throng_gateway::{ConnKind, Stats};
-use throng_http::{Act, Ask, Endpoint, Family, Health, Monitor, Part, Problem};
 use throng_net::Clock;
 
 use crate::audit::AuditLog;
@@ -39,7 +39,7 @@ pub(crate) struct Watch {
     pub(crate) schemas: Arc<Schemas>,
     /// Load runs that the console starts.
     pub(crate) runs: Runs,
-    matcher: Option<throng_matching::Handle>,
+    matcher: Option<throng_matcher_server::Handle>,
     /// Who changed what over the admin listener.
     audit: AuditLog,
     ready: AtomicBool,
@@ -47,7 +47,7 @@ pub(crate) struct Watch {
     /// The configuration as the console shows it.
     config: RwLock<Value>,
     /// What opens only after this was made.
-    cache: OnceLock<Arc<throng_cache::Service>>,
+    cache: OnceLock<Arc<throng_ddc_server::Service>>,
     /// A collection or a scrub that somebody asked for goes on.
     caring: Arc<AtomicBool>,
     addresses: OnceLock<Vec<Address>>,
@@ -65,7 +65,7 @@ impl Watch {
         heartbeats: Vec<Arc<Heartbeat>>,
         logins: Arc<Logins>,
         schemas: Arc<Schemas>,
-        matcher: Option<throng_matching::Handle>,
+        matcher: Option<throng_matcher_server::Handle>,
     ) -> Watch {
         Watch {
             clock,
@@ -88,7 +88,7 @@ impl Watch {
     }
 
     /// Tells what has opened since this was made. The first call counts.
-    pub(crate) fn opened(&self, addresses: Vec<Address>, cache: Option<Arc<throng_cache::Service>>) {
+    pub(crate) fn opened(&self, addresses: Vec<Address>, cache: Option<Arc<throng_ddc_server::Service>>) {
         let _ = self.addresses.set(addresses);
         if let Some(cache) = cache {
             let _ = self.cache.set(cache);
@@ -260,7 +260,7 @@ impl Watch {
     /// Cares for the cache beside its own schedule, one request at a time. What was done is in the report's counters.
     fn care(
         &self,
-        work: fn(&throng_cache::Service, u64) -> Result<(), throng_store::StoreError>,
+        work: fn(&throng_ddc_server::Service, u64) -> Result<(), throng_ddc_store::StoreError>,
     ) -> Result<Value, Problem> {
         let Some(cache) = self.cache.get().map(Arc::clone) else {
             return Err(Problem::new(409, "the cache is not running"));
@@ -381,7 +381,7 @@ impl Monitor for Watch {
 
     fn metrics(&self) -> Vec<Family> {
         let reports = self.reports(false);
-        let matcher = self.matcher.as_ref().map(throng_matching::Handle::report);
+        let matcher = self.matcher.as_ref().map(throng_matcher_server::Handle::report);
         let figures = Figures {
             reports: &reports,
             process: ProcessFigures::read(),
@@ -476,6 +476,6 @@ fn kinds(total: &Stats, figure: impl Fn(&throng_gateway::KindStats) -> u64) -> V
 mod tests {
     #[test]
     fn the_reference_page_of_the_api_is_fresh() {
-        crate::testing::check_generated("docs/reference/http.md", &throng_http::markdown());
+        crate::testing::check_generated("docs/reference/http.md", &throng_admin::markdown());
     }
 }

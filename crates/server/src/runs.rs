@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-use throng_http::Problem;
+use throng_admin::Problem;
 
 /// Runs that are remembered; the oldest is forgotten with its report.
 const RUNS_MAX: usize = 32;

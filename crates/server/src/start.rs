@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use throng_admin::{Access, ServeOptions};
 use throng_gateway::data::Schemas;
 use throng_gateway::{ConnKind, Framing, Shard, ShardIndex};
-use throng_http::{Access, ServeOptions};
 use throng_net::{Clock, EventLoop, ListenerKey, ListenerSpec, TlsAcceptor, WsPolicy, kcp};
 use tokio::sync::{Notify, oneshot};
 
@@ -300,8 +300,8 @@ impl Running {
     /// The metrics page, as `/metrics` shows it.
     #[must_use]
     pub fn metrics(&self) -> String {
-        use throng_http::Monitor as _;
-        throng_http::render(&self.watch.metrics(), throng_http::Format::Prometheus)
+        use throng_admin::Monitor as _;
+        throng_admin::render(&self.watch.metrics(), throng_admin::Format::Prometheus)
     }
 
     /// Reads the configuration again and applies what can be applied.
@@ -411,10 +411,11 @@ impl Running {
             connections_max: self.settings().http.connections_max,
         };
         let end = Arc::clone(&self.http_end);
-        let monitor: Arc<dyn throng_http::Monitor> = Arc::clone(&self.watch) as Arc<dyn throng_http::Monitor>;
+        let monitor: Arc<dyn throng_admin::Monitor> =
+            Arc::clone(&self.watch) as Arc<dyn throng_admin::Monitor>;
         runtime.spawn(async move {
             let served =
-                throng_http::serve(listener, monitor, options, async move { end.notified().await }).await;
+                throng_admin::serve(listener, monitor, options, async move { end.notified().await }).await;
             if let Err(error) = served {
                 tracing::error!(%error, "the admin listener failed");
             }

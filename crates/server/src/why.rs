@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use throng_admin::{Ask, Problem};
 use throng_gateway::{ChannelId, ConnId, Delivery, QueueView, Reach, Sight};
-use throng_http::{Ask, Problem};
 use throng_stdx::Instant;
 
 use crate::inspect::{closure_row, subscription_row};

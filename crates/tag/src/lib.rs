@@ -18,11 +18,11 @@ use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use throng_admin::{File, serve_files};
 use throng_client::{
     Client, ConnectError, Endpoint, EndpointError, Matcher, MatcherConfig, MatcherConnectError, RequestError,
     SessionConfig,
 };
-use throng_http::{File, serve_files};
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use throng_http::LivePage;
+use throng_admin::LivePage;
 use throng_load::direct::{self, DirectPlan, DirectSample};
 use throng_load::engine::Sample;
 use throng_load::network::{Network, PRESETS};

@@ -2,7 +2,7 @@
 
 #[path = "support/process.rs"]
 mod process;
-#[path = "../../cache/tests/common/s3.rs"]
+#[path = "../../ddc-server/tests/common/s3.rs"]
 #[allow(dead_code, reason = "each test file uses a part of it")]
 mod s3;
 

@@ -104,7 +104,7 @@ fn the_deployed_configuration_is_one() {
 
 #[test]
 fn the_console_carries_every_document() {
-    let carried = read("crates/http/src/assets.rs");
+    let carried = read("crates/admin/src/assets.rs");
     let mut folders = vec![root().join("docs")];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {
@@ -115,7 +115,7 @@ fn the_console_carries_every_document() {
                 let name = path.strip_prefix(root().join("docs")).unwrap().display().to_string();
                 assert!(
                     carried.contains(&format!("\"{name}\"")),
-                    "{name} is missing in crates/http/src/assets.rs"
+                    "{name} is missing in crates/admin/src/assets.rs"
                 );
             }
         }

@@ -26,30 +26,30 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-matcher", &["throng-wire"], &["throng-stdx"]),
     // Edges: the cores and the operating system, never each other.
     ("throng-net", &["throng-enet", "throng-stdx"], &[]),
-    ("throng-http", &["throng-stdx"], &[]),
-    ("throng-store", &["throng-ddc"], &["throng-stdx"]),
-    ("throng-oodle", &[], &["throng-cache", "throng-ddc"]),
+    ("throng-admin", &["throng-stdx"], &[]),
+    ("throng-ddc-store", &["throng-ddc"], &["throng-stdx"]),
+    ("throng-oodle", &[], &["throng-ddc-server", "throng-ddc"]),
     // Services: a product's interface over cores and edges.
-    ("throng-cache", &["throng-ddc", "throng-http", "throng-store"], &["throng-stdx"]),
+    ("throng-ddc-server", &["throng-ddc", "throng-admin", "throng-ddc-store"], &["throng-stdx"]),
     (
-        "throng-matching",
-        &["throng-http", "throng-matcher", "throng-net", "throng-stdx", "throng-store", "throng-wire"],
+        "throng-matcher-server",
+        &["throng-admin", "throng-matcher", "throng-net", "throng-stdx", "throng-ddc-store", "throng-wire"],
         &[],
     ),
     // Composition.
     (
         "throng-server",
         &[
-            "throng-cache",
+            "throng-ddc-server",
             "throng-client",
             "throng-ddc",
             "throng-gateway",
-            "throng-http",
+            "throng-admin",
             "throng-matcher",
-            "throng-matching",
+            "throng-matcher-server",
             "throng-net",
             "throng-stdx",
-            "throng-store",
+            "throng-ddc-store",
             "throng-wire",
         ],
         &["throng-conformance"],
@@ -57,7 +57,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     (
         "throng",
         &[
-            "throng-http",
+            "throng-admin",
             "throng-load",
             "throng-oodle",
             "throng-replication",
@@ -71,7 +71,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
             "throng-client-ffi",
             "throng-gateway",
             "throng-stdx",
-            "throng-store",
+            "throng-ddc-store",
             "throng-wire",
         ],
     ),
@@ -79,7 +79,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     // Tools. A generator shares no code with what it measures, codecs and transports aside.
     ("throng-client", &["throng-stdx", "throng-wire"], &[]),
     ("throng-client-ffi", &["throng-client"], &[]),
-    ("throng-tag", &["throng-client", "throng-http", "throng-stdx"], &[]),
+    ("throng-tag", &["throng-client", "throng-admin", "throng-stdx"], &[]),
     (
         "throng-load",
         &[
@@ -101,7 +101,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ),
     ("throng-conformance", &["throng-gateway", "throng-wire"], &[]),
     (
-        "throng-hostile",
+        "throng-fuzz-targets",
         &[
             "throng-ddc",
             "throng-enet",

@@ -1,7 +1,7 @@
 //! `throng up --only matcher` from outside: clients that go on while the process is killed again and again see one order
 //! of all that they did.
 
-#[path = "../../cache/tests/common/linear.rs"]
+#[path = "../../ddc-server/tests/common/linear.rs"]
 mod linear;
 #[path = "support/process.rs"]
 mod process;

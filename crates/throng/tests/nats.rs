@@ -2,7 +2,7 @@
 //! acknowledged is there when it comes back.
 #![cfg(feature = "nats")]
 
-#[path = "../../matching/tests/support/bus.rs"]
+#[path = "../../matcher-server/tests/support/bus.rs"]
 mod bus;
 #[path = "support/process.rs"]
 mod process;

@@ -266,7 +266,7 @@ fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
             format!("bad value for `ddc.quotas`: {why}"),
         ));
     }
-    if let Err(why) = crate::ddc::read_namespaces(ddc, &throng_cache::NamespaceRules::default()) {
+    if let Err(why) = crate::ddc::read_namespaces(ddc, &throng_ddc_server::NamespaceRules::default()) {
         problems.push(at(
             config,
             ProblemKind::BadValue,

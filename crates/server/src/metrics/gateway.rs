@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
+use throng_admin::{Family, FamilyKind, Sample, SampleValue};
 use throng_gateway::{AcceptRefusal, CloseReason, KindStats, Refusal, Stats, WorldServerView, WorldView};
-use throng_http::{Family, FamilyKind, Sample, SampleValue};
 
 use super::{KINDS, family, gauge, index_text, kind_name, labelled, plain, type_name};
 

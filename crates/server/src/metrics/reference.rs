@@ -1,7 +1,7 @@
 //! The metrics of the reference under its names.
 
+use throng_admin::{Family, FamilyKind, Sample};
 use throng_gateway::{CloseReason, KindStats};
-use throng_http::{Family, FamilyKind, Sample};
 
 use super::{Figures, KINDS, family, gauge, labelled, total, type_name, upper};
 

@@ -2,11 +2,11 @@
 
 use std::borrow::Cow;
 
-use throng_http::{Family, FamilyKind, Sample, SampleValue};
+use throng_admin::{Family, FamilyKind, Sample, SampleValue};
 
 use super::{family, gauge, labelled, plain};
 
-pub(super) fn cache_families(cache: &throng_cache::Figures) -> Vec<Family> {
+pub(super) fn cache_families(cache: &throng_ddc_server::Figures) -> Vec<Family> {
     use FamilyKind::Counter;
     let count = |name, help, number: u64| family(name, help, Counter, vec![plain(number as f64)]);
     let lookup = |kind: &'static str, result: &'static str, number: u64| Sample {
@@ -55,7 +55,7 @@ pub(super) fn cache_families(cache: &throng_cache::Figures) -> Vec<Family> {
     ]
 }
 
-pub(super) fn matcher_families(report: &throng_matching::Report) -> Vec<Family> {
+pub(super) fn matcher_families(report: &throng_matcher_server::Report) -> Vec<Family> {
     let counter =
         |name, help, number: u64| family(name, help, FamilyKind::Counter, vec![plain(number as f64)]);
     let by = |label: &'static str, rows: &[(&'static str, u64)]| {

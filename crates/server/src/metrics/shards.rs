@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use throng_http::{Family, FamilyKind, Sample, SampleValue};
+use throng_admin::{Family, FamilyKind, Sample, SampleValue};
 use throng_net::enet::HostFigures;
 
 use super::{ROUND_TRIP_UNBOUNDED_S, family, index_text, labelled, plain, type_name};

@@ -1,0 +1,137 @@
+//! Answers and problems.
+
+use bytes::Bytes;
+use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::{Response, StatusCode};
+use throng_ddc::api::Media;
+use throng_ddc::{Document, Style, Value};
+use throng_ddc_store::StoreError;
+
+use crate::body::Body;
+
+pub(crate) const IO_HASH: HeaderName = HeaderName::from_static("x-jupiter-iohash");
+pub(crate) const INLINE_HASH: HeaderName = HeaderName::from_static("x-jupiter-inlinepayloadhash");
+pub(crate) const LAST_ACCESS: HeaderName = HeaderName::from_static("x-jupiter-lastaccess");
+pub(crate) const ALLOW_OVERWRITE: HeaderName = HeaderName::from_static("x-jupiter-allow-overwrite");
+
+/// An answer, or why there is none.
+pub(crate) type Answer = Result<Response<Body>, Problem>;
+
+/// Why a request fails: RFC 9457.
+#[derive(Debug)]
+pub(crate) struct Problem {
+    pub(crate) status: StatusCode,
+    pub(crate) title: String,
+    kind: Option<&'static str>,
+    members: Vec<(&'static str, String)>,
+    headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl Problem {
+    pub(crate) fn new(status: StatusCode, title: impl Into<String>) -> Problem {
+        Problem { status, title: title.into(), kind: None, members: Vec::new(), headers: Vec::new() }
+    }
+
+    pub(crate) fn bad(title: impl ToString) -> Problem {
+        Problem::new(StatusCode::BAD_REQUEST, title.to_string())
+    }
+
+    pub(crate) fn missing(title: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::NOT_FOUND, title)
+    }
+
+    pub(crate) fn hash_mismatch(title: impl Into<String>) -> Problem {
+        Problem::bad(title.into()).of_kind("http://jupiter.epicgames.com/blob/hashMismatch")
+    }
+
+    /// With a `type`, for clients that react to it.
+    pub(crate) fn of_kind(mut self, kind: &'static str) -> Problem {
+        self.kind = Some(kind);
+        self
+    }
+
+    /// With a member more, in JSON.
+    pub(crate) fn member(mut self, name: &'static str, value: impl Into<String>) -> Problem {
+        self.members.push((name, value.into()));
+        self
+    }
+
+    pub(crate) fn with(mut self, name: HeaderName, value: impl TryInto<HeaderValue>) -> Problem {
+        self.headers.extend(value.try_into().ok().map(|value| (name, value)));
+        self
+    }
+
+    /// Title and status as an object.
+    pub(crate) fn to_value(&self) -> Value {
+        Value::object([
+            ("title", Value::string(&self.title)),
+            ("status", Value::Integer(u64::from(self.status.as_u16()))),
+        ])
+    }
+
+    /// The answer, in compact binary if that is what the client reads.
+    pub(crate) fn answer(self, accept: Option<&str>) -> Response<Body> {
+        let binary = accept.is_some_and(|accept| accept.contains(Media::CompactBinary.name()));
+        let (media, bytes) = if binary {
+            (Media::CompactBinary.name(), self.to_value().encode(Style::Plain))
+        } else {
+            let mut fields = serde_json::Map::new();
+            if let Some(kind) = self.kind {
+                fields.insert("type".to_owned(), kind.into());
+            }
+            fields.insert("title".to_owned(), self.title.clone().into());
+            fields.insert("status".to_owned(), self.status.as_u16().into());
+            fields.extend(self.members.into_iter().map(|(name, value)| (name.to_owned(), value.into())));
+            ("application/problem+json", serde_json::Value::Object(fields).to_string().into_bytes())
+        };
+        let mut response = reply(self.status, media, bytes);
+        response.headers_mut().extend(self.headers);
+        response
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Problem {
+        let status = match error {
+            StoreError::Full => StatusCode::INSUFFICIENT_STORAGE,
+            StoreError::Busy => {
+                return Problem::new(StatusCode::TOO_MANY_REQUESTS, error.to_string())
+                    .with(header::RETRY_AFTER, "1");
+            }
+            _ => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Problem::new(status, error.to_string())
+    }
+}
+
+impl From<std::io::Error> for Problem {
+    fn from(error: std::io::Error) -> Problem {
+        StoreError::from(error).into()
+    }
+}
+
+/// An answer with a body in memory.
+pub(crate) fn reply(status: StatusCode, media: &'static str, body: impl Into<Bytes>) -> Response<Body> {
+    let body = Body::bytes(body);
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media));
+    response
+}
+
+/// An answer without a body.
+pub(crate) fn empty(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Body::default());
+    *response.status_mut() = status;
+    response
+}
+
+/// An object, as JSON or compact binary.
+pub(crate) fn object(value: &Value, media: Media) -> Response<Body> {
+    let bytes = value.encode(Style::Plain);
+    if media == Media::CompactBinary {
+        return reply(StatusCode::OK, media.name(), bytes);
+    }
+    let json = Document::parse(&bytes).map(|document| document.to_answer_json()).unwrap_or_default();
+    reply(StatusCode::OK, Media::Json.name(), json)
+}

@@ -1,0 +1,461 @@
+//! Blobs, objects and compressed buffers: get, put, delete.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use hyper::header::{self, HeaderValue};
+use hyper::{Response, StatusCode};
+use throng_ddc::api::{Family, Media, Method, Range, negotiate};
+use throng_ddc::compressed::Decoder;
+use throng_ddc::{Document, Hasher, IoHash, Namespace, Value};
+use throng_ddc_store::{Blob, Done, Outcome, StoreError};
+use tokio::sync::oneshot;
+
+use crate::answer::{Answer, IO_HASH, Problem, empty, object};
+use crate::body::{Body, Check};
+use crate::coming::{Coming, Found};
+use crate::origin::Reach;
+use crate::service::{Ask, Service, check_hash, hash_value};
+use crate::upload::{Received, SMALL_BYTES_MAX, verified};
+
+/// Blobs that were read and found sound; when there are more, all that is forgotten and gained again.
+const VERIFIED_MAX: usize = 1 << 18;
+/// Blobs up to this size are read; larger ones are sent from their files.
+const READ_BYTES_MAX: u64 = 16 << 10;
+
+impl Service {
+    pub(crate) async fn blob_route(
+        self: &Arc<Service>,
+        ask: &mut Ask<'_>,
+        family: Family,
+        namespace: &Namespace,
+        hash: IoHash,
+    ) -> Answer {
+        match (ask.method, family) {
+            (Method::Put, Family::Compressed) => {
+                ask.content_type(&[Media::Compressed])?;
+                self.put_compressed(ask, namespace, Some(hash)).await
+            }
+            (Method::Put, Family::Objects) => {
+                ask.content_type(&[Media::CompactBinary])?;
+                self.put_blob(ask, namespace, Some(hash), true).await
+            }
+            (Method::Put, Family::Blobs) => {
+                ask.content_type(&[Media::Octets])?;
+                self.put_blob(ask, namespace, Some(hash), false).await
+            }
+            (Method::Delete, Family::Compressed) => {
+                let shared = match self.tier() {
+                    Some(tier) => self.heard(tier.delete_forms(namespace, &hash).await)?,
+                    None => false,
+                };
+                let mut result = Ok(Outcome::Unchanged);
+                let (sender, receiver) = oneshot::channel();
+                self.store.delete_content(
+                    namespace,
+                    &hash,
+                    Box::new(move |outcome| drop(sender.send(outcome))),
+                )?;
+                if let Ok(outcome) = receiver.await {
+                    result = outcome;
+                }
+                match result? {
+                    Outcome::Unchanged if !shared => Err(Problem::missing("no such compressed blob")),
+                    _ => Ok(empty(StatusCode::OK)),
+                }
+            }
+            (Method::Delete, _) => match (self.delete_blob(namespace, &hash).await?, family) {
+                (false, _) => Err(Problem::missing("no such blob")),
+                (_, Family::Objects) => {
+                    let value = Value::object([("deletedCount", Value::Integer(1))]);
+                    Ok(object(&value, ask.answer_media(None)))
+                }
+                _ => Ok(empty(StatusCode::NO_CONTENT)),
+            },
+            (_, Family::Compressed) => self.get_compressed(ask, namespace, &hash).await,
+            (_, Family::Objects) => self.get_blob(ask, namespace, &hash, Media::CompactBinary).await,
+            (_, Family::Blobs) => self.get_blob(ask, namespace, &hash, Media::Octets).await,
+        }
+    }
+
+    pub(crate) async fn get_blob(
+        self: &Arc<Service>,
+        ask: &Ask<'_>,
+        namespace: &Namespace,
+        hash: &IoHash,
+        media: Media,
+    ) -> Answer {
+        let missing = || Problem::missing("no such blob");
+        if ask.method == Method::Head {
+            let mut len = self.blob_len(namespace, hash).await?;
+            if len.is_none() && self.take_over(ask, namespace, hash, false).await?.is_some() {
+                len = self.blob_len(namespace, hash).await?;
+            }
+            return Ok(head_answer(hash, len.ok_or_else(missing)?, media));
+        }
+        if media == Media::Octets
+            && let Some(elsewhere) = self.redirect(ask, namespace, hash).await?
+        {
+            return Ok(elsewhere);
+        }
+        let mut found = self.find(ask, namespace, hash).await?;
+        if found.is_none() && self.take_over(ask, namespace, hash, false).await?.is_some() {
+            found = self.find(ask, namespace, hash).await?;
+        }
+        match found.ok_or_else(missing)? {
+            Found::Here(blob) => self.blob_answer(ask, namespace, hash, blob, media).await,
+            Found::Coming(coming, len) => Ok(coming_answer(coming, len, hash, media)),
+        }
+    }
+
+    pub(crate) async fn get_compressed(
+        self: &Arc<Service>,
+        ask: &Ask<'_>,
+        namespace: &Namespace,
+        id: &IoHash,
+    ) -> Answer {
+        let missing = || Problem::missing("no such compressed blob");
+        let found = match self.locate(namespace, id, Reach::All).await? {
+            Some(found) => Some(found),
+            None => self.take_over(ask, namespace, id, true).await?,
+        };
+        let hash = found.ok_or_else(missing)?;
+        let media = if hash == *id { Media::Octets } else { Media::Compressed };
+        if negotiate(ask.accept(), &[media]).is_none() {
+            let title = format!("what is stored is {}", media.name());
+            return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, title));
+        }
+        let mut response = if ask.method == Method::Head {
+            let len = self.blob_len(namespace, &hash).await?.ok_or_else(missing)?;
+            head_answer(&hash, len, media)
+        } else {
+            match self.find(ask, namespace, &hash).await?.ok_or_else(missing)? {
+                Found::Here(blob) => {
+                    self.note_form(namespace, id, &hash, blob.len()).await?;
+                    self.blob_answer(ask, namespace, &hash, blob, media).await?
+                }
+                Found::Coming(coming, len) => coming_answer(coming, len, &hash, media),
+            }
+        };
+        if response.status() == StatusCode::OK {
+            response.headers_mut().insert(IO_HASH, hash_value(&hash));
+        }
+        Ok(response)
+    }
+
+    /// A blob for an answer. Parts are only given of what is here.
+    async fn find(
+        self: &Arc<Service>,
+        ask: &Ask<'_>,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<Found>, Problem> {
+        if [header::RANGE, header::IF_NONE_MATCH].iter().any(|name| ask.headers.contains_key(name)) {
+            return Ok(self.find_blob(namespace, hash).await?.map(Found::Here));
+        }
+        self.find_or_begin(namespace, hash).await
+    }
+
+    /// A blob, or the part of it that was asked for, or that the client has it.
+    pub(crate) async fn blob_answer(
+        self: &Arc<Service>,
+        ask: &Ask<'_>,
+        namespace: &Namespace,
+        hash: &IoHash,
+        blob: Blob,
+        media: Media,
+    ) -> Answer {
+        let tag = format!("\"{hash}\"");
+        let mut response = if matches_tag(ask.header(header::IF_NONE_MATCH), &tag) {
+            empty(StatusCode::NOT_MODIFIED)
+        } else {
+            // A part of something else than the client has is of no use to it.
+            let range = ask.header(header::RANGE).filter(|_| {
+                ask.method == Method::Get && ask.header(header::IF_RANGE).is_none_or(|wanted| wanted == tag)
+            });
+            let len = blob.len();
+            match Range::read(range, len) {
+                Range::Unsatisfiable => {
+                    return Err(Problem::new(
+                        StatusCode::RANGE_NOT_SATISFIABLE,
+                        format!("the blob has {len} bytes"),
+                    )
+                    .with(header::CONTENT_RANGE, format!("bytes */{len}")));
+                }
+                Range::Part { start, end } => {
+                    let mut body = Body::default();
+                    body.push_blob(blob, start, end, None);
+                    let mut response = Response::new(body);
+                    *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+                    if let Ok(value) = HeaderValue::try_from(format!("bytes {start}-{}/{len}", end - 1)) {
+                        response.headers_mut().insert(header::CONTENT_RANGE, value);
+                    }
+                    response
+                }
+                Range::Whole => {
+                    let mut body = Body::default();
+                    if ask.method == Method::Get {
+                        self.push_whole(&mut body, namespace, hash, blob).await?;
+                    } else {
+                        body.push_blob(blob, 0, len, None);
+                    }
+                    Response::new(body)
+                }
+            }
+        };
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media.name()));
+        headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+        headers.extend(HeaderValue::try_from(tag).ok().map(|tag| (header::ETAG, tag)));
+        Ok(response)
+    }
+
+    /// Adds a whole blob to a body. What is read for the first time is verified: small blobs before anything is sent, large
+    /// ones before their last piece is.
+    pub(crate) async fn push_whole(
+        self: &Arc<Service>,
+        body: &mut Body,
+        namespace: &Namespace,
+        hash: &IoHash,
+        blob: Blob,
+    ) -> Result<(), Problem> {
+        let len = blob.len();
+        let known = self.is_verified(&blob);
+        if len > SMALL_BYTES_MAX as u64 || known && len > READ_BYTES_MAX {
+            let check = (!known).then(|| {
+                let (service, namespace) = (Arc::clone(self), namespace.clone());
+                Box::new(Check { service, namespace, hash: *hash, hasher: Hasher::new() })
+            });
+            body.push_blob(blob, 0, len, check);
+            return Ok(());
+        }
+        let bytes = blob.read(0, len as usize)?;
+        if !known {
+            if IoHash::of(&bytes) != *hash {
+                self.counters.add_damaged();
+                return self.push_replacement(body, namespace, hash, &blob).await;
+            }
+            self.set_verified(&blob);
+        }
+        body.push_bytes(bytes);
+        Ok(())
+    }
+
+    /// Puts a damaged blob aside, and takes what is elsewhere instead, if there is something.
+    async fn push_replacement(
+        &self,
+        body: &mut Body,
+        namespace: &Namespace,
+        hash: &IoHash,
+        damaged: &Blob,
+    ) -> Result<(), Problem> {
+        self.store.discard_damaged(namespace, hash, damaged);
+        // The queue is in order: when this is answered, the damaged one is gone.
+        self.commit(|done| self.store.delete_blob(namespace, hash, done)).await?;
+        let found = self.find_blob(namespace, hash).await?;
+        let blob = found.ok_or_else(|| Problem::missing("the blob was damaged and is gone"))?;
+        // It was hashed as it came.
+        let len = blob.len();
+        body.push_blob(blob, 0, len, None);
+        Ok(())
+    }
+
+    fn is_verified(&self, blob: &Blob) -> bool {
+        self.verified.lock().unwrap_or_else(PoisonError::into_inner).contains(&blob.id())
+    }
+
+    pub(crate) fn set_verified(&self, blob: &Blob) {
+        let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        if verified.len() >= VERIFIED_MAX {
+            verified.clear();
+        }
+        verified.insert(blob.id());
+    }
+
+    pub(crate) async fn put_blob(
+        self: &Arc<Service>,
+        ask: &mut Ask<'_>,
+        namespace: &Namespace,
+        wanted: Option<IoHash>,
+        is_object: bool,
+    ) -> Answer {
+        let received = if is_object {
+            ask.upload.limit(self.rules().object_bytes_max)?;
+            let bytes = ask.upload.all().await?;
+            Document::parse(&bytes).map_err(Problem::bad)?;
+            let hash = IoHash::of(&bytes);
+            Received::Small(bytes, hash)
+        } else {
+            self.receive_blob(ask, namespace, wanted).await?
+        };
+        let hash = received.hash();
+        check_hash(wanted, hash)?;
+        self.keep(namespace, received).await?;
+        self.fill_fallback(ask, namespace, &hash, false).await?;
+        let value = Value::object([("identifier", Value::Hash(hash))]);
+        Ok(object(&value, ask.answer_media(None)))
+    }
+
+    /// Receives a blob, which the client says has the hash `wanted`.
+    pub(crate) async fn receive_blob(
+        &self,
+        ask: &mut Ask<'_>,
+        namespace: &Namespace,
+        wanted: Option<IoHash>,
+    ) -> Result<Received, Problem> {
+        let is_large = ask.upload.declared().is_some_and(|len| len > SMALL_BYTES_MAX as u64);
+        match wanted.filter(|_| is_large) {
+            // The usual repeated upload. It is verified like any other, but need not be written again.
+            Some(wanted) if self.store.has_blob(namespace, &wanted)? => ask.upload.hash().await,
+            _ => ask.upload.receive(&self.store, None, None).await,
+        }
+    }
+
+    pub(crate) async fn put_compressed(
+        self: &Arc<Service>,
+        ask: &mut Ask<'_>,
+        namespace: &Namespace,
+        wanted: Option<IoHash>,
+    ) -> Answer {
+        let mut decoder = self.decoder();
+        let received = ask.upload.receive(&self.store, None, Some(&mut decoder)).await?;
+        let raw = self.keep_compressed(namespace, received, decoder, wanted).await?;
+        self.fill_fallback(ask, namespace, &raw, true).await?;
+        let value = Value::object([("identifier", Value::Hash(raw))]);
+        Ok(object(&value, ask.answer_media(None)))
+    }
+
+    /// Stores a compressed buffer and its content id, which is given.
+    pub(crate) async fn keep_compressed(
+        &self,
+        namespace: &Namespace,
+        received: Received,
+        decoder: Decoder,
+        wanted: Option<IoHash>,
+    ) -> Result<IoHash, Problem> {
+        let found = verified(decoder)?;
+        let raw = found.header.raw_hash;
+        check_hash(wanted, raw)?;
+        if !found.hash_checked && !self.rules_of(namespace).unverified {
+            return Err(Problem::bad(
+                "this namespace takes only compressed buffers whose content can be verified",
+            ));
+        }
+        let (hash, len) = (received.hash(), received.len());
+        self.keep(namespace, received).await?;
+        self.put_form(namespace, raw, len, hash).await?;
+        Ok(raw)
+    }
+
+    /// Says, wherever it is asked, that `blob` holds a form of `id`.
+    pub(crate) async fn put_form(
+        &self,
+        namespace: &Namespace,
+        id: IoHash,
+        weight: u64,
+        blob: IoHash,
+    ) -> Result<(), Problem> {
+        if let Some(tier) = self.tier() {
+            self.heard(tier.put_form(namespace, &id, weight, &blob).await)?;
+        }
+        self.commit(|done| self.store.put_content(namespace, id, weight, blob, done)).await?;
+        Ok(())
+    }
+
+    /// Notes here what the object storage knows of a content id, once its blob is here: it need not be asked again.
+    async fn note_form(
+        &self,
+        namespace: &Namespace,
+        id: &IoHash,
+        form: &IoHash,
+        len: u64,
+    ) -> Result<(), Problem> {
+        if self.tier().is_some() && form != id && self.store.content(namespace, id)?.is_none() {
+            self.commit(|done| self.store.put_content(namespace, *id, len, *form, done)).await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes a blob, whoever relies on it. Whether there was one.
+    pub(crate) async fn delete_blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<bool, Problem> {
+        let shared = match self.tier() {
+            Some(tier) => self.heard(tier.delete_blob(namespace, hash).await)?,
+            None => false,
+        };
+        let outcome = self.commit(|done| self.store.delete_blob(namespace, hash, done)).await?;
+        Ok(shared || outcome == Outcome::Done)
+    }
+
+    /// Stores what was received, under its own hash.
+    pub(crate) async fn keep(&self, namespace: &Namespace, received: Received) -> Result<(), Problem> {
+        let hash = received.hash();
+        self.counters.bytes_in.fetch_add(received.len(), Ordering::Relaxed);
+        // The usual repeated upload: what is in the index is durable.
+        if self.store.has_blob(namespace, &hash)? {
+            return Ok(());
+        }
+        // Never the other way round: a copy here says that the object storage has the blob.
+        self.share(namespace, &received).await?;
+        self.keep_here(namespace, received).await
+    }
+
+    /// Stores what was received in the folder, under its own hash.
+    pub(crate) async fn keep_here(&self, namespace: &Namespace, received: Received) -> Result<(), Problem> {
+        let hash = received.hash();
+        let now = self.now();
+        let (sender, receiver) = oneshot::channel();
+        let done: Done = Box::new(move |outcome| drop(sender.send(outcome)));
+        match received {
+            Received::Small(bytes, _) => {
+                // A piece of the connection's read buffer would keep all of it alive while it waits.
+                self.store.put_blob(namespace, hash, bytes, now, done);
+            }
+            Received::Known(..) => {
+                return Err(Problem::new(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "the blob was removed while it was uploaded again",
+                ));
+            }
+            Received::Large(writer) => {
+                // It waits for the disk, on one of few threads that are there for that.
+                let (store, namespace) = (Arc::clone(&self.store), namespace.clone());
+                let put = move || store.put_large(&namespace, *writer, now, done);
+                tokio::task::spawn_blocking(put).await.unwrap_or(Err(StoreError::Busy))?;
+            }
+        }
+        if receiver.await.unwrap_or(Err(StoreError::Busy))? == Outcome::OverQuota {
+            let title = format!("the namespace {namespace} holds as much as it may (ddc.quotas)");
+            return Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, title));
+        }
+        // These are the bytes that were hashed, unless another upload of the same was faster.
+        if let Some(blob) = self.store.blob(namespace, &hash)? {
+            self.set_verified(&blob);
+        }
+        Ok(())
+    }
+}
+
+/// A large blob that is not here yet, from its first byte on.
+fn coming_answer(coming: Arc<Coming>, len: u64, hash: &IoHash, media: Media) -> Response<Body> {
+    let mut body = Body::default();
+    body.push_coming(coming, len);
+    head_answer(hash, len, media).map(|_| body)
+}
+
+/// What a HEAD tells of a blob.
+fn head_answer(hash: &IoHash, len: u64, media: Media) -> Response<Body> {
+    let mut response = empty(StatusCode::OK);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(len));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media.name()));
+    headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    headers.extend(HeaderValue::try_from(format!("\"{hash}\"")).ok().map(|tag| (header::ETAG, tag)));
+    response
+}
+
+/// Whether a list of entity tags has this one.
+fn matches_tag(header: Option<&str>, tag: &str) -> bool {
+    header.is_some_and(|header| {
+        header.split(',').map(str::trim).any(|each| each == "*" || each.trim_start_matches("W/") == tag)
+    })
+}

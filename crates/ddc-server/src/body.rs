@@ -1,0 +1,174 @@
+//! Bodies of answers.
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use throng_ddc::{Hasher, IoHash, Namespace};
+use throng_ddc_store::Blob;
+
+use crate::coming::Coming;
+use crate::service::Service;
+
+/// Bytes that one step reads. Half of it costs an eighth more in system calls, twice of it falls out of the second-level
+/// cache before it is sent.
+const PIECE_BYTES: u64 = 512 << 10;
+
+/// The body of an answer: bytes in memory and parts of blobs, one after the other.
+#[derive(Default)]
+pub(crate) struct Body {
+    parts: VecDeque<Part>,
+    left: u64,
+}
+
+enum Part {
+    Bytes(Bytes),
+    Blob { blob: Blob, at: u64, end: u64, check: Option<Box<Check>> },
+    Coming { coming: Arc<Coming>, at: u64, end: u64 },
+}
+
+/// A part of a blob that may be sent as it is.
+pub(crate) struct FilePart {
+    pub(crate) blob: Blob,
+    pub(crate) at: u64,
+    pub(crate) end: u64,
+}
+
+/// A blob that is read for the first time is hashed on its way out.
+pub(crate) struct Check {
+    pub(crate) service: Arc<Service>,
+    pub(crate) namespace: Namespace,
+    pub(crate) hash: IoHash,
+    pub(crate) hasher: Hasher,
+}
+
+impl Body {
+    pub(crate) fn bytes(bytes: impl Into<Bytes>) -> Body {
+        let mut body = Body::default();
+        body.push_bytes(bytes.into());
+        body
+    }
+
+    pub(crate) fn push_bytes(&mut self, bytes: Bytes) {
+        if !bytes.is_empty() {
+            self.left += bytes.len() as u64;
+            self.parts.push_back(Part::Bytes(bytes));
+        }
+    }
+
+    /// Bytes `at..end` of a blob. Only a whole blob can be checked.
+    pub(crate) fn push_blob(&mut self, blob: Blob, at: u64, end: u64, check: Option<Box<Check>>) {
+        if at < end {
+            self.left += end - at;
+            self.parts.push_back(Part::Blob { blob, at, end, check });
+        }
+    }
+
+    /// A whole blob that is on its way here.
+    pub(crate) fn push_coming(&mut self, coming: Arc<Coming>, end: u64) {
+        self.left += end;
+        self.parts.push_back(Part::Coming { coming, at: 0, end });
+    }
+
+    /// Whether what comes next may not be here yet.
+    pub(crate) fn must_wait(&self) -> bool {
+        matches!(self.parts.front(), Some(Part::Coming { .. }))
+    }
+
+    /// Waits until [`take_file`](Body::take_file) or [`step`](Body::step) give something, if there is anything more.
+    pub(crate) fn poll_ready(&mut self, context: &Context<'_>) -> Poll<io::Result<()>> {
+        let Some(Part::Coming { coming, at, end }) = self.parts.front_mut() else {
+            return Poll::Ready(Ok(()));
+        };
+        let (blob, until) = ready!(coming.poll_part(context, *at))?;
+        let part = Part::Blob { blob, at: *at, end: until.min(*end), check: None };
+        *at = until.min(*end);
+        if *at == *end {
+            self.parts.pop_front();
+        }
+        self.parts.push_front(part);
+        Poll::Ready(Ok(()))
+    }
+
+    pub(crate) fn append(&mut self, mut other: Body) {
+        self.left += other.left;
+        self.parts.append(&mut other.parts);
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.left
+    }
+
+    /// What comes next, if it is part of a file that needs no look on its way out.
+    pub(crate) fn take_file(&mut self) -> Option<FilePart> {
+        let taken = self.parts.pop_front_if(|part| matches!(part, Part::Blob { check: None, .. }))?;
+        let Part::Blob { blob, at, end, .. } = taken else { return None };
+        self.left -= end - at;
+        Some(FilePart { blob, at, end })
+    }
+
+    /// The next bytes.
+    pub(crate) fn step(&mut self) -> Option<io::Result<Bytes>> {
+        let bytes = match self.parts.front_mut()? {
+            Part::Coming { .. } => return Some(Err(io::Error::other("nobody waited for what comes"))),
+            Part::Bytes(bytes) => {
+                let bytes = std::mem::take(bytes);
+                self.parts.pop_front();
+                bytes
+            }
+            Part::Blob { blob, at, end, check } => {
+                let piece = (*end - *at).min(PIECE_BYTES);
+                let bytes = match blob.read(*at, piece as usize) {
+                    Ok(bytes) => bytes,
+                    Err(error) => return Some(Err(error)),
+                };
+                *at += piece;
+                if let Some(check) = check {
+                    check.hasher.update(&bytes);
+                    if *at == *end {
+                        if check.hasher.finish() != check.hash {
+                            // The last piece is not sent: the receiver sees an answer that broke off.
+                            check.service.counters.add_damaged();
+                            check.service.store.discard_damaged(&check.namespace, &check.hash, blob);
+                            return Some(Err(io::Error::other("a stored blob is damaged")));
+                        }
+                        check.service.set_verified(blob);
+                    }
+                }
+                if *at == *end {
+                    self.parts.pop_front();
+                }
+                bytes
+            }
+        };
+        self.left -= bytes.len() as u64;
+        Some(Ok(bytes))
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        if let Err(error) = ready!(self.poll_ready(context)) {
+            return Poll::Ready(Some(Err(error)));
+        }
+        Poll::Ready(self.step().map(|step| step.map(Frame::data)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left)
+    }
+}

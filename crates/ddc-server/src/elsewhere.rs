@@ -1,0 +1,132 @@
+//! Blobs that a namespace does not hold itself: from another namespace, or at an address in the object storage.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::header::{self, HeaderValue};
+use hyper::{Response, StatusCode};
+use throng_ddc::api::query_values;
+use throng_ddc::policy::Action;
+use throng_ddc::{IoHash, Namespace};
+use throng_ddc_store::{Blob, LargeWriter};
+
+use crate::answer::{Problem, empty};
+use crate::body::Body;
+use crate::origin::Reach;
+use crate::service::{Ask, Service};
+use crate::upload::{Received, SMALL_BYTES_MAX};
+
+/// Time for which an address in the object storage may be used.
+const REDIRECT_VALID: Duration = Duration::from_secs(15 * 60);
+/// Bytes that are copied in one step.
+const PIECE_BYTES: u64 = 1 << 20;
+
+impl Service {
+    /// Copies a blob, or a form of a content id, from where the namespace may take it. The blob that it is.
+    ///
+    /// What the caller may not read there is not there.
+    pub(crate) async fn take_over(
+        self: &Arc<Service>,
+        ask: &Ask<'_>,
+        namespace: &Namespace,
+        id: &IoHash,
+        is_content: bool,
+    ) -> Result<Option<IoHash>, Problem> {
+        let Some(from) = self.rules_of(namespace).fallback.filter(|from| from != namespace) else {
+            return Ok(None);
+        };
+        if self.permit(ask, Action::ReadObject, &from, None).is_err() {
+            return Ok(None);
+        }
+        self.carry(&from, namespace, id, is_content).await
+    }
+
+    /// Copies what was uploaded to where others take it from, if the namespace does that and the caller may write there.
+    pub(crate) async fn fill_fallback(
+        self: &Arc<Service>,
+        ask: &Ask<'_>,
+        namespace: &Namespace,
+        id: &IoHash,
+        is_content: bool,
+    ) -> Result<(), Problem> {
+        let rules = self.rules_of(namespace);
+        let Some(to) = rules.fallback.filter(|to| rules.fills_fallback && to != namespace) else {
+            return Ok(());
+        };
+        if self.permit(ask, Action::WriteObject, &to, None).is_ok() {
+            self.carry(namespace, &to, id, is_content).await?;
+        }
+        Ok(())
+    }
+
+    /// Copies a blob, or a form of a content id, from one namespace to another. The blob that it is, if there is one.
+    async fn carry(
+        self: &Arc<Service>,
+        from: &Namespace,
+        to: &Namespace,
+        id: &IoHash,
+        is_content: bool,
+    ) -> Result<Option<IoHash>, Problem> {
+        let found = if is_content { self.locate(from, id, Reach::All).await? } else { Some(*id) };
+        let Some(hash) = found else { return Ok(None) };
+        let Some(blob) = self.find_blob(from, &hash).await? else { return Ok(None) };
+        // The usual repeated upload: its bytes need not be read again.
+        if !self.store.has_blob(to, &hash)? {
+            let received = self.copy(&blob)?;
+            if received.hash() != hash {
+                self.counters.add_damaged();
+                self.store.discard_damaged(from, &hash, &blob);
+                return Ok(None);
+            }
+            self.keep(to, received).await?;
+        }
+        if hash != *id {
+            self.put_form(to, *id, blob.len(), hash).await?;
+        }
+        Ok(Some(hash))
+    }
+
+    /// The bytes of a blob, as if they had been received.
+    fn copy(&self, blob: &Blob) -> Result<Received, Problem> {
+        if blob.len() <= SMALL_BYTES_MAX as u64 {
+            let bytes = blob.read(0, blob.len() as usize)?;
+            let hash = IoHash::of(&bytes);
+            return Ok(Received::Small(bytes, hash));
+        }
+        let mut writer: Box<LargeWriter> = Box::new(self.store.begin_large()?);
+        tokio::task::block_in_place(|| {
+            let mut at = 0;
+            while at < blob.len() {
+                let piece = blob.read(at, (blob.len() - at).min(PIECE_BYTES) as usize)?;
+                writer.write(&piece)?;
+                at += piece.len() as u64;
+            }
+            Ok::<_, std::io::Error>(())
+        })?;
+        Ok(Received::Large(writer))
+    }
+
+    /// Where the object storage has a blob, if the client asks to be sent there and the namespace permits it.
+    pub(crate) async fn redirect(
+        &self,
+        ask: &Ask<'_>,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<Response<Body>>, Problem> {
+        let wanted =
+            query_values(&ask.query, "supportsRedirect").any(|value| value.eq_ignore_ascii_case("true"));
+        let Some(tier) = self.tier().filter(|_| wanted && self.rules_of(namespace).redirects) else {
+            return Ok(None);
+        };
+        if self.heard(tier.blob_len(namespace, hash).await)?.is_none() {
+            return Ok(None);
+        }
+        let url = self.heard(tier.blob_url(namespace, hash, REDIRECT_VALID).await)?;
+        let mut response = empty(StatusCode::FOUND);
+        let url = HeaderValue::try_from(url).map_err(|_| {
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the object storage has no usable address")
+        })?;
+        response.headers_mut().insert(header::LOCATION, url);
+        Ok(Some(response))
+    }
+}

@@ -1,0 +1,43 @@
+//! The derived-data cache as a service: the Cloud DDC HTTP interface over a [`Store`](throng_ddc_store::Store).
+//!
+//! [`Service`] answers requests; [`serve`] gives them to it from a listener, over HTTP/1.1 and HTTP/2. What a path, an
+//! `Accept` or a `Range` header means is decided in `throng_ddc::api`, what is stored and when in `throng_ddc_store`; this crate
+//! moves bytes between both and turns outcomes into status codes.
+//!
+//! Uploads are hashed while they arrive and never held in memory as a whole beyond a megabyte. Downloads over plain
+//! HTTP/1.1 go from the file to the socket within the kernel; with TLS or HTTP/2 they are read in pieces of half a megabyte.
+//! What is read for the first time since start is hashed on its way out.
+#![forbid(unsafe_code)]
+
+mod access;
+mod admin;
+mod answer;
+mod blobs;
+mod body;
+mod care;
+mod coming;
+mod elsewhere;
+mod figures;
+mod http1;
+mod lists;
+mod node;
+mod oodle;
+mod origin;
+mod refresh;
+mod refs;
+mod replication;
+mod serve;
+mod service;
+mod transfer;
+mod upload;
+mod upstream;
+
+pub use access::{Access, Caller, Identify, Identity, Tokens};
+pub use figures::Figures;
+pub use node::Node;
+pub use oodle::OodleProgram;
+pub use origin::Origin;
+pub use serve::{Listener, ServeOptions, Tls, serve};
+pub use service::{Care, NamespaceRules, Rules, Service};
+pub use transfer::{TransferError, Transferred};
+pub use upstream::{Upstream, UpstreamOptions};

@@ -1,0 +1,85 @@
+//! A cache in a folder, with the threads that it needs.
+
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use throng_ddc_store::{Folder, Options, Store, StoreError};
+
+use crate::origin::Origin;
+use crate::service::{Rules, Service};
+
+/// How often a node looks whether the index should follow the log.
+const CHECKPOINT_LOOK: Duration = Duration::from_secs(1);
+
+/// A cache in a folder. Dropping it commits what is queued and ends its threads.
+#[derive(Debug)]
+pub struct Node {
+    service: Arc<Service>,
+    threads: Vec<JoinHandle<()>>,
+    /// Ends what the node does by itself, when it is dropped.
+    care: Option<(mpsc::Sender<()>, JoinHandle<()>)>,
+}
+
+impl Node {
+    /// Opens the cache in `folder`, or makes one there.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn open(folder: &Path, options: Options, rules: Rules) -> Result<Node, StoreError> {
+        Node::open_with(folder, options, rules, Origin::Alone)
+    }
+
+    /// The same, for a cache that gets what it does not have from elsewhere.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn open_with(
+        folder: &Path,
+        options: Options,
+        rules: Rules,
+        origin: Origin,
+    ) -> Result<Node, StoreError> {
+        let store = Store::open(Arc::new(Folder::new(folder)?), options)?;
+        let thread = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name.to_owned()).spawn(work).map_err(StoreError::from)
+        };
+        let (commits, checkpoints) = (Arc::clone(&store), Arc::clone(&store));
+        let care = rules.care;
+        let mut node = Node { service: Service::new(store, rules, origin), threads: Vec::new(), care: None };
+        node.threads.push(thread("cache commit", Box::new(move || commits.run()))?);
+        node.threads
+            .push(thread("cache index", Box::new(move || checkpoints.run_checkpoints(CHECKPOINT_LOOK)))?);
+        let (end, ended) = mpsc::channel();
+        let service = Arc::clone(&node.service);
+        let cares = thread("cache care", Box::new(move || service.run_care(care, &ended)))?;
+        node.care = Some((end, cares));
+        Ok(node)
+    }
+
+    /// What answers requests.
+    #[must_use]
+    pub fn service(&self) -> &Arc<Service> {
+        &self.service
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // It has things to write down, so it ends before the store does.
+        if let Some((end, thread)) = self.care.take() {
+            drop(end);
+            let _ = thread.join();
+        }
+        self.service.store().shut();
+        for thread in self.threads.drain(..) {
+            // A panic of that thread was reported when it happened.
+            let _ = thread.join();
+        }
+        // The next start reads less.
+        if let Err(error) = self.service.store().checkpoint() {
+            tracing::warn!(%error, "the index could not be written at the end");
+        }
+    }
+}

@@ -1,0 +1,609 @@
+//! Where the truth is: in the folder, in an object storage, or partly in another cache.
+//!
+//! | Origin | Blobs | Refs | An upload is acknowledged when |
+//! |---|---|---|---|
+//! | none | in the folder | in the folder | it is in the folder |
+//! | object storage | there; the folder has copies | there only | the storage has it |
+//! | upstream | in the folder, or brought from the upstream | the same | it is in the folder |
+//!
+//! What comes from elsewhere is hashed before it is kept. Requests for the same absent blob wait for the first of them.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use std::{fmt, io};
+
+use bytes::Bytes;
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use http_body_util::BodyExt as _;
+use hyper::{Response, StatusCode, header};
+use throng_ddc::api::RefName;
+use throng_ddc::{Bucket, Closure, Document, IoHash, Namespace, Resolution};
+use throng_ddc_store::{Blob, Incoming, Outcome, PutRef, RefValue, Tier, TierError};
+
+use crate::answer::Problem;
+use crate::coming::Coming;
+use crate::http1::Watchdog;
+use crate::service::Service;
+use crate::upload::{Received, SMALL_BYTES_MAX, Source, Upload, verified};
+use crate::upstream::{Form, Upstream};
+
+/// A transfer from elsewhere in which nothing arrives for this long has failed. Editors wait 10 s for the first byte.
+const STALL: Duration = Duration::from_secs(8);
+/// A copy of this age is no proof any more that the object storage has the blob.
+const CONFIRM_AGE_MS: u64 = 24 * 3600 * 1000;
+/// Attachments of one object that are looked up at a time.
+const LOOKUPS_MAX: usize = 32;
+
+/// Where a node gets what it does not have.
+#[derive(Debug, Default)]
+pub enum Origin {
+    /// Nowhere: the folder holds everything.
+    #[default]
+    Alone,
+    /// From an object storage that it shares with others.
+    Tier(Tier),
+    /// From another cache.
+    Upstream(Box<Upstream>),
+}
+
+/// What became of looks elsewhere.
+#[derive(Debug, Default)]
+pub(crate) struct OriginCounters {
+    pub(crate) fetched: AtomicU64,
+    pub(crate) fetched_bytes: AtomicU64,
+    pub(crate) failures: AtomicU64,
+    /// Whether the last look failed, so that a change is logged and nothing else.
+    failing: AtomicBool,
+}
+
+/// What an object reaches.
+pub(crate) struct Closed {
+    /// What is stored nowhere, in the order of the walk.
+    pub(crate) missing: Vec<IoHash>,
+    /// The blobs that hold the rest.
+    pub(crate) blobs: Vec<IoHash>,
+}
+
+/// Which attachments count as stored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Those that this cache answers for: its folder and its object storage.
+    Own,
+    /// Those of the upstream too, which are brought here.
+    All,
+}
+
+impl Service {
+    pub(crate) fn tier(&self) -> Option<&Tier> {
+        match &self.origin {
+            Origin::Tier(tier) => Some(tier),
+            _ => None,
+        }
+    }
+
+    fn upstream(&self) -> Option<&Upstream> {
+        match &self.origin {
+            Origin::Upstream(upstream) => Some(upstream),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn upstream_failures(&self) -> u64 {
+        self.upstream().map_or(0, |upstream| upstream.failures.load(Ordering::Relaxed))
+    }
+
+    /// What the object storage says, or that it says nothing.
+    pub(crate) fn heard<T>(&self, said: Result<T, TierError>) -> Result<T, Problem> {
+        let counters = &self.origin_counters;
+        match said {
+            Ok(value) => {
+                if counters.failing.swap(false, Ordering::Relaxed) {
+                    tracing::info!("the object storage answers again");
+                }
+                Ok(value)
+            }
+            Err(error) => {
+                counters.failures.fetch_add(1, Ordering::Relaxed);
+                if !counters.failing.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(%error, "the object storage fails; requests that need it are answered with 503");
+                }
+                let title = match error {
+                    TierError::Damaged(_) => "what the object storage holds under this name is damaged",
+                    TierError::Contended(_) => "the ref keeps changing",
+                    _ => "the object storage does not answer",
+                };
+                Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, title).with(header::RETRY_AFTER, "1"))
+            }
+        }
+    }
+
+    // --- Blobs
+
+    /// A blob, brought here if it is elsewhere.
+    pub(crate) async fn find_blob(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<Blob>, Problem> {
+        let mut found = self.store.blob(namespace, hash)?;
+        let hit = found.is_some();
+        if !hit && self.fetch_blob(namespace, hash, None).await? {
+            found = self.store.blob(namespace, hash)?;
+        }
+        let counter = if hit { &self.counters.blob_hits } else { &self.counters.blob_misses };
+        counter.fetch_add(1, Ordering::Relaxed);
+        if found.is_some() {
+            self.note_use(hash);
+        }
+        Ok(found)
+    }
+
+    /// Size of a blob, wherever it is.
+    pub(crate) async fn blob_len(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<u64>, Problem> {
+        if let Some(blob) = self.store.blob(namespace, hash)? {
+            return Ok(Some(blob.len()));
+        }
+        match self.tier() {
+            Some(tier) => self.heard(tier.blob_len(namespace, hash).await),
+            None => Ok(self.find_blob(namespace, hash).await?.map(|blob| blob.len())),
+        }
+    }
+
+    /// The bytes of a ref's object. `None` if it is a blob that is gone.
+    pub(crate) async fn object_of(
+        &self,
+        namespace: &Namespace,
+        value: &RefValue,
+    ) -> Result<Option<Bytes>, Problem> {
+        match &value.inline {
+            Some(inline) => Ok(Some(inline.clone())),
+            None => self.read_blob(namespace, &value.object).await,
+        }
+    }
+
+    /// A whole blob in memory.
+    pub(crate) async fn read_blob(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<Bytes>, Problem> {
+        let Some(blob) = self.find_blob(namespace, hash).await? else { return Ok(None) };
+        Ok(Some(blob.read(0, usize::try_from(blob.len()).unwrap_or(usize::MAX))?))
+    }
+
+    /// The blob of a content id, or else the one with this hash, if it can be had.
+    pub(crate) async fn locate(
+        &self,
+        namespace: &Namespace,
+        id: &IoHash,
+        reach: Reach,
+    ) -> Result<Option<IoHash>, Problem> {
+        let here = match self.store.content(namespace, id)? {
+            Some(form) => Some(form),
+            None => self.store.has_blob(namespace, id)?.then_some(*id),
+        };
+        if let (Some(hash), Reach::Own) = (&here, reach) {
+            self.confirm(namespace, hash).await?;
+        }
+        if here.is_some() {
+            return Ok(here);
+        }
+        match &self.origin {
+            Origin::Alone => Ok(None),
+            Origin::Tier(tier) => {
+                for (_, form) in self.heard(tier.forms(namespace, id).await)? {
+                    if self.heard(tier.blob_len(namespace, &form).await)?.is_some() {
+                        return Ok(Some(form));
+                    }
+                }
+                Ok(self.heard(tier.blob_len(namespace, id).await)?.map(|_| *id))
+            }
+            Origin::Upstream(_) if reach == Reach::Own => Ok(None),
+            Origin::Upstream(upstream) => self.fetch_form(upstream, namespace, id).await,
+        }
+    }
+
+    /// Puts an old copy back where it is shared, if it is there no more: a rule of the bucket may have removed it, and what
+    /// relies on it is about to be shared.
+    async fn confirm(&self, namespace: &Namespace, hash: &IoHash) -> Result<(), Problem> {
+        let (Some(tier), Some(copy)) = (self.tier(), self.store.blob(namespace, hash)?) else {
+            return Ok(());
+        };
+        let age_ms = self.now().unix_ms().saturating_sub(copy.put().unix_ms());
+        if age_ms < CONFIRM_AGE_MS || self.heard(tier.blob_len(namespace, hash).await)?.is_some() {
+            return Ok(());
+        }
+        // Nobody has looked at it for a while, and others will rely on it.
+        if tokio::task::block_in_place(|| copy.hash())? != *hash {
+            self.counters.add_damaged();
+            self.store.discard_damaged(namespace, hash, &copy);
+            return Err(Problem::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "a copy was damaged and is gone; try again",
+            )
+            .with(header::RETRY_AFTER, "1"));
+        }
+        self.heard(tier.put_large(namespace, hash, &copy).await)
+    }
+
+    /// Walks everything that an object reaches.
+    pub(crate) async fn close(
+        &self,
+        namespace: &Namespace,
+        object: &[u8],
+        reach: Reach,
+    ) -> Result<Closed, Problem> {
+        let document = Document::parse(object).map_err(Problem::bad)?;
+        if self.tier().is_none() && (reach == Reach::Own || self.upstream().is_none()) {
+            let (closure, blobs) = self.store.close(namespace, &document)?;
+            return Ok(Closed { missing: closure.missing().to_vec(), blobs });
+        }
+        let mut closure = Closure::new(&document);
+        let mut located = self.locate_all(namespace, &document, reach).await?;
+        while let Some(attachment) = closure.next() {
+            let hash = attachment.hash;
+            if !attachment.is_object() {
+                let blob = located.remove(&hash).flatten();
+                closure.resolve(blob.map_or(Resolution::Missing, Resolution::Blob));
+                continue;
+            }
+            match self.read_blob(namespace, &hash).await? {
+                Some(bytes) => {
+                    if let Ok(document) = Document::parse(&bytes) {
+                        located.extend(self.locate_all(namespace, &document, reach).await?);
+                    }
+                    closure.resolve(Resolution::Object(&bytes));
+                }
+                None => closure.resolve(Resolution::Missing),
+            }
+        }
+        let blobs = closure.blobs().iter().chain(closure.objects()).copied().collect();
+        Ok(Closed { missing: closure.missing().to_vec(), blobs })
+    }
+
+    /// Looks up the binary attachments of one object, many at a time.
+    async fn locate_all(
+        &self,
+        namespace: &Namespace,
+        document: &Document<'_>,
+        reach: Reach,
+    ) -> Result<HashMap<IoHash, Option<IoHash>>, Problem> {
+        let binary = document.attachments().into_iter().filter(|attachment| !attachment.is_object());
+        let hashes: Vec<IoHash> = binary.map(|attachment| attachment.hash).collect();
+        stream::iter(hashes)
+            .map(|hash| async move { Ok((hash, self.locate(namespace, &hash, reach).await?)) })
+            .buffer_unordered(LOOKUPS_MAX)
+            .try_collect()
+            .await
+    }
+
+    /// Brings a blob here. Whether it is here now. `coming` learns of its progress if it is large.
+    pub(crate) async fn fetch_blob(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+        coming: Option<&Coming>,
+    ) -> Result<bool, Problem> {
+        if matches!(self.origin, Origin::Alone) {
+            return Ok(false);
+        }
+        let flight = self.flights.join(namespace, hash);
+        let _turn = flight.turn().await;
+        if self.store.has_blob(namespace, hash)? {
+            return Ok(true);
+        }
+        let incoming = match &self.origin {
+            Origin::Alone => None,
+            Origin::Tier(tier) => self.heard(tier.blob(namespace, hash).await)?,
+            Origin::Upstream(upstream) => upstream.blob(namespace, hash).await.map(incoming),
+        };
+        let Some(incoming) = incoming else { return Ok(false) };
+        let coming = coming.filter(|_| incoming.len > SMALL_BYTES_MAX as u64);
+        if let Some(coming) = coming {
+            coming.begin(incoming.len);
+        }
+        let mut upload = self.receive_from(incoming)?.shown_to(coming);
+        let received = upload.receive(&self.store, None, None).await.map_err(broke_off)?;
+        if received.hash() != *hash {
+            self.counters.add_damaged();
+            tracing::error!(%namespace, %hash, "a blob came with another hash and was not kept");
+            return Ok(false);
+        }
+        self.count_fetched(&received);
+        self.keep_here(namespace, received).await?;
+        Ok(true)
+    }
+
+    /// Brings what an upstream has for a content id. The blob that it is.
+    async fn fetch_form(
+        &self,
+        upstream: &Upstream,
+        namespace: &Namespace,
+        id: &IoHash,
+    ) -> Result<Option<IoHash>, Problem> {
+        let flight = self.flights.join(namespace, id);
+        let _turn = flight.turn().await;
+        if let Some(form) = self.store.content(namespace, id)? {
+            return Ok(Some(form));
+        }
+        let response = match upstream.form(namespace, id).await {
+            None => return Ok(None),
+            Some(Form::Raw(response)) => {
+                let mut upload = self.receive_from(incoming(response))?;
+                let received = upload.receive(&self.store, None, None).await.map_err(broke_off)?;
+                if received.hash() != *id {
+                    self.counters.add_damaged();
+                    return Ok(None);
+                }
+                self.count_fetched(&received);
+                self.keep_here(namespace, received).await?;
+                return Ok(Some(*id));
+            }
+            Some(Form::Compressed(response)) => response,
+        };
+        let mut decoder = self.decoder();
+        let mut upload = self.receive_from(incoming(response))?;
+        let received = upload.receive(&self.store, None, Some(&mut decoder)).await;
+        // What does not decode, or to something else, is as good as nothing.
+        let Ok((received, Ok(found))) = received.map(|received| (received, verified(decoder))) else {
+            self.counters.add_damaged();
+            return Ok(None);
+        };
+        if found.header.raw_hash != *id || !found.hash_checked && !self.rules_of(namespace).unverified {
+            self.counters.add_damaged();
+            return Ok(None);
+        }
+        let (hash, len) = (received.hash(), received.len());
+        self.count_fetched(&received);
+        self.keep_here(namespace, received).await?;
+        self.commit(|done| self.store.put_content(namespace, *id, len, hash, done)).await?;
+        Ok(Some(hash))
+    }
+
+    fn receive_from<'c>(&self, incoming: Incoming) -> Result<Upload<'c>, Problem> {
+        Upload::new(Box::new(FromElsewhere::new(incoming)), self.rules().blob_bytes_max)
+    }
+
+    fn count_fetched(&self, received: &Received) {
+        self.origin_counters.fetched.fetch_add(1, Ordering::Relaxed);
+        self.origin_counters.fetched_bytes.fetch_add(received.len(), Ordering::Relaxed);
+    }
+
+    /// Puts what was received where it is shared, if it is.
+    pub(crate) async fn share(&self, namespace: &Namespace, received: &Received) -> Result<(), Problem> {
+        let Some(tier) = self.tier() else { return Ok(()) };
+        let hash = received.hash();
+        match received {
+            Received::Small(bytes, _) => self.heard(tier.put_blob(namespace, &hash, bytes.clone()).await),
+            Received::Large(writer) => {
+                // Another node may have it, and large uploads are dear.
+                if self.heard(tier.blob_len(namespace, &hash).await)? == Some(writer.written()) {
+                    return Ok(());
+                }
+                self.heard(tier.put_large(namespace, &hash, &writer.blob()).await)
+            }
+            Received::Known(..) => Ok(()),
+        }
+    }
+
+    /// Notes that a copy was used, for the choice of copies to remove.
+    pub(crate) fn note_use(&self, hash: &IoHash) {
+        if self.tier().is_none() {
+            return;
+        }
+        let now = self.now();
+        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        if uses.len() >= crate::service::USES_MAX {
+            uses.clear();
+        }
+        uses.insert(*hash, now);
+    }
+
+    // --- Refs
+
+    /// A ref, finalised or not, as it is now.
+    pub(crate) async fn reference(&self, name: &RefName) -> Result<Option<RefValue>, Problem> {
+        let RefName { namespace, bucket, key } = name;
+        match &self.origin {
+            Origin::Tier(tier) => self.heard(tier.reference(namespace, bucket, key).await),
+            Origin::Alone => Ok(self.store.reference(namespace, bucket, key)?),
+            Origin::Upstream(upstream) => {
+                let found = self.store.reference(namespace, bucket, key)?;
+                if found.as_ref().is_some_and(|value| value.finalised) {
+                    return Ok(found);
+                }
+                let brought = upstream.reference(name, self.rules().object_bytes_max).await;
+                Ok(brought.map_or(found, |(object, bytes)| {
+                    Some(RefValue { object, finalised: true, put: self.now(), inline: Some(bytes) })
+                }))
+            }
+        }
+    }
+
+    /// Keeps a ref that came from the upstream, once everything that it reaches is here.
+    pub(crate) async fn adopt(&self, name: &RefName, value: &RefValue) -> Result<(), Problem> {
+        let (Some(_), Some(object)) = (self.upstream(), &value.inline) else { return Ok(()) };
+        let here = self.store.reference(&name.namespace, &name.bucket, &name.key)?;
+        if here.is_some() || object.len() > self.store.inline_bytes_max() {
+            return Ok(());
+        }
+        let closed = self.close(&name.namespace, object, Reach::Own).await?;
+        if closed.missing.is_empty() {
+            let put = PutRef {
+                namespace: name.namespace.clone(),
+                bucket: name.bucket.clone(),
+                key: name.key,
+                value: value.clone(),
+                overwrite: false,
+                relies_on: closed.blobs,
+            };
+            self.commit(|done| self.store.put_ref(put, done)).await?;
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn put_reference(&self, put: PutRef) -> Result<Outcome, Problem> {
+        match self.tier() {
+            Some(tier) => self.heard(tier.put_ref(&put).await),
+            None => Ok(self.commit(|done| self.store.put_ref(put, done)).await?),
+        }
+    }
+
+    pub(crate) async fn finalise_reference(
+        &self,
+        name: &RefName,
+        object: IoHash,
+        relies_on: &[IoHash],
+    ) -> Result<Outcome, Problem> {
+        let RefName { namespace, bucket, key } = name;
+        match self.tier() {
+            Some(tier) => self.heard(tier.finalise(namespace, bucket, key, object).await),
+            None => Ok(self
+                .commit(|done| self.store.finalise(namespace, bucket, key, object, relies_on, done))
+                .await?),
+        }
+    }
+
+    /// Whether there was one.
+    pub(crate) async fn delete_reference(&self, name: &RefName) -> Result<bool, Problem> {
+        let RefName { namespace, bucket, key } = name;
+        match self.tier() {
+            Some(tier) => self.heard(tier.delete_ref(namespace, bucket, key).await),
+            None => {
+                let outcome = self.commit(|done| self.store.delete_ref(namespace, bucket, key, done)).await?;
+                Ok(outcome == Outcome::Done)
+            }
+        }
+    }
+
+    /// Deletes every ref of a bucket or namespace. Gives how many there were.
+    pub(crate) async fn delete_refs(
+        &self,
+        namespace: &Namespace,
+        bucket: Option<&Bucket>,
+    ) -> Result<u64, Problem> {
+        if let Some(tier) = self.tier() {
+            return self.heard(tier.delete_refs(namespace, bucket).await);
+        }
+        let mut count = 0;
+        let mut after: Option<(Bucket, throng_ddc::Key)> = None;
+        loop {
+            let step = self.store.refs(namespace, bucket, after.as_ref().map(|(b, k)| (b, k)), 512)?;
+            let Some((last_bucket, last_key, _)) = step.last() else { return Ok(count) };
+            after = Some((last_bucket.clone(), *last_key));
+            for (bucket, key, _) in &step {
+                let outcome = self.commit(|done| self.store.delete_ref(namespace, bucket, key, done)).await?;
+                count += u64::from(outcome == Outcome::Done);
+            }
+        }
+    }
+
+    pub(crate) async fn namespaces(&self) -> Result<Vec<Namespace>, Problem> {
+        match self.tier() {
+            Some(tier) => self.heard(tier.namespaces().await),
+            None => Ok(self.store.namespaces()?),
+        }
+    }
+}
+
+fn broke_off(problem: Problem) -> Problem {
+    if problem.status.is_server_error() {
+        return problem;
+    }
+    // The client did nothing wrong.
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the transfer from elsewhere broke off")
+        .with(header::RETRY_AFTER, "1")
+}
+
+fn incoming(response: Response<hyper::body::Incoming>) -> Incoming {
+    use hyper::body::Body as _;
+    let body = response.into_body();
+    let len = body.size_hint().exact().unwrap_or(0);
+    Incoming { len, bytes: body.into_data_stream().map_err(io::Error::other).boxed() }
+}
+
+/// A blob on its way here, as the body of an upload.
+struct FromElsewhere {
+    incoming: Mutex<Incoming>,
+    watchdog: Watchdog,
+}
+
+impl FromElsewhere {
+    fn new(incoming: Incoming) -> FromElsewhere {
+        FromElsewhere { incoming: Mutex::new(incoming), watchdog: Watchdog::new(STALL) }
+    }
+}
+
+impl fmt::Debug for FromElsewhere {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FromElsewhere")
+    }
+}
+
+impl Source for FromElsewhere {
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        let incoming = self.incoming.get_mut().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match incoming.bytes.poll_next_unpin(context) {
+                Poll::Pending => return self.watchdog.poll(context),
+                Poll::Ready(Some(Ok(piece))) if piece.is_empty() => {}
+                Poll::Ready(piece) => {
+                    self.watchdog.within(STALL);
+                    return Poll::Ready(piece.transpose());
+                }
+            }
+        }
+    }
+
+    fn declared(&self) -> Option<u64> {
+        let incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
+        (incoming.len > 0).then_some(incoming.len)
+    }
+}
+
+/// A blob of a namespace.
+type Wanted = (Namespace, IoHash);
+
+/// Blobs that are on their way here: who holds the lock of one brings it.
+#[derive(Default)]
+pub(crate) struct Flights(Mutex<HashMap<Wanted, Arc<tokio::sync::Mutex<()>>>>);
+
+impl Flights {
+    /// The turn to bring a blob here.
+    fn join(&self, namespace: &Namespace, hash: &IoHash) -> Flight<'_> {
+        let key = (namespace.clone(), *hash);
+        let mut flights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = Arc::clone(flights.entry(key.clone()).or_default());
+        Flight { flights: self, key, lock }
+    }
+}
+
+/// One of those who want the same blob.
+struct Flight<'s> {
+    flights: &'s Flights,
+    key: Wanted,
+    lock: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Flight<'_> {
+    async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.lock.lock().await
+    }
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        let mut flights = self.flights.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // The map's and this one.
+        if Arc::strong_count(&self.lock) <= 2 {
+            flights.remove(&self.key);
+        }
+    }
+}

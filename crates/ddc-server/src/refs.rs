@@ -1,0 +1,536 @@
+//! Refs: put, get in every format, finalise, batches.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use hyper::header::{self, HeaderValue};
+use hyper::{Response, StatusCode};
+use throng_ddc::api::{Media, RefName, negotiate, query_values};
+use throng_ddc::batch::{self, Op, OpAction, OpResult};
+use throng_ddc::package::{Entry, Flags, HEAD_BYTES, Table};
+use throng_ddc::policy::Action;
+use throng_ddc::{Attachment, Document, IoHash, Namespace, Style, Value};
+use throng_ddc_store::{Outcome, PutRef, RefValue};
+
+use crate::answer::{
+    ALLOW_OVERWRITE, Answer, INLINE_HASH, IO_HASH, LAST_ACCESS, Problem, empty, object, reply,
+};
+use crate::body::Body;
+use crate::origin::{Closed, Reach};
+use crate::service::{Ask, Service, decompress, hash_value, json};
+use crate::upload::Received;
+
+/// A ref whose blobs are collected while it is put is resolved again; what loses this often has something else wrong.
+const ATTEMPTS: usize = 4;
+/// Bytes of raw data that a `.raw` answer decompresses in memory.
+const RAW_BYTES_MAX: u64 = 256 << 20;
+/// Bytes of a batch request.
+const BATCH_BYTES_MAX: u64 = 64 << 20;
+
+impl Service {
+    // --- Put
+
+    pub(crate) async fn put_ref(
+        self: &Arc<Service>,
+        ask: &mut Ask<'_>,
+        name: &RefName,
+        suffix: Option<Media>,
+    ) -> Answer {
+        let kinds = [Media::CompactBinary, Media::Octets, Media::Package, Media::Json];
+        let kind = ask.content_type(&kinds)?;
+        let claimed = match ask.header(IO_HASH).map(str::trim).filter(|text| !text.is_empty()) {
+            Some(text) => Some(text.parse::<IoHash>().map_err(Problem::bad)?),
+            None if kind == Media::Package => None,
+            None => return Err(Problem::bad("the header X-Jupiter-IoHash is missing")),
+        };
+        let overwrite = self.rules_of(&name.namespace).overwrite_refs
+            || ask.header(ALLOW_OVERWRITE).is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        let bytes = match kind {
+            Media::CompactBinary => {
+                ask.upload.limit(self.rules().object_bytes_max)?;
+                let bytes = ask.upload.all().await?;
+                if claimed != Some(IoHash::of(&bytes)) {
+                    return Err(Problem::hash_mismatch("the object does not hash to X-Jupiter-IoHash"));
+                }
+                bytes
+            }
+            Media::Package => {
+                let bytes = self.receive_package(ask, &name.namespace).await?;
+                if claimed.is_some_and(|claimed| claimed != IoHash::of(&bytes)) {
+                    return Err(Problem::hash_mismatch("the root object does not hash to X-Jupiter-IoHash"));
+                }
+                bytes
+            }
+            _ => {
+                let received = self.receive_blob(ask, &name.namespace, claimed).await?;
+                let (hash, len) = (received.hash(), received.len());
+                if claimed != Some(hash) {
+                    return Err(Problem::hash_mismatch("the body does not hash to X-Jupiter-IoHash"));
+                }
+                self.keep(&name.namespace, received).await?;
+                self.fill_fallback(ask, &name.namespace, &hash, false).await?;
+                let value = Value::object([
+                    ("RawHash", Value::BinaryAttachment(hash)),
+                    ("RawSize", Value::Integer(len)),
+                ]);
+                Bytes::from(value.encode(Style::Separate))
+            }
+        };
+        match self.store_ref(name, bytes, overwrite).await? {
+            Ok(needs) => Ok(needs_answer(needs, ask.answer_media(suffix))),
+            Err(existing) => {
+                let mut response = reply(StatusCode::CONFLICT, Media::CompactBinary.name(), existing);
+                response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+                Ok(response)
+            }
+        }
+    }
+
+    /// Stores an object under a ref. Gives what is missing, or the object that is in the way.
+    async fn store_ref(
+        &self,
+        name: &RefName,
+        bytes: Bytes,
+        overwrite: bool,
+    ) -> Result<Result<Vec<IoHash>, Bytes>, Problem> {
+        let hash = IoHash::of(&bytes);
+        // Checked before anything is stored.
+        Document::parse(&bytes).map_err(Problem::bad)?;
+        let inline = bytes.len() <= self.store.inline_bytes_max();
+        if !inline {
+            self.keep(&name.namespace, Received::Small(bytes.clone(), hash)).await?;
+        }
+        for _ in 0..ATTEMPTS {
+            let closed = self.close(&name.namespace, &bytes, Reach::Own).await?;
+            let (needs, mut relies_on) = (closed.missing, closed.blobs);
+            if !inline {
+                relies_on.push(hash);
+            }
+            let put = PutRef {
+                namespace: name.namespace.clone(),
+                bucket: name.bucket.clone(),
+                key: name.key,
+                value: RefValue {
+                    object: hash,
+                    finalised: needs.is_empty(),
+                    put: self.now(),
+                    inline: inline.then(|| bytes.clone()),
+                },
+                overwrite,
+                relies_on: if needs.is_empty() { relies_on } else { Vec::new() },
+            };
+            match self.put_reference(put).await? {
+                Outcome::Lost => {}
+                Outcome::Conflict(existing) => {
+                    let object = self.object_of(&name.namespace, &existing).await?;
+                    return Ok(Err(object.unwrap_or_default()));
+                }
+                // Refs count for no quota.
+                Outcome::Done | Outcome::Unchanged | Outcome::OverQuota => return Ok(Ok(needs)),
+            }
+        }
+        Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "what the object refers to keeps being removed"))
+    }
+
+    /// Stores the attachments of a package as they arrive. Gives the root object.
+    async fn receive_package(
+        self: &Arc<Service>,
+        ask: &mut Ask<'_>,
+        namespace: &Namespace,
+    ) -> Result<Bytes, Problem> {
+        ask.upload.limit(self.rules().package_bytes_max)?;
+        let head = ask.upload.exactly(HEAD_BYTES).await?;
+        let table_bytes = Table::bytes_needed(&head).map_err(Problem::bad)?;
+        let rest = ask.upload.exactly(table_bytes - HEAD_BYTES).await?;
+        let table = Table::read(&[head, rest].concat()).map_err(Problem::bad)?;
+        if let (Some(declared), Some(total)) = (ask.upload.declared(), table.total_bytes())
+            && total > self.rules().package_bytes_max.max(declared)
+        {
+            return Err(Problem::bad("the package is longer than its body"));
+        }
+        if table.entries.iter().skip(1).any(|entry| entry.flags.has(Flags::ERROR)) {
+            return Err(Problem::bad("an attachment of the package is an error"));
+        }
+        let mut root = Bytes::new();
+        for (index, entry) in table.entries.iter().enumerate() {
+            if index == 0 {
+                root = self.receive_root(ask, entry).await?;
+            } else if entry.flags.has(Flags::COMPRESSED) {
+                let mut decoder = self.decoder();
+                let received = ask.upload.receive(&self.store, Some(entry.size), Some(&mut decoder)).await?;
+                self.keep_compressed(namespace, received, decoder, Some(entry.hash)).await?;
+                self.fill_fallback(ask, namespace, &entry.hash, true).await?;
+            } else {
+                let received = ask.upload.receive(&self.store, Some(entry.size), None).await?;
+                if received.hash() != entry.hash {
+                    return Err(Problem::hash_mismatch(format!("attachment {index} does not have its hash")));
+                }
+                self.keep(namespace, received).await?;
+                self.fill_fallback(ask, namespace, &entry.hash, false).await?;
+            }
+        }
+        if !ask.upload.at_end().await? {
+            return Err(Problem::bad("bytes follow the last payload of the package"));
+        }
+        Ok(root)
+    }
+
+    async fn receive_root(&self, ask: &mut Ask<'_>, entry: &Entry) -> Result<Bytes, Problem> {
+        if entry.size > self.rules().object_bytes_max {
+            return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "the root object is too large"));
+        }
+        let stored = ask.upload.exactly(entry.size as usize).await?;
+        let root = if entry.flags.has(Flags::COMPRESSED) {
+            let rules = self.rules();
+            let raw = tokio::task::block_in_place(|| {
+                throng_ddc::compressed::decompress(&stored, rules.object_bytes_max, rules.oodle.clone())
+            });
+            Bytes::from(
+                raw.map_err(Problem::bad)?.ok_or_else(|| Problem::bad("the root cannot be decompressed"))?,
+            )
+        } else {
+            stored
+        };
+        if IoHash::of(&root) != entry.hash {
+            return Err(Problem::hash_mismatch("the root object does not have its hash"));
+        }
+        Ok(root)
+    }
+
+    pub(crate) async fn finalise(
+        &self,
+        ask: &Ask<'_>,
+        name: &RefName,
+        hash: IoHash,
+        suffix: Option<Media>,
+    ) -> Answer {
+        for _ in 0..ATTEMPTS {
+            let value = self.reference(name).await?.ok_or_else(|| Problem::missing("no such ref"))?;
+            if value.object != hash {
+                return Err(Problem::bad(format!("the ref holds the object {:X}", value.object)));
+            }
+            let bytes = self.object_of(&name.namespace, &value).await?;
+            let bytes = bytes.ok_or_else(|| Problem::missing("the ref's object is gone"))?;
+            let Closed { missing, blobs: mut relies_on } =
+                self.close(&name.namespace, &bytes, Reach::Own).await?;
+            if !missing.is_empty() {
+                return Ok(needs_answer(missing, ask.answer_media(suffix)));
+            }
+            if value.inline.is_none() {
+                relies_on.push(hash);
+            }
+            // A ref that changed meanwhile is looked at again.
+            if self.finalise_reference(name, hash, &relies_on).await? == Outcome::Done {
+                return Ok(needs_answer(Vec::new(), ask.answer_media(suffix)));
+            }
+        }
+        Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the ref keeps changing"))
+    }
+
+    // --- Get
+
+    /// A finalised ref and its object.
+    async fn finalised(&self, name: &RefName) -> Result<(RefValue, Bytes), Problem> {
+        let value = match self.reference(name).await? {
+            None => {
+                self.counters.ref_misses.fetch_add(1, Ordering::Relaxed);
+                return Err(Problem::missing("no such ref"));
+            }
+            Some(value) if !value.finalised => {
+                return Err(Problem::bad(
+                    "the ref is not finalised: something it refers to was never uploaded",
+                ));
+            }
+            Some(value) => value,
+        };
+        self.counters.ref_hits.fetch_add(1, Ordering::Relaxed);
+        let bytes = self.object_of(&name.namespace, &value).await?;
+        let bytes = bytes.ok_or_else(|| Problem::missing("the ref's object is gone"))?;
+        Ok((value, bytes))
+    }
+
+    pub(crate) async fn get_ref(
+        self: &Arc<Service>,
+        ask: &Ask<'_>,
+        name: &RefName,
+        suffix: Option<Media>,
+    ) -> Answer {
+        let offers = [Media::CompactBinary, Media::Json, Media::Octets, Media::Inline, Media::Package];
+        let media = suffix.or_else(|| negotiate(ask.accept(), &offers));
+        let media =
+            media.ok_or_else(|| Problem::new(StatusCode::NOT_ACCEPTABLE, "a ref has no such form"))?;
+        let (value, bytes) = self.finalised(name).await?;
+        let used = self.touch(name).unwrap_or(value.put);
+        let object = value.object;
+        let mut response = match media {
+            Media::Json => {
+                let document = Document::parse(&bytes).map_err(Problem::bad)?;
+                reply(StatusCode::OK, media.name(), document.to_json())
+            }
+            Media::Octets => self.get_raw(&name.namespace, bytes).await?,
+            Media::Inline => self.get_inline(&name.namespace, bytes).await?,
+            Media::Package => self.get_package(&name.namespace, object, bytes).await?,
+            Media::CompactBinary | Media::Compressed => {
+                reply(StatusCode::OK, Media::CompactBinary.name(), bytes)
+            }
+        };
+        self.adopt(name, &value).await?;
+        self.keep_young(name, &value);
+        let headers = response.headers_mut();
+        headers.insert(IO_HASH, hash_value(&object));
+        headers.extend(HeaderValue::try_from(used.month_first()).ok().map(|used| (LAST_ACCESS, used)));
+        Ok(response)
+    }
+
+    /// The only attachment, decompressed; else the object.
+    async fn get_raw(self: &Arc<Service>, namespace: &Namespace, bytes: Bytes) -> Answer {
+        let document = Document::parse(&bytes).map_err(Problem::bad)?;
+        let Some(hash) = document.only_binary_attachment() else {
+            return Ok(reply(StatusCode::OK, Media::Octets.name(), bytes));
+        };
+        let gone = || Problem::missing("what the ref refers to is gone");
+        let form = match self.store.has_blob(namespace, &hash)? {
+            true => hash,
+            false => self.locate(namespace, &hash, Reach::All).await?.ok_or_else(gone)?,
+        };
+        let blob = self.find_blob(namespace, &form).await?.ok_or_else(gone)?;
+        if form == hash {
+            let mut body = Body::default();
+            self.push_whole(&mut body, namespace, &hash, blob).await?;
+            return Ok(with_type(body, Media::Octets));
+        }
+        let raw =
+            tokio::task::block_in_place(|| decompress(&blob, RAW_BYTES_MAX, self.rules().oodle.clone()))?;
+        let raw =
+            raw.ok_or_else(|| Problem::missing("what the ref refers to cannot be decompressed here"))?;
+        Ok(reply(StatusCode::OK, Media::Octets.name(), raw))
+    }
+
+    /// The only attachment as it is stored; the object, if it has none.
+    async fn get_inline(self: &Arc<Service>, namespace: &Namespace, bytes: Bytes) -> Answer {
+        let document = Document::parse(&bytes).map_err(Problem::bad)?;
+        let attachments = document.attachments();
+        let (hash, body) = match attachments[..] {
+            [] => (IoHash::of(&bytes), Body::bytes(bytes)),
+            [attachment] if !attachment.is_object() => {
+                let gone = || Problem::missing("what the ref refers to is gone");
+                let hash = self.locate(namespace, &attachment.hash, Reach::All).await?.ok_or_else(gone)?;
+                let blob = self.find_blob(namespace, &hash).await?.ok_or_else(gone)?;
+                let mut body = Body::default();
+                self.push_whole(&mut body, namespace, &hash, blob).await?;
+                (hash, body)
+            }
+            _ => return Err(Problem::bad("only a ref with one attachment or none has an inline form")),
+        };
+        let mut response = with_type(body, Media::Inline);
+        response.headers_mut().insert(INLINE_HASH, hash_value(&hash));
+        Ok(response)
+    }
+
+    /// The object and everything it reaches.
+    async fn get_package(self: &Arc<Service>, namespace: &Namespace, hash: IoHash, bytes: Bytes) -> Answer {
+        let mut entries = vec![Entry { size: bytes.len() as u64, flags: Flags::OBJECT, hash }];
+        let mut payloads = Body::default();
+        let document = Document::parse(&bytes).map_err(Problem::bad)?;
+        let mut closure = throng_ddc::Closure::new(&document);
+        payloads.push_bytes(bytes.clone());
+        while let Some(attachment) = closure.next() {
+            let Attachment { hash, .. } = attachment;
+            let form = self.locate(namespace, &attachment.hash, Reach::All).await?;
+            let blob = match form {
+                Some(form) => self.find_blob(namespace, &form).await?.map(|blob| (form, blob)),
+                None => None,
+            };
+            let Some((form, blob)) = blob else {
+                let error = Problem::missing("the attachment is gone").to_value().encode(Style::Plain);
+                let flags = Flags::OBJECT.and(Flags::ERROR);
+                entries.push(Entry { size: error.len() as u64, flags, hash });
+                payloads.push_bytes(error.into());
+                closure.resolve(throng_ddc::Resolution::Missing);
+                continue;
+            };
+            let flags = match (attachment.is_object(), form == hash) {
+                (true, _) => Flags::OBJECT,
+                (false, true) => Flags::default(),
+                (false, false) => Flags::COMPRESSED,
+            };
+            entries.push(Entry { size: blob.len(), flags, hash });
+            if attachment.is_object() {
+                let bytes = blob.read(0, usize::try_from(blob.len()).unwrap_or(usize::MAX))?;
+                closure.resolve(throng_ddc::Resolution::Object(&bytes));
+                payloads.push_bytes(bytes);
+            } else {
+                closure.resolve(throng_ddc::Resolution::Blob(form));
+                self.push_whole(&mut payloads, namespace, &form, blob).await?;
+            }
+        }
+        let mut body = Body::bytes(Table { entries }.write());
+        body.append(payloads);
+        Ok(with_type(body, Media::Package))
+    }
+
+    pub(crate) async fn head_ref(&self, name: &RefName) -> Answer {
+        let found = self.reference(name).await?;
+        let value = found.filter(|value| value.finalised).ok_or_else(|| Problem::missing("no such ref"))?;
+        if !self.is_complete(&name.namespace, &value).await? {
+            return Err(Problem::missing("something that the ref refers to is gone"));
+        }
+        let mut response = empty(StatusCode::OK);
+        response.headers_mut().insert(IO_HASH, hash_value(&value.object));
+        Ok(response)
+    }
+
+    /// Whether everything that a ref reaches is stored.
+    async fn is_complete(&self, namespace: &Namespace, value: &RefValue) -> Result<bool, Problem> {
+        let Some(bytes) = self.object_of(namespace, value).await? else { return Ok(false) };
+        Ok(self.close(namespace, &bytes, Reach::All).await?.missing.is_empty())
+    }
+
+    pub(crate) async fn metadata(&self, name: &RefName) -> Answer {
+        use base64::Engine as _;
+        let value = self.reference(name).await?.ok_or_else(|| Problem::missing("no such ref"))?;
+        let mut fields = serde_json::json!({
+            "ns": name.namespace.as_str(),
+            "bucket": name.bucket.as_str(),
+            "name": name.key.as_str(),
+            "payloadIdentifier": format!("{:X}", value.object),
+            "lastAccess": value.put.iso_8601(),
+            "isFinalized": value.finalised,
+        });
+        if let Some(inline) = &value.inline {
+            fields["inlinePayload"] = base64::engine::general_purpose::STANDARD.encode(inline).into();
+        }
+        Ok(json(&fields))
+    }
+
+    pub(crate) async fn references(&self, ask: &Ask<'_>, name: &RefName) -> Answer {
+        let value = self.reference(name).await?.ok_or_else(|| Problem::missing("no such ref"))?;
+        let bytes = self.object_of(&name.namespace, &value).await?;
+        let bytes = bytes.ok_or_else(|| Problem::bad("the ref's object is gone"))?;
+        let Closed { missing, mut blobs } = self.close(&name.namespace, &bytes, Reach::All).await?;
+        if !missing.is_empty() {
+            return Err(Problem::bad("something that the ref refers to is missing"));
+        }
+        if value.inline.is_none() {
+            blobs.push(value.object);
+        }
+        Ok(object(&Value::object([("references", Value::hashes(blobs))]), ask.answer_media(None)))
+    }
+
+    pub(crate) async fn replication_state(&self, name: &RefName) -> Answer {
+        let value = self.reference(name).await?.ok_or_else(|| Problem::missing("no such ref"))?;
+        let mut blobs = serde_json::Map::new();
+        if let Some(bytes) = self.object_of(&name.namespace, &value).await? {
+            for blob in self.close(&name.namespace, &bytes, Reach::Own).await?.blobs {
+                blobs.insert(format!("{blob:X}"), serde_json::json!({ &self.rules().site: true }));
+            }
+        }
+        Ok(json(&serde_json::json!({
+            "ns": name.namespace.as_str(),
+            "bucket": name.bucket.as_str(),
+            "key": name.key.as_str(),
+            "blobsPerRegion": blobs,
+        })))
+    }
+
+    pub(crate) async fn refs_exist(&self, ask: &Ask<'_>, namespace: &Namespace) -> Answer {
+        let mut missing = Vec::new();
+        for text in query_values(&ask.query, "names") {
+            let (bucket, key) =
+                text.split_once('.').ok_or_else(|| Problem::bad("a name is written bucket.key"))?;
+            let (bucket, key) = (bucket.parse().map_err(Problem::bad)?, key.parse().map_err(Problem::bad)?);
+            let name = RefName { namespace: namespace.clone(), bucket, key };
+            if !self.reference(&name).await?.is_some_and(|value| value.finalised) {
+                missing.push(Value::object([
+                    ("bucket", Value::string(name.bucket.as_str())),
+                    ("key", Value::string(name.key.as_str())),
+                ]));
+            }
+        }
+        Ok(object(&Value::object([("missing", Value::Array(missing))]), ask.answer_media(None)))
+    }
+
+    // --- Delete
+
+    pub(crate) async fn delete_ref(&self, ask: &Ask<'_>, name: &RefName) -> Answer {
+        let count = u64::from(self.delete_reference(name).await?);
+        Ok(object(&Value::object([("deletedCount", Value::Integer(count))]), ask.answer_media(None)))
+    }
+
+    // --- Batch
+
+    pub(crate) async fn batch(self: &Arc<Service>, ask: &mut Ask<'_>, namespace: &Namespace) -> Answer {
+        ask.content_type(&[Media::CompactBinary])?;
+        ask.upload.limit(BATCH_BYTES_MAX)?;
+        let body = ask.upload.all().await?;
+        let document = Document::parse(&body).map_err(Problem::bad)?;
+        let ops = batch::read_request(&document).map_err(Problem::bad)?;
+        for op in &ops {
+            let action = match op.action {
+                OpAction::Put { .. } => Action::WriteObject,
+                _ => Action::ReadObject,
+            };
+            self.permit(ask, action, namespace, Some(&op.bucket))?;
+        }
+        let overwrite = self.rules_of(namespace).overwrite_refs;
+        let mut results = Vec::with_capacity(ops.len());
+        for op in ops {
+            let id = op.id;
+            let (status, response) = match self.run(namespace, op, overwrite).await {
+                Ok(done) => done,
+                Err(problem) => (problem.status, problem.to_value()),
+            };
+            results.push(OpResult { id, status: status.as_u16(), response });
+        }
+        Ok(reply(StatusCode::OK, Media::CompactBinary.name(), batch::write_response(results)))
+    }
+
+    async fn run(
+        &self,
+        namespace: &Namespace,
+        op: Op,
+        overwrite: bool,
+    ) -> Result<(StatusCode, Value), Problem> {
+        let name = RefName { namespace: namespace.clone(), bucket: op.bucket, key: op.key };
+        match op.action {
+            OpAction::Get { resolve } => {
+                let (value, bytes) = self.finalised(&name).await?;
+                if resolve && !self.is_complete(namespace, &value).await? {
+                    return Err(Problem::missing("something that the ref refers to is gone"));
+                }
+                self.touch(&name);
+                Ok((StatusCode::OK, Value::Document(bytes.to_vec())))
+            }
+            OpAction::Head { resolve } => {
+                let found = self.reference(&name).await?;
+                let there = match found.filter(|value| value.finalised) {
+                    Some(value) => !resolve || self.is_complete(namespace, &value).await?,
+                    None => false,
+                };
+                let status = if there { StatusCode::OK } else { StatusCode::NOT_FOUND };
+                Ok((status, Value::object([("exists", Value::Bool(there))])))
+            }
+            OpAction::Put { payload, hash } => {
+                let payload = payload.ok_or_else(|| Problem::bad("a PUT has no payload"))?;
+                if hash != Some(IoHash::of(&payload)) {
+                    return Err(Problem::hash_mismatch("the payload does not hash to payloadHash"));
+                }
+                match self.store_ref(&name, payload.into(), overwrite).await? {
+                    Ok(needs) => Ok((StatusCode::OK, Value::object([("needs", Value::hashes(needs))]))),
+                    Err(existing) => Ok((StatusCode::CONFLICT, Value::Document(existing.to_vec()))),
+                }
+            }
+        }
+    }
+}
+
+fn needs_answer(needs: Vec<IoHash>, media: Media) -> Response<Body> {
+    object(&Value::object([("needs", Value::hashes(needs))]), media)
+}
+
+fn with_type(body: Body, media: Media) -> Response<Body> {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media.name()));
+    response
+}

@@ -1,0 +1,593 @@
+//! The service: requests in, answers out.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::{Response, StatusCode};
+use throng_ddc::api::{Allow, Family, Media, Method, Route, RouteError, negotiate};
+use throng_ddc::compressed::{Decoder, HEADER_BYTES, Header, OodleDecoder};
+use throng_ddc::gc::RefPolicy;
+use throng_ddc::policy::Action;
+use throng_ddc::{Bucket, IoHash, Namespace, Timestamp, Value};
+use throng_ddc_store::{Blob, Done, Outcome, Quotas, Store, StoreError};
+use tokio::sync::oneshot;
+
+use crate::access::{Access, Caller, Identity};
+use crate::answer::{Answer, Problem, empty, object, reply};
+use crate::body::Body;
+use crate::coming::Coming;
+use crate::figures::Counters;
+use crate::origin::{Flights, Origin, OriginCounters, Reach};
+use crate::refresh::Refreshes;
+use crate::serve::Listener;
+use crate::upload::{Source, Upload};
+
+/// Refs whose last use is kept in memory; with more, all are written down at once.
+const ACCESSES_MAX: usize = 1 << 16;
+
+/// How one namespace is treated.
+#[derive(Clone, Debug)]
+pub struct NamespaceRules {
+    /// Whether public listeners serve it.
+    pub public: bool,
+    /// Whether a ref may get another object without the client saying that it means it.
+    pub overwrite_refs: bool,
+    /// Whether compressed buffers are taken whose content cannot be verified: Oodle, which editors send most, without
+    /// [`Rules::oodle`].
+    pub unverified: bool,
+    /// When refs expire.
+    pub refs: RefPolicy,
+    /// Where a blob is taken from that this namespace does not have. Who asks must be permitted to read there.
+    pub fallback: Option<Namespace>,
+    /// Whether what is uploaded goes to `fallback` as well, if who uploads may write there.
+    pub fills_fallback: bool,
+    /// Whether a client that asks for it is sent to the object storage for a blob.
+    pub redirects: bool,
+}
+
+impl Default for NamespaceRules {
+    fn default() -> NamespaceRules {
+        NamespaceRules {
+            public: true,
+            overwrite_refs: true,
+            unverified: true,
+            refs: RefPolicy::Keep,
+            fallback: None,
+            fills_fallback: true,
+            redirects: false,
+        }
+    }
+}
+
+/// What a service is configured to do.
+#[derive(Debug)]
+pub struct Rules {
+    /// Who may do what.
+    pub access: Access,
+    /// Namespaces that differ from `default`.
+    pub namespaces: BTreeMap<Namespace, NamespaceRules>,
+    /// All others.
+    pub default: NamespaceRules,
+    /// Largest blob.
+    pub blob_bytes_max: u64,
+    /// Largest object.
+    pub object_bytes_max: u64,
+    /// Largest package.
+    pub package_bytes_max: u64,
+    /// Name of this site.
+    pub site: String,
+    /// Addresses of this site, for clients that look for the nearest.
+    pub endpoints: Vec<String>,
+    /// How much namespaces may hold.
+    pub quotas: Quotas,
+    /// What Oodle blocks are verified with, if there is something.
+    pub oodle: Option<Arc<dyn OodleDecoder>>,
+    /// What a node does by itself.
+    pub care: Care,
+}
+
+/// What a node does by itself, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct Care {
+    /// Time between two collections; `None` for no collection.
+    pub collect_every: Option<Duration>,
+    /// Time between two scrubs; `None` for no scrub.
+    pub scrub_every: Option<Duration>,
+    /// Bytes that a scrub reads in a second.
+    pub scrub_bytes_per_s: u64,
+    /// How often the last uses of refs are written down.
+    pub note_every: Duration,
+    /// How long events of the replication log are kept.
+    pub events_age_max: Duration,
+    /// Bytes of blobs that the folder may hold, if they are copies of what an object storage has; else it grows as needed.
+    pub copies_bytes_max: Option<u64>,
+}
+
+impl Default for Care {
+    fn default() -> Care {
+        Care {
+            collect_every: None,
+            scrub_every: None,
+            scrub_bytes_per_s: 50 << 20,
+            note_every: Duration::from_secs(15 * 60),
+            events_age_max: Duration::from_secs(7 * 24 * 3600),
+            copies_bytes_max: None,
+        }
+    }
+}
+
+impl Default for Rules {
+    fn default() -> Rules {
+        Rules {
+            access: Access::default(),
+            namespaces: BTreeMap::new(),
+            default: NamespaceRules::default(),
+            blob_bytes_max: 16 << 30,
+            object_bytes_max: 64 << 20,
+            package_bytes_max: 2 << 30,
+            site: "local".to_owned(),
+            endpoints: Vec::new(),
+            quotas: Quotas::default(),
+            oodle: None,
+            care: Care::default(),
+        }
+    }
+}
+
+/// Copies of blobs whose last use is known; with more, all is forgotten and gained again.
+pub(crate) const USES_MAX: usize = 1 << 20;
+
+/// When refs were last used.
+pub(crate) type Accesses = HashMap<(Namespace, Bucket, throng_ddc::Key), Timestamp>;
+
+/// Answers requests. One for all listeners.
+pub struct Service {
+    pub(crate) store: Arc<Store>,
+    rules: RwLock<Arc<Rules>>,
+    pub(crate) origin: Origin,
+    pub(crate) origin_counters: OriginCounters,
+    pub(crate) flights: Flights,
+    pub(crate) refreshes: Refreshes,
+    /// Blobs that are served while they come.
+    pub(crate) coming: Mutex<HashMap<(Namespace, IoHash), Arc<Coming>>>,
+    /// When copies of blobs were last used. Only with an object storage, whose copies they are.
+    pub(crate) uses: Mutex<HashMap<IoHash, Timestamp>>,
+    /// Blobs whose bytes were seen to have their hash since start, by where they lie.
+    pub(crate) verified: Mutex<HashSet<throng_ddc_store::Place>>,
+    pub(crate) accesses: Mutex<Accesses>,
+    /// Milliseconds since 1970 at which last uses were last written down.
+    pub(crate) noted: AtomicU64,
+    pub(crate) counters: Counters,
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+/// A request as a connection gives it.
+pub(crate) struct Question<'c> {
+    pub(crate) method: &'c str,
+    pub(crate) path: &'c str,
+    pub(crate) query: &'c str,
+    pub(crate) headers: HeaderMap,
+    pub(crate) source: Box<dyn Source + 'c>,
+}
+
+/// A request, taken apart.
+pub(crate) struct Ask<'c> {
+    pub(crate) method: Method,
+    pub(crate) headers: HeaderMap,
+    pub(crate) query: String,
+    pub(crate) caller: Caller,
+    pub(crate) listener: Listener,
+    pub(crate) upload: Upload<'c>,
+}
+
+impl Ask<'_> {
+    pub(crate) fn header(&self, name: HeaderName) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+
+    pub(crate) fn accept(&self) -> Option<&str> {
+        self.header(header::ACCEPT)
+    }
+
+    /// JSON, or compact binary if the client asks for it.
+    pub(crate) fn answer_media(&self, suffix: Option<Media>) -> Media {
+        match suffix {
+            Some(Media::CompactBinary) => Media::CompactBinary,
+            Some(_) => Media::Json,
+            None => negotiate(self.accept(), &[Media::Json, Media::CompactBinary]).unwrap_or(Media::Json),
+        }
+    }
+
+    /// The type of the body. Without one it is the route's first.
+    pub(crate) fn content_type(&self, allowed: &[Media]) -> Result<Media, Problem> {
+        let unsupported = || {
+            let names: Vec<&str> = allowed.iter().map(|media| media.name()).collect();
+            let title = format!("the body must be {}", names.join(" or "));
+            Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, title)
+        };
+        let Some(text) = self.header(header::CONTENT_TYPE) else { return Err(unsupported()) };
+        Media::parse(text).filter(|media| allowed.contains(media)).ok_or_else(unsupported)
+    }
+}
+
+impl Service {
+    /// A service over `store`, whose commits somebody runs, and which gets what it does not have from `origin`.
+    #[must_use]
+    pub fn new(store: Arc<Store>, rules: Rules, origin: Origin) -> Arc<Service> {
+        store.set_quotas(rules.quotas.clone());
+        Arc::new(Service {
+            store,
+            rules: RwLock::new(Arc::new(rules)),
+            origin,
+            origin_counters: OriginCounters::default(),
+            flights: Flights::default(),
+            refreshes: Refreshes::default(),
+            coming: Mutex::default(),
+            uses: Mutex::default(),
+            verified: Mutex::default(),
+            accesses: Mutex::default(),
+            noted: AtomicU64::new(0),
+            counters: Counters::default(),
+        })
+    }
+
+    /// What the service is configured to do.
+    pub(crate) fn rules(&self) -> Arc<Rules> {
+        Arc::clone(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Replaces what the service is configured to do, for requests from now on. What a node does by itself ([`Rules::care`])
+    /// stays as it was at the start.
+    pub fn set_rules(&self, rules: Rules) {
+        self.store.set_quotas(rules.quotas.clone());
+        *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
+    }
+
+    /// The store.
+    #[must_use]
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// Answers one request.
+    pub(crate) async fn answer(
+        self: &Arc<Service>,
+        listener: Listener,
+        question: Question<'_>,
+    ) -> Response<Body> {
+        let is_head = question.method == "HEAD";
+        let accept = question.headers.get(header::ACCEPT).cloned();
+        self.counters.requests.fetch_add(1, Ordering::Relaxed);
+        let mut response = match self.dispatch(listener, question).await {
+            Ok(response) => response,
+            Err(problem) => {
+                if problem.status.is_server_error() {
+                    self.counters.failures.fetch_add(1, Ordering::Relaxed);
+                }
+                problem.answer(accept.as_ref().and_then(|accept| accept.to_str().ok()))
+            }
+        };
+        let length = response.body().len();
+        self.counters.bytes_out.fetch_add(if is_head { 0 } else { length }, Ordering::Relaxed);
+        if is_head {
+            // What a GET would send; the body itself stays here.
+            let length = HeaderValue::from(length);
+            response.headers_mut().entry(header::CONTENT_LENGTH).or_insert(length);
+            *response.body_mut() = Body::default();
+        }
+        response
+    }
+
+    /// Something arrived that was no request.
+    pub(crate) fn count_refusal(&self) {
+        self.counters.requests.fetch_add(1, Ordering::Relaxed);
+        self.counters.malformed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    async fn dispatch(self: &Arc<Service>, listener: Listener, question: Question<'_>) -> Answer {
+        let Question { method, path, query, headers, source } = question;
+        let method = Method::parse(method);
+        let method =
+            method.ok_or_else(|| Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no route has this method"))?;
+        let route = Route::find(method, path).map_err(|error| match error {
+            RouteError::Unknown => Problem::missing("no such route"),
+            RouteError::Malformed(why) => Problem::bad(why),
+            RouteError::Method(allowed) => {
+                Problem::new(StatusCode::METHOD_NOT_ALLOWED, "the route has other methods")
+                    .with(header::ALLOW, Allow(allowed).to_string())
+            }
+        })?;
+        match route {
+            Route::Health => return Ok(reply(StatusCode::OK, "text/plain", "Healthy")),
+            Route::HealthChecked => {
+                return Ok(match self.is_healthy().await {
+                    true => reply(StatusCode::OK, "text/plain", "Healthy"),
+                    false => reply(StatusCode::SERVICE_UNAVAILABLE, "text/plain", "Unhealthy"),
+                });
+            }
+            _ => {}
+        }
+        let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let caller =
+            self.rules().access.identify(authorization).await.map_err(|identity| match identity {
+                Identity::Unavailable(why) => Problem::new(StatusCode::SERVICE_UNAVAILABLE, why),
+                _ => Problem::new(
+                    StatusCode::UNAUTHORIZED,
+                    "a valid token is needed: Authorization: Bearer TOKEN",
+                )
+                .with(header::WWW_AUTHENTICATE, "Bearer"),
+            })?;
+        let upload = Upload::new(source, self.rules().blob_bytes_max)?;
+        let ask = Ask { method, headers, query: query.to_owned(), caller, listener, upload };
+        self.route(ask, route).await
+    }
+
+    /// Whether everything works that an answer may need.
+    async fn is_healthy(&self) -> bool {
+        if self.store.check_writable().is_err() {
+            return false;
+        }
+        match self.tier() {
+            Some(tier) => self.heard(tier.check().await).is_ok(),
+            None => true,
+        }
+    }
+
+    async fn route(self: &Arc<Service>, mut ask: Ask<'_>, route: Route) -> Answer {
+        use Action::{AdminAction, DeleteBucket, DeleteNamespace, DeleteObject, ReadObject, WriteObject};
+        match route {
+            Route::Health | Route::HealthChecked => unreachable!("answered before"),
+            Route::Status => Ok(json(&serde_json::json!({
+                "version": env!("CARGO_PKG_VERSION"),
+                "gitHash": "",
+                "capabilities": ["transactionlog", "ddc"],
+                "siteIdentifier": self.rules().site,
+            }))),
+            Route::Peers => Ok(self.peers(&ask)),
+            Route::Auth(namespace) => {
+                self.permit(&ask, ReadObject, &namespace, None)?;
+                Ok(empty(StatusCode::OK))
+            }
+            Route::AuthActions(namespace, bucket) => Ok(self.actions(&ask, &namespace, bucket.as_ref())),
+            Route::Namespaces => {
+                let mut readable = self.namespaces().await?;
+                readable.retain(|namespace| self.permit(&ask, ReadObject, namespace, None).is_ok());
+                if readable.is_empty() && ask.caller.claims.is_some() {
+                    return Err(Problem::new(StatusCode::FORBIDDEN, "no namespace may be read"));
+                }
+                let names: Vec<&str> = readable.iter().map(Namespace::as_str).collect();
+                Ok(json(&serde_json::json!({ "namespaces": names })))
+            }
+            Route::RefNamespace(namespace) if ask.method == Method::Delete => {
+                self.permit(&ask, DeleteNamespace, &namespace, None)?;
+                if !self.namespaces().await?.contains(&namespace) {
+                    return Err(Problem::missing("nothing is stored in this namespace"));
+                }
+                self.delete_refs(&namespace, None).await?;
+                Ok(empty(StatusCode::NO_CONTENT))
+            }
+            Route::RefNamespace(namespace) => self.batch(&mut ask, &namespace).await,
+            Route::RefsExist(namespace) => {
+                self.permit(&ask, ReadObject, &namespace, None)?;
+                self.refs_exist(&ask, &namespace).await
+            }
+            Route::Bucket(namespace, bucket) => {
+                self.permit(&ask, DeleteBucket, &namespace, Some(&bucket))?;
+                let count = self.delete_refs(&namespace, Some(&bucket)).await?;
+                let value = Value::object([("countOfDeletedRecords", Value::Integer(count))]);
+                Ok(object(&value, ask.answer_media(None)))
+            }
+            Route::Ref(name, suffix) => {
+                let action = match ask.method {
+                    Method::Put => WriteObject,
+                    Method::Delete => DeleteObject,
+                    _ => ReadObject,
+                };
+                self.permit(&ask, action, &name.namespace, Some(&name.bucket))?;
+                match ask.method {
+                    Method::Put => self.put_ref(&mut ask, &name, suffix).await,
+                    Method::Delete => self.delete_ref(&ask, &name).await,
+                    Method::Head => self.head_ref(&name).await,
+                    _ => self.get_ref(&ask, &name, suffix).await,
+                }
+            }
+            Route::Finalise(name, hash, suffix) => {
+                self.permit(&ask, WriteObject, &name.namespace, Some(&name.bucket))?;
+                self.finalise(&ask, &name, hash, suffix).await
+            }
+            Route::RefMetadata(name) => {
+                self.permit(&ask, ReadObject, &name.namespace, Some(&name.bucket))?;
+                self.metadata(&name).await
+            }
+            Route::RefReferences(name) => {
+                self.permit(&ask, ReadObject, &name.namespace, Some(&name.bucket))?;
+                self.references(&ask, &name).await
+            }
+            Route::RefReplication(name) => {
+                self.permit(&ask, AdminAction, &name.namespace, Some(&name.bucket))?;
+                self.replication_state(&name).await
+            }
+            Route::RefBlob(name, hash) => {
+                let action = if ask.method == Method::Put { WriteObject } else { ReadObject };
+                self.permit(&ask, action, &name.namespace, Some(&name.bucket))?;
+                if ask.method != Method::Put {
+                    return self.get_compressed(&ask, &name.namespace, &hash).await;
+                }
+                match ask.content_type(&[Media::Compressed, Media::Octets])? {
+                    Media::Compressed => self.put_compressed(&mut ask, &name.namespace, Some(hash)).await,
+                    _ => self.put_blob(&mut ask, &name.namespace, Some(hash), false).await,
+                }
+            }
+            Route::BlobBatch => self.blob_batch(&mut ask).await,
+            Route::Family(_, namespace) if ask.method == Method::Delete => {
+                self.permit(&ask, DeleteNamespace, &namespace, None)?;
+                self.delete_blobs(&namespace).await?;
+                Ok(empty(StatusCode::NO_CONTENT))
+            }
+            Route::Family(family, namespace) => {
+                self.permit(&ask, WriteObject, &namespace, None)?;
+                match family {
+                    Family::Compressed => {
+                        ask.content_type(&[Media::Compressed])?;
+                        self.put_compressed(&mut ask, &namespace, None).await
+                    }
+                    _ => {
+                        ask.content_type(&[Media::Octets])?;
+                        self.put_blob(&mut ask, &namespace, None, false).await
+                    }
+                }
+            }
+            Route::Exists(family, namespace) | Route::Exist(family, namespace) => {
+                self.permit(&ask, ReadObject, &namespace, None)?;
+                self.exists(&mut ask, family, &namespace).await
+            }
+            Route::Blob(family, namespace, hash) => {
+                let action = match ask.method {
+                    Method::Put => WriteObject,
+                    Method::Delete => DeleteObject,
+                    _ => ReadObject,
+                };
+                self.permit(&ask, action, &namespace, None)?;
+                self.blob_route(&mut ask, family, &namespace, hash).await
+            }
+            Route::ObjectReferences(namespace, hash) => {
+                self.permit(&ask, ReadObject, &namespace, None)?;
+                let bytes = self.read_blob(&namespace, &hash).await?;
+                let bytes = bytes.ok_or_else(|| Problem::missing("no such object"))?;
+                let closed = self.close(&namespace, &bytes, Reach::All).await?;
+                if !closed.missing.is_empty() {
+                    return Err(Problem::bad("something that the object refers to is missing"));
+                }
+                let media = negotiate(ask.accept(), &[Media::CompactBinary, Media::Json]);
+                let value = Value::object([("references", Value::hashes(closed.blobs))]);
+                Ok(object(&value, media.unwrap_or(Media::CompactBinary)))
+            }
+            Route::ContentId(namespace, id) => {
+                self.permit(&ask, ReadObject, &namespace, None)?;
+                let blob = self.locate(&namespace, &id, Reach::All).await?.filter(|blob| *blob != id);
+                let blob = blob.ok_or_else(|| Problem::missing("no such content id"))?;
+                Ok(json(&serde_json::json!({ "blobs": [format!("{blob:X}")] })))
+            }
+            Route::ContentIdUpdate(namespace, id, blob, weight) => {
+                self.permit(&ask, WriteObject, &namespace, None)?;
+                self.put_form(&namespace, id, weight, blob).await?;
+                Ok(empty(StatusCode::OK))
+            }
+            Route::ReplicationLog(_)
+            | Route::Snapshots(_)
+            | Route::SnapshotCreate(_)
+            | Route::RefCleanup
+            | Route::LastAccessRollup
+            | Route::Settings => self.admin(&ask, &route).await,
+        }
+    }
+
+    pub(crate) fn permit(
+        &self,
+        ask: &Ask<'_>,
+        action: Action,
+        namespace: &Namespace,
+        bucket: Option<&Bucket>,
+    ) -> Result<(), Problem> {
+        let forbidden = |why: String| Err(Problem::new(StatusCode::FORBIDDEN, why));
+        if ask.listener == Listener::Public && !self.rules_of(namespace).public {
+            return forbidden(format!("the namespace {namespace} is not served on public listeners"));
+        }
+        if self.rules().access.permit(&ask.caller, action, namespace, bucket) {
+            Ok(())
+        } else {
+            forbidden(format!("{} is not permitted in namespace {namespace}", action.name()))
+        }
+    }
+
+    pub(crate) fn rules_of(&self, namespace: &Namespace) -> NamespaceRules {
+        let rules = self.rules();
+        rules.namespaces.get(namespace).unwrap_or(&rules.default).clone()
+    }
+
+    /// Something to verify a compressed buffer with.
+    pub(crate) fn decoder(&self) -> Decoder {
+        Decoder::with_oodle(self.rules().oodle.clone())
+    }
+
+    /// Makes a change and waits until it is acknowledged.
+    pub(crate) async fn commit(&self, change: impl FnOnce(Done)) -> Result<Outcome, StoreError> {
+        let (sender, receiver) = oneshot::channel();
+        change(Box::new(move |outcome| drop(sender.send(outcome))));
+        receiver.await.unwrap_or(Err(StoreError::Busy))
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Timestamp::from_unix_ms(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    /// Notes that a ref was used; gives when it was used before.
+    pub(crate) fn touch(&self, name: &throng_ddc::api::RefName) -> Option<Timestamp> {
+        let now = self.now();
+        let key = (name.namespace.clone(), name.bucket.clone(), name.key);
+        let mut accesses = self.accesses.lock().unwrap_or_else(PoisonError::into_inner);
+        if accesses.len() >= ACCESSES_MAX && !accesses.contains_key(&key) {
+            let all = std::mem::take(&mut *accesses);
+            self.note(all);
+        }
+        accesses.insert(key, now)
+    }
+
+    async fn delete_blobs(&self, namespace: &Namespace) -> Result<(), Problem> {
+        self.delete_refs(namespace, None).await?;
+        if let Some(tier) = self.tier() {
+            self.heard(tier.delete_blobs(namespace).await)?;
+        }
+        let (sender, receiver) = oneshot::channel();
+        self.store.delete_blobs(namespace, Box::new(move |outcome| drop(sender.send(outcome))))?;
+        receiver.await.unwrap_or(Err(StoreError::Busy))?;
+        Ok(())
+    }
+}
+
+pub(crate) fn check_hash(wanted: Option<IoHash>, found: IoHash) -> Result<(), Problem> {
+    match wanted {
+        Some(wanted) if wanted != found => {
+            Err(Problem::hash_mismatch(format!("the data hashes to {found:X}, not to {wanted:X}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn hash_value(hash: &IoHash) -> HeaderValue {
+    HeaderValue::try_from(format!("{hash:X}")).expect("hexadecimal digits are a header value")
+}
+
+pub(crate) fn json(value: &serde_json::Value) -> Response<Body> {
+    reply(StatusCode::OK, Media::Json.name(), value.to_string())
+}
+
+/// The raw data of a stored compressed buffer, if it can be decompressed.
+pub(crate) fn decompress(
+    blob: &Blob,
+    raw_bytes_max: u64,
+    oodle: Option<Arc<dyn OodleDecoder>>,
+) -> Result<Option<Bytes>, Problem> {
+    let head = blob.read(0, HEADER_BYTES.min(blob.len() as usize))?;
+    let header = Header::read(&head).map_err(Problem::bad)?;
+    if header.raw_size > raw_bytes_max {
+        return Err(Problem::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "the raw data is too large to be decompressed here",
+        ));
+    }
+    let bytes = blob.read(0, blob.len() as usize)?;
+    let raw = throng_ddc::compressed::decompress(&bytes, raw_bytes_max, oodle).map_err(Problem::bad)?;
+    Ok(raw.map(Bytes::from))
+}

@@ -1,0 +1,307 @@
+//! A cache as one stream of bytes, to take it elsewhere.
+//!
+//! The stream is a line of JSON for each thing, followed by the bytes that it announces: blobs, then forms of content ids,
+//! then refs, so that everything a ref reaches comes before it.
+
+use std::io::{self, BufRead, Read as _, Write};
+use std::sync::mpsc;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+use throng_ddc::{Bucket, Document, IoHash, Key, Namespace, Timestamp};
+use throng_ddc_store::{Blob, Done, Outcome, PutRef, RefValue, Store, StoreError};
+
+use crate::node::Node;
+use crate::upload::SMALL_BYTES_MAX;
+
+/// Entries that one step reads of the index.
+const STEP: usize = 512;
+/// Bytes that are read or written in one step.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Changes that may wait to be acknowledged.
+const WAITING_MAX: usize = 256;
+/// Longest line of a stream.
+const LINE_BYTES_MAX: u64 = 4 << 10;
+
+/// What was taken out or brought in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Transferred {
+    /// Blobs.
+    pub blobs: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Forms of content ids.
+    pub contents: u64,
+    /// Refs.
+    pub refs: u64,
+}
+
+/// Why a cache could not be taken out or brought in.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransferError {
+    /// The stream could not be read or written.
+    #[error("the stream: {0}")]
+    Stream(#[from] io::Error),
+    /// The store says no.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The stream holds something else than an export does, and what.
+    #[error("this is no export of a cache, or it is damaged: {0}")]
+    Malformed(String),
+}
+
+impl Node {
+    /// Writes everything, or one namespace, to `out`.
+    ///
+    /// # Errors
+    /// As [`TransferError`] says. A damaged blob ends the export: scrub first.
+    pub fn export(
+        &self,
+        only: Option<&Namespace>,
+        out: &mut dyn Write,
+    ) -> Result<Transferred, TransferError> {
+        let store = self.service().store();
+        let mut done = Transferred::default();
+        line(out, &json!({ "export": 1 }))?;
+        let namespaces = match only {
+            Some(only) => vec![only.clone()],
+            None => store.namespaces()?,
+        };
+        for namespace in &namespaces {
+            let mut after = None;
+            loop {
+                let step = store.blobs(namespace, after.as_ref(), STEP)?;
+                let Some(last) = step.last() else { break };
+                after = Some(*last);
+                for hash in &step {
+                    if let Some(blob) = store.blob(namespace, hash)? {
+                        export_blob(namespace, hash, &blob, out)?;
+                        done.blobs += 1;
+                        done.bytes += blob.len();
+                    }
+                }
+            }
+            let mut after = None;
+            loop {
+                let step = store.contents(namespace, after, STEP)?;
+                let Some(last) = step.last() else { break };
+                after = Some(*last);
+                for (id, weight, blob) in &step {
+                    let (id, blob, namespace) = (id.to_string(), blob.to_string(), namespace.as_str());
+                    let form =
+                        json!({ "content": id, "weight": weight, "blob": blob, "namespace": namespace });
+                    line(out, &form)?;
+                    done.contents += 1;
+                }
+            }
+            done.refs += export_refs(store, namespace, out)?;
+        }
+        out.flush()?;
+        Ok(done)
+    }
+
+    /// Reads what [`export`](Node::export) wrote. Every blob is hashed before it is kept, every ref resolved again; what is
+    /// there already stays.
+    ///
+    /// # Errors
+    /// As [`TransferError`] says. What was brought in by then stays.
+    pub fn import(&self, input: &mut dyn BufRead) -> Result<Transferred, TransferError> {
+        let mut import =
+            Import { store: self.service().store(), acknowledgements: mpsc::channel(), waiting: 0 };
+        let mut done = Transferred::default();
+        let first = read_line(input)?.filter(|first| first["export"] == 1);
+        first.ok_or_else(|| TransferError::Malformed("it does not begin like one".to_owned()))?;
+        while let Some(entry) = read_line(input)? {
+            let text = |name: &str| entry[name].as_str().unwrap_or_default();
+            let namespace: Namespace = parse(text("namespace"))?;
+            let now = self.service().now();
+            if entry.get("blob").is_some() && entry.get("content").is_none() {
+                let len = number(&entry, "bytes")?;
+                import.blob(&namespace, parse(text("blob"))?, len, now, input)?;
+                done.blobs += 1;
+                done.bytes += len;
+            } else if entry.get("content").is_some() {
+                let (id, blob, weight) =
+                    (parse(text("content"))?, parse(text("blob"))?, number(&entry, "weight")?);
+                let sent = import.sent();
+                import.store.put_content(&namespace, id, weight, blob, sent);
+                done.contents += 1;
+            } else {
+                // What it reaches must be there before it is resolved.
+                import.settle(0)?;
+                let put = Timestamp::from_unix_ms(number(&entry, "put")?);
+                let bytes = read_bytes(input, number(&entry, "bytes")?)?;
+                import.reference(&namespace, parse(text("bucket"))?, parse(text("ref"))?, bytes, put)?;
+                done.refs += 1;
+            }
+            import.settle(WAITING_MAX)?;
+        }
+        import.settle(0)?;
+        Ok(done)
+    }
+}
+
+fn export_blob(
+    namespace: &Namespace,
+    hash: &IoHash,
+    blob: &Blob,
+    out: &mut dyn Write,
+) -> Result<(), TransferError> {
+    if blob.hash()? != *hash {
+        return Err(TransferError::Malformed(format!("the stored blob {hash}")));
+    }
+    line(out, &json!({ "blob": hash.to_string(), "bytes": blob.len(), "namespace": namespace.as_str() }))?;
+    let mut at = 0;
+    while at < blob.len() {
+        let piece = blob.read(at, (blob.len() - at).min(PIECE_BYTES) as usize)?;
+        at += piece.len() as u64;
+        out.write_all(&piece)?;
+    }
+    Ok(())
+}
+
+fn export_refs(store: &Store, namespace: &Namespace, out: &mut dyn Write) -> Result<u64, TransferError> {
+    let mut count = 0;
+    let mut after: Option<(Bucket, Key)> = None;
+    loop {
+        let from = after.as_ref().map(|(bucket, key)| (bucket, key));
+        let step = store.refs(namespace, None, from, STEP)?;
+        let Some((bucket, key, _)) = step.last() else { return Ok(count) };
+        after = Some((bucket.clone(), *key));
+        for (bucket, key, value) in &step {
+            // A ref whose object is gone is a miss here and need not be one elsewhere.
+            let Some(object) = store.object(namespace, value)? else { continue };
+            line(
+                out,
+                &json!({
+                    "ref": key.as_str(), "bucket": bucket.as_str(), "put": value.put.unix_ms(),
+                    "bytes": object.len(), "namespace": namespace.as_str(),
+                }),
+            )?;
+            out.write_all(&object)?;
+            count += 1;
+        }
+    }
+}
+
+type Acknowledgement = Result<Outcome, StoreError>;
+
+/// Changes on their way.
+struct Import<'n> {
+    store: &'n Store,
+    acknowledgements: (mpsc::Sender<Acknowledgement>, mpsc::Receiver<Acknowledgement>),
+    waiting: usize,
+}
+
+impl Import<'_> {
+    /// For a change that is about to be queued.
+    fn sent(&mut self) -> Done {
+        self.waiting += 1;
+        let sender = self.acknowledgements.0.clone();
+        // Nobody listens any more when an earlier change has failed.
+        Box::new(move |outcome| drop(sender.send(outcome)))
+    }
+
+    /// Waits until at most so many changes wait.
+    fn settle(&mut self, at_most: usize) -> Result<(), TransferError> {
+        while self.waiting > at_most {
+            let outcome = self.acknowledgements.1.recv();
+            self.waiting -= 1;
+            if outcome.unwrap_or(Err(StoreError::Busy))? == Outcome::OverQuota {
+                return Err(StoreError::Full.into());
+            }
+        }
+        Ok(())
+    }
+
+    fn blob(
+        &mut self,
+        namespace: &Namespace,
+        hash: IoHash,
+        len: u64,
+        now: Timestamp,
+        input: &mut dyn BufRead,
+    ) -> Result<(), TransferError> {
+        let differs = || TransferError::Malformed(format!("the blob {hash} has another hash"));
+        if len <= SMALL_BYTES_MAX as u64 {
+            let bytes = read_bytes(input, len)?;
+            if IoHash::of(&bytes) != hash {
+                return Err(differs());
+            }
+            let sent = self.sent();
+            self.store.put_blob(namespace, hash, bytes, now, sent);
+            return Ok(());
+        }
+        let mut writer = self.store.begin_large()?;
+        let mut left = len;
+        while left > 0 {
+            let piece = read_bytes(input, left.min(PIECE_BYTES))?;
+            left -= piece.len() as u64;
+            writer.write(&piece)?;
+        }
+        if writer.hash() != hash {
+            return Err(differs());
+        }
+        let sent = self.sent();
+        Ok(self.store.put_large(namespace, writer, now, sent)?)
+    }
+
+    fn reference(
+        &mut self,
+        namespace: &Namespace,
+        bucket: Bucket,
+        key: Key,
+        bytes: Bytes,
+        put: Timestamp,
+    ) -> Result<(), TransferError> {
+        let document =
+            Document::parse(&bytes).map_err(|defect| TransferError::Malformed(defect.to_string()))?;
+        let object = IoHash::of(&bytes);
+        let (closure, mut relies_on) = self.store.close(namespace, &document)?;
+        let inline = bytes.len() <= self.store.inline_bytes_max();
+        if !inline {
+            // It came as a blob before.
+            relies_on.push(object);
+        }
+        let finalised = closure.missing().is_empty();
+        let value = RefValue { object, finalised, put, inline: inline.then(|| bytes.clone()) };
+        let relies_on = if finalised { relies_on } else { Vec::new() };
+        let namespace = namespace.clone();
+        let sent = self.sent();
+        self.store.put_ref(PutRef { namespace, bucket, key, value, overwrite: true, relies_on }, sent);
+        Ok(())
+    }
+}
+
+fn line(out: &mut dyn Write, entry: &Value) -> io::Result<()> {
+    writeln!(out, "{entry}")
+}
+
+/// The next line; `None` at the end.
+fn read_line(input: &mut dyn BufRead) -> Result<Option<Value>, TransferError> {
+    let mut line = Vec::new();
+    input.take(LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
+    if line.is_empty() {
+        return Ok(None);
+    }
+    let entry = serde_json::from_slice(&line).map_err(|error| TransferError::Malformed(error.to_string()))?;
+    Ok(Some(entry))
+}
+
+fn read_bytes(input: &mut dyn BufRead, len: u64) -> Result<Bytes, TransferError> {
+    if len > PIECE_BYTES.max(64 << 20) {
+        return Err(TransferError::Malformed(format!("{len} bytes in one piece")));
+    }
+    let mut bytes = vec![0; len as usize];
+    input.read_exact(&mut bytes)?;
+    Ok(bytes.into())
+}
+
+fn number(entry: &Value, name: &str) -> Result<u64, TransferError> {
+    entry[name].as_u64().ok_or_else(|| TransferError::Malformed(format!("`{name}` is no number")))
+}
+
+fn parse<T: std::str::FromStr>(text: &str) -> Result<T, TransferError> {
+    text.parse().map_err(|_| TransferError::Malformed(format!("`{text}`")))
+}

@@ -1,0 +1,302 @@
+//! Bodies of requests, into memory or the store while they are hashed.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body::Body as _;
+use hyper::StatusCode;
+use hyper::body::Incoming;
+use throng_ddc::compressed::{CompressedError, Decoder, Verified};
+use throng_ddc::{Hasher, IoHash};
+use throng_ddc_store::{LargeWriter, Store};
+
+use crate::answer::Problem;
+use crate::coming::Coming;
+use crate::http1::Watchdog;
+
+/// Blobs up to this size are held in memory until they are written to the log; larger ones go to files as they arrive.
+pub(crate) const SMALL_BYTES_MAX: usize = 1 << 20;
+/// Bytes that are hashed and written in one step.
+const STEP_BYTES: usize = 1 << 20;
+/// A client that sends nothing for this long is cut off.
+const STALL: Duration = Duration::from_secs(60);
+
+/// Where the body of a request comes from.
+pub(crate) trait Source: Send + Sync {
+    /// The next bytes; `None` at the end.
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>>;
+    /// How many bytes are to come, if that was said.
+    fn declared(&self) -> Option<u64>;
+    /// Takes back a piece that is of no more use, so that its memory can be the next one's.
+    fn recycle(&mut self, _piece: Bytes) {}
+}
+
+/// The body of a request of HTTP/2.
+pub(crate) struct Streamed {
+    incoming: Incoming,
+    watchdog: Watchdog,
+}
+
+impl Streamed {
+    pub(crate) fn new(incoming: Incoming) -> Streamed {
+        Streamed { incoming, watchdog: Watchdog::new(STALL) }
+    }
+}
+
+impl Source for Streamed {
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        loop {
+            let Poll::Ready(frame) = Pin::new(&mut self.incoming).poll_frame(context) else {
+                return self.watchdog.poll(context);
+            };
+            self.watchdog.within(STALL);
+            match frame {
+                None => return Poll::Ready(Ok(None)),
+                Some(Err(error)) => return Poll::Ready(Err(io::Error::other(error))),
+                Some(Ok(frame)) => {
+                    if let Ok(bytes) = frame.into_data()
+                        && !bytes.is_empty()
+                    {
+                        return Poll::Ready(Ok(Some(bytes)));
+                    }
+                }
+            }
+        }
+    }
+
+    fn declared(&self) -> Option<u64> {
+        self.incoming.size_hint().exact()
+    }
+}
+
+/// The body of a request. Memory: what the connection has received, at most one step of it here.
+pub(crate) struct Upload<'c> {
+    source: Box<dyn Source + 'c>,
+    rest: Bytes,
+    received: u64,
+    limit: u64,
+    /// Learns what was written to a file.
+    shown_to: Option<&'c Coming>,
+}
+
+/// Bytes that were received.
+pub(crate) enum Received {
+    /// In memory, with their hash.
+    Small(Bytes, IoHash),
+    /// In a file.
+    Large(Box<LargeWriter>),
+    /// Nowhere: they were stored before, and so only hashed. Their hash and how many there were.
+    Known(IoHash, u64),
+}
+
+impl Received {
+    pub(crate) fn hash(&self) -> IoHash {
+        match self {
+            Received::Small(_, hash) => *hash,
+            Received::Large(writer) => writer.hash(),
+            Received::Known(hash, _) => *hash,
+        }
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Received::Small(bytes, _) => bytes.len() as u64,
+            Received::Large(writer) => writer.written(),
+            Received::Known(_, len) => *len,
+        }
+    }
+}
+
+impl<'c> Upload<'c> {
+    /// At most `limit` bytes.
+    pub(crate) fn new(source: Box<dyn Source + 'c>, limit: u64) -> Result<Upload<'c>, Problem> {
+        let upload = Upload { source, rest: Bytes::new(), received: 0, limit, shown_to: None };
+        if upload.declared().is_some_and(|declared| declared > limit) {
+            return Err(too_large(limit));
+        }
+        Ok(upload)
+    }
+
+    /// Shows what comes while it comes.
+    pub(crate) fn shown_to(self, shown_to: Option<&'c Coming>) -> Upload<'c> {
+        Upload { shown_to, ..self }
+    }
+
+    /// Lowers the limit.
+    pub(crate) fn limit(&mut self, limit: u64) -> Result<(), Problem> {
+        if self.declared().is_some_and(|declared| declared > limit) {
+            return Err(too_large(limit));
+        }
+        self.limit = self.limit.min(limit);
+        Ok(())
+    }
+
+    /// How many bytes come, if the client says so.
+    pub(crate) fn declared(&self) -> Option<u64> {
+        self.source.declared()
+    }
+
+    /// The next bytes; `None` at the end.
+    async fn next(&mut self) -> Result<Option<Bytes>, Problem> {
+        if !self.rest.is_empty() {
+            return Ok(Some(std::mem::take(&mut self.rest)));
+        }
+        let piece = poll_fn(|context| self.source.poll_piece(context)).await;
+        let piece = piece.map_err(|error| match error.kind() {
+            io::ErrorKind::TimedOut => {
+                Problem::new(StatusCode::REQUEST_TIMEOUT, "nothing of the body arrived for 60 s")
+            }
+            io::ErrorKind::InvalidData => Problem::bad(error),
+            _ => Problem::bad("the body broke off"),
+        })?;
+        self.received += piece.as_ref().map_or(0, |piece| piece.len() as u64);
+        if self.received > self.limit { Err(too_large(self.limit)) } else { Ok(piece) }
+    }
+
+    /// Everything, in memory.
+    pub(crate) async fn all(&mut self) -> Result<Bytes, Problem> {
+        let Some(first) = self.next().await? else { return Ok(Bytes::new()) };
+        let Some(second) = self.next().await? else { return Ok(first) };
+        // What a client declares is believed up to a bound only.
+        let declared = self.declared().unwrap_or(0).min(STEP_BYTES as u64) as usize;
+        let mut bytes = BytesMut::with_capacity((first.len() + second.len() + declared).min(4 * STEP_BYTES));
+        bytes.extend_from_slice(&first);
+        bytes.extend_from_slice(&second);
+        while let Some(more) = self.next().await? {
+            bytes.extend_from_slice(&more);
+        }
+        Ok(bytes.freeze())
+    }
+
+    /// Exactly `count` bytes, in memory.
+    pub(crate) async fn exactly(&mut self, count: usize) -> Result<Bytes, Problem> {
+        let mut bytes = BytesMut::new();
+        while bytes.len() < count {
+            let mut piece = self.next().await?.ok_or_else(|| Problem::bad("the body ends early"))?;
+            if piece.len() > count - bytes.len() {
+                self.rest = piece.split_off(count - bytes.len());
+            }
+            if bytes.is_empty() && piece.len() == count {
+                return Ok(piece);
+            }
+            bytes.extend_from_slice(&piece);
+        }
+        Ok(bytes.freeze())
+    }
+
+    /// Whether everything was read.
+    pub(crate) async fn at_end(&mut self) -> Result<bool, Problem> {
+        let next = self.next().await?;
+        self.rest = next.unwrap_or_default();
+        Ok(self.rest.is_empty())
+    }
+
+    /// Takes everything and only hashes it.
+    pub(crate) async fn hash(&mut self) -> Result<Received, Problem> {
+        let (mut hasher, mut len) = (Hasher::new(), 0);
+        while let Some(piece) = self.next().await? {
+            hasher.update(&piece);
+            len += piece.len() as u64;
+            self.source.recycle(piece);
+        }
+        Ok(Received::Known(hasher.finish(), len))
+    }
+
+    /// Takes `count` bytes, or everything, for the store; with a decoder, verifies them as a compressed buffer.
+    pub(crate) async fn receive(
+        &mut self,
+        store: &Store,
+        count: Option<u64>,
+        mut decoder: Option<&mut Decoder>,
+    ) -> Result<Received, Problem> {
+        let mut wanted = count.unwrap_or(u64::MAX);
+        let expected = count.or(self.declared()).unwrap_or(0);
+        let mut writer: Option<Box<LargeWriter>> = None;
+        let mut buffer = BytesMut::new();
+        let mut only: Option<Bytes> = None;
+        while wanted > 0 {
+            let Some(mut piece) = self.next().await? else { break };
+            if piece.len() as u64 > wanted {
+                self.rest = piece.split_off(wanted as usize);
+            }
+            wanted -= piece.len() as u64;
+            if let Some(decoder) = &mut decoder {
+                decoder.push(&piece, &mut |_| {}).map_err(|error| compressed_problem(&error))?;
+            }
+            // The usual small upload arrives in one piece and is never copied.
+            if buffer.is_empty() && only.is_none() && writer.is_none() {
+                only = Some(piece);
+            } else {
+                if let Some(first) = only.take() {
+                    buffer.reserve((expected.min(STEP_BYTES as u64) as usize).max(first.len() + piece.len()));
+                    buffer.extend_from_slice(&first);
+                }
+                buffer.extend_from_slice(&piece);
+            }
+            let held = buffer.len().max(only.as_ref().map_or(0, Bytes::len));
+            if held >= STEP_BYTES || expected > SMALL_BYTES_MAX as u64 && held >= STEP_BYTES / 4 {
+                let file = match &mut writer {
+                    Some(file) => file,
+                    none => none.insert(Box::new(store.begin_large()?)),
+                };
+                match only.take() {
+                    Some(bytes) => {
+                        write(file, &bytes)?;
+                        self.source.recycle(bytes);
+                    }
+                    None => {
+                        write(file, &buffer)?;
+                        buffer.clear();
+                    }
+                }
+                if let Some(coming) = self.shown_to {
+                    coming.advance(file.blob());
+                }
+            }
+        }
+        if count.is_some() && wanted > 0 {
+            return Err(Problem::bad("the body ends early"));
+        }
+        let rest = only.unwrap_or_else(|| buffer.freeze());
+        Ok(match writer {
+            Some(mut file) => {
+                write(&mut file, &rest)?;
+                if let Some(coming) = self.shown_to {
+                    coming.advance(file.blob());
+                }
+                Received::Large(file)
+            }
+            None => {
+                let mut hasher = Hasher::new();
+                hasher.update(&rest);
+                Received::Small(rest, hasher.finish())
+            }
+        })
+    }
+}
+
+/// Writes and hashes, in half a millisecond. Handing the thread over meanwhile (`block_in_place`) would cost more than that,
+/// and with many uploads hundreds of threads with their memory.
+fn write(file: &mut LargeWriter, bytes: &[u8]) -> Result<(), Problem> {
+    file.write(bytes).map_err(Problem::from)
+}
+
+pub(crate) fn compressed_problem(error: &CompressedError) -> Problem {
+    match error {
+        CompressedError::BadHash => Problem::hash_mismatch(error.to_string()),
+        _ => Problem::bad(error),
+    }
+}
+
+/// Ends a verification.
+pub(crate) fn verified(decoder: Decoder) -> Result<Verified, Problem> {
+    decoder.finish().map_err(|error| compressed_problem(&error))
+}
+
+fn too_large(limit: u64) -> Problem {
+    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body exceeds the limit of {limit} bytes"))
+}

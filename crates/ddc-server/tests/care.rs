@@ -1,0 +1,122 @@
+//! What a node does by itself and by hand: notes of last uses, collections, exports.
+
+use std::io::Cursor;
+use std::sync::mpsc;
+
+use bytes::Bytes;
+use throng_ddc::{Document, IoHash, Key, Namespace, Style, Timestamp, Value};
+use throng_ddc_server::{Node, Rules};
+use throng_ddc_store::{Done, Options, Outcome, PutRef, RefValue, StoreError};
+
+fn open(folder: &std::path::Path) -> Node {
+    Node::open(folder, Options::default(), Rules::default()).expect("the folder opens")
+}
+
+fn namespace() -> Namespace {
+    "game".parse().expect("a name")
+}
+
+fn key() -> Key {
+    "00000000000000000000000000000000000000aa".parse().expect("a key")
+}
+
+fn wait(change: impl FnOnce(Done)) -> Outcome {
+    let (sender, receiver) = mpsc::channel::<Result<Outcome, StoreError>>();
+    change(Box::new(move |outcome| drop(sender.send(outcome))));
+    receiver.recv().expect("it is answered").expect("it is stored")
+}
+
+/// A small blob, a large one, a form of a content id, and a ref to them; gives their hashes.
+fn fill(node: &Node) -> [IoHash; 3] {
+    let store = node.service().store();
+    let (now, name) = (Timestamp::from_unix_ms(1), namespace());
+    let small = Bytes::from_static(b"small");
+    let hash = IoHash::of(&small);
+    wait(|done| store.put_blob(&name, hash, small, now, done));
+    let mut writer = store.begin_large().expect("there is space");
+    writer.write(&vec![7; 3 << 20]).expect("there is space");
+    let large = writer.hash();
+    wait(|done| store.put_large(&name, writer, now, done).expect("there is space"));
+    let content = IoHash::of(b"content");
+    wait(|done| store.put_content(&name, content, 5, hash, done));
+    let attachments = [large, content].map(Value::BinaryAttachment).to_vec();
+    let object = Bytes::from(Value::object([("a", Value::Array(attachments))]).encode(Style::Plain));
+    let relies_on = vec![large, hash];
+    let value = RefValue { object: IoHash::of(&object), finalised: true, put: now, inline: Some(object) };
+    let bucket = "default".parse().expect("a name");
+    let put = PutRef { namespace: name, bucket, key: key(), value, overwrite: true, relies_on };
+    assert_eq!(wait(|done| store.put_ref(put, done)), Outcome::Done);
+    [hash, large, content]
+}
+
+#[test]
+fn an_export_brings_everything_elsewhere() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a temporary folder"));
+    let (from, to) = (open(folders[0].path()), open(folders[1].path()));
+    let [small, large, content] = fill(&from);
+    let mut stream = Vec::new();
+    let taken = from.export(None, &mut stream).expect("memory");
+    assert_eq!((taken.blobs, taken.bytes, taken.contents, taken.refs), (2, 5 + (3 << 20), 1, 1));
+    assert_eq!(to.import(&mut Cursor::new(&stream)).expect("a valid stream"), taken);
+    let store = to.service().store();
+    assert_eq!(store.content(&namespace(), &content).expect("the disk works"), Some(small));
+    let bytes = store.read_blob(&namespace(), &large).expect("the disk works").expect("it is there");
+    assert_eq!(IoHash::of(&bytes), large);
+    let bucket = "default".parse().expect("a name");
+    let value = store.reference(&namespace(), &bucket, &key()).expect("the disk works").expect("it is there");
+    assert!(value.finalised);
+    let object = store.object(&namespace(), &value).expect("the disk works").expect("it is there");
+    assert_eq!(Document::parse(&object).expect("valid").attachments().len(), 2);
+    let verified = store.verify().expect("the disk works");
+    assert_eq!((verified.blobs, verified.damaged, verified.refs, verified.incomplete), (2, 0, 1, 0));
+    // Again changes nothing.
+    to.import(&mut Cursor::new(&stream)).expect("a valid stream");
+    assert_eq!(store.usage(&namespace()).expect("the disk works").blobs, 2);
+}
+
+#[test]
+fn a_damaged_export_is_refused() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a temporary folder"));
+    let (from, to) = (open(folders[0].path()), open(folders[1].path()));
+    fill(&from);
+    let mut stream = Vec::new();
+    from.export(Some(&namespace()), &mut stream).expect("memory");
+    for (what, change) in [("a flipped bit", stream.len() / 2), ("the first line", 2)] {
+        let mut damaged = stream.clone();
+        damaged[change] ^= 1;
+        assert!(to.import(&mut Cursor::new(&damaged)).is_err(), "{what}");
+    }
+    assert!(to.import(&mut Cursor::new(&stream[..stream.len() / 2])).is_err(), "cut short");
+    assert!(to.import(&mut Cursor::new(b"")).is_err());
+}
+
+#[test]
+fn a_folder_has_one_process_at_a_time() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let node = open(folder.path());
+    let second = Node::open(folder.path(), Options::default(), Rules::default());
+    assert!(second.expect_err("it is in use").to_string().contains("another process"));
+    drop(node);
+    drop(open(folder.path()));
+}
+
+#[test]
+fn last_uses_survive_a_restart() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let bucket: throng_ddc::Bucket = "default".parse().expect("a name");
+    let used = Timestamp::from_unix_ms(77);
+    {
+        let node = open(folder.path());
+        fill(&node);
+        let store = node.service().store();
+        let access = (namespace(), bucket.clone(), key(), used);
+        wait(|done| store.note_accesses([access], done));
+    }
+    let node = open(folder.path());
+    let store = node.service().store();
+    assert_eq!(store.last_access(&namespace(), &bucket, &key()).expect("the disk works"), Some(used));
+    // Nothing expires by default; what the ref reaches stays, what nothing reaches and is an hour old goes.
+    let collected = node.service().collect().expect("the disk works");
+    assert_eq!((collected.refs, collected.blobs), (0, 0));
+    assert_eq!(node.service().figures().collections, 1);
+}

@@ -1,0 +1,281 @@
+//! A disk in memory that forgets: what was not synced may be lost, reordered or torn when the power fails.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use throng_ddc_store::{File, Fs};
+use throng_stdx::Rng;
+
+/// Bytes that a disk writes or does not write, never in part.
+const SECTOR: usize = 512;
+
+/// The disk's state: cheap to clone, so that the power can fail at every write.
+#[derive(Clone, Default)]
+pub(crate) struct State {
+    names: BTreeMap<String, u64>,
+    /// Creations (with a file) and removals (without) that no `sync_dir` covered, in order.
+    unsynced_names: Vec<(String, Option<u64>)>,
+    synced_names: BTreeMap<String, u64>,
+    files: BTreeMap<u64, Content>,
+    next_file: u64,
+}
+
+#[derive(Clone, Default)]
+struct Content {
+    now: Arc<Vec<u8>>,
+    synced: Arc<Vec<u8>>,
+    unsynced: Vec<Write>,
+}
+
+#[derive(Clone)]
+enum Write {
+    Bytes(usize, Arc<Vec<u8>>),
+    Len(usize),
+}
+
+impl State {
+    /// The disk after a power failure now.
+    pub(crate) fn after_power_failure(&self, rng: &mut Rng) -> State {
+        let mut names = self.synced_names.clone();
+        for (name, file) in &self.unsynced_names {
+            if rng.chance(0.5) {
+                match file {
+                    Some(file) => drop(names.insert(name.clone(), *file)),
+                    None => drop(names.remove(name)),
+                }
+            }
+        }
+        let mut files = BTreeMap::new();
+        for file in names.values() {
+            let content = &self.files[file];
+            let mut bytes = Vec::clone(&content.synced);
+            // A disk that was lucky, one that was not, and everything between.
+            let luck = [0.0, 0.5, 0.9, 1.0][rng.below(4) as usize];
+            for write in &content.unsynced {
+                match write {
+                    Write::Len(len) if rng.chance(luck) => bytes.resize(*len, 0),
+                    Write::Len(_) => {}
+                    Write::Bytes(offset, written) => {
+                        for (at, sector) in sectors(*offset, written) {
+                            if rng.chance(luck) {
+                                put(&mut bytes, at, sector);
+                            }
+                        }
+                    }
+                }
+            }
+            let now = Arc::new(bytes);
+            files.insert(*file, Content { synced: Arc::clone(&now), now, unsynced: Vec::new() });
+        }
+        State {
+            synced_names: names.clone(),
+            names,
+            files,
+            unsynced_names: Vec::new(),
+            next_file: self.next_file,
+        }
+    }
+
+    /// Flips one bit of a file whose name begins with `prefix`. Gives the name.
+    pub(crate) fn flip_a_bit(&mut self, prefix: &str, rng: &mut Rng) -> Option<String> {
+        let candidates: Vec<(String, u64)> = self
+            .names
+            .iter()
+            .filter(|(name, file)| name.starts_with(prefix) && !self.files[file].now.is_empty())
+            .map(|(name, file)| (name.clone(), *file))
+            .collect();
+        let (name, file) = candidates.get(rng.below(candidates.len().max(1) as u64) as usize)?.clone();
+        let content = self.files.get_mut(&file).expect("the file exists");
+        let bytes = Arc::make_mut(&mut content.now);
+        let at = rng.below(bytes.len() as u64) as usize;
+        bytes[at] ^= 1 << rng.below(8);
+        content.synced = Arc::clone(&content.now);
+        Some(name)
+    }
+}
+
+/// The pieces of a write that reach the disk or not, each on its own.
+fn sectors(offset: usize, bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let rest = bytes.get(at..).filter(|rest| !rest.is_empty())?;
+        let len = (SECTOR - (offset + at) % SECTOR).min(rest.len());
+        let piece = (offset + at, &rest[..len]);
+        at += len;
+        Some(piece)
+    })
+}
+
+fn put(content: &mut Vec<u8>, at: usize, bytes: &[u8]) {
+    if content.len() < at + bytes.len() {
+        content.resize(at + bytes.len(), 0);
+    }
+    content[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+type Hook = Box<dyn FnMut(&State) -> io::Result<()> + Send>;
+
+struct Inner {
+    state: State,
+    /// Called after every operation that changes the disk. An error is what the operation gives.
+    hook: Option<Hook>,
+}
+
+/// The disk.
+#[derive(Clone)]
+pub(crate) struct Disk(Arc<Mutex<Inner>>);
+
+impl fmt::Debug for Disk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Disk")
+    }
+}
+
+impl Disk {
+    pub(crate) fn new(state: State) -> Disk {
+        Disk(Arc::new(Mutex::new(Inner { state, hook: None })))
+    }
+
+    pub(crate) fn set_hook(&self, hook: Option<Hook>) {
+        self.with(|inner| inner.hook = hook);
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.with(|inner| inner.state.clone())
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Inner) -> T) -> T {
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Changes the disk and tells the hook.
+    fn change<T>(&self, act: impl FnOnce(&mut State) -> io::Result<T>) -> io::Result<T> {
+        self.with(|inner| {
+            let result = act(&mut inner.state)?;
+            if let Some(hook) = &mut inner.hook {
+                hook(&inner.state)?;
+            }
+            Ok(result)
+        })
+    }
+}
+
+impl Fs for Disk {
+    fn open(&self, path: &str, create: bool) -> io::Result<Arc<dyn File>> {
+        let known = self.with(|inner| inner.state.names.get(path).copied());
+        let file = match known {
+            Some(file) => file,
+            None if !create => return Err(io::ErrorKind::NotFound.into()),
+            None => self.change(|state| {
+                let file = state.next_file;
+                state.next_file += 1;
+                state.files.insert(file, Content::default());
+                state.names.insert(path.to_owned(), file);
+                state.unsynced_names.push((path.to_owned(), Some(file)));
+                Ok(file)
+            })?,
+        };
+        Ok(Arc::new(Handle { disk: self.clone(), file }))
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        self.change(|state| {
+            state.names.remove(path).ok_or(io::ErrorKind::NotFound)?;
+            state.unsynced_names.push((path.to_owned(), None));
+            Ok(())
+        })
+    }
+
+    fn list(&self, folder: &str) -> io::Result<Vec<String>> {
+        let prefix = format!("{folder}/");
+        Ok(self.with(|inner| {
+            let names = inner.state.names.keys();
+            names.filter_map(|name| name.strip_prefix(&prefix)).map(str::to_owned).collect()
+        }))
+    }
+
+    fn create_dir(&self, _folder: &str) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync_dir(&self, folder: &str) -> io::Result<()> {
+        self.change(|state| {
+            let of = |name: &str| name.rsplit_once('/').map_or("", |(folder, _)| folder).to_owned();
+            let (covered, rest) = std::mem::take(&mut state.unsynced_names)
+                .into_iter()
+                .partition::<Vec<_>, _>(|(name, _)| of(name) == folder);
+            state.unsynced_names = rest;
+            for (name, file) in covered {
+                match file {
+                    Some(file) => drop(state.synced_names.insert(name, file)),
+                    None => drop(state.synced_names.remove(&name)),
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Handle {
+    disk: Disk,
+    file: u64,
+}
+
+impl Handle {
+    fn content<T>(&self, act: impl FnOnce(&Content) -> T) -> T {
+        self.disk.with(|inner| act(&inner.state.files[&self.file]))
+    }
+
+    fn change(&self, act: impl FnOnce(&mut Content)) -> io::Result<()> {
+        self.disk.change(|state| {
+            act(state.files.get_mut(&self.file).expect("files are never forgotten"));
+            Ok(())
+        })
+    }
+}
+
+impl File for Handle {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.content(|content| {
+            let from = content.now.get(offset as usize..).and_then(|rest| rest.get(..buf.len()));
+            buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
+            Ok(())
+        })
+    }
+
+    fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> io::Result<()> {
+        let bytes: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+        self.change(|content| {
+            put(Arc::make_mut(&mut content.now), offset as usize, &bytes);
+            content.unsynced.push(Write::Bytes(offset as usize, Arc::new(bytes)));
+        })
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.content(|content| content.now.len() as u64))
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.change(|content| {
+            Arc::make_mut(&mut content.now).resize(len as usize, 0);
+            content.unsynced.push(Write::Len(len as usize));
+        })
+    }
+
+    fn reserve(&self, offset: u64, len: u64) {
+        if self.content(|content| content.now.len() as u64) < offset + len {
+            // Whether it works or not is not asked.
+            let _ = self.set_len(offset + len);
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.change(|content| {
+            content.synced = Arc::clone(&content.now);
+            content.unsynced.clear();
+        })
+    }
+}

@@ -1,0 +1,518 @@
+//! What happened to the matcher, on disk: its inputs in order, and snapshots.
+//!
+//! ```text
+//! log/<first sequence>.seg     records one after the other
+//! snap/<sequence>.snap         state before that record: length, CRC-32C, sequence, bytes
+//! ```
+//!
+//! Records are those of [`throng_matcher::record`].
+//!
+//! It uses the store's [`Fs`], not its log: that one maps keys to blobs and may drop what a later record overwrites,
+//! while here the order of all records is the content. Sharing the file system means sharing the simulated disk of the
+//! power-failure tests.
+//!
+//! A record that does not check ends the log when nothing behind it proves that it had been durable: it was being
+//! written when the power failed. A later record that says "everything up to here is on disk" proves the opposite, and
+//! then the disk lost something that was promised: the start stops, unless it is told to salvage.
+
+mod replay;
+
+use std::io::{self, IoSlice};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use throng_ddc_store::{File, Fs};
+use throng_matcher::record::{Input, count_records, crc32c, renumber, write_record_of};
+use throng_matcher::{Config, Histogram, Notices, Shards};
+
+pub(crate) use replay::Replay;
+
+const LOG: &str = "log";
+const SNAPSHOTS: &str = "snap";
+/// A new segment begins beyond this.
+const SEGMENT_BYTES_MAX: u64 = 64 << 20;
+/// No snapshot before the log has this size: small states would be written again and again.
+const SNAPSHOT_LOG_BYTES_MIN: u64 = 16 << 20;
+/// Flushes from 10 us to 1 s.
+const FLUSH_BOUNDS_S: &[f64] = &[1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0];
+/// Time between flushes with [`Durability::Async`].
+const FLUSH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// When an answer leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// Nothing is written; a restart begins empty.
+    None,
+    /// After the input was handed to the system, which has it on disk within 50 ms: the end of the process loses
+    /// nothing, a power failure at most that much, always a prefix.
+    Async,
+    /// After the input is on disk. All that wait share a flush.
+    Sync,
+}
+
+/// Why the journal cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JournalError {
+    /// The system refuses a file.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Something that had been on disk is not there any more.
+    #[error(
+        "record {sequence} in {segment} at byte {offset} is damaged, though later records say that it had been on \
+         disk; restore the file, or set `matcher.salvage` (`--salvage` for a replay) to skip it and lose what it did"
+    )]
+    Damaged {
+        /// Number of the record.
+        sequence: u64,
+        /// Its file.
+        segment: String,
+        /// Where.
+        offset: u64,
+    },
+    /// What the log goes on from is not there any more.
+    #[error(
+        "the log begins with record {first}, and the snapshot of all before is {}; restore it, or move the folder away to \
+         begin with nothing{}",
+        damaged.as_ref().map_or_else(|| "missing".to_owned(), |name| format!("damaged: {name}")),
+        if *older {
+            ", or set `matcher.salvage` (`--salvage` for a replay) to go on from an older one"
+        } else {
+            ""
+        }
+    )]
+    Snapshot {
+        /// Number of the log's first record.
+        first: u64,
+        /// The newest file of a snapshot, if there is one.
+        damaged: Option<String>,
+        /// Whether there is an older one that is whole.
+        older: bool,
+    },
+    /// Records that no matcher of this version writes.
+    #[error("record {sequence} is not one of this version: {why}")]
+    Unknown {
+        /// Number of the record.
+        sequence: u64,
+        /// What is wrong.
+        why: String,
+    },
+    /// The journal of a matcher with another number of shards.
+    #[error(
+        "the journal is that of a matcher with {written} shards, and `matcher.shards` is {wanted}: everything in it \
+         belongs to a shard by that number; set `matcher.shards = {written}`, or let the matcher drain and begin anew \
+         with its folder moved away"
+    )]
+    Shards {
+        /// What the journal has.
+        written: u16,
+        /// What was asked for.
+        wanted: u16,
+    },
+}
+
+fn io_error(what: &'static str) -> impl Fn(io::Error) -> JournalError {
+    move |source| JournalError::Io { what, source }
+}
+
+/// The open end of the journal. One writer.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    fs: Arc<dyn Fs>,
+    durability: Durability,
+    file: Arc<dyn File>,
+    /// Where the next batch goes.
+    offset: u64,
+    /// Number of the next record.
+    sequence: u64,
+    /// Records that were appended and not written.
+    buf: Vec<u8>,
+    bytes: u64,
+    since_snapshot: u64,
+    snapshot_bytes: u64,
+    /// What the last `Durable` record said.
+    said: u64,
+    flusher: Arc<Flusher>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Flusher {
+    state: Mutex<Work>,
+    changed: Condvar,
+    durable: AtomicU64,
+    failed: AtomicU64,
+    /// What flushes took, in s.
+    flushes: Mutex<Histogram>,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    /// Every record below this was written to `files`.
+    written: u64,
+    /// Files with unflushed records, oldest first; the last is the current one.
+    files: Vec<Arc<dyn File>>,
+    snapshot: Option<(u64, Vec<u8>)>,
+    stop: bool,
+}
+
+/// A matcher that was read back, and the journal to go on with.
+#[derive(Debug)]
+pub(crate) struct Recovered {
+    pub(crate) shards: Shards,
+    pub(crate) journal: Option<Journal>,
+    /// Records that were replayed.
+    pub(crate) replayed: u64,
+}
+
+/// What opening needs to know.
+pub(crate) struct OpenOptions<'a> {
+    pub(crate) fs: Option<Arc<dyn Fs>>,
+    pub(crate) durability: Durability,
+    pub(crate) config: Config,
+    /// How many, 1 to 16.
+    pub(crate) shards: u16,
+    pub(crate) secret: [u8; 32],
+    pub(crate) now: u64,
+    pub(crate) salvage: bool,
+    /// Called from the flusher's thread when more is durable.
+    pub(crate) wake: Box<dyn Fn() + Send + 'a>,
+}
+
+/// What a journal that was never flushed says of its flushes.
+pub(crate) fn no_flushes() -> Histogram {
+    Histogram::new(FLUSH_BOUNDS_S)
+}
+
+impl Journal {
+    /// Reads what is there and opens a new segment behind it.
+    pub(crate) fn open(options: OpenOptions<'static>) -> Result<Recovered, JournalError> {
+        let OpenOptions { fs, durability, config, shards: wanted, secret, now, salvage, wake } = options;
+        let Some(fs) = fs.filter(|_| durability != Durability::None) else {
+            let shards = Shards::new(&config, secret, now, wanted);
+            return Ok(Recovered { shards, journal: None, replayed: 0 });
+        };
+        for folder in [LOG, SNAPSHOTS] {
+            fs.create_dir(folder).map_err(io_error("cannot make a folder of the journal"))?;
+        }
+        fs.sync_dir("").map_err(io_error("cannot make the journal's folders durable"))?;
+        let mut replay = Replay::begin(&*fs, config.clone(), salvage)?;
+        replay.run(&*fs)?.mend(&*fs)?;
+        if let Some(shards) = replay.shards.as_ref().filter(|_| replay.skipped) {
+            // The next start has nothing to skip.
+            write_snapshot(&*fs, replay.sequence, &shards.snapshot())?;
+        }
+        let Replay { shards, sequence, replayed, snapshot_bytes, log_bytes, .. } = replay;
+        if let Some(written) = shards.as_ref().map(Shards::count).filter(|written| *written != wanted) {
+            return Err(JournalError::Shards { written, wanted });
+        }
+        let file = create_segment(&*fs, sequence)?;
+        let flusher = Arc::new(Flusher {
+            state: Mutex::new(Work { written: sequence, files: vec![Arc::clone(&file)], ..Work::default() }),
+            changed: Condvar::new(),
+            durable: AtomicU64::new(sequence),
+            failed: AtomicU64::new(0),
+            flushes: Mutex::new(no_flushes()),
+        });
+        let thread = {
+            let (fs, flusher) = (Arc::clone(&fs), Arc::clone(&flusher));
+            std::thread::Builder::new()
+                .name("journal".to_owned())
+                .spawn(move || flusher.run(&*fs, durability, &*wake))
+                .map_err(io_error("cannot start the journal's thread"))?
+        };
+        let mut journal = Journal {
+            fs,
+            durability,
+            file,
+            offset: 0,
+            sequence,
+            buf: Vec::with_capacity(1 << 20),
+            bytes: 0,
+            since_snapshot: log_bytes,
+            snapshot_bytes,
+            said: sequence,
+            flusher,
+            thread: Some(thread),
+        };
+        let shards = match shards {
+            Some(mut shards) => {
+                // Later than all before, also after a clock that went back: epochs of streams begin at the time of the
+                // start, and two starts in one moment would share them.
+                let now = now.max(shards.now() + 1);
+                journal.append(now, Input::Configure(&config_json(&config)));
+                shards.reconfigure(&config);
+                journal.recover(now, &mut shards);
+                shards
+            }
+            None => {
+                journal.append(now, Input::Begin { secret, shards: wanted as u8 });
+                journal.append(now, Input::Configure(&config_json(&config)));
+                Shards::new(&config, secret, now, wanted)
+            }
+        };
+        Ok(Recovered { shards, journal: Some(journal), replayed })
+    }
+
+    /// What a restart does to shards: mail that was on its way arrives, then each begins anew, then what that gave rise to
+    /// arrives, so that nothing is claimed or under way any more.
+    fn recover(&mut self, now: u64, shards: &mut Shards) {
+        self.deliver(now, shards);
+        for shard in 0..shards.count() {
+            self.apply(shard, now, Input::Recovered, shards);
+        }
+        self.deliver(now, shards);
+    }
+
+    fn deliver(&mut self, now: u64, shards: &mut Shards) {
+        loop {
+            let next = shards.pending().next();
+            let Some((from, to)) = next else { return };
+            self.apply(to, now, Input::Mail { from: from as u8 }, shards);
+        }
+    }
+
+    fn apply(&mut self, shard: u16, now: u64, input: Input<'_>, shards: &mut Shards) {
+        write_record_of(shard as u8, &mut self.buf, self.sequence, now, input);
+        self.sequence += 1;
+        // Nobody is there yet to hear of it.
+        shards.apply(shard, now, input, &mut Vec::new(), &mut Notices::default());
+        let matcher = shards.shard_mut(shard);
+        while matcher.poll_question().is_some() || matcher.poll_answered().is_some() {}
+    }
+
+    /// Adds a record; it is written by the next [`commit`](Journal::commit).
+    pub(crate) fn append(&mut self, now: u64, input: Input<'_>) {
+        write_record_of(0, &mut self.buf, self.sequence, now, input);
+        self.sequence += 1;
+    }
+
+    /// Adds the records of a shard's turn, which have no numbers yet.
+    pub(crate) fn append_records(&mut self, records: &mut Vec<u8>) {
+        self.sequence = renumber(records, self.sequence);
+        self.buf.append(records);
+    }
+
+    /// Hands what was appended to the system. Returns the number of the next record: what came before is on disk when
+    /// [`durable`](Journal::durable) has reached it.
+    ///
+    /// # Errors
+    /// As the system says; the journal is unusable then.
+    pub(crate) fn commit(&mut self, now: u64) -> io::Result<u64> {
+        if self.buf.is_empty() {
+            return Ok(self.sequence);
+        }
+        let durable = self.durable();
+        if durable > self.said {
+            self.said = durable;
+            self.append(now, Input::Durable(durable));
+        }
+        let mut files = None;
+        if self.offset >= SEGMENT_BYTES_MAX {
+            let first = self.sequence - count_records(&self.buf);
+            self.file =
+                create_segment(&*self.fs, first).map_err(|error| io::Error::other(error.to_string()))?;
+            self.offset = 0;
+            files = Some(Arc::clone(&self.file));
+        }
+        self.file.write_at(&[IoSlice::new(&self.buf)], self.offset)?;
+        let written = self.buf.len() as u64;
+        self.offset += written;
+        self.bytes += written;
+        self.since_snapshot += written;
+        self.buf.clear();
+        let mut work = self.flusher.state.lock().unwrap_or_else(PoisonError::into_inner);
+        work.written = self.sequence;
+        work.files.extend(files);
+        drop(work);
+        if self.durability == Durability::Sync {
+            self.flusher.changed.notify_one();
+        }
+        Ok(self.sequence)
+    }
+
+    /// Every record below this is on disk.
+    pub(crate) fn durable(&self) -> u64 {
+        self.flusher.durable.load(Ordering::Acquire)
+    }
+
+    /// What flushes took since the start, in s.
+    pub(crate) fn flushes(&self) -> Histogram {
+        self.flusher.flushes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether a flush failed: nothing that was not durable before may be promised any more.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.flusher.failed.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether answers wait for the disk.
+    pub(crate) fn holds_answers(&self) -> bool {
+        self.durability == Durability::Sync
+    }
+
+    /// Answers with marks up to this may leave.
+    pub(crate) fn releases(&self) -> u64 {
+        if self.holds_answers() { self.durable() } else { u64::MAX }
+    }
+
+    /// Bytes written since the start.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether the log has become so long that a snapshot pays.
+    pub(crate) fn wants_snapshot(&self) -> bool {
+        self.since_snapshot > SNAPSHOT_LOG_BYTES_MIN.max(2 * self.snapshot_bytes)
+    }
+
+    /// Whether anything was logged since the last snapshot.
+    pub(crate) fn has_news(&self) -> bool {
+        self.since_snapshot > 0
+    }
+
+    /// Writes a snapshot of the state after all that was committed, in the background.
+    pub(crate) fn snapshot(&mut self, bytes: Vec<u8>) {
+        debug_assert!(self.buf.is_empty(), "a snapshot follows a commit");
+        self.snapshot_bytes = bytes.len() as u64;
+        self.since_snapshot = 0;
+        let mut work = self.flusher.state.lock().unwrap_or_else(PoisonError::into_inner);
+        work.snapshot = Some((self.sequence, bytes));
+        self.flusher.changed.notify_one();
+    }
+}
+
+impl Drop for Journal {
+    /// Flushes what was committed.
+    fn drop(&mut self) {
+        self.flusher.state.lock().unwrap_or_else(PoisonError::into_inner).stop = true;
+        self.flusher.changed.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // A panic there was reported there.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Flusher {
+    fn run(&self, fs: &dyn Fs, durability: Durability, wake: &dyn Fn()) {
+        loop {
+            let mut work = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            loop {
+                let behind = work.written > self.durable.load(Ordering::Acquire);
+                if work.stop || work.snapshot.is_some() || behind && durability == Durability::Sync {
+                    break;
+                }
+                let waited = self.changed.wait_timeout(work, FLUSH_INTERVAL);
+                let (next, timed_out) = waited.unwrap_or_else(PoisonError::into_inner);
+                work = next;
+                if timed_out.timed_out() {
+                    break;
+                }
+            }
+            let (written, stop, snapshot) = (work.written, work.stop, work.snapshot.take());
+            let files = work.files.clone();
+            drop(work);
+            if written > self.durable.load(Ordering::Acquire) {
+                let began = Instant::now();
+                let result = files.iter().try_for_each(|file| file.sync());
+                let took = began.elapsed().as_secs_f64();
+                self.flushes.lock().unwrap_or_else(PoisonError::into_inner).observe(took);
+                if let Err(error) = result {
+                    tracing::error!(%error, "the journal cannot be flushed; nothing is acknowledged any more");
+                    self.failed.store(1, Ordering::Release);
+                    wake();
+                    return;
+                }
+                let mut work = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                // Files that had a successor are complete now.
+                let complete = files.len() - 1;
+                work.files.drain(..complete);
+                drop(work);
+                self.durable.store(written, Ordering::Release);
+                wake();
+            }
+            if let Some((sequence, bytes)) = snapshot
+                && let Err(error) = write_snapshot(fs, sequence, &bytes)
+            {
+                tracing::error!(%error, "a snapshot of the matcher could not be written; the log goes on");
+            }
+            if stop {
+                return;
+            }
+        }
+    }
+}
+
+fn segment_name(first: u64) -> String {
+    format!("{LOG}/{first:016x}.seg")
+}
+
+fn snapshot_name(sequence: u64) -> String {
+    format!("{SNAPSHOTS}/{sequence:016x}.snap")
+}
+
+fn create_segment(fs: &dyn Fs, first: u64) -> Result<Arc<dyn File>, JournalError> {
+    let file =
+        fs.open(&segment_name(first), true).map_err(io_error("cannot make a segment of the journal"))?;
+    file.set_len(0).map_err(io_error("cannot make a segment of the journal"))?;
+    fs.sync_dir(LOG).map_err(io_error("cannot make a segment of the journal durable"))?;
+    Ok(file)
+}
+
+fn numbers(fs: &dyn Fs, folder: &str, suffix: &str) -> Result<Vec<u64>, JournalError> {
+    let names = fs.list(folder).map_err(io_error("cannot list the journal"))?;
+    let mut found: Vec<u64> =
+        names.iter().filter_map(|name| u64::from_str_radix(name.strip_suffix(suffix)?, 16).ok()).collect();
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// The new snapshot first, durable by content and name; only then what it replaces goes.
+fn write_snapshot(fs: &dyn Fs, sequence: u64, bytes: &[u8]) -> Result<(), JournalError> {
+    let failed = io_error("cannot write a snapshot");
+    let mut head = Vec::with_capacity(20);
+    head.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+    head.extend_from_slice(&crc32c(bytes).to_le_bytes());
+    head.extend_from_slice(&sequence.to_le_bytes());
+    let file = fs.open(&snapshot_name(sequence), true).map_err(&failed)?;
+    file.set_len(0).map_err(&failed)?;
+    file.write_at(&[IoSlice::new(&head), IoSlice::new(bytes)], 0).map_err(&failed)?;
+    file.sync().map_err(&failed)?;
+    fs.sync_dir(SNAPSHOTS).map_err(&failed)?;
+    for old in numbers(fs, SNAPSHOTS, ".snap")?.into_iter().filter(|old| *old < sequence) {
+        fs.remove(&snapshot_name(old)).map_err(&failed)?;
+    }
+    let segments = numbers(fs, LOG, ".seg")?;
+    for pair in segments.windows(2).filter(|pair| pair[1] <= sequence) {
+        fs.remove(&segment_name(pair[0])).map_err(&failed)?;
+    }
+    Ok(())
+}
+
+/// A snapshot, unless it was being written when the power failed.
+fn read_snapshot(fs: &dyn Fs, sequence: u64) -> Result<Option<Vec<u8>>, JournalError> {
+    let failed = io_error("cannot read a snapshot");
+    let file = fs.open(&snapshot_name(sequence), false).map_err(&failed)?;
+    let len = file.len().map_err(&failed)?;
+    let mut bytes = vec![0; len as usize];
+    file.read_at(&mut bytes, 0).map_err(&failed)?;
+    let Some((head, body)) = bytes.split_first_chunk::<20>() else { return Ok(None) };
+    let size = u64::from_le_bytes(std::array::from_fn(|index| head[index]));
+    let crc = u32::from_le_bytes(std::array::from_fn(|index| head[8 + index]));
+    let number = u64::from_le_bytes(std::array::from_fn(|index| head[12 + index]));
+    let whole = size == body.len() as u64 && number == sequence && crc32c(body) == crc;
+    Ok(whole.then(|| body.to_vec()))
+}
+
+fn config_json(config: &Config) -> Vec<u8> {
+    // Maps with text keys and numbers: nothing in it can fail to be JSON.
+    serde_json::to_vec(config).unwrap_or_default()
+}

@@ -1,0 +1,259 @@
+//! Reading a journal back: what comes of it, and where it ends.
+
+use std::sync::Arc;
+
+use throng_ddc_store::{File, Fs};
+use throng_matcher::record::{Input, Record, next_record, parse_input, read_record};
+use throng_matcher::{Config, Notices, Shards};
+
+use super::{JournalError, LOG, SNAPSHOTS, io_error, numbers, read_snapshot, segment_name, snapshot_name};
+
+/// Reads a journal into a matcher.
+pub(crate) struct Replay {
+    pub(crate) shards: Option<Shards>,
+    config: Config,
+    /// Number of the next record.
+    pub(crate) sequence: u64,
+    pub(crate) replayed: u64,
+    pub(super) snapshot_bytes: u64,
+    pub(super) log_bytes: u64,
+    salvage: bool,
+    /// Whether something damaged was left out.
+    pub(super) skipped: bool,
+    /// The newest snapshot's number, if it is not whole.
+    damaged: Option<u64>,
+    notices: Notices,
+    answer: Vec<u8>,
+}
+
+impl Replay {
+    /// Begins at the newest snapshot that is whole.
+    pub(crate) fn begin(fs: &dyn Fs, config: Config, salvage: bool) -> Result<Replay, JournalError> {
+        let mut replay = Replay {
+            shards: None,
+            config,
+            sequence: 0,
+            replayed: 0,
+            snapshot_bytes: 0,
+            log_bytes: 0,
+            salvage,
+            skipped: false,
+            damaged: None,
+            notices: Notices::default(),
+            answer: Vec::new(),
+        };
+        for sequence in numbers(fs, SNAPSHOTS, ".snap")?.into_iter().rev() {
+            let Some(bytes) = read_snapshot(fs, sequence)? else {
+                replay.damaged.get_or_insert(sequence);
+                continue;
+            };
+            let shards = Shards::restore(&replay.config, &bytes)
+                .map_err(|error| JournalError::Unknown { sequence, why: error.to_string() })?;
+            replay.snapshot_bytes = bytes.len() as u64;
+            (replay.shards, replay.sequence) = (Some(shards), sequence);
+            break;
+        }
+        Ok(replay)
+    }
+
+    /// Replays every segment; writes nothing.
+    pub(crate) fn run(&mut self, fs: &dyn Fs) -> Result<Ends, JournalError> {
+        let segments = numbers(fs, LOG, ".seg")?;
+        let mut ends = Ends::default();
+        for (at, first) in segments.iter().enumerate() {
+            // A segment whose successor begins no later than where we are has nothing new.
+            if segments.get(at + 1).is_some_and(|next| *next <= self.sequence) {
+                continue;
+            }
+            let name = segment_name(*first);
+            if *first > self.sequence && ends.replayed.is_empty() && !(self.salvage && self.shards.is_some())
+            {
+                return Err(self.without_beginning(*first));
+            }
+            // The end of its predecessor is missing, and what follows goes with it: a prefix is what comes back.
+            if *first > self.sequence && !self.salvage && !ends.replayed.is_empty() {
+                if later_segments_need(fs, &segments[at..], self.sequence)? {
+                    return Err(JournalError::Damaged { sequence: self.sequence, segment: name, offset: 0 });
+                }
+                tracing::info!(segment = name, "the journal ended before this segment");
+                ends.beyond = segments[at..].to_vec();
+                break;
+            }
+            let file = fs.open(&name, false).map_err(io_error("cannot open a segment of the journal"))?;
+            let len = file.len().map_err(io_error("cannot read a segment of the journal"))?;
+            let mut bytes = vec![0; len as usize];
+            file.read_at(&mut bytes, 0).map_err(io_error("cannot read a segment of the journal"))?;
+            self.log_bytes += len;
+            let end = self.replay_segment(&name, &bytes)?;
+            let is_torn = end < bytes.len() && !self.salvage;
+            ends.replayed.push((file, is_torn.then_some(end as u64)));
+            if is_torn {
+                let later = later_segments_need(fs, &segments[at + 1..], self.sequence)?;
+                if later || durable_behind(&bytes[end..], self.sequence) {
+                    return Err(JournalError::Damaged {
+                        sequence: self.sequence,
+                        segment: name,
+                        offset: end as u64,
+                    });
+                }
+                tracing::info!(
+                    segment = name,
+                    cut = bytes.len() - end,
+                    "the journal ended in the middle of a write"
+                );
+            } else if end < bytes.len() {
+                let next = self.skip_damage(&name, &bytes, end)?;
+                self.skipped = true;
+                tracing::warn!(
+                    segment = name,
+                    from = end,
+                    to = next,
+                    "a damaged part of the journal was skipped"
+                );
+            }
+        }
+        match self.damaged {
+            // No log is left either.
+            Some(first) if self.shards.is_none() => Err(self.without_beginning(first)),
+            _ => Ok(ends),
+        }
+    }
+
+    fn without_beginning(&self, first: u64) -> JournalError {
+        let damaged = self.damaged.map(snapshot_name);
+        JournalError::Snapshot { first, damaged, older: self.shards.is_some() }
+    }
+
+    /// Replays from the front; returns where it stopped.
+    fn replay_segment(&mut self, name: &str, bytes: &[u8]) -> Result<usize, JournalError> {
+        let mut at = 0;
+        while let Some(record) = read_record(&bytes[at..]) {
+            if record.sequence > self.sequence {
+                if !self.salvage {
+                    return Err(JournalError::Damaged {
+                        sequence: self.sequence,
+                        segment: name.to_owned(),
+                        offset: at as u64,
+                    });
+                }
+                self.sequence = record.sequence;
+                self.skipped = true;
+            }
+            at += record.len;
+            if record.sequence < self.sequence {
+                continue;
+            }
+            self.apply(&record)?;
+        }
+        Ok(at)
+    }
+
+    fn skip_damage(&mut self, name: &str, bytes: &[u8], from: usize) -> Result<usize, JournalError> {
+        let mut at = from;
+        while let Some(next) = next_record(&bytes[at..], self.sequence) {
+            at += next;
+            at += self.replay_segment(name, &bytes[at..])?;
+        }
+        Ok(at)
+    }
+
+    fn apply(&mut self, record: &Record<'_>) -> Result<(), JournalError> {
+        let sequence = record.sequence;
+        let unknown = |why: String| JournalError::Unknown { sequence, why };
+        let input =
+            parse_input(record.kind, record.body).ok_or_else(|| unknown(format!("type {}", record.kind)))?;
+        self.sequence = sequence + 1;
+        self.replayed += 1;
+        let now = record.time;
+        if let Input::Begin { secret, shards } = input {
+            self.shards = Some(Shards::new(&self.config, secret, now, u16::from(shards)));
+            return Ok(());
+        }
+        let Some(shards) = &mut self.shards else {
+            return Err(unknown("it comes before the beginning; a segment is missing".to_owned()));
+        };
+        let shard = u16::from(record.shard);
+        if shard >= shards.count() {
+            return Err(unknown(format!("there is no shard {shard}")));
+        }
+        if let Input::Configure(json) = input {
+            let config = serde_json::from_slice(json).map_err(|error| unknown(error.to_string()))?;
+            shards.reconfigure(&config);
+            return Ok(());
+        }
+        shards.apply(shard, now, input, &mut self.answer, &mut self.notices);
+        let matcher = shards.shard_mut(shard);
+        // They were asked and answered then.
+        while matcher.poll_question().is_some() || matcher.poll_answered().is_some() {}
+        self.answer.clear();
+        self.notices.clear();
+        Ok(())
+    }
+}
+
+/// Where a journal ends that was replayed: what has to be done before it goes on.
+#[derive(Default)]
+pub(crate) struct Ends {
+    /// Segments, and where a torn one is to be cut.
+    replayed: Vec<(Arc<dyn File>, Option<u64>)>,
+    /// Segments behind the end. Left there, their numbers would be taken for later ones than those to come.
+    beyond: Vec<u64>,
+}
+
+impl Ends {
+    /// Leaves the records that were replayed, all of them on disk: a process that was killed may not have come to that,
+    /// and what follows says that they are.
+    pub(super) fn mend(self, fs: &dyn Fs) -> Result<(), JournalError> {
+        for (file, cut) in self.replayed {
+            if let Some(len) = cut {
+                file.set_len(len).map_err(io_error("cannot cut a torn record"))?;
+            }
+            file.sync().map_err(io_error("cannot make the end of the journal durable"))?;
+        }
+        // The last first: what a power failure leaves of them is behind the end again.
+        for first in self.beyond.into_iter().rev() {
+            fs.remove(&segment_name(first))
+                .map_err(io_error("cannot remove what is behind the journal's end"))?;
+        }
+        fs.sync_dir(LOG).map_err(io_error("cannot remove what is behind the journal's end"))
+    }
+}
+
+/// Whether a record behind damage says that the record `sequence` had been on disk.
+fn durable_behind(bytes: &[u8], sequence: u64) -> bool {
+    let mut at = 0;
+    while let Some(next) = next_record(&bytes[at..], sequence) {
+        at += next;
+        while let Some(record) = read_record(&bytes[at..]) {
+            if let Some(Input::Durable(below)) = parse_input(record.kind, record.body)
+                && below > sequence
+            {
+                return true;
+            }
+            at += record.len;
+        }
+    }
+    false
+}
+
+/// Whether a later segment holds records: segments are begun only when their predecessor is complete in memory, and
+/// flushed in order, so a record there that says `sequence` was durable proves it.
+fn later_segments_need(fs: &dyn Fs, later: &[u64], sequence: u64) -> Result<bool, JournalError> {
+    for first in later {
+        let file = fs
+            .open(&segment_name(*first), false)
+            .map_err(io_error("cannot open a segment of the journal"))?;
+        let len = file.len().map_err(io_error("cannot read a segment of the journal"))?;
+        let mut bytes = vec![0; len as usize];
+        file.read_at(&mut bytes, 0).map_err(io_error("cannot read a segment of the journal"))?;
+        let mut at = 0;
+        while let Some(record) = read_record(&bytes[at..]) {
+            if matches!(parse_input(record.kind, record.body), Some(Input::Durable(below)) if below > sequence)
+            {
+                return Ok(true);
+            }
+            at += record.len;
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,562 @@
+//! The thread that drives it all, and handles to it.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use throng_ddc_store::{Folder, Fs};
+use throng_matcher::{Answered, Config, Notices, Scope, Shards, Verdict, json};
+use throng_net::{Clock, CloseMode, EventLoop, Limits, ListenerSpec, TlsAcceptor, Transport, Waker};
+use throng_stdx::Instant;
+use throng_wire::matcher::{Method, Status, method, method_named};
+use tokio::sync::watch;
+
+use crate::Report;
+use crate::core::Core;
+use crate::engine::{Engine, Log};
+use crate::hub::{Act, Hub};
+use crate::journal::{Durability, Journal, JournalError, OpenOptions, Recovered, Replay};
+use crate::policy::Policies;
+use crate::pool::{Begin, Pool};
+use crate::session::Sink;
+use crate::tokens::Tokens;
+use crate::trials::Trials;
+use crate::watch::Watch;
+
+/// Time between two looks at what has no timer of its own.
+const TIDY_MS: u64 = 200;
+/// Posts from this process that wait for the matcher's thread: some 100 ms of its work.
+pub const INBOX_MAX: usize = 65_536;
+/// A request that was not executed so long after its arrival is answered with `TIMEOUT`, unless it says otherwise.
+pub(crate) const DEADLINE_MS: u64 = 3_000;
+/// Time that output gets to leave at the end.
+const GOODBYE: Duration = Duration::from_millis(300);
+
+/// What a service is made of.
+#[derive(Debug)]
+pub struct Options {
+    /// Address of the framed RPC; `None` serves only this process.
+    pub addr: Option<SocketAddr>,
+    /// File of a Unix socket that serves the same; `None` opens none.
+    pub unix: Option<PathBuf>,
+    /// TLS on `addr`.
+    pub tls: Option<TlsAcceptor>,
+    /// Modes and limits.
+    pub config: Config,
+    /// Shards, 1 to 16. One runs on the thread that has the connections; of several each has a thread of its own.
+    pub shards: u16,
+    /// When answers leave.
+    pub durability: Durability,
+    /// Folder of the journal; may be absent with [`Durability::None`].
+    pub fs: Option<Arc<dyn Fs>>,
+    /// Who may connect.
+    pub tokens: Tokens,
+    /// The area that is served; empty: whatever callers name.
+    pub area: String,
+    /// Unguessable bytes, for ids.
+    pub secret: [u8; 32],
+    /// Skips damaged records.
+    pub salvage: bool,
+    /// Who decides about rooms of modes that name a policy.
+    pub policies: Policies,
+}
+
+/// Why a service did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {addr}: {source}")]
+    Bind {
+        /// The address.
+        addr: SocketAddr,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The Unix socket cannot be opened.
+    #[error("cannot listen on `{}`: {source}", path.display())]
+    Unix {
+        /// Its file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The journal cannot be used.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The system refuses a thread or an event loop.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// A request from this process.
+pub struct Call {
+    /// Who calls.
+    pub srv: String,
+    /// What it may do.
+    pub scope: Scope,
+    /// Number of the method.
+    pub method: u16,
+    /// Body of the request.
+    pub body: Vec<u8>,
+    /// Takes the answer, on the matcher's thread: must not block.
+    pub reply: Reply,
+}
+
+/// Takes an answer.
+pub type Reply = Box<dyn FnOnce(Status, Vec<u8>) + Send>;
+
+pub(crate) enum Post {
+    /// A call, which is not executed any more when it is `due`.
+    Call {
+        call: Call,
+        due: std::time::Instant,
+    },
+    Subscribe {
+        srv: String,
+        after: Option<(u64, u64)>,
+        sink: Sink,
+        id: u64,
+    },
+    Unsubscribe {
+        srv: String,
+        id: u64,
+    },
+    Resume {
+        srv: String,
+        id: u64,
+    },
+    Verdict {
+        id: u64,
+        verdict: Option<Verdict>,
+    },
+    Tried {
+        shard: u16,
+        answered: Answered,
+    },
+    Stop,
+}
+
+/// Calls a service from its own process. Cheap to clone.
+#[derive(Clone)]
+pub struct Handle {
+    inbox: Arc<Mutex<Vec<Post>>>,
+    waker: Waker,
+    report: Arc<Mutex<Report>>,
+    subscriptions: Arc<AtomicU64>,
+    /// Set once the matcher's thread takes nothing any more.
+    ended: Arc<watch::Sender<bool>>,
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").finish_non_exhaustive()
+    }
+}
+
+impl Handle {
+    /// Sends a request; its `reply` is called once, unless the service ends first. With [`INBOX_MAX`] waiting it is
+    /// called at once, with `OVERLOADED`. One that waits for more than 3 s is answered with `TIMEOUT` and has no effect.
+    pub fn call(&self, call: Call) {
+        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        if *self.ended.borrow() {
+            return;
+        }
+        if inbox.len() >= INBOX_MAX {
+            drop(inbox);
+            return (call.reply)(Status::Overloaded, Vec::new());
+        }
+        let due = std::time::Instant::now() + Duration::from_millis(DEADLINE_MS);
+        inbox.push(Post::Call { call, due });
+        drop(inbox);
+        self.waker.wake();
+    }
+
+    /// Sends a request. The answer is `INTERNAL` when the service ends first.
+    pub async fn ask(&self, srv: &str, scope: Scope, method: u16, body: Vec<u8>) -> (Status, Vec<u8>) {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        // The caller may have given up.
+        let reply: Reply = Box::new(move |status, body| drop(sender.send((status, body))));
+        self.call(Call { srv: srv.to_owned(), scope, method, body, reply });
+        receiver.await.unwrap_or((Status::Internal, Vec::new()))
+    }
+
+    /// Sends a request and waits for the answer. Not for the matcher's own thread.
+    ///
+    /// # Errors
+    /// `Err(())` when the service ended.
+    #[allow(clippy::result_unit_err)]
+    pub fn call_and_wait(
+        &self,
+        srv: &str,
+        scope: Scope,
+        method: u16,
+        body: Vec<u8>,
+    ) -> Result<(Status, Vec<u8>), ()> {
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        let reply: Reply = Box::new(move |status, body| {
+            // The caller may have given up.
+            let _ = sender.send((status, body));
+        });
+        self.call(Call { srv: srv.to_owned(), scope, method, body, reply });
+        receiver.recv().map_err(drop)
+    }
+
+    /// Takes the notifications of a server, from now or after (epoch, number); epoch 0 is the current one. Replaces its
+    /// session, if it has one. Answers the subscription's number.
+    pub fn subscribe(&self, srv: &str, after: Option<(u64, u64)>, sink: Sink) -> u64 {
+        let id = self.subscriptions.fetch_add(1, Ordering::Relaxed);
+        self.post(Post::Subscribe { srv: srv.to_owned(), after, sink, id });
+        id
+    }
+
+    /// The same as a stream with bounds of its own.
+    #[must_use]
+    pub fn watch(&self, srv: &str, after: Option<(u64, u64)>) -> Watch {
+        let id = self.subscriptions.fetch_add(1, Ordering::Relaxed);
+        let (watch, sink) = Watch::new(self.clone(), srv, id);
+        self.post(Post::Subscribe { srv: srv.to_owned(), after, sink, id });
+        watch
+    }
+
+    /// Lets a sink that was full have more.
+    pub fn resume(&self, srv: &str, id: u64) {
+        self.post(Post::Resume { srv: srv.to_owned(), id });
+    }
+
+    /// Ends a subscription, if it is still the server's; the server's grace period begins.
+    pub fn unsubscribe(&self, srv: &str, id: u64) {
+        self.post(Post::Unsubscribe { srv: srv.to_owned(), id });
+    }
+
+    /// Asks a method that changes nothing, in the JSON of the HTTP interface, with an operator's rights. Not for the
+    /// matcher's own thread.
+    ///
+    /// # Errors
+    /// An HTTP status and what stands in the way: no such method, one that changes something, a body that does not fit, or
+    /// the matcher's own problem as JSON.
+    pub fn ask_json(&self, method: &str, request: &str) -> Result<String, (u16, String)> {
+        let Some(method) = method_named(method).filter(|method| !method.mutates) else {
+            return Err((404, format!("no method that changes nothing is called `{method}`")));
+        };
+        self.operate(method, request)
+    }
+
+    /// Makes or replaces a queue, in the same JSON, with an operator's rights. Not for the matcher's own thread.
+    ///
+    /// # Errors
+    /// As [`ask_json`](Handle::ask_json).
+    pub fn put_queue_json(&self, request: &str) -> Result<String, (u16, String)> {
+        let method = method(Method::PUT_QUEUE).ok_or_else(|| (500, "no such method".to_owned()))?;
+        self.operate(method, request)
+    }
+
+    fn operate(&self, method: &Method, request: &str) -> Result<String, (u16, String)> {
+        let mut body = Vec::new();
+        json::encode(method.request, request.as_bytes(), &mut body).map_err(|why| (400, why))?;
+        let (status, body) = self
+            .call_and_wait("", Scope::Admin, method.number, body)
+            .map_err(|()| (503, "the matcher has ended".to_owned()))?;
+        if status != Status::Ok {
+            return Err((status.http(), json::problem(status.name(), &body)));
+        }
+        let mut answer = String::new();
+        json::decode(method.response, &body, &mut answer);
+        Ok(answer)
+    }
+
+    /// Counters, at most a fifth of a second old.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A policy's late verdict.
+    pub(crate) fn give_verdict(&self, id: u64, verdict: Option<Verdict>) {
+        self.post(Post::Verdict { id, verdict });
+    }
+
+    /// A shard's trial is done.
+    pub(crate) fn give_tried(&self, shard: u16, answered: Answered) {
+        self.post(Post::Tried { shard, answered });
+    }
+
+    /// Completes when the service has ended: it was stopped, or its journal failed.
+    pub async fn ended(&self) {
+        // The sender is here, so there is no error.
+        let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
+    }
+
+    fn post(&self, post: Post) {
+        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*self.ended.borrow() {
+            inbox.push(post);
+        }
+        drop(inbox);
+        self.waker.wake();
+    }
+
+    /// Takes nothing any more. Who waits for an answer gets none, at once.
+    fn end(&self) {
+        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        self.ended.send_replace(true);
+        let posts = std::mem::take(&mut *inbox);
+        drop(inbox);
+        drop(posts);
+    }
+}
+
+/// Ends a handle with the thread that has it, however that ends.
+struct Ends(Handle);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+/// A running matcher. Dropping it stops it.
+#[derive(Debug)]
+pub struct Service {
+    handle: Handle,
+    addr: Option<SocketAddr>,
+    replayed: u64,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Service {
+    /// Calls it.
+    #[must_use]
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Where the framed RPC listens.
+    #[must_use]
+    pub fn addr(&self) -> Option<SocketAddr> {
+        self.addr
+    }
+
+    /// Records that the start replayed.
+    #[must_use]
+    pub fn replayed(&self) -> u64 {
+        self.replayed
+    }
+
+    /// Tells everybody, flushes the journal, writes a last snapshot and ends.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.handle.post(Post::Stop);
+            // A panic there was reported there.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Reads the journal and starts to serve.
+///
+/// # Errors
+/// See [`StartError`]; nothing stays behind then.
+pub fn start(options: Options) -> Result<Service, StartError> {
+    let Options { addr, unix, tls, config, shards, durability, fs, tokens, area, secret, salvage, policies } =
+        options;
+    let system = |what| move |source| StartError::System { what, source };
+    let mut event_loop = EventLoop::new().map_err(system("cannot make an event loop"))?;
+    let waker = event_loop.waker();
+    let clock = Clock::start();
+    let wake = {
+        let waker = waker.clone();
+        Box::new(move || waker.wake())
+    };
+    let now = wall_ms();
+    let open = OpenOptions { fs, durability, config, shards, secret, now, salvage, wake };
+    let recovered = Journal::open(open)?;
+    let mut bound = None;
+    if let Some(addr) = addr {
+        let spec = ListenerSpec { tls, ..ListenerSpec::new(addr, Transport::Tcp) };
+        let (_, at) = event_loop.listen(spec).map_err(|source| StartError::Bind { addr, source })?;
+        bound = Some(at);
+    }
+    if let Some(path) = unix {
+        let opened = event_loop.listen_unix(&path, Limits::default());
+        opened.map_err(|source| StartError::Unix { path, source })?;
+    }
+    let inbox = Arc::new(Mutex::new(Vec::new()));
+    let report = Arc::new(Mutex::new(Report::default()));
+    let handle = Handle {
+        inbox: Arc::clone(&inbox),
+        waker,
+        report: Arc::clone(&report),
+        subscriptions: Arc::default(),
+        ended: Arc::new(watch::Sender::new(false)),
+    };
+    let replayed = recovered.replayed;
+    let now = now.max(recovered.shards.now());
+    // Epochs of different lives of the process differ: they begin at the wall time.
+    let wall_start = now.saturating_sub(clock.now().as_nanos() / 1_000_000);
+    let policies = policies.answered_by(handle.clone());
+    let core = begin(recovered, policies, now, (&handle.waker, clock, wall_start))?;
+    let hub = Hub::new(core, tokens, area, format!("{now:x}"), now, now << 16, inbox, report, wall_start);
+    let ends = Ends(handle.clone());
+    let thread = std::thread::Builder::new()
+        .name("matcher".to_owned())
+        .spawn(move || {
+            let _ends = ends;
+            drive(event_loop, hub, clock, wall_start);
+        })
+        .map_err(system("cannot start the matcher's thread"))?;
+    Ok(Service { handle, addr: bound, replayed, thread: Some(thread) })
+}
+
+/// Puts what was recovered on its threads.
+fn begin(
+    recovered: Recovered,
+    policies: Policies,
+    now: u64,
+    (waker, clock, wall_start): (&Waker, Clock, u64),
+) -> Result<Core, StartError> {
+    let system = |what| move |source| StartError::System { what, source };
+    let Recovered { shards, mut journal, .. } = recovered;
+    if let Some(journal) = &mut journal {
+        journal.commit(now).map_err(system("cannot write the journal"))?;
+    }
+    if shards.count() > 1 {
+        let wake = waker.clone();
+        let wake = Box::new(move || wake.wake());
+        let mut pool = Pool::new(Begin { shards, journal, policies, wake });
+        pool.spawn(clock, wall_start).map_err(system("cannot start a shard's thread"))?;
+        return Ok(Core::Many(Box::new(pool)));
+    }
+    let log = journal.map_or(Log::None, Log::Own);
+    let matcher = shards.into_only();
+    let trials = Trials::of_shard(policies.late(), 0, &Arc::default());
+    let notices = Notices::default();
+    Ok(Core::One(Box::new(Engine { matcher, log, notices, policies, trials, shard: (0, 1) })))
+}
+
+/// What [`replay`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verified {
+    /// Records that were replayed.
+    pub records: u64,
+    /// Number of the next record.
+    pub sequence: u64,
+    /// Of the state; the same for every replay.
+    pub digest: String,
+    /// Time of one replay.
+    pub elapsed: Duration,
+}
+
+/// Replays the journal in a folder; with `verify` twice, and compares the states. Writes nothing to it, a torn end stays
+/// for the next start to cut.
+///
+/// # Errors
+/// A journal that cannot be read, also because a matcher runs in the folder; `Unknown` when the two replays differ, which is a defect of the matcher.
+pub fn replay(folder: &Path, verify: bool, salvage: bool) -> Result<Verified, JournalError> {
+    let fs =
+        Folder::new(folder).map_err(|source| JournalError::Io { what: "cannot open the folder", source })?;
+    let once = || -> Result<(u64, u64, [u8; 32], Duration), JournalError> {
+        let began = std::time::Instant::now();
+        let mut replay = Replay::begin(&fs, Config::default(), salvage)?;
+        replay.run(&fs)?;
+        let elapsed = began.elapsed();
+        let digest = replay.shards.as_ref().map_or([0; 32], Shards::digest);
+        Ok((replay.replayed, replay.sequence, digest, elapsed))
+    };
+    let first = once()?;
+    if verify && first.2 != once()?.2 {
+        let why = "two replays gave different states".to_owned();
+        return Err(JournalError::Unknown { sequence: first.1, why });
+    }
+    let digest = first.2.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(Verified { records: first.0, sequence: first.1, digest, elapsed: first.3 })
+}
+
+fn drive(mut event_loop: EventLoop, mut hub: Hub, clock: Clock, wall_start: u64) {
+    let mut tidied = 0;
+    loop {
+        let next = hub.core.next_timeout().unwrap_or(u64::MAX).min(tidied + TIDY_MS);
+        let deadline = if hub.has_fresh() || next <= hub.now {
+            clock.now()
+        } else {
+            Instant::from_millis(next.saturating_sub(wall_start))
+        };
+        if let Err(error) = event_loop.poll(&clock, Some(deadline), &mut hub) {
+            tracing::error!(%error, "the matcher's event loop failed");
+            return;
+        }
+        if let Err(error) = hub.end() {
+            tracing::error!(%error, "the matcher's journal failed; the service ends and what was not durable is lost");
+            return;
+        }
+        hub.release();
+        write_out(&mut event_loop, &mut hub);
+        if hub.now >= tidied + TIDY_MS {
+            tidied = hub.now;
+            hub.tidy();
+        }
+        act(&mut event_loop, &mut hub);
+        if hub.stop {
+            hub.say_goodbye();
+            let until = clock.now() + GOODBYE;
+            while hub.end().is_ok() && clock.now() < until && hub.has_output() {
+                hub.release();
+                write_out(&mut event_loop, &mut hub);
+                act(&mut event_loop, &mut hub);
+                if event_loop.poll(&clock, Some(clock.now() + Duration::from_millis(5)), &mut hub).is_err() {
+                    return;
+                }
+            }
+            hub.core.last_snapshot(hub.now);
+            return;
+        }
+    }
+}
+
+fn write_out(event_loop: &mut EventLoop, hub: &mut Hub) {
+    for index in hub.take_dirty() {
+        let Some((key, bytes)) = hub.output(index) else { continue };
+        let outcome = event_loop.write(key, &[IoSlice::new(bytes)]);
+        hub.wrote(index, outcome.taken, outcome.blocked);
+    }
+}
+
+fn act(event_loop: &mut EventLoop, hub: &mut Hub) {
+    for act in std::mem::take(&mut hub.acts) {
+        match act {
+            Act::Close(key) => {
+                event_loop.close(key, CloseMode::Flush);
+                hub.forget(key);
+            }
+            Act::CloseNow(key) => {
+                event_loop.close(key, CloseMode::Now);
+                hub.forget(key);
+            }
+            Act::Resume(key) => event_loop.resume_read(key),
+        }
+    }
+}
+
+fn wall_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
