@@ -1,7 +1,7 @@
 //! Everything together, in virtual time and from a seed: the production hub, engine, journal and state machine, with
 //! servers that lose their connections, read slowly or not at all, a clock that jumps, and a process that is killed.
 
-#[path = "../../ddc-store/tests/disk/mod.rs"]
+#[path = "../../ddc-store/tests/it/disk/mod.rs"]
 #[allow(dead_code, reason = "the store's own tests use the rest")]
 mod disk;
 

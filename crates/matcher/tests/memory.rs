@@ -1,6 +1,7 @@
 //! B.4 and D.9: what an open room and a waiting ticket cost in memory.
 #![cfg(target_os = "linux")]
 
+#[path = "it/world/mod.rs"]
 mod world;
 
 use throng_matcher::Config;

@@ -46,7 +46,7 @@ pub fn proto_file() -> String {
 pub fn reference_page() -> String {
     let mut out = String::from(
         "# Matcher API\n\nFor people who call the matcher, over its framed RPC or over HTTP. Made from the catalogue in \
-         `crates/wire/src/matcher` (`THRONG_UPDATE=1 cargo test -p throng-wire --test matcher_pages` rewrites it).\n\n\
+         `crates/wire/src/matcher` (`THRONG_UPDATE=1 cargo test -p throng-wire --test it matcher_pages::` rewrites it).\n\n\
          ## Framed RPC\n\n\
          A frame is a 20-byte header, little-endian, and a protobuf body: body length (4 bytes), kind (1), flags (1), \
          method or status (2), request id or number of the last entry (8), deadline in ms or processing time in us \

@@ -1,0 +1,228 @@
+//! The conversations of an editor with its cache, in its order and with its headers.
+
+#[allow(dead_code, reason = "each test file uses a part of it")]
+use crate::common;
+
+use common::{Client, Server};
+use hyper::StatusCode;
+use throng_ddc::compressed::{compress_lz4, store};
+use throng_ddc::{Document, IoHash, Style, Value, package};
+use throng_ddc_server::{Listener, Rules};
+
+const CB: &str = "application/x-ue-cb";
+const COMP: &str = "application/x-ue-comp";
+
+fn key(text: &str) -> String {
+    IoHash::of(text.as_bytes()).to_string()
+}
+
+fn value_object(raw: &[u8]) -> Vec<u8> {
+    Value::object([
+        ("RawHash", Value::BinaryAttachment(IoHash::of(raw))),
+        ("RawSize", Value::Integer(raw.len() as u64)),
+    ])
+    .encode(Style::Canonical)
+}
+
+async fn put_object(client: &Client, path: &str, object: &[u8]) -> Vec<String> {
+    let hash = format!("X-Jupiter-IoHash: {:X}", IoHash::of(object));
+    let headers = ["Content-Type: application/x-ue-cb", "Accept: application/json", hash.as_str()];
+    let reply = client.send("PUT", path, &headers, object.to_vec()).await;
+    assert_eq!(reply.status, StatusCode::OK, "{}", reply.text());
+    let json: serde_json::Value = serde_json::from_slice(&reply.body).expect("JSON");
+    let needs = json["needs"].as_array().expect("a list");
+    needs.iter().map(|hash| hash.as_str().expect("a hash").to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_value_is_put_and_got() {
+    let server = Server::start(Rules::default(), Listener::Public).await;
+    let client = server.client().await;
+    let ready = client.send("GET", "/health/ready", &[], "").await;
+    assert_eq!((ready.status, ready.text()), (StatusCode::OK, "Healthy"));
+
+    let raw = b"some derived data ".repeat(1000);
+    let object = value_object(&raw);
+    let path = format!("/api/v1/refs/Test.Game/Texture/{}", key("value"));
+    let needs = put_object(&client, &path, &object).await;
+    assert_eq!(needs, [format!("{:X}", IoHash::of(&raw))]);
+
+    // Nobody sees it yet.
+    assert_eq!(client.get(&path, CB).await.status, StatusCode::BAD_REQUEST);
+    assert_eq!(client.send("HEAD", &path, &[], "").await.status, StatusCode::NOT_FOUND);
+
+    let compressed = compress_lz4(&raw, 18);
+    let blob = format!("/api/v1/compressed-blobs/test.game/{}", needs[0]);
+    let content = format!("Content-Type: {COMP}");
+    let put = client.send("PUT", &blob, &[&content], compressed.clone()).await;
+    assert_eq!(put.text(), format!("{{\"identifier\":\"{}\"}}", needs[0]));
+    let finalise = format!("{path}/finalize/{:X}", IoHash::of(&object));
+    let form = "Content-Type: application/x-www-form-urlencoded";
+    assert_eq!(client.send("POST", &finalise, &[form], "").await.text(), "{\"needs\":[]}");
+
+    let inline = client.get(&path, "application/x-jupiter-inline").await;
+    assert_eq!((inline.status, &inline.body[..]), (StatusCode::OK, &compressed[..]));
+    let hash = format!("{:X}", IoHash::of(&compressed));
+    assert_eq!(inline.header("X-Jupiter-InlinePayloadHash"), hash);
+    assert_eq!(inline.header("X-Jupiter-IoHash"), format!("{:X}", IoHash::of(&object)));
+    let meta = client.get(&path, CB).await;
+    assert_eq!((meta.header("Content-Type"), &meta.body[..]), (CB, &object[..]));
+    assert_eq!(client.send("HEAD", &path, &[], "").await.status, StatusCode::OK);
+
+    // What is decompressed for those who cannot, in part, under its own hash, and what it is not.
+    assert_eq!(client.get(&format!("{path}.raw"), "*/*").await.body, raw);
+    let part = client.send("GET", &blob, &["Range: bytes=4-9"], "").await;
+    assert_eq!((part.status, &part.body[..]), (StatusCode::PARTIAL_CONTENT, &compressed[4..10]));
+    assert_eq!(part.header("Content-Range"), format!("bytes 4-9/{}", compressed.len()));
+    let whole = client.get(&blob, "*/*").await;
+    assert_eq!((whole.header("Content-Type"), whole.header("X-Jupiter-IoHash")), (COMP, hash.as_str()));
+    let own = client.get(&format!("/api/v1/blobs/test.game/{hash}"), "*/*").await;
+    assert_eq!((own.status, own.body), (StatusCode::OK, whole.body));
+    let not_a_blob = format!("/api/v1/blobs/test.game/{}", needs[0]);
+    assert_eq!(client.get(&not_a_blob, "*/*").await.status, StatusCode::NOT_FOUND);
+    let other = client.get(&blob, "application/octet-stream").await;
+    assert_eq!(other.status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
+
+    // A second client finds nothing missing; the third changes the object.
+    assert!(put_object(&client, &path, &object).await.is_empty());
+    let changed = value_object(b"never uploaded");
+    assert_eq!(put_object(&client, &path, &changed).await.len(), 1);
+    assert_eq!(client.get(&path, CB).await.status, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_is_put_and_its_values_are_got_by_the_current_route() {
+    let server = Server::start(Rules::default(), Listener::Public).await;
+    let client = server.client().await;
+    let values: Vec<Vec<u8>> = (0..5_u8).map(|n| vec![n; 3_000_000 + usize::from(n)]).collect();
+    let fields = values.iter().zip(0_u8..).map(|(raw, n)| {
+        Value::object([
+            ("Id", Value::ObjectId([n; 12])),
+            ("RawHash", Value::BinaryAttachment(IoHash::of(raw))),
+            ("RawSize", Value::Integer(raw.len() as u64)),
+        ])
+    });
+    let record = Value::object([("Values", Value::Array(fields.collect()))]).encode(Style::Canonical);
+    let path = format!("/api/v1/refs/test/mesh/{}", key("record"));
+    assert_eq!(put_object(&client, &path, &record).await.len(), 5);
+    for raw in &values {
+        // Uncompressed, so that each is a large upload.
+        let blob = format!("/api/v1/refs/test/Mesh/{}/blobs/{}", key("record"), IoHash::of(raw));
+        let put = client.send("PUT", &blob, &["Content-Type: application/x-ue-comp"], store(raw)).await;
+        assert_eq!(put.status, StatusCode::OK, "{}", put.text());
+    }
+    let finalise = format!("{path}/finalize/{}", IoHash::of(&record));
+    assert_eq!(client.send("POST", &finalise, &[], "").await.text(), "{\"needs\":[]}");
+    for raw in &values {
+        let blob = format!("/api/v1/refs/test/mesh/{}/blobs/{}", key("record"), IoHash::of(raw));
+        let got = client.get(&blob, "*/*").await;
+        assert_eq!((got.header("Content-Type"), &got.body[..]), (COMP, &store(raw)[..]));
+    }
+    // Everything in one body, and back into another namespace.
+    let all = client.get(&format!("{path}.uecbpkg"), "*/*").await;
+    let parts = package::split(&all.body).expect("a package");
+    assert_eq!((parts.len(), parts[0].1), (6, &record[..]));
+    let other = path.replace("/test/", "/other/");
+    let put = client.send("PUT", &other, &["Content-Type: application/x-ue-cbpkg"], all.body.clone()).await;
+    assert_eq!(put.text(), "{\"needs\":[]}");
+    assert_eq!(client.get(&format!("{other}.uecbpkg"), "*/*").await.body, all.body);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_keys_are_asked_for_at_once() {
+    let server = Server::start(Rules::default(), Listener::Public).await;
+    let client = server.client().await;
+    let object = Value::object([("k", Value::string("v"))]).encode(Style::Canonical);
+    put_object(&client, &format!("/api/v1/refs/n/b/{}", key("there")), &object).await;
+    let missing = value_object(b"missing");
+    put_object(&client, &format!("/api/v1/refs/n/b/{}", key("open")), &missing).await;
+    let op = |id: u64, name: &str, of: &str, more: Vec<(&'static str, Value)>| {
+        let fields = [
+            ("opId", Value::Integer(id)),
+            ("op", Value::string(name)),
+            ("bucket", Value::string("B")),
+            ("key", Value::string(&key(of))),
+        ];
+        Value::object(fields.into_iter().chain(more))
+    };
+    let resolve = || vec![("resolveAttachments", Value::Bool(true))];
+    let put =
+        vec![("payload", Value::Document(object.clone())), ("payloadHash", Value::Hash(IoHash::of(&object)))];
+    let wrong =
+        vec![("payload", Value::Document(object.clone())), ("payloadHash", Value::Hash(IoHash::ZERO))];
+    let ops = vec![
+        op(0, "GET", "there", resolve()),
+        op(1, "GET", "nowhere", resolve()),
+        op(2, "GET", "open", resolve()),
+        op(3, "HEAD", "there", vec![]),
+        op(4, "HEAD", "open", vec![]),
+        op(5, "PUT", "new", put),
+        op(6, "PUT", "newer", wrong),
+    ];
+    for style in [Style::Canonical, Style::Plain, Style::Separate] {
+        let request = Value::object([("ops", Value::Array(ops.clone()))]).encode(style);
+        let headers = ["Content-Type: application/x-ue-cb", "Accept: application/x-ue-cb"];
+        let reply = client.send("POST", "/api/v1/refs/n", &headers, request).await;
+        assert_eq!((reply.status, reply.header("Content-Type")), (StatusCode::OK, CB));
+        let document = Document::parse(&reply.body).expect("a document");
+        let results = document.get("results").expect("results");
+        let codes: Vec<i128> =
+            results.iter().map(|r| r.get("statusCode").and_then(|c| c.integer()).expect("a code")).collect();
+        assert_eq!(codes, [200, 404, 400, 200, 404, 200, 400]);
+        let first = results.iter().next().and_then(|r| r.get("response")).expect("a response");
+        assert_eq!(first.to_document_bytes(), Some(object.clone()));
+    }
+    let twice = Value::object([("ops", Value::Array(vec![ops[0].clone(), ops[0].clone()]))]);
+    let headers = ["Content-Type: application/x-ue-cb"];
+    let reply = client.send("POST", "/api/v1/refs/n", &headers, twice.encode(Style::Plain)).await;
+    assert_eq!(reply.status, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_upload_of_the_published_example_has_its_hash() {
+    let server = Server::start(Rules::default(), Listener::Public).await;
+    let client = server.client().await;
+    let path = format!("/api/v1/refs/test/default/{}", key("test"));
+    let hash = "X-Jupiter-IoHash: 4878CA0425C739FA427F7EDA20FE845F6B2E46BA";
+    let octets = "Content-Type: application/octet-stream";
+    assert_eq!(client.send("PUT", &path, &[octets, hash], "test").await.text(), "{\"needs\":[]}");
+    let got = client.get(&path, "*/*").await;
+    assert_eq!(got.header("X-Jupiter-IoHash"), "7D873DCC262F62FBAA871FE61B2B52D715A1171E");
+    assert_eq!(client.get(&format!("{path}.raw"), "*/*").await.text(), "test");
+    let json = client.get(&format!("{path}.json"), "*/*").await;
+    assert_eq!(json.text(), "{\"RawHash\":\"4878ca0425c739fa427f7eda20fe845f6b2e46ba\",\"RawSize\":4}");
+    let wrong = client.send("PUT", &path, &[octets, hash], "tests").await;
+    assert_eq!(
+        (wrong.status, wrong.header("Content-Type")),
+        (StatusCode::BAD_REQUEST, "application/problem+json")
+    );
+    assert_eq!(client.send("PUT", &path, &[octets], "test").await.status, StatusCode::BAD_REQUEST);
+
+    let blob = format!("/api/v1/blobs/test/{}", IoHash::of(b"test"));
+    let answer = client.send("PUT", &blob, &[octets, "Accept: application/x-ue-cb"], "test").await;
+    assert_eq!(answer.header("Content-Type"), CB);
+    let tag = client.get(&blob, "*/*").await.header("ETag").to_owned();
+    let not_modified = client.send("GET", &blob, &[&format!("If-None-Match: {tag}")], "").await;
+    assert_eq!((not_modified.status, not_modified.body.len()), (StatusCode::NOT_MODIFIED, 0));
+    let head = client.send("HEAD", &blob, &[], "").await;
+    assert_eq!((head.status, head.header("Content-Length")), (StatusCode::OK, "4"));
+    let beyond = client.send("GET", &blob, &["Range: bytes=4-"], "").await;
+    assert_eq!(
+        (beyond.status, beyond.header("Content-Range")),
+        (StatusCode::RANGE_NOT_SATISFIABLE, "bytes */4")
+    );
+    let exists = format!("/api/v1/blobs/test/exists?id={}&id={}", IoHash::of(b"test"), IoHash::of(b"no"));
+    let needs = client.send("POST", &exists, &["Content-Type: application/x-www-form-urlencoded"], "").await;
+    assert_eq!(needs.text(), format!("{{\"needs\":[\"{:X}\"]}}", IoHash::of(b"no")));
+    let gone = client.send("DELETE", &blob, &[], "").await;
+    assert_eq!(gone.status, StatusCode::NO_CONTENT);
+    // The ref whose blob went away is a miss, and the next upload says what is needed.
+    assert_eq!(client.send("HEAD", &path, &[], "").await.status, StatusCode::NOT_FOUND);
+    let inline = client.get(&path, "application/x-jupiter-inline").await;
+    assert_eq!(inline.status, StatusCode::NOT_FOUND);
+    let object = Value::object([
+        ("RawHash", Value::BinaryAttachment(IoHash::of(b"test"))),
+        ("RawSize", Value::Integer(4)),
+    ]);
+    assert_eq!(put_object(&client, &path, &object.encode(Style::Separate)).await.len(), 1);
+}

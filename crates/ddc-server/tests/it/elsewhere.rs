@@ -1,0 +1,305 @@
+//! Blobs that are not here: in another namespace, at an address of the object storage, or on their way.
+
+#[allow(dead_code, reason = "each test file uses a part of it")]
+use crate::common;
+use crate::s3;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::Server;
+use hyper::StatusCode;
+use s3::S3;
+use throng_ddc::compressed::{OodleDecoder, OodleOutcome, compress_lz4, wrap_oodle};
+use throng_ddc::policy::{Acl, Action, Policies, Policy, Scope};
+use throng_ddc::{IoHash, Style, Value};
+use throng_ddc_server::{Access, Listener, NamespaceRules, Origin, Rules, Tokens, Upstream, UpstreamOptions};
+use throng_ddc_store::Options;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+
+const OCTETS: &str = "Content-Type: application/octet-stream";
+const COMP: &str = "Content-Type: application/x-ue-comp";
+
+/// The namespace `game` takes from `engine` what it does not have.
+fn rules() -> Rules {
+    let mut rules = Rules::default();
+    let fallback = Some("engine".parse().expect("a name"));
+    let game = NamespaceRules { fallback, fills_fallback: false, ..NamespaceRules::default() };
+    rules.namespaces.insert("game".parse().expect("a name"), game);
+    rules
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_namespace_takes_over_what_its_fallback_has() {
+    let server = Server::start(rules(), Listener::Public).await;
+    let client = server.client().await;
+    let (small, large, raw) = (vec![1_u8; 5_000], vec![2_u8; 3 << 20], vec![3_u8; 70_000]);
+    let compressed = compress_lz4(&raw, 18);
+    let blob = |namespace: &str, bytes: &[u8]| format!("/api/v1/blobs/{namespace}/{}", IoHash::of(bytes));
+    for bytes in [&small, &large] {
+        let put = client.send("PUT", &blob("engine", bytes), &[OCTETS], bytes.clone()).await;
+        assert_eq!(put.status, StatusCode::OK);
+    }
+    let form = |namespace: &str| format!("/api/v1/compressed-blobs/{namespace}/{}", IoHash::of(&raw));
+    assert_eq!(client.send("PUT", &form("engine"), &[COMP], compressed.clone()).await.status, StatusCode::OK);
+
+    assert_eq!(client.get(&blob("game", &small), "*/*").await.body, small);
+    assert_eq!(client.send("HEAD", &blob("game", &large), &[], "").await.header("Content-Length"), "3145728");
+    assert_eq!(client.get(&form("game"), "*/*").await.body, compressed);
+    // They are its own now, and nothing goes the other way.
+    assert_eq!(client.send("DELETE", "/api/v1/blobs/engine", &[], "").await.status, StatusCode::NO_CONTENT);
+    assert_eq!(client.get(&blob("engine", &small), "*/*").await.status, StatusCode::NOT_FOUND);
+    assert_eq!(client.get(&blob("game", &large), "*/*").await.body, large);
+    assert_eq!(client.get(&form("game"), "*/*").await.body, compressed);
+    assert_eq!(client.get(&blob("game", b"nowhere"), "*/*").await.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_taken_over_for_who_may_not_read_it() {
+    let grant = |claim: &str, namespace: &str| Policy {
+        name: claim.to_owned(),
+        acl: Acl { claims: vec![claim.to_owned()], actions: Action::ALL.to_vec() },
+        namespaces: vec![Scope::of([namespace])],
+        buckets: Vec::new(),
+    };
+    let tokens =
+        Tokens::parse("token-of-the-builder group=all\ntoken-of-the-artist group=game\n").expect("tokens");
+    let policies = Policies(vec![grant("group=all", "*"), grant("group=game", "game")]);
+    let access = Access { identify: vec![Box::new(tokens)], policies };
+    let server = Server::start(Rules { access, ..rules() }, Listener::Public).await;
+    let client = server.client().await;
+    let bytes = b"of the engine".to_vec();
+    let [engine, game] =
+        ["engine", "game"].map(|name| format!("/api/v1/blobs/{name}/{}", IoHash::of(&bytes)));
+    let [builder, artist] =
+        ["builder", "artist"].map(|name| format!("Authorization: ServiceAccount token-of-the-{name}"));
+    let put = client.send("PUT", &engine, &[OCTETS, &builder], bytes.clone()).await;
+    assert_eq!(put.status, StatusCode::OK, "{}", put.text());
+    assert_eq!(client.send("GET", &game, &[&artist], "").await.status, StatusCode::NOT_FOUND);
+    assert_eq!(client.send("GET", &game, &[&builder], "").await.body, bytes);
+    // It belongs to the namespace since, and to whoever may read that.
+    assert_eq!(client.send("GET", &game, &[&artist], "").await.body, bytes);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn uploads_go_to_the_fallback_too_if_who_uploads_may_write_there() {
+    let grant = |claim: &str, namespaces: &[&str]| Policy {
+        name: claim.to_owned(),
+        acl: Acl { claims: vec![claim.to_owned()], actions: Action::ALL.to_vec() },
+        namespaces: vec![Scope::of(namespaces.iter().copied())],
+        buckets: Vec::new(),
+    };
+    let tokens =
+        Tokens::parse("token-of-the-builder group=all\ntoken-of-the-artist group=game\n").expect("tokens");
+    let policies = Policies(vec![grant("group=all", &["*"]), grant("group=game", &["game", "alone"])]);
+    let access = Access { identify: vec![Box::new(tokens)], policies };
+    let mut rules = Rules { access, ..Rules::default() };
+    for (name, fills_fallback) in [("game", true), ("alone", false)] {
+        let fallback = Some("engine".parse().expect("a name"));
+        let namespace = NamespaceRules { fallback, fills_fallback, ..NamespaceRules::default() };
+        rules.namespaces.insert(name.parse().expect("a name"), namespace);
+    }
+    let server = Server::start(rules, Listener::Public).await;
+    let client = server.client().await;
+    let auth = |who: &str| format!("Authorization: ServiceAccount token-of-the-{who}");
+    let is_there =
+        async |path: &str| client.send("HEAD", path, &[&auth("builder")], "").await.status == StatusCode::OK;
+    let cases = [("builder", "game", true), ("artist", "game", false), ("builder", "alone", false)];
+    for (who, namespace, expected) in cases {
+        let auth = auth(who);
+        let (blob, raw) = (format!("{who} {namespace}").into_bytes(), vec![who.len() as u8; 70_000]);
+        let raw = [raw, namespace.as_bytes().to_vec()].concat();
+        let (large, of_ref) = ([&blob[..], &[1; 3 << 20]].concat(), [&blob[..], b" ref"].concat());
+        let put = async |path: &str, headers: &[&str], bytes: &[u8]| {
+            let put = client.send("PUT", path, &[headers, &[auth.as_str()]].concat(), bytes.to_vec()).await;
+            assert_eq!(put.status, StatusCode::OK, "{path}: {}", put.text());
+        };
+        for bytes in [&blob, &large] {
+            put(&format!("/api/v1/blobs/{namespace}/{}", IoHash::of(bytes)), &[OCTETS], bytes).await;
+        }
+        let form = format!("compressed-blobs/{namespace}/{}", IoHash::of(&raw));
+        put(&format!("/api/v1/{form}"), &[COMP], &compress_lz4(&raw, 18)).await;
+        let hash = format!("X-Jupiter-IoHash: {}", IoHash::of(&of_ref));
+        let name = format!("/api/v1/refs/{namespace}/default/{}", IoHash::of(b"key"));
+        put(&name, &[OCTETS, &hash], &of_ref).await;
+        for bytes in [&blob, &large, &of_ref] {
+            let path = format!("/api/v1/blobs/engine/{}", IoHash::of(bytes));
+            assert_eq!(is_there(&path).await, expected, "{who} {namespace}");
+        }
+        let path = format!("/api/v1/compressed-blobs/engine/{}", IoHash::of(&raw));
+        assert_eq!(is_there(&path).await, expected, "{who} {namespace}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn oodle_is_verified_if_something_decodes_it() {
+    /// Blocks repeat their first byte.
+    #[derive(Debug)]
+    struct Repeats;
+    impl OodleDecoder for Repeats {
+        fn decode(&self, block: &[u8], raw: &mut [u8]) -> OodleOutcome {
+            raw.fill(block[0]);
+            OodleOutcome::Decoded
+        }
+    }
+    let raw = vec![7; 10_000];
+    let path = format!("/api/v1/compressed-blobs/game/{}", IoHash::of(&raw));
+    let right = wrap_oodle(&raw, 18, &[vec![7, 0]]);
+    let wrong = wrap_oodle(&raw, 18, &[vec![8, 0]]);
+    for (oodle, unverified, expected) in [
+        (false, true, [StatusCode::OK, StatusCode::OK]),
+        (false, false, [StatusCode::BAD_REQUEST; 2]),
+        (true, true, [StatusCode::OK, StatusCode::BAD_REQUEST]),
+        (true, false, [StatusCode::OK, StatusCode::BAD_REQUEST]),
+    ] {
+        let default = NamespaceRules { unverified, ..NamespaceRules::default() };
+        let oodle = oodle.then(|| Arc::new(Repeats) as Arc<dyn OodleDecoder>);
+        let has_decoder = oodle.is_some();
+        let server = Server::start(Rules { default, oodle, ..Rules::default() }, Listener::Public).await;
+        let client = server.client().await;
+        for (body, expected) in [&right, &wrong].into_iter().zip(expected) {
+            let put = client.send("PUT", &path, &[COMP], body.clone()).await;
+            assert_eq!(put.status, expected, "{}", put.text());
+        }
+        if has_decoder {
+            // The object that a `.raw` answer decompresses.
+            let object = Value::object([("RawHash", Value::BinaryAttachment(IoHash::of(&raw)))]);
+            let object = object.encode(Style::Plain);
+            let hash = format!("X-Jupiter-IoHash: {}", IoHash::of(&object));
+            let name = format!("/api/v1/refs/game/default/{}", IoHash::of(b"key"));
+            let put = client.send("PUT", &name, &["Content-Type: application/x-ue-cb", &hash], object).await;
+            assert_eq!(put.text(), r#"{"needs":[]}"#);
+            assert_eq!(client.get(&format!("{name}.raw"), "*/*").await.body, raw);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_asks_is_sent_to_the_bucket() {
+    let s3 = S3::start().await;
+    let mut rules = Rules::default();
+    let game = NamespaceRules { redirects: true, ..NamespaceRules::default() };
+    rules.namespaces.insert("game".parse().expect("a name"), game);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let origin = Origin::Tier(s3.tier());
+    let server = Server::start_in(folder, Options::default(), rules, Listener::Public, origin).await;
+    let client = server.client().await;
+    let bytes = vec![7_u8; 200_000];
+    for namespace in ["game", "other"] {
+        let path = format!("/api/v1/blobs/{namespace}/{}", IoHash::of(&bytes));
+        assert_eq!(client.send("PUT", &path, &[OCTETS], bytes.clone()).await.status, StatusCode::OK);
+        assert_eq!(client.get(&path, "*/*").await.body, bytes);
+        let sent = client.get(&format!("{path}?supportsRedirect=true"), "*/*").await;
+        if namespace == "other" {
+            assert_eq!((sent.status, &sent.body[..]), (StatusCode::OK, &bytes[..]));
+            continue;
+        }
+        assert_eq!(sent.status, StatusCode::FOUND);
+        // The address works without credentials.
+        let location = sent.header("Location").to_owned();
+        let path = location.strip_prefix(&format!("http://{}", s3.addr)).expect("the storage's address");
+        let direct = common::Client::connect(s3.addr).await;
+        let host = format!("Host: {}", s3.addr);
+        let got = direct.send("GET", path, &[&host], "").await;
+        assert_eq!((got.status, &got.body[..]), (StatusCode::OK, &bytes[..]), "{location}");
+    }
+    let absent = format!("/api/v1/blobs/game/{}?supportsRedirect=true", IoHash::of(b"absent"));
+    assert_eq!(client.get(&absent, "*/*").await.status, StatusCode::NOT_FOUND);
+}
+
+/// A cache that has one blob and sends the second half of it when it is told to.
+async fn slow_upstream(bytes: Vec<u8>, go_on: Arc<Notify>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let addr = listener.local_addr().expect("it is bound");
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.expect("a client");
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.expect("a request"));
+        }
+        let answer = format!(
+            "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {}\r\n\r\n",
+            bytes.len()
+        );
+        stream.write_all(answer.as_bytes()).await.expect("it takes it");
+        let (first, second) = bytes.split_at(bytes.len() / 2);
+        stream.write_all(first).await.expect("it takes it");
+        go_on.notified().await;
+        stream.write_all(second).await.expect("it takes it");
+        // Everything else that is asked for is not there.
+        std::future::pending::<()>().await;
+    });
+    addr
+}
+
+async fn edge(upstream: SocketAddr) -> Server {
+    let origin = Origin::Upstream(Box::new(Upstream::new(UpstreamOptions {
+        url: format!("http://{upstream}"),
+        authorization: None,
+        timeout: Duration::from_secs(20),
+        miss: Duration::ZERO,
+        tls: s3::tls(),
+    })));
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    Server::start_in(folder, Options::default(), Rules::default(), Listener::Public, origin).await
+}
+
+/// Asks for a blob on a connection of its own, and reads to the end of the head.
+async fn ask(addr: SocketAddr, path: &str) -> (TcpStream, String) {
+    let mut stream = TcpStream::connect(addr).await.expect("it listens");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("it takes it");
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.expect("an answer"));
+    }
+    (stream, String::from_utf8(head).expect("text"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_blob_is_served_while_it_comes() {
+    let bytes: Vec<u8> = (0..8_u32 << 20).map(|at| ((at * 7) >> 5) as u8).collect();
+    let go_on = Arc::new(Notify::new());
+    let server = edge(slow_upstream(bytes.clone(), Arc::clone(&go_on)).await).await;
+    let path = format!("/api/v1/blobs/game/{}", IoHash::of(&bytes));
+    // Two who want it share one transfer.
+    let (mut one, head) = ask(server.addr, &path).await;
+    let (mut two, _) = ask(server.addr, &path).await;
+    assert!(head.starts_with("HTTP/1.1 200") && head.contains("content-length: 8388608"), "{head}");
+    let mut got = [vec![0; 3 << 20], vec![0; 3 << 20]];
+    one.read_exact(&mut got[0]).await.expect("the first part came");
+    two.read_exact(&mut got[1]).await.expect("the first part came");
+    go_on.notify_one();
+    for (stream, mut got) in [one, two].into_iter().zip(got) {
+        let mut stream = stream;
+        let mut rest = vec![0; bytes.len() - got.len()];
+        stream.read_exact(&mut rest).await.expect("the rest came");
+        got.extend(rest);
+        assert!(got == bytes, "the bytes as they were sent");
+    }
+    let again = server.client().await.get(&path, "*/*").await;
+    assert!(again.body == bytes, "it is here now");
+    assert_eq!(server.service().figures().fetched, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_comes_and_is_something_else_breaks_off_and_is_not_kept() {
+    let mut bytes: Vec<u8> = (0..4_u32 << 20).map(|at| ((at * 5) >> 4) as u8).collect();
+    let path = format!("/api/v1/blobs/game/{}", IoHash::of(&bytes));
+    bytes[100] ^= 1;
+    let go_on = Arc::new(Notify::new());
+    let server = edge(slow_upstream(bytes.clone(), Arc::clone(&go_on)).await).await;
+    let (mut stream, _) = ask(server.addr, &path).await;
+    go_on.notify_one();
+    let mut got = Vec::new();
+    // It ends, or is reset, before it is whole.
+    let _ = stream.read_to_end(&mut got).await;
+    assert!(got.len() < bytes.len(), "{} of {} bytes", got.len(), bytes.len());
+    let namespace = "game".parse().expect("a name");
+    let hash = path.rsplit_once('/').and_then(|(_, hash)| hash.parse().ok()).expect("a hash");
+    assert!(!server.service().store().has_blob(&namespace, &hash).expect("it can be asked"));
+    assert_eq!(server.service().figures().damaged, 1);
+}

@@ -1,0 +1,15 @@
+//! The integration tests of this crate, one module per behaviour, in one program that links once.
+
+mod care;
+mod common;
+mod editor;
+mod elsewhere;
+mod history;
+mod hostile;
+#[path = "common/linear.rs"]
+mod linear;
+mod replication;
+#[path = "common/s3.rs"]
+mod s3;
+mod tier;
+mod tls;

@@ -1,0 +1,452 @@
+//! Nodes that share a bucket of an S3 server, and a node that fills itself from another.
+
+#[allow(dead_code, reason = "each test file uses a part of it")]
+use crate::common;
+use crate::s3;
+
+use std::time::Duration;
+
+use common::{Client, Server};
+use hyper::StatusCode;
+use s3::S3;
+use throng_ddc::compressed::compress_lz4;
+use throng_ddc::{IoHash, Style, Value};
+use throng_ddc_server::{Listener, Origin, Rules, Upstream, UpstreamOptions};
+use throng_ddc_store::{Durability, Options};
+
+const CB: &str = "application/x-ue-cb";
+const OCTETS: &str = "Content-Type: application/octet-stream";
+const COMP: &str = "Content-Type: application/x-ue-comp";
+
+async fn node(s3: &S3) -> Server {
+    node_in(tempfile::tempdir().expect("a temporary folder"), s3).await
+}
+
+async fn node_in(folder: tempfile::TempDir, s3: &S3) -> Server {
+    let options =
+        Options { durability: Durability::Cache, segment_bytes_max: 512 << 10, ..Options::default() };
+    Server::start_in(folder, options, Rules::default(), Listener::Internal, Origin::Tier(s3.tier())).await
+}
+
+fn key(text: &str) -> String {
+    IoHash::of(text.as_bytes()).to_string()
+}
+
+fn content(seed: u8, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at.wrapping_mul(31) >> 3) as u8 ^ seed).collect()
+}
+
+async fn put_blob(client: &Client, bytes: &[u8]) -> String {
+    let path = format!("/api/v1/blobs/game/{}", IoHash::of(bytes));
+    let reply = client.send("PUT", &path, &[OCTETS], bytes.to_vec()).await;
+    assert_eq!(reply.status, StatusCode::OK, "{}", reply.text());
+    path
+}
+
+/// Puts an object; gives what it needs.
+async fn put_ref(client: &Client, path: &str, object: &[u8]) -> Vec<String> {
+    let hash = format!("X-Jupiter-IoHash: {:X}", IoHash::of(object));
+    let headers = ["Content-Type: application/x-ue-cb", hash.as_str()];
+    let reply = client.send("PUT", path, &headers, object.to_vec()).await;
+    assert_eq!(reply.status, StatusCode::OK, "{}", reply.text());
+    let json: serde_json::Value = serde_json::from_slice(&reply.body).expect("JSON");
+    let needs = json["needs"].as_array().expect("a list");
+    needs.iter().map(|hash| hash.as_str().expect("a hash").to_owned()).collect()
+}
+
+fn object_of(attachments: &[IoHash]) -> Vec<u8> {
+    let attachments = attachments.iter().map(|hash| Value::BinaryAttachment(*hash)).collect();
+    Value::object([("payload", Value::Array(attachments))]).encode(Style::Plain)
+}
+
+/// A compressed value, a large raw blob, and a ref to both, put as an editor does.
+async fn fill(client: &Client) -> (String, Vec<u8>, Vec<u8>, Vec<u8>) {
+    let (raw, large) = (content(1, 40_000), content(2, 10 << 20));
+    let compressed = compress_lz4(&raw, 18);
+    let object = object_of(&[IoHash::of(&raw), IoHash::of(&large)]);
+    let path = format!("/api/v1/refs/game/assets/{}", key("a"));
+    let mut needs = put_ref(client, &path, &object).await;
+    needs.sort();
+    let mut wanted = [&raw, &large].map(|bytes| format!("{:X}", IoHash::of(bytes)));
+    wanted.sort();
+    assert_eq!(needs, wanted);
+    put_blob(client, &large).await;
+    let blob = format!("/api/v1/compressed-blobs/game/{}", IoHash::of(&raw));
+    assert_eq!(client.send("PUT", &blob, &[COMP], compressed.clone()).await.status, StatusCode::OK);
+    let finalise = format!("{path}/finalize/{}", IoHash::of(&object));
+    assert_eq!(client.send("POST", &finalise, &[], "").await.text(), "{\"needs\":[]}");
+    (path, object, compressed, large)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_node_takes_the_others_serve() {
+    let s3 = S3::start().await;
+    let [one, two] = [node(&s3).await, node(&s3).await];
+    let [first, second] = [one.client().await, two.client().await];
+    let (path, object, compressed, large) = fill(&first).await;
+
+    let got = second.get(&path, CB).await;
+    assert_eq!((got.status, &got.body[..]), (StatusCode::OK, &object[..]));
+    assert_eq!(second.send("HEAD", &path, &[], "").await.status, StatusCode::OK);
+    let raw = IoHash::of(&content(1, 40_000));
+    let value = second.get(&format!("{path}/blobs/{raw}"), "*/*").await;
+    assert_eq!((value.header("Content-Type"), &value.body[..]), ("application/x-ue-comp", &compressed[..]));
+    let package = second.get(&format!("{path}.uecbpkg"), "*/*").await;
+    assert_eq!(package.status, StatusCode::OK);
+    assert!(package.body.windows(64).any(|window| window == &large[..64]));
+    // A copy needs no second look.
+    let fetched = two.service().figures().fetched;
+    assert_eq!(second.get(&format!("/api/v1/blobs/game/{}", IoHash::of(&large)), "*/*").await.body, large);
+    assert_eq!((fetched, two.service().figures().fetched), (2, 2));
+
+    // What is absent is so everywhere, and what is there is needed nowhere.
+    let absent = key("absent");
+    let exists = format!("/api/v1/compressed-blobs/game/exists?id={absent}&id={raw}");
+    let needs = second.send("POST", &exists, &[], "").await;
+    assert_eq!(needs.text(), format!("{{\"needs\":[\"{}\"]}}", absent.to_uppercase()));
+    let other = format!("/api/v1/refs/game/assets/{}", key("b"));
+    assert!(put_ref(&second, &other, &object).await.is_empty());
+    let names = first.send("GET", "/api/v1/refs", &[], "").await;
+    assert_eq!(names.text(), "{\"namespaces\":[\"game\"]}");
+
+    // A ref that one deletes is gone for the other at once.
+    assert_eq!(first.send("DELETE", &path, &[], "").await.text(), "{\"deletedCount\":1}");
+    assert_eq!(second.get(&path, CB).await.status, StatusCode::NOT_FOUND);
+    assert_eq!(first.send("DELETE", &path, &[], "").await.text(), "{\"deletedCount\":0}");
+    let bucket = second.send("DELETE", "/api/v1/refs/game/assets", &[], "").await;
+    assert_eq!(bucket.text(), "{\"countOfDeletedRecords\":1}");
+    assert_eq!(first.get(&other, CB).await.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_loses_its_folder_loses_nothing() {
+    let s3 = S3::start().await;
+    let one = node(&s3).await;
+    let (path, object, ..) = fill(&one.client().await).await;
+    drop(one.stop());
+    let again = node(&s3).await;
+    let client = again.client().await;
+    assert_eq!(client.get(&path, CB).await.body, object);
+    assert_eq!(client.get(&format!("{path}.uecbpkg"), "*/*").await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn overwriting_is_refused_across_nodes() {
+    let s3 = S3::start().await;
+    let mut servers = Vec::new();
+    for _ in 0..2 {
+        let mut rules = Rules::default();
+        rules.default.overwrite_refs = false;
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let options = Options::default();
+        servers.push(
+            Server::start_in(folder, options, rules, Listener::Internal, Origin::Tier(s3.tier())).await,
+        );
+    }
+    let path = format!("/api/v1/refs/game/assets/{}", key("a"));
+    let objects =
+        ["one", "two"].map(|text| Value::object([("name", Value::string(text))]).encode(Style::Plain));
+    put_ref(&servers[0].client().await, &path, &objects[0]).await;
+    let second = servers[1].client().await;
+    put_ref(&second, &path, &objects[0]).await;
+    let hash = format!("X-Jupiter-IoHash: {}", IoHash::of(&objects[1]));
+    let headers = ["Content-Type: application/x-ue-cb", hash.as_str()];
+    let refused = second.send("PUT", &path, &headers, objects[1].clone()).await;
+    assert_eq!((refused.status, &refused.body[..]), (StatusCode::CONFLICT, &objects[0][..]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn damaged_copies_are_fetched_again() {
+    let s3 = S3::start().await;
+    let one = node(&s3).await;
+    let client = one.client().await;
+    let (small, large) = (content(3, 50_000), content(4, 3 << 20));
+    let (small_path, large_path) = (put_blob(&client, &small).await, put_blob(&client, &large).await);
+    let folder = one.stop();
+    // In the middle of each.
+    let segment = std::fs::read_dir(folder.path().join("log")).expect("it exists").next().expect("one");
+    let file = std::fs::read_dir(folder.path().join("large")).expect("it exists").next().expect("one");
+    for path in [segment.expect("readable").path(), file.expect("readable").path()] {
+        let mut bytes = std::fs::read(&path).expect("readable");
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 0x10;
+        std::fs::write(&path, bytes).expect("writable");
+    }
+    let again = node_in(folder, &s3).await;
+    let client = again.client().await;
+    assert_eq!(client.get(&small_path, "*/*").await.body, small);
+    // A large one is being sent when the damage shows: the answer breaks off, the next is whole.
+    let broken = again.client().await;
+    let asked = tokio::spawn(async move { broken.get(&large_path, "*/*").await });
+    assert!(asked.await.is_err(), "an answer that broke off");
+    let path = format!("/api/v1/blobs/game/{}", IoHash::of(&large));
+    assert_eq!(client.get(&path, "*/*").await.body, large);
+    let figures = again.service().figures();
+    assert_eq!((figures.damaged, figures.fetched), (2, 2));
+    let aside = std::fs::read_dir(again.folder().join("quarantine")).expect("it exists").count();
+    assert_eq!(aside, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn damage_in_the_bucket_is_never_served() {
+    let s3 = S3::start().await;
+    let one = node(&s3).await;
+    let client = one.client().await;
+    let bytes = content(5, 30_000);
+    let path = put_blob(&client, &bytes).await;
+    let reference = format!("/api/v1/refs/game/assets/{}", key("a"));
+    put_ref(&client, &reference, &object_of(&[IoHash::of(&bytes)])).await;
+    let hash = IoHash::of(&bytes).to_string();
+    for name in [format!("ddc/b/game/{}/{hash}", &hash[..2]), format!("ddc/r/game/assets/{}", key("a"))] {
+        let file = s3.object(&name);
+        let mut stored = std::fs::read(&file).expect("it is a file");
+        let last = stored.len() - 1;
+        stored[last] ^= 1;
+        std::fs::write(&file, stored).expect("writable");
+    }
+    let two = node(&s3).await;
+    let other = two.client().await;
+    assert_eq!(other.get(&path, "*/*").await.status, StatusCode::NOT_FOUND);
+    assert_eq!(other.get(&reference, CB).await.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(two.service().figures().damaged, 1);
+    // Who has a copy serves it; and what is put again is whole again.
+    assert_eq!(client.get(&path, "*/*").await.body, bytes);
+    put_ref(&client, &reference, &object_of(&[IoHash::of(&bytes)])).await;
+    assert_eq!(other.get(&reference, CB).await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_the_bucket_copies_are_served_and_nothing_else() {
+    let mut s3 = S3::start().await;
+    let one = node(&s3).await;
+    let client = one.client().await;
+    let bytes = content(6, 20_000);
+    let path = put_blob(&client, &bytes).await;
+    let reference = format!("/api/v1/refs/game/assets/{}", key("a"));
+    put_ref(&client, &reference, &object_of(&[IoHash::of(&bytes)])).await;
+    s3.stop().await;
+
+    assert_eq!(client.get(&path, "*/*").await.body, bytes);
+    let absent = format!("/api/v1/blobs/game/{}", key("absent"));
+    for (method, path, headers, body) in [
+        ("GET", absent.as_str(), vec![], vec![]),
+        ("HEAD", absent.as_str(), vec![], vec![]),
+        ("GET", reference.as_str(), vec![], vec![]),
+        ("HEAD", reference.as_str(), vec![], vec![]),
+        ("DELETE", reference.as_str(), vec![], vec![]),
+        ("POST", "/api/v1/blobs/game", vec![OCTETS], content(7, 100)),
+        ("POST", "/api/v1/blobs/game", vec![OCTETS], content(7, 2 << 20)),
+        ("GET", "/health/readiness", vec![], vec![]),
+    ] {
+        let reply = client.send(method, path, &headers, body).await;
+        assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE, "{method} {path}");
+        if method == "GET" && path == reference {
+            assert_eq!(reply.header("Retry-After"), "1");
+            assert!(reply.text().contains("the object storage does not answer"), "{}", reply.text());
+        }
+    }
+    // What was refused is not there.
+    assert_eq!(client.send("GET", "/health/ready", &[], "").await.status, StatusCode::OK);
+    s3.start_again();
+    let refused = format!("/api/v1/blobs/game/{}", IoHash::of(&content(7, 100)));
+    assert_eq!(client.get(&refused, "*/*").await.status, StatusCode::NOT_FOUND);
+    assert_eq!(client.get(&reference, CB).await.status, StatusCode::OK);
+    assert_eq!(client.send("GET", "/health/readiness", &[], "").await.status, StatusCode::OK);
+    assert!(one.service().figures().origin_failures >= 8);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_rule_of_the_bucket_removed_comes_back_with_the_next_ref() {
+    let s3 = S3::start().await;
+    let [one, two] = [node(&s3).await, node(&s3).await];
+    let bytes = content(10, 5_000);
+    let hash = IoHash::of(&bytes);
+    // An old copy of what the bucket does not have any more.
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let namespace = "game".parse().expect("a name");
+    let old = throng_ddc::Timestamp::from_unix_ms(1);
+    let done = Box::new(move |outcome| drop(sender.send(outcome)));
+    one.service().store().put_blob(&namespace, hash, bytes.clone().into(), old, done);
+    receiver.recv().expect("an answer").expect("the disk works");
+    let reference = format!("/api/v1/refs/game/assets/{}", key("a"));
+    assert!(put_ref(&one.client().await, &reference, &object_of(&[hash])).await.is_empty());
+    let other = two.client().await;
+    assert_eq!(other.send("HEAD", &reference, &[], "").await.status, StatusCode::OK);
+    assert_eq!(other.get(&format!("/api/v1/blobs/game/{hash}"), "*/*").await.body, bytes);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_folder_stays_within_its_bound() {
+    const FOLDER_BYTES_MAX: u64 = 8 << 20;
+    let s3 = S3::start().await;
+    let one = node(&s3).await;
+    let client = one.client().await;
+    let mut paths = Vec::new();
+    for seed in 0..40_u8 {
+        let bytes = content(seed, if seed % 8 == 0 { 2 << 20 } else { 300_000 });
+        paths.push((put_blob(&client, &bytes).await, bytes));
+        // The first is used all the time.
+        assert_eq!(client.get(&paths[0].0, "*/*").await.status, StatusCode::OK);
+        one.service().evict(FOLDER_BYTES_MAX).expect("the disk works");
+        let held = one.service().store().disk_bytes().expect("the disk works");
+        assert!(held <= FOLDER_BYTES_MAX, "{held} bytes after blob {seed}");
+    }
+    assert_eq!(one.service().figures().fetched, 0, "what is in use stays");
+    for (path, bytes) in &paths {
+        assert_eq!(client.get(path, "*/*").await.body, *bytes);
+        one.service().evict(FOLDER_BYTES_MAX).expect("the disk works");
+    }
+    assert!(one.service().figures().fetched > 20);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_who_want_the_same_absent_blob_cause_one_transfer() {
+    let s3 = S3::start().await;
+    let [one, two] = [node(&s3).await, node(&s3).await];
+    let bytes = content(8, 3 << 20);
+    let path = put_blob(&one.client().await, &bytes).await;
+    let mut asked = tokio::task::JoinSet::new();
+    for _ in 0..16 {
+        let (client, path) = (two.client().await, path.clone());
+        asked.spawn(async move { client.get(&path, "*/*").await.body });
+    }
+    while let Some(body) = asked.join_next().await {
+        assert_eq!(body.expect("no panic"), bytes);
+    }
+    assert_eq!(two.service().figures().fetched, 1);
+}
+
+// --- Upstream
+
+async fn edge(of: std::net::SocketAddr, miss: Duration) -> Server {
+    let options = UpstreamOptions {
+        url: format!("http://{of}"),
+        authorization: None,
+        timeout: Duration::from_secs(5),
+        miss,
+        tls: s3::tls(),
+    };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let origin = Origin::Upstream(Box::new(Upstream::new(options)));
+    Server::start_in(folder, Options::default(), Rules::default(), Listener::Internal, origin).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_edge_fills_itself_from_its_upstream() {
+    let core = Server::start(Rules::default(), Listener::Public).await;
+    let (path, object, compressed, large) = fill(&core.client().await).await;
+    let edge = edge(core.addr, Duration::from_secs(60)).await;
+    let client = edge.client().await;
+    assert_eq!(client.get(&path, CB).await.body, object);
+    let raw = IoHash::of(&content(1, 40_000));
+    assert_eq!(client.get(&format!("{path}/blobs/{raw}"), "*/*").await.body, compressed);
+    let large_path = format!("/api/v1/blobs/game/{}", IoHash::of(&large));
+    assert_eq!(client.get(&large_path, "*/*").await.body, large);
+    assert_eq!(client.send("HEAD", &path, &[], "").await.status, StatusCode::OK);
+    // The ref stays once everything that it reaches is here: the upstream may go.
+    assert_eq!(client.get(&path, CB).await.status, StatusCode::OK);
+    drop(core.stop());
+    assert_eq!(client.get(&path, CB).await.body, object);
+    assert_eq!(client.get(&format!("{path}.uecbpkg"), "*/*").await.status, StatusCode::OK);
+    // What is not here is a miss then, and uploads go on.
+    let absent = client.get(&format!("/api/v1/blobs/game/{}", key("absent")), "*/*").await;
+    assert_eq!(absent.status, StatusCode::NOT_FOUND);
+    assert!(edge.service().figures().origin_failures > 0);
+    put_blob(&client, &content(9, 1000)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_edge_remembers_what_its_upstream_does_not_have() {
+    let core = Server::start(Rules::default(), Listener::Public).await;
+    let edges = [edge(core.addr, Duration::from_secs(3600)).await, edge(core.addr, Duration::ZERO).await];
+    let path = format!("/api/v1/refs/game/assets/{}", key("a"));
+    let mut asked = Vec::new();
+    for edge in &edges {
+        let client = edge.client().await;
+        let before = core.service().figures().requests;
+        for _ in 0..10 {
+            assert_eq!(client.get(&path, CB).await.status, StatusCode::NOT_FOUND);
+        }
+        asked.push(core.service().figures().requests - before);
+    }
+    assert_eq!(asked, [1, 10]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_edge_keeps_nothing_that_its_upstream_gets_wrong() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let liar = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let addr = liar.local_addr().expect("it is bound");
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = liar.accept().await {
+            tokio::spawn(async move {
+                let mut head = [0; 4096];
+                while stream.read(&mut head).await.is_ok_and(|count| count > 0) {
+                    let answer = "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: 5\r\n\r\nwrong";
+                    if stream.write_all(answer.as_bytes()).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    let edge = edge(addr, Duration::ZERO).await;
+    let client = edge.client().await;
+    let hash = key("right");
+    for path in [
+        format!("/api/v1/blobs/game/{hash}"),
+        format!("/api/v1/compressed-blobs/game/{hash}"),
+        format!("/api/v1/refs/game/assets/{hash}"),
+    ] {
+        assert_eq!(client.get(&path, "*/*").await.status, StatusCode::NOT_FOUND, "{path}");
+    }
+    let usage = edge.service().store().usage(&"game".parse().expect("a name")).expect("the disk works");
+    assert_eq!(usage, throng_ddc_store::Usage::default());
+    assert!(edge.service().figures().damaged >= 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_used_is_written_again_when_it_is_old() {
+    let s3 = S3::start().await;
+    let first = node(&s3).await;
+    let (path, object, ..) = fill(&first.client().await).await;
+    let raw = IoHash::of(&content(1, 40_000));
+    let written = |prefix: &str| {
+        let folder = s3.object(&format!("ddc/{prefix}/game"));
+        let mut times = Vec::new();
+        let mut folders = vec![folder];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
+                let meta = entry.metadata().expect("it exists");
+                if meta.is_dir() {
+                    folders.push(entry.path());
+                } else {
+                    times.push((entry.path(), meta.modified().expect("a time")));
+                }
+            }
+        }
+        times.sort();
+        times
+    };
+    let before = [written("b"), written("c"), written("r")];
+    assert_eq!(before.each_ref().map(Vec::len), [2, 1, 1], "{raw}");
+    // Nothing is old for the first node, everything for the second.
+    assert_eq!(first.client().await.get(&path, CB).await.body, object);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let origin = Origin::Tier(s3.tier_with(Some(Duration::ZERO)));
+    let options = Options { durability: Durability::Cache, ..Options::default() };
+    let second = Server::start_in(folder, options, Rules::default(), Listener::Internal, origin).await;
+    let client = second.client().await;
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    // The ref is written last.
+    while written("r") == before[2] {
+        assert_eq!(client.get(&path, CB).await.body, object);
+        assert!(std::time::Instant::now() < deadline, "the ref was not written again");
+    }
+    for (kind, before) in ["b", "c"].into_iter().zip(&before) {
+        let after = written(kind);
+        assert_eq!(after.len(), before.len());
+        assert!(after.iter().zip(before).all(|(after, before)| after.1 > before.1), "{kind}: {after:?}");
+    }
+    assert_eq!(client.get(&format!("{path}.uecbpkg"), "*/*").await.status, StatusCode::OK);
+}

@@ -1,0 +1,13 @@
+//! The integration tests of this crate, one module per behaviour, in one program that links once.
+
+mod fixture;
+mod golden;
+mod interop;
+mod interop_godot;
+mod interop_python;
+mod network;
+mod peer;
+mod recorded_weather;
+mod replay;
+mod session;
+mod simulation;

@@ -1,0 +1,405 @@
+//! Lost connections and their return. Spec §4.7.
+
+use crate::common;
+
+use std::time::Duration;
+
+use common::{Id, Received, Send, World};
+use throng_gateway::{Config, ConnKind, Recovery, Refusal, SecurityEventKind, StateMachine};
+use throng_wire::channeldpb::{
+    AuthMessage, AuthResultMessage, ChannelDataRecoveryMessage, ChannelDataUpdateMessage,
+    ChannelSubscriptionOptions, CreateChannelMessage, CreateChannelResultMessage, DisconnectMessage,
+    MessageType, SubscribedToChannelMessage, UnsubscribedFromChannelResultMessage,
+};
+
+const TEST: &str = "type.googleapis.com/testpb.TestMergeMessage";
+
+fn config() -> Config {
+    Config {
+        development: true,
+        client_state_machine: StateMachine::client_managing_channels().into(),
+        recovery: Recovery {
+            servers: true,
+            server_timeout: Some(Duration::from_secs(8)),
+            client_window: Duration::from_secs(30),
+            ..Recovery::default()
+        },
+        ..Config::reference()
+    }
+}
+
+fn create(world: &mut World, owner: Id, channel_type: i32, data: Option<&[u8]>) -> u32 {
+    world.take(owner);
+    let data = data.map(|value| prost_types::Any { type_url: TEST.into(), value: value.to_vec() });
+    let request = CreateChannelMessage { channel_type, data, ..Default::default() };
+    world.send(owner, [Send::new(MessageType::CreateChannel, &request)]);
+    world.take(owner)[0].decode::<CreateChannelResultMessage>().channel_id
+}
+
+fn subscribe(world: &mut World, from: Id, channel: u32) {
+    let request = SubscribedToChannelMessage {
+        conn_id: world.conn(from),
+        sub_options: Some(ChannelSubscriptionOptions { fan_out_interval_ms: Some(70), ..Default::default() }),
+    };
+    world.send(from, [Send::new(MessageType::SubToChannel, &request).to(channel)]);
+}
+
+fn entry(text: &str) -> Vec<u8> {
+    [&[0x0A, text.len() as u8], text.as_bytes()].concat()
+}
+
+fn update(world: &mut World, from: Id, channel: u32, text: &str) {
+    let data = Some(prost_types::Any { type_url: TEST.into(), value: entry(text) });
+    let body = ChannelDataUpdateMessage { data, ..Default::default() };
+    world.send(from, [Send::new(MessageType::ChannelDataUpdate, &body).to(channel)]);
+}
+
+fn types(messages: &[Received]) -> Vec<u32> {
+    messages.iter().map(|message| message.msg_type).collect()
+}
+
+fn auth_result(messages: &[Received]) -> AuthResultMessage {
+    messages.iter().find(|message| message.msg_type == 1).expect("an AUTH result").decode()
+}
+
+/// Authenticates with a resume token (empty: asks for one) and gives the result back.
+fn auth_with(world: &mut World, id: Id, token: &[u8]) -> (AuthResultMessage, Vec<Received>) {
+    let body = AuthMessage {
+        player_identifier_token: "ann".into(),
+        login_token: "lt".into(),
+        resume_token: Some(token.to_vec()),
+    };
+    world.send(id, [Send::new(MessageType::Auth, &body).stub(1)]);
+    let got = world.take(id);
+    (auth_result(&got), got)
+}
+
+#[test]
+fn a_server_returns_to_every_channel_on_every_shard() {
+    for shards in [1, 2, 4] {
+        let mut world = World::sharded(config(), shards);
+        let owner = world.join(ConnKind::Server, "pit");
+        let channels: Vec<u32> = (0..6).map(|_| create(&mut world, owner, 3, Some(&entry("x")))).collect();
+        let client = world.join(ConnKind::Client, "c");
+        for channel in &channels {
+            subscribe(&mut world, client, *channel);
+        }
+        world.run_ms(200);
+        world.take(client);
+        let old = world.conn(owner);
+        world.close(owner);
+        assert_eq!(types(&world.take(client)), [22; 6]);
+        // While lost: messages to it are dropped, updates of others go on.
+        world.send(client, [Send::user(100, b"x").to(channels[0])]);
+        assert_eq!(world.refused(Refusal::NoOwner), 1);
+
+        let back = world.connect(ConnKind::Server);
+        world.auth(back, "pit");
+        let got = world.take(back);
+        let result = auth_result(&got);
+        assert_eq!((result.conn_id, result.should_recover), (old, true));
+        assert_eq!(types(&got), [1, 20, 20, 20, 20, 20, 20], "on {shards} shards");
+        for message in &got[1..] {
+            let data: ChannelDataRecoveryMessage = message.decode();
+            assert_eq!((message.channel, data.owner_conn_id, data.channel_type), (data.channel_id, old, 3));
+            assert_eq!(data.channel_data.expect("data").value, entry("x"));
+            assert_eq!(data.sub_options.expect("options").skip_first_fan_out, Some(true));
+            assert!(data.sub_time >= common::UNIX_START_NS as i64);
+        }
+        // Recovering: clients are not forwarded yet.
+        world.send(client, [Send::user(100, b"x").to(channels[0])]);
+        assert_eq!(world.refused(Refusal::OwnerRecovering), 1);
+        world.run_ms(999);
+        assert!(world.take(back).is_empty() && world.take(client).is_empty());
+        world.run_ms(1);
+        assert_eq!(types(&world.take(back)), [21], "RECOVERY_END");
+        assert_eq!(types(&world.take(client)), [23; 6]);
+        world.send(client, [Send::user(100, b"x").to(channels[1])]);
+        assert_eq!(types(&world.take(back)), [100]);
+        // It owns and writes under its old id; deltas go on where the recovered state ended.
+        update(&mut world, back, channels[2], "y");
+        world.run_ms(200);
+        let got = world.take(client);
+        assert_eq!(got[0].decode::<ChannelDataUpdateMessage>().data.expect("data").value, entry("y"));
+        assert_eq!(world.stats().servers_recovered, 1);
+        world.close(back);
+        assert_eq!(types(&world.take(client)), [22; 6]);
+    }
+}
+
+// in the reference a second loss under the same identifier (all servers of one machine) replaces the first.
+#[test]
+fn a15_several_lost_servers_with_one_identifier_return_in_order_of_loss() {
+    for shards in [1, 2] {
+        let mut world = World::sharded(config(), shards);
+        let servers: Vec<(Id, u32)> = (0..3)
+            .map(|_| {
+                let id = world.join(ConnKind::Server, "same-machine");
+                (id, create(&mut world, id, 3, None))
+            })
+            .collect();
+        let ids: Vec<u32> = servers.iter().map(|(id, _)| world.conn(*id)).collect();
+        for at in [1, 0, 2] {
+            world.close(servers[at].0);
+            world.run_ms(10);
+        }
+        for at in [1, 0, 2] {
+            let back = world.connect(ConnKind::Server);
+            world.auth(back, "same-machine");
+            let got = world.take(back);
+            assert_eq!(auth_result(&got).conn_id, ids[at]);
+            let data: ChannelDataRecoveryMessage = got[1].decode();
+            assert_eq!(data.channel_id, servers[at].1);
+            assert_eq!(data.channel_data, None, "a channel without data is recovered without data");
+        }
+        let fourth = world.connect(ConnKind::Server);
+        world.auth(fourth, "same-machine");
+        assert!(!auth_result(&world.take(fourth)).should_recover);
+    }
+}
+
+#[test]
+fn only_servers_recover_by_identifier_and_only_after_an_accident() {
+    let mut world = World::new(config());
+    let owner = world.join(ConnKind::Server, "pit");
+    let channel = create(&mut world, owner, 3, None);
+    let killer = world.join(ConnKind::Server, "other");
+    world.close(owner);
+    let client = world.connect(ConnKind::Client);
+    world.auth(client, "pit");
+    assert!(!auth_result(&world.take(client)).should_recover);
+    let back = world.connect(ConnKind::Server);
+    world.auth(back, "pit");
+    assert!(auth_result(&world.take(back)).should_recover);
+    world.run_ms(1_000);
+    world.take(back);
+    // DISCONNECT is not an accident: the channel goes with its owner.
+    subscribe(&mut world, client, channel);
+    world.take(client);
+    let target = DisconnectMessage { conn_id: 1 };
+    world.send(killer, [Send::new(MessageType::Disconnect, &target)]);
+    assert_eq!(types(&world.take(client)), [4]);
+    let again = world.connect(ConnKind::Server);
+    world.auth(again, "pit");
+    assert!(!auth_result(&world.take(again)).should_recover);
+}
+
+#[test]
+fn a_timeout_drops_the_one_place_and_removes_only_what_the_lost_one_owned() {
+    for shards in [1, 2] {
+        let mut world = World::sharded(config(), shards);
+        let (owner, guest) = (world.join(ConnKind::Server, "owner"), world.join(ConnKind::Server, "guest"));
+        let channel = create(&mut world, owner, 3, None);
+        subscribe(&mut world, guest, channel);
+        let client = world.join(ConnKind::Client, "c");
+        subscribe(&mut world, client, channel);
+        world.take(client);
+        world.take(owner);
+        world.close(guest);
+        assert_eq!(types(&world.take(owner)), [7], "the loss of a guest is told at once");
+        world.run(Duration::from_secs(5));
+        world.close(owner);
+        world.run(Duration::from_secs(4));
+        // The guest's time is up; the owner's is not, and the channel stays.
+        assert_eq!(types(&world.take(client)), [22]);
+        let back = world.connect(ConnKind::Server);
+        world.auth(back, "guest");
+        assert!(!auth_result(&world.take(back)).should_recover);
+        let back = world.connect(ConnKind::Server);
+        world.auth(back, "owner");
+        assert!(auth_result(&world.take(back)).should_recover);
+        world.run(Duration::from_secs(2));
+        world.close(back);
+        world.take(client);
+        world.run(Duration::from_secs(9));
+        assert_eq!(types(&world.take(client)), [4], "removed with msgType 4");
+        assert_eq!(world.stats().recoveries_expired, 2);
+        assert!(world.shards.iter().all(|shard| shard.next_timeout().is_none()));
+    }
+}
+
+#[test]
+fn data_over_a_packet_is_recovered_in_parts() {
+    let mut world = World::new(config());
+    let owner = world.join(ConnKind::Server, "pit");
+    let channel = create(&mut world, owner, 3, Some(&[]));
+    let text = "z".repeat(120);
+    for _ in 0..1_000 {
+        update(&mut world, owner, channel, &text);
+    }
+    world.close(owner);
+    let back = world.connect(ConnKind::Server);
+    world.auth(back, "pit");
+    let got = world.take(back);
+    let parts: Vec<Vec<u8>> = got[1..]
+        .iter()
+        .map(|message| message.decode::<ChannelDataRecoveryMessage>().channel_data.expect("data").value)
+        .collect();
+    assert!(parts.len() > 1);
+    assert_eq!(parts.concat(), entry(&text).repeat(1_000));
+}
+
+#[test]
+fn a_client_resumes_with_its_token_and_nobody_notices_the_gap() {
+    for shards in [1, 2, 4] {
+        let mut world = World::sharded(config(), shards);
+        let owner = world.join(ConnKind::Server, "s");
+        let channel = create(&mut world, owner, 3, Some(&entry("a")));
+        let client = world.connect(ConnKind::Client);
+        let (result, _) = auth_with(&mut world, client, b"");
+        let (id, token) = (result.conn_id, result.resume_token);
+        assert_eq!(token.len(), 24);
+        subscribe(&mut world, client, channel);
+        world.run_ms(200);
+        world.take(owner);
+        world.close(client);
+        assert!(world.take(owner).is_empty(), "the owner is not told of a short loss");
+        update(&mut world, owner, channel, "b");
+        world.run(Duration::from_secs(20));
+
+        let back = world.connect(ConnKind::Client);
+        let (result, got) = auth_with(&mut world, back, &token);
+        assert_eq!((result.conn_id, result.should_recover), (id, true));
+        assert_ne!(result.resume_token, token, "a token is good for one return");
+        assert_eq!(types(&got), [1, 20]);
+        let data: ChannelDataRecoveryMessage = got[1].decode();
+        assert_eq!(data.channel_data.expect("data").value, [entry("a"), entry("b")].concat());
+        update(&mut world, owner, channel, "c");
+        world.run_ms(1_000);
+        let got = world.take(back);
+        assert_eq!(types(&got), [8, 21]);
+        assert_eq!(got[0].decode::<ChannelDataUpdateMessage>().data.expect("data").value, entry("c"));
+        assert!(world.take(owner).is_empty());
+        world.send(back, [Send::user(100, b"x").to(channel)]);
+        assert_eq!(types(&world.take(owner)), [100]);
+
+        // The old token is void; the login goes on without it.
+        let thief = world.connect(ConnKind::Client);
+        let (result, _) = auth_with(&mut world, thief, &token);
+        assert!(!result.should_recover && result.conn_id != id);
+        let bad = world.effects.iter().any(|effect| {
+            matches!(effect, throng_gateway::Effect::SecurityLog(event) if event.what == SecurityEventKind::BadResumeToken)
+        });
+        assert!(bad);
+    }
+}
+
+#[test]
+fn a_token_supersedes_a_connection_that_only_looks_alive() {
+    for shards in [1, 2] {
+        let mut world = World::sharded(config(), shards);
+        let owner = world.join(ConnKind::Server, "s");
+        let channel = create(&mut world, owner, 3, Some(&entry("a")));
+        let stale = world.connect(ConnKind::Client);
+        let (result, _) = auth_with(&mut world, stale, b"");
+        subscribe(&mut world, stale, channel);
+        world.take(owner);
+        let id = result.conn_id;
+        let mut token = result.resume_token;
+        let mut previous = stale;
+        for _ in 0..3 {
+            let back = world.connect(ConnKind::Client);
+            let (result, got) = auth_with(&mut world, back, &token);
+            assert_eq!(world.closed(previous), Some(throng_gateway::CloseReason::Superseded));
+            assert_eq!((result.conn_id, types(&got)), (id, vec![1, 20]));
+            token = result.resume_token;
+            previous = back;
+        }
+        assert!(world.take(owner).is_empty());
+        assert_eq!(world.stats().clients_resumed, 3);
+    }
+}
+
+#[test]
+fn the_owner_learns_of_a_client_that_does_not_return() {
+    for shards in [1, 2] {
+        let mut world = World::sharded(config(), shards);
+        let owner = world.join(ConnKind::Server, "s");
+        let channel = create(&mut world, owner, 3, None);
+        let client = world.connect(ConnKind::Client);
+        let (result, _) = auth_with(&mut world, client, b"");
+        subscribe(&mut world, client, channel);
+        world.take(owner);
+        world.close(client);
+        world.run_ms(29_999);
+        assert!(world.take(owner).is_empty());
+        world.run_ms(1);
+        let got = world.take(owner);
+        assert_eq!(types(&got), [7]);
+        assert_eq!(got[0].decode::<UnsubscribedFromChannelResultMessage>().conn_id, result.conn_id);
+        let back = world.connect(ConnKind::Client);
+        assert!(!auth_with(&mut world, back, &result.resume_token).0.should_recover);
+    }
+}
+
+#[test]
+fn lost_connections_are_bounded() {
+    let recovery = Recovery { lost_max: 3, ..config().recovery };
+    let mut world = World::new(Config { recovery, ..config() });
+    let mut tokens = Vec::new();
+    for _ in 0..5 {
+        let client = world.connect(ConnKind::Client);
+        tokens.push(auth_with(&mut world, client, b"").0.resume_token);
+        world.close(client);
+    }
+    for (at, token) in tokens.iter().enumerate() {
+        let back = world.connect(ConnKind::Client);
+        assert_eq!(auth_with(&mut world, back, token).0.should_recover, at >= 2, "loss {at}");
+    }
+}
+
+#[test]
+fn a_client_that_finds_no_room_to_resume_may_log_in() {
+    let recovery = Recovery { lost_max: 0, ..config().recovery };
+    let mut world = World::new(Config { recovery, ..config() });
+    let stale = world.connect(ConnKind::Client);
+    let token = auth_with(&mut world, stale, b"").0.resume_token;
+    let back = world.connect(ConnKind::Client);
+    let auth = AuthMessage { resume_token: Some(token), ..Default::default() };
+    world.send(back, [Send::new(MessageType::Auth, &auth)]);
+    assert_eq!(world.closed(stale), Some(throng_gateway::CloseReason::Superseded));
+    assert!(world.take(back).is_empty());
+    assert!(!auth_with(&mut world, back, b"").0.should_recover);
+}
+
+#[test]
+fn stock_peers_never_see_tokens_and_the_window_switches_resuming_off() {
+    let mut world = World::new(config());
+    let owner = world.join(ConnKind::Server, "s");
+    create(&mut world, owner, 1, None);
+    let stock = world.connect(ConnKind::Client);
+    world.auth(stock, "ann");
+    assert!(auth_result(&world.take(stock)).resume_token.is_empty());
+    let ours = world.connect(ConnKind::Client);
+    world.take(owner);
+    assert_eq!(auth_with(&mut world, ours, b"").0.resume_token.len(), 24);
+    assert!(auth_result(&world.take(owner)).resume_token.is_empty(), "the master's copy has none");
+
+    let recovery = Recovery { client_window: Duration::ZERO, ..config().recovery };
+    let mut world = World::new(Config { recovery, ..config() });
+    let client = world.connect(ConnKind::Client);
+    assert!(auth_with(&mut world, client, b"").0.resume_token.is_empty());
+}
+
+// Ids of lost connections stay theirs; everything else is given out again.
+#[test]
+fn churn_with_losses_and_returns_keeps_ids_unique() {
+    for shards in [1, 3] {
+        let mut world = World::sharded(Config { conn_id_bits: 6, ..config() }, shards);
+        let owner = world.join(ConnKind::Server, "s");
+        let channel = create(&mut world, owner, 3, Some(&[]));
+        let mut tokens: Vec<Vec<u8>> = Vec::new();
+        for round in 0..200 {
+            let client = world.connect(ConnKind::Client);
+            let token = if round % 3 == 0 { tokens.pop().unwrap_or_default() } else { Vec::new() };
+            let (result, _) = auth_with(&mut world, client, &token);
+            assert!(result.conn_id <= 63);
+            subscribe(&mut world, client, channel);
+            world.run_ms(700);
+            tokens.push(result.resume_token);
+            world.close(client);
+        }
+        world.run(Duration::from_secs(60));
+        assert_eq!(world.stats().subscriptions, 1, "only the owner's");
+    }
+}

@@ -1,0 +1,18 @@
+//! The integration tests of this crate, one module per behaviour, in one program that links once.
+
+#[path = "support/bus.rs"]
+mod bus;
+#[path = "support/crash.rs"]
+mod crash;
+#[path = "../../../ddc-store/tests/it/disk/mod.rs"]
+#[allow(dead_code, reason = "the store's own tests use the rest")]
+mod disk;
+mod http;
+mod https;
+mod nats;
+mod policy;
+mod power_failure;
+mod service;
+mod slow_readers;
+mod support;
+mod trial;

@@ -1,0 +1,171 @@
+//! E.4: why a ticket is not matched. What is named must be what keeps it: without that, the next tick makes a match.
+
+use crate::world;
+
+use serde_json::{Value, json};
+use throng_matcher::Config;
+use throng_stdx::Rng;
+use throng_wire::matcher::{Method, Reader, Status, Writer};
+use world::{World, player};
+
+/// Players by wanted position and attributes: parties of them.
+type Party<'a> = &'a [(&'a str, &'a [(&'a str, &'a str)])];
+
+fn with(rules: &Value) -> World {
+    let mut world = World::new(Config::default());
+    let (status, answer) = world.put_queue(&rules.to_string());
+    assert_eq!(status, Status::Ok, "{}", String::from_utf8_lossy(&answer));
+    world
+}
+
+/// Two sides of `size` with these members.
+fn rules(size: u64, more: Value) -> Value {
+    let mut set = json!({"name": "q", "sides": [{"name": "side", "count": 2, "min": size, "max": size}],
+        "attributes": {"n": {"type": "number", "default": 0}, "t": {"type": "string", "default": ""},
+                       "l": {"type": "string_list", "default": []}}});
+    if let (Some(set), Value::Object(more)) = (set.as_object_mut(), more) {
+        set.extend(more);
+    }
+    set
+}
+
+/// The summary of a ticket, and the rules that do not hold for its nearest together.
+fn explained(world: &mut World, ticket: &str) -> (String, Vec<String>) {
+    let why = world.ok("s", Method::EXPLAIN_TICKET, Writer::new().str(1, ticket));
+    let why = Reader::new(&why).unwrap();
+    let together = why.all(7).map(|fail| Reader::new(fail).unwrap().str(1).unwrap().to_owned());
+    (why.str(2).unwrap().to_owned(), together.collect())
+}
+
+fn ticket(world: &mut World, number: usize, party: Party<'_>) -> String {
+    let members = party.iter().enumerate().map(|(member, (wants, attrs))| {
+        let player = player(&format!("r{number}_{member}"), attrs);
+        if wants.is_empty() { player } else { player.str(5, wants) }
+    });
+    world.ticket("s", "q", members.collect())
+}
+
+#[test]
+fn what_is_named_is_what_keeps_it() {
+    const SOLO: Party<'_> = &[("", &[])];
+    const PAIR: Party<'_> = &[("", &[]), ("", &[])];
+    const TANK: Party<'_> = &[("tank", &[])];
+    const HEALER: Party<'_> = &[("healer", &[])];
+    const LOW: Party<'_> = &[("", &[("n", "1")])];
+    const HIGH: Party<'_> = &[("", &[("n", "9")])];
+    const ALPS: Party<'_> = &[("", &[("l", r#"["alps"]"#)])];
+    const DUNES: Party<'_> = &[("", &[("l", r#"["dunes"]"#)])];
+    let positions = json!([{"name": "tank", "per_side_min": 1, "per_side_max": 1},
+                           {"name": "healer", "per_side_min": 0, "per_side_max": 9}]);
+    let one = |rule: Value| json!({ "rules": [rule] });
+    let cases: [(&str, u64, Value, &[Party<'_>]); 9] = [
+        ("positions", 2, json!({ "positions": positions }), &[HEALER, HEALER, HEALER, TANK]),
+        ("party.policy", 2, json!({"party": {"policy": "same_size"}}), &[PAIR, SOLO, SOLO]),
+        (
+            "party.policy",
+            4,
+            json!({"party": {"policy": "large_vs_large"}}),
+            &[PAIR, SOLO, SOLO, SOLO, SOLO, SOLO, SOLO],
+        ),
+        (
+            "quality.min",
+            1,
+            json!({"quality": {"min": 0.9},
+            "rules": [{"type": "near", "key": "n", "max": 1, "weight": 1}]}),
+            &[LOW, HIGH],
+        ),
+        (
+            "fair",
+            2,
+            one(json!({"name": "fair", "type": "balance", "key": "n", "max": 1})),
+            &[LOW, LOW, LOW, HIGH],
+        ),
+        ("sum", 1, one(json!({"name": "sum", "type": "total", "key": "n", "min": 19})), &[LOW, HIGH]),
+        ("near", 1, one(json!({"name": "near", "type": "near", "key": "n", "max": 4})), &[LOW, HIGH]),
+        ("maps", 1, one(json!({"name": "maps", "type": "overlap", "key": "l"})), &[ALPS, DUNES]),
+        (
+            "small",
+            1,
+            one(json!({"name": "small", "type": "compare", "key": "n", "op": "<", "value": 5})),
+            &[LOW, HIGH],
+        ),
+    ];
+    for (named, size, more, parties) in cases {
+        let mut set = rules(size, more);
+        if named == "small" {
+            // Within another rule, so that it is not refused at once.
+            set["rules"] = json!([{"name": "small", "type": "any", "rules": [{"type": "compare", "key": "n", "op": "<", "value": 5}]}]);
+        }
+        let mut world = with(&set);
+        let all: Vec<String> =
+            parties.iter().enumerate().map(|(number, party)| ticket(&mut world, number, party)).collect();
+        world.pass(250);
+        for id in &all {
+            assert_eq!(world.get_ticket(id).status, "searching", "{named}: {more:?}", more = set);
+        }
+        let (summary, together) = explained(&mut world, &all[0]);
+        assert!(summary.contains(&format!("`{named}`")), "{named}: {summary}, {together:?}");
+        assert_eq!(together, [named], "{summary}");
+    }
+}
+
+/// More players than are shown are needed; and those who are refused by one of many do not hide that the others fit.
+#[test]
+fn large_matches_are_explained_too() {
+    let mut world = with(&rules(50, json!({})));
+    let all: Vec<String> = (0..99).map(|number| ticket(&mut world, number, &[("", &[])])).collect();
+    world.pass(250);
+    let (summary, _) = explained(&mut world, &all[0]);
+    assert!(summary.starts_with("99 of 100 players"), "{summary}");
+    ticket(&mut world, 99, &[("", &[])]);
+    let (summary, _) = explained(&mut world, &all[0]);
+    assert!(summary.starts_with("a match is possible"), "{summary}");
+    world.pass(250);
+    assert_eq!(
+        world.get_ticket(&all[0]).status,
+        "matched",
+        "more play than 64, as far as a search looks by default"
+    );
+}
+
+/// `a match is possible` is said when the search finds one, whatever the rules.
+#[test]
+fn a_match_that_is_promised_is_made() {
+    let mut promised = 0;
+    for seed in 0..150 {
+        let mut rng = Rng::new(seed);
+        let policy = ["any", "same_size", "large_vs_large"][rng.below(3) as usize];
+        let set = rules(
+            1 + rng.below(3),
+            json!({"party": {"policy": policy},
+                "rules": [{"name": "near", "type": "near", "key": "n", "max": 1 + rng.below(5)},
+                          {"name": "fair", "type": "balance", "key": "n", "max": 1 + rng.below(2)},
+                          {"name": "sum", "type": "total", "key": "n", "max": 10 + rng.below(30)}]}),
+        );
+        let mut world = with(&set);
+        let mut all = Vec::new();
+        for number in 0..2 + rng.below(12) as usize {
+            let n = rng.below(12).to_string();
+            let members =
+                (0..1 + rng.below(2)).map(|member| player(&format!("r{number}_{member}"), &[("n", &n)]));
+            let (status, answer) = world.try_ticket("s", "q", members.collect());
+            if status == Status::Ok {
+                all.push(world::shown(&answer).id);
+            }
+        }
+        let Some(first) = all.first() else { continue };
+        let is_promised = explained(&mut world, first).0.starts_with("a match is possible");
+        world.pass(250);
+        let is_matched = world.get_ticket(first).status == "matched";
+        assert!(!is_promised || is_matched, "seed {seed}: the first anchor takes what it finds");
+        promised += u32::from(is_promised);
+        // Who is left is left by something that has a name, or by a lack of players.
+        for id in all {
+            if world.get_ticket(&id).status == "searching" {
+                let (summary, _) = explained(&mut world, &id);
+                assert!(!summary.starts_with("a match is possible"), "seed {seed}: {summary}");
+            }
+        }
+    }
+    assert!(promised > 30, "{promised}");
+}

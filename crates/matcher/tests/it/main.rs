@@ -1,0 +1,27 @@
+//! The integration tests of this crate, one module per behaviour, in one program that links once.
+
+mod backfill_positions;
+mod bursts;
+mod defects;
+mod explain;
+mod history;
+mod matching;
+mod model;
+mod parity;
+mod policy;
+mod positions;
+mod ratings;
+mod recovery;
+mod reference_events;
+mod replay;
+mod rule_set_page;
+mod scopes;
+mod seats;
+mod shards;
+mod soundness;
+mod ticket_limits;
+mod ticket_model;
+mod tickets;
+mod trial;
+mod world;
+mod wrong_input;

@@ -1,0 +1,348 @@
+//! Policies: what they are asked, what they may do, and that nothing changes without them.
+
+use crate::world;
+
+use std::collections::BTreeMap;
+
+use throng_matcher::{
+    Config, Handled, HookPoint, Matcher, ModeRules, Notices, Question, QueueRules, Route, Verdict, route,
+};
+use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
+use world::{START, World, role, to_mode, to_room};
+
+/// A queue whose matches get their server from their mode's policy.
+const ONE_VS_ONE: &str = r#"{"name": "m", "tick_ms": 100, "assign": "policy", "rules": [],
+    "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}]}"#;
+
+/// A mode `m` of four whose policy is asked at `points`.
+fn world(points: &[HookPoint]) -> World {
+    World::new(config(points))
+}
+
+fn config(points: &[HookPoint]) -> Config {
+    let rules = ModeRules {
+        capacity: 4,
+        policy: "p".to_owned(),
+        policy_points: points.to_vec(),
+        ..ModeRules::default()
+    };
+    Config { modes: BTreeMap::from([("m".to_owned(), rules)]), ..Config::default() }
+}
+
+fn waits(handled: Handled) -> u64 {
+    match handled {
+        Handled::Waits(number) => number,
+        Handled::Done(status) => panic!("{status:?}"),
+    }
+}
+
+/// The only open question.
+fn question(world: &mut World, point: HookPoint) -> Question {
+    let question = world.matcher_mut().poll_question().expect("a question");
+    assert_eq!((question.point, &question.policy[..]), (point, "p"));
+    assert!(world.matcher_mut().poll_question().is_none());
+    question
+}
+
+fn answered(world: &mut World, number: u64) -> (Status, Vec<u8>) {
+    let answered = world.matcher_mut().poll_answered().expect("an answer");
+    assert_eq!(answered.request, number);
+    (answered.status, answered.body)
+}
+
+fn allow(world: &mut World, point: HookPoint) -> Question {
+    let asked = question(world, point);
+    world.verdict(asked.id, Some(&Verdict::default()));
+    asked
+}
+
+/// A room of the mode with `name` in it, made without questions but the one about adding.
+fn room_with(world: &mut World, name: &str) -> String {
+    let number = waits(world.begin(Method::ROLE_CREATE_ROOM, to_mode(name, "m")));
+    allow(world, HookPoint::OnAddingRoles);
+    let (status, body) = answered(world, number);
+    assert_eq!(status, Status::Ok);
+    Reader::new(&body).unwrap().nested(1).unwrap().str(1).unwrap().to_owned()
+}
+
+#[test]
+fn a_policy_is_asked_at_every_point_of_a_rooms_life() {
+    let mut world = world(&HookPoint::ALL);
+    let number = waits(world.begin(Method::ROLE_CREATE_ROOM, to_mode("ann", "m")));
+    let asked = question(&mut world, HookPoint::OnCreate);
+    let server = Verdict { data: vec![("server".to_owned(), "\"h:1\"".to_owned())], ..Verdict::default() };
+    world.verdict(asked.id, Some(&server));
+    let asked = allow(&mut world, HookPoint::OnAddingRoles);
+    let body = Reader::new(&asked.body).unwrap();
+    assert_eq!((body.str(1).unwrap(), body.str(2).unwrap()), ("OnAddingRoles", "m"));
+    assert_eq!(body.nested(4).unwrap().str(1).unwrap(), "ann");
+    assert!(asked.body.windows(5).any(|part| part == b"\"h:1\""), "the room as OnCreate made it");
+    assert_eq!(world.counts().rooms, 0, "nothing is there yet");
+    assert!(world.take_heard().is_empty());
+    let asked = question(&mut world, HookPoint::OnAddedRoles);
+    assert_eq!(Reader::new(&asked.body).unwrap().nested(3).unwrap().u64(12), 1, "with its first member");
+    world.verdict(asked.id, Some(&Verdict { hidden: Some(true), full: Some(true), ..Verdict::default() }));
+    let (status, body) = answered(&mut world, number);
+    let body = Reader::new(&body).unwrap();
+    let room = body.nested(1).unwrap();
+    assert_eq!((status, room.u64(5), room.u64(6), room.u64(12)), (Status::Ok, 1, 1, 1));
+    let id = room.str(1).unwrap().to_owned();
+    let heard = world.take_heard();
+    assert_eq!((heard.len(), heard[0].kind), (1, Event::ROLES_JOIN_ROOM));
+
+    let number = waits(world.begin(Method::ROLE_LEAVE_ROOM, Writer::new().str(1, "ann").str(2, &id)));
+    allow(&mut world, HookPoint::OnDeletingRole);
+    assert_eq!(answered(&mut world, number).0, Status::Ok);
+    world.pass(2_000);
+    let told = question(&mut world, HookPoint::OnDestroy);
+    assert!(!told.waits && world.counts().rooms == 0);
+}
+
+#[test]
+fn a_veto_leads_a_random_join_to_the_next_room_and_then_to_a_new_one() {
+    let mut world = world(&[HookPoint::OnAddingRoles]);
+    let rooms = [room_with(&mut world, "a"), room_with(&mut world, "b")];
+    let number = waits(world.begin(Method::ROLE_JOIN_RANDOM_ROOM, to_mode("c", "m")));
+    for room in &rooms {
+        let asked = question(&mut world, HookPoint::OnAddingRoles);
+        let about = Reader::new(&asked.body).unwrap();
+        assert_eq!(about.nested(3).unwrap().str(1).unwrap(), room);
+        world.verdict(asked.id, Some(&Verdict::refusal("not with them")));
+    }
+    allow(&mut world, HookPoint::OnAddingRoles);
+    let (status, body) = answered(&mut world, number);
+    assert_eq!((status, Reader::new(&body).unwrap().u64(2)), (Status::Ok, 1), "made for her");
+    assert_eq!(world.counts().rooms, 3);
+    let number = waits(world.begin(Method::ROLE_JOIN_ROOM, to_room("d", &rooms[0])));
+    let asked = question(&mut world, HookPoint::OnAddingRoles);
+    world.verdict(asked.id, Some(&Verdict::refusal("not you")));
+    let (status, body) = answered(&mut world, number);
+    assert_eq!((status, Reader::new(&body).unwrap().str(1).unwrap()), (Status::Refused, "not you"));
+}
+
+#[test]
+fn without_a_verdict_the_request_fails_and_nothing_has_changed() {
+    let mut world = world(&HookPoint::ALL);
+    let before = world.counts();
+    let number = waits(world.begin(Method::ROLE_CREATE_ROOM, to_mode("ann", "m").bytes(100, &[1; 16])));
+    let asked = question(&mut world, HookPoint::OnCreate);
+    world.pass(199);
+    assert!(world.matcher_mut().poll_answered().is_none());
+    world.pass(1);
+    assert_eq!(answered(&mut world, number).0, Status::PolicyUnavailable);
+    assert_eq!((world.counts().rooms, world.counts().players), (before.rooms, before.players));
+    world.verdict(asked.id, Some(&Verdict::default()));
+    assert!(
+        world.matcher_mut().poll_answered().is_none() && world.matcher_mut().poll_question().is_none(),
+        "too late"
+    );
+    let again = waits(world.begin(Method::ROLE_CREATE_ROOM, to_mode("ann", "m").bytes(100, &[1; 16])));
+    assert_ne!(again, number, "its key was not spent");
+    let asked = question(&mut world, HookPoint::OnCreate);
+    world.verdict(asked.id, None);
+    assert_eq!(answered(&mut world, again).0, Status::PolicyUnavailable);
+    assert_eq!(world.matcher().stats().policy_failures, 2);
+}
+
+#[test]
+fn only_the_room_of_an_open_question_waits() {
+    let mut world = world(&[HookPoint::OnAddingRoles]);
+    let rooms = [room_with(&mut world, "a"), room_with(&mut world, "b")];
+    let joins = waits(world.begin(Method::ROLE_JOIN_ROOM, to_room("c", &rooms[0])));
+    let asked = question(&mut world, HookPoint::OnAddingRoles);
+    let set = |room: &str| Writer::new().str(1, room).str(2, "k").bytes(3, b"1");
+    let sets = waits(world.begin(Method::SET_ROOM_DATA, set(&rooms[0])));
+    let second = waits(world.begin(Method::ROLE_JOIN_ROOM, to_room("d", &rooms[0])));
+    let leaves = waits(world.begin(Method::ROLE_LEAVE_ROOM, Writer::new().str(1, "a").str(2, &rooms[0])));
+    assert_eq!(world.begin(Method::SET_ROOM_DATA, set(&rooms[1])), Handled::Done(Status::Ok));
+    assert_eq!(
+        world.begin(Method::GET_ROOM_INFO, Writer::new().str(1, &rooms[0])),
+        Handled::Done(Status::Ok)
+    );
+    world.verdict(asked.id, Some(&Verdict::default()));
+    assert_eq!(answered(&mut world, joins).0, Status::Ok);
+    assert_eq!(answered(&mut world, sets).0, Status::Ok);
+    assert!(world.matcher_mut().poll_answered().is_none(), "the second join has a question of its own");
+    allow(&mut world, HookPoint::OnAddingRoles);
+    assert_eq!(answered(&mut world, second).0, Status::Ok);
+    assert_eq!(answered(&mut world, leaves).0, Status::Ok);
+    // What waits behind a question that fails goes on.
+    let first = waits(world.begin(Method::ROLE_JOIN_ROOM, to_room("e", &rooms[0])));
+    let asked = question(&mut world, HookPoint::OnAddingRoles);
+    let held = waits(world.begin(Method::ROLE_LEAVE_ROOM, Writer::new().str(1, "b").str(2, &rooms[0])));
+    world.verdict(asked.id, None);
+    assert_eq!(answered(&mut world, first).0, Status::PolicyUnavailable);
+    assert_eq!(answered(&mut world, held).0, Status::NotAMember);
+}
+
+/// Two modes and what is waited for in them, on so many shards.
+struct Many(World);
+
+impl Many {
+    fn new(shards: u16, queues: Vec<QueueRules>) -> Many {
+        let mut config = Config { queues, ..config(&[HookPoint::OnCreate, HookPoint::OnDeletingRole]) };
+        // Of 2, 3 and 5 shards, each of these is on one of its own.
+        config.modes.insert(OTHER.to_owned(), config.modes["m"].clone());
+        Many(World::of_shards(config, shards))
+    }
+
+    fn open(&self) -> usize {
+        (0..self.0.shards.count()).map(|shard| self.0.shards.shard(shard).open_questions()).sum()
+    }
+
+    /// Makes rooms until so many questions more are open.
+    fn create(&mut self, mode: &str, count: usize) {
+        let before = self.open();
+        for index in before..before + count {
+            self.0.begin(Method::ROLE_CREATE_ROOM, to_mode(&format!("r{index}"), mode));
+        }
+        assert_eq!(self.0.take_answered(), [], "all wait");
+        assert_eq!(self.open(), before + count);
+    }
+
+    /// What comes of one request more.
+    fn beyond(&mut self, method: u16, body: Writer) -> Status {
+        match self.0.begin(method, body) {
+            Handled::Done(status) => status,
+            Handled::Waits(_) => self.0.take_answered()[0],
+        }
+    }
+}
+
+const OTHER: &str = "n";
+
+fn shard_of(mode: &str, shards: u16) -> u16 {
+    match route(Method::ROLE_CREATE_ROOM, &to_mode("ann", mode).into_bytes(), shards) {
+        Route::One(shard) => shard,
+        Route::All => panic!("a mode has one shard"),
+    }
+}
+
+#[test]
+fn at_most_a_thousand_questions_are_open_whatever_the_shards() {
+    for shards in [1, 2, 3, 5] {
+        let mut many = Many::new(shards, Vec::new());
+        assert!(shards == 1 || shard_of(OTHER, shards) != shard_of("m", shards));
+        many.create("m", 999);
+        many.create(OTHER, 1);
+        for mode in ["m", OTHER] {
+            let refused = many.beyond(Method::ROLE_CREATE_ROOM, to_mode("beyond", mode));
+            assert_eq!(refused, Status::PolicyUnavailable, "{shards} shards");
+        }
+        many.0.pass(200);
+        let answered = many.0.take_answered();
+        assert!(answered.len() == 1_000 && answered.iter().all(|s| *s == Status::PolicyUnavailable));
+        assert_eq!((many.open(), many.0.counts().players), (0, 0));
+        // What one mode has had, the other gets back.
+        many.create(OTHER, 1_000);
+        many.0.pass(5_000);
+        many.0.check_idle(shards > 1);
+    }
+}
+
+#[test]
+fn a_request_without_claims_gets_a_question_of_another_shard() {
+    for shards in [1, 2, 3, 5] {
+        let mut many = Many::new(shards, Vec::new());
+        let home = shard_of("m", shards);
+        many.0.begin(Method::ROLE_CREATE_ROOM, to_mode("ann", "m"));
+        let asked = many.0.shards.shard_mut(home).poll_question().unwrap();
+        many.0.verdict_on(home, asked.id, Some(&Verdict::default()));
+        let answered = many.0.shards.shard_mut(home).poll_answered().unwrap();
+        let room = Reader::new(&answered.body).unwrap().nested(1).unwrap().str(1).unwrap().to_owned();
+        many.create(OTHER, 1_000);
+        let leaves = || Writer::new().str(1, "ann").str(2, &room);
+        let refused = many.beyond(Method::ROLE_LEAVE_ROOM, leaves());
+        assert_eq!(refused, Status::PolicyUnavailable, "{shards} shards");
+        let other = shard_of(OTHER, shards);
+        let asked = many.0.shards.shard_mut(other).poll_question().unwrap();
+        many.0.verdict_on(other, asked.id, None);
+        assert_eq!(many.0.take_answered(), [Status::PolicyUnavailable]);
+        waits(many.0.begin(Method::ROLE_LEAVE_ROOM, leaves()));
+        assert_eq!((many.open(), many.0.take_answered()), (1_000, vec![]), "{shards} shards");
+        let shard = many.0.shards.shard_mut(home);
+        let asked = std::iter::from_fn(|| shard.poll_question()).last().unwrap();
+        assert_eq!(asked.point, HookPoint::OnDeletingRole);
+        many.0.verdict_on(home, asked.id, Some(&Verdict::default()));
+        assert_eq!(many.0.take_answered(), [Status::Ok]);
+        many.0.pass(5_000);
+        many.0.check_idle(shards > 1);
+    }
+}
+
+#[test]
+fn a_match_gets_a_question_of_another_shard_or_its_tickets_search_on() {
+    for shards in [1, 2, 3, 5] {
+        let mut many = Many::new(shards, vec![QueueRules::parse(ONE_VS_ONE.as_bytes()).unwrap()]);
+        many.0.session("s", true);
+        many.create(OTHER, 998);
+        for id in ["a", "b", "c", "d", "e", "f"] {
+            many.0.ok("s", Method::CREATE_TICKET, Writer::new().str(1, "m").nested(2, role(id)));
+        }
+        many.0.pass(100);
+        assert_eq!(many.open(), 1_000, "{shards} shards: two of the matches ask");
+        // The third ends with them, neither earlier nor again and again.
+        many.0.pass(199);
+        assert_eq!(many.0.take_kind(Event::MATCH_CANCELLED), []);
+        many.0.pass(1);
+        let cancelled = many.0.take_kind(Event::MATCH_CANCELLED);
+        assert_eq!(cancelled.len(), 3);
+        assert!(cancelled.iter().all(|heard| heard.str(2) == "policy_unavailable"));
+        many.0.pass(100);
+        let home = shard_of("m", shards);
+        let shard = many.0.shards.shard_mut(home);
+        let asked = std::iter::from_fn(|| shard.poll_question()).last().unwrap();
+        many.0.verdict_on(home, asked.id, Some(&Verdict::default()));
+        assert_eq!(many.0.take_kind(Event::MATCH_READY).len(), 2);
+    }
+}
+
+#[test]
+fn a_match_gets_its_server_from_the_policy_or_its_tickets_search_on() {
+    let queue = QueueRules::parse(ONE_VS_ONE.as_bytes()).unwrap();
+    let without = Config { queues: vec![queue.clone()], ..Config::default() };
+    assert_eq!(without.check().unwrap_err().path, "assign", "its mode names no policy");
+    let mut world = World::new(Config { queues: vec![queue], ..config(&[HookPoint::OnCreate]) });
+    world.session("s", true);
+    for id in ["a", "b"] {
+        world.ok("s", Method::CREATE_TICKET, Writer::new().str(1, "m").nested(2, role(id)));
+    }
+    world.pass(100);
+    let asked = question(&mut world, HookPoint::OnCreate);
+    assert_eq!(Reader::new(&asked.body).unwrap().nested(3).unwrap().str(3).unwrap(), "m");
+    world.take_heard();
+    world.verdict(asked.id, Some(&Verdict::refusal("no machines")));
+    let heard = world.take_heard();
+    let cancelled = heard.iter().find(|heard| heard.kind == Event::MATCH_CANCELLED).unwrap();
+    assert_eq!(cancelled.str(2), "refused");
+    world.pass(200);
+    let asked = world.matcher_mut().poll_question().expect("they are matched again");
+    let server =
+        Verdict { data: vec![("connection".to_owned(), "\"h:7\"".to_owned())], ..Verdict::default() };
+    world.take_heard();
+    world.verdict(asked.id, Some(&server));
+    let heard = world.take_heard();
+    let ready: Vec<_> = heard.iter().filter(|heard| heard.kind == Event::MATCH_READY).collect();
+    assert_eq!(ready.len(), 2, "one for each side");
+    assert_eq!(ready[0].str(4), "h:7");
+}
+
+#[test]
+fn a_snapshot_keeps_what_waits_and_a_restart_ends_it() {
+    let mut world = world(&[HookPoint::OnAddingRoles]);
+    let number = waits(world.begin(Method::ROLE_CREATE_ROOM, to_mode("a", "m")));
+    let asked = question(&mut world, HookPoint::OnAddingRoles);
+    let snapshot = world.matcher().snapshot();
+    let rules = config(&[HookPoint::OnAddingRoles]);
+    let mut again = Matcher::restore(rules, &snapshot).unwrap();
+    assert_eq!(again.digest(), world.matcher().digest());
+    let mut notices = Notices::default();
+    again.handle_verdict(START, asked.id, Some(&Verdict::default()), &mut notices);
+    let reply = again.poll_answered().unwrap();
+    assert_eq!((reply.request, reply.status), (number, Status::Ok));
+    let mut again = Matcher::restore(config(&[]), &snapshot).unwrap();
+    again.handle_recovered(START, &mut notices);
+    assert_eq!((again.open_questions(), again.counts().rooms), (0, 0));
+    again.handle_verdict(START, asked.id, Some(&Verdict::default()), &mut notices);
+    assert!(again.poll_answered().is_none());
+}

@@ -1,0 +1,51 @@
+//! What a restart changes, and what it does not.
+
+use crate::world;
+
+use throng_matcher::{Config, Scope};
+use throng_wire::matcher::{Method, Status, Writer};
+use world::{World, roles_in, to_mode};
+
+/// A server that was already gone when the matcher ended has as long to come back as any other: it may have found nobody
+/// to come back to.
+#[test]
+fn every_server_has_its_whole_grace_from_the_start() {
+    for (what, downtime) in [("in its grace", 3_000), ("past its grace", 60_000)] {
+        let mut world = World::new(Config::default());
+        world.session("s", true);
+        let room = world.create_room("s", "a", "2v2");
+        world.session("s", false);
+        world.now += downtime;
+        world.recover();
+        world.pass(9_999);
+        assert_eq!(roles_in(&world.room(&room).1, 4), ["a"], "{what}: it may still come back");
+        world.session("s", true);
+        world.pass(60_000);
+        assert_eq!(roles_in(&world.room(&room).1, 4), ["a"], "{what}: it came back");
+        world.session("s", false);
+        world.pass(60_000);
+        assert_ne!(world.room(&room).0, Status::Ok, "{what}: it went for good");
+    }
+}
+
+#[test]
+fn a_server_that_does_not_come_back_after_a_restart_is_given_up() {
+    let mut world = World::new(Config::default());
+    world.session("s", true);
+    world.create_room("s", "a", "2v2");
+    world.session("s", false);
+    world.now += 5_000;
+    world.recover();
+    world.pass(60_000);
+    assert_eq!((world.counts().rooms, world.counts().players, world.counts().servers), (0, 0, 0));
+}
+
+/// Draining is for the process that stops; the one that starts from its journal serves again.
+#[test]
+fn a_matcher_that_was_drained_serves_again_after_its_restart() {
+    let mut world = World::new(Config::default());
+    assert_eq!(world.ask_as("", Scope::Admin, Method::DRAIN, Writer::new()).0, Status::Ok);
+    assert_eq!(world.ask("s", Method::ROLE_CREATE_ROOM, to_mode("a", "2v2")).0, Status::Draining);
+    world.recover();
+    assert_eq!(world.ask("s", Method::ROLE_CREATE_ROOM, to_mode("a", "2v2")).0, Status::Ok);
+}

@@ -1,0 +1,95 @@
+//! Reserved places: they count, only their role takes them, and they expire.
+
+use crate::world;
+
+use throng_matcher::{Config, ModeRules, OnFull, Scope};
+use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
+use world::{World, id_in, role, roles_in, to_mode, to_room};
+
+fn pair() -> World {
+    let rules = ModeRules { capacity: 2, on_full: OnFull::Keep, ..ModeRules::default() };
+    World::new(Config { modes: [("pair".to_owned(), rules)].into(), ..Config::default() })
+}
+
+/// A room with `a` in it and a seat for `b`, for 5 s.
+fn with_seat(world: &mut World) -> String {
+    let room = world.create_room("s", "a", "pair");
+    let seat = world.ok("s", Method::ROLE_JOIN_RANDOM_ROOM, to_mode("b", "pair").u64(3, 5));
+    assert_eq!((id_in(&seat), roles_in(&seat, 4)), (room.clone(), vec!["a".to_owned()]));
+    room
+}
+
+fn claim(world: &mut World, id: &str, room: &str) -> (Status, Vec<u8>) {
+    world.ask("s", Method::CLAIM_SEAT, Writer::new().str(1, room).str(2, id).nested(3, role(id)))
+}
+
+#[test]
+fn a_seat_counts_and_only_its_role_takes_it_once() {
+    let mut world = pair();
+    let room = with_seat(&mut world);
+    assert_eq!(world.ask("s", Method::ROLE_JOIN_ROOM, to_room("c", &room)).0, Status::RoomFull);
+    assert_eq!(claim(&mut world, "c", &room).0, Status::SeatExpired, "a stranger has none");
+    let (status, answer) = claim(&mut world, "b", &room);
+    assert_eq!((status, roles_in(&answer, 4)), (Status::Ok, vec!["a".to_owned(), "b".to_owned()]));
+    assert_eq!(roles_in(&claim(&mut world, "b", &room).1, 4).len(), 2, "again changes nothing");
+    world.pass(6_000);
+    assert_eq!(Reader::new(&world.room(&room).1).unwrap().nested(1).unwrap().u64(12), 2);
+}
+
+#[test]
+fn a_join_takes_the_seat_too() {
+    let mut world = pair();
+    let room = with_seat(&mut world);
+    let joined = world.ok("s", Method::ROLE_JOIN_ROOM, to_room("b", &room));
+    assert_eq!(roles_in(&joined, 4), ["a", "b"]);
+}
+
+#[test]
+fn an_unclaimed_seat_is_free_again_and_everybody_hears_it() {
+    let mut world = pair();
+    let room = with_seat(&mut world);
+    world.take_heard();
+    world.pass(5_000);
+    let heard = world.take_heard();
+    assert!(heard.iter().all(|heard| heard.kind == Event::SEAT_EXPIRED && heard.str(1) == "b"));
+    assert_eq!(heard.len(), 2, "the room and the one who lost it");
+    assert_eq!(claim(&mut world, "b", &room).0, Status::SeatExpired);
+    assert_eq!(world.join_random("s", "c", "pair"), room);
+}
+
+#[test]
+fn a_late_claim_fails_though_the_timer_has_not_fired_yet() {
+    let mut world = pair();
+    let room = with_seat(&mut world);
+    // Two thousand other rooms end before the seat's timer, more than one input fires.
+    for index in 0..2_000 {
+        world.join_random("s", &format!("x{index}"), "1v1");
+        world.join_random("s", &format!("y{index}"), "1v1");
+    }
+    world.now += 5_000;
+    assert_eq!(claim(&mut world, "b", &room).0, Status::SeatExpired);
+}
+
+#[test]
+fn teams_in_rooms_are_counted_by_mode() {
+    let rules = ModeRules { capacity: 9, ..ModeRules::default() };
+    let modes = [("m".to_owned(), rules)].into();
+    let mut world = World::new(Config { modes, ..Config::default() });
+    let teams = |world: &World| world.matcher().mode_counts(1)[0].teams;
+    let mut room = String::new();
+    for (leader, other) in [("a", "b"), ("c", "d")] {
+        let team = world.create_team("s", leader, 4, "");
+        assert_eq!(world.join_team("s", other, &team, ""), Status::Ok);
+        let join = Writer::new().str(1, &team).nested(2, Writer::new().str(1, "m"));
+        room = id_in(&world.ok("s", Method::TEAM_JOIN_RANDOM_ROOM, join));
+    }
+    world.join_random("s", "alone", "m");
+    assert_eq!((world.counts().rooms, teams(&world)), (1, 2));
+    for (member, left) in [("a", 2), ("d", 2), ("b", 1), ("alone", 1)] {
+        world.ok("s", Method::ROLE_LEAVE_ROOM, Writer::new().str(1, member).str(2, &room));
+        assert_eq!(teams(&world), left, "{member} left");
+    }
+    world.ask_as("s", Scope::Admin, Method::DELETE_ROOM, Writer::new().str(1, &room));
+    world.pass(2_000);
+    assert_eq!((world.counts().rooms, teams(&world)), (0, 0));
+}

@@ -1,0 +1,241 @@
+//! TLS under TCP and WebSocket, over loopback.
+
+use crate::common;
+
+use std::io::{IoSlice, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::*;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
+use throng_net::*;
+use tungstenite::Message;
+
+struct Certified {
+    acceptor: TlsAcceptor,
+    config: Arc<rustls::ServerConfig>,
+    client: Arc<ClientConfig>,
+}
+
+fn certified() -> Certified {
+    let made = development_certificate(&["localhost".into()], unix_now()).unwrap();
+    let server = tls_server_config(made.cert_pem.as_bytes(), made.key_pem.as_bytes()).unwrap();
+    Certified {
+        acceptor: TlsAcceptor::new(server.clone()),
+        config: server,
+        client: tls_client_config(made.cert_pem.as_bytes()).unwrap(),
+    }
+}
+
+fn unix_now() -> Duration {
+    Duration::from_nanos(Clock::start().unix_start_ns())
+}
+
+fn localhost() -> ServerName<'static> {
+    ServerName::try_from("localhost").unwrap()
+}
+
+fn spec(transport: Transport, acceptor: &TlsAcceptor) -> ListenerSpec {
+    ListenerSpec { tls: Some(acceptor.clone()), ..ListenerSpec::new(loopback(), transport) }
+}
+
+/// A blocking client of the TLS library's own making.
+fn plain_client(addr: SocketAddr, config: Arc<ClientConfig>) -> StreamOwned<ClientConnection, TcpStream> {
+    let connection = ClientConnection::new(config, localhost()).unwrap();
+    StreamOwned::new(connection, TcpStream::connect(addr).unwrap())
+}
+
+#[test]
+fn bytes_flow_both_ways_with_a_library_client() {
+    let certified = certified();
+    let mut node = Node::new();
+    node.seen.echo = true;
+    let addr = node.listen_with(spec(Transport::Tcp, &certified.acceptor));
+    let client = std::thread::spawn(move || {
+        let mut client = plain_client(addr, certified.client);
+        for size in [1, 70_000, 300_000] {
+            let sent = pattern(size);
+            let mut got = vec![0; size];
+            client.write_all(&sent).unwrap();
+            client.read_exact(&mut got).unwrap();
+            assert!(got == sent);
+        }
+        client.conn.send_close_notify();
+        client.flush().unwrap();
+        // The server answers with its own end.
+        assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+    });
+    node.until("the client is done", |_| client.is_finished());
+    client.join().unwrap();
+    let key = node.accepted_one();
+    assert!(matches!(node.seen.closed[&key], CloseCause::EndOfStream));
+    node.until("the connection is gone", |node| node.net.conn_count() == 0);
+}
+
+#[test]
+fn loops_speak_tls_to_each_other_with_back_pressure() {
+    let certified = certified();
+    let (mut server, mut client) = (Node::new(), Node::new());
+    let addr = server.listen_with(spec(Transport::Tcp, &certified.acceptor));
+    let connector = TlsConnector { config: certified.client, server_name: localhost() };
+    let key = client
+        .net
+        .connect(ConnectSpec { tls: Some(connector), ..ConnectSpec::new(addr, Transport::Tcp) })
+        .unwrap();
+    until_both(&mut server, &mut client, "connected", |s, c| {
+        !s.seen.accepted.is_empty() && c.seen.connected == [key]
+    });
+    let peer = server.accepted_one();
+    let sent = pattern(20 << 20);
+    let mut at = 0;
+    let mut blocks = 0;
+    while server.received(peer).len() < sent.len() {
+        let outcome = client.net.write(key, &[IoSlice::new(&sent[at..])]);
+        at += outcome.taken;
+        blocks += u32::from(outcome.blocked);
+        client.step(0);
+        server.step(0);
+    }
+    assert!(blocks > 0, "20 MiB should not fit at once");
+    assert!(server.received(peer) == sent);
+    client.net.close(key, CloseMode::Flush);
+    until_both(&mut server, &mut client, "closed", |s, c| {
+        s.seen.closed.contains_key(&peer) && c.net.conn_count() == 0
+    });
+    assert!(matches!(server.seen.closed[&peer], CloseCause::EndOfStream));
+}
+
+#[test]
+fn websocket_over_tls_with_a_library_client() {
+    let certified = certified();
+    let mut node = Node::new();
+    let addr = node.listen_with(spec(Transport::WebSocket, &certified.acceptor));
+    let client = std::thread::spawn(move || {
+        let stream = plain_client(addr, certified.client);
+        let (mut client, _) =
+            tungstenite::client(format!("wss://localhost:{}/", addr.port()), stream).unwrap();
+        client.send(Message::binary(pattern(100_000))).unwrap();
+        assert_eq!(client.read().unwrap(), Message::binary(&b"welcome"[..]));
+        assert!(client.read().unwrap().is_close());
+    });
+    let key = node.accepted_one();
+    node.until("the message arrives", |node| node.received(key).len() == 100_000);
+    let mut out = Vec::new();
+    ws::write_message(&mut out, b"welcome", None);
+    node.write_all(key, &out);
+    node.net.close(key, CloseMode::Flush);
+    node.until("the client is done", |_| client.is_finished());
+    client.join().unwrap();
+}
+
+#[test]
+fn what_is_not_tls_fails_the_handshake_and_nothing_else() {
+    let certified = certified();
+    let mut node = Node::new();
+    let addr = node.listen_with(spec(Transport::Tcp, &certified.acceptor));
+    let mut raw = TcpStream::connect(addr).unwrap();
+    raw.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    node.until("the handshake fails", |node| node.net.stats().handshakes_failed == 1);
+    assert!(node.seen.accepted.is_empty() && node.seen.closed.is_empty());
+    let reader = std::thread::spawn(move || {
+        let mut got = Vec::new();
+        raw.read_to_end(&mut got).unwrap();
+        got
+    });
+    node.until("the peer is told", |_| reader.is_finished());
+    assert_eq!(reader.join().unwrap()[0], 21, "a TLS alert");
+    node.until("the connection is gone", |node| node.net.conn_count() == 0);
+}
+
+#[test]
+fn a_client_that_trusts_nobody_here_reports_it() {
+    let (ours, other) = (certified(), certified());
+    let (mut server, mut client) = (Node::new(), Node::new());
+    let addr = server.listen_with(spec(Transport::Tcp, &ours.acceptor));
+    let connector = TlsConnector { config: other.client, server_name: localhost() };
+    let key = client
+        .net
+        .connect(ConnectSpec { tls: Some(connector), ..ConnectSpec::new(addr, Transport::Tcp) })
+        .unwrap();
+    until_both(&mut server, &mut client, "refused", |s, c| {
+        c.seen.closed.contains_key(&key) && s.net.stats().handshakes_failed == 1
+    });
+    assert_eq!(client.seen.closed[&key].name(), "tls_error");
+    assert!(client.seen.connected.is_empty() && server.seen.accepted.is_empty());
+}
+
+#[test]
+fn a_reloaded_certificate_serves_new_connections_and_old_ones_stay() {
+    let (old, new) = (certified(), certified());
+    let mut node = Node::new();
+    node.seen.echo = true;
+    let acceptor = old.acceptor.clone();
+    let addr = node.listen_with(spec(Transport::Tcp, &acceptor));
+    fn exchange(client: &mut StreamOwned<ClientConnection, TcpStream>) -> std::io::Result<()> {
+        client.write_all(b"x")?;
+        client.read_exact(&mut [0; 1])
+    }
+    let mut run = |what: &str, work: Box<dyn FnOnce() -> StreamOwned<ClientConnection, TcpStream> + Send>| {
+        let thread = std::thread::spawn(work);
+        node.until(what, |_| thread.is_finished());
+        thread.join().unwrap()
+    };
+    let config = old.client.clone();
+    let mut first = run(
+        "the old certificate is used",
+        Box::new(move || {
+            let mut client = plain_client(addr, config);
+            exchange(&mut client).unwrap();
+            client
+        }),
+    );
+    acceptor.reload(new.config);
+    let (old_client, new_client) = (old.client, new.client);
+    let _second = run(
+        "the new certificate is used",
+        Box::new(move || {
+            assert!(
+                exchange(&mut plain_client(addr, old_client)).is_err(),
+                "the old certificate is still used"
+            );
+            let mut client = plain_client(addr, new_client);
+            exchange(&mut client).unwrap();
+            client
+        }),
+    );
+    first = run(
+        "the first connection still works",
+        Box::new(move || {
+            exchange(&mut first).unwrap();
+            first
+        }),
+    );
+    drop(first);
+}
+
+#[test]
+fn a_connection_over_tls_moves_to_another_loop_with_its_input() {
+    let certified = certified();
+    let (mut first, mut second) = (Node::new(), Node::new());
+    first.seen.accept = Some(Accept::HandOff);
+    let addr = first.listen_with(spec(Transport::Tcp, &certified.acceptor));
+    let client = std::thread::spawn(move || {
+        // The request leaves in one flight with the end of the handshake.
+        let mut client = plain_client(addr, certified.client);
+        client.write_all(b"early ").unwrap();
+        client.write_all(b"bird").unwrap();
+        let mut got = [0; 2];
+        client.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"ok");
+    });
+    let key = first.accepted_one();
+    let detached = first.net.detach(key).unwrap();
+    assert!(first.received(key).is_empty());
+    let key = second.net.attach(detached).unwrap();
+    second.until("the bytes arrive", |node| node.received(key) == b"early bird");
+    second.write_all(key, b"ok");
+    second.until("the client is done", |_| client.is_finished());
+    client.join().unwrap();
+}

@@ -1,0 +1,215 @@
+//! Spec §17.4 and §26.16: keyed arrays.
+
+use crate::harness;
+use std::collections::BTreeMap;
+
+use harness::*;
+use throng_replication::{
+    Class, ClassError, ClassId, ClientEvent, Condition, ConnId, ElementError, Handle, Keyed, Quantiser,
+    ServerConfig, Value, View,
+};
+use throng_stdx::Rng;
+
+/// Array 0: item and count, for everybody. Array 1: for the owner.
+fn with_bag(config: ServerConfig, peers: usize) -> (Net, ClassId) {
+    let mut classes = classes();
+    let bag = |name: &str| {
+        Keyed::new(name, 20_000).field("item", Quantiser::UInt(16)).field("count", Quantiser::UInt(10))
+    };
+    let class =
+        Class::builder("chest").keyed(bag("open")).keyed(bag("secret").condition(Condition::OwnerOnly));
+    let class = classes.register(class.build().unwrap()).unwrap();
+    (Net::of(classes, config, peers), class)
+}
+
+fn values(item: u64, count: u64) -> [Value; 2] {
+    [Value::UInt(item), Value::UInt(count)]
+}
+
+type Image = BTreeMap<u32, Vec<Value>>;
+
+fn on_server(net: &Net, thing: Handle, array: usize) -> Image {
+    let keys = net.server.element_keys(thing, array);
+    keys.map(|key| (key, net.server.element(thing, array, key).unwrap())).collect()
+}
+
+fn on_client(net: &Net, peer: usize, thing: Handle, array: usize) -> Image {
+    let replica = net.peers[peer].client.replica(thing.index()).unwrap();
+    replica.element_keys(array).map(|key| (key, replica.element(array, key).unwrap())).collect()
+}
+
+/// Frames until everything of large arrays has gone out.
+fn seen(net: &mut Net, thing: Handle) {
+    net.server.set_filter(thing, throng_replication::Filter::Always).unwrap();
+}
+
+#[test]
+fn elements_come_change_and_go() {
+    let (mut net, class) = with_bag(ServerConfig::default(), 2);
+    let chest = net.server.create(class).unwrap();
+    seen(&mut net, chest);
+    for key in [7, 3, 4_000_000_000] {
+        net.server.set_element(chest, 0, key, &values(u64::from(key) % 100, 1)).unwrap();
+    }
+    net.settle(5);
+    for peer in 0..2 {
+        assert_eq!(on_client(&net, peer, chest, 0), on_server(&net, chest, 0));
+    }
+    net.peers[0].events.clear();
+    net.server.set_element(chest, 0, 3, &values(3, 9)).unwrap();
+    assert_eq!(net.server.remove_element(chest, 0, 7), Ok(true));
+    assert_eq!(net.server.remove_element(chest, 0, 7), Ok(false));
+    net.settle(3);
+    assert_eq!(on_client(&net, 1, chest, 0), on_server(&net, chest, 0));
+    assert_eq!(net.peers[0].events, [ClientEvent::Elements { object: chest.index(), array: 0 }]);
+    // The same values are no change.
+    let before = net.server.total_stats().elements_sent;
+    net.server.set_element(chest, 0, 3, &values(3, 9)).unwrap();
+    net.settle(3);
+    assert_eq!(net.server.total_stats().elements_sent, before);
+}
+
+#[test]
+fn one_change_among_ten_thousand_is_a_few_bytes() {
+    let (mut net, class) = with_bag(ServerConfig::default(), 1);
+    let chest = net.server.create(class).unwrap();
+    seen(&mut net, chest);
+    for key in 0..10_000 {
+        net.server.set_element(chest, 0, key, &values(u64::from(key), 1)).unwrap();
+    }
+    net.settle(20);
+    // More packets than one acknowledgement speaks of, and still nothing counts as lost.
+    assert_eq!(net.server.total_stats().packets_lost, 0);
+    assert_eq!(on_client(&net, 0, chest, 0), on_server(&net, chest, 0));
+    // What acknowledgements owe each other has been said.
+    net.settle(40);
+    net.server.set_element(chest, 0, 5000, &values(5000, 77)).unwrap();
+    net.step();
+    assert!(net.bytes_sent(0) > 16 && net.bytes_sent(0) < 32 + 16, "{} bytes", net.bytes_sent(0));
+    net.settle(3);
+    assert_eq!(on_client(&net, 0, chest, 0)[&5000], values(5000, 77));
+    // Time is the business of the example `limits` of replication-bench; counted here is work: one operation for one change.
+    let before = net.server.total_stats().elements_sent;
+    net.server.set_element(chest, 0, 1, &values(1, 2)).unwrap();
+    net.settle(3);
+    assert_eq!(net.server.total_stats().elements_sent, before + 1);
+}
+
+#[test]
+fn sets_converge_over_any_link() {
+    for seed in 0..12 {
+        let config = ServerConfig { packet_bytes_max: 700, ..ServerConfig::default() };
+        let (mut net, class) = with_bag(config, 3);
+        net.rng = Rng::new(seed);
+        net.link = Link { loss: [0.05, 0.3][seed as usize % 2], duplicate: 0.1, reorder: 5, delay: 2 };
+        let mut rng = Rng::new(seed + 100);
+        let mut chests: Vec<Handle> = (0..4).map(|_| net.server.create(class).unwrap()).collect();
+        for chest in &chests {
+            seen(&mut net, *chest);
+        }
+        for frame in 0..200_u64 {
+            for _ in 0..rng.below(8) {
+                let (chest, key) = (chests[rng.below(4) as usize], rng.below(60) as u32);
+                if rng.chance(0.4) {
+                    net.server.remove_element(chest, 0, key).unwrap();
+                } else {
+                    net.server.set_element(chest, 0, key, &values(rng.below(9), frame)).unwrap();
+                }
+            }
+            if frame == 100 {
+                // Out of sight and back: everything begins anew.
+                net.server.set_filter(chests[0], throng_replication::Filter::Never).unwrap();
+                net.server.destroy(chests[3], throng_replication::DestroyReason::Destroyed, false).unwrap();
+                chests[3] = net.server.create(class).unwrap();
+                seen(&mut net, chests[3]);
+            }
+            if frame == 120 {
+                seen(&mut net, chests[0]);
+            }
+            net.step();
+        }
+        net.settle(40);
+        for chest in &chests {
+            for peer in 0..3 {
+                assert_eq!(on_client(&net, peer, *chest, 0), on_server(&net, *chest, 0), "seed {seed}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_array_may_be_the_owners_alone() {
+    let (mut net, class) = with_bag(ServerConfig::default(), 2);
+    let chest = net.server.create(class).unwrap();
+    seen(&mut net, chest);
+    net.server.set_owner(chest, Some(net.peers[0].id)).unwrap();
+    net.server.set_element(chest, 1, 1, &values(1, 1)).unwrap();
+    net.settle(5);
+    let counts = |net: &Net| [0, 1].map(|peer| on_client(net, peer, chest, 1).len());
+    assert_eq!(counts(&net), [1, 0]);
+    // The next owner gets what is hours old; the former one keeps what it had.
+    net.server.set_owner(chest, Some(net.peers[1].id)).unwrap();
+    net.settle(5);
+    assert_eq!(counts(&net), [1, 1]);
+    net.server.set_element(chest, 1, 2, &values(2, 2)).unwrap();
+    net.settle(5);
+    assert_eq!(counts(&net), [1, 2]);
+}
+
+#[test]
+fn a_sleeping_object_keeps_its_elements() {
+    let (mut net, class) = with_bag(ServerConfig::default(), 1);
+    let chest = net.server.create(class).unwrap();
+    seen(&mut net, chest);
+    net.settle(5);
+    net.server.set_dormant(chest, true).unwrap();
+    net.server.set_element(chest, 0, 1, &values(1, 1)).unwrap();
+    net.settle(5);
+    assert!(on_client(&net, 0, chest, 0).is_empty());
+    net.server.set_dormant(chest, false).unwrap();
+    net.settle(5);
+    assert_eq!(on_client(&net, 0, chest, 0).len(), 1);
+}
+
+#[test]
+fn large_arrays_leave_room_for_others_under_a_budget() {
+    let (mut net, class) = with_bag(ServerConfig::default(), 1);
+    let id: ConnId = net.peers[0].id;
+    net.server.set_views(id, &[View::default()]);
+    net.server.set_budget(id, Some((30_000.0, 3000.0)));
+    let (chest, thing) = (net.server.create(class).unwrap(), net.server.create(THING).unwrap());
+    seen(&mut net, chest);
+    net.settle(5);
+    for key in 0..5000 {
+        net.server.set_element(chest, 0, key, &values(u64::from(key), 1)).unwrap();
+    }
+    let mut updates = 0;
+    for frame in 0..30_u32 {
+        net.server.set(thing, HEALTH, frame + 1).unwrap();
+        net.step();
+        let events = net.peers[0].events.drain(..);
+        updates += events.filter(|event| matches!(event, ClientEvent::Updated { .. })).count();
+        assert!(net.bytes_sent(0) <= 3000, "{}", net.bytes_sent(0));
+    }
+    assert!(updates > 20, "{updates}");
+    net.settle(100);
+    assert_eq!(on_client(&net, 0, chest, 0).len(), 5000);
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let (mut net, class) = with_bag(ServerConfig::default(), 1);
+    let (chest, thing) = (net.server.create(class).unwrap(), net.server.create(THING).unwrap());
+    let set = |net: &mut Net, thing, array, values: &[Value]| net.server.set_element(thing, array, 1, values);
+    assert_eq!(set(&mut net, chest, 0, &values(1, 1)), Ok(()));
+    assert_eq!(set(&mut net, chest, 2, &values(1, 1)), Err(ElementError::Unknown));
+    assert_eq!(set(&mut net, thing, 0, &values(1, 1)), Err(ElementError::Unknown));
+    assert!(matches!(set(&mut net, chest, 0, &values(1, 1)[..1]), Err(ElementError::Value(_))));
+    let text = [Value::UInt(1), Value::Bytes(vec![1])];
+    assert!(matches!(set(&mut net, chest, 0, &text), Err(ElementError::Value(_))));
+    let nested = Keyed::new("bad", 4).field("bytes", Quantiser::Blob(4));
+    let refused = Class::builder("bad").keyed(nested).build();
+    assert!(matches!(refused, Err(ClassError::Quantiser { .. })), "{refused:?}");
+    let hash = |max| Class::builder("c").keyed(Keyed::new("k", max)).build().unwrap().protocol_hash();
+    assert!(hash(1) != hash(2) && hash(1) == hash(1));
+}

@@ -1,0 +1,17 @@
+//! The integration tests of this crate, one module per behaviour, in one program that links once.
+
+mod convergence;
+mod delivery;
+mod detail;
+mod harness;
+mod hostile;
+mod interest;
+mod keyed;
+mod marks;
+mod quantisers;
+mod relations;
+mod scope;
+mod threads;
+mod tokens;
+mod transfers;
+mod upkeep;

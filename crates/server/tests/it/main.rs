@@ -1,0 +1,12 @@
+//! The integration tests of this crate, one module per behaviour, in one program that links once.
+
+mod auth;
+mod browser;
+mod common;
+mod config_errors;
+mod conformance;
+#[path = "../../../client/examples/matchmaking.rs"]
+mod example;
+mod matchmaking;
+mod play;
+mod secrets;

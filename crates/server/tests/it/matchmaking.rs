@@ -1,0 +1,338 @@
+//! Players of a gateway find each other: gateway, matcher, client library and channels together, over real sockets.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use throng_client::{
+    CallError, ChannelId, Client, Endpoint, Event, Events, Matcher, MatcherConfig, MatchmakingEvent,
+    MatchmakingRequest, RequestError, SessionConfig,
+};
+use throng_server::config::Loader;
+use throng_server::{Running, Service};
+use throng_wire::matcher::{Method, Reader, Status, Writer};
+use tokio::sync::{Barrier, mpsc};
+
+use crate::example;
+
+/// On a busy machine everything takes longer; nothing here takes seconds by itself.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What players say to each other in a match.
+const HELLO: u32 = 120;
+const RULES: &str = "[modes.ranked]\ncapacity = 10\non_full = \"seal\"\n";
+
+struct World {
+    running: Running,
+    runtime: tokio::runtime::Runtime,
+    _data: tempfile::TempDir,
+}
+
+impl World {
+    fn start() -> World {
+        let data = tempfile::tempdir().unwrap();
+        let rules = data.path().join("modes.toml");
+        std::fs::write(&rules, RULES).unwrap();
+        let config = Loader::new()
+            .flag("t", "server.data", data.path().to_str().unwrap())
+            .flag("t", "server.shards", "2")
+            .flag("t", "gateway.dev", "true")
+            .flag("t", "gateway.servers.addr", "127.0.0.1:0")
+            .flag("t", "gateway.clients.addr", "127.0.0.1:0")
+            .flag("t", "gateway.limits.clients_per_address_max", "1000")
+            .flag("t", "gateway.matchmaking.matcher", "own")
+            .flag("t", "matcher.addr", "127.0.0.1:0")
+            .flag("t", "matcher.durability", "none")
+            .flag("t", "matcher.rules", rules.to_str().unwrap())
+            .flag("t", "http.addr", "")
+            .load()
+            .unwrap();
+        let running = throng_server::start(config).unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        World { running, runtime, _data: data }
+    }
+
+    fn addr(&self, service: Service) -> SocketAddr {
+        self.running.address(service).unwrap()
+    }
+
+    fn run<T>(&self, test: impl Future<Output = T>) -> T {
+        self.runtime.block_on(async { tokio::time::timeout(PATIENCE, test).await.expect("in time") })
+    }
+
+    async fn matcher(&self) -> Matcher {
+        let endpoint = Endpoint::tcp(self.addr(Service::Matcher));
+        Matcher::connect(endpoint, MatcherConfig::new("director")).await.unwrap().0
+    }
+}
+
+struct Player {
+    name: String,
+    client: Client,
+    events: Events,
+}
+
+impl Player {
+    async fn connect(addr: SocketAddr, name: &str) -> Player {
+        let config = SessionConfig::client(name, "");
+        let (client, events) = Client::connect(Endpoint::tcp(addr), config).await.unwrap();
+        Player { name: name.to_owned(), client, events }
+    }
+
+    async fn ask(&mut self, method: u16, body: Writer) -> Result<bytes::Bytes, CallError> {
+        match self.client.matchmake(MatchmakingRequest::new(method, body)).await {
+            Ok(answer) => Ok(answer),
+            Err(RequestError::Matcher(refused)) => Err(refused),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    async fn next(&mut self) -> MatchmakingEvent {
+        loop {
+            if let Event::Matchmaking { event, .. } = self.events.next().await.unwrap() {
+                return event;
+            }
+        }
+    }
+
+    /// Waits for a place in a match.
+    async fn entered(&mut self) -> (String, ChannelId) {
+        loop {
+            if let MatchmakingEvent::Entered { room, channel } = self.next().await {
+                return (room, channel);
+            }
+        }
+    }
+
+    /// Says hello to the others and waits until `count` have said so, itself included.
+    async fn play(&mut self, channel: ChannelId, count: usize) -> BTreeSet<String> {
+        self.client.send(channel, HELLO, self.name.clone()).await.unwrap();
+        let mut heard = BTreeSet::new();
+        while heard.len() < count {
+            if let Event::Message { channel: on, msg_type: HELLO, payload, .. } =
+                self.events.next().await.unwrap()
+            {
+                assert_eq!(on, channel);
+                heard.insert(String::from_utf8(payload.to_vec()).unwrap());
+            }
+        }
+        heard
+    }
+}
+
+fn join(mode: &str) -> Writer {
+    Writer::new().nested(1, Writer::new().str(1, "whoever")).nested(2, Writer::new().str(1, mode))
+}
+
+const QUEUE: &str = r#"{
+    "name": "ranked5", "tick_ms": 50, "assign": "none",
+    "sides": [{"name": "red", "min": 5, "max": 5}, {"name": "blue", "min": 5, "max": 5}],
+    "rating": {"pool": "main"}, "rules": []
+}"#;
+
+/// What a player has seen of its match.
+struct Played {
+    name: String,
+    room: String,
+    heard: BTreeSet<String>,
+}
+
+/// Queues, plays, says so, and leaves when everybody may.
+async fn live(
+    addr: SocketAddr,
+    name: String,
+    [together, rated]: [Arc<Barrier>; 2],
+    played: mpsc::Sender<Played>,
+) {
+    let mut player = Player::connect(addr, &name).await;
+    assert!(!player.client.join_queue("ranked5").await.unwrap().is_empty());
+    let (room, channel) = player.entered().await;
+    // A message reaches who is in the channel when it is sent.
+    together.wait().await;
+    let heard = player.play(channel, 10).await;
+    played.send(Played { name, room: room.clone(), heard }).await.unwrap();
+    rated.wait().await;
+    let leave = MatchmakingRequest::new(Method::ROLE_LEAVE_ROOM, Writer::new().str(2, &room));
+    player.client.matchmake(leave).await.unwrap();
+    loop {
+        if let MatchmakingEvent::Left { room: left, channel: of } = player.next().await {
+            assert_eq!((left, of), (room, channel));
+            return;
+        }
+    }
+}
+
+/// Mean of every player's rating.
+async fn ratings(director: &Matcher, names: &BTreeSet<String>) -> BTreeMap<String, f64> {
+    let ask = names.iter().fold(Writer::new().str(1, "main"), |ask, name| ask.str(2, name));
+    let answer = director.call(Method::GET_RATINGS, ask).await.unwrap();
+    let all = Reader::new(&answer).unwrap();
+    let read = all.all(1).map(|rating| {
+        let rating = Reader::new(rating).unwrap();
+        (rating.str(1).unwrap().to_owned(), f64::from_bits(rating.u64(4)))
+    });
+    read.collect()
+}
+
+#[test]
+fn two_hundred_players_queue_are_matched_play_leave_and_are_rated() {
+    const PLAYERS: usize = 200;
+    let world = World::start();
+    let addr = world.addr(Service::Clients);
+    world.run(async {
+        let director = world.matcher().await;
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
+        let barriers = [Arc::new(Barrier::new(PLAYERS)), Arc::new(Barrier::new(PLAYERS + 1))];
+        let (played, mut reports) = mpsc::channel(PLAYERS);
+        let mut lives = tokio::task::JoinSet::new();
+        for index in 0..PLAYERS {
+            lives.spawn(live(addr, format!("p{index}"), barriers.clone(), played.clone()));
+        }
+        let mut matches: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let mut heard: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for _ in 0..PLAYERS {
+            let one = reports.recv().await.unwrap();
+            matches.entry(one.room.clone()).or_default().insert(one.name);
+            let known = heard.entry(one.room).or_insert_with(|| one.heard.clone());
+            assert_eq!(*known, one.heard, "all of a match have heard the same players");
+        }
+        assert_eq!(matches.len(), PLAYERS / 10);
+        assert_eq!(matches, heard, "players of a match hear each other and nobody else");
+        for (room, names) in &matches {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let side = |names: &[&str], rank| {
+                names.iter().fold(Writer::new().u64(2, rank), |side, name| side.str(1, name))
+            };
+            let report =
+                Writer::new().str(2, room).nested(3, side(&names[..5], 1)).nested(3, side(&names[5..], 2));
+            director.call(Method::REPORT_RESULT, report.str(6, "main")).await.unwrap();
+            let all = names.iter().map(|name| (*name).to_owned()).collect();
+            let rated = ratings(&director, &all).await;
+            assert!(names[..5].iter().all(|winner| rated[*winner] > 25.0), "{rated:?}");
+            assert!(names[5..].iter().all(|loser| rated[*loser] < 25.0), "{rated:?}");
+        }
+        barriers[1].wait().await;
+        while let Some(life) = lives.join_next().await {
+            life.unwrap();
+        }
+        for room in matches.keys() {
+            let gone = director.room(room).await;
+            let emptied = gone.as_ref().is_ok_and(|room| room.members == 0 && room.is_deleting);
+            let missing = matches!(gone, Err(CallError::Refused { status: Status::NotFound, .. }));
+            assert!(emptied || missing, "{gone:?}");
+        }
+    });
+}
+
+/// The link as the allocator: the channel is there before the players hear of the match, and is its connection.
+#[test]
+fn the_gateway_gives_matches_their_channels() {
+    let world = World::start();
+    world.run(async {
+        let director = world.matcher().await;
+        let queue = r#"{
+            "name": "duel", "tick_ms": 50, "assign": "external", "allocator": "gateway", "assign_timeout_s": 30,
+            "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}], "rules": []
+        }"#;
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, queue)).await.unwrap();
+        let addr = world.addr(Service::Clients);
+        let mut players = Vec::new();
+        for name in ["ann", "bob"] {
+            let player = Player::connect(addr, name).await;
+            assert!(!player.client.join_queue("duel").await.unwrap().is_empty());
+            players.push(player);
+        }
+        let mut seen = BTreeSet::new();
+        for player in &mut players {
+            let connection = loop {
+                if let MatchmakingEvent::Notice(notice) = player.next().await
+                    && notice.kind == throng_wire::matcher::Event::MATCH_READY
+                {
+                    break notice.text(4).to_owned();
+                }
+            };
+            let (_, channel) = player.entered().await;
+            assert_eq!(connection, channel.0.to_string());
+            seen.insert(channel);
+        }
+        assert_eq!(seen.len(), 1, "one match, one channel");
+        let channel = *seen.first().unwrap();
+        let [ann, bob] = &mut players[..] else { unreachable!("there are two") };
+        let (heard, too) = tokio::join!(ann.play(channel, 2), bob.play(channel, 2));
+        assert_eq!(heard, too, "both hear both");
+    });
+}
+
+#[test]
+fn a_full_room_is_a_match_as_well() {
+    let world = World::start();
+    let addr = world.addr(Service::Clients);
+    world.run(async {
+        let mut players = Vec::new();
+        for index in 0..10 {
+            let mut player = Player::connect(addr, &format!("p{index}")).await;
+            player.ask(Method::ROLE_JOIN_RANDOM_ROOM, join("ranked")).await.unwrap();
+            players.push(player);
+        }
+        // The ninth has not read since it joined.
+        let (_, channel) = players[8].entered().await;
+        assert_ne!(channel, ChannelId::GLOBAL);
+    });
+}
+
+#[test]
+fn a_player_who_vanishes_leaves_its_room() {
+    let world = World::start();
+    let addr = world.addr(Service::Clients);
+    world.run(async {
+        let mut stays = Player::connect(addr, "stays").await;
+        let mut goes = Player::connect(addr, "goes").await;
+        stays.ask(Method::ROLE_JOIN_RANDOM_ROOM, join("ranked")).await.unwrap();
+        goes.ask(Method::ROLE_JOIN_RANDOM_ROOM, join("ranked")).await.unwrap();
+        drop(goes);
+        loop {
+            if let MatchmakingEvent::Notice(notice) = stays.next().await
+                && notice.name() == "roleLeaveRoomMsg"
+            {
+                assert_eq!((notice.text(2), &notice.roles[..]), ("goes", &["stays".to_owned()][..]));
+                break;
+            }
+        }
+    });
+}
+
+#[test]
+fn players_ask_for_themselves_and_hear_why_not() {
+    let world = World::start();
+    let addr = world.addr(Service::Clients);
+    world.run(async {
+        let mut player = Player::connect(addr, "alice").await;
+        let status = |result| match result {
+            Err(CallError::Refused { status, .. }) => status,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(status(player.ask(Method::DRAIN, Writer::new()).await), Status::Forbidden);
+        assert_eq!(
+            status(player.ask(Method::ROLE_JOIN_RANDOM_ROOM, join("nonsense")).await),
+            Status::UnknownMode
+        );
+        player.ask(Method::ROLE_JOIN_RANDOM_ROOM, join("ranked")).await.unwrap();
+        let director = world.matcher().await;
+        let answer = director.call(Method::GET_ROOM_LIST, Writer::new().str(1, "ranked")).await.unwrap();
+        let room = Reader::new(&answer).unwrap().str(1).unwrap().to_owned();
+        let room = director.room(&room).await.unwrap();
+        assert_eq!((room.roles[0].id.as_str(), room.roles[0].srv.as_str()), ("alice", "gateway"));
+    });
+}
+
+#[test]
+fn the_sample_of_the_client_library_gathers_a_match() {
+    let world = World::start();
+    let addr = world.addr(Service::Matcher).to_string();
+    let players = ["alice", "bob", "carol", "dave"].map(str::to_owned);
+    let mut lines = Vec::new();
+    world.run(example::gather(&addr, &players, |line| lines.push(line))).unwrap();
+    assert_eq!(lines[0], "alice is number 1 in 2v2");
+    assert_eq!(lines.last().unwrap(), "match: alice, bob, carol, dave");
+}

@@ -1,0 +1,8 @@
+//! The integration tests of this crate, one module per behaviour, in one program that links once.
+
+mod common;
+mod conformance;
+mod crowds;
+mod recordings;
+mod seeds;
+mod spatial;

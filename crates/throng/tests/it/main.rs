@@ -1,0 +1,26 @@
+//! The integration tests of this crate, one module per behaviour, in one program that links once.
+
+#[path = "../../../matcher-server/tests/it/support/bus.rs"]
+mod bus;
+mod cache;
+mod cli;
+mod deploy;
+mod docs;
+mod hygiene;
+#[path = "../../../ddc-server/tests/it/common/linear.rs"]
+mod linear;
+mod load;
+mod matcher;
+mod nats;
+mod operate;
+#[path = "support/process.rs"]
+mod process;
+mod prometheus;
+mod reference;
+mod replay;
+#[path = "../../../client/examples/chat_client.rs"]
+mod rust_sample;
+#[path = "../../../ddc-server/tests/it/common/s3.rs"]
+#[allow(dead_code, reason = "the cache's own tests use the rest")]
+mod s3;
+mod sdk;
