@@ -5,7 +5,8 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use throng_ddc_store::{Folder, Options, Store, StoreError};
+use throng_ddc_store::{Options, Store, StoreError};
+use throng_platform::Folder;
 
 use crate::origin::Origin;
 use crate::service::{Rules, Service};

@@ -14,7 +14,7 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use throng_ddc::api::{Media, RefName};
 use throng_ddc::{IoHash, Namespace};
-use throng_ddc_store::Web;
+use throng_platform::HttpClient;
 
 use crate::answer::IO_HASH;
 
@@ -41,7 +41,7 @@ pub struct UpstreamOptions {
 /// The client of another cache.
 pub struct Upstream {
     options: UpstreamOptions,
-    web: Web<Empty<Bytes>>,
+    web: HttpClient<Empty<Bytes>>,
     /// Paths that were not there, and until when that is believed.
     misses: Mutex<HashMap<String, Instant>>,
     /// Until when it is left alone.
@@ -67,7 +67,7 @@ impl Upstream {
     /// A client. Asks nothing yet.
     #[must_use]
     pub fn new(options: UpstreamOptions) -> Upstream {
-        let web = Web::new(&options.tls);
+        let web = HttpClient::new(&options.tls);
         Upstream {
             options,
             web,
@@ -133,7 +133,7 @@ impl Upstream {
             Ok(request) => request,
             Err(error) => return self.failed(&error),
         };
-        let response = match self.web.ask(request, self.options.timeout).await {
+        let response = match self.web.send(request, self.options.timeout).await {
             Ok(response) => response,
             Err(error) => return self.failed(&error),
         };

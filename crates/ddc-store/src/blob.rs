@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use throng_ddc::{Hasher, IoHash, Timestamp};
 
-use crate::fs::{File, Fs};
 use crate::key::Location;
+use throng_platform::{File, Fs};
 
 pub(crate) const FOLDER: &str = "large";
 

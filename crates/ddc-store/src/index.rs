@@ -13,7 +13,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use redb::{Database, ReadOnlyTable, ReadableDatabase as _, StorageBackend, TableDefinition};
 
-use crate::fs::File;
+use throng_platform::File;
 
 const ENTRIES: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("entries");
 /// Where the log is contained up to: segment, offset, next sequence number.

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use throng_ddc::Hasher;
 
-use crate::fs::{File, Fs};
 use crate::index::Position;
 use crate::key;
 use crate::record::{self, HEADER_BYTES, Header};
+use throng_platform::{File, Fs};
 
 pub(crate) const FOLDER: &str = "log";
 /// Number of the first segment.

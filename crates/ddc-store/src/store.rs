@@ -12,12 +12,12 @@ use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 use crate::blob::{self, LargeWriter};
 use crate::commit::{Change, Queue};
 use crate::events;
-use crate::fs::{File, Fs};
 use crate::index::{Index, IndexError};
 use crate::key::{self, RefValue};
 use crate::log::{self, Log, Room};
 use crate::plan::index_entry;
 use crate::quota::{Quotas, Sizes};
+use throng_platform::{File, Fs};
 
 /// When a change is acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

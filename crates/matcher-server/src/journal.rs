@@ -23,9 +23,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use throng_ddc_store::{File, Fs};
 use throng_matcher::record::{Input, count_records, crc32c, renumber, write_record_of};
 use throng_matcher::{Config, Histogram, Notices, Shards};
+use throng_platform::{File, Fs};
 
 pub(crate) use replay::Replay;
 

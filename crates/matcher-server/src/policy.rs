@@ -8,8 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{Request, StatusCode, Uri, header};
-use throng_ddc_store::Web;
 use throng_matcher::{Question, Verdict, json};
+use throng_platform::HttpClient;
 use throng_wire::matcher::{POLICY_QUESTION, POLICY_VERDICT};
 use tokio::sync::Semaphore;
 
@@ -77,7 +77,7 @@ impl Policies {
         tls: &rustls::ClientConfig,
     ) -> Policies {
         let slots = Arc::new(Semaphore::new(CALLS_MAX));
-        self.remote = Some(Arc::new(Remote { web: Arc::new(Web::new(tls)), runtime, limit, slots }));
+        self.remote = Some(Arc::new(Remote { web: Arc::new(HttpClient::new(tls)), runtime, limit, slots }));
         self
     }
 
@@ -131,7 +131,7 @@ pub(crate) enum Asked {
 
 /// Policies behind URLs.
 struct Remote {
-    web: Arc<Web<Full<Bytes>>>,
+    web: Arc<HttpClient<Full<Bytes>>>,
     runtime: tokio::runtime::Handle,
     limit: Duration,
     slots: Arc<Semaphore>,
@@ -162,13 +162,17 @@ impl Policy for Remote {
 }
 
 /// The verdict of a remote policy, unless something is wrong with its answer.
-async fn fetch(web: &Web<Full<Bytes>>, request: Request<Full<Bytes>>, limit: Duration) -> Option<Verdict> {
+async fn fetch(
+    web: &HttpClient<Full<Bytes>>,
+    request: Request<Full<Bytes>>,
+    limit: Duration,
+) -> Option<Verdict> {
     let url = request.uri().clone();
     let fails = |why: String| {
         tracing::warn!(%url, why, "a room policy did not answer as it should");
         None
     };
-    let answer = match web.ask(request, limit).await {
+    let answer = match web.send(request, limit).await {
         Ok(answer) if answer.status() == StatusCode::OK => answer,
         Ok(answer) => return fails(format!("status {}", answer.status())),
         Err(error) => return fails(error.to_string()),

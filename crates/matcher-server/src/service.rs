@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use throng_ddc_store::{Folder, Fs};
 use throng_matcher::{Answered, Config, Notices, Scope, Shards, Verdict, json};
 use throng_net::{Clock, CloseMode, EventLoop, Limits, ListenerSpec, TlsAcceptor, Transport, Waker};
+use throng_platform::{Folder, Fs};
 use throng_stdx::Instant;
 use throng_wire::matcher::{Method, Status, method, method_named};
 use tokio::sync::watch;

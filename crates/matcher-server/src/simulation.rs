@@ -1,20 +1,15 @@
 //! Everything together, in virtual time and from a seed: the production hub, engine, journal and state machine, with
 //! servers that lose their connections, read slowly or not at all, a clock that jumps, and a process that is killed.
 
-#[path = "../../ddc-store/tests/it/disk/mod.rs"]
-#[allow(dead_code, reason = "the store's own tests use the rest")]
-mod disk;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use disk::Disk;
 use serde_json::Value;
-use throng_ddc_store::Fs;
 use throng_matcher::record::crc32c;
 use throng_matcher::{Caller, Config, ModeRules, Notices, OnFull, QueueRules, Scope, json};
 use throng_net::Handler as _;
+use throng_platform::{DiskState, Fs, SimulatedDisk};
 use throng_stdx::{Instant, Rng};
 use throng_wire::matcher::{Method, REQUEST_KEY_FIELD, Status, Writer, method};
 
@@ -81,7 +76,7 @@ struct Asked {
 
 struct Simulation {
     rng: Rng,
-    disk: Disk,
+    disk: SimulatedDisk,
     hub: Hub,
     inbox: Arc<Mutex<Vec<Post>>>,
     clock_ms: u64,
@@ -97,7 +92,7 @@ struct Simulation {
     shards: u16,
 }
 
-fn open(disk: &Disk, now: u64, shards: u16) -> (Hub, Arc<Mutex<Vec<Post>>>) {
+fn open(disk: &SimulatedDisk, now: u64, shards: u16) -> (Hub, Arc<Mutex<Vec<Post>>>) {
     let recovered = Journal::open(OpenOptions {
         fs: Some(Arc::new(disk.clone()) as Arc<dyn Fs>),
         durability: Durability::Async,
@@ -139,7 +134,7 @@ fn open(disk: &Disk, now: u64, shards: u16) -> (Hub, Arc<Mutex<Vec<Post>>>) {
 
 impl Simulation {
     fn new(seed: u64, shards: u16) -> Simulation {
-        let disk = Disk::new(disk::State::default());
+        let disk = SimulatedDisk::new(DiskState::default());
         let (hub, inbox) = open(&disk, START_MS, shards);
         let servers = (0..SERVERS).map(|number| Server {
             name: format!("s{number}"),
@@ -256,7 +251,7 @@ impl Simulation {
 
     /// Whatever a crash leaves at this place of the journal is the state that the live matcher has.
     fn check_boundary(&self) {
-        let disk = Disk::new(self.disk.state());
+        let disk = SimulatedDisk::new(self.disk.state());
         let mut replay = Replay::begin(&disk, config(), false).unwrap();
         replay.run(&disk).unwrap();
         let replayed = replay.shards.expect("a journal begins with a matcher");
@@ -374,7 +369,7 @@ impl Simulation {
     /// The process ends as by `kill -9` and begins anew on what it has written.
     fn kill(&mut self) {
         self.kills += 1;
-        self.disk = Disk::new(self.disk.state());
+        self.disk = SimulatedDisk::new(self.disk.state());
         (self.hub, self.inbox) = open(&self.disk, START_MS + self.clock_ms, self.shards);
         self.servers.iter_mut().for_each(|server| server.subscription = None);
     }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use throng_ddc_store::{Folder, Fs};
 use throng_matcher_server::{Durability, HttpOptions, Options, Policies, Service as Matching, Tokens};
+use throng_platform::{Folder, Fs};
 use tokio::sync::Notify;
 
 use crate::auth::fetch;

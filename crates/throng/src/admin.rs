@@ -1,17 +1,16 @@
-//! Asking the admin listener of a running process, without an HTTP library: one request, one answer.
+//! Requests to the admin listener of a running process.
 
-use std::io::{Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 use serde_json::Value;
+use throng_platform::{Empty, Request, get_blocking};
 
-/// Longest wait for each step of a question.
-const TIMEOUT: Duration = Duration::from_secs(3);
-/// Longest answer: five thousand connections are two megabytes.
-const ANSWER_BYTES_MAX: u64 = 16 << 20;
+/// Longest wait for a whole response.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest body: five thousand connections are two megabytes.
+const RESPONSE_BYTES_MAX: usize = 16 << 20;
 
 /// Which process, and what opens it.
 #[derive(Debug, Args)]
@@ -52,24 +51,16 @@ fn first_line(file: &Path) -> Result<String, String> {
     line.map(str::to_owned).ok_or_else(|| format!("{} holds no token", file.display()))
 }
 
-/// Status and body of one answer.
+/// Sends one GET and returns status and body.
 pub(crate) fn ask(addr: &str, path: &str, token: Option<&str>) -> Result<(u16, String), String> {
-    let text = |error: std::io::Error| error.to_string();
     let bare = addr.trim_start_matches("http://").trim_end_matches('/');
     // `:8080` is how an address on all interfaces is written; from here it is reached over loopback.
     let full = if bare.starts_with(':') { format!("127.0.0.1{bare}") } else { bare.to_owned() };
-    let target = full.to_socket_addrs().map_err(text)?.next().ok_or("no such host")?;
-    let mut stream = TcpStream::connect_timeout(&target, TIMEOUT).map_err(text)?;
-    stream.set_read_timeout(Some(TIMEOUT)).map_err(text)?;
-    stream.set_write_timeout(Some(TIMEOUT)).map_err(text)?;
-    let credential = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {full}\r\n{credential}Connection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).map_err(text)?;
-    let mut answer = Vec::new();
-    stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).map_err(text)?;
-    let answer = String::from_utf8_lossy(&answer);
-    let (head, body) = answer.split_once("\r\n\r\n").ok_or("the answer is not HTTP")?;
-    let status =
-        head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or("the answer has no status")?;
-    Ok((status, body.trim().to_owned()))
+    let mut request = Request::get(format!("http://{full}{path}"));
+    if let Some(token) = token {
+        request = request.header("authorization", format!("Bearer {token}"));
+    }
+    let request = request.body(Empty::new()).map_err(|error| error.to_string())?;
+    let (status, body) = get_blocking(request, TIMEOUT, RESPONSE_BYTES_MAX)?;
+    Ok((status.as_u16(), String::from_utf8_lossy(&body).trim().to_owned()))
 }

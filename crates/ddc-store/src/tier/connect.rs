@@ -16,9 +16,9 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
 use object_store::signer::Signer;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+use throng_platform::HttpClientError;
 
 use super::TierError;
-use crate::web::{Web, WebError};
 
 /// Times that a request is sent again when the storage fails or cannot be reached.
 const RETRIES_MAX: usize = 3;
@@ -126,24 +126,27 @@ struct Connector {
 
 impl HttpConnector for Connector {
     fn connect(&self, _options: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(Connection { web: Web::new(&self.tls), timeout: self.timeout }))
+        Ok(HttpClient::new(Connection {
+            client: throng_platform::HttpClient::new(&self.tls),
+            timeout: self.timeout,
+        }))
     }
 }
 
 #[derive(Debug)]
 struct Connection {
-    web: Web<HttpRequestBody>,
+    client: throng_platform::HttpClient<HttpRequestBody>,
     timeout: Duration,
 }
 
 #[async_trait]
 impl HttpService for Connection {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let response = self.web.ask(request, self.timeout).await.map_err(|error| {
+        let response = self.client.send(request, self.timeout).await.map_err(|error| {
             let kind = match &error {
-                WebError::Connect(_) => HttpErrorKind::Connect,
-                WebError::Exchange(_) => HttpErrorKind::Interrupted,
-                WebError::Late(_) => HttpErrorKind::Timeout,
+                HttpClientError::Connect(_) => HttpErrorKind::Connect,
+                HttpClientError::Exchange(_) => HttpErrorKind::Interrupted,
+                HttpClientError::Timeout(_) => HttpErrorKind::Timeout,
             };
             HttpError::new(kind, error)
         })?;

@@ -1,20 +1,16 @@
 //! Collection, scrub, full disks, restarts.
 
 #[allow(dead_code, reason = "each test file uses a part of it")]
-use crate::disk;
-
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use bytes::Bytes;
-use disk::{Disk, State};
 use throng_ddc::gc::RefPolicy;
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Style, Timestamp, Value};
-use throng_ddc_store::{
-    CollectOptions, Collected, Folder, Fs, Options, Outcome, PutRef, RefValue, Store, StoreError,
-};
+use throng_ddc_store::{CollectOptions, Collected, Options, Outcome, PutRef, RefValue, Store, StoreError};
+use throng_platform::{DiskState, Folder, Fs, SimulatedDisk};
 use throng_stdx::Rng;
 
 const HOUR_MS: u64 = 3_600_000;
@@ -22,7 +18,7 @@ const START_MS: u64 = 1_700_000_000_000;
 
 #[test]
 fn a_collection_takes_what_nobody_reaches_and_gives_the_space_back() {
-    let disk = Disk::new(State::default());
+    let disk = SimulatedDisk::new(DiskState::default());
     let store = open(Arc::new(disk.clone()), 20_000);
     let kept: Vec<IoHash> = (0..40).map(|n| put_blob(&store, &noise(n, 1000), 0)).collect();
     let lost: Vec<IoHash> = (100..200).map(|n| put_blob(&store, &noise(n, 1000), 0)).collect();
@@ -59,7 +55,7 @@ fn a_collection_takes_what_nobody_reaches_and_gives_the_space_back() {
     check(&store);
     drop(store);
     let mut rng = Rng::new(1);
-    let again = open(Arc::new(Disk::new(disk.state().after_power_failure(&mut rng))), 20_000);
+    let again = open(Arc::new(SimulatedDisk::new(disk.state().after_power_failure(&mut rng))), 20_000);
     check(&again);
 
     let expired = collect(&again, START_MS + 400 * HOUR_MS, RefPolicy::LastAccess(RefPolicy::TTL_DEFAULT));
@@ -68,7 +64,7 @@ fn a_collection_takes_what_nobody_reaches_and_gives_the_space_back() {
 
 #[test]
 fn a_ref_that_arrives_during_a_collection_keeps_its_blobs_or_is_told_that_they_are_gone() {
-    let store = open(Arc::new(Disk::new(State::default())), 1 << 20);
+    let store = open(Arc::new(SimulatedDisk::new(DiskState::default())), 1 << 20);
     let hash = put_blob(&store, b"wanted again", 0);
     // The policy is asked once the collection has begun: the ref comes in before blobs are looked at.
     let arrive = |_: &Namespace| {
@@ -94,7 +90,7 @@ fn a_ref_that_arrives_during_a_collection_keeps_its_blobs_or_is_told_that_they_a
 
 #[test]
 fn a_scrub_finds_every_flipped_bit_and_serves_none() {
-    let disk = Disk::new(State::default());
+    let disk = SimulatedDisk::new(DiskState::default());
     let store = open(Arc::new(disk.clone()), 20_000);
     let blobs: Vec<IoHash> = (0..60).map(|n| put_blob(&store, &noise(n, 700), 0)).collect();
     let large: Vec<IoHash> = (100..110).map(|n| put_large(&store, &noise(n, 4000))).collect();
@@ -105,7 +101,7 @@ fn a_scrub_finds_every_flipped_bit_and_serves_none() {
         let mut rng = Rng::new(seed);
         let mut state = disk.state();
         state.flip_a_bit(if seed % 2 == 0 { "log/" } else { "large/" }, &mut rng).expect("there are files");
-        let store = open(Arc::new(Disk::new(state)), 20_000);
+        let store = open(Arc::new(SimulatedDisk::new(state)), 20_000);
         let scrubbed = store.scrub(&mut |_| {}).expect("the index is readable");
         assert_eq!(scrubbed.blobs, 70);
         // A bit of a record's head, which the index has taken over already, damages nothing.
@@ -122,7 +118,7 @@ fn a_scrub_finds_every_flipped_bit_and_serves_none() {
 
 #[test]
 fn a_full_disk_refuses_writes_and_nothing_else() {
-    let disk = Disk::new(State::default());
+    let disk = SimulatedDisk::new(DiskState::default());
     let store = open(Arc::new(disk.clone()), 1 << 20);
     let before = put_blob(&store, b"before", 0);
     disk.set_hook(Some(Box::new(|_| Err(io::ErrorKind::StorageFull.into()))));
@@ -141,7 +137,7 @@ fn a_full_disk_refuses_writes_and_nothing_else() {
 
 #[test]
 fn a_disk_that_is_full_for_a_while_takes_writes_again() {
-    let disk = Disk::new(State::default());
+    let disk = SimulatedDisk::new(DiskState::default());
     let store = open(Arc::new(disk.clone()), 1 << 20);
     let count = Arc::new(AtomicU64::new(0));
     disk.set_hook(Some(Box::new(move |_| match count.fetch_add(1, Ordering::Relaxed) {

@@ -1,5 +1,4 @@
 //! The integration tests of this crate, one module per behaviour, in one program that links once.
 
 mod care;
-mod disk;
 mod power_failure;

@@ -1,17 +1,15 @@
 //! The power fails at every write of a long session. Whatever was acknowledged must be there afterwards, and nothing wrong.
 
 #[allow(dead_code, reason = "each test file uses a part of it")]
-use crate::disk;
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use disk::{Disk, State};
 use throng_ddc::{
     Attachment, AttachmentKind, Bucket, Document, IoHash, Key, Namespace, Style, Timestamp, Value,
 };
 use throng_ddc_store::{Options, Outcome, PutRef, RefValue, Store};
+use throng_platform::{DiskState, SimulatedDisk};
 use throng_stdx::Rng;
 
 /// Power failures that a run must have been through.
@@ -30,7 +28,7 @@ struct Model {
 fn what_was_acknowledged_survives_a_power_failure_at_every_write() {
     let model = Arc::new(Mutex::new(Model::default()));
     let failures = Arc::new(Mutex::new(0_u64));
-    let disk = Disk::new(State::default());
+    let disk = SimulatedDisk::new(DiskState::default());
     {
         let (model, failures) = (Arc::clone(&model), Arc::clone(&failures));
         disk.set_hook(Some(Box::new(move |state| {
@@ -73,7 +71,7 @@ fn bucket() -> Bucket {
     "default".parse().expect("a name")
 }
 
-fn open(disk: &Disk) -> Arc<Store> {
+fn open(disk: &SimulatedDisk) -> Arc<Store> {
     let options = Options {
         inline_bytes_max: 64,
         segment_bytes_max: 20_000,
@@ -86,8 +84,8 @@ fn open(disk: &Disk) -> Arc<Store> {
 }
 
 /// Opens the store that the power failure left and checks it; now and then writes something and fails again.
-fn recover(state: &State, model: &Model, rng: &mut Rng) {
-    let disk = Disk::new(state.clone());
+fn recover(state: &DiskState, model: &Model, rng: &mut Rng) {
+    let disk = SimulatedDisk::new(state.clone());
     let store = open(&disk);
     check(&store, model);
     if rng.chance(0.1) {
@@ -102,7 +100,7 @@ fn recover(state: &State, model: &Model, rng: &mut Rng) {
         );
         store.commit();
         drop(store);
-        let again = open(&Disk::new(disk.state().after_power_failure(rng)));
+        let again = open(&SimulatedDisk::new(disk.state().after_power_failure(rng)));
         check(&again, model);
         assert_eq!(again.read_blob(&namespace(), &hash).expect("the disk works"), Some(payload));
     }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use throng_ddc_store::{File, Fs};
 use throng_matcher::record::{Input, Record, next_record, parse_input, read_record};
 use throng_matcher::{Config, Notices, Shards};
+use throng_platform::{File, Fs};
 
 use super::{JournalError, LOG, SNAPSHOTS, io_error, numbers, read_snapshot, segment_name, snapshot_name};
 

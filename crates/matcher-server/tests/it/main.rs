@@ -4,9 +4,6 @@
 mod bus;
 #[path = "support/crash.rs"]
 mod crash;
-#[path = "../../../ddc-store/tests/it/disk/mod.rs"]
-#[allow(dead_code, reason = "the store's own tests use the rest")]
-mod disk;
 mod http;
 mod https;
 mod nats;

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crash::crashed;
-use throng_ddc_store::{Folder, Fs};
 use throng_matcher::{Config, ModeRules, Question, Scope, Verdict};
 use throng_matcher_server::{Durability, Later, Options, Policies, Policy, Service, Tokens, replay, start};
+use throng_platform::{Folder, Fs};
 use throng_wire::matcher::{Method, Reader, Status, Writer};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpListener;

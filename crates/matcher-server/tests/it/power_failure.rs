@@ -1,20 +1,18 @@
 //! The power fails at every write of a run: what comes back is a prefix of what happened, with everything promised.
 
-use crate::disk;
-
 use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex};
 
-use disk::{Disk, State};
-use throng_ddc_store::{Folder, Fs};
 use throng_matcher::{Config, Scope, json};
 use throng_matcher_server::{Batch, Durability, Options, Taken, Tokens, replay, start};
+use throng_platform::{DiskState, SimulatedDisk};
+use throng_platform::{Folder, Fs};
 use throng_stdx::Rng;
 use throng_wire::matcher::{Method, Reader, Status, Writer};
 
 const REQUESTS: u32 = 60;
 
-fn options(disk: Disk, durability: Durability) -> Options {
+fn options(disk: SimulatedDisk, durability: Durability) -> Options {
     Options {
         addr: None,
         unix: None,
@@ -43,7 +41,7 @@ fn joined(service: &throng_matcher_server::Service) -> Vec<String> {
 }
 
 // States of the disk after each operation, and how many joins had been answered by then.
-type States = Vec<(State, u32)>;
+type States = Vec<(DiskState, u32)>;
 
 fn call(service: &throng_matcher_server::Service, role: &str) -> Result<Status, ()> {
     let body = Writer::new().nested(1, Writer::new().str(1, role)).nested(2, Writer::new().str(1, "50v50"));
@@ -59,10 +57,10 @@ fn join(service: &throng_matcher_server::Service, role: &str) {
 fn states_of_a_run(requests: u32) -> States {
     let states: Arc<Mutex<States>> = Arc::default();
     let answered = Arc::new(Mutex::new(0));
-    let disk = Disk::new(State::default());
+    let disk = SimulatedDisk::new(DiskState::default());
     {
         let (states, answered) = (Arc::clone(&states), Arc::clone(&answered));
-        disk.set_hook(Some(Box::new(move |state: &State| {
+        disk.set_hook(Some(Box::new(move |state: &DiskState| {
             states.lock().unwrap().push((state.clone(), *answered.lock().unwrap()));
             Ok(())
         })));
@@ -83,7 +81,7 @@ fn a_power_failure_at_any_write_loses_nothing_that_was_promised() {
     let states = states_of_a_run(REQUESTS);
     assert!(states.len() > REQUESTS as usize, "{} states", states.len());
     for (state, promised) in states {
-        let after = Disk::new(state.after_power_failure(&mut rng));
+        let after = SimulatedDisk::new(state.after_power_failure(&mut rng));
         let service = start(options(after, Durability::Sync)).unwrap();
         let found = joined(&service);
         let wanted: Vec<String> = (0..found.len()).map(|index| format!("r{index}")).collect();
@@ -95,7 +93,7 @@ fn a_power_failure_at_any_write_loses_nothing_that_was_promised() {
 #[test]
 fn an_event_is_on_disk_before_anybody_sees_it() {
     let mut rng = Rng::new(13);
-    let disk = Disk::new(State::default());
+    let disk = SimulatedDisk::new(DiskState::default());
     let service = start(options(disk.clone(), Durability::Sync)).unwrap();
     // What an in-process watcher has seen, and the disk at that moment; HTTP, WebSocket and NATS are fed in the same way.
     let (seen, at_sight) = (Arc::new(Mutex::new(Vec::new())), disk.clone());
@@ -117,7 +115,7 @@ fn an_event_is_on_disk_before_anybody_sees_it() {
             events.flat_map(|event| event["NotifyMsg"]["rolesJoinRoomMsg"]["JoinedRoleIDs"].as_array());
         let roles: Vec<&str> = roles.flatten().filter_map(|role| role.as_str()).collect();
         joins += roles.len();
-        let after = Disk::new(state.after_power_failure(&mut rng));
+        let after = SimulatedDisk::new(state.after_power_failure(&mut rng));
         let found = joined(&start(options(after, Durability::Sync)).unwrap());
         assert!(
             roles.iter().all(|role| found.iter().any(|found| found == role)),
@@ -130,11 +128,11 @@ fn an_event_is_on_disk_before_anybody_sees_it() {
 #[test]
 fn a_matcher_that_cannot_write_its_journal_takes_nothing_more() {
     for (shards, durability) in [(1, Durability::Sync), (1, Durability::Async), (3, Durability::Sync)] {
-        let disk = Disk::new(State::default());
+        let disk = SimulatedDisk::new(DiskState::default());
         let service = start(Options { shards, ..options(disk.clone(), durability) }).unwrap();
         join(&service, "before");
         let mut watch = service.handle().watch("s", None);
-        disk.set_hook(Some(Box::new(|_: &State| Err(io::ErrorKind::StorageFull.into()))));
+        disk.set_hook(Some(Box::new(|_: &DiskState| Err(io::ErrorKind::StorageFull.into()))));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         // With async the first calls may be answered: the flush fails behind them.
         while call(&service, "lost").is_ok() {}
@@ -153,28 +151,29 @@ fn what_a_killed_process_had_not_flushed_is_durable_before_anything_follows() {
     let mut rng = Rng::new(12);
     for (state, _) in states_of_a_run(20) {
         // The system still has what the process had written.
-        let killed = Disk::new(state);
+        let killed = SimulatedDisk::new(state);
         let service = start(options(killed.clone(), Durability::Sync)).unwrap();
         join(&service, "last");
         let (found, state) = (joined(&service), killed.state());
         service.stop();
         let service =
-            start(options(Disk::new(state.after_power_failure(&mut rng)), Durability::Sync)).unwrap();
+            start(options(SimulatedDisk::new(state.after_power_failure(&mut rng)), Durability::Sync))
+                .unwrap();
         assert_eq!(joined(&service), found);
     }
 }
 
 #[test]
 fn what_follows_a_lost_end_goes_with_it() {
-    let disk = Disk::new(State::default());
+    let disk = SimulatedDisk::new(DiskState::default());
     let service = start(options(disk.clone(), Durability::Async)).unwrap();
     join(&service, "a");
-    let killed = Disk::new(disk.state());
+    let killed = SimulatedDisk::new(disk.state());
     service.stop();
     let first = killed.list("log").unwrap();
     let service = start(options(killed.clone(), Durability::Async)).unwrap();
     // The name of the next segment is on disk, the end of the one before is not.
-    let failed = Disk::new(killed.state());
+    let failed = SimulatedDisk::new(killed.state());
     service.stop();
     let end = failed.open(&format!("log/{}", first[0]), false).unwrap();
     end.set_len(end.len().unwrap() - 10).unwrap();
@@ -191,11 +190,11 @@ fn what_follows_a_lost_end_goes_with_it() {
 }
 
 /// The disk of a process that is killed after some joins, with a byte of a file turned over.
-fn damaged(joins: u32, stopped: bool, folder: &str, at: impl Fn(u64) -> u64) -> (Disk, String) {
-    let disk = Disk::new(State::default());
+fn damaged(joins: u32, stopped: bool, folder: &str, at: impl Fn(u64) -> u64) -> (SimulatedDisk, String) {
+    let disk = SimulatedDisk::new(DiskState::default());
     let service = start(options(disk.clone(), Durability::Sync)).unwrap();
     (0..joins).for_each(|index| join(&service, &format!("r{index}")));
-    let killed = Disk::new(disk.state());
+    let killed = SimulatedDisk::new(disk.state());
     service.stop();
     if stopped {
         // The next life lets go of the log before the snapshot.
@@ -226,7 +225,7 @@ fn damage_in_the_middle_stops_a_start_and_is_skipped_once() {
     let killed = disk.state();
     service.stop();
     // No later start has to skip anything: the salvaged state was written down.
-    let service = start(options(Disk::new(killed), Durability::Sync)).unwrap();
+    let service = start(options(SimulatedDisk::new(killed), Durability::Sync)).unwrap();
     assert_eq!(joined(&service), [&found[..], &["after".to_owned()]].concat());
 }
 
@@ -249,8 +248,11 @@ fn a_damaged_snapshot_is_called_that() {
 fn a_replay_writes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let disk = Arc::new(Folder::new(folder.path()).unwrap());
-    let service =
-        start(Options { fs: Some(disk), ..options(Disk::new(State::default()), Durability::Sync) }).unwrap();
+    let service = start(Options {
+        fs: Some(disk),
+        ..options(SimulatedDisk::new(DiskState::default()), Durability::Sync)
+    })
+    .unwrap();
     (0..10).for_each(|index| join(&service, &format!("r{index}")));
     // The folder of a process that was killed in the middle of a write.
     let copy = tempfile::tempdir().unwrap();

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crash::crashed;
-use throng_ddc_store::{Folder, Fs};
 use throng_matcher::Config;
 use throng_matcher_server::{Durability, Options, Service, Taken, Tokens, start};
+use throng_platform::{Folder, Fs};
 use throng_wire::fields;
 use throng_wire::matcher::{FrameSplit, Header, Kind, Method, Reader, Status, Writer, split};
 

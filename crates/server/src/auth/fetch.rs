@@ -1,19 +1,18 @@
-//! One HTTP request at a time over http or https, with bounds on time and size.
+//! Requests to the addresses that configuration names, over http or https, bounded in time and size.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
-use hyper::{Method, Request, Uri};
-use hyper_util::rt::TokioIo;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Request, StatusCode, Uri};
+use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use tokio::net::TcpStream;
+use throng_platform::HttpClient;
 
-/// Largest answer read: a JWKS with hundreds of keys.
-const ANSWER_BYTES_MAX: usize = 1 << 20;
+/// Longest body read: a JWKS with hundreds of keys.
+const RESPONSE_BYTES_MAX: usize = 1 << 20;
 
 /// Where Linux distributions and BSDs keep the certificates to trust.
 const SYSTEM_CA_FILES: &[&str] = &[
@@ -38,11 +37,11 @@ pub(crate) fn check_url(url: &str) -> Result<(), String> {
     }
 }
 
-/// Asks one address.
+/// A client of one address.
 #[derive(Clone)]
 pub(crate) struct Fetcher {
     uri: Uri,
-    tls: Option<tokio_rustls::TlsConnector>,
+    client: HttpClient<Full<Bytes>>,
     timeout: Duration,
 }
 
@@ -53,21 +52,21 @@ impl Fetcher {
         check_url(url)?;
         let uri: Uri = url.parse().map_err(|error| format!("`{url}`: {error}"))?;
         let tls = match uri.scheme_str() {
-            Some("https") => Some(tls_client(ca_file, "gateway.auth.https_ca_file")?.into()),
-            _ => None,
+            Some("https") => tls_client(ca_file, "gateway.auth.https_ca_file")?,
+            _ => tls_trusting(rustls::RootCertStore::empty())?,
         };
-        Ok(Fetcher { uri, tls, timeout })
+        Ok(Fetcher { uri, client: HttpClient::new(&tls), timeout })
     }
 
-    /// GET.
+    /// Sends a GET and returns the body.
     ///
     /// # Errors
-    /// A phrase with the reason; anything but status 200 is an error.
+    /// The reason as a phrase; every status but 200 is an error.
     pub(crate) async fn get(&self) -> Result<Bytes, String> {
-        self.ask(Method::GET, Bytes::new(), None).await
+        self.exchange(Method::GET, Bytes::new(), None).await
     }
 
-    /// POST of JSON.
+    /// Sends a POST of JSON and returns the body.
     ///
     /// # Errors
     /// As [`Fetcher::get`].
@@ -76,85 +75,42 @@ impl Fetcher {
         body: Bytes,
         authorization: Option<&HeaderValue>,
     ) -> Result<Bytes, String> {
-        self.ask(Method::POST, body, authorization).await
+        self.exchange(Method::POST, body, authorization).await
     }
 
-    async fn ask(
+    async fn exchange(
         &self,
         method: Method,
         body: Bytes,
         authorization: Option<&HeaderValue>,
     ) -> Result<Bytes, String> {
         let host = self.uri.host().unwrap_or_default();
-        let failed = |what: &str, error: &dyn std::fmt::Display| format!("{what} {host}: {error}");
-        let asked = async {
-            let default_port = if self.tls.is_some() { 443 } else { 80 };
-            let port = self.uri.port_u16().unwrap_or(default_port);
-            let bare_host = host.trim_start_matches('[').trim_end_matches(']');
-            let stream = TcpStream::connect((bare_host, port))
-                .await
-                .map_err(|error| failed("cannot connect to", &error))?;
-            let request = self
-                .request(method, body, authorization)
-                .map_err(|error| failed("bad request for", &error))?;
-            match &self.tls {
-                None => exchange(TokioIo::new(stream), request).await,
-                Some(connector) => {
-                    let name = ServerName::try_from(bare_host.to_owned())
-                        .map_err(|error| failed("bad name", &error))?;
-                    let stream =
-                        connector.connect(name, stream).await.map_err(|error| failed("TLS with", &error))?;
-                    exchange(TokioIo::new(stream), request).await
-                }
-            }
-        };
-        tokio::time::timeout(self.timeout, asked)
-            .await
-            .unwrap_or_else(|_| Err(format!("{host} did not answer within {} ms", self.timeout.as_millis())))
-    }
-
-    fn request(
-        &self,
-        method: Method,
-        body: Bytes,
-        authorization: Option<&HeaderValue>,
-    ) -> Result<Request<Full<Bytes>>, hyper::http::Error> {
-        let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
-        let host = self.uri.authority().map_or("", |authority| authority.as_str());
-        // User information in an address is for browsers; it must not travel in the Host header.
-        let host = host.rsplit('@').next().unwrap_or(host);
-        let mut request = Request::builder().method(method).uri(path).header(HOST, host);
+        let mut request = Request::builder().method(method).uri(self.uri.clone());
         if !body.is_empty() {
             request = request.header(CONTENT_TYPE, "application/json");
         }
         if let Some(value) = authorization {
             request = request.header(AUTHORIZATION, value);
         }
-        request.body(Full::new(body))
+        let request =
+            request.body(Full::new(body)).map_err(|error| format!("bad request for {host}: {error}"))?;
+        let exchange = async {
+            let response =
+                self.client.send(request, self.timeout).await.map_err(|error| format!("{host}: {error}"))?;
+            if response.status() != StatusCode::OK {
+                return Err(format!("status {}", response.status()));
+            }
+            let body = Limited::new(response.into_body(), RESPONSE_BYTES_MAX).collect().await;
+            body.map(|body| body.to_bytes()).map_err(|error| format!("{host}: {error}"))
+        };
+        tokio::time::timeout(self.timeout, exchange)
+            .await
+            .unwrap_or_else(|_| Err(format!("{host} did not answer within {} ms", self.timeout.as_millis())))
     }
 }
 
-async fn exchange<S>(stream: TokioIo<S>, request: Request<Full<Bytes>>) -> Result<Bytes, String>
-where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
-{
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(stream).await.map_err(|error| error.to_string())?;
-    let connection = tokio::spawn(connection);
-    let answer = async {
-        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
-        if response.status() != hyper::StatusCode::OK {
-            return Err(format!("status {}", response.status()));
-        }
-        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-        body.map(|body| body.to_bytes()).map_err(|error| error.to_string())
-    };
-    let answer = answer.await;
-    connection.abort();
-    answer
-}
-
-/// Whom connections to others trust: a file, or whom the system trusts. `key` names the file's setting.
+/// Trust for outgoing connections: the certificates in `ca_file`, or those of the system. `key` names the setting of the
+/// file in errors.
 ///
 /// # Errors
 /// A file without certificates, or none found.
@@ -176,7 +132,7 @@ pub(crate) fn tls_client(ca_file: &str, key: &str) -> Result<Arc<rustls::ClientC
     tls_trusting(roots)
 }
 
-/// Trusts `roots`, and nobody if there are none: for addresses that need no TLS.
+/// Trusts `roots`; an empty store trusts no certificate and serves addresses without TLS.
 ///
 /// # Errors
 /// Never, with the protocol versions that are built in.

@@ -22,18 +22,23 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-replication-derive", &[], &[]),
     ("throng-replication", &["throng-replication-derive", "throng-stdx"], &[]),
     ("throng-gateway", &["throng-spatial", "throng-stdx", "throng-wire"], &[]),
-    ("throng-enet", &["throng-stdx"], &[]),
     ("throng-matcher", &["throng-wire"], &["throng-stdx"]),
-    // Edges: the cores and the operating system, never each other.
+    // The operating system behind small interfaces, for the I/O crates and services.
+    ("throng-platform", &["throng-stdx"], &[]),
+    // I/O crates: the cores, the platform and the operating system, never each other.
     ("throng-net", &["throng-enet", "throng-stdx"], &[]),
     ("throng-admin", &["throng-stdx"], &[]),
-    ("throng-ddc-store", &["throng-ddc"], &["throng-stdx"]),
+    ("throng-ddc-store", &["throng-ddc", "throng-platform"], &["throng-stdx"]),
     ("throng-oodle", &[], &["throng-ddc-server", "throng-ddc"]),
     // Services: a product's interface over cores and edges.
-    ("throng-ddc-server", &["throng-ddc", "throng-admin", "throng-ddc-store"], &["throng-stdx"]),
+    (
+        "throng-ddc-server",
+        &["throng-admin", "throng-ddc", "throng-ddc-store", "throng-platform"],
+        &["throng-stdx"],
+    ),
     (
         "throng-matcher-server",
-        &["throng-admin", "throng-matcher", "throng-net", "throng-stdx", "throng-ddc-store", "throng-wire"],
+        &["throng-admin", "throng-matcher", "throng-net", "throng-platform", "throng-stdx", "throng-wire"],
         &[],
     ),
     // Composition.
@@ -48,6 +53,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
             "throng-matcher",
             "throng-matcher-server",
             "throng-net",
+            "throng-platform",
             "throng-stdx",
             "throng-ddc-store",
             "throng-wire",
@@ -60,6 +66,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
             "throng-admin",
             "throng-load",
             "throng-oodle",
+            "throng-platform",
             "throng-replication",
             "throng-replication-bench",
             "throng-server",

@@ -1,19 +1,19 @@
-//! A disk in memory that forgets: what was not synced may be lost, reordered or torn when the power fails.
+//! Simulated disk: writes that were not synced may be lost, reordered or torn when the power fails.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use throng_ddc_store::{File, Fs};
+use crate::fs::{File, Fs};
 use throng_stdx::Rng;
 
 /// Bytes that a disk writes or does not write, never in part.
 const SECTOR: usize = 512;
 
-/// The disk's state: cheap to clone, so that the power can fail at every write.
+/// Contents and pending writes of a disk. Cheap to clone, so that the power can fail at every write.
 #[derive(Clone, Default)]
-pub(crate) struct State {
+pub struct DiskState {
     names: BTreeMap<String, u64>,
     /// Creations (with a file) and removals (without) that no `sync_dir` covered, in order.
     unsynced_names: Vec<(String, Option<u64>)>,
@@ -35,9 +35,9 @@ enum Write {
     Len(usize),
 }
 
-impl State {
+impl DiskState {
     /// The disk after a power failure now.
-    pub(crate) fn after_power_failure(&self, rng: &mut Rng) -> State {
+    pub fn after_power_failure(&self, rng: &mut Rng) -> DiskState {
         let mut names = self.synced_names.clone();
         for (name, file) in &self.unsynced_names {
             if rng.chance(0.5) {
@@ -69,7 +69,7 @@ impl State {
             let now = Arc::new(bytes);
             files.insert(*file, Content { synced: Arc::clone(&now), now, unsynced: Vec::new() });
         }
-        State {
+        DiskState {
             synced_names: names.clone(),
             names,
             files,
@@ -79,7 +79,7 @@ impl State {
     }
 
     /// Flips one bit of a file whose name begins with `prefix`. Gives the name.
-    pub(crate) fn flip_a_bit(&mut self, prefix: &str, rng: &mut Rng) -> Option<String> {
+    pub fn flip_a_bit(&mut self, prefix: &str, rng: &mut Rng) -> Option<String> {
         let candidates: Vec<(String, u64)> = self
             .names
             .iter()
@@ -115,34 +115,39 @@ fn put(content: &mut Vec<u8>, at: usize, bytes: &[u8]) {
     content[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
-type Hook = Box<dyn FnMut(&State) -> io::Result<()> + Send>;
+type Hook = Box<dyn FnMut(&DiskState) -> io::Result<()> + Send>;
 
 struct Inner {
-    state: State,
+    state: DiskState,
     /// Called after every operation that changes the disk. An error is what the operation gives.
     hook: Option<Hook>,
 }
 
-/// The disk.
+/// File system in memory that remembers which writes were synced.
 #[derive(Clone)]
-pub(crate) struct Disk(Arc<Mutex<Inner>>);
+pub struct SimulatedDisk(Arc<Mutex<Inner>>);
 
-impl fmt::Debug for Disk {
+impl fmt::Debug for SimulatedDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Disk")
+        f.write_str("SimulatedDisk")
     }
 }
 
-impl Disk {
-    pub(crate) fn new(state: State) -> Disk {
-        Disk(Arc::new(Mutex::new(Inner { state, hook: None })))
+impl SimulatedDisk {
+    /// A disk that begins with the contents of `state`.
+    #[must_use]
+    pub fn new(state: DiskState) -> SimulatedDisk {
+        SimulatedDisk(Arc::new(Mutex::new(Inner { state, hook: None })))
     }
 
-    pub(crate) fn set_hook(&self, hook: Option<Hook>) {
+    /// Calls `hook` with the state after every operation that changes the disk; its error is the operation's result.
+    pub fn set_hook(&self, hook: Option<Hook>) {
         self.with(|inner| inner.hook = hook);
     }
 
-    pub(crate) fn state(&self) -> State {
+    /// A copy of the state, cheap because file contents are shared.
+    #[must_use]
+    pub fn state(&self) -> DiskState {
         self.with(|inner| inner.state.clone())
     }
 
@@ -150,8 +155,8 @@ impl Disk {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Changes the disk and tells the hook.
-    fn change<T>(&self, act: impl FnOnce(&mut State) -> io::Result<T>) -> io::Result<T> {
+    /// Changes the disk and calls the hook.
+    fn change<T>(&self, act: impl FnOnce(&mut DiskState) -> io::Result<T>) -> io::Result<T> {
         self.with(|inner| {
             let result = act(&mut inner.state)?;
             if let Some(hook) = &mut inner.hook {
@@ -162,7 +167,7 @@ impl Disk {
     }
 }
 
-impl Fs for Disk {
+impl Fs for SimulatedDisk {
     fn open(&self, path: &str, create: bool) -> io::Result<Arc<dyn File>> {
         let known = self.with(|inner| inner.state.names.get(path).copied());
         let file = match known {
@@ -220,7 +225,7 @@ impl Fs for Disk {
 
 #[derive(Debug)]
 struct Handle {
-    disk: Disk,
+    disk: SimulatedDisk,
     file: u64,
 }
 
