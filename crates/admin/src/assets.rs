@@ -66,6 +66,7 @@ pub static DOCS: &[(&str, &str, &str)] = docs! {
     "replication.md" "Replication",
     "benchmarks.md" "Benchmarks",
     "weaknesses.md" "Weaknesses",
+    "glossary.md" "Glossary",
 };
 
 /// A file of the console or a document.
