@@ -1,3 +1,5 @@
+//! Event loop of one shard thread: epoll over listeners and connections of every stream transport.
+
 mod accept;
 mod conn;
 mod key;

@@ -1,3 +1,5 @@
+//! Counters of an event loop.
+
 /// Counts of a loop since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoopStats {

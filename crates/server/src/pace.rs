@@ -1,3 +1,5 @@
+//! Pacing of the rounds of a busy shard.
+
 use std::time::Duration;
 
 use throng_stdx::Instant;

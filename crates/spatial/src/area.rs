@@ -1,3 +1,5 @@
+//! Areas of interest: spots, boxes, spheres and cones, with the query that combines them.
+
 use thiserror::Error;
 
 use crate::grid::{Cell, Grid, Point};

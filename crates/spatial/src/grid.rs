@@ -1,3 +1,5 @@
+//! Grid of cells over the plane, divided into one block for each server.
+
 use thiserror::Error;
 
 /// A position on the plane, in world units. Y is up and plays no part.

@@ -1,3 +1,5 @@
+//! Interest of a connection: its cells with distances, and the differences between two interests.
+
 use crate::grid::Cell;
 
 /// The cells that a connection cares about, each with its distance in cells. Sorted by cell.

@@ -1,3 +1,5 @@
+//! Tests of admission and encryption: gate, tokens and sealed datagrams.
+
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;

@@ -1,3 +1,5 @@
+//! Tests of the outbox: framing, compression, partial writes and bounds.
+
 use super::*;
 use bytes::Bytes;
 use core::ops::ControlFlow;

@@ -1,3 +1,5 @@
+//! One UDP port with its ENet host: batches in, batches out, paced rounds.
+
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;

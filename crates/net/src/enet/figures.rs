@@ -1,3 +1,5 @@
+//! Counters of ENet hosts and their sockets, for metrics.
+
 use throng_enet::secure::GateStats;
 use throng_enet::{Host, Stats};
 

@@ -1,3 +1,5 @@
+//! ENet hosts of one port on threads of their own, behind one handle.
+
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;

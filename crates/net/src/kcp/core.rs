@@ -1,3 +1,5 @@
+//! KCP protocol core: segments, acknowledgements, retransmission and congestion control without I/O.
+
 use std::collections::VecDeque;
 use std::time::Duration;
 

@@ -1,3 +1,5 @@
+//! Tuning profiles of a KCP session.
+
 use std::time::Duration;
 
 /// Tuning of one end of a KCP session. The ends need not agree, except that a peer never sends more than the window

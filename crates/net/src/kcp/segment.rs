@@ -1,3 +1,5 @@
+//! Layout of a KCP segment.
+
 /// Bytes of a segment before its payload.
 pub const SEGMENT_HEADER_BYTES: usize = 24;
 

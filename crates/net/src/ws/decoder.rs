@@ -1,3 +1,5 @@
+//! Decoder of WebSocket frames: control frames, messages and violations of RFC 6455.
+
 use std::ops::ControlFlow;
 
 use super::Role;

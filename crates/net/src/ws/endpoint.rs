@@ -1,3 +1,5 @@
+//! One end of a WebSocket connection without I/O.
+
 use std::hash::{BuildHasher, RandomState};
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -1,3 +1,5 @@
+//! WebSocket handshake: requests parsed and checked, responses written.
+
 use std::fmt::Write as _;
 
 use tungstenite::handshake::derive_accept_key;

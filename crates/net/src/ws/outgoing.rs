@@ -1,3 +1,5 @@
+//! Encoder of WebSocket frames.
+
 use super::decoder::unmask;
 
 const OP_BINARY: u8 = 2;
