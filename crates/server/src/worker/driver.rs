@@ -38,10 +38,10 @@ pub(super) struct Driver {
     pub(super) mailboxes: Arc<[Mailbox]>,
     /// Posts of this round with their destinations, in the order in which they must be handed over.
     pub(super) outgoing: VecDeque<(u16, Post)>,
+    /// Bytes of `outgoing`.
+    pub(super) outgoing_bytes: usize,
     /// Game servers of this shard, still to be given priority.
     pub(super) newcomers: Vec<ConnKey>,
-    /// Their bytes.
-    pub(super) outgoing_bytes: usize,
     /// Accepted for other shards, still to be taken out of the loop.
     pub(super) hand_offs: Vec<(ConnKey, ConnId, ShardIndex, ConnKind)>,
     pub(super) dirty: Vec<ConnId>,
