@@ -1,4 +1,4 @@
-//! Who may read what, and who may change something.
+//! Access rules of the admin listener.
 //!
 //! Three ways in: a configured bearer token; a console session, which a one-time token opens and a cookie carries; and,
 //! where no tokens are configured, being on this machine. The last is good for reading only.
@@ -41,18 +41,18 @@ struct Session {
     number: u64,
 }
 
-/// What a route shows or does.
+/// Class of a route, by what it shows or changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Guard {
     /// Served to everyone: whether the process works, and the console's own files.
     Open,
     /// Figures: with a credential, or from this machine where no tokens are configured.
     Monitor,
-    /// What players sent, the configuration, and everything that changes something: with a credential, always.
+    /// Player data, the configuration, and everything that changes state: always with a credential.
     Session,
 }
 
-/// What a request brings along.
+/// Credentials that a request carries.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Claims<'a> {
     pub(crate) path: &'a str,
@@ -133,7 +133,7 @@ impl Access {
         }
     }
 
-    /// Whether the request belongs to a console session.
+    /// True if the request belongs to a console session.
     pub(crate) fn has_session(&self, listener: SocketAddr, cookie: Option<&str>) -> bool {
         self.session_number(listener, cookie).is_some()
     }
@@ -147,7 +147,7 @@ impl Access {
         })
     }
 
-    /// How a record names whoever asks; `None` without a credential.
+    /// Name of the caller in an audit record; `None` without a credential.
     pub(crate) fn name_of(
         &self,
         listener: SocketAddr,
@@ -221,7 +221,7 @@ fn random() -> Option<String> {
     Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Whether an `Origin` is the site that the request went to.
+/// True if an `Origin` is the site that the request went to.
 #[must_use]
 pub fn is_same_site(origin: &str, host: Option<&str>) -> bool {
     let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
@@ -238,7 +238,7 @@ fn same(token: &str, given: &str) -> bool {
     std::hint::black_box(difference) == 0
 }
 
-/// Whether a `Host`, with or without a port, names this machine only: a page cannot point such a name anywhere.
+/// True if a `Host`, with or without a port, names this machine only: a page cannot point such a name anywhere.
 #[must_use]
 pub fn is_loopback_name(host: &str) -> bool {
     let name = match host.strip_prefix('[') {

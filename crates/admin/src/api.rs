@@ -134,7 +134,7 @@ async fn answer(app: App, route: &'static Route, request: Request) -> Response {
     }
     let text = |name| parts.headers.get(name).and_then(|value| value.to_str().ok());
     let (authorization, cookie) = (text(header::AUTHORIZATION), text(header::COOKIE));
-    // Who ends its session is somebody only before that.
+    // A caller that ends its session has a name only before that.
     let who = app.access.name_of(app.listener, authorization, cookie);
     let (response, parameters) = match read(route, &parts, body).await {
         Ok(ask) => {

@@ -1,4 +1,4 @@
-//! Who changed something over the API: what a record of it says.
+//! Audit records of changes over the API.
 
 use std::net::SocketAddr;
 

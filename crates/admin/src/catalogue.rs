@@ -27,7 +27,7 @@ impl Method {
     }
 }
 
-/// What answers a route of the API.
+/// Handler of a route of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
     /// This catalogue.
@@ -84,9 +84,9 @@ pub enum Endpoint {
     RunBegin,
     /// Stops a load run.
     RunStop,
-    /// Who changed what.
+    /// Audit record: author and change.
     Audit,
-    /// Whether there is a session.
+    /// State of the console session.
     Session,
     /// Opens a session.
     SessionOpen,
@@ -105,13 +105,13 @@ pub struct Route {
     pub method: Method,
     /// Its path; `{id}` stands for a number.
     pub path: &'static str,
-    /// Who may use it.
+    /// Access that it requires.
     pub guard: Guard,
-    /// What answers it.
+    /// Its handler.
     pub endpoint: Endpoint,
     /// Query parameters or body fields: name and meaning.
     pub parameters: &'static [(&'static str, &'static str)],
-    /// What it answers, in one sentence.
+    /// Its response, in one sentence.
     pub about: &'static str,
 }
 

@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// How the numbers of a family behave.
+/// Type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FamilyKind {
     /// Only grows; `_total` is appended to the name.
@@ -38,7 +38,7 @@ pub struct Family {
     pub name: &'static str,
     /// One sentence.
     pub help: &'static str,
-    /// How it behaves.
+    /// Type of the family.
     pub kind: FamilyKind,
     /// The numbers.
     pub samples: Vec<Sample>,

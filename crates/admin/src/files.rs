@@ -59,7 +59,7 @@ pub async fn serve_files(
 /// A page of text that changes, served on a thread of its own until it is dropped.
 #[derive(Debug)]
 pub struct LivePage {
-    /// Where it is served.
+    /// Path under which it is served.
     pub addr: SocketAddr,
     text: Arc<Mutex<String>>,
     /// Dropped to end the thread.

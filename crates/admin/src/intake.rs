@@ -16,14 +16,14 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause when the process is out of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How a listener takes connections in.
+/// Limits of a listener.
 #[derive(Clone)]
 pub struct Intake {
-    /// Whose listener it is, for the log: `the cache's`.
+    /// Name of the listener for the log: `the cache's`.
     pub owner: &'static str,
     /// Connections at a time.
     pub connections_max: usize,
-    /// What becomes of more.
+    /// Treatment of connections above the limit.
     pub beyond: Beyond,
     /// TLS, if it is wanted. Offers HTTP/2 if its configuration lists `h2`.
     pub tls: Option<Tls>,
@@ -50,7 +50,7 @@ impl Tls {
     }
 }
 
-/// What becomes of a connection that finds no room.
+/// Treatment of a connection above the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beyond {
     /// It waits in the kernel's queue, where it costs nothing: for those who will get their turn.

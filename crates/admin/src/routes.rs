@@ -37,9 +37,9 @@ const CONNECTION_MAX: Duration = Duration::from_secs(330);
 /// Bytes of a request head.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// What the listener shows. `health` is called on the runtime and must not wait; the others may wait for a shard.
+/// Data that the listener shows. `health` is called on the runtime and must not wait; the others may wait for a shard.
 pub trait Monitor: Send + Sync + 'static {
-    /// Whether the process works and takes players.
+    /// State of the process and of its parts.
     fn health(&self) -> Health;
     /// All metrics with their present values.
     fn metrics(&self) -> Vec<Family>;
@@ -57,9 +57,9 @@ pub trait Monitor: Send + Sync + 'static {
 pub struct Health {
     /// `false` only when the process should be restarted.
     pub live: bool,
-    /// Whether players should be sent here.
+    /// True if players should be sent here.
     pub ready: bool,
-    /// What readiness is made of.
+    /// Parts that readiness depends on.
     pub parts: Vec<Part>,
 }
 
@@ -68,16 +68,16 @@ pub struct Health {
 pub struct Part {
     /// Name, as in `shard 0` or `listener clients`.
     pub name: String,
-    /// Whether the part does its work.
+    /// True if the part works.
     pub ok: bool,
-    /// What it is doing.
+    /// Its present activity.
     pub detail: String,
 }
 
-/// How to serve.
+/// Options of the listener.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// Who may read what.
+    /// Access rules.
     pub access: Arc<Access>,
     /// Connections at a time; more are closed at once.
     pub connections_max: usize,

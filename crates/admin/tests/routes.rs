@@ -283,7 +283,7 @@ async fn what_changes_something_is_recorded_with_who_and_from_where_and_without_
     assert_eq!((&*act.who, &*act.what, act.status), ("token 2", "POST /api/v1/runs", 200));
     assert!(act.from.is_some_and(|from| from.ip().is_loopback()), "{act:?}");
     assert_eq!(act.parameters["players"], 5);
-    // What failed is recorded too, what only reads is not, and a stranger cannot write anything.
+    // Failures are recorded too, reads are not, and a stranger cannot write anything.
     assert_eq!(send(addr, "DELETE", "/api/v1/runs/404", &bearer, "").await.0, 404);
     assert_eq!(taken()[0].status, 404);
     assert_eq!(request(addr, "/api/v1/config", &bearer).await.0, 200);

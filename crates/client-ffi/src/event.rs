@@ -12,7 +12,7 @@ use crate::abi::*;
 #[derive(Default)]
 pub(crate) struct Inbox {
     waiting: VecDeque<Flat>,
-    /// What the event points to that was polled last.
+    /// Memory that the event polled last points to.
     shown: Flat,
 }
 
@@ -213,7 +213,7 @@ fn matchmaking(request: u32, event: MatchmakingEvent) -> Flat {
         MatchmakingEvent::Left { room, channel } => {
             Flat { kind: THRONG_EVENT_UNMATCHED, channel: channel.0, text: text(&room), ..Flat::default() }
         }
-        // What a later library may say.
+        // Values of later library versions.
         _ => Flat::default(),
     }
 }

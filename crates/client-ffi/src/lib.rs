@@ -89,7 +89,7 @@ pub extern "C" fn throng_abi_version() -> u32 {
     THRONG_ABI_VERSION
 }
 
-/// What the last failure on this thread was.
+/// Text of the last failure on this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn throng_error() -> *const c_char {
     // The text stays where it is until the next failure on this thread.
@@ -428,7 +428,7 @@ pub unsafe extern "C" fn throng_close(client: *mut ThrongClient) {
         // SAFETY: by contract from throng_connect and not closed before.
         let ThrongClient { runtime, client, inbox, .. } = *unsafe { Box::from_raw(client) };
         let (mut events, _) = inbox.into_inner().unwrap_or_else(PoisonError::into_inner);
-        // What waits is written before the events end; a peer that does not read is not waited for.
+        // Queued bytes are written before the events end; a peer that does not read is not waited for.
         let farewell = async {
             client.close().await;
             while events.next().await.is_some() {}
@@ -440,7 +440,7 @@ pub unsafe extern "C" fn throng_close(client: *mut ThrongClient) {
     });
 }
 
-/// How long a closure may take to get the last messages out.
+/// Longest time that a closure may take to send the last messages.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// # Safety

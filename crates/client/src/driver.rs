@@ -16,7 +16,7 @@ use crate::options::{CreateChannel, SubscribeOptions};
 use crate::session::{SendError, Session, SessionConfig};
 use crate::transport::{self, Endpoint, OpenError, Pipe};
 
-/// When and how often a lost connection is tried again.
+/// Policy for reconnecting after a loss.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Backoff {
     /// Pause before the first attempt.
@@ -117,7 +117,7 @@ pub struct Client {
     conn: ConnId,
 }
 
-/// What the connection has to say, in order; answers to requests of [`Client`] go to their caller
+/// Events of the connection, in order; responses to requests of [`Client`] go to their caller
 /// instead.
 ///
 /// When it is not read, the connection stops reading its transport after [`EVENTS_WAITING_MAX`] events:
@@ -134,7 +134,7 @@ pub const EVENTS_WAITING_MAX: usize = 1024;
 /// Commands of all handles that wait for the task; senders wait beyond it.
 const COMMANDS_WAITING_MAX: usize = 256;
 
-/// How long a transport may take to come up.
+/// Longest time that a transport may take to connect.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Work for the session, done in the task that owns it.
@@ -385,7 +385,7 @@ impl Client {
 
     /// Ends the connection for all handles.
     pub async fn close(&self) {
-        // When the task is gone already there is nothing to close.
+        // A task that has ended already leaves nothing to close.
         let _ = self.commands.send(Command::Close).await;
     }
 

@@ -79,7 +79,7 @@ impl Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u32);
 
-/// What the gateway said to an authentication.
+/// Result of an authentication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthOutcome {
     /// Admitted.
@@ -164,7 +164,7 @@ pub struct ChannelEntry {
     pub channel: ChannelId,
     /// Its type.
     pub channel_type: ChannelType,
-    /// What its creator wrote about it.
+    /// Metadata that its creator set.
     pub metadata: String,
 }
 
@@ -175,21 +175,21 @@ pub struct RecoveredChannel {
     pub channel: ChannelId,
     /// Its type.
     pub channel_type: ChannelType,
-    /// What its creator wrote about it.
+    /// Metadata that its creator set.
     pub metadata: String,
     /// Its owner, if one is live.
     pub owner: Option<ConnId>,
-    /// When the lost subscription was made, in nanoseconds since 1970.
+    /// Time of the lost subscription, in nanoseconds since 1970.
     pub subscribed_at_unix_ns: i64,
     /// Options of the subscription.
     pub options: SubscribeOptions,
     /// The channel's data as it is now; updates follow.
     pub data: Option<Payload>,
-    /// What an extension of the gateway adds.
+    /// Data of a gateway extension.
     pub extension: Option<Payload>,
 }
 
-/// What a session tells its application.
+/// Event that a session reports to its application.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -209,7 +209,7 @@ pub enum Event {
     /// The subscriptions of the lost connection are restored, oldest first. Events that arrived during
     /// the recovery follow.
     Recovered {
-        /// What was restored.
+        /// Restored state.
         channels: Vec<RecoveredChannel>,
     },
     /// A channel was created: by this connection, or as a copy to the owner of GLOBAL.
@@ -220,7 +220,7 @@ pub enum Event {
         channel: ChannelId,
         /// Its type.
         channel_type: ChannelType,
-        /// What its creator wrote about it.
+        /// Metadata that its creator set.
         metadata: String,
         /// Its owner.
         owner: ConnId,
@@ -298,14 +298,14 @@ pub enum Event {
     Matchmaking {
         /// The request that this answers.
         request: Option<RequestId>,
-        /// What it says.
+        /// Text of the message.
         event: MatchmakingEvent,
     },
     /// To the owner of GLOBAL: somebody else's authentication.
     PeerAuthenticated {
         /// The connection.
         conn: ConnId,
-        /// What it was told.
+        /// Message that it received.
         outcome: AuthOutcome,
         /// It takes the place of a lost connection.
         recovering: bool,

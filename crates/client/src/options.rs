@@ -1,4 +1,4 @@
-//! What requests carry.
+//! Options of requests.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use throng_wire::channeldpb as pb;
 
 use crate::event::{ChannelType, Payload};
 
-/// What a subscriber may do with the channel's data.
+/// Access of a subscriber to the channel's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
     /// Neither receive nor update.
@@ -97,7 +97,7 @@ impl SubscribeOptions {
     }
 }
 
-/// How updates merge into the channel's data (spec §7.3).
+/// Rules for merging updates into the channel's data (spec §7.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MergeOptions {
     /// A list in an update replaces the list instead of being appended.
@@ -121,7 +121,7 @@ pub struct CreateChannel {
     pub options: SubscribeOptions,
     /// Its first data.
     pub data: Option<Payload>,
-    /// How updates merge.
+    /// Rules for merging updates.
     pub merge: Option<MergeOptions>,
 }
 

@@ -63,7 +63,7 @@ pub enum RecordingError {
     Damaged {
         /// Its place, from 0.
         index: usize,
-        /// What is wrong.
+        /// Description of the defect.
         source: CprError,
     },
     /// Nothing to play.
@@ -120,7 +120,7 @@ impl Recording {
     }
 }
 
-/// How to play.
+/// Options of a replay.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlayerConfig {
     /// 1 = as recorded, 2 = twice as fast; infinite = as fast as the answers allow.
@@ -130,7 +130,7 @@ pub struct PlayerConfig {
     pub awaited_types: Vec<u32>,
     /// Longest wait for an answer; then the request counts as refused and playing goes on.
     pub answer_timeout: Duration,
-    /// How long to listen after the last packet.
+    /// Time to listen after the last packet.
     pub settle: Duration,
     /// Adds WRITE_ACCESS to subscriptions that ask for no access: recordings of older gateways, which
     /// checked nothing, need it for their updates (spec: gateway appendix E).
@@ -166,13 +166,13 @@ pub struct Player {
     own_id: Option<ConnId>,
     /// Next packet to send.
     next: usize,
-    /// When the next packet is due.
+    /// Instant at which the next packet is due.
     nominal: Instant,
     started: Option<Instant>,
     /// Requests without an answer so far, by stub id.
     open: BTreeMap<u32, OpenRequest>,
     last_stub: u32,
-    /// When to stop listening, after the last packet.
+    /// Instant at which listening ends, after the last packet.
     end: Option<Instant>,
     finished: bool,
     /// Lateness of every packet sent.
@@ -190,7 +190,7 @@ struct OpenRequest {
     awaited: bool,
 }
 
-/// What came of it.
+/// Report of a replay.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Report {
     /// Packets sent.
@@ -211,7 +211,7 @@ pub struct Report {
     pub recorded: Duration,
     /// From the first packet to the last, as played.
     pub played: Duration,
-    /// How late packets were sent, against the recorded rhythm at the chosen speed.
+    /// Lateness of sent packets, against the recorded rhythm at the chosen speed.
     pub drift: Drift,
 }
 
@@ -431,13 +431,13 @@ impl Player {
         self.finished
     }
 
-    /// What came of it so far.
+    /// Report so far.
     #[must_use]
     pub fn report(&self) -> &Report {
         &self.report
     }
 
-    /// When the next packet is due, if there is one.
+    /// Instant at which the next packet is due, if there is one.
     fn next_due(&self) -> Option<Instant> {
         let packet = self.recording.packets.get(self.next)?;
         // The first offset counts from a packet that does not exist.
@@ -561,7 +561,7 @@ pub fn play_blocking(
     runtime.block_on(play(endpoint, recording, config))
 }
 
-/// How long a gateway has to take what was sent last.
+/// Longest time that a gateway may take to read the last packet.
 const FINISH: Duration = Duration::from_secs(2);
 
 /// Plays a recording against a gateway and returns when it is done and the gateway has taken everything.

@@ -59,7 +59,7 @@ pub mod broadcast {
     pub const ADJACENT_CHANNELS: u32 = 64;
 }
 
-/// How the session writes the 5-byte tag in front of its packets.
+/// Form of the 5-byte tag in front of the session's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TagForm {
     /// 16-bit big-endian size, as every current peer writes it (spec §2.1).
@@ -70,12 +70,12 @@ pub enum TagForm {
     Legacy,
 }
 
-/// Whether the session compresses what it sends.
+/// Compression of sent packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CompressionPolicy {
     /// Never; the gateway then answers uncompressed as well.
     Never,
-    /// When the authentication result offers it (spec §2.4).
+    /// Compresses once the authentication result offers it (spec §2.4).
     #[default]
     WhenOffered,
     /// From the first packet on.
@@ -98,9 +98,9 @@ pub struct SessionConfig {
     /// Ask the gateway for a resume token and present it after a reconnect. Gateways that do not know
     /// the extension ignore it.
     pub resume: bool,
-    /// How long the authentication result may take. The session closes when it is exceeded.
+    /// Longest wait for the authentication result; the session closes after it.
     pub auth_timeout: Duration,
-    /// How long a response may take. The protocol has no negative answers: a refused request is
+    /// Longest wait for a response. The protocol has no negative responses: a refused request is
     /// recognised by this time passing.
     pub request_timeout: Duration,
     /// Bound of bytes queued by the application and not yet taken by [`Session::poll_transmit`].

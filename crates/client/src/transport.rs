@@ -16,7 +16,7 @@ use tokio::task::AbortHandle;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
-/// Where a gateway listens.
+/// Address of a gateway.
 ///
 /// ```
 /// use throng_client::Endpoint;
@@ -153,7 +153,7 @@ pub enum OpenError {
     Io {
         /// The address.
         endpoint: String,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The peer does not answer in time.
@@ -169,7 +169,7 @@ pub enum OpenError {
     WebSocket {
         /// The address.
         endpoint: String,
-        /// What the handshake says.
+        /// Error of the handshake.
         message: String,
     },
     /// An encrypted endpoint has no TLS settings.

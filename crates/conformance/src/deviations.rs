@@ -1,4 +1,4 @@
-//! Where this gateway does something else than the reference, on purpose.
+//! Intended deviations of this gateway from the reference.
 
 use std::collections::BTreeMap;
 

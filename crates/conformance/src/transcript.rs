@@ -23,7 +23,7 @@ pub struct Scenario {
     pub client_state_machine: String,
     /// File in `fixtures/gateway/config`.
     pub server_state_machine: String,
-    /// How long a lost server may take to return; `None` when lost servers are not kept.
+    /// Longest absence of a lost server; `None` when lost servers are not kept.
     pub recover_timeout_ms: Option<u64>,
     /// The grid of spatial channels: a file in `fixtures/gateway/config`.
     pub spatial_controller: Option<String>,
@@ -67,7 +67,7 @@ pub struct Message {
 /// causes may come during an earlier step than at the reference, if this process is slow: such a stage keeps what a
 /// step does not want for the next one. What nobody wanted is left at the end and counts as a difference.
 pub trait Stage {
-    /// Whether things happen exactly when they are due. If not, what a timer causes (state updates, the end of a
+    /// True if timers fire exactly when they are due. If not, what a timer causes (state updates, the end of a
     /// recovery) may come before or after answers that it races with.
     const EXACT_TIME: bool;
 
@@ -83,7 +83,7 @@ pub trait Stage {
     fn settle(&mut self);
     /// Waits as long as the reference was watched, or until everything expected is there and nothing more is due.
     fn finish_step(&mut self, wait_ms: u64, complete: &dyn Fn(&Self) -> bool);
-    /// What a connection received and is not taken yet.
+    /// Messages that a connection received and the stage has not taken yet.
     fn received(&self, name: &str) -> &[Message];
     /// Takes what belongs to a step that expects `wanted` messages for this connection.
     fn take_received(&mut self, name: &str, wanted: usize) -> Vec<Message>;
@@ -164,7 +164,7 @@ impl Scenario {
             let deviation = deviations.iter().find(|d| d.scenario == self.name && d.step == index);
             causes.extend(run.act(stage, step));
             let Some(wait_ms) = step.wait_ms else {
-                // What was sent first arrives first, as it did at the reference.
+                // Messages arrive in the order of sending, as they did at the reference.
                 stage.settle();
                 continue;
             };
@@ -197,7 +197,7 @@ pub struct Deviation {
     pub scenario: &'static str,
     /// Step from 0.
     pub step: usize,
-    /// What is different and why; printed by `cargo test -- --nocapture`.
+    /// Difference and its reason; printed by `cargo test -- --nocapture`.
     pub why: &'static str,
     /// Turns the reference's behaviour into ours: messages by connection, connections closed.
     pub change: fn(&mut BTreeMap<String, Vec<Message>>, &mut Vec<String>),
@@ -364,7 +364,7 @@ impl Run<'_> {
         }
     }
 
-    /// What a stage kept for a next step that never came.
+    /// Messages that a stage kept for a next step that never came.
     fn compare_rest(&mut self, stage: &mut impl Stage) {
         for name in self.scenario.names(self.scenario.steps.len()) {
             let got = stage.take_received(name, usize::MAX);
@@ -471,7 +471,7 @@ impl Message {
     }
 }
 
-/// What makes the gateway send something.
+/// Input that makes the gateway send.
 #[derive(PartialEq)]
 enum Cause {
     /// Messages of a connection.
@@ -480,7 +480,7 @@ enum Cause {
     Closed,
 }
 
-/// How far the order of the messages that one connection received counts.
+/// Strictness about the order of the messages that one connection received.
 #[derive(Clone, Copy)]
 enum Order {
     /// All of it: one thing was done.

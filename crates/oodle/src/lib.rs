@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use oozextract::Extractor;
 
-/// What the program says first.
+/// Greeting of the program.
 const GREETING: &[u8] = b"oodle 1\n";
 /// Largest block, raw; compressed it may be a little larger.
 const BLOCK_BYTES_MAX: usize = 16 << 20;
@@ -67,7 +67,7 @@ pub fn serve(mut input: impl Read, mut output: impl Write) -> io::Result<()> {
     }
 }
 
-/// Whether all of `raw` came of the block. Each block has a decoder of its own: none has a history, and a damaged one leaves
+/// True if the block decoded to all of `raw`. Each block has a decoder of its own: none has a history, and a damaged one leaves
 /// nothing behind.
 fn decode(block: &[u8], raw: &mut [u8]) -> bool {
     let wanted = raw.len();

@@ -73,7 +73,7 @@ pub trait File: fmt::Debug + Send + Sync + 'static {
     fn as_std(&self) -> Option<&std::fs::File> {
         None
     }
-    /// Whether the file is empty.
+    /// True if the file is empty.
     ///
     /// # Errors
     /// As the system says.
@@ -110,7 +110,7 @@ impl Folder {
         }
     }
 
-    /// Where it is.
+    /// Path of the folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -160,7 +160,7 @@ impl Fs for Folder {
 #[derive(Debug)]
 struct RealFile {
     file: std::fs::File,
-    /// Where the descriptor's own position is, if known: gathered writes go there.
+    /// The descriptor's own position, if known: gathered writes go there.
     position: Mutex<u64>,
 }
 

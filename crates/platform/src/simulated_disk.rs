@@ -272,7 +272,7 @@ impl File for Handle {
 
     fn reserve(&self, offset: u64, len: u64) {
         if self.content(|content| content.now.len() as u64) < offset + len {
-            // Whether it works or not is not asked.
+            // Reserving is a hint: its result is not checked.
             let _ = self.set_len(offset + len);
         }
     }

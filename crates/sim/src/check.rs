@@ -13,12 +13,12 @@ pub type Violation = String;
 /// A peer of the simulation; keeps its number over reconnects.
 pub type ActorIndex = usize;
 
-/// What one subscription got, from its confirmation to its end.
+/// Updates that one subscription received, from its confirmation to its end.
 #[derive(Debug, Clone)]
 pub struct SubscriptionLog {
-    /// Who.
+    /// Subscriber.
     pub actor: ActorIndex,
-    /// Where.
+    /// Channel that it subscribed to.
     pub channel: u32,
     /// Own updates are left out.
     pub skip_self: bool,
@@ -26,9 +26,9 @@ pub struct SubscriptionLog {
     pub mask: Option<Field>,
     /// Messages in order.
     pub updates: Vec<SimData>,
-    /// When the gateway gave each message to the link, if that had room for it at once.
+    /// Instants at which the gateway gave each message to the link, if the link had room for it at once.
     pub given: Vec<Option<Instant>>,
-    /// When the subscription was confirmed, or given back, and its delay had passed.
+    /// Instant at which the subscription was confirmed or restored and its delay had passed.
     pub since: Instant,
     /// The longest interval that may ever have been in force.
     pub interval: Duration,
@@ -48,7 +48,7 @@ pub enum Field {
     Entries,
 }
 
-/// How far a subscriber has to have come.
+/// Update that a subscriber must have reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// It was subscribed to the end: it has everything.
@@ -187,7 +187,7 @@ impl SubscriptionLog {
                     continue;
                 }
                 checked += 1;
-                // What was handled while a connection was away comes when it has returned.
+                // Updates handled while a connection was away arrive after its return.
                 let by = by.max(self.since);
                 if given.since(by) > self.interval + ticks {
                     return Err(format!(

@@ -27,7 +27,7 @@ use throng_wire::{MessagePack, write_message_entry};
 
 use crate::check::Violation;
 
-/// How a crowd moves.
+/// Movement of a crowd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Motion {
     /// It stands in the region of one server.
@@ -38,7 +38,7 @@ pub enum Motion {
     Circles,
 }
 
-/// What a run has shown.
+/// Results of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CrowdOutcome {
     /// Highest load of any server at any look after the first ten seconds, the average of all being 1.
@@ -199,7 +199,7 @@ impl Crowd {
         crowd
     }
 
-    /// Where an entity stands.
+    /// Position of an entity.
     fn place(&self, index: u32, step: u32) -> Point {
         let [home_x, home_z, x, z] = self.places[index as usize];
         let seconds = f64::from(step) * STEP.as_secs_f64();
@@ -333,7 +333,7 @@ fn data(at: Point) -> prost_types::Any {
     prost_types::Any { type_url: "type.googleapis.com/crowd.Entity".into(), value }
 }
 
-/// Whether cells, in ascending order, are one piece, and at least one.
+/// True if the cells, in ascending order, are one connected piece of at least one cell.
 fn is_whole(cells: &[usize]) -> bool {
     let columns = COLUMNS as usize;
     let mut rest = cells.to_vec();

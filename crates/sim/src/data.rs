@@ -52,7 +52,7 @@ pub fn item(writer: usize, count: u32) -> u64 {
     ((writer as u64) << 32) | u64::from(count)
 }
 
-/// Who wrote an item.
+/// Author of an item.
 #[must_use]
 pub fn writer_of(item: u64) -> usize {
     (item >> 32) as usize

@@ -1,4 +1,4 @@
-//! What goes wrong, when and for how long.
+//! Schedule of faults: kind, begin and duration.
 
 use std::time::Duration;
 
@@ -81,11 +81,11 @@ impl FaultKind {
 /// A fault with its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault {
-    /// When it begins, from the start of the run.
+    /// Begin, from the start of the run.
     pub at: Duration,
-    /// How long it lasts, for those that last.
+    /// Duration, for faults that last.
     pub lasts: Duration,
-    /// What it is.
+    /// Kind of the fault.
     pub kind: FaultKind,
 }
 

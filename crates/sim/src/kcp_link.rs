@@ -21,7 +21,7 @@ pub(crate) enum Direction {
 /// A KCP session between a peer (which connects) and the gateway, with the network between them.
 #[derive(Debug)]
 pub(crate) struct KcpLink {
-    /// What the network does from now on. `window_bytes` and `chunk_bytes_max` mean nothing here; a datagram is lost
+    /// Sets the conditions of the network from now on. `window_bytes` and `chunk_bytes_max` mean nothing here; a datagram is lost
     /// with chance `loss`, and repeated with the same chance.
     pub(crate) profile: LinkProfile,
     /// By the direction in which they send.
@@ -102,7 +102,7 @@ impl KcpLink {
         std::mem::take(&mut self.arrived[direction as usize])
     }
 
-    /// When [`KcpLink::run`] has something to do.
+    /// Earliest instant at which [`KcpLink::run`] has work.
     pub(crate) fn next_event(&self) -> Option<Instant> {
         let timers = self.ends.iter().filter_map(Kcp::next_timeout);
         let arrivals = self.wires.iter().filter_map(Wire::next_arrival);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use throng_stdx::{Instant, Rng};
 
-/// What a link does to the bytes of one direction.
+/// Conditions of a link in one direction.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinkProfile {
     /// Least time on the way.
@@ -70,15 +70,15 @@ impl LinkProfile {
 /// cut.
 #[derive(Debug)]
 pub struct Link {
-    /// What it does to bytes from now on.
+    /// Sets the conditions from now on.
     pub profile: LinkProfile,
     /// Arrivals never fall.
     chunks: VecDeque<Chunk>,
     /// Bytes in `chunks`.
     in_flight_bytes: usize,
-    /// When the last chunk arrives; the next one is not earlier.
+    /// Arrival of the last chunk; the next one is not earlier.
     last_arrival: Instant,
-    /// When the sender's side is free again, at the profile's rate.
+    /// Instant at which the sender's side is free again, at the profile's rate.
     line_free: Instant,
     /// Nothing arrives before.
     stalled_until: Instant,
@@ -91,7 +91,7 @@ pub struct Link {
 #[derive(Debug)]
 struct Chunk {
     arrival: Instant,
-    /// When it was pushed; `None` if it had waited for room before.
+    /// Instant at which it was pushed; `None` if it had waited for room before.
     pushed: Option<Instant>,
     bytes: Vec<u8>,
 }
@@ -159,7 +159,7 @@ impl Link {
         Some((chunk.pushed, chunk.bytes))
     }
 
-    /// When the next chunk arrives.
+    /// Arrival of the next chunk.
     #[must_use]
     pub fn next_arrival(&self) -> Option<Instant> {
         self.chunks.front().map(|chunk| chunk.arrival.max(self.stalled_until))

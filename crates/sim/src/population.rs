@@ -32,7 +32,7 @@ const MIDDLE: f64 = 25.0;
 const BETA: f64 = 25.0 / 6.0;
 const SIGMA: f64 = 2.0;
 
-/// Who queues.
+/// Population that queues.
 #[derive(Debug, Clone, Copy)]
 pub struct Population {
     /// Its name in reports.
@@ -72,10 +72,10 @@ pub struct Matched {
     pub promised_s: Option<f64>,
 }
 
-/// What became of a population.
+/// Result of a run with one population.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// Whose it is.
+    /// Population that it belongs to.
     pub population: Population,
     /// Players who were matched, in order of time.
     pub matched: Vec<Matched>,

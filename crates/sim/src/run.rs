@@ -23,7 +23,7 @@ use crate::data::PROTO;
 use crate::fault::{self, Fault, FaultKind};
 use crate::world::{Leave, Note, PeerId, World};
 
-/// What a run was and did; for the log and for comparing two runs of one seed.
+/// Settings and counts of a run; for the log and for comparing two runs of one seed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Outcome {
     /// Number of shards.
@@ -84,7 +84,7 @@ struct Simulation {
     strangers: BTreeMap<PeerId, Vec<u8>>,
     channels: BTreeMap<u32, Channel>,
     faults: Vec<Fault>,
-    /// When the gateway itself was held up.
+    /// Periods in which the gateway itself was paused.
     disturbed: Vec<(Instant, Instant)>,
     /// The longest tick of a channel.
     tick: Duration,
@@ -367,7 +367,7 @@ impl Simulation {
             }
         }
         for item in actor.fresh_items.drain(..) {
-            // Where the link took not all of it, nobody knows when it takes the rest.
+            // If the link took only a part, the time at which it takes the rest is unknown.
             if actor.unsent.is_empty() && !actor.slow {
                 self.sent.insert(item, now + actor.link_delay);
             }

@@ -23,7 +23,7 @@ use crate::link::{Link, LinkProfile};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub usize);
 
-/// What happens to the peers, in order of virtual time.
+/// Events of the peers, in order of virtual time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Note {
     /// The connection is up; the peer may send.
@@ -40,7 +40,7 @@ pub enum Note {
     Wake(u64),
 }
 
-/// How a peer leaves.
+/// Ways in which a peer leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leave {
     /// Closes: what it sent arrives, then the end of the stream.
@@ -77,10 +77,10 @@ impl Default for Conditions {
 pub struct World {
     now: Instant,
     rng: Rng,
-    /// How things are going now.
+    /// Present conditions of the network and the peers.
     pub conditions: Conditions,
     shards: Vec<ShardSlot>,
-    /// What happens when; ties are broken at random, then by number.
+    /// Scheduled events; ties are broken at random, then by number.
     due: BTreeMap<(Instant, u32, u64), Due>,
     next_number: u64,
     peers: Vec<PeerEnd>,
@@ -98,9 +98,9 @@ pub struct World {
 /// A connection that the gateway closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClosedByGateway {
-    /// When.
+    /// Instant at which it happens.
     pub at: Instant,
-    /// Whose.
+    /// Peer that it belongs to.
     pub peer: PeerId,
     /// Why.
     pub reason: CloseReason,
@@ -123,7 +123,7 @@ enum Inbox {
     Socket(PeerId),
 }
 
-/// What carries a connection's bytes.
+/// Transport of a connection's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carrier {
     /// A stream: TCP or TLS, with plain frames or WebSocket messages.
@@ -160,7 +160,7 @@ struct PeerEnd {
     down_ends: bool,
     wants_room: bool,
     websocket: WebSocketPayloads,
-    /// When the gateway gave the bytes that arrived last to the link.
+    /// Instant at which the gateway gave the latest bytes that have arrived to the link.
     given: Option<Instant>,
 }
 
@@ -302,7 +302,7 @@ impl World {
                 Leave::Vanish(noticed_after) => noticed_after,
             };
             if how != Leave::Close {
-                // What it sent last is lost; of one that closes it still arrives.
+                // The last bytes of a lost peer are lost; those of a peer that closes still arrive.
                 end.kcp = None;
             }
             if let Some((conn, _)) = conn {
@@ -365,7 +365,7 @@ impl World {
         self.conditions = Conditions::default();
     }
 
-    /// What the links of a peer do from now on.
+    /// Sets the conditions of a peer's links from now on.
     pub fn set_profile(&mut self, peer: PeerId, profile: LinkProfile) {
         let end = &mut self.peers[peer.0];
         if let Some(kcp) = &mut end.kcp {
@@ -448,7 +448,7 @@ impl World {
         self.peers[peer.0].state == PeerState::Open
     }
 
-    /// Whether an end of a peer's KCP session waits long before it sends again what is not acknowledged, or believes in
+    /// True if an end of a peer's KCP session waits long before it resends unacknowledged segments, or believes in
     /// round trips so long that it would.
     #[must_use]
     pub fn backs_off(&self, peer: PeerId) -> bool {
@@ -456,7 +456,7 @@ impl World {
         self.peers[peer.0].kcp.as_ref().is_some_and(|kcp| kcp.waits_beyond(soon))
     }
 
-    /// When the gateway gave the bytes of a peer's latest [`Note::Bytes`] to the link, which is when its part was done.
+    /// Instant at which the gateway gave the bytes of a peer's latest [`Note::Bytes`] to the link: its part ended there.
     /// `None` if the link had no room for them at once, and over KCP.
     #[must_use]
     pub fn given_at(&self, peer: PeerId) -> Option<Instant> {

@@ -8,7 +8,7 @@ use crate::interest::Interest;
 /// One named position with an explicit distance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spot {
-    /// Where.
+    /// Position of the spot.
     pub at: Point,
     /// The distance, in cells, that its cell gets.
     pub distance: u32,
@@ -37,7 +37,7 @@ pub struct Sphere {
 pub struct Cone {
     /// Its apex.
     pub centre: Point,
-    /// Where it looks; any length. Zero length means everywhere.
+    /// Direction of the cone's axis; any length. Zero length means every direction.
     pub direction: Point,
     /// Half aperture in radians.
     pub half_angle: f64,
@@ -59,7 +59,7 @@ pub struct AreaQuery {
     pub cone: Option<Cone>,
 }
 
-/// How a shape becomes cells.
+/// Rule that turns a shape into cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Coverage {
     /// Every cell that the shape touches; distance from the nearest point of the cell. A centre outside
@@ -251,7 +251,7 @@ impl Region {
         if size > 0.0 { Ok(()) } else { Err(QueryError::Empty { shape: self.name, size }) }
     }
 
-    /// Whether a point lies in the shape, with the reference's rounding.
+    /// True if a point lies in the shape, with the reference's rounding.
     fn holds(&self, at: Point) -> bool {
         let offset = sub(at, self.centre);
         match self.shape {
@@ -263,7 +263,7 @@ impl Region {
         }
     }
 
-    /// Whether the shape and a rectangle share a point.
+    /// True if the shape and a rectangle share a point.
     fn touches(&self, low: Point, high: Point) -> bool {
         let closest = sub(nearest(self.centre, low, high), self.centre);
         match self.shape {
@@ -284,13 +284,13 @@ impl Region {
     }
 }
 
-/// Whether `offset` points within `half_angle` of `direction`. A vector of length 0 is within everything.
+/// True if `offset` points within `half_angle` of `direction`. A vector of length 0 is within everything.
 fn within(offset: Point, direction: Point, half_angle: f64) -> bool {
     let cosine = dot(offset, direction) / (length(offset) * length(direction));
     cosine.is_nan() || cosine >= half_angle.cos()
 }
 
-/// Whether the segment from `start` along `edge` meets a rectangle (slab test).
+/// True if the segment from `start` along `edge` meets a rectangle (slab test).
 fn segment_meets(start: Point, edge: Point, low: Point, high: Point) -> bool {
     let (mut enter, mut leave) = (0.0_f64, 1.0_f64);
     for (start, edge, low, high) in [(start.x, edge.x, low.x, high.x), (start.z, edge.z, low.z, high.z)] {

@@ -12,7 +12,7 @@ pub struct Point {
 }
 
 impl Point {
-    /// Whether both coordinates are finite numbers.
+    /// True if both coordinates are finite numbers.
     #[must_use]
     pub fn is_finite(self) -> bool {
         self.x.is_finite() && self.z.is_finite()

@@ -41,7 +41,7 @@ impl Interest {
         self.cells.iter().copied()
     }
 
-    /// Whether nothing is covered.
+    /// True if no cell is covered.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.cells.is_empty()
@@ -53,7 +53,7 @@ impl Interest {
         self.cells.binary_search_by_key(&cell, |&(c, _)| c).ok().map(|i| self.cells[i].1)
     }
 
-    /// What turns `self` into `next`, in ascending order of cells. O(n + m); cells that stay as they are
+    /// Changes that turn `self` into `next`, in ascending order of cells. O(n + m); cells that stay as they are
     /// are not mentioned.
     pub fn diff<'a>(&'a self, next: &'a Interest) -> impl Iterator<Item = Change> + 'a {
         let mut old = self.cells.iter().copied().peekable();

@@ -1,4 +1,4 @@
-//! Where things are and who cares: a static 2D grid, areas of interest over it, and interest as an
+//! Static 2D grid of a world, areas of interest over it, and interest as an
 //! incremental diff.
 //!
 //! The plane is X/Z (Y is up and ignored). A [`Grid`] maps positions to [`Cell`]s, knows which cells

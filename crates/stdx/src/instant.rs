@@ -52,7 +52,7 @@ impl Instant {
         self.0 / 1_000_000
     }
 
-    /// How long ago `earlier` was; zero when `earlier` lies in the future.
+    /// Time since `earlier`; zero when `earlier` lies in the future.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

@@ -132,7 +132,7 @@ impl<T> TimerWheel<T> {
         }
     }
 
-    /// When [`pop_due`](Self::pop_due) should next be called; `None` when no timer is pending.
+    /// Instant at which [`pop_due`](Self::pop_due) should next be called; `None` when no timer is pending.
     ///
     /// This is the time of the first timer, except after that very timer was cancelled: then it may lie earlier, and
     /// calling `pop_due` at that time moves it on.

@@ -122,7 +122,7 @@ fn encode_packet(bencher: Bencher<'_, '_>) {
     });
 }
 
-/// What a gateway does with every message of a client.
+/// Work of a gateway for every message of a client.
 #[divan::bench]
 fn encode_forwards(bencher: Bencher<'_, '_>) {
     let mut out = Vec::with_capacity(1024);

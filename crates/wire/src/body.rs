@@ -42,7 +42,7 @@ impl<'a> Forward<'a> {
         number_field_len(self.client_conn_id) + len_field_len(self.payload.len())
     }
 
-    /// Whether the serialized body is empty: no client and no payload.
+    /// True if the serialized body is empty: no client and no payload.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.client_conn_id == 0 && self.payload.is_empty()

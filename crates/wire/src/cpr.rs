@@ -16,7 +16,7 @@ use crate::{
 pub struct RecordedPacket<'a> {
     /// Time since the packet before; zero for the first.
     pub offset: Duration,
-    /// What the client sent.
+    /// Packet that the client sent.
     pub packet: Packet<'a>,
 }
 
@@ -150,7 +150,7 @@ impl CprWriter {
         Ok(())
     }
 
-    /// Whether nothing was recorded; such recordings are not kept.
+    /// True if nothing was recorded; such recordings are not kept.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
@@ -169,7 +169,7 @@ impl CprWriter {
     }
 }
 
-/// What a recording holds, in figures.
+/// Counts of a recording's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Summary {
     /// Packets.

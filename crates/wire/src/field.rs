@@ -2,7 +2,7 @@
 
 use crate::varint::read_varint;
 
-/// How deep unknown groups may nest. Protobuf implementations agree on 100.
+/// Deepest nesting of unknown groups. Protobuf implementations agree on 100.
 pub const GROUP_DEPTH_MAX: usize = 100;
 
 /// Why bytes are not the protobuf they should be.
@@ -32,7 +32,7 @@ pub enum WireError {
     Missing(u32),
 }
 
-/// How the value of a field is laid out.
+/// Wire type: the layout of a field's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WireType {
     /// A varint: integers, bools, enums.

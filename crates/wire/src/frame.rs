@@ -25,7 +25,7 @@ const MAGIC: [u8; 2] = *b"CH";
 /// Third byte of a legacy tag for packets under 256 bytes.
 const LEGACY_SHORT: u8 = b'N';
 
-/// How the bytes behind a tag are compressed.
+/// Compression of the bytes behind a tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Compression {
     /// Not at all.
@@ -73,7 +73,7 @@ pub fn legacy_tag(size: usize, compression: Compression) -> [u8; TAG_BYTES] {
     }
 }
 
-/// Whether a legacy peer misreads the current tag of a packet of `size` bytes: 19968 ..= 20223, whose third byte is
+/// True if a legacy peer misreads the current tag of a packet of `size` bytes: 19968 ..= 20223, whose third byte is
 /// an 'N'. Spec: gateway §2.5, rule 4.
 #[must_use]
 pub const fn is_ambiguous_for_legacy(size: usize) -> bool {
@@ -94,13 +94,13 @@ pub fn legacy_padding(size: usize) -> &'static [u8] {
     PADDING[..(beyond - size).div_ceil(FIELD.len())].as_flattened()
 }
 
-/// What a [`FrameReader`] accepts.
+/// Limits of a [`FrameReader`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReaderLimits {
     /// Largest packet of a peer that writes the legacy form, compressed or not. 65535 bytes unless raised; at most
     /// 2^24 - 1 can be announced.
     pub legacy_packet_bytes_max: usize,
-    /// Whether a compression byte other than 0 and 1 counts as 0, as in the reference gateway, instead of ending the
+    /// Makes a compression byte other than 0 and 1 count as 0, as in the reference gateway, instead of ending the
     /// connection.
     pub accept_unknown_compression: bool,
 }
@@ -120,7 +120,7 @@ pub enum FrameError {
     BadMagic {
         /// Which of the two bytes is wrong: 0 or 1.
         index: u8,
-        /// What it is.
+        /// Decoded frame.
         byte: u8,
     },
     /// The tag announces an empty packet.
@@ -246,7 +246,7 @@ fn saturate(size: usize) -> u32 {
 pub struct FrameReader {
     limits: ReaderLimits,
     form: Form,
-    /// Whether the ambiguous frame that is arriving was seen not to be a legacy one.
+    /// True if the ambiguous frame that is arriving was seen not to be a legacy one.
     legacy_refuted: bool,
     peer_compresses: bool,
     /// Set once, then returned for ever.
@@ -259,7 +259,7 @@ pub struct FrameReader {
     bytes: u64,
 }
 
-/// What the front of the unconsumed bytes is.
+/// Classification of the unconsumed bytes' front.
 enum Front {
     /// Too little; nothing changes before there are this many bytes.
     Partial { needed: usize },
@@ -318,7 +318,7 @@ impl FrameReader {
         self.form
     }
 
-    /// Whether the peer has sent a Snappy packet, which allows to send it some. Spec: gateway §2.4.
+    /// True if the peer has sent a Snappy packet, which allows sending it some. Spec: gateway §2.4.
     #[must_use]
     pub fn peer_compresses(&self) -> bool {
         self.peer_compresses
@@ -348,7 +348,7 @@ impl FrameReader {
         mut input: &[u8],
         on_packet: &mut dyn FnMut(Packet<'_>) -> ControlFlow<()>,
     ) -> Result<(), FrameError> {
-        // What is left from earlier comes first, topped up only as far as the frame at its front needs.
+        // The remainder from earlier comes first, topped up only as far as the frame at its front needs.
         let mut pending = mem::take(&mut self.pending);
         let mut start = mem::take(&mut self.pending_start);
         while start < pending.len() {

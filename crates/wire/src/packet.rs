@@ -102,7 +102,7 @@ impl<'a> MessagePack<'a> {
         prefix.enclose(0x0A, body_len);
     }
 
-    /// Whether `bytes` is a message with only the fields 1 to 5 in their right wire types.
+    /// True if `bytes` is a message with only the fields 1 to 5 in their right wire types.
     fn is_strict(bytes: &[u8]) -> bool {
         fields(bytes).all(|field| {
             field.is_ok_and(|field| {
@@ -159,7 +159,7 @@ impl<'a> Packet<'a> {
         self.bytes
     }
 
-    /// Whether a peer that writes the legacy tag could have meant `bytes` as a whole packet: at least one message,
+    /// True if a peer that writes the legacy tag could have meant `bytes` as a whole packet: at least one message,
     /// nothing unknown. Spec: gateway §2.5, rule 2.
     pub(crate) fn is_strict(bytes: &[u8]) -> bool {
         !bytes.is_empty()
@@ -177,7 +177,7 @@ impl<'a> Packet<'a> {
 #[derive(Debug, Clone)]
 pub struct Messages<'a> {
     bytes: &'a [u8],
-    /// Where the next entry begins.
+    /// Offset at which the next entry begins.
     at: usize,
     /// Messages left.
     count: usize,

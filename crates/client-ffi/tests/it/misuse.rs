@@ -1,11 +1,11 @@
-//! What C may get wrong is an error with words, not a crash.
+//! Mistakes of C callers are errors with texts, not crashes.
 
 use std::ffi::{CStr, CString, c_char};
 use std::ptr;
 
 use throng_client_ffi::*;
 
-/// What the failed call says.
+/// Text of the failed call.
 fn failed(code: i32, expected: i32) -> String {
     assert_eq!(code, expected);
     // SAFETY: a text that lives until the next call.

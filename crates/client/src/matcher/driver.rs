@@ -37,7 +37,7 @@ pub enum MatcherConnectError {
     Closed,
 }
 
-/// What [`Notices`] yields.
+/// Item that [`Notices`] yields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Notification {
@@ -181,7 +181,7 @@ impl Task {
             pipe = self.reopen().await;
         }
         if let Some(ready) = self.ready.take() {
-            // Whoever asked may have given up.
+            // The caller may have given up.
             let _ = ready.send(Err(MatcherConnectError::Closed));
         }
     }
@@ -209,7 +209,7 @@ impl Task {
                 },
                 () = tokio::time::sleep_until(deadline) => self.session.handle_timeout(self.now()),
             }
-            // What waits already goes out with the same write.
+            // Requests that wait already leave with the same write.
             while let Ok(command) = self.commands.try_recv() {
                 self.execute(command);
             }
@@ -270,7 +270,7 @@ impl Task {
                 MatcherEvent::Refused { status, message } => {
                     is_lost = true;
                     match self.ready.take() {
-                        // Whoever asked may have given up.
+                        // The caller may have given up.
                         Some(ready) => {
                             drop(ready.send(Err(MatcherConnectError::Refused { status, message })));
                         }

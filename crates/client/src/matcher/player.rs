@@ -1,4 +1,4 @@
-//! What players say to a matcher through the gateway: messages of type [`MATCHMAKING`] on GLOBAL.
+//! Requests of players to a matcher through the gateway: messages of type [`MATCHMAKING`] on GLOBAL.
 //!
 //! A player asks with `{1: method, 2: body}` and a stub of its choice, which comes back with the answer. The gateway fills
 //! in who asks, and lets players call what concerns themselves only.
@@ -12,7 +12,7 @@ use crate::event::ChannelId;
 /// Type of the messages, in both directions.
 pub const MATCHMAKING: u32 = 110;
 
-/// What a player asks.
+/// Request of a player.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MatchmakingRequest {
     /// Number of a method.
@@ -56,7 +56,7 @@ impl MatchmakingRequest {
     }
 }
 
-/// What a player hears.
+/// Notification to a player.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MatchmakingEvent {

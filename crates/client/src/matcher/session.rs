@@ -10,7 +10,7 @@ use throng_wire::matcher::{
     Writer, event, method, split, write_bytes,
 };
 
-/// Who calls, and within which bounds.
+/// Identity of the caller, and its limits.
 #[derive(Debug, Clone)]
 pub struct MatcherConfig {
     /// `SrvID` of this program: answers and notifications for its roles come here. One live session each.
@@ -19,9 +19,9 @@ pub struct MatcherConfig {
     pub area: String,
     /// Access token; empty where the matcher asks for none.
     pub token: String,
-    /// How long a call may take, lost connections included.
+    /// Longest time of a call, lost connections included.
     pub call_timeout: Duration,
-    /// How long the matcher may take to say hello.
+    /// Longest wait for the matcher's hello.
     pub hello_timeout: Duration,
     /// Calls that wait for an answer; further ones fail at once.
     pub calls_max: usize,
@@ -87,7 +87,7 @@ pub enum CallError {
     BadAnswer,
 }
 
-/// What a notification says, and to whom.
+/// Notification with its addressees.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
     /// Roles of this server that it is for.
@@ -125,7 +125,7 @@ impl Notice {
     }
 }
 
-/// What the session has to say.
+/// Event of the session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MatcherEvent {
@@ -337,7 +337,7 @@ impl MatcherSession {
         !buf.is_empty()
     }
 
-    /// What happened next.
+    /// Next event.
     pub fn poll_event(&mut self) -> Option<MatcherEvent> {
         let event = self.events.pop_front()?;
         self.taken += 1;
@@ -353,7 +353,7 @@ impl MatcherSession {
         greeting.into_iter().chain(call).min()
     }
 
-    /// Whether the matcher has refused the session for good.
+    /// True if the matcher has refused the session for good.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.state == State::Over

@@ -151,7 +151,7 @@ pub struct Team {
     pub leader: String,
     /// Capacity.
     pub role_max: u64,
-    /// Whether a password is needed.
+    /// True if joining needs a password.
     pub has_password: bool,
     /// Members, longest-standing first.
     pub roles: Vec<Role>,

@@ -1,4 +1,4 @@
-//! What arrives: messages become events, answers find their requests.
+//! Received messages: they become events, and responses find their requests.
 
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ impl Session {
         // was lost.
         self.held.retain(|event| !matches!(event, Event::Update { channel: of, .. } if *of == channel));
         if let Some(known) = self.recovered.iter_mut().find(|known| known.channel == channel) {
-            // What is over the size of a packet comes in parts; serialized messages merge by standing side by side.
+            // A message above the size of a packet comes in parts; serialized messages merge by concatenation.
             let extension = body.recovery_data.map(Payload::from_any);
             for (whole, part) in [(&mut known.data, data), (&mut known.extension, extension)] {
                 match (whole, part) {

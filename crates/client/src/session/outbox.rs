@@ -1,4 +1,4 @@
-//! What waits to be transmitted.
+//! Queue of bytes to transmit.
 
 use std::collections::VecDeque;
 

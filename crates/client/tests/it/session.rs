@@ -368,7 +368,7 @@ fn recovered_data_contains_what_came_before_it_and_may_come_in_parts() {
         let body = pb::ChannelDataRecoveryMessage { channel_id: 5, channel_data, ..Default::default() };
         pair.answer(5, 0, msg_type::RECOVERY_CHANNEL_DATA, &body);
     }
-    // What an extension adds may go on when the data has ended.
+    // Data of an extension may go on when the message has ended.
     for part in [b"red", b"sea"] {
         let recovery_data = update(part).data;
         let body = pb::ChannelDataRecoveryMessage { channel_id: 5, recovery_data, ..Default::default() };

@@ -1,4 +1,4 @@
-//! Who takes part: a peer with its session, its habits and what it has done so far.
+//! Actor of a run: a peer with its session, its habits and its history.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What actors hear, and what of it must hold at once.
+//! Events that actors receive, and the checks that must hold at once.
 
 use std::time::Duration;
 

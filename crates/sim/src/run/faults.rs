@@ -114,7 +114,7 @@ impl Simulation {
     }
 
     fn make_slow(&mut self, index: ActorIndex) {
-        // What is on its way from there may now take any time.
+        // Bytes in flight from there may now take any time.
         let now = self.world.now();
         self.sent.retain(|&item, by| writer_of(item) != index || *by <= now);
         let actor = &mut self.actors[index];

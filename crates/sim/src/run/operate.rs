@@ -1,4 +1,4 @@
-//! What actors do, at random.
+//! Random operations of actors.
 
 use std::time::Duration;
 

@@ -121,7 +121,7 @@ impl Simulation {
         }
     }
 
-    /// What every channel handled, in order, and its map: as the observer saw it.
+    /// Updates that every channel handled, in order, and its map, as the observer saw them.
     fn truths(&self) -> Result<BTreeMap<u32, Truth>, Violation> {
         let observer = &self.actors[OBSERVER];
         let ended = self.logs.iter().filter(|log| log.actor == OBSERVER);

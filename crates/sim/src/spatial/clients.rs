@@ -1,4 +1,4 @@
-//! What clients make of what they are sent.
+//! Model of a client: the world as its messages describe it.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What must hold at every step and at the end.
+//! Checks that must hold at every step and at the end.
 
 use super::*;
 

@@ -82,7 +82,7 @@ const QUIET: Duration = Duration::from_millis(900);
 /// The slowest links take seconds for what a crowd makes.
 const QUIETS_MAX: u32 = 20;
 
-/// What a run has met, for the figures.
+/// Events that a run has met, for the figures.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SpatialOutcome {
     /// Entities that changed their cell.
@@ -109,7 +109,7 @@ pub struct SpatialOutcome {
     pub objects: u64,
 }
 
-/// How an entity moves.
+/// Movement of an entity.
 #[derive(Debug, Clone, Copy)]
 enum Gait {
     Walk,
@@ -154,7 +154,7 @@ struct Server {
     recovering: bool,
     cells: BTreeSet<u32>,
     owned: BTreeMap<u32, Place>,
-    /// What it knows of entities, owned or not.
+    /// Its view of entities, owned or not.
     known: BTreeMap<u32, Place>,
     /// The version of each entity that it was last told, so that what it says before it learns of a loss does not count
     /// when it has the entity again.
@@ -171,7 +171,7 @@ struct Client {
     cells: BTreeSet<u32>,
     /// Entities in view, and their cells.
     view: BTreeMap<u32, u32>,
-    /// Where entities stand to whose channels it is subscribed.
+    /// Positions of the entities to whose channels it is subscribed.
     known: BTreeMap<u32, Place>,
     subscribed: BTreeSet<u32>,
     next_call: u32,
@@ -202,7 +202,7 @@ struct Simulation {
     gaits: BTreeMap<u32, Gait>,
     next_entity: u32,
     next_object: u32,
-    /// What was ever said to have been spawned.
+    /// Entities that a SPAWN has ever named.
     spawned: BTreeSet<u32>,
     counts: BTreeMap<u32, u32>,
     moving: bool,

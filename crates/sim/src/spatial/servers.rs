@@ -1,4 +1,4 @@
-//! What game servers do, and what they make of what they are sent.
+//! Model of a game server: its actions, and the world as its messages describe it.
 
 use super::*;
 
@@ -253,7 +253,7 @@ impl Simulation {
         self.send_raw(Who::Server(index), channel, msg_type, 2, &forward.encode_to_vec());
     }
 
-    /// What the peers do in a step.
+    /// Actions of the peers in a step.
     pub(super) fn act(&mut self) {
         for index in 1..self.servers.len() {
             if !self.servers[index].authenticated || self.servers[index].recovering {

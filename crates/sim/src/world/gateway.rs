@@ -45,7 +45,7 @@ impl World {
         let end = &mut self.peers[peer.0];
         end.attached = true;
         if end.kcp.is_some() {
-            // What arrived in the meantime.
+            // Bytes that arrived in the meantime.
             end.kcp_scheduled = Some(self.now);
             self.schedule(self.now, Due::Kcp(peer));
             return;

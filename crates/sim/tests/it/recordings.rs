@@ -62,7 +62,7 @@ fn own() -> Recording {
     Recording::parse(&std::fs::read(path).expect("it is checked in")).expect("a good recording")
 }
 
-/// What the owner of GLOBAL saw.
+/// Messages that the owner of GLOBAL received.
 #[derive(Debug, Default)]
 struct Sink {
     lines: Vec<ChatMessage>,
@@ -229,7 +229,7 @@ fn character(x: f32) -> Vec<u8> {
         .encode_to_vec()
 }
 
-/// What the two servers of a world got of a session whose messages go to a character that walks to and fro between them.
+/// Messages that the two servers of a world received of a session whose character walks to and fro between them.
 struct Walk {
     report: Report,
     /// (messages, bytes) by server.

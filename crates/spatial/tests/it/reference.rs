@@ -139,10 +139,10 @@ fn exact_coverage_holds_everything_that_sampling_finds() {
     }
 }
 
-/// How finely each side of a cell is searched.
+/// Steps in which each side of a cell is searched.
 const STEPS: u32 = 64;
 
-/// Whether a shape of the query holds a point or one within `slack` of it. By angles and distances only: nothing here is
+/// True if a shape of the query holds a point or one within `slack` of it. By angles and distances only: nothing here is
 /// shared with the code under test.
 fn holds(query: &AreaQuery, grid: &Grid, at: Point, slack: f64) -> bool {
     let in_world = |centre: Point| grid.cell_at(centre).is_some();
@@ -224,6 +224,6 @@ fn exact_coverage_of_every_recorded_query_equals_a_search_of_every_cell() {
         }
     }
     assert_eq!(queries, 54);
-    // What the lattice is too coarse to decide: cells that a shape touches or misses by less than a step.
+    // Cells that the lattice is too coarse to decide: a shape touches or misses them by less than a step.
     assert!(covered > 450 && open * 20 < covered, "{open} of {covered} undecided");
 }

@@ -1,4 +1,4 @@
-//! What every request, answer and event holds.
+//! Contents of every request, response and event.
 
 /// Number of the field that carries a request key (16 bytes) in any request.
 pub const REQUEST_KEY_FIELD: u32 = 100;
@@ -41,9 +41,9 @@ pub struct FieldDef {
     pub name: &'static str,
     /// Type.
     pub ty: Type,
-    /// Whether an absent value is different from the zero value.
+    /// True if an absent value differs from the zero value.
     pub optional: bool,
-    /// What it is.
+    /// Type of the value.
     pub doc: &'static str,
 }
 
@@ -70,7 +70,7 @@ impl Message {
     }
 }
 
-/// Who may call a method: what a token's scope must reach.
+/// Scope that a token needs to call a method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Every caller.
@@ -90,15 +90,15 @@ pub struct Method {
     pub number: u16,
     /// Name in routes and subjects.
     pub name: &'static str,
-    /// Whether it may change something; such requests are logged and may carry a request key.
+    /// True if it may change state; such requests are logged and may carry a request key.
     pub mutates: bool,
-    /// Who may call it.
+    /// Scope that a caller needs.
     pub access: Access,
     /// Body of a request.
     pub request: &'static Message,
     /// Body of an answer.
     pub response: &'static Message,
-    /// What it does.
+    /// Its effect, in one sentence.
     pub doc: &'static str,
 }
 
@@ -444,9 +444,9 @@ methods! {
     90 DRAIN "Drain" write admin Empty Empty "Planned stop: no new rooms, teams, tickets."
 }
 
-/// What a remote policy is asked.
+/// Request to a remote policy.
 pub static POLICY_QUESTION: &Message = &PolicyQuestion;
-/// What it answers.
+/// Response of a remote policy.
 pub static POLICY_VERDICT: &Message = &PolicyVerdict;
 
 macro_rules! events {

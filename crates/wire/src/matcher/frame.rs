@@ -15,7 +15,7 @@ pub mod flags {
     pub const NO_RESPONSE: u8 = 2;
 }
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -60,7 +60,7 @@ impl Kind {
 /// The head of a frame; the body's length is not part of it but of [`Header::write`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
-    /// What the frame is.
+    /// Kind of the frame.
     pub kind: Kind,
     /// See [`flags`].
     pub flags: u8,
@@ -114,7 +114,7 @@ pub enum BadFrame {
     /// A body longer than the receiver takes.
     #[error("frame body of {declared} bytes exceeds the limit of {limit}; send less at a time")]
     TooLarge {
-        /// What the header says.
+        /// Decoded header.
         declared: usize,
         /// The receiver's limit.
         limit: usize,
@@ -127,7 +127,7 @@ pub enum BadFrame {
     UnknownFlags(u8),
 }
 
-/// What lies at the front of received bytes.
+/// Result of decoding the front of received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameSplit<'a> {
     /// A frame, and how many bytes it takes.

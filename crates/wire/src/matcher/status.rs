@@ -2,7 +2,7 @@
 
 macro_rules! statuses {
     ($($code:literal $name:ident $text:literal $http:literal $doc:literal)*) => {
-        /// What came of a request.
+        /// Status of a request.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u16)]
         pub enum Status {

@@ -87,7 +87,7 @@ fn field(number: std::ops::Range<u32>) -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(cases())]
 
-    /// What the writer writes the generated types read, and the lengths announced are right.
+    /// The generated types decode the writer's bytes, and the announced lengths are right.
     #[test]
     fn entries_are_read_by_the_generated_types(messages in vec(message(), 0..10)) {
         let mut bytes = Vec::new();
@@ -101,7 +101,7 @@ proptest! {
         prop_assert_eq!(channeldpb::Packet::decode(bytes.as_slice()), Ok(packet));
     }
 
-    /// What the generated types write the reader reads, with fields of the future anywhere in between.
+    /// The reader decodes the bytes of the generated types, with fields of the future anywhere in between.
     #[test]
     fn packets_are_read_whatever_surrounds_the_fields(
         messages in vec((message(), vec(field(6..30), 0..3), any::<bool>()), 0..6),

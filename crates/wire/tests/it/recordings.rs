@@ -21,7 +21,7 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// What is expected of one recording; see the README beside it.
+/// Expected contents of one recording; see the README beside it.
 struct Expected {
     summary: Summary,
     /// Rounded, as are the gaps between packets.
@@ -194,7 +194,7 @@ fn the_recorded_sessions_have_their_figures() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// What the writer writes the generated types read, and the reader too.
+    /// The generated types and the reader decode the writer's bytes.
     #[test]
     fn recordings_round_trip(
         packets in vec((any::<u64>().prop_map(|ns| ns >> 1), vec((any::<u32>(), vec(any::<u8>(), 0..50)), 0..4)), 0..20),

@@ -13,7 +13,7 @@ use throng_wire::{
     write_entry, write_frame,
 };
 
-/// What a reader hands out for a stream that arrives in the given pieces, each packet as its bytes.
+/// Packets that a reader yields for a stream that arrives in the given pieces, each as its bytes.
 fn read<'a>(
     reader: &mut FrameReader,
     pieces: impl IntoIterator<Item = &'a [u8]>,
@@ -42,7 +42,7 @@ fn packet_of(size: usize) -> Vec<u8> {
             return packet;
         }
     }
-    // Where a length grows by a byte a size is skipped; an empty message fills the gap.
+    // A length that grows by a byte skips a size; an empty message fills the gap.
     [packet_of(size - 2), vec![0x0A, 0x00]].concat()
 }
 
@@ -270,7 +270,7 @@ fn packets_before_a_defect_are_handed_out() {
     check_error(ReaderLimits::default(), &stream, 2, FrameError::BadMagic { index: 0, byte: 0 });
 }
 
-/// What a legacy peer takes a frame's size for. Spec: gateway §2.5.
+/// Size that a legacy peer reads from a frame's tag. Spec: gateway §2.5.
 fn legacy_reading(frame: &[u8]) -> usize {
     let byte = |index: usize| usize::from(frame[index]);
     if frame[1] != 0x48 {
@@ -331,7 +331,7 @@ fn a_message_over_the_limit_is_refused_and_the_rest_kept() {
     assert_eq!((packets.iter().map(Vec::len).collect::<Vec<_>>(), result), (vec![65_530, 16], Ok(())));
 }
 
-/// How a packet is put on the wire.
+/// Encoding of a packet on the wire.
 #[derive(Debug, Clone)]
 struct Written {
     packet: Vec<u8>,
