@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Query, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::header;
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
@@ -14,14 +14,14 @@ use futures_util::stream;
 use serde_json::{Value, json};
 
 use crate::access::{Guard, cookie_name};
+use crate::app::{App, allowed, off_thread};
 use crate::audit::{Act, From};
 use crate::catalogue::{Endpoint, Method, ROUTES, Route};
-use crate::routes::{App, allowed, off_thread, private, problem};
+use crate::monitor::{Ask, PAGE_DEFAULT, Page, Problem};
+use crate::response::private;
 
 /// Streams of events at a time.
 pub(crate) const STREAMS_MAX: usize = 32;
-/// Entries of a list when the request names no limit.
-const PAGE_DEFAULT: usize = 100;
 /// Most entries of one answer: about a megabyte of JSON.
 const PAGE_MAX: usize = 5_000;
 /// Longest text to search for.
@@ -34,86 +34,6 @@ const RECORDED_BYTES_MAX: usize = 4_096;
 const WRONG_TOKEN_DELAY: Duration = Duration::from_millis(250);
 const INTERVAL_DEFAULT_MS: u64 = 1_000;
 const INTERVAL_MS: std::ops::RangeInclusive<u64> = 50..=60_000;
-
-/// The part of a list that was asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Page {
-    /// Entries to skip.
-    pub offset: usize,
-    /// Most entries to return, at most 5,000.
-    pub limit: usize,
-}
-
-impl Default for Page {
-    fn default() -> Page {
-        Page { offset: 0, limit: PAGE_DEFAULT }
-    }
-}
-
-/// A question to the process.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Ask {
-    /// Which route.
-    pub endpoint: Endpoint,
-    /// The number in its path.
-    pub id: Option<u32>,
-    /// For lists.
-    pub page: Page,
-    /// For lists: only entries in which this occurs, in lower case; empty for all.
-    pub search: String,
-    /// Other query parameters.
-    pub query: BTreeMap<String, String>,
-    /// The fields of the body, an object, or null.
-    pub body: Value,
-}
-
-impl Ask {
-    /// A question without parameters.
-    #[must_use]
-    pub fn new(endpoint: Endpoint) -> Ask {
-        Ask {
-            endpoint,
-            id: None,
-            page: Page::default(),
-            search: String::new(),
-            query: BTreeMap::new(),
-            body: Value::Null,
-        }
-    }
-
-    /// A whole number from the query.
-    ///
-    /// # Errors
-    /// When it is there and is none.
-    pub fn number(&self, name: &str) -> Result<Option<u64>, Problem> {
-        let text = self.query.get(name).map(|text| text.parse());
-        text.transpose().map_err(|_| Problem::new(400, format!("{name} is a whole number")))
-    }
-}
-
-/// Why a question was not answered.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
-    /// The HTTP status: 4xx or 5xx.
-    pub status: u16,
-    /// One phrase for people.
-    pub what: String,
-}
-
-impl Problem {
-    /// A refusal.
-    #[must_use]
-    pub fn new(status: u16, what: impl Into<String>) -> Problem {
-        Problem { status, what: what.into() }
-    }
-}
-
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        (status, problem(&self.what)).into_response()
-    }
-}
 
 pub(crate) fn router() -> Router<App> {
     ROUTES.iter().fold(Router::new(), |router, route| {

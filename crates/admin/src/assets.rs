@@ -7,7 +7,7 @@ use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::routes::problem;
+use crate::response::problem;
 
 /// Scripts, styles and connections of our own only: what a name of a hostile player smuggles in has nothing to run.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \

@@ -7,6 +7,8 @@
 //! |---|---|
 //! | `catalogue` | every route of the API; the router and the reference page are made from it |
 //! | `routes` | listening, health, metrics, profiles |
+//! | `monitor` | what the process implements: requests, answers, health |
+//! | `app` | state of the routes, and the check that a request passes first |
 //! | `api` | the API: one page of a list, one thing in detail, what changes something, events |
 //! | `assets` | the console's files |
 //! | `intake` | taking connections in, for the listeners of other crates as well |
@@ -19,22 +21,25 @@
 
 mod access;
 mod api;
+mod app;
 mod assets;
 mod audit;
 mod catalogue;
 mod exposition;
 mod files;
 mod intake;
+mod monitor;
 mod profile;
+mod response;
 mod routes;
 
 pub use access::{Access, Guard, is_loopback_name, is_same_site};
-pub use api::{Ask, Page, Problem};
 pub use assets::DOCS;
 pub use audit::Act;
 pub use catalogue::{Endpoint, Method, ROUTES, Route, markdown};
 pub use exposition::{Family, FamilyKind, Format, Sample, SampleValue, render};
 pub use files::{File, LivePage, serve_files};
 pub use intake::{Accepted, Beyond, Intake, Serving, Shutdown, Tls};
+pub use monitor::{Ask, Health, Monitor, Page, Part, Problem};
 pub use profile::{CpuProfile, ProfileError};
-pub use routes::{Health, Monitor, Part, ServeOptions, serve};
+pub use routes::{ServeOptions, serve};

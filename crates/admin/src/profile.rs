@@ -3,11 +3,15 @@
 use std::fmt;
 use std::time::Duration;
 
-use pprof::protos::Message as _;
 use tokio::sync::{Mutex, MutexGuard};
 
-/// Samples per second and thread; a prime, so that periodic work is not always met at the same point.
-const SAMPLES_PER_S: i32 = 99;
+#[cfg(not(feature = "profiling"))]
+#[path = "profile/absent.rs"]
+mod sampler;
+#[cfg(feature = "profiling")]
+mod sampler;
+
+use sampler::Sampler;
 
 /// The profiler is one per process.
 static RUNNING: Mutex<()> = Mutex::const_new(());
@@ -19,6 +23,9 @@ pub enum ProfileError {
     /// Another profile is being taken.
     #[error("another profile is being taken")]
     Busy,
+    /// The program has no profiler.
+    #[error("this program was built without the feature `profiling`")]
+    Missing,
     /// The profiler does not work here.
     #[error("the profiler failed: {0}")]
     Failed(String),
@@ -26,7 +33,7 @@ pub enum ProfileError {
 
 /// A CPU profile of this process that is being taken. There is one at a time; dropping it throws it away.
 pub struct CpuProfile {
-    sampler: pprof::ProfilerGuard<'static>,
+    sampler: Sampler,
     _running: MutexGuard<'static, ()>,
 }
 
@@ -37,11 +44,7 @@ impl CpuProfile {
     /// See [`ProfileError`].
     pub fn start() -> Result<CpuProfile, ProfileError> {
         let running = RUNNING.try_lock().map_err(|_| ProfileError::Busy)?;
-        // Stacks are walked by their unwind tables, since neither this binary nor the system's libraries keep frame
-        // pointers. Threads caught inside the unwinder itself are skipped: they may hold what the walk needs.
-        let sampler =
-            pprof::ProfilerGuardBuilder::default().frequency(SAMPLES_PER_S).build().map_err(failed)?;
-        Ok(CpuProfile { sampler, _running: running })
+        Ok(CpuProfile { sampler: Sampler::start()?, _running: running })
     }
 
     /// Ends the profile and returns it as pprof protobuf. Looks up symbols, which takes a while on a large binary.
@@ -49,8 +52,7 @@ impl CpuProfile {
     /// # Errors
     /// See [`ProfileError`].
     pub fn finish(self) -> Result<Vec<u8>, ProfileError> {
-        let profile = self.sampler.report().build().and_then(|report| report.pprof()).map_err(failed)?;
-        Ok(profile.encode_to_vec())
+        self.sampler.finish()
     }
 }
 
@@ -58,10 +60,6 @@ impl fmt::Debug for CpuProfile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CpuProfile").finish_non_exhaustive()
     }
-}
-
-fn failed(error: pprof::Error) -> ProfileError {
-    ProfileError::Failed(error.to_string())
 }
 
 /// Samples the process for `duration` and returns a pprof protobuf.

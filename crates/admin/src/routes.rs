@@ -2,13 +2,12 @@
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Query, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
@@ -16,17 +15,19 @@ use hyper::body::Incoming;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-use crate::access::{Access, Claims, Decision, Guard};
-use crate::api::{self, Ask, Problem};
-use crate::assets;
-use crate::audit::{Act, From};
-use crate::exposition::{Family, Format, render};
+use crate::access::{Access, Guard};
+use crate::app::{App, allowed, off_thread};
+use crate::audit::From;
+use crate::exposition::{Format, render};
 use crate::intake::{Accepted, Beyond, Intake, Serving, Shutdown};
+use crate::monitor::Monitor;
 use crate::profile::{ProfileError, cpu_profile};
+use crate::response::{private, problem};
+use crate::{api, assets};
 
 /// Time to send a complete request head; also ends idle kept-alive connections.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -37,43 +38,6 @@ const CONNECTION_MAX: Duration = Duration::from_secs(330);
 /// Bytes of a request head.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// Data that the listener shows. `health` is called on the runtime and must not wait; the others may wait for a shard.
-pub trait Monitor: Send + Sync + 'static {
-    /// State of the process and of its parts.
-    fn health(&self) -> Health;
-    /// All metrics with their present values.
-    fn metrics(&self) -> Vec<Family>;
-    /// Answers a route of the API.
-    ///
-    /// # Errors
-    /// What is wrong with the question, or why it cannot be answered now.
-    fn answer(&self, ask: &Ask) -> Result<serde_json::Value, Problem>;
-    /// Keeps a record of what somebody with a credential changed, or tried to. The answer waits for it.
-    fn record(&self, act: &Act);
-}
-
-/// The answer of the health routes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Health {
-    /// `false` only when the process should be restarted.
-    pub live: bool,
-    /// True if players should be sent here.
-    pub ready: bool,
-    /// Parts that readiness depends on.
-    pub parts: Vec<Part>,
-}
-
-/// One part of the process in a health answer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Part {
-    /// Name, as in `shard 0` or `listener clients`.
-    pub name: String,
-    /// True if the part works.
-    pub ok: bool,
-    /// Its present activity.
-    pub detail: String,
-}
-
 /// Options of the listener.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
@@ -81,15 +45,6 @@ pub struct ServeOptions {
     pub access: Arc<Access>,
     /// Connections at a time; more are closed at once.
     pub connections_max: usize,
-}
-
-#[derive(Clone)]
-pub(crate) struct App {
-    pub(crate) monitor: Arc<dyn Monitor>,
-    pub(crate) access: Arc<Access>,
-    pub(crate) listener: SocketAddr,
-    /// One for each stream of events that may run.
-    pub(crate) streams: Arc<Semaphore>,
 }
 
 /// Serves `monitor` on `listener` until `shutdown` completes. Open requests are dropped then.
@@ -166,51 +121,6 @@ async fn guard(State(app): State<App>, request: Request, next: Next) -> Response
     }
 }
 
-/// Checks a request against a guard; the answer if it is refused.
-pub(crate) fn allowed(
-    app: &App,
-    guard: Guard,
-    method: &Method,
-    uri: &Uri,
-    headers: &HeaderMap,
-) -> Result<(), Box<Response>> {
-    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-    let claims = Claims {
-        path: uri.path(),
-        mutating: !method.is_safe(),
-        host: text(header::HOST),
-        origin: text(header::ORIGIN),
-        authorization: text(header::AUTHORIZATION),
-        cookie: text(header::COOKIE),
-    };
-    let (status, what) = match app.access.check(guard, app.listener, &claims) {
-        Decision::Allow => return Ok(()),
-        Decision::Unauthorized => (
-            StatusCode::UNAUTHORIZED,
-            "a credential is needed: the console's one-time address, or Authorization: Bearer TOKEN \
-             (http.tokens_file lists tokens)",
-        ),
-        Decision::Forbidden => (
-            StatusCode::FORBIDDEN,
-            "without http.tokens_file this is served on loopback only, as localhost or 127.0.0.1",
-        ),
-        Decision::CrossSite => (StatusCode::FORBIDDEN, "this was asked for by a page of another site"),
-    };
-    let mut response = (status, problem(what)).into_response();
-    if status == StatusCode::UNAUTHORIZED {
-        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    }
-    Err(Box::new(private(response)))
-}
-
-/// Keeps an answer out of caches and from being taken for something else than it says.
-pub(crate) fn private(mut response: Response) -> Response {
-    let headers = response.headers_mut();
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    response
-}
-
 async fn index(request: Request) -> Response {
     let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
     if accept.is_some_and(|accept| accept.contains("text/html")) {
@@ -274,21 +184,9 @@ async fn profile(query: Result<Query<ProfileQuery>, BadQuery>) -> Response {
         Err(ProfileError::Busy) => {
             (StatusCode::CONFLICT, problem("another profile is being taken")).into_response()
         }
+        Err(error @ ProfileError::Missing) => {
+            (StatusCode::NOT_IMPLEMENTED, problem(&error.to_string())).into_response()
+        }
         Err(ProfileError::Failed(why)) => (StatusCode::INTERNAL_SERVER_ERROR, problem(&why)).into_response(),
     }
-}
-
-/// Runs what may wait for a shard beside the runtime, which also answers logins.
-pub(crate) async fn off_thread<T: Default + Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(error) => {
-            tracing::error!(%error, "a monitoring report failed");
-            T::default()
-        }
-    }
-}
-
-pub(crate) fn problem(what: &str) -> axum::Json<serde_json::Value> {
-    axum::Json(serde_json::json!({ "error": what }))
 }

@@ -146,20 +146,28 @@ async fn a_foreign_host_name_is_refused_on_loopback() {
     assert!(text.starts_with("HTTP/1.1 403"), "{text}");
 }
 
+#[cfg(feature = "profiling")]
 #[tokio::test]
 async fn the_profile_shows_what_is_busy() {
     let addr = start(true, &[]).await;
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
     let busy = std::thread::spawn(move || spin_until(&stopped));
-    let (status, text) = request(addr, "/debug/pprof/profile?seconds=1", "").await;
+    // A second on a machine that has other work may pass without a sample of this process.
+    for attempt in 1.. {
+        let (status, text) = request(addr, "/debug/pprof/profile?seconds=1", "").await;
+        assert_eq!(status, 200, "{text}");
+        assert!(text.contains("application/octet-stream"), "{text}");
+        if text.contains("spin_until") {
+            break;
+        }
+        assert!(attempt < 100, "no profile names the busy function, the last has {} bytes", text.len());
+    }
     stop.store(true, Ordering::Relaxed);
     busy.join().unwrap();
-    assert_eq!(status, 200, "{text}");
-    assert!(text.contains("application/octet-stream"), "{text}");
-    assert!(text.contains("spin_until"), "the busy function has a name in {} bytes", text.len());
 }
 
+#[cfg(feature = "profiling")]
 #[inline(never)]
 fn spin_until(stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {

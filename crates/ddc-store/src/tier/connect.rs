@@ -1,6 +1,5 @@
 //! From an address to an object store: the client of the provider, over the project's own HTTP and TLS.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,30 +17,10 @@ use object_store::signer::Signer;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use throng_platform::HttpClientError;
 
-use super::TierError;
+use super::{TierError, TierOptions};
 
 /// Times that a request is sent again when the storage fails or cannot be reached.
 const RETRIES_MAX: usize = 3;
-
-/// Where the object storage is and how it is used.
-#[derive(Clone, Debug)]
-pub struct TierOptions {
-    /// `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`; the prefix may be missing.
-    pub url: String,
-    /// Address of the service, for S3 servers other than Amazon's; empty for the provider's own.
-    pub endpoint: String,
-    /// Settings of the provider's client by name, credentials among them: `access_key_id`, `secret_access_key`, `region`,
-    /// `service_account_key`, `account_name`, ... What is not here comes from the environment, as the provider's own tools
-    /// read it (`AWS_ACCESS_KEY_ID`, ...).
-    pub settings: BTreeMap<String, String>,
-    /// Time within which the storage must begin to answer; retries included.
-    pub timeout: Duration,
-    /// Whom TLS trusts.
-    pub tls: Arc<rustls::ClientConfig>,
-    /// Age at which refs that are used, and what they reach, are written again: a rule of the bucket that removes what is
-    /// older than a few times this removes what nobody used. `None` writes nothing again.
-    pub refresh: Option<Duration>,
-}
 
 /// The client of a provider.
 #[derive(Debug)]

@@ -10,6 +10,10 @@
 
 mod callout;
 pub(crate) mod fetch;
+#[cfg(feature = "jwt")]
+mod jwt;
+#[cfg(not(feature = "jwt"))]
+#[path = "no_jwt.rs"]
 mod jwt;
 mod tokens;
 

@@ -22,6 +22,7 @@ const PROFILES: &[&str] = &["reflect", "removable", "unreal"];
 pub(super) fn check(config: &Config) -> Vec<Problem> {
     let mut problems = Vec::new();
     let settings = &config.settings;
+    check_features(config, &mut problems);
     check_services(config, &mut problems);
     check_listener(config, "gateway.servers", &settings.servers, &mut problems);
     check_listener(config, "gateway.clients", &settings.clients, &mut problems);
@@ -43,6 +44,29 @@ pub(super) fn check(config: &Config) -> Vec<Problem> {
 
 fn at(config: &Config, kind: ProblemKind, key: &str, message: impl Into<String>) -> Problem {
     Problem::new(kind, config.origin(key).clone(), message)
+}
+
+/// Refuses keys whose feature this program was built without.
+fn check_features(config: &Config, problems: &mut Vec<Problem>) {
+    let settings = &config.settings;
+    let (jwt, nats, object_storage) =
+        (cfg!(feature = "jwt"), cfg!(feature = "nats"), cfg!(feature = "object-storage"));
+    for (key, is_set, feature, is_built) in [
+        ("gateway.auth.kind", settings.auth.kind == "jwt", "jwt", jwt),
+        ("ddc.jwt_keys_file", !settings.ddc.jwt_keys_file.is_empty(), "jwt", jwt),
+        ("ddc.jwt_jwks_url", !settings.ddc.jwt_jwks_url.is_empty(), "jwt", jwt),
+        ("ddc.tier.url", !settings.ddc_tier.url.is_empty(), "object-storage", object_storage),
+        ("matcher.nats_url", !settings.matcher.nats_url.is_empty(), "nats", nats),
+    ] {
+        if is_set && !is_built {
+            let message =
+                format!("`{key}` needs the feature `{feature}`, which this program was built without");
+            problems.push(
+                at(config, ProblemKind::Conflict, key, message)
+                    .note(format!("build it with `--features {feature}`; the default features include it")),
+            );
+        }
+    }
 }
 
 fn check_services(config: &Config, problems: &mut Vec<Problem>) {
@@ -195,10 +219,6 @@ fn check_matcher(config: &Config, problems: &mut Vec<Problem>) {
     let in_subjects = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
     if !matcher.nats_url.is_empty() && (matcher.area.is_empty() || !matcher.area.chars().all(in_subjects)) {
         let message = "`matcher.nats_url` needs `matcher.area`, made of letters, digits, `-` and `_`: it is a part of the subjects";
-        problems.push(at(config, ProblemKind::Conflict, "matcher.nats_url", message));
-    }
-    if !matcher.nats_url.is_empty() && !cfg!(feature = "nats") {
-        let message = "`matcher.nats_url`: this program was built without the feature `nats`";
         problems.push(at(config, ProblemKind::Conflict, "matcher.nats_url", message));
     }
     if matcher.tls_cert.is_empty() != matcher.tls_key.is_empty() {

@@ -1,30 +1,17 @@
-//! Object storage that several nodes share: blobs and refs as objects of a bucket.
-//!
-//! | Object | What |
-//! |---|---|
-//! | `b/NAMESPACE/HH/HASH` | a blob; `HH` are the first two digits of its hash |
-//! | `c/NAMESPACE/ID/WEIGHT-BLOB` | nothing: its name says that the blob holds a form of the content id |
-//! | `r/NAMESPACE/BUCKET/KEY` | a ref: state, time, hash of its object, and the object if it is small |
-//!
-//! A blob never changes, so a node may keep a copy as long as it likes. A ref is never copied: every look at one is a request,
-//! and every change is conditional on what was seen (`If-Match`), so that refs are linearizable across nodes, as far as the
-//! storage's own objects are. Nodes know nothing of each other.
-
-mod connect;
+//! The storage's objects: one request for each look and each change.
 
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::stream::{BoxStream, StreamExt as _, TryStreamExt as _};
+use futures_util::stream::{StreamExt as _, TryStreamExt as _};
 use object_store::path::Path;
 use object_store::{
     GetResultPayload, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload, UpdateVersion,
 };
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 
-use connect::Client;
-pub use connect::TierOptions;
-
+use super::connect::{Client, connect};
+use super::{Incoming, TierError, TierOptions};
 use crate::blob::Blob;
 use crate::key::RefValue;
 use crate::store::{Outcome, PutRef};
@@ -33,41 +20,6 @@ use crate::store::{Outcome, PutRef};
 const PART_BYTES: u64 = 8 << 20;
 /// A ref that changes between look and change this often in a row is contended by something that does not end.
 const ATTEMPTS: usize = 16;
-
-/// Why something could not be done in the object storage.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TierError {
-    /// The settings do not fit together.
-    #[error("{0}")]
-    Config(String),
-    /// The storage cannot be reached, refuses, or fails.
-    #[error("the object storage: {0}")]
-    Failed(#[from] object_store::Error),
-    /// An object is not what its name says.
-    #[error("the object `{0}` is damaged")]
-    Damaged(String),
-    /// Others change the same ref all the time.
-    #[error("the ref `{0}` keeps changing")]
-    Contended(String),
-    /// The local copy could not be read.
-    #[error("the local copy: {0}")]
-    Local(#[from] std::io::Error),
-}
-
-/// A blob on its way here.
-pub struct Incoming {
-    /// Its size in bytes, as the sender says.
-    pub len: u64,
-    /// Its bytes.
-    pub bytes: BoxStream<'static, std::io::Result<Bytes>>,
-}
-
-impl std::fmt::Debug for Incoming {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Incoming").field("len", &self.len).finish_non_exhaustive()
-    }
-}
 
 /// A bucket that holds a cache, shared by any number of nodes.
 #[derive(Debug)]
@@ -83,7 +35,7 @@ impl Tier {
     /// # Errors
     /// [`TierError::Config`] if the address or a setting is wrong.
     pub fn new(options: &TierOptions) -> Result<Tier, TierError> {
-        let (client, prefix) = connect::connect(options)?;
+        let (client, prefix) = connect(options)?;
         Ok(Tier { client, prefix, refresh: options.refresh })
     }
 

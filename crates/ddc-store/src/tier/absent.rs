@@ -1,0 +1,69 @@
+//! [`Tier`] of a build without the feature `object-storage`: there is no value of it, so nothing can be asked of one.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
+
+use super::{Incoming, TierError, TierOptions};
+use crate::blob::Blob;
+use crate::key::RefValue;
+use crate::store::{Outcome, PutRef};
+
+/// A bucket that holds a cache. This build cannot make one.
+#[derive(Debug)]
+pub enum Tier {}
+
+macro_rules! requests {
+    ($($name:ident($($argument:ty),*) -> $answer:ty;)*) => {
+        impl Tier {
+            $(
+                #[doc = "Cannot be called in this build."]
+                ///
+                /// # Errors
+                /// None: there is no bucket.
+                pub async fn $name(&self, $(_: $argument),*) -> Result<$answer, TierError> {
+                    match *self {}
+                }
+            )*
+        }
+    };
+}
+
+requests! {
+    check() -> ();
+    blob_len(&Namespace, &IoHash) -> Option<u64>;
+    blob_written(&Namespace, &IoHash) -> Option<Timestamp>;
+    blob(&Namespace, &IoHash) -> Option<Incoming>;
+    blob_url(&Namespace, &IoHash, Duration) -> String;
+    put_blob(&Namespace, &IoHash, Bytes) -> ();
+    put_large(&Namespace, &IoHash, &Blob) -> ();
+    delete_blob(&Namespace, &IoHash) -> bool;
+    forms(&Namespace, &IoHash) -> Vec<(u64, IoHash)>;
+    put_form(&Namespace, &IoHash, u64, &IoHash) -> ();
+    delete_forms(&Namespace, &IoHash) -> bool;
+    reference(&Namespace, &Bucket, &Key) -> Option<RefValue>;
+    put_ref(&PutRef) -> Outcome;
+    finalise(&Namespace, &Bucket, &Key, IoHash) -> Outcome;
+    refresh_ref(&Namespace, &Bucket, &Key, IoHash, Timestamp) -> Outcome;
+    delete_ref(&Namespace, &Bucket, &Key) -> bool;
+    delete_refs(&Namespace, Option<&Bucket>) -> u64;
+    delete_blobs(&Namespace) -> ();
+    namespaces() -> Vec<Namespace>;
+}
+
+impl Tier {
+    /// Refuses.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn new(_: &TierOptions) -> Result<Tier, TierError> {
+        Err(TierError::Config("this program was built without the feature `object-storage`".to_owned()))
+    }
+
+    /// Cannot be called in this build.
+    #[must_use]
+    pub fn refresh(&self) -> Option<Duration> {
+        match *self {}
+    }
+}
