@@ -3,16 +3,17 @@
 use std::fmt::Write as _;
 use std::io::{self, BufRead as _, BufReader};
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
 use crate::bare::{self, BarePlan};
 use crate::spatial::{Grid, avatar};
-use crate::suites::ConsoleToken;
 use crate::{arena, interrupt, probe, visitors};
 
 /// How long a server may take to become ready before the bench gives up.
@@ -50,10 +51,139 @@ pub enum StartError {
     },
 }
 
+/// A one-time token of a web console: 32 hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConsoleToken([u8; 32]);
+
+impl ConsoleToken {
+    /// Reads the token out of what a server printed when it was ready.
+    #[must_use]
+    pub fn find(text: &str) -> Option<Self> {
+        let (_, rest) = text.split_once("/console/#token=")?;
+        let digits: [u8; 32] = rest.as_bytes().get(..32)?.try_into().ok()?;
+        digits.iter().all(u8::is_ascii_hexdigit).then_some(Self(digits))
+    }
+}
+
+impl std::fmt::Display for ConsoleToken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|digit| write!(f, "{}", char::from(*digit)))
+    }
+}
+
+/// A child process, ended when dropped. It ends with this process, however that ends.
+#[derive(Debug)]
+pub struct Owned {
+    child: Child,
+    /// Whether its end is wanted.
+    ending: Arc<AtomicBool>,
+}
+
+impl Owned {
+    /// Starts `command`. The thread that calls this must live as long as the process: the kernel watches the thread.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn spawn(command: &mut Command) -> io::Result<Self> {
+        let parent = std::process::id();
+        let bind = move || {
+            // SAFETY: both calls only set and read attributes of the calling process.
+            let (bound, now) =
+                unsafe { (libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL), libc::getppid()) };
+            match bound {
+                // The parent ended before the call.
+                0 if now.cast_unsigned() != parent => Err(io::ErrorKind::NotFound.into()),
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        };
+        // SAFETY: `bind` runs between fork and exec; it makes two system calls and does not allocate.
+        let child = unsafe { command.pre_exec(bind) }.spawn()?;
+        Ok(Self { child, ending: Arc::default() })
+    }
+
+    /// From now on the run is broken off when the child ends by itself.
+    pub fn watch(&self, name: &str) {
+        let (name, ending) = (name.to_owned(), Arc::clone(&self.ending));
+        let id = self.child.id();
+        std::thread::spawn(move || {
+            // SAFETY: a siginfo_t is plain data, for which zeros are valid.
+            let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+            // The child stays to be waited for by its owner; once that has happened, this ends with an error.
+            let flags = libc::WEXITED | libc::WNOWAIT;
+            // SAFETY: `info` is valid for writes during the call.
+            let ended = unsafe { libc::waitid(libc::P_PID, id, &raw mut info, flags) } == 0;
+            if ended && !ending.load(Ordering::Acquire) {
+                // SAFETY: waitid has filled in the fields of a child's end.
+                let status = unsafe { info.si_status() };
+                let how = if info.si_code == libc::CLD_EXITED { "exit status" } else { "signal" };
+                interrupt::break_off(format!("{name} ended by itself: {how} {status}"));
+            }
+        });
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its status, if it has ended.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.child.try_wait()
+    }
+
+    /// Its standard input, once.
+    pub(crate) fn take_stdin(&mut self) -> Option<ChildStdin> {
+        self.child.stdin.take()
+    }
+
+    /// Its standard output, once.
+    pub(crate) fn take_stdout(&mut self) -> Option<ChildStdout> {
+        self.child.stdout.take()
+    }
+
+    /// Waits until it has ended by itself.
+    pub(crate) fn wait(&mut self) -> io::Result<ExitStatus> {
+        self.child.wait()
+    }
+
+    /// Ends it as a power cut of the process would.
+    pub(crate) fn kill(&mut self) {
+        self.ending.store(true, Ordering::Release);
+        // It may have ended; then there is nothing left to do.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Owned {
+    /// Asks it to end, waits, and kills it if that did not help.
+    fn drop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
+        self.ending.store(true, Ordering::Release);
+        // SAFETY: the process is our child and has not been waited for, so its id cannot belong to anyone else.
+        unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGTERM) };
+        let started = Instant::now();
+        while started.elapsed() < STOP_PATIENCE {
+            match self.child.try_wait() {
+                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
+                _ => return,
+            }
+        }
+        self.kill();
+    }
+}
+
 /// A server of our own, stopped when dropped.
 #[derive(Debug)]
 pub struct OwnServer {
-    child: Child,
+    child: Owned,
     folder: Folder,
     /// Listener for players.
     pub clients: SocketAddr,
@@ -126,9 +256,10 @@ impl OwnServer {
         command.arg("up").arg("--config").arg(folder.path("throng.toml")).args(&options.flags);
         command.stdin(Stdio::null()).stdout(log.try_clone().map_err(failed)?).stderr(log);
         let started = Instant::now();
-        let child = command.spawn().map_err(failed)?;
+        let child = Owned::spawn(&mut command).map_err(failed)?;
         let mut server = Self { child, folder, clients, servers, http, start: Duration::ZERO };
         server.wait_until_ready(&program, started)?;
+        server.child.watch("the server under test");
         Ok(server)
     }
 
@@ -168,12 +299,6 @@ impl OwnServer {
             }
         };
         Err(StartError::NotReady { program: program.to_owned(), what, log: tail(&self.folder.path("log")) })
-    }
-}
-
-impl Drop for OwnServer {
-    fn drop(&mut self) {
-        terminate(&mut self.child);
     }
 }
 
@@ -235,12 +360,13 @@ fn toml_string(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// The bare writer as a process of its own, so that its CPU time can be told from ours. Killed when dropped.
+/// The bare writer as a process of its own, so that its CPU time can be told from ours. Ended when dropped.
 #[derive(Debug)]
 pub struct BareWriter {
-    child: Child,
+    child: Owned,
     /// Where it accepts readers.
     pub addr: SocketAddr,
+    _output: Option<BufReader<ChildStdout>>,
 }
 
 impl BareWriter {
@@ -251,28 +377,30 @@ impl BareWriter {
     pub fn start(program: &Path, plan: BarePlan) -> Result<Self, StartError> {
         let name = format!("{} bench bare-writer", program.display());
         let failed = |source| StartError::Io { program: name.clone(), source };
-        let mut child = Command::new(program)
+        let mut command = Command::new(program);
+        command
             .args(["bench", "bare-writer"])
             .args(["--sockets", &plan.sockets.to_string(), "--bytes", &plan.bytes.to_string()])
             .args(["--per-second", &plan.per_second.to_string()])
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(failed)?;
+            .stdout(Stdio::piped());
+        let mut child = Owned::spawn(&mut command).map_err(failed)?;
         let mut line = String::new();
-        if let Some(stdout) = child.stdout.as_mut() {
-            BufReader::new(stdout).read_line(&mut line).map_err(failed)?;
+        // Kept open: a writer without a reader would end.
+        let mut output = child.take_stdout().map(BufReader::new);
+        if let Some(output) = &mut output {
+            output.read_line(&mut line).map_err(failed)?;
         }
         match bare::parse_announcement(&line) {
-            Some(addr) => Ok(Self { child, addr }),
-            None => {
-                terminate(&mut child);
-                Err(StartError::NotReady {
-                    program: name,
-                    what: "did not say where it listens".to_owned(),
-                    log: line,
-                })
+            Some(addr) => {
+                child.watch("the bare writer");
+                Ok(Self { child, addr, _output: output })
             }
+            None => Err(StartError::NotReady {
+                program: name,
+                what: "did not say where it listens".to_owned(),
+                log: line,
+            }),
         }
     }
 
@@ -281,28 +409,6 @@ impl BareWriter {
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
-}
-
-impl Drop for BareWriter {
-    fn drop(&mut self) {
-        terminate(&mut self.child);
-    }
-}
-
-/// Ends a child: asks, waits, and kills if that did not help.
-pub(crate) fn terminate(child: &mut Child) {
-    // SAFETY: the process is our child and has not been waited for, so its id cannot belong to anyone else.
-    unsafe { libc::kill(child.id().cast_signed(), libc::SIGTERM) };
-    let started = Instant::now();
-    while started.elapsed() < STOP_PATIENCE {
-        match child.try_wait() {
-            Ok(None) => std::thread::sleep(Duration::from_millis(5)),
-            _ => return,
-        }
-    }
-    // Errors mean that it has ended after all.
-    let _ = child.kill();
-    let _ = child.wait();
 }
 
 /// Ports of players, game servers and HTTP when nothing else is configured.

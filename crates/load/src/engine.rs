@@ -5,9 +5,6 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
-use serde::Serialize;
-use thiserror::Error;
-
 use crate::clock::{self, nanoseconds};
 use crate::fleet::{self, Control, FleetPlan, Inputs, Subscribe, lock};
 use crate::interrupt;
@@ -18,6 +15,7 @@ use crate::probe::{Memory, Probe};
 use crate::protocol::CHANNEL_TYPE_GLOBAL;
 use crate::stats::{Counts, Times};
 use crate::watch::{self, Scenario, Servers, StopOnDrop, Timing, share};
+pub use crate::watch::{RunError, Sample};
 
 /// What is still on the way when the window closes may arrive this much later and count, as late as it is.
 pub(crate) const GRACE: Duration = Duration::from_secs(3);
@@ -184,94 +182,6 @@ impl Plan {
             seed: self.seed,
         }
     }
-}
-
-/// Why there is no result.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum RunError {
-    /// The game server's connection failed.
-    #[error("{0}")]
-    Owner(String),
-    /// The game server did not get its channel.
-    #[error(
-        "the server did not answer the creation of the channel within {waited:?} ({created} of {wanted} further \
-         channels made); is GLOBAL owned by another game server, or the data type unknown?"
-    )]
-    NoChannel {
-        /// Time given.
-        waited: Duration,
-        /// Idle channels made so far.
-        created: u64,
-        /// Idle channels wanted.
-        wanted: usize,
-    },
-    /// The grid did not come up.
-    #[error(
-        "only {cells} of {wanted} spatial channels were there and ready within {waited:?}; is the server configured with \
-         the grid of this scenario, and is nobody else on it?"
-    )]
-    NoCells {
-        /// Time given.
-        waited: Duration,
-        /// Spatial channels that the game servers got.
-        cells: u64,
-        /// Spatial channels of the grid.
-        wanted: usize,
-    },
-    /// Players did not get in.
-    #[error("only {ready} of {wanted} players were in after {waited:?}{}", first_error.as_ref().map(|error| format!("; first problem: {error}")).unwrap_or_default())]
-    NotReady {
-        /// Players that are in.
-        ready: u64,
-        /// Players asked for.
-        wanted: usize,
-        /// Time given.
-        waited: Duration,
-        /// The first thing that went wrong.
-        first_error: Option<String>,
-    },
-    /// Ctrl-C before there was anything to measure.
-    #[error("interrupted before the measurement began")]
-    Interrupted,
-    /// A generator thread failed.
-    #[error("generator: {0}")]
-    Generator(#[from] std::io::Error),
-}
-
-/// One look at everything, for charts and live lines. Rates are since the sample before.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
-pub struct Sample {
-    /// Seconds since the measured window began.
-    pub at_s: f64,
-    /// Players in.
-    pub connections: u64,
-    /// Channels that the game server knows of.
-    pub channels: u64,
-    /// Processors that the server used.
-    pub server_cores: Option<f64>,
-    /// Resident memory of the server.
-    pub server_resident_bytes: Option<u64>,
-    /// Duration of the server's ticks in milliseconds: the mean of its rounds of work, or the latest tick of the
-    /// reference, whichever its metrics page has.
-    pub tick_ms: Option<f64>,
-    /// Frames per second of the simulated game server.
-    pub frames_per_s: f64,
-    /// Messages that players and game server sent, per second.
-    pub messages_in_per_s: f64,
-    /// Messages that they received, per second.
-    pub messages_out_per_s: f64,
-    /// Bytes that they sent, per second.
-    pub bytes_in_per_s: f64,
-    /// Bytes that they received, per second.
-    pub bytes_out_per_s: f64,
-    /// Median state latency.
-    pub p50_ms: f64,
-    /// 99th percentile of the state latency.
-    pub p99_ms: f64,
-    /// Characters handed from one spatial channel to another, where there are any.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub handovers_per_s: Option<f64>,
 }
 
 /// What a run found.

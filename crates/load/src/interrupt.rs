@@ -1,11 +1,23 @@
-//! Ctrl-C: the first one ends a run in good order, the second one ends the process.
+//! The end of a run before its time: Ctrl-C, a server of ours that ended by itself, a case that exceeds its limit.
+//!
+//! Every loop that waits asks [`requested`]. The first Ctrl-C ends a run in good order, the second one ends the process.
 
+use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-static REQUESTED: AtomicBool = AtomicBool::new(false);
+/// Time that a case which exceeded its limit has to end; after that the process ends, and its children with it.
+const UNWIND: Duration = Duration::from_secs(60);
+
+static SIGNALLED: AtomicBool = AtomicBool::new(false);
+/// Whether there is a cause, for loops that ask often.
+static BROKEN_OFF: AtomicBool = AtomicBool::new(false);
+static CAUSE: Mutex<Option<String>> = Mutex::new(None);
 
 extern "C" fn on_signal(signal: libc::c_int) {
-    if REQUESTED.swap(true, Ordering::Relaxed) {
+    if SIGNALLED.swap(true, Ordering::Relaxed) {
         // SAFETY: `_exit` may be called from a signal handler.
         unsafe { libc::_exit(128 + signal) }
     }
@@ -20,8 +32,50 @@ pub fn catch() {
     }
 }
 
-/// Whether an end was asked for.
+/// Whether the run is to end now, by a signal or because it is broken off.
 #[must_use]
 pub fn requested() -> bool {
-    REQUESTED.load(Ordering::Relaxed)
+    SIGNALLED.load(Ordering::Relaxed) || BROKEN_OFF.load(Ordering::Relaxed)
+}
+
+/// The reason for which the run is broken off, if it is.
+#[must_use]
+pub fn broken_off() -> Option<String> {
+    cause().clone()
+}
+
+/// Breaks the run off. The first reason counts.
+pub(crate) fn break_off(why: String) {
+    cause().get_or_insert(why);
+    BROKEN_OFF.store(true, Ordering::Relaxed);
+}
+
+/// Runs one case, for `limit` at most.
+///
+/// # Errors
+/// The reason for which the case was broken off. Its result then means nothing.
+pub fn bounded<T>(limit: Duration, case: impl FnOnce() -> T) -> Result<T, String> {
+    let (over, running) = mpsc::channel::<()>();
+    let watch = std::thread::spawn(move || {
+        if running.recv_timeout(limit) != Err(RecvTimeoutError::Timeout) {
+            return;
+        }
+        break_off(format!("not over within {limit:?}"));
+        if running.recv_timeout(UNWIND) == Err(RecvTimeoutError::Timeout) {
+            // Standard error may be gone; the exit code says it too.
+            let _ =
+                writeln!(std::io::stderr(), "error: a case is not over within {limit:?} and does not end");
+            std::process::exit(2);
+        }
+    });
+    let result = case();
+    drop(over);
+    // A watch that panicked has nothing more to say.
+    let _ = watch.join();
+    BROKEN_OFF.store(false, Ordering::Relaxed);
+    cause().take().map_or(Ok(result), Err)
+}
+
+fn cause() -> MutexGuard<'static, Option<String>> {
+    CAUSE.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::bare::BarePlan;
-use crate::child::{BareWriter, DEFAULT_PORTS, OwnServer, ServerOptions, StartError, World};
+use crate::child::{BareWriter, ConsoleToken, DEFAULT_PORTS, OwnServer, ServerOptions, StartError, World};
 use crate::engine::{self, Outcome, Plan, RunError, Sample};
 use crate::link::Transport;
 use crate::network::{Fates, Network};
@@ -193,26 +193,6 @@ pub struct Target {
     pub metrics: Option<SocketAddr>,
     /// What opens one session of its web console.
     pub console: Option<ConsoleToken>,
-}
-
-/// A one-time token of a web console: 32 hexadecimal digits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ConsoleToken([u8; 32]);
-
-impl ConsoleToken {
-    /// Reads the token out of what a server printed when it was ready.
-    #[must_use]
-    pub fn find(text: &str) -> Option<Self> {
-        let (_, rest) = text.split_once("/console/#token=")?;
-        let digits: [u8; 32] = rest.as_bytes().get(..32)?.try_into().ok()?;
-        digits.iter().all(u8::is_ascii_hexdigit).then_some(Self(digits))
-    }
-}
-
-impl std::fmt::Display for ConsoleToken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.iter().try_for_each(|digit| write!(f, "{}", char::from(*digit)))
-    }
 }
 
 /// Told what goes on, for a display.

@@ -3,7 +3,7 @@
 use throng_load::report::Report;
 use throng_load::suites::{Effort, Progress as _};
 
-use crate::bench::{AnyError, BenchArgs, measure, measure_enet, names, print, save, say, show};
+use crate::bench::{AnyError, BenchArgs, bounded, measure, measure_enet, names, print, save, say, show};
 use crate::{bench_ddc, matcher, replication};
 
 type Suite = (&'static str, fn(&BenchArgs) -> Result<Report, AnyError>);
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<bool, AnyError> {
         Ok(())
     };
     for name in names() {
-        keep(name, measure(name, args))?;
+        keep(name, bounded(args, || measure(name, args)))?;
     }
     // The other suites do not measure a gateway that somebody else has started.
     let suites = if args.server.addr.is_none() { SUITES } else { &[] };
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<bool, AnyError> {
             continue;
         }
         args.server.live().begin(name, None);
-        keep(name, suite(args))?;
+        keep(name, bounded(args, || suite(args)))?;
     }
     if args.json {
         print(&format!("{}\n", serde_json::to_string_pretty(&reports)?))?;

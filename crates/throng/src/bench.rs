@@ -262,7 +262,8 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             if let Some(wrong) = groups.iter().find(|group| !known.contains(group)) {
                 return Err(format!("bench enet has no group `{wrong}`; groups: {}", known.join(", ")).into());
             }
-            let report = measure_enet(&args, groups.iter().map(|group| (*group).to_owned()).collect())?;
+            let groups = groups.iter().map(|group| (*group).to_owned()).collect();
+            let report = bounded(&args, || measure_enet(&args, groups))?;
             save(&args, &report, "")?;
             show(&args, &report)?;
             Ok(report.passed)
@@ -272,7 +273,7 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             if let Some(addr) = &args.server.addr {
                 case.channeld_addr.clone_from(addr);
             }
-            let report = case.play(args.server.seed)?;
+            let report = bounded(&args, || Ok(case.play(args.server.seed)?))?;
             save(&args, &report, "")?;
             show(&args, &report)?;
             Ok(report.passed)
@@ -285,18 +286,26 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             };
             let test = suites::find("channel single").ok_or("the canonical test is gone")?;
             let options = options(&args)?;
-            let report = test.run(&options, &mut args.server.live())?;
+            let report = bounded(&args, || Ok(test.run(&options, &mut args.server.live())?))?;
             save(&args, &report, "")?;
             print(&if args.json { json(&report)? } else { two_lines(&report) })?;
             Ok(report.passed)
         }
         words => {
-            let report = measure(&words.join(" "), &args)?;
+            let report = bounded(&args, || measure(&words.join(" "), &args))?;
             save(&args, &report, "")?;
             show(&args, &report)?;
             Ok(report.passed)
         }
     }
+}
+
+/// Runs one case within the limit of these flags. A case whose server dies, or that is over its limit, has no result.
+pub(crate) fn bounded(
+    args: &BenchArgs,
+    case: impl FnOnce() -> Result<Report, AnyError>,
+) -> Result<Report, AnyError> {
+    interrupt::bounded(args.limit(), case).unwrap_or_else(|why| Err(why.into()))
 }
 
 /// The tests of a gateway, each of which has a name of two words.
@@ -366,6 +375,14 @@ fn options(args: &BenchArgs) -> Result<Options, AnyError> {
 }
 
 impl BenchArgs {
+    /// Longest time of one case: some thirty times what the longest takes on two idle cores, and its windows, of which a case
+    /// has fifty at most.
+    fn limit(&self) -> Duration {
+        let window = self.duration.unwrap_or_default() + self.warmup.unwrap_or_default();
+        let minutes = self.effort().pick(180, 60, 20);
+        Duration::from_secs(60 * minutes) + window.saturating_mul(50)
+    }
+
     /// How much to run.
     pub(crate) fn effort(&self) -> Effort {
         Effort::new(self.quick, self.smoke)

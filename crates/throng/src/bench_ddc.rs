@@ -15,6 +15,8 @@ use crate::bench::{print, say, write_report};
 
 /// Where the published tests work.
 const NAMESPACE: &str = "test.benchmark";
+/// Longest time of a run without its windows.
+const LIMIT: Duration = Duration::from_secs(3 * 60 * 60);
 const QUICK_WINDOW: Duration = Duration::from_secs(2);
 
 /// Measure a derived-data cache: the published tests, and what a request costs at saturation
@@ -150,7 +152,8 @@ fn measure(args: Args) -> Result<bool, Box<dyn std::error::Error>> {
         without_peers: args.no_peers,
         targets: args.targets,
     };
-    let report = ddc::run(&options, &mut |what| say(what))?;
+    let limit = LIMIT + options.duration.unwrap_or_default().saturating_mul(50);
+    let report = throng_load::interrupt::bounded(limit, || ddc::run(&options, &mut |what| say(what)))??;
     if let Some(folder) = &args.out {
         write_report(folder, &report)?;
     }

@@ -4,11 +4,13 @@ use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::{Arg, ArgAction, ArgMatches, Parser};
+use throng_load::child::Owned;
 use throng_load::duration;
+use throng_load::interrupt;
 use throng_load::matcher::{self, Outcome, PUBLISHED, Plan, RunError, TESTS};
 use throng_load::report::Report;
 use throng_load::suites::Effort;
@@ -20,6 +22,8 @@ const EXIT_FAILED: u8 = 1;
 const EXIT_WRONG: u8 = 2;
 /// Where a matcher listens by default.
 const PORT: u16 = 11_290;
+/// Longest time of a run; all published tests take some minutes.
+const LIMIT: Duration = Duration::from_secs(3 * 60 * 60);
 /// Time that a matcher of our own may take to start.
 const START_PATIENCE: Duration = Duration::from_secs(20);
 
@@ -173,6 +177,10 @@ fn bench_inner(args: &BenchArgs) -> Result<(), Failure> {
     if !args.all && !TESTS.contains(&args.test.as_str()) {
         return Err(RunError::IllegalTestName(args.test.clone()).into());
     }
+    interrupt::bounded(LIMIT, || measure(args)).unwrap_or_else(|why| Err(Failure::Failed(why)))
+}
+
+fn measure(args: &BenchArgs) -> Result<(), Failure> {
     let bench = Bench::start(args)?;
     let say = &mut |text: &str| if args.report { Ok(()) } else { print(text) };
     if args.tickets {
@@ -335,7 +343,7 @@ fn print(text: &str) -> Result<(), Failure> {
 
 /// A matcher of our own, ended when dropped.
 struct OwnMatcher {
-    child: Child,
+    child: Option<Owned>,
     addr: SocketAddr,
     folder: PathBuf,
 }
@@ -351,16 +359,16 @@ impl OwnMatcher {
             .arg("--data")
             .arg(&folder)
             .args(&args.server_flag);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
-        let mut own = OwnMatcher { child, addr, folder };
-        wait_for(&mut own.child, addr)?;
+        let child = Owned::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))?;
+        let mut own = OwnMatcher { child: Some(child), addr, folder };
+        own.child.as_mut().map_or(Ok(()), |child| wait_for(child, addr))?;
         Ok(own)
     }
 }
 
 impl Drop for OwnMatcher {
     fn drop(&mut self) {
-        end(&mut self.child);
+        self.child = None;
         // Left behind at worst: a folder of its own in the system's place for such.
         let _ = std::fs::remove_dir_all(&self.folder);
     }
@@ -368,26 +376,18 @@ impl Drop for OwnMatcher {
 
 /// The bare echo, ended when dropped.
 struct Echo {
-    child: Child,
+    child: Owned,
     addr: SocketAddr,
 }
 
 impl Echo {
     fn start() -> Result<Echo, Failure> {
         let addr = free_addr()?;
-        let child = Command::new(std::env::current_exe()?)
-            .args(["bench", "matcher", "--echo", &addr.to_string()])
-            .stdin(Stdio::null())
-            .spawn()?;
-        let mut echo = Echo { child, addr };
-        wait_for(&mut echo.child, addr)?;
-        Ok(echo)
-    }
-}
-
-impl Drop for Echo {
-    fn drop(&mut self) {
-        end(&mut self.child);
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["bench", "matcher", "--echo", &addr.to_string()]).stdin(Stdio::null());
+        let mut child = Owned::spawn(&mut command)?;
+        wait_for(&mut child, addr)?;
+        Ok(Echo { child, addr })
     }
 }
 
@@ -395,7 +395,7 @@ fn free_addr() -> io::Result<SocketAddr> {
     TcpListener::bind("127.0.0.1:0")?.local_addr()
 }
 
-fn wait_for(child: &mut Child, addr: SocketAddr) -> Result<(), Failure> {
+fn wait_for(child: &mut Owned, addr: SocketAddr) -> Result<(), Failure> {
     let began = Instant::now();
     while TcpStream::connect(addr).is_err() {
         if let Some(status) = child.try_wait()? {
@@ -406,13 +406,8 @@ fn wait_for(child: &mut Child, addr: SocketAddr) -> Result<(), Failure> {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+    child.watch("the matcher under test");
     Ok(())
-}
-
-fn end(child: &mut Child) {
-    // It may have ended by itself.
-    let _ = child.kill();
-    let _ = child.wait();
 }
 
 /// `throng matcher`.

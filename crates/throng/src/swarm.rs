@@ -333,8 +333,12 @@ fn play(
 ) -> ExitCode {
     interrupt::catch();
     let result = swarm.run(on_start, &mut progress);
+    let broken_off = interrupt::broken_off();
     // Takes its live line off the terminal.
     drop(progress);
+    if let Some(why) = broken_off {
+        return fail(&why);
+    }
     match result {
         Ok(report) => {
             if let (Some(path), Some((_, svg))) = (picture, report.pictures.first())

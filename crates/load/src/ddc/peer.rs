@@ -3,10 +3,10 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::child::{self, StartError};
+use crate::child::{self, Owned, StartError};
 use crate::probe::{self, Probe};
 
 /// How long a server may take to become ready. Opening a million entries takes a while.
@@ -21,16 +21,7 @@ pub(crate) struct Peer {
     pub(crate) probe: Probe,
     /// From the start of the process to its first answer, if it was started here.
     pub(crate) start: Duration,
-    child: Option<Own>,
-}
-
-#[derive(Debug)]
-struct Own(Child);
-
-impl Drop for Own {
-    fn drop(&mut self) {
-        child::terminate(&mut self.0);
-    }
+    child: Option<Owned>,
 }
 
 impl Peer {
@@ -120,14 +111,14 @@ impl Peer {
     fn start(mut command: Command, addr: SocketAddr, name: &str, log: &Path) -> Result<Self, StartError> {
         let failed = |source| StartError::Io { program: name.to_owned(), source };
         let started = Instant::now();
-        let child = command.spawn().map_err(failed)?;
-        let probe = Probe::new(Some(child.id()), None).map_err(failed)?;
-        let mut own = Own(child);
+        let mut own = Owned::spawn(&mut command).map_err(failed)?;
+        let probe = Probe::new(Some(own.id()), None).map_err(failed)?;
         loop {
             if probe::fetch(addr, "/health/ready").is_ok() {
+                own.watch(name);
                 return Ok(Self { addr, probe, start: started.elapsed(), child: Some(own) });
             }
-            let ended = own.0.try_wait().map_err(failed)?;
+            let ended = own.try_wait().map_err(failed)?;
             if ended.is_some() || started.elapsed() > PATIENCE {
                 let what = ended.map_or_else(
                     || format!("was not ready within {PATIENCE:?}"),
@@ -143,9 +134,7 @@ impl Peer {
     /// Ends a server that was started here as a power cut of the process would.
     pub(crate) fn kill(mut self) {
         if let Some(own) = &mut self.child {
-            // It may have ended; then there is nothing left to do.
-            let _ = own.0.kill();
-            let _ = own.0.wait();
+            own.kill();
         }
     }
 }

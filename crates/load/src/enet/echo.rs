@@ -3,15 +3,16 @@
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::mpsc;
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::serve::{ServePlan, Served};
 use crate::bare::parse_announcement;
-use crate::child::{StartError, terminate};
+use crate::child::{Owned, StartError};
+use crate::interrupt;
 use crate::probe::Probe;
 
 /// The C library's part of the bench; compiled where a compiler and the library are there.
@@ -19,12 +20,14 @@ const PEER_SOURCE: &str = include_str!("../../../../bench/peers/libenet/peer.c")
 
 /// Real clients in one process, each with a descriptor of its own: below a common limit of 20,000.
 const CLIENTS_PER_PROCESS: usize = 15_000;
+/// Longest wait for a line of theirs without a look at whether the run is to end.
+const GLANCE: Duration = Duration::from_millis(100);
 /// Loopback addresses that a process may use.
 const ADDRESSES_PER_PROCESS: usize = 2;
 
 /// An echo server in a process of its own, stopped when dropped.
 pub(crate) struct Echo {
-    child: Child,
+    _child: Owned,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
     pub(crate) addr: SocketAddr,
@@ -58,18 +61,19 @@ impl Echo {
     fn start(mut command: Command) -> Result<Self, StartError> {
         let name = format!("{command:?}");
         let failed = |source| StartError::Io { program: name.clone(), source };
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(failed)?;
-        let output = child.stdout.take().ok_or_else(|| failed(io::Error::other("no standard output")))?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = Owned::spawn(&mut command).map_err(failed)?;
+        let output = child.take_stdout().ok_or_else(|| failed(io::Error::other("no standard output")))?;
         let mut output = BufReader::new(output);
         let mut line = String::new();
         let read = output.read_line(&mut line);
         let probe = Probe::new(Some(child.id()), None);
         match (read, parse_announcement(&line), probe) {
             (Ok(_), Some(addr), Ok(probe)) => {
-                Ok(Self { input: child.stdin.take(), child, output, addr, probe })
+                child.watch("the ENet server under test");
+                Ok(Self { input: child.take_stdin(), _child: child, output, addr, probe })
             }
             _ => {
-                terminate(&mut child);
                 let what = "did not say where it listens".to_owned();
                 Err(StartError::NotReady { program: name, what, log: line })
             }
@@ -94,12 +98,6 @@ impl Echo {
     /// Private memory in bytes.
     pub(crate) fn memory(&self) -> u64 {
         self.probe.memory().map_or(0, |memory| memory.anonymous_bytes)
-    }
-}
-
-impl Drop for Echo {
-    fn drop(&mut self) {
-        terminate(&mut self.child);
     }
 }
 
@@ -174,17 +172,17 @@ impl Peer {
         let (mut children, mut readers, mut inputs) = (Vec::new(), Vec::new(), Vec::new());
         for index in 0..processes {
             let clients = (plan.clients * (index + 1) / processes) - (plan.clients * index / processes);
-            let mut child = Command::new(&self.program)
+            let mut command = Command::new(&self.program);
+            command
                 .args(["swarm", &server.ip().to_string(), &server.port().to_string()])
                 .args([clients.to_string(), plan.batch.to_string(), ms(plan.every)])
                 .args([plan.bytes.to_string(), ms(plan.warmup), ms(plan.window)])
                 .arg((2 + ADDRESSES_PER_PROCESS * index).to_string())
                 .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()
-                .map_err(failed)?;
-            let output = child.stdout.take().ok_or_else(|| failed(io::Error::other("no standard output")))?;
-            inputs.extend(child.stdin.take());
+                .stdout(Stdio::piped());
+            let mut child = Owned::spawn(&mut command).map_err(failed)?;
+            let output = child.take_stdout().ok_or_else(|| failed(io::Error::other("no standard output")))?;
+            inputs.extend(child.take_stdin());
             children.push(child);
             let lines = lines.clone();
             readers.push(std::thread::spawn(move || {
@@ -197,8 +195,17 @@ impl Peer {
         }
         drop(lines);
         let (mut seen, mut results, mut words) = (RealSeen::default(), 0, 0);
-        // Ends when every process has closed its output.
-        for line in heard {
+        // Ends when every process has closed its output, or the run is broken off; the processes end with their owner then.
+        loop {
+            let line = match heard.recv_timeout(GLANCE) {
+                Ok(line) => line,
+                Err(RecvTimeoutError::Timeout) if interrupt::requested() => {
+                    let (program, what) = (name, "was interrupted".to_owned());
+                    return Err(StartError::NotReady { program, what, log: String::new() });
+                }
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
             if let Ok(result) = serde_json::from_str(&line) {
                 seen = seen.and(&result);
                 results += 1;

@@ -239,7 +239,10 @@ impl Swarm {
             }
             let deadline = begun + clock::nanoseconds(self.plan.patience);
             let mut last = begun;
-            while self.seen.connected - before < end - first && clock::now_ns() < deadline {
+            while self.seen.connected - before < end - first
+                && clock::now_ns() < deadline
+                && !interrupt::requested()
+            {
                 let had = self.seen.connected;
                 self.step(deadline)?;
                 if self.seen.connected > had {
@@ -278,7 +281,8 @@ impl Swarm {
         let mut now = clock::now_ns();
         loop {
             let due = self.start_ns + self.slots_done * slot_ns;
-            if due > now {
+            // A machine that cannot keep up never catches up with its slots, and still comes to the end of its time.
+            if due > now || now >= until_ns || interrupt::requested() {
                 break;
             }
             let slot = (self.slots_done % SLOTS as u64) as usize;
