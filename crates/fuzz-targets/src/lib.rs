@@ -1,7 +1,7 @@
 //! What a hostile peer may send.
 //!
 //! Each fuzz target is a function here: it takes any bytes, feeds them to a decoder as a peer or a file could, and
-//! asserts what must hold for every input. `fuzz/` gives the functions to libFuzzer; `tests/corpora.rs` replays what was
+//! asserts what must hold for every input. `fuzz/` gives the functions to libFuzzer; `tests/it/corpora.rs` replays what was
 //! found, with plain `cargo test` and without libFuzzer.
 //!
 //! The promise of all targets: no panic, no memory beyond the stated limits, no hang. What each asserts on top of that

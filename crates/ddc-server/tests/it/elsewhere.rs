@@ -1,5 +1,7 @@
 //! Blobs that are not here: in another namespace, at an address of the object storage, or on their way.
 
+#![cfg(feature = "object-storage")]
+
 #[allow(dead_code, reason = "each test file uses a part of it")]
 use crate::common;
 use crate::s3;

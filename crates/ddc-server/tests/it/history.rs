@@ -1,6 +1,8 @@
 //! Histories of concurrent clients: every ref is a register, and what each client saw must fit one order of all operations in
 //! which each takes effect between its call and its answer (linearizability, as Wing and Gong check it).
 
+#![cfg(feature = "object-storage")]
+
 #[allow(dead_code, reason = "each test file uses a part of it")]
 use crate::common;
 use crate::linear;

@@ -28,7 +28,7 @@ impl Hostile {
     fn send(&mut self, bytes: &[u8]) -> Vec<u8> {
         self.sent += 1;
         let mut stream = TcpStream::connect(self.addr).expect("the node listens");
-        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a limit");
+        stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a limit");
         // A node that has heard enough closes; the rest then finds nobody.
         let _ = stream.write_all(bytes);
         let _ = stream.shutdown(Shutdown::Write);

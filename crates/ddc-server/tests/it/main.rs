@@ -6,9 +6,11 @@ mod editor;
 mod elsewhere;
 mod history;
 mod hostile;
+#[cfg(feature = "object-storage")]
 #[path = "common/linear.rs"]
 mod linear;
 mod replication;
+#[cfg(feature = "object-storage")]
 #[path = "common/s3.rs"]
 mod s3;
 mod tier;

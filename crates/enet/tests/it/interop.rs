@@ -3,11 +3,10 @@
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
-    clippy::print_stderr,
     reason = "a test that drives the core with a real socket and clock"
 )]
 
-use crate::peer;
+use crate::{peer, peers};
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,19 +19,19 @@ use throng_enet::{Delivery, Event, Lane, PeerId, Reason};
 
 #[test]
 fn our_client_talks_to_their_server() {
-    let Some(program) = &*PEER else { return };
+    let Some(program) = &*PEER else { return peers::skip("libenet-dev") };
     peer::our_client_talks_to_their_server(program);
 }
 
 #[test]
 fn their_client_talks_to_our_server() {
-    let Some(program) = &*PEER else { return };
+    let Some(program) = &*PEER else { return peers::skip("libenet-dev") };
     peer::their_client_talks_to_our_server(program);
 }
 
 #[test]
 fn all_255_lanes_carry_packets_from_us() {
-    let Some(program) = &*PEER else { return };
+    let Some(program) = &*PEER else { return peers::skip("libenet-dev") };
     let (mut their, mut our, peer) = connected_to_them(program, 255);
     for lane in 0..255 {
         our.host.send(peer, Lane(lane), vec![lane; 10], Delivery::Reliable).expect("the lane exists");
@@ -51,7 +50,7 @@ fn all_255_lanes_carry_packets_from_us() {
 
 #[test]
 fn all_255_lanes_carry_packets_to_us() {
-    let Some(program) = &*PEER else { return };
+    let Some(program) = &*PEER else { return peers::skip("libenet-dev") };
     let mut our = Ours::new(config(false, false));
     let port = our.address().port().to_string();
     let mut their = Peer::start(program, &["lanes", &port]);
@@ -62,7 +61,7 @@ fn all_255_lanes_carry_packets_to_us() {
 
 #[test]
 fn their_server_sends_us_away() {
-    let Some(program) = &*PEER else { return };
+    let Some(program) = &*PEER else { return peers::skip("libenet-dev") };
     // At once, after what was said before, and without waiting for an answer.
     for (word, number, echoes) in [(&b"bye"[..], 4321, 0), (b"later", 4322, 2), (b"now", 4323, 0)] {
         let (mut their, mut our, peer) = connected_to_them(program, 255);
@@ -87,7 +86,7 @@ fn their_server_sends_us_away() {
 
 #[test]
 fn we_leave_their_server_in_three_ways() {
-    let Some(program) = &*PEER else { return };
+    let Some(program) = &*PEER else { return peers::skip("libenet-dev") };
     for way in 0..3 {
         let (mut their, mut our, peer) = connected_to_them(program, 2);
         our.host.send(peer, Lane(1), vec![7; 100_000], Delivery::Reliable).expect("there is room");
@@ -108,21 +107,21 @@ fn we_leave_their_server_in_three_ways() {
 
 #[test]
 fn a_stopped_server_is_noticed() {
-    let Some(program) = &*PEER else { return };
+    let Some(program) = &*PEER else { return peers::skip("libenet-dev") };
     let (their, mut our, peer) = connected_to_them(program, 1);
     expect_timeout(&their, &mut our, peer);
 }
 
 #[test]
 fn a_stopped_client_is_noticed() {
-    let Some(program) = &*PEER else { return };
+    let Some(program) = &*PEER else { return peers::skip("libenet-dev") };
     let (their, mut our, peer) = patient_client(program);
     expect_timeout(&their, &mut our, peer);
 }
 
 #[test]
 fn they_notice_when_we_stop() {
-    let Some(program) = &*PEER else { return };
+    let Some(program) = &*PEER else { return peers::skip("libenet-dev") };
     let (mut their, _our, _) = patient_client(program);
     // Nobody turns our host any more.
     assert_eq!(their.lines(), ["connected", "disconnected 0"]);
@@ -130,7 +129,7 @@ fn they_notice_when_we_stop() {
 
 #[test]
 fn a_mismatched_checksum_means_silence() {
-    let Some(program) = &*PEER else { return };
+    let Some(program) = &*PEER else { return peers::skip("libenet-dev") };
     let mut their = Peer::start(program, &["serve", "1", "1", "0"]);
     let port = their.port();
     let mut our = Ours::new(config(false, false));
@@ -145,7 +144,7 @@ fn a_mismatched_checksum_means_silence() {
 
 #[test]
 fn our_timers_agree_with_theirs_over_a_second_of_silence() {
-    let Some(program) = &*PEER else { return };
+    let Some(program) = &*PEER else { return peers::skip("libenet-dev") };
     let (their, mut our, _) = connected_to_them(program, 1);
     let start = Clock::now();
     while start.elapsed() < Duration::from_millis(1_600) {
@@ -186,15 +185,14 @@ fn expect_timeout(their: &Peer, our: &mut Ours, peer: PeerId) {
     our.wait(|event| matches!(event, Event::Disconnected { reason: Reason::Timeout, .. }));
 }
 
-/// Builds the C program; `None`, with a word about it, where the library is not installed.
+/// The C program, built; `None` where the library is not installed.
 static PEER: LazyLock<Option<Program>> = LazyLock::new(|| {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peer/peer.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/peer/peer.c");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("enet-peer");
     let mut probe = Command::new("cc");
     probe.args(["-E", "-include", "enet/enet.h", "-x", "c", "/dev/null", "-o", "/dev/null"]);
     let has_library = probe.stderr(Stdio::null()).status().is_ok_and(|status| status.success());
     if !has_library {
-        eprintln!("skipped: no C compiler or no enet/enet.h; scripts/setup --tests installs libenet-dev");
         return None;
     }
     let built =

@@ -8,11 +8,10 @@
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
-    clippy::print_stderr,
     reason = "a test that drives the core with a real socket and clock"
 )]
 
-use crate::peer;
+use crate::{peer, peers};
 
 use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
@@ -25,7 +24,7 @@ use throng_enet::{Delivery, Event, Lane, PeerId, Reason};
 
 #[test]
 fn their_client_talks_to_our_server() {
-    let Some(program) = &*GODOT else { return };
+    let Some(program) = &*GODOT else { return peers::skip("godot3-server") };
     for coder in [false, true] {
         let mut our = Ours::new(config(false, coder));
         let port = our.address().port().to_string();
@@ -48,7 +47,7 @@ fn their_client_talks_to_our_server() {
 
 #[test]
 fn our_clients_talk_to_their_server() {
-    let Some(program) = &*GODOT else { return };
+    let Some(program) = &*GODOT else { return peers::skip("godot3-server") };
     for coder in [false, true] {
         // It cannot say which port it got, so it is told one that was free a moment ago.
         let probe = UdpSocket::bind("127.0.0.1:0").expect("loopback has a free port");
@@ -143,10 +142,9 @@ static GODOT: LazyLock<Option<Program>> = LazyLock::new(|| {
     let mut probe = Command::new("godot3-server");
     probe.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
     if probe.status().is_err() {
-        eprintln!("skipped: no godot3-server; scripts/setup --tests installs it");
         return None;
     }
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peer/godot.gd");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/peer/godot.gd");
     let words = ["godot3-server", "-s", script.to_str().expect("a plain path"), "--"];
     Some(words.map(str::to_owned).to_vec())
 });

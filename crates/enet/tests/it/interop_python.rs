@@ -2,11 +2,10 @@
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
-    clippy::print_stderr,
     reason = "a test that drives the core with a real socket and clock"
 )]
 
-use crate::peer;
+use crate::{peer, peers};
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -16,13 +15,13 @@ use peer::Program;
 
 #[test]
 fn our_client_talks_to_a_server_in_python() {
-    let Some(program) = &*PEER else { return };
+    let Some(program) = &*PEER else { return peers::skip("python3-enet") };
     peer::our_client_talks_to_their_server(program);
 }
 
 #[test]
 fn a_client_in_python_talks_to_our_server() {
-    let Some(program) = &*PEER else { return };
+    let Some(program) = &*PEER else { return peers::skip("python3-enet") };
     peer::their_client_talks_to_our_server(program);
 }
 
@@ -33,10 +32,7 @@ static PEER: LazyLock<Option<Program>> = LazyLock::new(|| {
         probe.args(["-c", "import enet"]).stderr(Stdio::null());
         probe.status().is_ok_and(|status| status.success())
     });
-    let Some(python) = found else {
-        eprintln!("skipped: no Python with the module enet; scripts/setup --tests installs python3-enet");
-        return None;
-    };
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peer/peer.py");
+    let python = found?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/peer/peer.py");
     Some(vec![python.to_owned(), script.to_str().expect("a plain path").to_owned()])
 });

@@ -5,8 +5,11 @@ mod golden;
 mod interop;
 mod interop_godot;
 mod interop_python;
+mod memory;
 mod network;
 mod peer;
+#[path = "../../../throng/tests/it/support/peers.rs"]
+mod peers;
 mod recorded_weather;
 mod replay;
 mod session;

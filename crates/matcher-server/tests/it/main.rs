@@ -7,6 +7,9 @@ mod crash;
 mod http;
 mod https;
 mod nats;
+#[cfg(feature = "nats")]
+#[path = "../../../throng/tests/it/support/peers.rs"]
+mod peers;
 mod policy;
 mod power_failure;
 mod service;

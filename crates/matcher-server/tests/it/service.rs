@@ -16,7 +16,7 @@ use throng_wire::fields;
 use throng_wire::matcher::{FrameSplit, Header, Kind, Method, Reader, Status, Writer, split};
 
 /// Runs of the library's own tools wait so long at most.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn options(folder: Option<&Path>, durability: Durability) -> Options {
     Options {

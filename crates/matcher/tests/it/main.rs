@@ -6,6 +6,7 @@ mod defects;
 mod explain;
 mod history;
 mod matching;
+mod memory;
 mod model;
 mod parity;
 mod policy;

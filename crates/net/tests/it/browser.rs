@@ -1,8 +1,6 @@
 //! A real browser as the WebSocket peer. Skipped where no Chromium is installed (`scripts/setup` installs it).
 
-#![allow(clippy::print_stderr)] // says why it is skipped
-
-use crate::common;
+use crate::{common, peers};
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -79,10 +77,7 @@ fn browse(program: &str, profile: &Path, page: &Path) -> Browser {
 
 #[test]
 fn a_browser_logs_in_and_is_told_why_text_is_refused() {
-    let Some(program) = chromium() else {
-        eprintln!("skipped: no Chromium here; scripts/setup installs it");
-        return;
-    };
+    let Some(program) = chromium() else { return peers::skip("chromium") };
     let mut node = Node::new();
     let open = node.listen(Transport::WebSocket);
     let policy = WsPolicy { origins: vec!["https://play.example.org".into()], ..WsPolicy::default() };

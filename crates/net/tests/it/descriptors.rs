@@ -1,4 +1,4 @@
-//! A listener whose process has run out of file descriptors.
+//! File descriptors of a process: none is leaked, and a listener survives running out of them.
 
 #![allow(clippy::print_stdout)] // the child tells its address
 
@@ -90,4 +90,48 @@ fn without_descriptors_new_connections_are_closed_and_old_ones_served() {
     }
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_thousand_connections_come_and_go_without_a_leak() {
+    if std::env::var_os(CHILD).is_none() {
+        // Descriptors belong to the process, and the other tests of this one open and close theirs.
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "descriptors::a_thousand_connections_come_and_go_without_a_leak"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stdout));
+        return;
+    }
+    let mut node = Node::new();
+    node.seen.echo = true;
+    let addr = node.listen(Transport::Tcp);
+    node.step(0);
+    let before = descriptor_count();
+    for round in 0..10 {
+        let clients: Vec<TcpStream> = (0..100)
+            .map(|i| {
+                let mut client = TcpStream::connect(addr).unwrap();
+                client.write_all(&[round, i]).unwrap();
+                client
+            })
+            .collect();
+        let expected = (usize::from(round) + 1) * 100;
+        node.until("all have written", |node| node.seen.received.len() == expected);
+        for (i, mut client) in clients.into_iter().enumerate() {
+            let mut got = [0; 2];
+            client.read_exact(&mut got).unwrap();
+            assert_eq!(got, [round, i as u8]);
+            if i % 2 == 0 {
+                // The server's side closes half of them.
+                let key = node.seen.accepted[usize::from(round) * 100 + i].1;
+                node.net.close(key, if i % 4 == 0 { CloseMode::Now } else { CloseMode::Flush });
+            }
+        }
+        node.until("all are gone", |node| node.net.conn_count() == 0);
+    }
+    assert_eq!(node.seen.closed.len(), 500);
+    assert_eq!(node.net.stats().accepted, 1000);
+    assert_eq!(descriptor_count(), before, "descriptors leak");
 }

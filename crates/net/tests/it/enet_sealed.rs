@@ -11,7 +11,7 @@ use throng_net::enet::{
 };
 use throng_net::udp::UdpOptions;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 const WORDS: &[u8] = b"nobody else is to read this";
 
 fn key() -> TokenKey {

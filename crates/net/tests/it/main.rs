@@ -9,6 +9,8 @@ mod enet_sessions;
 mod godot_relay;
 mod kcp_peer;
 mod kcp_sessions;
+#[path = "../../../throng/tests/it/support/peers.rs"]
+mod peers;
 mod random_operations;
 #[path = "../../examples/godot_relay/relay.rs"]
 mod relay;

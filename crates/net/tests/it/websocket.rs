@@ -290,14 +290,15 @@ fn a_handshake_that_drips_ends_at_its_deadline() {
         node.net.stats().handshakes_failed == 1
     });
     assert!(node.seen.accepted.is_empty() && node.seen.closed.is_empty());
-    assert_eq!(node.net.conn_count(), 0);
+    // The slot of a connection is freed by the poll after the one that closes it.
+    node.until("its slot is free", |node| node.net.conn_count() == 0);
 }
 
 #[test]
 fn silent_peers_are_pinged_and_those_that_do_not_answer_closed() {
     let mut node = Node::new();
     // Long enough for a busy machine to run the client in time.
-    let policy = WsPolicy { ping_interval: Some(Duration::from_millis(250)), ..WsPolicy::default() };
+    let policy = WsPolicy { ping_interval: Some(Duration::from_secs(1)), ..WsPolicy::default() };
     let addr = node.listen_with(ws_spec(policy));
     let mut mute = upgraded(addr, &mut node);
     let mute_key = node.accepted_one();

@@ -8,6 +8,7 @@ mod hostile;
 mod interest;
 mod keyed;
 mod marks;
+mod memory;
 mod quantisers;
 mod relations;
 mod scope;

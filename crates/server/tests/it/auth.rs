@@ -1,5 +1,7 @@
 //! Authentication providers: forged tokens, key sets, callouts, and all of it through a running gateway.
 
+#![cfg(feature = "jwt")]
+
 use crate::common;
 
 use std::io::{Read as _, Write as _};
@@ -664,12 +666,13 @@ fn a_key_set_is_fetched_rotated_and_kept_through_an_outage() {
     // The first login waits for the first fetch if need be.
     assert_eq!(judge(&token(EC, "first")), Verdict::Success);
     assert!(jwt.health().0, "{}", jwt.health().1);
-    let asked = service.asked();
+    let (asked, started) = (service.asked(), std::time::Instant::now());
     // A flood of unknown ids asks the service at most once in ten seconds.
     for id in 0..50 {
         assert_eq!(judge(&token(STRANGER, &format!("unknown {id}"))), Verdict::InvalidLt);
     }
-    assert!(service.asked() <= asked + 1, "{} requests", service.asked());
+    let most = asked + 1 + started.elapsed().as_secs() as usize / 10;
+    assert!(service.asked() <= most, "{} requests", service.asked());
     assert_eq!(judge(&token(EC, "first")), Verdict::Success, "the keys outlive the outage");
 }
 

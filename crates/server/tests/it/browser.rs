@@ -1,6 +1,5 @@
 //! A browser logs in to a gateway with the frame that the reference's JavaScript client sends. Skipped where no
 //! Chromium is installed (`scripts/setup` installs it).
-#![allow(clippy::print_stderr)] // says why it is skipped
 
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -12,6 +11,8 @@ use throng_net::{
 };
 use throng_server::{Service, config::Loader, start};
 use throng_wire::{FrameReader, fields};
+
+use crate::peers;
 
 /// `auth_request` of the recorded vectors, with the tag of the old form that the JavaScript client writes.
 const LOGIN: &str = "43484e1b000a19180120012a130a08746573745f7069741207746573745f6c74";
@@ -90,10 +91,7 @@ fn login_result(frames: &[u8]) -> Option<(u64, u64)> {
 
 #[test]
 fn a_page_in_a_browser_logs_in() {
-    let Some(program) = chromium() else {
-        eprintln!("skipped: no Chromium here; scripts/setup installs it");
-        return;
-    };
+    let Some(program) = chromium() else { return peers::skip("chromium") };
     let mut loader = Loader::new();
     for (key, value) in [
         ("gateway.servers.addr", "127.0.0.1:0"),

@@ -8,5 +8,7 @@ mod conformance;
 #[path = "../../../client/examples/matchmaking.rs"]
 mod example;
 mod matchmaking;
+#[path = "../../../throng/tests/it/support/peers.rs"]
+mod peers;
 mod play;
 mod secrets;

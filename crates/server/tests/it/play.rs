@@ -1,6 +1,6 @@
 //! A game server and a player on every transport, over real sockets, with one, two and four shards.
 
-use crate::common;
+use crate::{common, peers};
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -171,15 +171,13 @@ fn enet_with_tokens() {
 
 /// The C library's own client plays: `peer/bridge.c` passes a player's bytes on through it.
 #[test]
-#[allow(clippy::print_stderr, reason = "a test that is left out says so")]
 fn enet_with_the_c_library() {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peer/bridge.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/peer/bridge.c");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("enet-bridge");
     let mut probe = Command::new("cc");
     probe.args(["-E", "-include", "enet/enet.h", "-x", "c", "/dev/null", "-o", "/dev/null"]);
     if !probe.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
-        eprintln!("skipped: no C compiler or no enet/enet.h; scripts/setup --tests installs libenet-dev");
-        return;
+        return peers::skip("libenet-dev");
     }
     let built = Command::new("cc").arg("-o").arg(&program).arg(&source).arg("-lenet").status();
     assert!(built.is_ok_and(|status| status.success()), "bridge.c does not compile");

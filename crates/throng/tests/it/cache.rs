@@ -1,17 +1,22 @@
 //! `throng up --only ddc` from outside: the lines to paste, and what a process leaves behind when it is killed.
 
 use crate::process;
+#[cfg(feature = "object-storage")]
 use crate::s3;
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use process::{Process, up};
 
 /// Hash of the word `test`, and the ref that the ready text writes.
 const HASH: &str = "4878CA0425C739FA427F7EDA20FE845F6B2E46BA";
+/// Far beyond what any step needs; reached only when a test fails.
+const PATIENCE: Duration = Duration::from_secs(120);
 /// Times that the process is killed while it takes uploads.
 const KILLS: usize = 12;
 /// The same, of nodes on one bucket.
@@ -41,7 +46,7 @@ impl Cache {
 
     fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(&self.addr).expect("it listens");
-        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time limit");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
         stream
     }
 }
@@ -92,8 +97,9 @@ fn the_ready_text_tells_what_to_paste_and_its_proof_works() {
     assert_eq!(got.1, format!("{{\"RawHash\":\"{}\",\"RawSize\":4}}", HASH.to_lowercase()).into_bytes());
 }
 
-/// Uploads blobs until the connection ends. The server computes the hash and names it: what it names is acknowledged.
-fn upload(stream: &mut TcpStream, round: u8) -> Vec<(String, Vec<u8>)> {
+/// Uploads blobs until the connection ends. The server computes the hash and names it: what it names is acknowledged, and
+/// counted for the thread that kills the server.
+fn upload(stream: &mut TcpStream, round: u8, counter: &mpsc::Sender<()>) -> Vec<(String, Vec<u8>)> {
     let mut done = Vec::new();
     for number in 0_u32.. {
         let size = [10, 5_000, 70_000, 1_500_000][number as usize % 4];
@@ -104,10 +110,25 @@ fn upload(stream: &mut TcpStream, round: u8) -> Vec<(String, Vec<u8>)> {
         let answer: serde_json::Value = serde_json::from_slice(&answer).expect("JSON");
         let hash = answer["identifier"].as_str().expect("a hash");
         done.push((format!("/api/v1/blobs/test/{hash}"), body));
+        // Nobody counts any more once the server is to be killed.
+        let _ = counter.send(());
     }
     done
 }
 
+/// Uploads in the background, and returns after `wanted` acknowledgements, while the next upload is under way.
+fn upload_some(mut stream: TcpStream, round: usize, wanted: usize) -> JoinHandle<Vec<(String, Vec<u8>)>> {
+    let (counter, acknowledged) = mpsc::channel();
+    let writer = std::thread::spawn(move || upload(&mut stream, round as u8, &counter));
+    for _ in 0..wanted {
+        acknowledged.recv_timeout(PATIENCE).expect("an acknowledgement");
+    }
+    // Another moment of the upload in each round.
+    (0..round * 400).for_each(|_| std::hint::spin_loop());
+    writer
+}
+
+#[cfg(feature = "object-storage")]
 #[test]
 fn nodes_on_one_bucket_lose_nothing_when_they_are_killed() {
     let runtime = tokio::runtime::Runtime::new().expect("threads");
@@ -126,9 +147,7 @@ fn nodes_on_one_bucket_lose_nothing_when_they_are_killed() {
     let mut acknowledged: Vec<(String, Vec<u8>)> = Vec::new();
     for round in 0..TIER_KILLS {
         let (victim, other) = (round % 2, (round + 1) % 2);
-        let mut stream = nodes[victim].connect();
-        let writer = std::thread::spawn(move || upload(&mut stream, round as u8));
-        std::thread::park_timeout(Duration::from_millis(150 + 37 * round as u64 % 120));
+        let writer = upload_some(nodes[victim].connect(), round, 2 + round % 4);
         nodes[victim].process.kill();
         // Half of them find their folder again, the others begin with an empty one.
         if round % 4 >= 2 {
@@ -158,9 +177,7 @@ fn what_was_acknowledged_survives_being_killed() {
             let got = send(&mut stream, "GET", path, "Accept: */*\r\n", b"").expect("an answer");
             assert_eq!(got, (200, body.clone()), "{path} was acknowledged");
         }
-        let writer = std::thread::spawn(move || upload(&mut stream, round as u8));
-        // The moment is the writer's: killed after some answers, in the middle of the next.
-        std::thread::park_timeout(Duration::from_millis(20 + 13 * round as u64 % 60));
+        let writer = upload_some(stream, round, round % 5);
         cache.process.kill();
         acknowledged.extend(writer.join().expect("the writer ends when the connection does"));
     }

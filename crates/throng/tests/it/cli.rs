@@ -284,7 +284,7 @@ fn a_peer_that_never_leaves_holds_up_a_stop_for_seconds_only_and_a_second_signal
             read_until(&mut stderr, "\"reason\":\"SIGTERM\"");
         }
         assert_eq!(process.child.wait().unwrap().code(), Some(code), "{signals} signals");
-        assert!(began.elapsed().as_secs() < 10, "{signals} signals");
+        assert!(began.elapsed().as_secs() < 60, "{signals} signals");
         drop(stays);
     }
 }

@@ -74,7 +74,7 @@ fn steps(page: &str) -> Vec<Step> {
 }
 
 fn is_server(line: &str) -> bool {
-    let line = line.strip_prefix("target/release/").unwrap_or(line);
+    let line = line.strip_prefix("target/demo/").unwrap_or(line);
     SERVERS.iter().any(|server| line.starts_with(server))
 }
 
@@ -118,7 +118,7 @@ fn isolated() -> Option<Command> {
             return Some(command);
         }
     }
-    eprintln!("left out: this system gives no network namespace (unshare -n)");
+    eprintln!("skipped: this system gives no network namespace (unshare -n)");
     None
 }
 
@@ -127,8 +127,8 @@ fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder for the test");
     let make = |from: PathBuf, to: &str| symlink(from, folder.path().join(to)).expect("a link");
     std::fs::create_dir(folder.path().join("bin")).expect("a folder");
-    std::fs::create_dir_all(folder.path().join("target/release")).expect("a folder");
-    for place in ["bin/throng", "target/release/throng"] {
+    std::fs::create_dir_all(folder.path().join("target/demo")).expect("a folder");
+    for place in ["bin/throng", "target/demo/throng"] {
         make(env!("CARGO_BIN_EXE_throng").into(), place);
     }
     for name in ["crates", "fixtures", "sdk"] {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, PackageId};
+use serde::Deserialize;
 
 /// The dependency table. One row per crate: the crates of this workspace that it may use, in its code and, besides, in
 /// its tests. The reasons are in ARCHITECTURE.md, "Who may use whom".
@@ -201,6 +201,39 @@ const UNSAFE_TABLE: &[(&str, &str)] = &[
     ("throng", "one setting of the allocator has no safe interface"),
 ];
 
+/// Crates of which `cargo test -p CRATE` compiles nothing after `cargo test --workspace`: what they are built with has the
+/// features of the whole workspace.
+const BUILT_ALONE: &[&str] = &[
+    "throng-conformance",
+    "throng-ddc",
+    "throng-enet",
+    "throng-gateway",
+    "throng-matcher",
+    "throng-replication",
+    "throng-spatial",
+    "throng-stdx",
+];
+
+/// Import cycles inside a crate: the crate, and the files of one cycle. The list only ever gets shorter.
+const CYCLES: &[(&str, &str)] = &[
+    ("client", "event options"),
+    ("ddc-server", "answer body coming figures http1 origin refresh serve service upload upstream"),
+    ("ddc-store", "commit events plan quota store"),
+    ("gateway", "ban channel config connection fanout inspect registry shard switchboard view world"),
+    (
+        "matcher",
+        "backfill claims config history matcher matches modes policy queue rating room team ticket updates",
+    ),
+    ("matcher-server", "core engine frames hub policy pool service trials watch"),
+    ("matcher-server", "http notify"),
+    ("net", "enet::sessions event_loop handler inbox kcp::sessions listener stream"),
+    ("replication", "bits class keyed wire"),
+    ("replication", "connection grid interest server"),
+    ("server", "ddc inspect matcher matchmaking monitor start"),
+    ("server", "mailbox report"),
+    ("throng", "all bench bench_ddc matcher replication replication_report"),
+];
+
 /// Words that do not belong in the repository, and what to write instead. Spelled in two parts so that this file passes.
 const BANNED: &[(&str, &str, &str)] = &[
     ("/wor", "k/", "a path of one machine; use a path inside the repository"),
@@ -231,7 +264,7 @@ fn every_crate_depends_only_on_what_the_table_allows() {
         };
         for dependency in package.dependencies.iter().filter(|d| d.name.starts_with("throng")) {
             let target = dependency.name.as_str();
-            let for_tests = dependency.kind == DependencyKind::Development;
+            let for_tests = dependency.kind.as_deref() == Some("dev");
             let allowed = code.contains(&target) || for_tests && tests.contains(&target);
             if !allowed {
                 let place = if for_tests { "its tests" } else { "its code" };
@@ -248,16 +281,16 @@ fn every_crate_depends_only_on_what_the_table_allows() {
 fn cores_name_few_outside_crates_and_pull_in_no_io() {
     let mut wrong = Vec::new();
     for (core, allowed) in CORE_TABLE {
-        let package = METADATA.workspace_packages().into_iter().find(|p| p.name.as_str() == *core);
+        let package = METADATA.workspace_packages().find(|p| p.name.as_str() == *core);
         let package = package.unwrap_or_else(|| panic!("{core} is not in the workspace"));
-        let code = package.dependencies.iter().filter(|d| d.kind != DependencyKind::Development);
+        let code = package.dependencies.iter().filter(|d| d.kind.as_deref() != Some("dev"));
         for dependency in code.filter(|d| !d.name.starts_with("throng-")) {
             if !allowed.contains(&dependency.name.as_str()) {
                 wrong.push(format!("{core} may not use {}: a core needs a reason for each", dependency.name));
             }
         }
         for name in closure(&package.id) {
-            if NEVER_UNDER_A_CORE.contains(&name.as_str()) {
+            if NEVER_UNDER_A_CORE.contains(&name) {
                 wrong.push(format!(
                     "{core} pulls in {name}: cores have no I/O and no randomness of their own"
                 ));
@@ -280,6 +313,162 @@ fn cores_forbid_unsafe_code_and_carry_the_lints() {
             assert!(lints.contains(banned), "{core}: clippy.toml must ban {banned}");
         }
     }
+}
+
+#[test]
+fn crates_built_alone_have_the_features_of_the_workspace() {
+    let whole = feature_lists(&["--workspace"]);
+    let mut wrong = Vec::new();
+    for name in BUILT_ALONE {
+        for line in feature_lists(&["-p", name]).difference(&whole) {
+            wrong.push(format!(
+                "{name}: `{line}` has other features in the workspace; give it theirs in [workspace.dependencies], and name it \
+                 among the dev-dependencies of {name}"
+            ));
+        }
+    }
+    expect_none(&wrong);
+}
+
+/// Every package that the tests of these packages are built with, and its features.
+fn feature_lists(packages: &[&str]) -> BTreeSet<String> {
+    let output = Command::new(env!("CARGO"))
+        .args(["tree", "--locked", "--edges", "normal,build,dev", "--prefix", "none", "--format", "{p} {f}"])
+        .args(packages)
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("cargo prints text");
+    text.lines().map(|line| line.trim_end_matches("(*)").trim_end().to_owned()).collect()
+}
+
+#[test]
+fn no_crate_gains_an_import_cycle() {
+    let mut found = BTreeSet::new();
+    for crate_folder in std::fs::read_dir(root().join("crates")).expect("a folder of crates") {
+        let folder = crate_folder.expect("a folder of crates").path();
+        let name = folder.file_name().and_then(|name| name.to_str()).expect("a plain name").to_owned();
+        found.extend(cycles(&imports(&folder.join("src"))).into_iter().map(|cycle| (name.clone(), cycle)));
+    }
+    let known: BTreeSet<_> =
+        CYCLES.iter().map(|(name, files)| ((*name).to_owned(), (*files).to_owned())).collect();
+    let mut wrong = Vec::new();
+    for (name, files) in found.difference(&known) {
+        wrong.push(format!("{name}: these import each other, move what they share below them: {files}"));
+    }
+    for (name, files) in known.difference(&found) {
+        wrong.push(format!("{name}: no longer a cycle, take it off CYCLES: {files}"));
+    }
+    expect_none(&wrong);
+}
+
+/// The files of a crate as modules, and what each imports by `use crate::`. The root, which only passes on, and modules below
+/// the importing one do not count; neither do the tests within a file.
+fn imports(source: &Path) -> BTreeMap<String, BTreeSet<String>> {
+    let texts: BTreeMap<String, String> = rust_sources()
+        .filter_map(|(path, text)| {
+            let file = path.strip_prefix(source).ok()?.with_extension("");
+            let module = file.to_str().expect("a plain path").replace('/', "::");
+            Some((module.trim_end_matches("::mod").to_owned(), text))
+        })
+        .collect();
+    let mut imports = BTreeMap::new();
+    for (module, text) in &texts {
+        let code = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        let code: String = code.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
+        let mut targets = BTreeSet::new();
+        for statement in code.split("use crate::").skip(1) {
+            for path in use_paths("", statement.split(';').next().unwrap_or_default()) {
+                let mut target = path.as_str();
+                while !target.is_empty() && !texts.contains_key(target) {
+                    target = target.rsplit_once("::").map_or("", |(above, _)| above);
+                }
+                let is_below =
+                    target.strip_prefix(module.as_str()).is_some_and(|rest| rest.starts_with("::"));
+                if !target.is_empty() && target != module && !is_below {
+                    targets.insert(target.to_owned());
+                }
+            }
+        }
+        imports.insert(module.clone(), targets);
+    }
+    imports
+}
+
+/// The paths of a `use` tree: `a::{b, c::{self, d}}` has four.
+fn use_paths(prefix: &str, tree: &str) -> Vec<String> {
+    let tree = tree.trim();
+    let Some((head, rest)) = tree.split_once('{') else {
+        return vec![format!("{prefix}{}", tree.split(" as ").next().unwrap_or_default().trim())];
+    };
+    let prefix = format!("{prefix}{}", head.trim());
+    let body = rest.trim_end().strip_suffix('}').expect("a tree ends with its brace");
+    let (mut paths, mut depth, mut start) = (Vec::new(), 0, 0);
+    for (at, c) in body.char_indices().chain([(body.len(), ',')]) {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                paths.extend(use_paths(&prefix, &body[start..at]));
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    paths
+}
+
+/// Sets of modules that all import each other, directly or not.
+fn cycles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<String> {
+    let reached = |from: &String| {
+        let (mut seen, mut queue) = (BTreeSet::new(), vec![from]);
+        while let Some(at) = queue.pop() {
+            queue.extend(imports[at].iter().filter(|target| seen.insert((*target).clone())));
+        }
+        seen
+    };
+    let all: BTreeMap<&String, BTreeSet<String>> =
+        imports.keys().map(|module| (module, reached(module))).collect();
+    let mutual = |module: &String| -> Vec<&str> {
+        all[module].iter().filter(|other| all[*other].contains(module)).map(String::as_str).collect()
+    };
+    imports.keys().map(mutual).filter(|cycle| cycle.len() > 1).map(|cycle| cycle.join(" ")).collect()
+}
+
+#[test]
+fn import_cycles_are_found() {
+    assert_eq!(use_paths("", "a::{b, c::{self, d as e}}"), ["a::b", "a::c::self", "a::c::d"]);
+    let imports = [("a", vec!["b"]), ("b", vec!["c"]), ("c", vec!["a", "d"]), ("d", vec![])];
+    let imports = imports.map(|(from, to)| (from.to_owned(), to.into_iter().map(str::to_owned).collect()));
+    assert_eq!(cycles(&imports.into()), BTreeSet::from(["a b c".to_owned()]));
+}
+
+#[test]
+fn the_fast_run_starts_no_process() {
+    let script = read(&root().join("scripts/test"));
+    let list = |name: &str| -> Vec<&str> {
+        let (_, rest) =
+            script.split_once(&format!("\n{name}=\"")).unwrap_or_else(|| panic!("{name} is gone"));
+        rest.split('"').next().unwrap_or_default().split_whitespace().collect()
+    };
+    let (tests, packages) = (list("skip_tests"), list("skip_packages"));
+    let mut wrong = Vec::new();
+    for (path, text) in rust_sources() {
+        let place = relative(&path);
+        let Some((package, _)) = place.strip_prefix("crates/").and_then(|rest| rest.split_once("/tests/"))
+        else {
+            continue;
+        };
+        let starts = text.contains("#[test]") && text.contains("Command::new(");
+        let module = format!("{}::", path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default());
+        let is_left_out = packages.contains(&package)
+            || tests.iter().any(|part| module.contains(part) || text.contains(&format!("fn {part}(")));
+        if starts && !is_left_out {
+            wrong.push(format!("{place} starts a process: leave `{module}` out of --fast in scripts/test"));
+        }
+    }
+    expect_none(&wrong);
 }
 
 #[test]
@@ -407,28 +596,84 @@ static METADATA: LazyLock<Metadata> = LazyLock::new(|| {
     let rustc = Command::new("rustc").arg("-vV").output().expect("rustc runs");
     let version = String::from_utf8(rustc.stdout).expect("rustc prints text");
     let host = version.lines().find_map(|line| line.strip_prefix("host: ")).expect("rustc names its host");
-    MetadataCommand::new()
-        .manifest_path(root().join("Cargo.toml"))
-        .other_options(["--locked".into(), "--filter-platform".into(), host.into()])
-        .exec()
-        .expect("cargo metadata runs")
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--locked", "--filter-platform", host])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("cargo writes its documented JSON")
 });
 
+/// The part of `cargo metadata` that is read here.
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+    workspace_members: BTreeSet<String>,
+    resolve: Resolve,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    id: String,
+    name: String,
+    version: String,
+    license: Option<String>,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+    /// `dev`, `build`, or nothing.
+    kind: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Resolve {
+    nodes: Vec<Node>,
+}
+
+/// A package of the resolved graph.
+#[derive(Deserialize)]
+struct Node {
+    id: String,
+    deps: Vec<Edge>,
+}
+
+#[derive(Deserialize)]
+struct Edge {
+    pkg: String,
+    dep_kinds: Vec<EdgeKind>,
+}
+
+#[derive(Deserialize)]
+struct EdgeKind {
+    kind: Option<String>,
+}
+
+impl Metadata {
+    fn workspace_packages(&self) -> impl Iterator<Item = &Package> {
+        self.packages.iter().filter(|package| self.workspace_members.contains(&package.id))
+    }
+}
+
 /// Everything that `package` needs to run, its tests and build scripts aside.
-fn closure(package: &PackageId) -> BTreeSet<String> {
-    let resolve = METADATA.resolve.as_ref().expect("metadata includes the resolved graph");
-    let nodes: BTreeMap<&PackageId, _> = resolve.nodes.iter().map(|node| (&node.id, node)).collect();
-    let mut names = BTreeSet::new();
+fn closure(package: &str) -> BTreeSet<&'static str> {
+    let nodes: BTreeMap<&str, _> = METADATA.resolve.nodes.iter().map(|node| (&*node.id, node)).collect();
+    let names: BTreeMap<&str, _> =
+        METADATA.packages.iter().map(|package| (&*package.id, &*package.name)).collect();
+    let mut found = BTreeSet::new();
     let mut queue = VecDeque::from([package]);
     while let Some(id) = queue.pop_front() {
         for dependency in &nodes[id].deps {
-            let runs = dependency.dep_kinds.iter().any(|info| info.kind == DependencyKind::Normal);
-            if runs && names.insert(METADATA[&dependency.pkg].name.to_string()) {
+            let runs = dependency.dep_kinds.iter().any(|info| info.kind.is_none());
+            if runs && found.insert(names[&*dependency.pkg]) {
                 queue.push_back(&dependency.pkg);
             }
         }
     }
-    names
+    found
 }
 
 /// Evaluates an SPDX expression: `AND` binds closer than `OR`; a slash is the old spelling of `OR`.

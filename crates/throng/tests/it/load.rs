@@ -1,7 +1,8 @@
 //! The load suite against the real server, small: every test by name, every transport, demo and swarm.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -213,4 +214,77 @@ fn unknown_groups_of_enet_are_answered_with_the_known_ones() {
     assert_eq!(output.status.code(), Some(2));
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(error.contains("limit") && error.contains("lmiit"), "{error}");
+}
+
+/// Time for what takes milliseconds on an idle machine; reached only when a test fails.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Asks until there is an answer.
+fn eventually<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(started.elapsed() < PATIENCE, "waited in vain for {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// State and parent of a process that has not been waited for.
+fn status_of(id: u32) -> Option<(String, u32)> {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    // The name before it may hold anything, brackets too.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    Some((fields.next()?.to_owned(), fields.next()?.parse().ok()?))
+}
+
+/// A running child of `parent` with this argument.
+fn child_with(parent: u32, argument: &str) -> Option<u32> {
+    std::fs::read_dir("/proc").expect("a list of processes").find_map(|entry| {
+        let id = entry.ok()?.file_name().to_str()?.parse().ok()?;
+        let line = std::fs::read_to_string(format!("/proc/{id}/cmdline")).ok()?;
+        let is_it = status_of(id)?.1 == parent && line.split('\0').any(|word| word == argument);
+        is_it.then_some(id)
+    })
+}
+
+fn kill(id: u32) {
+    let killed = Command::new("kill").args(["-KILL", &id.to_string()]).status().expect("kill is everywhere");
+    assert!(killed.success());
+}
+
+/// Benches that would take an hour, and an argument of the server that each starts.
+const BENCHES: [(&[&str], &str); 2] = [
+    (&["bench", "channel", "single", "--players", "20", "--duration", "1h", "--no-progress"], "--config"),
+    (&["bench", "enet", "limit", "--players", "40", "--duration", "1h", "--no-progress"], "--serve"),
+];
+
+#[test]
+fn a_bench_ends_when_its_own_server_dies() {
+    for (arguments, mark) in BENCHES {
+        let mut bench =
+            throng(arguments).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it starts");
+        kill(eventually("its server", || child_with(bench.id(), mark)));
+        let status = eventually("its end", || bench.try_wait().expect("its status"));
+        let mut said = String::new();
+        bench.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
+        assert_eq!(status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains("error: "), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn a_bench_that_is_killed_takes_its_server_along() {
+    for (arguments, mark) in BENCHES {
+        let mut bench =
+            throng(arguments).stderr(Stdio::null()).stdout(Stdio::null()).spawn().expect("it starts");
+        let server = eventually("its server", || child_with(bench.id(), mark));
+        bench.kill().expect("it runs");
+        bench.wait().expect("it has ended");
+        // Whoever inherits it may leave it unwaited for.
+        eventually("the end of its server", || {
+            status_of(server).is_none_or(|(state, _)| state == "Z").then_some(())
+        });
+    }
 }

@@ -1,5 +1,6 @@
 //! The integration tests of this crate, one module per behaviour, in one program that links once.
 
+#[cfg(feature = "nats")]
 #[path = "../../../matcher-server/tests/it/support/bus.rs"]
 mod bus;
 mod cache;
@@ -13,6 +14,8 @@ mod load;
 mod matcher;
 mod nats;
 mod operate;
+#[path = "support/peers.rs"]
+mod peers;
 #[path = "support/process.rs"]
 mod process;
 mod prometheus;
@@ -20,6 +23,7 @@ mod reference;
 mod replay;
 #[path = "../../../client/examples/chat_client.rs"]
 mod rust_sample;
+#[cfg(feature = "object-storage")]
 #[path = "../../../ddc-server/tests/it/common/s3.rs"]
 #[allow(dead_code, reason = "the cache's own tests use the rest")]
 mod s3;

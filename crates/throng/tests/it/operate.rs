@@ -13,7 +13,7 @@ use serde_json::Value;
 use throng_client::{ChannelType, Client, CreateChannel, Event, SessionConfig, SubscribeOptions};
 
 /// Far beyond what any step needs.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 const TOKEN: &str = "a-token-of-the-operator";
 
 fn throng(arguments: &[&str]) -> Output {

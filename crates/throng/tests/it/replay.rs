@@ -19,7 +19,7 @@ use throng_server::config::Loader;
 use throng_server::{Running, Service, start};
 
 /// Far beyond what is needed; reached only when something is missing.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct ChatData {

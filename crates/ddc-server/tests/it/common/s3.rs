@@ -61,7 +61,7 @@ impl S3 {
             url: format!("s3://{BUCKET}/ddc"),
             endpoint: format!("http://{}", self.addr),
             settings: settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
-            timeout: Duration::from_secs(5),
+            timeout: Duration::from_secs(60),
             tls: tls(),
             refresh,
         };

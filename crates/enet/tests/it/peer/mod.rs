@@ -282,4 +282,4 @@ pub(crate) fn word(flag: bool) -> &'static str {
 }
 
 /// Long enough for a machine that does many other things meanwhile.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

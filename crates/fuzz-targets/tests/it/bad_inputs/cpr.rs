@@ -2,7 +2,7 @@
 
 use throng_wire::cpr::summarize;
 
-use crate::{check, hex};
+use super::{check, hex};
 
 /// Name; the file; packets, messages and nanoseconds, or the error.
 pub(crate) const ROWS: &[(&str, &str, &str)] = &[

@@ -2,7 +2,7 @@
 
 use throng_gateway::data::{ChannelData, DataLimits, SchemasBuilder};
 
-use crate::{check, hex};
+use super::{check, hex};
 
 const SCHEMA: &str = r#"
     syntax = "proto3";

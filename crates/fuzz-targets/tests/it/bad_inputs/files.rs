@@ -2,7 +2,7 @@
 
 use throng_gateway::{ChannelSettings, StateMachine};
 
-use crate::check;
+use super::check;
 
 /// Name; the file; `ok` with the warnings, or the error.
 pub(crate) const STATE_MACHINES: &[(&str, &str, &str)] = &[

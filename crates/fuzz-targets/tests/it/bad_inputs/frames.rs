@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use throng_wire::frame::{Form, FrameReader};
 
-use crate::{check, hex};
+use super::{check, hex};
 
 /// Name; bytes; packets delivered, then the reason of the closure (`-` while open), then the form if decided.
 ///

@@ -12,7 +12,7 @@ use throng_gateway::data::{Schemas, SchemasBuilder};
 use throng_gateway::{CloseReason, Config, ConnId, ConnKind, Framing, Refusal, StateMachine, Stats};
 use throng_wire::{MessagePack, channeldpb as pb};
 
-use crate::{check, hex};
+use super::{check, hex};
 
 /// Who sends.
 #[derive(Clone, Copy)]

@@ -2,7 +2,7 @@
 
 use throng_wire::Packet;
 
-use crate::{check, hex};
+use super::{check, hex};
 
 /// Name; the packet; the messages as `channel/broadcast/stub/type/body bytes`, or the error.
 pub(crate) const ROWS: &[(&str, &str, &str)] = &[

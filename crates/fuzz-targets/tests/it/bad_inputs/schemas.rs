@@ -2,7 +2,7 @@
 
 use throng_gateway::data::SchemasBuilder;
 
-use crate::check;
+use super::check;
 
 /// Name; the `.proto` file; `ok`, or the error with its place.
 pub(crate) const ROWS: &[(&str, &str, &str)] = &[

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use throng_net::WsPolicy;
 use throng_net::ws::{Decoder, Event, RequestReader, Role};
 
-use crate::{check, hex};
+use super::{check, hex};
 
 /// Name; the request with `|` for line ends; the answer. The policy allows the origin `https://game.example` and the path
 /// `/play`.

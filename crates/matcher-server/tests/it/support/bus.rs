@@ -1,14 +1,14 @@
 //! A real bus, and somebody who asks the matchers on it. Compiled into the tests of more than one crate.
 #![allow(dead_code, reason = "each test file uses its part")]
-#![allow(clippy::print_stderr, reason = "says what is left out")]
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, HeaderMap, Message};
 use throng_wire::matcher::{Method, Reader, Status, Writer, method};
+
+use crate::peers;
 
 /// Names of headers, as the documentation has them.
 pub(crate) mod header {
@@ -20,7 +20,7 @@ pub(crate) mod header {
 }
 
 /// Everything is there long before, but on a machine that does a lot else.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 const PROGRAM: &str = "nats-server-2.11.12";
 
@@ -38,16 +38,9 @@ impl Drop for Bus {
     }
 }
 
-fn program() -> Option<PathBuf> {
-    let home = |name: &str, below: &str| std::env::var_os(name).map(|home| PathBuf::from(home).join(below));
-    let cache = home("XDG_CACHE_HOME", "").or_else(|| home("HOME", ".cache"))?;
-    let program = cache.join("throng/bin").join(PROGRAM);
-    program.exists().then_some(program)
-}
-
 pub(crate) fn bus() -> Option<Bus> {
-    let Some(program) = program() else {
-        eprintln!("no nats-server: run scripts/setup --tests; what needs it is left out");
+    let Some(program) = peers::kept(PROGRAM) else {
+        peers::skip("nats-server");
         return None;
     };
     let data = tempfile::tempdir().unwrap();

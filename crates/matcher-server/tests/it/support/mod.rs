@@ -11,6 +11,9 @@ use throng_admin::Tls;
 use throng_matcher::Config;
 use throng_matcher_server::{Durability, HttpOptions, Options, Service, Tokens, serve_http, start};
 
+/// Far beyond what any step needs; reached only when a test fails.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
 pub(crate) struct Server {
     pub(crate) addr: SocketAddr,
     pub(crate) service: Service,
@@ -50,7 +53,7 @@ impl Server {
     /// Sends a request with these lines of head.
     pub(crate) fn open(&self, head: &str, body: &str) -> BufReader<TcpStream> {
         let mut socket = TcpStream::connect(self.addr).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
         let host = if head.contains("\r\nHost:") { "" } else { "\r\nHost: localhost" };
         let text = format!("{head}{host}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
         socket.write_all(text.as_bytes()).unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use throng_net::*;
 
 /// Far beyond what any step needs; reached only when a test fails.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Records what a loop tells.
 #[derive(Default)]

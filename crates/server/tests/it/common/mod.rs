@@ -17,7 +17,7 @@ use throng_server::{Running, Service, start};
 use throng_wire::{FrameReader, FrameWriter, MessagePack, channeldpb as pb};
 
 /// Far beyond what any step needs; reached only when a test fails.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Starts a gateway on free loopback ports with further keys set.
 pub fn gateway(keys: &[(&str, &str)]) -> Running {

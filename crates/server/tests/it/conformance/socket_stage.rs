@@ -16,7 +16,7 @@ use throng_server::{Running, Service, start};
 use throng_wire::{FrameWriter, MessagePack, channeldpb::MessageType};
 
 /// Far beyond what any step needs; reached only when something is missing.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// Rounds in which every shard answers, to outlast mail between shards. The longest chain is a request that goes to
 /// the channel's home, from there to shard 0, back, and to the receivers' shards. A shard may answer just before it
 /// hands over mail of the same round, so each leg takes two.
