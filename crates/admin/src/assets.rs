@@ -67,6 +67,7 @@ pub static DOCS: &[(&str, &str, &str)] = docs! {
     "benchmarks.md" "Benchmarks",
     "weaknesses.md" "Weaknesses",
     "glossary.md" "Glossary",
+    "renames.md" "Renames",
 };
 
 /// A file of the console or a document.

@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 /// The dependency table. One row per crate: the crates of this workspace that it may use, in its code and, besides, in
-/// its tests. The reasons are in ARCHITECTURE.md, "Who may use whom".
+/// its tests. The reasons are in ARCHITECTURE.md, "Crate dependencies".
 const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     // Cores: no sockets, no clock, no threads, no async, no unsafe.
     ("throng-stdx", &[], &[]),
@@ -269,7 +269,7 @@ fn every_crate_depends_only_on_what_the_table_allows() {
             if !allowed {
                 let place = if for_tests { "its tests" } else { "its code" };
                 wrong.push(format!(
-                    "{name} may not use {target} in {place} (ARCHITECTURE.md, Who may use whom)"
+                    "{name} may not use {target} in {place} (ARCHITECTURE.md, Crate dependencies)"
                 ));
             }
         }
