@@ -106,7 +106,7 @@ pub(crate) fn stamps(value: &[u8]) -> impl Iterator<Item = Stamp> + '_ {
     })
 }
 
-/// What a subscriber that reads everything knows: player number to encoded character.
+/// State known to a subscriber that reads everything: player number to encoded character.
 pub(crate) type View = BTreeMap<u32, Vec<u8>>;
 
 /// Merges a complete arena value into `view`; false when it is malformed.

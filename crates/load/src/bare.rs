@@ -19,7 +19,7 @@ const FRAME_BYTES_MAX: usize = PACKET_BYTES_MAX - 200;
 /// The smallest frame that can carry a stamp.
 const FRAME_BYTES_MIN: usize = 128;
 
-/// What to write.
+/// Bytes to write.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BarePlan {
     /// Connections to accept before the writing starts.

@@ -75,11 +75,11 @@ pub struct Group {
     pub wait_auth_success: bool,
     /// AUTH is left out when the session is repeated.
     pub auth_only_once: bool,
-    /// What the reference's driver does in code for its stock cases; a key of this tool.
+    /// Actions that the reference's driver has in code for its stock cases; a key of this tool.
     pub program: Program,
 }
 
-/// How the messages of a recording are changed while they are played.
+/// Changes made to the messages of a recording during playback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Program {
@@ -123,7 +123,7 @@ pub enum CaseError {
     Json {
         /// Which file.
         path: String,
-        /// What is wrong, with line and column.
+        /// Description of the error, with line and column.
         source: serde_json::Error,
     },
     /// A recording is damaged or empty.
@@ -133,7 +133,7 @@ pub enum CaseError {
         path: String,
         /// Which packet, from 0.
         index: usize,
-        /// What is wrong.
+        /// Description of the error.
         source: CprError,
     },
     /// There is nothing to play.
@@ -252,7 +252,7 @@ fn load_session(path: &str) -> Result<Vec<Packet>, CaseError> {
     if packets.is_empty() { Err(CaseError::Empty { path: path.to_owned() }) } else { Ok(packets) }
 }
 
-/// What a group saw.
+/// Counts of a group.
 #[derive(Default)]
 struct Seen {
     finished: u64,
@@ -273,9 +273,9 @@ struct Player {
     /// Next packet, and when the one before was nominally sent.
     next: usize,
     nominal_ns: u64,
-    /// When the loop runs next.
+    /// Instant at which the loop runs next.
     tick_ns: u64,
-    /// When the connection leaves.
+    /// Instant at which the connection leaves.
     end_ns: u64,
     repeating: bool,
     subscribed: bool,
@@ -284,7 +284,7 @@ struct Player {
     channel: Option<u32>,
 }
 
-/// What arrives for one connection.
+/// Receiver of one connection's frames.
 #[derive(Default)]
 struct Inbox {
     conn: u32,

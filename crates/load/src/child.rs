@@ -14,15 +14,15 @@ use thiserror::Error;
 
 use crate::bare::{self, BarePlan};
 use crate::spatial::{Grid, avatar};
-use crate::{arena, interrupt, probe, visitors};
+use crate::{arena, demo_players, interrupt, probe};
 
-/// How long a server may take to become ready before the bench gives up.
+/// Longest wait until a server is ready; after it the bench gives up.
 const START_PATIENCE: Duration = Duration::from_secs(20);
-/// How often a starting server is asked. It bounds the error of the measured start time.
+/// Interval at which a starting server is polled. It bounds the error of the measured start time.
 const ASK_INTERVAL: Duration = Duration::from_micros(500);
-/// How long a server that is ready may take to say where its console is.
+/// Longest wait for a ready server's console address.
 const ANNOUNCEMENT_PATIENCE: Duration = Duration::from_secs(1);
-/// How long an ending server may take.
+/// Longest wait for a server to end.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 /// Characters of a failed server's log that are shown.
 const LOG_TAIL: usize = 2_000;
@@ -34,17 +34,17 @@ pub enum StartError {
     /// Its files or process could not be made.
     #[error("cannot start {program}: {source}")]
     Io {
-        /// What was to be started.
+        /// Program that was to be started.
         program: String,
-        /// What went wrong.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// It ended, or did not become ready in time.
     #[error("{program} {what}; it said:\n{log}")]
     NotReady {
-        /// What was started.
+        /// Program that was started.
         program: String,
-        /// What happened.
+        /// Description of the failure.
         what: String,
         /// The end of its output.
         log: String,
@@ -75,7 +75,7 @@ impl std::fmt::Display for ConsoleToken {
 #[derive(Debug)]
 pub struct Owned {
     child: Child,
-    /// Whether its end is wanted.
+    /// True if its end is expected.
     ending: Arc<AtomicBool>,
 }
 
@@ -195,7 +195,7 @@ pub struct OwnServer {
     pub start: Duration,
 }
 
-/// How to start a server of our own.
+/// Options for starting a server.
 #[derive(Debug, Clone, Default)]
 pub struct ServerOptions {
     /// The `throng` program.
@@ -212,7 +212,7 @@ pub struct ServerOptions {
     pub default_ports: bool,
     /// The world that it is to have, if any.
     pub world: Option<World>,
-    /// Whether it chooses the rates of entities by distance, in a world without cells.
+    /// True if it chooses the rates of entities by distance, in a world without cells.
     pub lod: bool,
 }
 
@@ -247,7 +247,7 @@ impl OwnServer {
             }
         }
         if options.whole {
-            std::fs::write(folder.path("queues.toml"), visitors::QUEUE).map_err(failed)?;
+            std::fs::write(folder.path("queues.toml"), demo_players::QUEUE).map_err(failed)?;
         }
         let config = config(options, &folder, clients, servers, http);
         std::fs::write(folder.path("throng.toml"), config).map_err(failed)?;
@@ -263,7 +263,7 @@ impl OwnServer {
         Ok(server)
     }
 
-    /// What opens one session of its web console. It is printed just after the server is ready, hence a short wait.
+    /// One-time token of its web console. It is printed just after the server is ready, hence a short wait.
     #[must_use]
     pub fn console(&self) -> Option<ConsoleToken> {
         let until = Instant::now() + ANNOUNCEMENT_PATIENCE;
@@ -364,7 +364,7 @@ fn toml_string(text: &str) -> String {
 #[derive(Debug)]
 pub struct BareWriter {
     child: Owned,
-    /// Where it accepts readers.
+    /// Address at which it accepts readers.
     pub addr: SocketAddr,
     _output: Option<BufReader<ChildStdout>>,
 }

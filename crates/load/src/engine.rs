@@ -17,7 +17,7 @@ use crate::stats::{Counts, Times};
 use crate::watch::{self, Scenario, Servers, StopOnDrop, Timing, share};
 pub use crate::watch::{RunError, Sample};
 
-/// What is still on the way when the window closes may arrive this much later and count, as late as it is.
+/// Traffic in flight when the window closes may arrive this much later and counts with its full latency.
 pub(crate) const GRACE: Duration = Duration::from_secs(3);
 /// Shortest such wait: senders are behind by less than this, or the run is of no use.
 pub(crate) const SETTLE: Duration = Duration::from_millis(250);
@@ -25,7 +25,7 @@ pub(crate) const SETTLE: Duration = Duration::from_millis(250);
 const CONNECTS_PER_SECOND: u32 = 4_000;
 /// Longest wait between two updates of a slow subscription, and something on top.
 pub(crate) const MARGIN: Duration = Duration::from_millis(1_300);
-/// How often the run looks around while it waits.
+/// Polling interval of a waiting run.
 pub(crate) const GLANCE: Duration = Duration::from_millis(10);
 /// Players that read and check everything, per thread.
 const CHECKERS_PER_THREAD: usize = 1;
@@ -38,27 +38,27 @@ const THREAD_BUSY: f64 = 0.92;
 /// Above this share of all processors, server and generator take time from each other.
 const MACHINE_BUSY: f64 = 0.97;
 
-/// What to run, against what.
+/// Options of a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Listener for players.
     pub clients: SocketAddr,
     /// Listener for game servers.
     pub servers: SocketAddr,
-    /// How players connect.
+    /// Transport of the players.
     pub transport: Transport,
-    /// What lies between the players and the server.
+    /// Simulated network between the players and the server.
     pub network: Network,
     /// Simulated players.
     pub players: usize,
     /// Characters in the world; `None` for no world and no channel data. Players steer the first ones.
     pub characters: Option<usize>,
-    /// Whether there is a game server. Without one, players connect, and only count what the other side sends.
+    /// Adds a game server. Without one, players connect and only count received traffic.
     pub owner: bool,
     /// Without a game server of our own: log in and play on this channel, subscribed by whoever owns it. Without
     /// this either, nobody logs in.
     pub join: Option<u32>,
-    /// Whether players are subscribed to the channel.
+    /// Subscribes the players to the channel.
     pub subscribe: bool,
     /// Players subscribe themselves instead of being subscribed by the game server.
     pub self_subscribe: bool,
@@ -87,9 +87,9 @@ pub struct Plan {
     pub warmup: Duration,
     /// Length of the measured window; `None` until interrupted.
     pub duration: Option<Duration>,
-    /// How long connecting may take.
+    /// Longest time for connecting.
     pub patience: Duration,
-    /// How long the game server's login and the creation of its channels may take.
+    /// Longest time for the game server's login and the creation of its channels.
     pub owner_patience: Duration,
     /// Time between samples.
     pub sample_interval: Duration,
@@ -184,16 +184,16 @@ impl Plan {
     }
 }
 
-/// What a run found.
+/// Results of a run.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// Players asked for.
     pub players: usize,
     /// Length of the measured window.
     pub window: Duration,
-    /// What the players saw.
+    /// Counts of the players.
     pub counts: Counts,
-    /// What the game server saw.
+    /// Counts of the game server.
     pub owner: OwnerCounts,
     /// Bytes received by players inside the window.
     pub window_bytes_in: u64,
@@ -236,7 +236,7 @@ impl Outcome {
         self.server_cpu.map(|cpu| cpu.as_secs_f64() / self.window.as_secs_f64())
     }
 
-    /// Whether the generator, not the server, was the limit; and how one can tell.
+    /// Evidence that the generator, not the server, was the limit; `None` if it was not.
     #[must_use]
     pub fn saturation(&self) -> Option<String> {
         let window = self.window.as_secs_f64();
@@ -249,14 +249,14 @@ impl Outcome {
         .describe()
     }
 
-    /// Whether the whole machine was in use, so that generator and server took time from each other.
+    /// True if the whole machine was in use, so that generator and server took time from each other.
     #[must_use]
     pub fn is_machine_full(&self) -> bool {
         self.machine_busy.is_some_and(|busy| busy > MACHINE_BUSY)
     }
 }
 
-/// How the generator fared.
+/// Load of the generator itself.
 pub(crate) struct Saturation {
     /// Intended to actual send at the 99th percentile.
     pub(crate) players_late_ms: f64,
@@ -296,7 +296,7 @@ pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Re
     let counts: Vec<Mutex<Counts>> = watch::per_thread(threads);
     let owner_counts = Mutex::new(OwnerCounts::default());
     thread::scope(|scope| {
-        // Whatever happens below, the threads must end, or the scope would wait for ever.
+        // The threads must end even after an error below, or the scope would wait for ever.
         let stop = StopOnDrop(&control);
         let owner = plan.owner.then(|| scope.spawn(|| owner::run(&owner_plan, &control, &owner_counts)));
         let mut watch = Watch { plan, probe, control: &control, counts: &counts, owner: &owner_counts };

@@ -37,7 +37,7 @@ pub(crate) struct Connection {
     stream: TcpStream,
 }
 
-/// What stands behind the listeners.
+/// Server behind the listeners.
 pub(crate) trait Hub: Send + 'static {
     fn connections(&mut self) -> &mut Vec<Arc<Connection>>;
     fn handle(&mut self, from: &Connection, message: &MessagePack<'_>);

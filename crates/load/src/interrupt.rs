@@ -12,7 +12,7 @@ use std::time::Duration;
 const UNWIND: Duration = Duration::from_secs(60);
 
 static SIGNALLED: AtomicBool = AtomicBool::new(false);
-/// Whether there is a cause, for loops that ask often.
+/// True if there is a cause, for loops that poll often.
 static BROKEN_OFF: AtomicBool = AtomicBool::new(false);
 static CAUSE: Mutex<Option<String>> = Mutex::new(None);
 
@@ -32,7 +32,7 @@ pub fn catch() {
     }
 }
 
-/// Whether the run is to end now, by a signal or because it is broken off.
+/// True if the run is to end now, by a signal or because it is broken off.
 #[must_use]
 pub fn requested() -> bool {
     SIGNALLED.load(Ordering::Relaxed) || BROKEN_OFF.load(Ordering::Relaxed)

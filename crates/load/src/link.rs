@@ -14,7 +14,7 @@ use crate::protocol::{ScanError, Scanner, Sink};
 use crate::socket::{Stream, Taken};
 use crate::websocket;
 
-/// How frames travel between a simulated player and the server.
+/// Transport of frames between a simulated player and the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transport {
     /// Plain TCP.
@@ -171,7 +171,7 @@ impl Link {
         self.between.as_deref().is_some_and(|between| between.to_player.is_full(clock::now_ns()))
     }
 
-    /// What became of everything that passed the network since last asked.
+    /// Fate of the traffic on the network since the last call.
     pub(crate) fn take_fates(&mut self) -> Fates {
         let Some(between) = &mut self.between else { return Fates::default() };
         let mut fates = std::mem::take(&mut between.to_server.fates);
@@ -205,7 +205,7 @@ impl Link {
         }
     }
 
-    /// What has arrived by way of the network.
+    /// Traffic that the network has delivered.
     fn receive_through(&mut self, scratch: &mut [u8], sink: &mut dyn Sink) -> Result<(), LinkError> {
         self.leave()?;
         for _ in 0..DATAGRAMS_PER_TURN {
@@ -227,7 +227,7 @@ impl Link {
     /// Takes a datagram of the session.
     fn take_datagram(&mut self, bytes: &[u8], sink: &mut dyn Sink) -> Result<(), LinkError> {
         let Some(side) = &mut self.kcp else { return Ok(()) };
-        // What does not belong to the session is noise.
+        // Datagrams of other sessions are noise.
         let _ = side.kcp.handle_datagram(now(), bytes);
         while let Some(received) = side.kcp.poll_received() {
             self.scanner.feed(&received.bytes, sink)?;
@@ -277,7 +277,7 @@ impl Link {
         std::mem::take(&mut self.scanner.frames)
     }
 
-    /// Whether the socket refused bytes, so that its next readiness to write matters.
+    /// True if the socket refused bytes, so that its next readiness to write matters.
     pub(crate) fn wants_write(&self) -> bool {
         !self.unsent.is_empty()
     }
@@ -294,7 +294,7 @@ impl Link {
         Ok(())
     }
 
-    /// Whether frames can be sent.
+    /// True if frames can be sent.
     pub(crate) fn is_open(&self) -> bool {
         self.websocket.as_ref().is_none_or(|websocket| websocket.is_open())
     }
@@ -358,7 +358,7 @@ impl Link {
             } else {
                 self.take(&scratch[..count], sink)?;
             }
-            // What is left, if anything, makes the socket ready again: cheaper than asking in vain.
+            // A remainder makes the socket ready again: cheaper than a read in vain.
             if count < if skip > 0 { skip } else { scratch.len() }
                 || (skip > 0 && self.scanner.is_between_packets())
             {

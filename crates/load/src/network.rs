@@ -1,4 +1,4 @@
-//! What lies between simulated players and the server: delay, jitter, loss, duplicates, reordering and a rate, in the
+//! Simulated network between players and the server: delay, jitter, loss, duplicates, reordering and a rate, in the
 //! generator's own sockets, so that no privileges and no second machine are needed.
 //!
 //! A `Way` is one direction of one connection. Datagrams may get lost, arrive twice or be overtaken. Of a byte stream
@@ -37,7 +37,7 @@ pub const PRESETS: [(&str, &str); 4] = [
     ("bad", "120 ms and up to 80 more, 5% lost, 1% twice, 2% overtaken, 1 Mbit/s"),
 ];
 
-/// How long a datagram is held back that others are to overtake.
+/// Delay of a datagram that others are to overtake.
 const HELD_BACK: Duration = Duration::from_millis(25);
 /// A queue in front of a rate holds this much time; more datagrams are dropped, and of a stream no more is read.
 const QUEUE_MAX: Duration = Duration::from_millis(500);
@@ -96,7 +96,7 @@ impl fmt::Display for Network {
     }
 }
 
-/// What became of datagrams, or of reads and writes of streams.
+/// Fate of datagrams, or of reads and writes of streams.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Fates {
     /// Went in.
@@ -132,9 +132,9 @@ pub(crate) struct Way {
     under_way: BTreeMap<(u64, u64), Vec<u8>>,
     bytes: usize,
     sequence: u64,
-    /// When the sender's side is free again, at the rate.
+    /// Instant at which the sender's side is free again, at the rate.
     line_free_ns: u64,
-    /// What is not held back arrives no earlier.
+    /// Earliest arrival of traffic that is not held back.
     latest_ns: u64,
     pub(crate) fates: Fates,
 }

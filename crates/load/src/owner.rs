@@ -20,7 +20,7 @@ const READ_BYTES: usize = 256 * 1024;
 /// Channel creations sent at once before the server's answers are awaited.
 const CREATIONS_IN_FLIGHT: usize = 256;
 
-/// What the game server of a run does.
+/// Options of the game server of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct OwnerPlan {
     pub(crate) server: SocketAddr,
@@ -41,7 +41,7 @@ pub(crate) struct OwnerPlan {
     pub(crate) seed: u64,
 }
 
-/// What the game server saw.
+/// Counts of the game server.
 #[derive(Debug, Clone, Default)]
 pub struct OwnerCounts {
     /// The channel is there and everything asked for has been created.
@@ -76,7 +76,7 @@ pub struct OwnerCounts {
     pub bytes_out: u64,
     /// CPU time of its thread.
     pub cpu: Duration,
-    /// What ended it early.
+    /// Cause of an early end.
     pub error: Option<String>,
 }
 
@@ -122,19 +122,19 @@ struct Owner<'a> {
     link: Link,
     inbox: Inbox<'a>,
     world: Option<World>,
-    /// When frame 0 was due; frames follow at fixed distances whatever happens.
+    /// Instant at which frame 0 was due; frames follow at fixed distances.
     epoch_ns: u64,
     creations_sent: usize,
     /// Next message to a single player: number of the cycle and index in it.
     notice_cycle: u64,
-    /// When slot 0 of cycle 0 was due; `None` until everyone has logged in.
+    /// Instant at which slot 0 of cycle 0 was due; `None` until everyone has logged in.
     notices_from_ns: Option<u64>,
     notice_slot: usize,
     scratch: Vec<u8>,
     out: Vec<u8>,
 }
 
-/// What arrives for the owner, sorted for its next turn.
+/// Messages received by the owner, sorted for its next turn.
 struct Inbox<'a> {
     plan: &'a OwnerPlan,
     control: &'a Control,

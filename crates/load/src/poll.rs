@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Events taken per wait. More would delay sends that fall due while a long batch is handled.
 const EVENTS_PER_WAIT: usize = 256;
-/// What happens this close together shares a wake-up. One per send or per frame would cost more than the send or the frame,
+/// Events this close together share a wake-up. One per send or per frame would cost more than the send or the frame,
 /// the sender included: waking a thread is its work. Latency counts from the intended time, so it shows there.
 pub(crate) const BUNDLE: Duration = Duration::from_micros(500);
 
@@ -22,7 +22,7 @@ pub(crate) struct Poller {
     found: bool,
 }
 
-/// What a registered socket is ready for.
+/// Readiness of a registered socket.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ready {
     /// The number given at registration.

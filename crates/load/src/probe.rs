@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::clock::CpuClock;
 
-/// How long a metrics page may take. Longer means that the server is busy with other things; the sample goes without.
+/// Longest wait for a metrics page. A server that takes longer is busy; the sample goes without.
 const METRICS_TIMEOUT: Duration = Duration::from_millis(500);
 const METRICS_BYTES_MAX: u64 = 4 << 20;
 
@@ -105,7 +105,7 @@ pub(crate) fn fetch(from: SocketAddr, path: &str) -> io::Result<String> {
     }
 }
 
-/// What a process serves and where, as its admin listener tells: pairs of a service's name and its URL.
+/// Services of a process as its admin listener lists them: pairs of a service's name and its URL.
 #[must_use]
 pub fn services(admin: SocketAddr) -> Vec<(String, String)> {
     let about = fetch(admin, "/api/v1/about").unwrap_or_default();

@@ -305,12 +305,12 @@ impl Scanner {
         Self { whole_bytes_max: usize::MAX, ..Self::lean() }
     }
 
-    /// How many of the next bytes can be discarded unseen; report them with [`Self::skipped`].
+    /// Number of next bytes that can be discarded unseen; report them with [`Self::skipped`].
     pub(crate) fn skip_bytes(&self) -> usize {
         self.skip
     }
 
-    /// Whether the next byte starts a frame.
+    /// True if the next byte starts a frame.
     pub(crate) fn is_between_packets(&self) -> bool {
         self.packet_left == 0 && self.skip == 0 && self.carry.is_empty()
     }
@@ -438,7 +438,7 @@ pub(crate) fn auth_result(body: &[u8]) -> (u32, bool) {
     (conn, result == 0)
 }
 
-/// Whether an `AuthResultMessage` says that its receiver gets back what it had.
+/// True if an `AuthResultMessage` restores the receiver's earlier state.
 pub(crate) fn should_recover(body: &[u8]) -> bool {
     Fields(body).any(|(field, value)| field == 4 && value.number() != 0)
 }

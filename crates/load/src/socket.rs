@@ -10,7 +10,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 #[derive(Debug)]
 pub(crate) struct Stream(Socket);
 
-/// What a read found.
+/// Result of a read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
     /// So many bytes.

@@ -42,7 +42,7 @@ impl Times {
         self.0 += &other.0;
     }
 
-    /// How many times were recorded.
+    /// Number of recorded times.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.len()
@@ -114,7 +114,7 @@ pub struct Bucket {
     pub count: u64,
 }
 
-/// What one generator thread, or all of them together, saw.
+/// Counts of one generator thread, or of all together.
 #[derive(Debug, Clone, Default)]
 pub struct Counts {
     /// Connections that are ready for what the run wants of them.
@@ -153,7 +153,7 @@ pub struct Counts {
     pub recent: Times,
     /// Malformed updates seen by the players that read everything.
     pub malformed: u64,
-    /// What became of what passed a played network.
+    /// Fate of the traffic on a simulated network.
     pub fates: Fates,
     /// The first thing that went wrong.
     pub first_error: Option<String>,

@@ -107,7 +107,7 @@ pub fn find(name: &str) -> Option<&'static Test> {
     TESTS.iter().find(|test| test.name == name)
 }
 
-/// How to run a test.
+/// Options of a test.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The server to measure; a server of our own when not given.
@@ -130,9 +130,9 @@ pub struct Options {
     pub duration: Option<Duration>,
     /// Time before it.
     pub warmup: Option<Duration>,
-    /// How players connect.
+    /// Transport of the players.
     pub transport: Transport,
-    /// What lies between the players and the server.
+    /// Simulated network between the players and the server.
     pub network: Network,
     /// Generator threads for players; 0 chooses.
     pub threads: usize,
@@ -141,13 +141,13 @@ pub struct Options {
     /// For `channel entity-lod`: players ask for the rates themselves, as the Unreal plugin does, although the server
     /// could choose them.
     pub ask_for_rates: bool,
-    /// How much of a test to run.
+    /// Effort of a test.
     pub effort: Effort,
     /// Seed of everything random.
     pub seed: u64,
 }
 
-/// How much of a test to run.
+/// Effort of a test.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Effort {
     /// Every size and repetition, windows as long as a figure to be quoted needs.
@@ -160,7 +160,7 @@ pub enum Effort {
 }
 
 impl Effort {
-    /// What the two flags of the command line say together.
+    /// Effort that the two flags of the command line select together.
     #[must_use]
     pub fn new(quick: bool, smoke: bool) -> Self {
         match (quick, smoke) {
@@ -170,7 +170,7 @@ impl Effort {
         }
     }
 
-    /// What fits the effort.
+    /// Value for this effort.
     pub fn pick<T>(self, whole: T, quick: T, smoke: T) -> T {
         match self {
             Self::Whole => whole,
@@ -191,7 +191,7 @@ pub struct Target {
     pub pid: Option<u32>,
     /// Its metrics page.
     pub metrics: Option<SocketAddr>,
-    /// What opens one session of its web console.
+    /// One-time token of its web console.
     pub console: Option<ConsoleToken>,
 }
 
@@ -235,7 +235,7 @@ pub enum BenchError {
         /// Why.
         source: io::Error,
     },
-    /// What was asked for does not fit, or a server does not do it.
+    /// The options contradict each other, or the server does not support them.
     #[error("{0}")]
     Unfit(String),
     /// The test measures something that only a server of our own has.
@@ -246,7 +246,7 @@ pub enum BenchError {
     Generator(#[from] io::Error),
 }
 
-/// What a test runs in.
+/// Environment of a test.
 struct Context<'a> {
     name: &'static str,
     options: &'a Options,
@@ -387,7 +387,7 @@ const P99_MAX_MS: f64 = 50.0;
 const CPU_PLAYERS: usize = 100;
 const MIB: f64 = (1 << 20) as f64;
 
-/// How long a running server may take to answer the claim of GLOBAL before it counts as refused.
+/// Longest wait for a running server's answer to the claim of GLOBAL; after it the claim counts as refused.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A server that runs on this machine with the default ports and says that it is ready, if there is one.
@@ -405,7 +405,7 @@ pub struct Swarm {
     pub options: Options,
     /// Players.
     pub players: usize,
-    /// How long they play once everyone is in; until Ctrl-C when not given.
+    /// Time that they play once everyone is in; until Ctrl-C when not given.
     pub duration: Option<Duration>,
     /// Join this channel of a server whose world is already run by a game server, instead of bringing one.
     pub join: Option<u32>,
@@ -459,7 +459,7 @@ impl Swarm {
 }
 
 impl Swarm {
-    /// What was played between the players and the server, and what became of it.
+    /// Simulated network between the players and the server, and the fate of its traffic.
     fn tell_network(&self, report: &mut Report, fates: &Fates) {
         let Options { network, transport, .. } = &self.options;
         if network.is_clear() {
@@ -607,7 +607,7 @@ mod tests {
         assert!(error.to_string().contains("--addr"));
     }
 
-    /// What in `value` is not as the published schema says.
+    /// Violations of the published schema in `value`.
     fn check_schema(value: &Value) -> Vec<String> {
         let schema: Value =
             serde_json::from_str(include_str!("../../../docs/bench-report.schema.json")).expect("JSON");

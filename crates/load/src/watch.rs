@@ -1,4 +1,4 @@
-//! What every run does the same way: it waits, opens a measured window, looks around at intervals, and closes it.
+//! Common course of every run: it waits, opens a measured window, samples at intervals, and closes it.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -111,7 +111,7 @@ pub struct Sample {
     pub handovers_per_s: Option<f64>,
 }
 
-/// When a run measures, and how often it looks.
+/// Measured window of a run, and its sampling interval.
 pub(crate) struct Timing {
     pub(crate) warmup: Duration,
     /// Until an interrupt when not given.
@@ -119,17 +119,17 @@ pub(crate) struct Timing {
     pub(crate) sample_interval: Duration,
 }
 
-/// What a run knows beyond what it has in common with others.
+/// Sources of a run's own counts.
 pub(crate) trait Scenario {
-    /// What the simulated game servers have done so far.
+    /// Counts of the simulated game servers so far.
     fn servers(&self) -> Servers;
-    /// What the players have done so far.
+    /// Counts of the players so far.
     fn players(&self) -> Counts;
     /// State latencies since the last call.
     fn take_recent(&self) -> Times;
-    /// How many game servers share the frames.
+    /// Number of game servers that share the frames.
     fn server_count(&self) -> usize;
-    /// Whether characters change hands at all.
+    /// True if characters change their server at all.
     fn hands_over(&self) -> bool;
     /// The game servers cannot go on.
     fn has_failed(&self) -> bool;

@@ -22,7 +22,7 @@ const WALK_METRES_PER_SECOND: f32 = 4.0;
 const JUMP_METRES_PER_SECOND: f32 = 5.0;
 const GRAVITY: f32 = -9.81;
 
-/// What a player asks for in one input message.
+/// Input message of a player.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Input {
     /// Intended send time, nanoseconds of the monotonic clock.
@@ -46,13 +46,13 @@ pub struct Character {
     rise: f32,
     /// Newest input applied.
     pub input: Input,
-    /// How often it turned on request.
+    /// Turns on request.
     pub turns: u16,
-    /// How often it jumped.
+    /// Jumps.
     pub jumps: u16,
-    /// How often an obstacle turned it.
+    /// Turns caused by obstacles.
     pub collisions: u16,
-    /// Whether the last frame changed it.
+    /// True if the last frame changed it.
     moved: bool,
 }
 
@@ -146,7 +146,7 @@ impl World {
         self.characters.iter().enumerate().filter(|(_, character)| character.moved).map(|(index, _)| index)
     }
 
-    /// Whether the cell under a position is an obstacle; positions off the map are.
+    /// True if the cell under a position is an obstacle; positions off the map are.
     #[must_use]
     pub fn blocked(&self, x: f32, z: f32) -> bool {
         obstacle_at(&self.obstacles, [x, z])

@@ -8,12 +8,12 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use throng_admin::LivePage;
+use throng_load::demo_players::DemoPlayers;
 use throng_load::direct::{self, DirectPlan, DirectSample};
 use throng_load::engine::Sample;
 use throng_load::network::{Network, PRESETS};
 use throng_load::report::{Report, Run};
 use throng_load::suites::{self, Progress, Swarm, Target};
-use throng_load::visitors::Visitors;
 use throng_load::{duration, interrupt, probe};
 use throng_replication::Server;
 
@@ -191,19 +191,19 @@ pub(crate) fn demo(args: DemoArgs) -> ExitCode {
     let game = Game::beside().map_err(|why| say(&format!("no game of tag: {why}"))).ok();
     let page = game.as_ref().map(|game| format!("http://{}/", game.page()));
     let text = RefCell::new(None);
-    let mut visitors = None;
+    let mut demo_players = None;
     let on_start = &mut |target: &Target| {
         let play = page.as_ref().map_or(String::new(), |page| {
             format!("\n  play           {page}   (tag, against simulated players; in two tabs for two)")
         });
         let services = target.metrics.map(probe::services).unwrap_or_default();
-        visitors = let_visitors_in(&services);
+        demo_players = start_demo_players(&services);
         let more = beside(&services) + &play;
         *text.borrow_mut() = Some(introduction(args.players, args.spatial, target, &more));
     };
     let progress = Introduced { text: &text, live: Live::new() };
     let code = play(&swarm, false, args.picture.as_deref(), on_start, progress);
-    drop(visitors);
+    drop(demo_players);
     code
 }
 
@@ -276,12 +276,12 @@ impl Progress for Introduced<'_> {
 }
 
 /// Players for the matcher and a build for the cache, if both are there.
-fn let_visitors_in(services: &[(String, String)]) -> Option<Visitors> {
+fn start_demo_players(services: &[(String, String)]) -> Option<DemoPlayers> {
     let address = |wanted: &str| {
         let (_, url) = services.iter().find(|(name, _)| name == wanted)?;
         url.strip_prefix("http://")?.parse().ok()
     };
-    Visitors::start(address("matcherhttp")?, address("cache")?, 1).ok()
+    DemoPlayers::start(address("matcherhttp")?, address("cache")?, 1).ok()
 }
 
 /// What runs beside the gateway, a line each.

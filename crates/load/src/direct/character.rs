@@ -1,4 +1,4 @@
-//! What both sides know: the character, its inputs, and where a step leads.
+//! Shared rules of both sides: the character, its inputs, and the step of a frame.
 
 use throng_replication::{Axis, ClassError, ClassId, Classes, Condition, Quantiser, Replicate};
 
@@ -33,7 +33,7 @@ pub(super) fn classes() -> Result<(Classes, ClassId), ClassError> {
     Ok((classes, character))
 }
 
-/// Where a step of one frame leads, as both sides reckon.
+/// Position after one frame, as both sides compute it.
 pub(super) fn stepped([x, y, z]: [f32; 3], heading: f32) -> [f32; 3] {
     let way = SPEED / HZ as f32;
     [x + heading.cos() * way, y + heading.sin() * way, z]

@@ -56,14 +56,14 @@ pub enum DirectError {
     Thread,
 }
 
-/// What to play.
+/// Options of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectPlan {
     /// Players.
     pub players: usize,
     /// Threads of the transport.
     pub shards: u16,
-    /// How long; until interrupted if not given.
+    /// Duration; until interrupted if not given.
     pub duration: Option<Duration>,
     /// Of the players' ways.
     pub seed: u64,
@@ -93,7 +93,7 @@ pub struct DirectSample {
     pub refused: u64,
 }
 
-/// What the players' thread counts.
+/// Counts of the players' thread.
 #[derive(Debug, Default)]
 struct Seen {
     corrections: AtomicU64,

@@ -5,7 +5,7 @@
 use prost::Message as _;
 use throng_wire::{channeldpb as pb, unrealpb};
 
-use super::land::Body;
+use super::terrain::Body;
 use crate::protocol::{self, Fields, Head, kind, put_bytes};
 
 /// Full name of the data of entity channels.
@@ -39,7 +39,7 @@ pub(crate) struct Pulse {
     pub(crate) input_sequence: u32,
 }
 
-/// What channel data says about a character.
+/// Character as channel data describes it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Avatar {
     /// The connection whose character it is; 0 when the data does not say.

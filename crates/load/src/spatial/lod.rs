@@ -1,6 +1,6 @@
 //! Rates by distance: the published table, and what it promises for a world as it is.
 
-use super::truth::Truth;
+use super::oracle::Oracle;
 
 /// Characters up to this far away are sent this often.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -32,9 +32,9 @@ pub(crate) fn band(one: (f32, f32), other: (f32, f32)) -> usize {
 }
 
 /// Adds what `seconds` of the world as it is now should deliver, by band, when everyone sees everyone.
-pub(crate) fn expect(truth: &Truth, seconds: f64, expected: &mut [f64; BANDS]) {
+pub(crate) fn expect(oracle: &Oracle, seconds: f64, expected: &mut [f64; BANDS]) {
     let places: Vec<(f32, f32)> =
-        truth.entities[..truth.count()].iter().map(super::truth::Entity::place).collect();
+        oracle.entities[..oracle.count()].iter().map(super::oracle::Entity::place).collect();
     let mut pairs = [0u64; BANDS];
     for (index, &one) in places.iter().enumerate() {
         // Everyone is in its own nearest band.
@@ -54,13 +54,13 @@ mod tests {
 
     #[test]
     fn the_table_promises_what_distances_say() {
-        let truth = Truth::new(3);
+        let oracle = Oracle::new(3);
         for (index, x) in [(0, 0.0), (1, 5.0), (2, 100.0)] {
-            truth.allocate();
-            truth.entities[index].put(x, 0.0);
+            oracle.allocate();
+            oracle.entities[index].put(x, 0.0);
         }
         let mut expected = [0.0; BANDS];
-        expect(&truth, 2.0, &mut expected);
+        expect(&oracle, 2.0, &mut expected);
         // Three see themselves and two see each other at 20 Hz; four pairs are far apart.
         assert_eq!(expected, [5.0 * 20.0 * 2.0, 0.0, 4.0 * 2.0]);
         assert_eq!(band((0.0, 0.0), (30.0, 40.0)), 2, "50 m are beyond 50 m");

@@ -5,19 +5,19 @@
 //! cells, every character a channel that everyone is subscribed to, at a rate that depends on the distance.
 //!
 //! The game servers are one thread (`servers`), the players one or more (`players`). What is real stands in
-//! `truth`: the players' deliveries are judged by the updates that were sent and by whom they should have reached, and
+//! `oracle`: the players' deliveries are judged by the updates that were sent and by whom they should have reached, and
 //! when the run has come to rest every player's view is compared with the world.
 
 pub(crate) mod avatar;
 #[cfg(test)]
 pub(crate) mod fake;
-mod land;
 pub(crate) mod lod;
+mod oracle;
 pub(crate) mod picture;
 mod players;
 mod servers;
 pub(crate) mod tape;
-mod truth;
+mod terrain;
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -35,10 +35,10 @@ use crate::watch::{self, Scenario, Servers, StopOnDrop, Timing, share};
 
 pub use servers::ServersCounts;
 
+use oracle::Oracle;
 use players::{PlayersCounts, PlayersPlan, Views};
 use servers::ServersPlan;
 use tape::Tape;
-use truth::Truth;
 
 /// The reference's first ids of spatial and of entity channels.
 pub(crate) const SPATIAL_FIRST: u32 = 0x1_0000;
@@ -61,13 +61,13 @@ impl Grid {
     /// The published grid: 15 x 15 cells of 20 m, 3 x 3 servers.
     pub const PUBLISHED: Self = Self { columns: 15, server_columns: 3, cell_metres: 20.0 };
 
-    /// How many servers share it.
+    /// Number of servers that share it.
     #[must_use]
     pub fn servers(&self) -> usize {
         (self.server_columns * self.server_columns) as usize
     }
 
-    /// How many cells it has.
+    /// Number of its cells.
     #[must_use]
     pub fn cells(&self) -> usize {
         (self.columns * self.columns) as usize
@@ -134,14 +134,14 @@ impl Layout {
     }
 }
 
-/// What to run, against what.
+/// Options of a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Listener for players.
     pub clients: SocketAddr,
     /// Listener for game servers.
     pub servers: SocketAddr,
-    /// How players connect.
+    /// Transport of the players.
     pub transport: Transport,
     /// Simulated players, each with a character.
     pub players: usize,
@@ -164,7 +164,7 @@ pub struct Plan {
     pub warmup: Duration,
     /// Length of the measured window; `None` until interrupted.
     pub duration: Option<Duration>,
-    /// How long everyone's coming in may take.
+    /// Longest time until everyone has joined.
     pub patience: Duration,
     /// Time between samples.
     pub sample_interval: Duration,
@@ -242,16 +242,16 @@ pub struct TickOutcome {
     pub longest_ms: f64,
 }
 
-/// What a run found.
+/// Results of a run.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// Players asked for.
     pub players: usize,
     /// Length of the measured window.
     pub window: Duration,
-    /// What the players saw.
+    /// Counts of the players.
     pub counts: Counts,
-    /// What the game servers saw.
+    /// Counts of the game servers.
     pub servers: ServersCounts,
     /// Updates that should have reached players.
     pub expected: u64,
@@ -290,14 +290,14 @@ pub struct Outcome {
     pub machine_busy: Option<f64>,
     /// Player threads.
     pub threads: usize,
-    /// How many players ended with a view equal to the world, of how many; and what was wrong with the others: characters
+    /// Number of players that ended with a view equal to the world, of how many; and the defects of the others: characters
     /// seen that are elsewhere, not seen although in sight, or seen in an old state.
     pub views: (usize, usize),
     /// See `views`.
     pub wrong: [u64; 3],
     /// Looks around during the window.
     pub samples: Vec<Sample>,
-    /// What happened, for the picture.
+    /// History for the picture.
     pub(crate) tape: Tape,
     pub(crate) layout: Layout,
 }
@@ -325,7 +325,7 @@ impl Outcome {
         count as f64 / self.window.as_secs_f64()
     }
 
-    /// Whether the generator, not the server, was the limit; and how one can tell.
+    /// Evidence that the generator, not the server, was the limit; `None` if it was not.
     #[must_use]
     pub fn saturation(&self) -> Option<String> {
         Saturation {
@@ -346,7 +346,7 @@ pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Re
     let threads = plan.thread_count();
     let control = Control::new();
     // Room for a few logins that end early and come again.
-    let truth = Truth::new(plan.players);
+    let oracle = Oracle::new(plan.players);
     let bands = plan.layout.grid().is_none();
     let players_plan = PlayersPlan {
         server: plan.clients,
@@ -371,14 +371,14 @@ pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Re
     let counts: Vec<Mutex<PlayersCounts>> = watch::per_thread(threads);
     let servers_counts = Mutex::new(ServersCounts::default());
     thread::scope(|scope| {
-        // Whatever happens below, the threads must end, or the scope would wait for ever.
+        // The threads must end even after an error below, or the scope would wait for ever.
         let stop = StopOnDrop(&control);
-        let servers = scope.spawn(|| servers::run(&servers_plan, &control, &truth, &servers_counts));
+        let servers = scope.spawn(|| servers::run(&servers_plan, &control, &oracle, &servers_counts));
         let mut watch = Watch {
             plan,
             probe,
             control: &control,
-            truth: &truth,
+            oracle: &oracle,
             counts: &counts,
             servers: &servers_counts,
             promised: [0.0; lod::BANDS],
@@ -391,7 +391,7 @@ pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Re
             .iter()
             .zip(&counts)
             .map(|(numbers, counts)| {
-                scope.spawn(|| players::run(&players_plan, numbers, &control, &truth, counts))
+                scope.spawn(|| players::run(&players_plan, numbers, &control, &oracle, counts))
             })
             .collect();
         watch.wait_for_players()?;
@@ -433,7 +433,7 @@ struct Watch<'a> {
     plan: &'a Plan,
     probe: &'a Probe,
     control: &'a Control,
-    truth: &'a Truth,
+    oracle: &'a Oracle,
     counts: &'a [Mutex<PlayersCounts>],
     servers: &'a Mutex<ServersCounts>,
     /// Deliveries that the distances of the players have promised in the window so far, by band ...
@@ -491,7 +491,7 @@ impl Watch<'_> {
                 complete += counts.complete;
             }
             let waited = Duration::from_nanos(clock::now_ns() - started);
-            // Where everyone sees everyone, everyone's state is waited for, within reason.
+            // If everyone sees everyone, everyone's state is awaited, within a limit.
             let open = self.plan.layout.grid().is_none();
             if ready >= wanted && (!open || complete >= wanted || waited > self.plan.patience / 2) {
                 return Ok(());
@@ -613,7 +613,7 @@ impl Scenario for Watch<'_> {
             clock::sleep_until(at_ns.min(clock::now_ns() + JUDGE_NS));
             let now = clock::now_ns().min(at_ns);
             if bands && now > judged_ns {
-                lod::expect(self.truth, (now - judged_ns) as f64 / 1e9, &mut self.promised);
+                lod::expect(self.oracle, (now - judged_ns) as f64 / 1e9, &mut self.promised);
                 judged_ns = now;
             }
         }
@@ -624,7 +624,7 @@ impl Scenario for Watch<'_> {
         let until = clock::now_ns() + nanoseconds(GRACE);
         let mut last = 0;
         loop {
-            // What is still on the way shows in its going on arriving. Counts are published every 100 ms.
+            // Traffic in flight shows as further arrivals. Counts are published every 100 ms.
             thread::sleep(SETTLE);
             let delivered: u64 = self.counts.iter().map(|counts| lock(counts).base.messages_in).sum();
             let quiet = delivered == last;
@@ -660,7 +660,7 @@ const TICK_COUNT: &str = "throng_channel_tick_seconds_count";
 const TICK_SUM: &str = "throng_channel_tick_seconds_sum";
 const TICK_BUCKETS: &str = "throng_channel_tick_seconds_bucket";
 
-/// How often the distances between players are looked at.
+/// Interval at which the distances between players are sampled.
 const JUDGE_NS: u64 = 250_000_000;
 const CHANNELS: &str = "throng_gateway_channels";
 

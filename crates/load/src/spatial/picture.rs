@@ -163,7 +163,7 @@ impl Picture<'_> {
     }
 
     fn obstacles(&mut self) {
-        let side = super::land::OBSTACLE_METRES * self.scale;
+        let side = super::terrain::OBSTACLE_METRES * self.scale;
         let mut path = String::new();
         for (x, z) in &self.tape.obstacles {
             // Writing to a String cannot fail.
@@ -173,7 +173,7 @@ impl Picture<'_> {
         put!(self, "<path d=\"{path}\" fill=\"#05080f\" fill-opacity=\".6\"/>\n");
     }
 
-    /// What the hero sees: the cells of its interest and its circle, or the rings of the rates.
+    /// View of the hero: the cells of its interest and its circle, or the rings of the rates.
     fn sight(&mut self) {
         let hero = self.hero;
         let Some(grid) = self.outcome.layout.grid().copied() else {

@@ -13,7 +13,7 @@ use throng_stdx::Rng;
 use super::ENTITY_FIRST;
 use super::avatar::{self, Glance};
 use super::lod;
-use super::truth::Truth;
+use super::oracle::Oracle;
 use crate::clock;
 use crate::fleet::{Control, INPUT_BYTES, TURN_OR_JUMP_PER_SECOND, lock};
 use crate::link::{Link, LinkError, Transport};
@@ -31,7 +31,7 @@ const PUBLISH_NS: u64 = 100_000_000;
 /// confirmation: 200 ms. A subscription that has delivered nothing by then misses what follows.
 const SLACK: u32 = 6;
 
-/// What the players of a run do.
+/// Options of the players of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct PlayersPlan {
     pub(crate) server: std::net::SocketAddr,
@@ -42,7 +42,7 @@ pub(crate) struct PlayersPlan {
     pub(crate) inputs_per_second: f64,
     /// Players of the whole run.
     pub(crate) players: usize,
-    /// Whether there are cells; without, everyone sees everyone.
+    /// True if there are cells; without, everyone sees everyone.
     pub(crate) cells: bool,
     /// Judge deliveries by the rates of the distance bands.
     pub(crate) bands: bool,
@@ -51,7 +51,7 @@ pub(crate) struct PlayersPlan {
     pub(crate) seed: u64,
 }
 
-/// What the players of one thread, or of all, saw.
+/// Counts of the players of one thread, or of all.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PlayersCounts {
     /// `delivered` and `state` are over all updates; `lost`, `due` and so on as elsewhere.
@@ -64,7 +64,7 @@ pub(crate) struct PlayersCounts {
     pub(crate) repeated: u64,
     /// Players that have had the state of everyone.
     pub(crate) complete: u64,
-    /// When the last player that is in came in, and when the last complete one became so.
+    /// Instants at which the last player joined and at which the last view became complete.
     pub(crate) ready_ns: u64,
     pub(crate) complete_ns: u64,
     /// Subscriptions to characters that are open.
@@ -97,7 +97,7 @@ impl PlayersCounts {
     }
 }
 
-/// How the players' views compare with the world when everything has come to rest.
+/// Comparison of the players' views with the world once everything is at rest.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Views {
     /// Updates that the subscriptions still open should have brought inside the window.
@@ -127,10 +127,10 @@ pub(crate) fn run(
     plan: &PlayersPlan,
     numbers: &[usize],
     control: &Control,
-    truth: &Truth,
+    oracle: &Oracle,
     shared: &Mutex<PlayersCounts>,
 ) -> std::io::Result<Views> {
-    let mut players = Players::new(plan, numbers, control, truth)?;
+    let mut players = Players::new(plan, numbers, control, oracle)?;
     while !control.is_stopped() {
         players.turn(shared)?;
     }
@@ -202,7 +202,7 @@ struct Player {
 struct Players<'a> {
     plan: &'a PlayersPlan,
     control: &'a Control,
-    truth: &'a Truth,
+    oracle: &'a Oracle,
     poller: Poller,
     players: Vec<Player>,
     rng: Rng,
@@ -219,7 +219,7 @@ impl<'a> Players<'a> {
         plan: &'a PlayersPlan,
         numbers: &[usize],
         control: &'a Control,
-        truth: &'a Truth,
+        oracle: &'a Oracle,
     ) -> std::io::Result<Self> {
         let players = numbers.iter().map(|&number| Player {
             number,
@@ -229,7 +229,7 @@ impl<'a> Players<'a> {
             own: None,
             sequence: 0,
             cells: Vec::new(),
-            seen: vec![Seen::default(); truth.entities.len()],
+            seen: vec![Seen::default(); oracle.entities.len()],
             met: Vec::new(),
             had: 0,
         });
@@ -238,7 +238,7 @@ impl<'a> Players<'a> {
         Ok(Self {
             plan,
             control,
-            truth,
+            oracle,
             poller: Poller::new()?,
             players: players.collect(),
             rng: Rng::new(plan.seed ^ 0x9e37_79b9 ^ numbers.first().copied().unwrap_or(0) as u64),
@@ -345,7 +345,7 @@ impl<'a> Players<'a> {
                 let mut reader = Reader {
                     plan: self.plan,
                     control: self.control,
-                    truth: self.truth,
+                    oracle: self.oracle,
                     now: clock::now_ns(),
                     player,
                     out: &mut self.out,
@@ -400,7 +400,7 @@ impl<'a> Players<'a> {
         self.published_ns = now;
         self.counts.base.cpu = clock::thread_cpu();
         let mut shared = lock(shared);
-        // Whoever samples empties the recent times; the rest only grows.
+        // Sampling empties the recent times; the rest only grows.
         let mut recent = std::mem::take(&mut shared.base.recent);
         recent.add(&self.counts.base.recent);
         self.counts.base.recent.clear();
@@ -410,7 +410,7 @@ impl<'a> Players<'a> {
 
     fn views(&self) -> Views {
         let mut sum = Views::default();
-        let entities = &self.truth.entities[..self.truth.count()];
+        let entities = &self.oracle.entities[..self.oracle.count()];
         for player in self.players.iter().filter(|player| player.state == State::Ready) {
             let mut view = Views { players: 1, ..Views::default() };
             for (seen, entity) in player.seen.iter().zip(entities) {
@@ -442,8 +442,8 @@ impl Seen {
 struct Reader<'a> {
     plan: &'a PlayersPlan,
     control: &'a Control,
-    truth: &'a Truth,
-    /// When the bytes were taken from the socket.
+    oracle: &'a Oracle,
+    /// Instant at which the bytes were read from the socket.
     now: u64,
     player: &'a mut Player,
     /// Frames to send afterwards.
@@ -517,7 +517,7 @@ impl Reader<'_> {
     }
 
     fn subscribed(&mut self, entity: u32) {
-        let sent = self.truth.entities[entity as usize].sent.load(Ordering::Relaxed);
+        let sent = self.oracle.entities[entity as usize].sent.load(Ordering::Relaxed);
         let seen = &mut self.player.seen[entity as usize];
         match seen.tie {
             // The answer to a request that a later one has taken back.
@@ -538,10 +538,10 @@ impl Reader<'_> {
         if seen.tie == Tie::None {
             return;
         }
-        let truth = &self.truth.entities[entity as usize];
-        let until = truth.sent.load(Ordering::Relaxed).saturating_sub(SLACK).max(seen.newest);
+        let oracle = &self.oracle.entities[entity as usize];
+        let until = oracle.sent.load(Ordering::Relaxed).saturating_sub(SLACK).max(seen.newest);
         if seen.from != 0 || until > seen.at_latest {
-            self.counts.expected += truth.expected(seen.first_expected(), until);
+            self.counts.expected += oracle.expected(seen.first_expected(), until);
         }
         self.counts.subscriptions = self.counts.subscriptions.saturating_sub(1);
         if seen.tie == Tie::Asked {
@@ -600,7 +600,7 @@ impl Reader<'_> {
             let Some(entity) = entity else { continue };
             if visible {
                 self.meets(listed.net_id, listed.conn, to);
-                // Who comes into sight brings its state along; what comes after it is owed.
+                // An entity that comes into view brings its state; later updates are owed.
                 if let Some(Glance { sequence, full, .. }) = listed.data.and_then(avatar::glance) {
                     self.full_state(entity, full.unwrap_or(0));
                     let seen = &mut self.player.seen[entity as usize];
@@ -670,7 +670,7 @@ impl Reader<'_> {
     /// With rates by distance, an update counts for the band of its distance, as often as that band promises.
     fn banded(&mut self, entity: u32, sent_ns: u64, full: bool) {
         let Some(own) = self.player.own else { return };
-        let places = [own, entity].map(|index| self.truth.entities[index as usize].place());
+        let places = [own, entity].map(|index| self.oracle.entities[index as usize].place());
         let band = lod::band(places[0], places[1]);
         let seen = &mut self.player.seen[entity as usize];
         if self.plan.ask_for_rates && (seen.band != band as u8 + 1) {

@@ -8,7 +8,7 @@
 //!
 //! Without a grid ([`Layout::Open`]) the first server owns every character, as well-known entities.
 
-mod heard;
+mod received;
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -18,11 +18,11 @@ use std::time::Duration;
 
 use throng_stdx::Rng;
 
-use self::heard::{Event, Inbox};
+use self::received::{Event, Inbox};
 use super::avatar::{self, Avatar, Scale};
-use super::land::{Body, FRAMES_PER_SECOND, Land};
+use super::oracle::Oracle;
 use super::tape::Tape;
-use super::truth::Truth;
+use super::terrain::{Body, FRAMES_PER_SECOND, Terrain};
 use super::{ENTITY_FIRST, Grid, Layout};
 use crate::clock::{self, nanoseconds};
 use crate::fleet::{Control, lock};
@@ -38,7 +38,7 @@ const SLEEP_MAX: Duration = Duration::from_millis(20);
 const READ_BYTES: usize = 256 * 1024;
 /// Bytes of one character's update on the wire, at most.
 const ENTRY_BYTES_MAX: usize = 192;
-/// How long a crashed server is away.
+/// Absence of a crashed server.
 const CRASH_PAUSE: Duration = Duration::from_secs(2);
 const PUBLISH_NS: u64 = 100_000_000;
 const STUB_GLOBAL: u32 = 2;
@@ -47,7 +47,7 @@ const STUB_ENTITY: u32 = 4;
 /// Stubs of queries: this plus the index of the player.
 const STUB_QUERY: u32 = 1_000;
 
-/// What the game servers of a run do.
+/// Options of the game servers of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct ServersPlan {
     pub(crate) server: SocketAddr,
@@ -61,7 +61,7 @@ pub(crate) struct ServersPlan {
     pub(crate) seed: u64,
 }
 
-/// What the game servers saw.
+/// Counts of the game servers.
 #[derive(Debug, Clone, Default)]
 pub struct ServersCounts {
     /// GLOBAL is claimed and every cell has its server.
@@ -112,7 +112,7 @@ pub struct ServersCounts {
     pub bytes_out: u64,
     /// CPU time of their thread.
     pub cpu: Duration,
-    /// What ended them early.
+    /// Cause of an early end.
     pub error: Option<String>,
 }
 
@@ -120,11 +120,11 @@ pub struct ServersCounts {
 pub(crate) fn run(
     plan: &ServersPlan,
     control: &Control,
-    truth: &Truth,
+    oracle: &Oracle,
     shared: &Mutex<ServersCounts>,
 ) -> Tape {
     prefer_this_thread();
-    let mut servers = match Servers::connect(plan, control, truth) {
+    let mut servers = match Servers::connect(plan, control, oracle) {
         Ok(servers) => servers,
         Err(error) => {
             lock(shared).error = Some(format!("game servers: {error}"));
@@ -168,7 +168,7 @@ struct Server {
     /// Frames simulated; the next is due at `epoch + (frame + 1) * period`.
     frame: u64,
     out: Vec<u8>,
-    /// When a crashed server returns, and when it did.
+    /// Instants at which a crashed server is to return and did return.
     returns_ns: u64,
     returned_ns: u64,
     bytes_in: u64,
@@ -185,20 +185,20 @@ struct Character {
     authority: usize,
     /// The same of a former server that has not been told yet that it has lost the character.
     former: usize,
-    /// When the update was due that carried it out of its cell.
+    /// Due time of the update that carried it out of its cell.
     crossed_ns: u64,
-    /// Where its player's interest was asked for last.
+    /// Position of the last request for its player's interest.
     interest: (f32, f32),
 }
 
 struct Servers<'a> {
     plan: &'a ServersPlan,
     control: &'a Control,
-    truth: &'a Truth,
+    oracle: &'a Oracle,
     poller: Poller,
     servers: Vec<Server>,
     scale: Scale,
-    land: Land,
+    terrain: Terrain,
     rng: Rng,
     characters: Vec<Character>,
     /// Characters asked for and not there yet.
@@ -225,7 +225,7 @@ struct Servers<'a> {
 type Failure = (usize, LinkError);
 
 impl<'a> Servers<'a> {
-    fn connect(plan: &'a ServersPlan, control: &'a Control, truth: &'a Truth) -> Result<Self, LinkError> {
+    fn connect(plan: &'a ServersPlan, control: &'a Control, oracle: &'a Oracle) -> Result<Self, LinkError> {
         let poller = Poller::new()?;
         let count = 1 + plan.layout.grid().map_or(0, |grid| grid.servers());
         let mut servers = Vec::with_capacity(count);
@@ -247,21 +247,21 @@ impl<'a> Servers<'a> {
             });
         }
         let mut rng = Rng::new(plan.seed);
-        let land = Land::new(plan.layout.side_metres(), &mut rng);
+        let terrain = Terrain::new(plan.layout.side_metres(), &mut rng);
         let mut tape = Tape::default();
         if plan.tape {
-            tape.begin(&land, plan.interest_metres);
+            tape.begin(&terrain, plan.interest_metres);
         }
         Ok(Self {
             plan,
             control,
-            truth,
+            oracle,
             poller,
             servers,
-            scale: Scale { side_metres: land.side_metres() },
-            land,
+            scale: Scale { side_metres: terrain.side_metres() },
+            terrain,
             rng,
-            characters: vec![Character::default(); truth.entities.len()],
+            characters: vec![Character::default(); oracle.entities.len()],
             expected: HashMap::new(),
             newcomers: Vec::new(),
             known: HashSet::new(),
@@ -436,7 +436,7 @@ impl<'a> Servers<'a> {
     }
 
     fn newcomer(&mut self, conn: u32) {
-        let (x, z) = self.land.free_place(&mut self.rng);
+        let (x, z) = self.terrain.free_place(&mut self.rng);
         let player = self.newcomers.len();
         self.newcomers.push((conn, x, z));
         if self.plan.layout.grid().is_some() {
@@ -459,9 +459,9 @@ impl<'a> Servers<'a> {
     }
 
     fn create(&mut self, index: usize, cell: u32, conn: u32, x: f32, z: f32) {
-        let Some(entity) = self.truth.allocate() else { return };
+        let Some(entity) = self.oracle.allocate() else { return };
         let body = Body { x, z, heading: self.rng.f64() as f32 * std::f32::consts::TAU, ..Body::default() };
-        self.land.enter(entity, &body);
+        self.terrain.enter(entity, &body);
         let avatar = Avatar { conn, body, ..Avatar::default() };
         self.expected.insert(entity, Character { avatar, cell, ..Character::default() });
         let well_known = self.plan.layout.grid().is_none();
@@ -474,8 +474,8 @@ impl<'a> Servers<'a> {
         self.characters[entity as usize] = Character { authority: index + 1, ..character };
         self.servers[index].members.push(entity);
         self.seen.entities += 1;
-        self.truth.entities[entity as usize].cell.store(character.cell, Ordering::Relaxed);
-        self.truth.entities[entity as usize].put(character.avatar.body.x, character.avatar.body.z);
+        self.oracle.entities[entity as usize].cell.store(character.cell, Ordering::Relaxed);
+        self.oracle.entities[entity as usize].put(character.avatar.body.x, character.avatar.body.z);
         if self.plan.layout.grid().is_some() {
             let net_id = ENTITY_FIRST + entity;
             avatar::spawn(
@@ -519,13 +519,13 @@ impl<'a> Servers<'a> {
             let kept = character.authority == index + 1;
             match avatar {
                 _ if kept => {}
-                // What the gateway says counts; without it the character cannot be simulated.
+                // The gateway's data counts; without it the character cannot be simulated.
                 Some(avatar) if mine => self.take_over(index, entity, avatar),
                 _ => continue,
             }
             let character = &mut self.characters[entity as usize];
             character.cell = to;
-            self.truth.entities[entity as usize].cell.store(to, Ordering::Relaxed);
+            self.oracle.entities[entity as usize].cell.store(to, Ordering::Relaxed);
             let crossed = std::mem::take(&mut character.crossed_ns);
             let (x, z) = (character.avatar.body.x, character.avatar.body.z);
             if self.control.is_measured(now) && from != to {
@@ -550,8 +550,8 @@ impl<'a> Servers<'a> {
             remove(&mut self.servers[former - 1].members, entity);
         }
         self.servers[index].members.push(entity);
-        self.truth.entities[entity as usize].resume(avatar.pulse.sequence);
-        self.land.enter(entity, &avatar.body);
+        self.oracle.entities[entity as usize].resume(avatar.pulse.sequence);
+        self.terrain.enter(entity, &avatar.body);
     }
 
     fn input(&mut self, index: usize, entity: u32, input: Input) {
@@ -642,14 +642,14 @@ impl<'a> Servers<'a> {
     fn step(&mut self, index: usize, members: &[u32], due: u64) -> Result<(), LinkError> {
         let measured = self.control.is_measured(due);
         self.seen.frames += 1;
-        self.tape.snapshot(due, measured, &self.truth.entities[..self.truth.count()], || {
+        self.tape.snapshot(due, measured, &self.oracle.entities[..self.oracle.count()], || {
             self.characters.iter().map(|character| (character.cell, character.interest)).collect()
         });
         let Server { out, .. } = &mut self.servers[index];
         for &entity in members {
             let character = &mut self.characters[entity as usize];
             let before = self.plan.layout.cell(character.avatar.body.x, character.avatar.body.z);
-            self.land.step(entity, &mut character.avatar.body, &mut self.rng);
+            self.terrain.step(entity, &mut character.avatar.body, &mut self.rng);
             let Body { x, z, .. } = character.avatar.body;
             if self.plan.layout.cell(x, z) != before {
                 character.crossed_ns = due;
@@ -667,7 +667,7 @@ impl<'a> Servers<'a> {
                 self.scale,
                 &character.avatar,
             );
-            let entity = &self.truth.entities[entity as usize];
+            let entity = &self.oracle.entities[entity as usize];
             entity.put(x, z);
             entity.send(character.avatar.pulse.sequence, measured);
         }
@@ -735,7 +735,7 @@ fn remove(members: &mut Vec<u32>, entity: u32) {
     }
 }
 
-/// When frame `frame` of server `index` is due; the servers' frames are spread over the frame time.
+/// Due time of frame `frame` of server `index`; the servers' frames are spread over the frame time.
 fn frame_due_ns(epoch_ns: u64, frame: u64, index: usize, layout: Layout) -> u64 {
     let period = nanoseconds(Duration::from_secs(1)) / u64::from(FRAMES_PER_SECOND);
     let servers = layout.grid().map_or(1, Grid::servers) as u64;
@@ -766,8 +766,8 @@ mod tests {
             tape: false,
             seed: 1,
         };
-        let (control, truth) = (Control::new(), Truth::new(1));
-        let mut servers = Servers::connect(&plan, &control, &truth).expect("connecting");
+        let (control, oracle) = (Control::new(), Oracle::new(1));
+        let mut servers = Servers::connect(&plan, &control, &oracle).expect("connecting");
         // Connections 1 to 5 are the servers; 6 is a player that was quick.
         for index in 0..4 {
             servers.servers[index].conn = index as u32 + 1;

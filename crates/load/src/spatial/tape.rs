@@ -1,7 +1,7 @@
-//! What happened in a world, for its picture: positions a few times a second, and every handover.
+//! History of a world for its picture: positions a few times a second, and every handover.
 
-use super::land::Land;
-use super::truth::Entity;
+use super::oracle::Entity;
+use super::terrain::Terrain;
 
 /// Snapshots per second. A browser fills in the rest.
 pub(crate) const SNAPSHOTS_PER_SECOND: u64 = 4;
@@ -26,7 +26,7 @@ pub(crate) struct Step {
     pub(crate) entity: u32,
     pub(crate) to: u32,
     pub(crate) place: (f32, f32),
-    /// Whether it also changed its server.
+    /// True if it also changed its server.
     pub(crate) between_servers: bool,
 }
 
@@ -43,11 +43,11 @@ pub(crate) struct Tape {
 }
 
 impl Tape {
-    pub(crate) fn begin(&mut self, land: &Land, interest_metres: f32) {
+    pub(crate) fn begin(&mut self, terrain: &Terrain, interest_metres: f32) {
         self.running = true;
-        self.side_metres = land.side_metres();
+        self.side_metres = terrain.side_metres();
         self.interest_metres = interest_metres;
-        self.obstacles = land.obstacles().collect();
+        self.obstacles = terrain.obstacles().collect();
     }
 
     /// Adds a snapshot when it is time for one. The record begins with the measured window.

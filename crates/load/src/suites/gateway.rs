@@ -1,4 +1,4 @@
-//! What the gateway costs at rest, what it forwards, and how it treats those who do not read.
+//! Tests of the gateway: cost at rest, forwarding, slow readers.
 
 use super::{BenchError, Context, MEASURED, SHARE_MIN};
 use crate::engine::Plan;
@@ -74,7 +74,7 @@ pub(super) fn channels(context: &Context<'_>) -> Result<Report, BenchError> {
 
 /// Messages per second offered in turn.
 const FORWARD_RATES: &[f64] = &[300_000.0, 450_000.0, 600_000.0, 800_000.0];
-/// What is offered beyond capacity queues up. A rate is held when its messages do not wait longer than this.
+/// Load beyond capacity queues up. A rate is held when its messages do not wait longer than this.
 const FORWARD_P99_MAX_MS: f64 = 250.0;
 /// Packets per second and client; messages are batched as a client that sends this many would.
 const FORWARD_PACKETS_PER_SECOND: f64 = 20.0;

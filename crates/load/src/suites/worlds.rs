@@ -213,7 +213,7 @@ impl Sweep {
         }
     }
 
-    /// Whether there is reason to try a larger size. One failure may be the machine's; two in a row are the end.
+    /// True if a larger size is worth a try. One failure may be the machine's; two in a row are the end.
     fn goes_on(&mut self, outcome: Outcome, holds: bool) -> bool {
         self.failures = if holds { 0 } else { self.failures + 1 };
         if holds {
@@ -297,7 +297,7 @@ fn spatial_basics(report: &mut Report, outcome: &Outcome) {
     report.threshold("inputs to a server without authority = 0", strays as f64, strays == 0);
 }
 
-/// What the publication says of about 130 players.
+/// Published figure for about 130 players.
 fn tick(report: &mut Report, outcome: &Outcome) {
     let players = outcome.players;
     if let Some((mean, longest)) = outcome.round_ms {
@@ -416,7 +416,7 @@ fn bare_ratio(
 }
 
 impl Context<'_> {
-    /// Whether players ask for the rates of distance bands: a server of somebody else may not know them.
+    /// Makes players request the rates of distance bands, which other servers may not know.
     fn asks_for_rates(&self) -> bool {
         self.options.target.is_some() || self.options.ask_for_rates
     }

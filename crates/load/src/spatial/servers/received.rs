@@ -1,4 +1,4 @@
-//! What a simulated game server makes of the bytes that the gateway sends it.
+//! Decoder of the bytes that a simulated game server receives.
 
 use super::{STUB_CELLS, STUB_GLOBAL, STUB_QUERY, State};
 use crate::fleet::INPUT_BYTES;
@@ -26,7 +26,7 @@ pub(super) enum Event {
     RecoveryEnd,
 }
 
-/// What arrives for one server.
+/// Received messages of one server.
 pub(super) struct Inbox<'a> {
     pub(super) scale: Scale,
     pub(super) state: State,

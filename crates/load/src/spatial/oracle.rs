@@ -1,4 +1,4 @@
-//! What is really so: written by the thread of the game servers, looked at by players and by the judge.
+//! True state of the world: written by the thread of the game servers, read by players and by the judge.
 //!
 //! Only bookkeeping reads it. Nothing a player or server does depends on it, so it cannot hide what the gateway forgets.
 
@@ -45,7 +45,7 @@ impl Entity {
         self.window_last.fetch_min(sequence, Ordering::Relaxed);
     }
 
-    /// How many updates of the window a subscriber from `from` to `until`, both included, should have got.
+    /// Number of updates of the window that a subscriber from `from` to `until`, both included, should have received.
     pub(crate) fn expected(&self, from: u32, until: u32) -> u64 {
         let first = self.window_first.load(Ordering::Relaxed);
         if first == 0 {
@@ -58,13 +58,13 @@ impl Entity {
 
 /// All characters of a run by index; the id of a character's channel is the first entity id plus its index.
 #[derive(Debug)]
-pub(crate) struct Truth {
+pub(crate) struct Oracle {
     pub(crate) entities: Vec<Entity>,
-    /// How many of them there are so far.
+    /// Number of them so far.
     count: AtomicU32,
 }
 
-impl Truth {
+impl Oracle {
     pub(crate) fn new(capacity: usize) -> Self {
         Self { entities: (0..capacity).map(|_| Entity::default()).collect(), count: AtomicU32::new(0) }
     }

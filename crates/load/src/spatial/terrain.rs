@@ -18,7 +18,7 @@ const GRAVITY: f32 = -9.81;
 
 /// The map, from (0, 0) to (side, side) in metres.
 #[derive(Debug)]
-pub(crate) struct Land {
+pub(crate) struct Terrain {
     side_metres: f32,
     /// Obstacles along one side, and row by row; the border is one closed wall.
     side: usize,
@@ -62,7 +62,7 @@ impl Body {
     }
 }
 
-impl Land {
+impl Terrain {
     /// A square map of this side, which is a multiple of two metres, with obstacles drawn from `rng`.
     pub(crate) fn new(side_metres: f32, rng: &mut Rng) -> Self {
         let side = (side_metres / OBSTACLE_METRES) as usize;
@@ -87,7 +87,7 @@ impl Land {
         })
     }
 
-    /// Whether an obstacle stands at a position; there is one everywhere off the map.
+    /// True if an obstacle stands at a position; there is one everywhere off the map.
     pub(crate) fn blocked(&self, x: f32, z: f32) -> bool {
         let square = |metres: f32| {
             let square = (metres / OBSTACLE_METRES).floor();
@@ -161,31 +161,31 @@ fn wrap(heading: f32) -> f32 {
 mod tests {
     use super::*;
 
-    fn crowd(seed: u64, count: u32, side: f32, frames: u32) -> (Land, Vec<Body>) {
+    fn crowd(seed: u64, count: u32, side: f32, frames: u32) -> (Terrain, Vec<Body>) {
         let mut rng = Rng::new(seed);
-        let mut land = Land::new(side, &mut rng);
+        let mut terrain = Terrain::new(side, &mut rng);
         let mut bodies = Vec::new();
         for index in 0..count {
-            let (x, z) = land.free_place(&mut rng);
+            let (x, z) = terrain.free_place(&mut rng);
             let body = Body { x, z, heading: rng.f64() as f32, ..Body::default() };
-            land.enter(index, &body);
+            terrain.enter(index, &body);
             bodies.push(body);
         }
         for _ in 0..frames {
             for (index, body) in (0..).zip(&mut bodies) {
-                land.step(index, body, &mut rng);
+                terrain.step(index, body, &mut rng);
             }
         }
-        (land, bodies)
+        (terrain, bodies)
     }
 
     #[test]
     fn nobody_stands_in_an_obstacle_or_on_somebody() {
-        let (land, bodies) = crowd(3, 200, 60.0, 600);
+        let (terrain, bodies) = crowd(3, 200, 60.0, 600);
         let mut places = std::collections::BTreeSet::new();
         for body in &bodies {
-            assert!(!land.blocked(body.x, body.z), "{body:?}");
-            assert!(places.insert(land.place(body.x, body.z)), "two on one place: {body:?}");
+            assert!(!terrain.blocked(body.x, body.z), "{body:?}");
+            assert!(places.insert(terrain.place(body.x, body.z)), "two on one place: {body:?}");
         }
         assert!(bodies.iter().all(|body| body.collisions > 0), "a crowd this dense bumps into itself");
     }
@@ -199,12 +199,12 @@ mod tests {
     #[test]
     fn a_jump_rises_and_lands() {
         let mut rng = Rng::new(1);
-        let mut land = Land::new(100.0, &mut rng);
+        let mut terrain = Terrain::new(100.0, &mut rng);
         let mut body = Body { x: 50.0, z: 50.0, ..Body::default() };
         body.steer(0.0, true);
         let mut peak = 0.0f32;
         for _ in 0..60 {
-            land.step(0, &mut body, &mut rng);
+            terrain.step(0, &mut body, &mut rng);
             peak = peak.max(body.y);
         }
         assert!(peak > 0.5 && body.y == 0.0 && body.jumps == 1, "peak {peak}");

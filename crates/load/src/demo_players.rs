@@ -26,19 +26,19 @@ const TURN: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Players who may come; who has left comes again later, so that ratings mean something.
 const PLAYERS: u64 = 200;
-/// Visitors who look for a match or play one at a time, at most.
+/// DemoPlayers who look for a match or play one at a time, at most.
 const PRESENT_MAX: usize = 40;
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
 const NAMESPACE: &str = "demo";
 
 /// The visitors, until dropped.
 #[derive(Debug)]
-pub struct Visitors {
+pub struct DemoPlayers {
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Visitors {
+impl DemoPlayers {
     /// Lets them in. `matcher` is its HTTP listener.
     ///
     /// # Errors
@@ -57,11 +57,11 @@ impl Visitors {
     }
 }
 
-impl Drop for Visitors {
+impl Drop for DemoPlayers {
     fn drop(&mut self) {
         self.end = None;
         if let Some(thread) = self.thread.take() {
-            // What it did is of no use to anybody any more, whether it panicked or not.
+            // Its result is not needed any more, even if it panicked.
             let _ = thread.join();
         }
     }
