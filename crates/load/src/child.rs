@@ -113,7 +113,8 @@ impl Owned {
             let flags = libc::WEXITED | libc::WNOWAIT;
             // SAFETY: `info` is valid for writes during the call.
             let ended = unsafe { libc::waitid(libc::P_PID, id, &raw mut info, flags) } == 0;
-            if ended && !ending.load(Ordering::Acquire) {
+            // Ctrl-C on a terminal reaches the child too.
+            if ended && !ending.load(Ordering::Acquire) && !interrupt::signalled() {
                 // SAFETY: waitid has filled in the fields of a child's end.
                 let status = unsafe { info.si_status() };
                 let how = if info.si_code == libc::CLD_EXITED { "exit status" } else { "signal" };

@@ -35,7 +35,12 @@ pub fn catch() {
 /// True if the run is to end now, by a signal or because it is broken off.
 #[must_use]
 pub fn requested() -> bool {
-    SIGNALLED.load(Ordering::Relaxed) || BROKEN_OFF.load(Ordering::Relaxed)
+    signalled() || BROKEN_OFF.load(Ordering::Relaxed)
+}
+
+/// Whether a signal asked for an end.
+pub(crate) fn signalled() -> bool {
+    SIGNALLED.load(Ordering::Relaxed)
 }
 
 /// The reason for which the run is broken off, if it is.
