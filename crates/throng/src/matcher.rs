@@ -271,7 +271,12 @@ impl<'a> Bench<'a> {
             conns: args.conns,
             servers: args.servers,
             keep_going: args.keep_going,
-            pid: self.own.as_ref().map(|own| own.child.id()).or(args.pid),
+            pid: self
+                .own
+                .as_ref()
+                .and_then(|own| own.child.as_ref())
+                .map(throng_load::child::Owned::id)
+                .or(args.pid),
             token: args.token.clone(),
         }
     }
