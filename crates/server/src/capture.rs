@@ -108,7 +108,7 @@ impl Tap {
     /// Whether it is time to stop.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         if now >= self.record.until {
-            self.record.end("its time is over");
+            self.record.end("the capture time is over");
         }
         self.record.ended().is_some()
     }
@@ -168,7 +168,7 @@ impl Side {
             ControlFlow::Continue(())
         });
         if read.is_err() {
-            record.end("the stream is no sequence of frames");
+            record.end("the stream is not a sequence of frames");
         }
     }
 }

@@ -182,11 +182,11 @@ impl Repeats {
     /// Written past the subscriber, which must not be entered from within a filter.
     fn report(&self, name: &str, count: u64) {
         let line = if self.json {
-            let line = serde_json::json!({ "level": "INFO", "message": "repeated lines left out", "count": count,
+            let line = serde_json::json!({ "level": "INFO", "message": "repeated lines omitted", "count": count,
                                            "callsite": name });
             format!("{line}\n")
         } else {
-            format!("... {count} more of the same left out ({name})\n")
+            format!("... {count} similar lines omitted ({name})\n")
         };
         self.writer.send(line.into_bytes());
     }
@@ -272,7 +272,7 @@ fn write_lines(mut out: Box<dyn Write + Send>, lines: &Receiver<Line>, lost: &At
         let dropped = lost.swap(0, Ordering::Relaxed);
         if dropped > 0 {
             let _ =
-                writeln!(out, "... {dropped} log lines lost: they came faster than they could be written");
+                writeln!(out, "... {dropped} log lines lost: the log could not be written fast enough");
         }
     }
 }

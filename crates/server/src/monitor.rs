@@ -266,13 +266,13 @@ impl Watch {
             return Err(Problem::new(409, "the cache is not running"));
         };
         if self.caring.swap(true, Ordering::AcqRel) {
-            return Err(Problem::new(409, "a collection or a scrub goes on; wait for its end"));
+            return Err(Problem::new(409, "a garbage collection or scrub is running; wait for it to finish"));
         }
         let bytes_per_s = self.settings().ddc.scrub_bytes_per_s;
         let caring = Arc::clone(&self.caring);
         let started = std::thread::Builder::new().name("care".to_owned()).spawn(move || {
             if let Err(error) = work(&cache, bytes_per_s) {
-                tracing::error!(%error, "care for the cache ended early");
+                tracing::error!(%error, "maintenance of the cache ended early");
             }
             caring.store(false, Ordering::Release);
         });
@@ -450,7 +450,7 @@ fn parsed(answer: Result<String, (u16, String)>) -> Result<Value, Problem> {
         Problem::new(status, problem["message"].as_str().map_or(why, str::to_owned))
     })?;
     serde_json::from_str(&answer)
-        .map_err(|error| Problem::new(500, format!("the answer is no JSON: {error}")))
+        .map_err(|error| Problem::new(500, format!("the answer is not JSON: {error}")))
 }
 
 /// Every key as the console shows it.

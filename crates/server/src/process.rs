@@ -1,6 +1,6 @@
 //! Facts about the process that the system knows: memory, CPU time, descriptors, threads.
 
-/// A reading of the process' own figures. Zero where the system does not tell.
+/// A reading of the process' own figures. Zero where unknown: the system does not report it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ProcessFigures {
     pub(crate) cpu_seconds: f64,

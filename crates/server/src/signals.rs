@@ -120,9 +120,9 @@ fn reload(running: &Running, log: Option<&LogGuard>) {
         }
         Err(problems) => {
             for problem in &problems.0 {
-                tracing::error!(problem = %problem.message, at = %problem.origin, "the new configuration is wrong");
+                tracing::error!(problem = %problem.message, at = %problem.origin, "the new configuration has errors");
             }
-            tracing::error!("the configuration in use stays");
+            tracing::error!("the current configuration stays in use");
         }
     }
 }

@@ -82,7 +82,7 @@ fn development(data: &Path) -> std::io::Result<(Vec<u8>, Vec<u8>)> {
     fs::create_dir_all(data)?;
     write_private(&key_path, made.key_pem.as_bytes())?;
     fs::write(&cert_path, &made.cert_pem)?;
-    tracing::info!(file = %cert_path.display(), "made a self-signed certificate; clients must trust it");
+    tracing::info!(file = %cert_path.display(), "created a self-signed certificate; clients must trust it");
     Ok((made.cert_pem.into_bytes(), made.key_pem.into_bytes()))
 }
 

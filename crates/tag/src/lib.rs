@@ -89,7 +89,7 @@ pub enum StartError {
     #[error("cannot connect to the matcher: {0}")]
     Matcher(#[from] MatcherConnectError),
     /// The gateway has a game server already.
-    #[error("cannot open the game: {0}; is there another game server on this gateway?")]
+    #[error("cannot open the game: {0}; does another game server own GLOBAL on this gateway?")]
     Open(#[from] RequestError),
 }
 

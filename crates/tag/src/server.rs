@@ -107,7 +107,7 @@ impl GameServer {
                     room.arena.steer(client.0, (wish.x as f32 / 100.0, wish.y as f32 / 100.0));
                 }
             }
-            Event::Closed { reason } => tracing::warn!(%reason, "the game server lost its gateway"),
+            Event::Closed { reason } => tracing::warn!(%reason, "the game server lost its connection to the gateway"),
             _ => {}
         }
         Ok(())
@@ -136,7 +136,7 @@ impl GameServer {
             match matcher.join_random_room(&Role::new(role(conn)), MODE).await {
                 // The loop ends only with the game.
                 Ok(room) => drop(placed.send((conn, room.id)).await),
-                Err(error) => tracing::warn!(%error, "no room for a player"),
+                Err(error) => tracing::warn!(%error, "cannot place a player in a room"),
             }
         });
     }
@@ -160,7 +160,7 @@ impl GameServer {
         let (matcher, id, is_empty) = (self.matcher.clone(), room.id.clone(), room.visitors == 0);
         tokio::spawn(async move {
             if let Err(error) = matcher.leave_room(&role(conn), &id).await {
-                tracing::warn!(%error, "the matcher keeps the place of a player who is gone");
+                tracing::warn!(%error, "cannot remove a player who left from its room");
             }
         });
         if is_empty {

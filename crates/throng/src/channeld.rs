@@ -56,12 +56,12 @@ const FLAGS: &[Flag] = &[
     ),
     flag("logfile", "", Does::Key("log.file"), "additional log file; {time} becomes the start time"),
     flag("profile", "", Does::Profile, "cpu: write a CPU profile at the end; mem, goroutine: no effect"),
-    flag("profilepath", "profiles", Does::ProfileDir, "folder for it; the file is cpu.pprof"),
+    flag("profilepath", "profiles", Does::ProfileDir, "folder of the profile; the file is cpu.pprof"),
     flag(
         "sn",
         "tcp",
         Does::Translated("gateway.servers.transport", network),
-        "network of game servers: tcp, ws, kcp",
+        "transport of game servers: tcp, ws, kcp",
     ),
     flag("sa", ":11288", Does::Translated("gateway.servers.addr", address), "address for game servers"),
     flag("srb", "131071", Does::Ignored, "no effect: reads share one buffer"),
@@ -72,24 +72,24 @@ const FLAGS: &[Flag] = &[
         Does::Key("gateway.servers.state_machine"),
         "state machine of game servers",
     ),
-    switch("sba", "true", Does::Key("gateway.auth.servers_bypass"), "game servers log in without a check"),
+    switch("sba", "true", Does::Key("gateway.auth.servers_bypass"), "game servers log in without authentication"),
     switch(
         "scr",
         "false",
         Does::Key("gateway.recovery.servers"),
-        "lost game servers may return to their place",
+        "lost game servers may recover subscriptions and ownership",
     ),
     flag(
         "scrt",
         "0",
         Does::Key("gateway.recovery.servers_timeout_ms"),
-        "time they have, in ms; 0 = for ever",
+        "time to recover, in ms; 0 = no limit",
     ),
     flag(
         "cn",
         "tcp",
         Does::Translated("gateway.clients.transport", network),
-        "network of players: tcp, ws, kcp",
+        "transport of players: tcp, ws, kcp",
     ),
     flag("ca", ":12108", Does::Translated("gateway.clients.addr", address), "address for players"),
     flag("crb", "131071", Does::Ignored, "no effect: reads share one buffer"),
@@ -106,7 +106,7 @@ const FLAGS: &[Flag] = &[
         Does::Ignored,
         "no effect: the listener opens at once, as in the reference's stock build",
     ),
-    switch("erp", "false", Does::Key("gateway.recordings.enabled"), "record what players send"),
+    switch("erp", "false", Does::Key("gateway.recordings.enabled"), "record the packets of players"),
     flag(
         "rspd",
         "",
@@ -211,7 +211,7 @@ pub(crate) fn review(words: &[&str]) -> Reviewed {
         });
     }
     if !parsed.dev {
-        let what = "without it players are refused until `gateway.auth` is configured (channeld stops at the first login)";
+        let what = "without it, players are refused until `gateway.auth` is configured (channeld stops at the first login)";
         findings.push(Finding::new(Weight::Differs, "no -dev", what));
     }
     let config = configure(&parsed).map_err(|problems| {
@@ -339,7 +339,7 @@ fn apply(parsed: &mut Parsed, flag: &Flag, shown: &str, value: &str) -> Result<(
             "" => {}
             "cpu" => parsed.profile = true,
             "mem" | "goroutine" => parsed.remarks.push(format!(
-                "{shown} {value} has no effect: there are CPU profiles only; /metrics shows the memory in use"
+                "{shown} {value} has no effect: only CPU profiles exist; /metrics shows memory usage"
             )),
             _ => return Err(bad("expected cpu, mem or goroutine".to_owned())),
         },
@@ -444,7 +444,7 @@ fn help() -> String {
     }
     out.push_str(
         "\nAlso:\n  --schema FILE  describe channel data: .proto or descriptor set; repeatable\n  \
-         --config FILE  configuration file (TOML); flags outweigh it\n  --KEY VALUE    any key of the configuration; \
+         --config FILE  configuration file (TOML); flags override it\n  --KEY VALUE    any key of the configuration; \
          `throng config default` lists them\n\n\
          Without their files, the stock state machines and channel settings are built in.\n\n\
          Examples:\n  throng channeld -dev\n  throng channeld -dev -ct=0 -mcb=13 \\\n      \

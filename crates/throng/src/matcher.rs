@@ -23,7 +23,7 @@ const PORT: u16 = 11_290;
 /// Time that a matcher of our own may take to start.
 const START_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Load a matcher: the 19 tests of the reference's own tool
+/// Measure a matcher: the 19 tests of the reference's own tool
 #[derive(Debug, Parser)]
 #[command(name = "throng bench matcher", disable_version_flag = true, after_help = EXAMPLES)]
 struct BenchArgs {
@@ -42,22 +42,22 @@ struct BenchArgs {
     /// Area of the matcher
     #[arg(short, long, value_name = "ID", default_value = "1")]
     area: String,
-    /// A running matcher; without it one is started
+    /// Running matcher; without it one is started
     #[arg(long, value_name = "HOST[:PORT]")]
     addr: Option<String>,
-    /// Access token for it
+    /// Access token of that matcher
     #[arg(long, value_name = "TOKEN", default_value = "")]
     token: String,
-    /// Its process, for CPU time
+    /// Its process id, for CPU time
     #[arg(long, value_name = "PID", requires = "addr")]
     pid: Option<u32>,
     /// Connections
     #[arg(long, value_name = "N", default_value_t = 1)]
     conns: usize,
-    /// Servers (SrvIDs) that roles are spread over
+    /// Servers (SrvIDs) that roles are distributed over
     #[arg(long, value_name = "N", default_value_t = 1)]
     servers: usize,
-    /// Time before the measured window
+    /// Warm-up before the measured window
     #[arg(long, value_name = "D", default_value = "0")]
     warmup: String,
     /// Also write the result as JSON
@@ -75,19 +75,19 @@ struct BenchArgs {
     /// Queues with many tickets instead of the published tests: ticks, pairs, steady arrivals, memory
     #[arg(long, conflicts_with = "all")]
     tickets: bool,
-    /// Tickets that wait, with --tickets
+    /// Waiting tickets, with --tickets
     #[arg(long, value_name = "N", default_value_t = 100_000, requires = "tickets")]
     waiting: usize,
-    /// Count refusals instead of stopping at the first
+    /// Count refused requests instead of stopping at the first
     #[arg(long)]
     keep_going: bool,
-    /// When answers of the matcher that is started leave: none, async or sync
+    /// Durability of the started matcher: none, async or sync
     #[arg(long, value_name = "WHEN", default_value = "none", conflicts_with = "addr")]
     durability: String,
-    /// A further flag for the matcher that is started; can be repeated
+    /// Additional flag for the started matcher; repeatable
     #[arg(long, value_name = "FLAG", allow_hyphen_values = true, conflicts_with = "addr")]
     server_flag: Vec<String>,
-    /// Be the bare echo that figures are compared with
+    /// Run the bare echo that figures are compared with
     #[arg(long, hide = true, value_name = "ADDR")]
     echo: Option<SocketAddr>,
 }
@@ -324,7 +324,7 @@ fn save(args: &BenchArgs, value: &serde_json::Value, report: &Report) -> Result<
 fn resolve(addr: &str) -> Result<SocketAddr, Failure> {
     let with_port = if addr.contains(':') { addr.to_owned() } else { format!("{addr}:{PORT}") };
     let found = with_port.to_socket_addrs()?.next();
-    found.ok_or_else(|| Failure::Wrong(format!("`{addr}` names no address")))
+    found.ok_or_else(|| Failure::Wrong(format!("`{addr}` has no IP address")))
 }
 
 fn print(text: &str) -> Result<(), Failure> {
@@ -399,7 +399,7 @@ fn wait_for(child: &mut Child, addr: SocketAddr) -> Result<(), Failure> {
     let began = Instant::now();
     while TcpStream::connect(addr).is_err() {
         if let Some(status) = child.try_wait()? {
-            return Err(Failure::Failed(format!("the matcher ended at once: {status}")));
+            return Err(Failure::Failed(format!("the matcher ended at start: {status}")));
         }
         if began.elapsed() > START_PATIENCE {
             return Err(Failure::Failed(format!("the matcher does not listen on {addr}")));
@@ -419,15 +419,15 @@ fn end(child: &mut Child) {
 pub(crate) fn command() -> clap::Command {
     clap::Command::new("matcher")
         .hide(true)
-        .about("Work with the matcher's journal, and see what its matching is worth")
+        .about("Replay the matcher's journal, simulate its matching quality")
         .subcommand_required(true)
         .subcommand(
             clap::Command::new("replay")
-                .about("Replay a journal to the state it leads to")
+                .about("Replay a journal and print the hash of its state")
                 .arg(
                     Arg::new("folder")
                         .value_name("DIR")
-                        .help("Folder of the journal, as in throng-data/matcher; not while a matcher uses it")
+                        .help("Folder of the journal, as in throng-data/matcher; the matcher must not run")
                         .required(true),
                 )
                 .arg(
@@ -445,7 +445,7 @@ pub(crate) fn command() -> clap::Command {
         )
         .subcommand(
             clap::Command::new("quality")
-                .about("Let simulated populations queue, in virtual time: wait against quality")
+                .about("Simulate populations in virtual time: wait time against match quality")
                 .arg(Arg::new("svg").long("svg").value_name("FILE").help("Also draw it"))
                 .arg(
                     Arg::new("seconds")
@@ -485,7 +485,7 @@ fn quality(matches: &ArgMatches) -> io::Result<()> {
 fn replay(matches: &ArgMatches) -> ExitCode {
     let folder = matches.get_one::<String>("folder").map(String::as_str).unwrap_or_default();
     if !Path::new(folder).join("log").is_dir() {
-        let _ = writeln!(io::stderr(), "error: `{folder}` holds no journal (it has no folder `log`)");
+        let _ = writeln!(io::stderr(), "error: `{folder}` contains no journal (it has no folder `log`)");
         return ExitCode::from(EXIT_WRONG);
     }
     let replayed = throng_server::replay_matcher(
@@ -502,7 +502,7 @@ fn replay(matches: &ArgMatches) -> ExitCode {
                 found.elapsed.as_secs_f64(),
                 found.sequence,
                 found.digest,
-                if matches.get_flag("verify") { ", the same twice" } else { "" }
+                if matches.get_flag("verify") { ", identical in both replays" } else { "" }
             );
             if print(&text).is_ok() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) }
         }

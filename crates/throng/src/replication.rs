@@ -28,25 +28,25 @@ struct ReplicationArgs {
     /// How often chests change, in groups 3 and 4
     #[arg(long, value_enum)]
     chests: Option<ChestsName>,
-    /// Every group and method, as a table beside the published figures; also what happens without arguments
+    /// Every group and method, as a table beside the published figures; the default
     #[arg(long)]
     all: bool,
-    /// Chance of a packet to be lost, in percent
+    /// Packet loss in percent
     #[arg(long, default_value_t = 0.0, value_name = "PERCENT")]
     loss: f64,
-    /// Bytes that a connection may get in a frame
+    /// Byte limit per connection and frame
     #[arg(long, value_name = "BYTES")]
     budget: Option<usize>,
     /// Send far objects less often: reference, that is 20 Hz up to 10 m, 10 Hz up to 50 m, 1 Hz beyond
     #[arg(long, value_enum, value_name = "PROFILE")]
     lod: Option<LodName>,
-    /// Send the packets over UDP on this machine as well, and say what that costs
+    /// Also send the packets over loopback UDP and report the cost
     #[arg(long)]
     udp: bool,
-    /// How cost grows with connections (10 to 2,000) and objects (100 to 100,000), instead of groups
+    /// Scaling with connections (10 to 2,000) and objects (100 to 100,000), instead of groups
     #[arg(long)]
     scaling: bool,
-    /// With --scaling: draw the curves into this file, as SVG
+    /// With --scaling: write the curves to this file as SVG
     #[arg(long, value_name = "FILE", requires = "scaling")]
     plot: Option<std::path::PathBuf>,
     /// Seed of the world
@@ -61,7 +61,7 @@ struct ReplicationArgs {
     /// Threads of the connection stage
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// Feed every packet to a receiver and compare all replicas; the times mean nothing then
+    /// Feed every packet to a receiver and compare all replicas; times are not meaningful then
     #[arg(long)]
     verify: bool,
     /// Print JSON, one object a line

@@ -97,7 +97,7 @@ impl Jwt {
         let algorithms = auth
             .jwt_algorithms
             .iter()
-            .map(|name| name.parse().map_err(|_| format!("`{name}` is not an algorithm")))
+            .map(|name| name.parse().map_err(|_| format!("`{name}` is not a signature algorithm")))
             .collect::<Result<Vec<Algorithm>, String>>()?;
         let rules = Rules {
             algorithms,
@@ -147,7 +147,7 @@ impl Jwt {
         }
         let keys = self.keys();
         if keys.is_empty() {
-            return Err(Verdict::Error("there are no keys to verify tokens with".to_owned()));
+            return Err(Verdict::Error("no keys to verify tokens with".to_owned()));
         }
         let validation = self.rules.validation(algorithm);
         keys.candidates(kid.as_deref(), algorithm)
@@ -182,7 +182,7 @@ impl Jwt {
                 None
             }
             Err(why) => {
-                tracing::warn!(%why, "the JWKS could not be fetched; the keys in use stay for now");
+                tracing::warn!(%why, "the JWKS could not be fetched; the current keys stay in use");
                 let stale = fetches.succeeded.is_some_and(|last| last.elapsed() > jwks.stale_after);
                 if stale && self.keys_file.is_none() {
                     self.set_keys(Keys::default());

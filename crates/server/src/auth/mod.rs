@@ -128,7 +128,7 @@ impl Logins {
         }
         if self.pending.fetch_add(1, Ordering::Relaxed) >= self.pending_max {
             self.pending.fetch_sub(1, Ordering::Relaxed);
-            return Some(Verdict::Error("too many logins wait for a verdict".to_owned()));
+            return Some(Verdict::Error("too many logins are waiting for authentication".to_owned()));
         }
         let Some(mailboxes) = self.mailboxes.get().map(Arc::clone) else {
             return Some(Verdict::Error("the gateway is starting".to_owned()));

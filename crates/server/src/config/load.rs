@@ -166,7 +166,7 @@ impl Layers {
         let names: Vec<String> = KEYS.iter().map(Key::env).collect();
         let hint = nearest(name, names.iter().map(String::as_str));
         let hint = hint.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
-        self.warnings.push(format!("environment variable {name} sets no key{hint}"));
+        self.warnings.push(format!("environment variable {name} matches no key{hint}"));
     }
 
     fn apply_file(&mut self, name: &str, text: &str) {

@@ -122,17 +122,17 @@ impl Kind {
     pub fn allowed(self) -> String {
         match self {
             Kind::Bool => "true or false".to_owned(),
-            Kind::Int { min, max: i64::MAX } => format!("a whole number from {min}"),
-            Kind::Int { min, max } => format!("a whole number from {min} to {max}"),
-            Kind::Text => "a text".to_owned(),
+            Kind::Int { min, max: i64::MAX } => format!("integer from {min}"),
+            Kind::Int { min, max } => format!("integer from {min} to {max}"),
+            Kind::Text => "string".to_owned(),
             Kind::Choice(words) => {
                 let quoted: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
                 format!("one of {}", quoted.join(", "))
             }
             Kind::Addr => "\"host:port\", \":port\" (all interfaces) or \"\" (none)".to_owned(),
-            Kind::Path => "a path, or \"\" (none)".to_owned(),
-            Kind::List => "a list of texts".to_owned(),
-            Kind::Map => "a table of texts".to_owned(),
+            Kind::Path => "path, or \"\" (none)".to_owned(),
+            Kind::List => "list of strings".to_owned(),
+            Kind::Map => "table of strings".to_owned(),
         }
     }
 
@@ -211,9 +211,9 @@ fn quote(text: &str) -> String {
 
 fn describe(value: &DeValue<'_>) -> String {
     match value {
-        DeValue::String(text) => format!("the text \"{text}\""),
+        DeValue::String(text) => format!("the string \"{text}\""),
         DeValue::Integer(number) => format!("the number {number}"),
-        DeValue::Float(number) => format!("the fraction {number}"),
+        DeValue::Float(number) => format!("the float {number}"),
         DeValue::Boolean(flag) => format!("{flag}"),
         DeValue::Datetime(_) => "a date".to_owned(),
         DeValue::Array(_) => "a list".to_owned(),

@@ -72,7 +72,7 @@ fn parse(file: &str, text: &str) -> Result<Rules, Box<Problem>> {
         let rules = QueueRules::parse(value.to_string().as_bytes()).map_err(|why| told(&why))?;
         if config.queues.iter().any(|other| other.name() == rules.name()) {
             let why =
-                RuleProblem { path: "name".to_owned(), reason: "another queue has this name".to_owned() };
+                RuleProblem { path: "name".to_owned(), reason: "another queue has the same name".to_owned() };
             return Err(told(&why));
         }
         config.queues.push(rules);
@@ -150,7 +150,7 @@ mod tests {
                 &["`level` is not declared", "found \"level\""],
             ),
             (queue("assign = 'policy'"), 1, &["`assign`", "modes.duel.policy", "found \"policy\""]),
-            (format!("{}{}", queue(""), queue("")), 5, &["another queue has this name", "found \"duel\""]),
+            (format!("{}{}", queue(""), queue("")), 5, &["another queue has the same name", "found \"duel\""]),
             ("[[queues]]\nname = 'x'\n".to_owned(), 1, &["queue `x`", "sides"]),
         ];
         for (text, line, words) in table {

@@ -130,7 +130,7 @@ impl Matches {
                 self.channels.insert(channel, room.to_owned());
             }
             None => {
-                tracing::warn!(room, "no channel could be made for a match");
+                tracing::warn!(room, "cannot create a channel for a match");
                 self.rooms.remove(room);
             }
         }

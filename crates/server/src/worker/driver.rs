@@ -247,7 +247,7 @@ impl Driver {
         if self.guard(input) {
             return;
         }
-        tracing::error!(conn = conn.0, "the core panicked on a connection's input; closing the connection");
+        tracing::error!(conn = conn.0, "panic on a connection's input; closing the connection");
         self.guard(|driver| driver.shard.handle_closed(driver.now, conn, Closed::Error));
         // Usually not there any more: the core has asked to close it, or it never got that far.
         if self.conns.contains_key(&conn) {
@@ -299,7 +299,7 @@ impl Driver {
             Effect::Recording { conn: _, name, bytes } => self.recorder.append(name, bytes),
             Effect::SecurityLog(event) => log_security(&event),
             // The catalogue of effects may grow; one that nobody carries out must not go unnoticed.
-            other => tracing::error!(?other, "an effect of the core is not carried out"),
+            other => tracing::error!(?other, "an effect of the core was ignored"),
         }
     }
 

@@ -220,7 +220,7 @@ impl Worker {
 
     fn prioritise(&mut self, key: ConnKey) {
         if let Err(error) = self.event_loop.prioritise(key) {
-            tracing::debug!(%error, "a game server goes without priority");
+            tracing::debug!(%error, "cannot raise the priority of a game server's socket");
         }
     }
 
