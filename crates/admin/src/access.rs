@@ -238,13 +238,19 @@ fn same(token: &str, given: &str) -> bool {
     std::hint::black_box(difference) == 0
 }
 
+/// The name or IP address of a `Host`: without its port, and without the brackets of IPv6.
+#[must_use]
+pub fn host_name(host: &str) -> &str {
+    match host.strip_prefix('[') {
+        Some(v6) => v6.split(']').next().unwrap_or(v6),
+        None => host.split(':').next().unwrap_or(host),
+    }
+}
+
 /// True if a `Host`, with or without a port, names this machine only: a page cannot point such a name anywhere.
 #[must_use]
 pub fn is_loopback_name(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(v6) => v6.split(']').next().unwrap_or(v6),
-        None => host.split(':').next().unwrap_or(host),
-    };
+    let name = host_name(host);
     name.eq_ignore_ascii_case("localhost")
         || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }

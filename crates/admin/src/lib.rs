@@ -28,7 +28,7 @@ mod intake;
 mod profile;
 mod routes;
 
-pub use access::{Access, Guard, is_loopback_name, is_same_site};
+pub use access::{Access, Guard, host_name, is_loopback_name, is_same_site};
 pub use api::{Ask, Page, Problem};
 pub use assets::DOCS;
 pub use audit::Act;

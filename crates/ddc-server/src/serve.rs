@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hyper::Request;
 use hyper::body::Incoming;
+use hyper::header::{self, HeaderValue};
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -92,7 +93,13 @@ async fn connection<S: Wire>(stream: S, service: Arc<Service>, listener: Listene
     let answer = service_fn(move |request: Request<Incoming>| {
         let service = Arc::clone(&service);
         async move {
-            let (parts, body) = request.into_parts();
+            let (mut parts, body) = request.into_parts();
+            // HTTP/2 names the host in the request's target.
+            if let Some(authority) = parts.uri.authority()
+                && let Ok(host) = HeaderValue::from_str(authority.as_str())
+            {
+                parts.headers.insert(header::HOST, host);
+            }
             let question = Question {
                 method: parts.method.as_str(),
                 path: parts.uri.path(),

@@ -317,6 +317,11 @@ impl Service {
             }
             _ => {}
         }
+        let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+        if !self.rules().access.admits(text(header::HOST), text(header::ORIGIN)) {
+            let title = "without tokens the cache answers requests to localhost, to an IP address and to the names in ddc.hosts only";
+            return Err(Problem::new(StatusCode::FORBIDDEN, title));
+        }
         let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let caller =
             self.rules().access.identify(authorization).await.map_err(|identity| match identity {

@@ -349,7 +349,7 @@ fn rules(
     };
     let namespaces = read_namespaces(ddc, &default)?;
     Ok(Rules {
-        access: Access { identify, policies: crate::ddc_policies::read(ddc)? },
+        access: Access { identify, policies: crate::ddc_policies::read(ddc)?, hosts: ddc.hosts.clone() },
         namespaces,
         default,
         care,

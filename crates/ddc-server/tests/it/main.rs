@@ -6,6 +6,7 @@ mod editor;
 mod elsewhere;
 mod history;
 mod hostile;
+mod hosts;
 #[path = "common/linear.rs"]
 mod linear;
 mod replication;

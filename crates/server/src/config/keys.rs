@@ -490,6 +490,10 @@ section! {
         /// Address of a second listener for internal machines: it also serves non-public
         /// namespaces, administration and the replication log.
         internal_addr: String = "", Kind::Addr;
+        /// Host names of a cache without tokens, besides `localhost` and IP addresses, as clients
+        /// write them in `Host`. Requests to other names, and from web pages of other sites, are
+        /// refused with 403: a page could reach the cache through a developer's browser.
+        hosts: Vec<String> = [], Kind::List; reload;
         /// Certificate chain for TLS on both listeners, PEM; empty = plain HTTP. A reload reads it
         /// again.
         tls_cert: String = "", Kind::Path;
