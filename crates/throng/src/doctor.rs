@@ -3,19 +3,15 @@
 use std::process::ExitCode;
 
 use clap::ArgMatches;
-use throng_server::config::Loader;
 use throng_server::doctor::{Finding, Severity, examine};
 
-use crate::keys;
-use crate::output::{complain, print};
+use crate::output::print;
+use crate::up;
 
 pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
-    let config = match keys::load(matches, Loader::new()) {
+    let config = match up::config(matches) {
         Ok(config) => config,
-        Err(problems) => {
-            complain(&problems.to_string());
-            return ExitCode::from(2);
-        }
+        Err(code) => return code,
     };
     let findings = examine(&config);
     print(&if matches.get_flag("json") { json(&findings) } else { text(&findings) });
