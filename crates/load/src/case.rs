@@ -127,7 +127,7 @@ pub enum CaseError {
         source: serde_json::Error,
     },
     /// A recording is damaged or empty.
-    #[error("{path}: packet {index} cannot be read: {source}")]
+    #[error("{path}: cannot read packet {index}: {source}")]
     Recording {
         /// Which file.
         path: String,
@@ -143,13 +143,13 @@ pub enum CaseError {
         path: String,
     },
     /// The address leads nowhere.
-    #[error("address `{0}` cannot be resolved")]
+    #[error("cannot resolve address `{0}`")]
     Address(String),
     /// The generator failed.
     #[error("generator: {0}")]
     Io(#[from] std::io::Error),
     /// The extra connection of the web-chat program failed.
-    #[error("the connection that makes the channels: {0}")]
+    #[error("connection that creates the channels: {0}")]
     Channels(String),
 }
 
@@ -211,8 +211,8 @@ fn summarise(report: &mut Report, index: usize, group: &Group, seen: &Seen) {
     row("messages sent", "messages", Better::Higher, seen.messages_out as f64);
     row("messages received", "messages", Better::Higher, seen.messages_in as f64);
     row("sessions completed", "sessions", Better::Higher, seen.sessions as f64);
-    row("answer time p50", "ms", Better::Lower, seen.answers.quantile_ms(0.5));
-    row("answer time p99", "ms", Better::Lower, seen.answers.quantile_ms(0.99));
+    row("answer time p50", "ms", Better::Lower, seen.answers.measured_ms(0.5));
+    row("answer time p99", "ms", Better::Lower, seen.answers.measured_ms(0.99));
     row("packets late p99", "ms", Better::Lower, seen.lateness.quantile_ms(0.99));
     let played = seen.finished as f64;
     report.threshold(

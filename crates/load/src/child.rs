@@ -39,7 +39,7 @@ pub enum StartError {
         source: io::Error,
     },
     /// It ended, or did not become ready in time.
-    #[error("{program} {what}; it said:\n{log}")]
+    #[error("{program} {what}; its output:\n{log}")]
     NotReady {
         /// What was started.
         program: String,
@@ -164,7 +164,7 @@ impl OwnServer {
                     break format!("was not ready within {START_PATIENCE:?}");
                 }
                 Ok(None) => std::thread::sleep(ASK_INTERVAL),
-                Err(error) => break format!("cannot be waited for: {error}"),
+                Err(error) => break format!("cannot be observed: {error}"),
             }
         };
         Err(StartError::NotReady { program: program.to_owned(), what, log: tail(&self.folder.path("log")) })
@@ -269,7 +269,7 @@ impl BareWriter {
                 terminate(&mut child);
                 Err(StartError::NotReady {
                     program: name,
-                    what: "did not say where it listens".to_owned(),
+                    what: "did not report its address".to_owned(),
                     log: line,
                 })
             }

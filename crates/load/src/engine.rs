@@ -196,7 +196,7 @@ pub enum RunError {
     /// The game server did not get its channel.
     #[error(
         "the server did not answer the creation of the channel within {waited:?} ({created} of {wanted} further \
-         channels made); is GLOBAL owned by another game server, or the data type unknown?"
+         channels created); does another game server own GLOBAL, or is the data type unknown?"
     )]
     NoChannel {
         /// Time given.
@@ -208,8 +208,8 @@ pub enum RunError {
     },
     /// The grid did not come up.
     #[error(
-        "only {cells} of {wanted} spatial channels were there and ready within {waited:?}; is the server configured with \
-         the grid of this scenario, and is nobody else on it?"
+        "only {cells} of {wanted} spatial channels were ready within {waited:?}; is the server configured with \
+         the grid of this scenario, and free of other game servers?"
     )]
     NoCells {
         /// Time given.
@@ -220,7 +220,7 @@ pub enum RunError {
         wanted: usize,
     },
     /// Players did not get in.
-    #[error("only {ready} of {wanted} players were in after {waited:?}{}", first_error.as_ref().map(|error| format!("; first problem: {error}")).unwrap_or_default())]
+    #[error("only {ready} of {wanted} players had joined after {waited:?}{}", first_error.as_ref().map(|error| format!("; first problem: {error}")).unwrap_or_default())]
     NotReady {
         /// Players that are in.
         ready: u64,

@@ -31,10 +31,10 @@ pub struct Network {
 
 /// Networks by name, with what they stand for.
 pub const PRESETS: [(&str, &str); 4] = [
-    ("lan", "1 ms, nothing lost"),
-    ("wifi", "4 ms and up to 12 more, 0.5% lost, 0.1% overtaken, 50 Mbit/s"),
-    ("4g", "35 ms and up to 30 more, 1% lost, 0.2% overtaken, 12 Mbit/s"),
-    ("bad", "120 ms and up to 80 more, 5% lost, 1% twice, 2% overtaken, 1 Mbit/s"),
+    ("lan", "1 ms, no loss"),
+    ("wifi", "4 ms, jitter 12 ms, 0.5% lost, 0.1% reordered, 50 Mbit/s"),
+    ("4g", "35 ms, jitter 30 ms, 1% lost, 0.2% reordered, 12 Mbit/s"),
+    ("bad", "120 ms, jitter 80 ms, 5% lost, 1% duplicated, 2% reordered, 1 Mbit/s"),
 ];
 
 /// How long a datagram is held back that others are to overtake.

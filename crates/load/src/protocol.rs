@@ -263,11 +263,11 @@ fn take_varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
 /// Why a byte stream cannot be what a gateway sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub(crate) enum ScanError {
-    #[error("bytes {0:#04x} {1:#04x} where a frame should start with 0x43 0x48")]
+    #[error("bytes {0:#04x} {1:#04x} at the start of a frame instead of 0x43 0x48")]
     BadTag(u8, u8),
     #[error("a compressed frame, although no player offered compression")]
     Compressed,
-    #[error("a packet that is not a run of message entries")]
+    #[error("a packet that is not a sequence of message entries")]
     BadPacket,
 }
 

@@ -1,8 +1,9 @@
 //! What a bench says: a table for people, JSON for programs, thresholds for exit codes.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io;
+use std::sync::OnceLock;
 
 use serde::Serialize;
 use serde_json::Value;
@@ -109,6 +110,72 @@ impl Row {
     }
 }
 
+/// How a whole report ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Judgement {
+    /// Every condition holds, and there is at least one.
+    #[serde(rename = "passed")]
+    Passed,
+    /// A condition does not hold.
+    #[serde(rename = "missed")]
+    Missed,
+    /// There is no condition: the load was not the canonical one, or nothing was measured.
+    #[serde(rename = "not judged")]
+    NotJudged,
+}
+
+impl fmt::Display for Judgement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Judgement::Passed => "passed",
+            Judgement::Missed => "missed",
+            Judgement::NotJudged => "not judged",
+        })
+    }
+}
+
+/// The program that made a report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Build {
+    /// Version of the package.
+    pub version: &'static str,
+    /// Commit that it was built from, or `unknown`.
+    pub commit: &'static str,
+    /// Cargo profile that it was built with.
+    pub profile: &'static str,
+    /// Cargo features that are on.
+    pub features: Vec<&'static str>,
+}
+
+/// The build of this process; see [`Build::set`].
+static BUILD: OnceLock<Build> = OnceLock::new();
+
+impl Build {
+    /// Names the program for every report of this process. Only its binary knows how it was built.
+    pub fn set(self) {
+        let _ = BUILD.set(self);
+    }
+
+    /// The build that was set; of a program that set none, the version alone.
+    #[must_use]
+    pub fn current() -> Build {
+        let unknown = || Build {
+            version: env!("CARGO_PKG_VERSION"),
+            commit: "unknown",
+            profile: "unknown",
+            features: Vec::new(),
+        };
+        BUILD.get().cloned().unwrap_or_else(unknown)
+    }
+}
+
+impl fmt::Display for Build {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let commit = self.commit.get(..12).unwrap_or(self.commit);
+        write!(f, "throng {}, commit {commit}, profile {}", self.version, self.profile)
+    }
+}
+
 /// A condition on the outcome.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Threshold {
@@ -133,7 +200,7 @@ pub struct Run {
     pub expected: u64,
     /// See `expected`.
     pub delivered: u64,
-    /// `delivered / expected`.
+    /// `delivered / expected`; 0 when nothing was expected.
     pub delivered_share: f64,
     /// Inputs that fell due, that the server refused to read, and that reached the game server.
     pub inputs_due: u64,
@@ -262,7 +329,7 @@ impl Run {
             window_s: seconds,
             expected: outcome.expected(),
             delivered: outcome.counts.delivered,
-            delivered_share: outcome.delivered_share(),
+            delivered_share: or_zero(outcome.delivered_share()),
             inputs_due: outcome.counts.due,
             inputs_refused: outcome.counts.refused,
             inputs_arrived: outcome.owner.inputs,
@@ -321,7 +388,7 @@ impl Run {
             window_s: seconds,
             expected: outcome.expected,
             delivered: counts.delivered,
-            delivered_share: outcome.delivered_share(),
+            delivered_share: or_zero(outcome.delivered_share()),
             inputs_due: counts.due,
             inputs_refused: counts.refused,
             inputs_arrived: servers.inputs,
@@ -377,6 +444,11 @@ impl Run {
     }
 }
 
+/// JSON has no number for what was not measured.
+fn or_zero(share: f64) -> f64 {
+    if share.is_nan() { 0.0 } else { share }
+}
+
 fn distributions<const N: usize>(times: [(&'static str, &Times); N]) -> BTreeMap<&'static str, Vec<Bucket>> {
     let filled = times.into_iter().filter(|(_, times)| times.count() > 0);
     filled.map(|(name, times)| (name, times.distribution())).collect()
@@ -391,9 +463,11 @@ pub struct Report {
     pub test: String,
     /// The command line that was run.
     pub command: Vec<String>,
-    /// When, in seconds since 1970.
+    /// The program that ran it.
+    pub build: Build,
+    /// Time of the start in seconds since 1970.
     pub started_unix_s: u64,
-    /// On what.
+    /// The machine that it ran on.
     pub machine: Machine,
     /// With which settings.
     pub settings: BTreeMap<String, Value>,
@@ -410,12 +484,14 @@ pub struct Report {
     /// Raw figures of tests that have no runs of the engine, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub raw: BTreeMap<String, Value>,
-    /// Whether all thresholds hold.
+    /// Whether `verdict` is [`Judgement::Passed`].
     pub passed: bool,
+    /// The judgement over all thresholds.
+    pub verdict: Judgement,
     /// Pictures beside the chart: file name and SVG text.
     #[serde(skip)]
     pub pictures: Vec<(String, String)>,
-    /// A small try on a machine that may be busy: conditions are not even stated.
+    /// A small try on a machine that may be busy: it states no conditions and compares with no figures.
     #[serde(skip)]
     pub unjudged: bool,
 }
@@ -429,6 +505,7 @@ impl Report {
             schema: SCHEMA,
             test: test.to_owned(),
             command: std::env::args().collect(),
+            build: Build::current(),
             started_unix_s: since_1970.map_or(0, |since| since.as_secs()),
             machine: Machine::observe(),
             settings: BTreeMap::new(),
@@ -438,7 +515,8 @@ impl Report {
             notes: Vec::new(),
             runs: Vec::new(),
             raw: BTreeMap::new(),
-            passed: true,
+            passed: false,
+            verdict: Judgement::NotJudged,
             pictures: Vec::new(),
             unjudged: false,
         }
@@ -454,8 +532,15 @@ impl Report {
         self.raw.insert(name.to_owned(), figures);
     }
 
-    /// Adds a row. Its floor becomes a threshold when the load is canonical; otherwise it is not judged.
+    /// Adds a row. Its floor becomes a threshold when the load is canonical; otherwise it is not judged. A figure
+    /// that is not a number was not measured: a note says so, and there is no row.
     pub fn row(&mut self, mut row: Row) {
+        if row.measured.is_nan() {
+            return self.note(format!("not measured: {}", row.what));
+        }
+        if self.unjudged {
+            row = Row::new(row.what, row.unit, row.better, row.measured);
+        }
         if !self.canonical {
             row.verdict = Verdict::Unjudged;
         } else if let Some(floor) = row.floor {
@@ -471,19 +556,41 @@ impl Report {
 
     /// Takes back every judgement: the load was too small for any.
     pub fn unjudge(&mut self) {
+        self.unjudged = true;
         self.canonical = false;
-        self.passed = true;
         self.thresholds.clear();
-        self.rows.iter_mut().for_each(|row| row.verdict = Verdict::Unjudged);
+        let bare = |row: Row| Row::new(row.what, row.unit, row.better, row.measured);
+        self.rows = std::mem::take(&mut self.rows).into_iter().map(bare).collect();
+        self.judge();
     }
 
-    /// Adds a condition and remembers whether it holds.
+    /// Adds a condition and remembers whether it holds. A value that is not a number was not measured: a note says
+    /// so, and there is no condition.
     pub fn threshold(&mut self, condition: impl Into<String>, measured: f64, passed: bool) {
+        let condition = condition.into();
+        if measured.is_nan() {
+            return self.note(format!("not measured: {condition}"));
+        }
         if self.unjudged {
             return;
         }
-        self.passed &= passed;
-        self.thresholds.push(Threshold { condition: condition.into(), measured, passed });
+        self.thresholds.push(Threshold { condition, measured, passed });
+        self.judge();
+    }
+
+    /// Whether a condition does not hold.
+    #[must_use]
+    pub fn is_missed(&self) -> bool {
+        self.verdict == Judgement::Missed
+    }
+
+    fn judge(&mut self) {
+        self.verdict = match self.thresholds.as_slice() {
+            [] => Judgement::NotJudged,
+            all if all.iter().all(|threshold| threshold.passed) => Judgement::Passed,
+            _ => Judgement::Missed,
+        };
+        self.passed = self.verdict == Judgement::Passed;
     }
 
     /// Adds a run, with notes about whatever makes its figures doubtful.
@@ -497,7 +604,7 @@ impl Report {
         if run.checked_equal < run.checked {
             let wrong = run.checked - run.checked_equal;
             self.note(format!(
-                "{}: {wrong} of {} checking players ended with another state than the game server's",
+                "{}: {wrong} of {} checked players ended with a state that differs from the game server's",
                 run.name, run.checked
             ));
         }
@@ -519,8 +626,8 @@ impl Report {
         let machine = &self.machine;
         writeln!(
             out,
-            "{}   ({} x {}, load {:.2} before)",
-            self.test, machine.cpus, machine.model, machine.load_1m
+            "{}   {}   ({}; {} x {}, load {:.2} before)",
+            self.test, self.verdict, self.build, machine.cpus, machine.model, machine.load_1m
         )?;
         for run in &self.runs {
             writeln!(out, "  {}", run_line(run))?;
@@ -669,13 +776,44 @@ mod tests {
             || Row::new("latency", "ms", Better::Lower, 25.0).published(50.0, "somewhere").marks(20.0, 10.0);
         let mut report = Report::new("a b");
         report.row(row());
-        assert!(!report.passed);
+        assert!(!report.passed && report.is_missed());
         assert_eq!(report.rows[0].verdict, Verdict::Missed);
         assert_eq!(report.rows[0].ratio, Some(0.5));
         let mut small = Report::new("a b");
         small.canonical = false;
         small.row(row());
-        assert!(small.passed && small.rows[0].verdict == Verdict::Unjudged);
+        assert!(!small.passed && small.rows[0].verdict == Verdict::Unjudged);
+        assert_eq!(small.verdict, Judgement::NotJudged);
+    }
+
+    #[test]
+    fn nothing_measured_is_not_judged() {
+        let mut report = Report::new("a b");
+        assert_eq!((report.verdict, report.passed), (Judgement::NotJudged, false), "no condition at all");
+        report.threshold("delivered >= 99%", f64::NAN, false);
+        report.row(Row::new("latency", "ms", Better::Lower, f64::NAN).marks(20.0, 10.0));
+        assert_eq!((report.verdict, report.rows.len()), (Judgement::NotJudged, 0));
+        assert_eq!(report.notes, ["not measured: delivered >= 99%", "not measured: latency"]);
+        report.threshold("errors = 0", 0.0, true);
+        assert_eq!((report.verdict, report.passed), (Judgement::Passed, true));
+        report.threshold("delivered >= 99%", 50.0, false);
+        assert_eq!((report.verdict, report.passed), (Judgement::Missed, false));
+    }
+
+    #[test]
+    fn a_small_try_is_compared_with_no_figure_of_another_load() {
+        let row = || Row::new("latency", "ms", Better::Lower, 5.0).published(50.0, "somewhere").marks(20.0, 10.0);
+        let mut smoke = Report::new("a b");
+        (smoke.unjudged, smoke.canonical) = (true, false);
+        smoke.row(row());
+        let mut unjudged = Report::new("a b");
+        unjudged.row(row());
+        assert_eq!(unjudged.verdict, Judgement::Passed);
+        unjudged.unjudge();
+        for report in [smoke, unjudged] {
+            assert_eq!(report.verdict, Judgement::NotJudged);
+            assert_eq!(report.rows, [Row::new("latency", "ms", Better::Lower, 5.0)]);
+        }
     }
 
     #[test]

@@ -54,6 +54,12 @@ impl Times {
         if self.0.is_empty() { 0.0 } else { self.0.value_at_quantile(share) as f64 / 1_000.0 }
     }
 
+    /// The same for a report: not a number when no time was recorded, so that no row shows a time of 0.
+    #[must_use]
+    pub fn measured_ms(&self, share: f64) -> f64 {
+        if self.0.is_empty() { f64::NAN } else { self.quantile_ms(share) }
+    }
+
     /// The usual marks.
     #[must_use]
     pub fn summary(&self) -> TimesSummary {

@@ -107,9 +107,9 @@ pub(crate) fn per_thread<T: Default>(threads: usize) -> Vec<Mutex<T>> {
     (0..threads).map(|_| Mutex::default()).collect()
 }
 
-/// A part of a whole, 1 where there is nothing to have a part of.
+/// A part of a whole. Not a number where the whole is nothing: no share of it was measured.
 pub(crate) fn share(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 1.0 } else { part as f64 / whole as f64 }
+    if whole == 0 { f64::NAN } else { part as f64 / whole as f64 }
 }
 
 /// Sleeps until `at_ns` or an interrupt.

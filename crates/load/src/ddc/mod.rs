@@ -198,20 +198,20 @@ impl<'o> Bench<'o> {
             }
         }
         if options.namespace.parse::<throng_ddc::Namespace>().is_err() {
-            return Err(BenchError::Unfit(format!("`{}` is no namespace", options.namespace)));
+            return Err(BenchError::Unfit(format!("`{}` is not a namespace", options.namespace)));
         }
         let mut report = Report::new("ddc");
         report.canonical = !options.smoke;
         report.unjudged = options.smoke;
         report.setting("durability", options.durability.as_str());
         report.setting("namespace", options.namespace.as_str());
-        report.setting("url", options.url.as_deref().unwrap_or("a server of its own"));
+        report.setting("url", options.url.as_deref().unwrap_or("its own server"));
         if options.url.is_none() {
             report.note(format!(
                 "durability = \"{}\": {}",
                 options.durability,
                 match options.durability.as_str() {
-                    "cache" => "an upload is acknowledged when the system has it",
+                    "cache" => "an upload is acknowledged when the operating system has it",
                     _ => "an upload is acknowledged when it is on disk (group commit)",
                 }
             ));
@@ -260,7 +260,7 @@ impl<'o> Bench<'o> {
 
     /// The head of a request; a body of `length` bytes follows if it is given.
     fn head(&self, method: &str, path: &str, more: &str, length: Option<usize>) -> Vec<u8> {
-        let mut head = format!("{method} {path} HTTP/1.1\r\nHost: bench\r\n{more}");
+        let mut head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\n{more}");
         for header in &self.options.headers {
             // Writing to a String cannot fail.
             let _ = write!(head, "{}\r\n", header.trim());
@@ -378,7 +378,7 @@ impl<'o> Bench<'o> {
             || "interrupted".to_owned(),
             |status| if *status == 0 { "a connection broke".to_owned() } else { format!("status {status}") },
         );
-        Err(BenchError::Unfit(format!("{} did not take the data: {why}", peer.addr)))
+        Err(BenchError::Unfit(format!("{} did not accept the data: {why}", peer.addr)))
     }
 
     // --- The published tests
@@ -508,7 +508,7 @@ impl<'o> Bench<'o> {
 
     fn start(&mut self) -> Result<(), BenchError> {
         if self.options.url.is_some() {
-            return Err(BenchError::Unfit("`start` needs a server of its own; leave --url away".to_owned()));
+            return Err(BenchError::Unfit("`start` needs its own server; leave --url away".to_owned()));
         }
         let peer = self.server()?;
         let half: u64 = if self.options.smoke { 5_000 } else { 500_000 };

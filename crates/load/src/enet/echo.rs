@@ -70,7 +70,7 @@ impl Echo {
             }
             _ => {
                 terminate(&mut child);
-                let what = "did not say where it listens".to_owned();
+                let what = "did not report its address".to_owned();
                 Err(StartError::NotReady { program: name, what, log: line })
             }
         }

@@ -144,9 +144,9 @@ impl Bench<'_> {
 
     pub(super) fn lean(&mut self) -> Result<(), BenchError> {
         self.report.note(String::from(
-            "lean clients share a few sockets, told apart by the ids of the protocol, so the kernel takes and gives their \
-             datagrams in runs (GSO, GRO): that counts what the host can carry. Players have a socket each; what the kernel \
-             carries then is counted by the rows with single datagrams, and by the groups limit, libenet and many",
+            "lean clients share a few sockets, distinguished by the ids of the protocol, so the kernel handles their \
+             datagrams in batches (GSO, GRO): that measures the host. Players have a socket each; the rows with single \
+             datagrams and the groups limit, libenet and many include the kernel's share",
         ));
         let singles: &[usize] = if self.options.quick { &[12_000] } else { &[8_000, 12_000, 16_000] };
         let single = self.lean_until("single datagrams", Sharing::Single, singles)?;

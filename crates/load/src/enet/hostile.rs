@@ -170,7 +170,7 @@ fn fetch_bulk(server: SocketAddr, packet: &Bytes, stop: &AtomicBool) -> std::io:
                         peer
                     }
                     _ => {
-                        failed = Some(other(&"the server was gone"));
+                        failed = Some(other(&"the server ended"));
                         return;
                     }
                 };

@@ -108,7 +108,7 @@ impl Bench<'_> {
         clients: usize,
         other: impl FnOnce(SocketAddr, &AtomicBool) -> std::io::Result<T> + Send,
     ) -> Result<(Measured, Measured, T), BenchError> {
-        (self.say)(&format!("{name}: {clients} clients, in peace and not"));
+        (self.say)(&format!("{name}: {clients} clients, undisturbed and disturbed"));
         let mut swarm = Swarm::new(self.swarm(echo.addr, clients, 1))?;
         swarm.connect()?;
         swarm.live(self.warmup(), true, false)?;
@@ -124,7 +124,7 @@ impl Bench<'_> {
         });
         let (result, after) = (result?, after?);
         self.report.raw(&format!("{name}: in peace"), calm.json());
-        self.report.raw(&format!("{name}: not in peace"), after.json());
+        self.report.raw(&format!("{name}: disturbed"), after.json());
         self.sound(name, &after);
         Ok((calm, after, result))
     }
@@ -134,7 +134,7 @@ impl Bench<'_> {
         let seen = &measured.seen;
         let bad = seen.failed as u64 + seen.lost as u64 + seen.wrong + seen.overtook;
         self.report.threshold(
-            format!("{name}: nobody lost, nothing damaged or overtaken"),
+            format!("{name}: no client lost, no packet damaged or reordered"),
             bad as f64,
             bad == 0,
         );
@@ -145,7 +145,7 @@ impl Bench<'_> {
     pub(super) fn sound_real(&mut self, name: &str, seen: &RealSeen, served: &Served) {
         let bad = seen.failed + seen.lost + seen.wrong + seen.overtook;
         self.report.threshold(
-            format!("{name}: nobody lost, nothing damaged or overtaken"),
+            format!("{name}: no client lost, no packet damaged or reordered"),
             bad as f64,
             bad == 0,
         );

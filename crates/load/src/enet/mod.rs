@@ -64,11 +64,11 @@ pub const GROUPS: &[(&str, &str)] = &[
     ("limit", "CPU per datagram pair beside a bare echo of the same datagrams; datagrams per echo"),
     ("libenet", "4,000 real clients, 10 Hz: server CPU, round trips, losses; the library's server beside it"),
     ("many", "real clients on one port, one packet a second each"),
-    ("lean", "lean clients at 10 Hz, more and more of them"),
+    ("lean", "increasing numbers of lean clients at 10 Hz"),
     ("idle", "CPU and memory by slots and idle peers"),
     ("connect", "500 clients at once while the game reads at 20 Hz"),
     ("tick", "4,000 clients at 10 Hz while the game reads at 20 Hz"),
-    ("hostile", "garbage beside 1,000 clients; what a CONNECT from nowhere costs"),
+    ("hostile", "garbage beside 1,000 clients; the cost of a CONNECT from a forged address"),
     ("bulk", "a packet of 32 MB to one peer beside 1,000 others"),
     ("processes", "two servers, each with its own clients"),
 ];
@@ -85,7 +85,7 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<Report, Bench
     let peer = Peer::compile();
     if let Err(why) = &peer {
         report.note(format!(
-            "the C library is not here, so there are no real clients and no comparison: {why}"
+            "the C library is missing, so there are no real clients and no comparison: {why}"
         ));
     }
     let mut bench = Bench { options, say, report, peer: peer.ok() };

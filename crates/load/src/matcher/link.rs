@@ -100,7 +100,7 @@ impl Link {
                 let index = header.id as usize;
                 let Some(worker) = workers.get_mut(index) else {
                     return Err(RunError::BadFrame(format!(
-                        "an answer to request {index}, which nobody sent"
+                        "an answer to request {index}, which was not sent"
                     )));
                 };
                 let counts = arrived >= from;
@@ -185,7 +185,7 @@ impl Link {
         }
         let count = self.socket.read(&mut self.input[self.have..])?;
         if count == 0 {
-            return Err(RunError::Goaway("it closed the connection".to_owned()));
+            return Err(RunError::Goaway("the matcher closed the connection".to_owned()));
         }
         self.have += count;
         self.bytes_in += count as u64;

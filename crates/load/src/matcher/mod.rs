@@ -97,13 +97,13 @@ pub struct Outcome {
 #[non_exhaustive]
 pub enum RunError {
     /// No such test.
-    #[error("illegal test name: {0}")]
+    #[error("unknown test: {0}")]
     IllegalTestName(String),
     /// The connection failed.
     #[error("the connection to the matcher failed: {0}")]
     Io(#[from] io::Error),
     /// The matcher sent something that cannot be read.
-    #[error("the matcher sent what cannot be read: {0}")]
+    #[error("the matcher sent an invalid message: {0}")]
     BadFrame(String),
     /// A request was refused.
     #[error("{test}: {step} was refused: {status} {message}")]
@@ -118,7 +118,7 @@ pub enum RunError {
         message: String,
     },
     /// The matcher closed the connection.
-    #[error("the matcher said goodbye: {0}")]
+    #[error("the matcher ended the session: {0}")]
     Goaway(String),
 }
 

@@ -309,7 +309,8 @@ impl Outcome {
         if self.bands.is_empty() {
             share(self.counts.delivered, self.expected)
         } else {
-            self.bands.iter().map(|band| band.share).fold(1.0, f64::min)
+            let measured = self.bands.iter().filter(|band| band.expected > 0);
+            measured.map(|band| band.share).reduce(f64::min).unwrap_or(f64::NAN)
         }
     }
 

@@ -387,7 +387,7 @@ impl<'a> Servers<'a> {
             if recovers {
                 server.state = State::Recovering;
             } else {
-                self.seen.error = Some(format!("game server {index} returned and was taken for a new one"));
+                self.seen.error = Some(format!("game server {index} returned but was treated as a new one"));
             }
             return;
         }

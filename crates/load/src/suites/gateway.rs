@@ -40,9 +40,9 @@ pub(super) fn trickle(context: &Context<'_>) -> Result<Report, BenchError> {
     let name = format!("{players} connections, 2 messages a second each");
     let outcome = context.run(&name, &plan, &server)?;
     report.run(Run::new(name, &outcome));
-    let share = outcome.counts.notices as f64 / outcome.owner.notices_due.max(1) as f64 * 100.0;
+    let share = outcome.counts.notices as f64 / outcome.owner.notices_due as f64 * 100.0;
     report.threshold("messages delivered = 100%", share, outcome.counts.notices == outcome.owner.notices_due);
-    let row = Row::new("message latency p99", "ms", Better::Lower, outcome.counts.notice.quantile_ms(0.99));
+    let row = Row::new("message latency p99", "ms", Better::Lower, outcome.counts.notice.measured_ms(0.99));
     report.row(row.marks(20.0, 10.0));
     Ok(report)
 }
@@ -138,12 +138,12 @@ pub(super) fn stalled(context: &Context<'_>) -> Result<Report, BenchError> {
             share,
             share >= SHARE_MIN * 100.0,
         );
-        *p99 = outcome.counts.state.quantile_ms(0.99);
+        *p99 = outcome.counts.state.measured_ms(0.99);
         complete &= share >= SHARE_MIN * 100.0;
         report.run(Run::new(name, &outcome));
     }
     let [without, with] = p99;
-    let more = (with / without.max(f64::MIN_POSITIVE) - 1.0) * 100.0;
+    let more = (with / without - 1.0) * 100.0;
     report.row(Row::new("state latency p99 of the others, everyone reading", "ms", Better::Lower, without));
     report.row(Row::new("state latency p99 of the others, one stalled", "ms", Better::Lower, with));
     // Below a percent or two the difference of two runs is chance; that of two runs that did not hold always is.
@@ -167,7 +167,7 @@ pub(super) fn start(context: &Context<'_>) -> Result<Report, BenchError> {
             times.record(own.start);
         }
     }
-    let row = Row::new("start to ready, median", "ms", Better::Lower, times.quantile_ms(0.5));
+    let row = Row::new("start to ready, median", "ms", Better::Lower, times.measured_ms(0.5));
     report.row(row.marks(150.0, 50.0));
     report.row(Row::new("start to ready, slowest", "ms", Better::Lower, times.summary().max_ms));
     Ok(report)
