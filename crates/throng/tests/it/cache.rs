@@ -55,7 +55,7 @@ fn send(
     body: &[u8],
 ) -> Option<(u16, Vec<u8>)> {
     let head =
-        format!("{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n{headers}\r\n", body.len());
+        format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n{headers}\r\n", body.len());
     stream.write_all(&[head.as_bytes(), body].concat()).ok()?;
     let mut answer = Vec::new();
     let end = loop {

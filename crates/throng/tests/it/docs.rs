@@ -1,5 +1,5 @@
-//! What the tutorials and how-tos say to type is typed: in a folder that is empty but for what a page assumes, on a network
-//! of its own so that the usual ports are free, and against a stopwatch.
+//! Types the commands of the tutorials and how-tos: in an empty folder, with `throng` installed and nothing else, on a
+//! network of its own so that the usual ports are free, and against a stopwatch. A page that needs a file has its text.
 //!
 //! - Commands of `console` blocks run one after another and have to succeed. `throng up` and its like go on in the
 //!   background, until they have said that they are ready; the next of them ends the one before.
@@ -74,7 +74,6 @@ fn steps(page: &str) -> Vec<Step> {
 }
 
 fn is_server(line: &str) -> bool {
-    let line = line.strip_prefix("target/release/").unwrap_or(line);
     SERVERS.iter().any(|server| line.starts_with(server))
 }
 
@@ -87,7 +86,10 @@ fn script(steps: &[Step]) -> String {
     for step in steps {
         match step {
             Step::Write { file, content } => {
-                let _ = writeln!(script, "cat >{file} <<'END_OF_FILE'\n{content}END_OF_FILE");
+                let _ = writeln!(
+                    script,
+                    "mkdir -p \"$(dirname {file})\"\ncat >{file} <<'END_OF_FILE'\n{content}END_OF_FILE"
+                );
             }
             Step::Type(line) if is_server(line) => {
                 let _ = writeln!(
@@ -122,19 +124,10 @@ fn isolated() -> Option<Command> {
     None
 }
 
-/// A folder with what a page may assume: the program by its name, and what a clone of the repository has.
-fn folder() -> tempfile::TempDir {
+/// A folder of programs with `throng` in it, as installed by the first tutorial.
+fn programs() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder for the test");
-    let make = |from: PathBuf, to: &str| symlink(from, folder.path().join(to)).expect("a link");
-    std::fs::create_dir(folder.path().join("bin")).expect("a folder");
-    std::fs::create_dir_all(folder.path().join("target/release")).expect("a folder");
-    for place in ["bin/throng", "target/release/throng"] {
-        make(env!("CARGO_BIN_EXE_throng").into(), place);
-    }
-    for name in ["crates", "fixtures", "sdk"] {
-        make(repository().join(name), name);
-    }
-    make(repository().join("fixtures/proto/chat.proto"), "game.proto");
+    symlink(env!("CARGO_BIN_EXE_throng"), folder.path().join("throng")).expect("a link");
     folder
 }
 
@@ -143,9 +136,8 @@ fn run(what: &str, steps: &[Step], limit: Duration) {
     // The stopwatch is for one user on one machine.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let folder = folder();
-    let path =
-        format!("{}:{}", folder.path().join("bin").display(), std::env::var("PATH").unwrap_or_default());
+    let (folder, programs) = (tempfile::tempdir().expect("a folder for the test"), programs());
+    let path = format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap_or_default());
     let started = Instant::now();
     let output = shell
         .args(["timeout", &limit.as_secs().to_string(), "bash", "-c", &script(steps)])
