@@ -32,19 +32,19 @@ const PAGES: [path: string, title: string, icon: string][] = [
   ["about", "About", "M12 21a9 9 0 1 0 0-18 9 9 0 0 0 0 18Zm0-10v5m0-8.500v.01"],
 ];
 
-interface Place {
+interface Route {
   page: string;
   rest: string[];
   query: URLSearchParams;
 }
 
-function here(): Place {
+function here(): Route {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [page, ...rest] = path.split("/").map(decodeURIComponent);
   return { page: page || "overview", rest, query: new URLSearchParams(query ?? "") };
 }
 
-function Page({ place: { page, rest, query } }: { place: Place }) {
+function Page({ place: { page, rest, query } }: { place: Route }) {
   const id = /^\d+$/.test(rest[0] ?? "") ? Number(rest[0]) : null;
   switch (page) {
     case "overview":

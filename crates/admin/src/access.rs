@@ -1,7 +1,8 @@
 //! Access rules of the admin listener.
 //!
-//! Three ways in: a configured bearer token; a console session, which a one-time token opens and a cookie carries; and,
-//! where no tokens are configured, being on this machine. The last is good for reading only.
+//! Three ways in: a configured bearer token; a console session, which a one-time token opens and a
+//! cookie carries; and, where no tokens are configured, being on this machine. The last is good for
+//! reading only.
 
 use std::collections::VecDeque;
 use std::io::Read as _;
@@ -162,7 +163,8 @@ impl Access {
     }
 
     pub(crate) fn check(&self, guard: Guard, listener: SocketAddr, claims: &Claims<'_>) -> Decision {
-        // Browsers name the origin of whatever may change something, and scripts of other sites cannot forge it.
+        // Browsers name the origin of whatever may change something, and scripts of other sites
+        // cannot forge it.
         let cross = claims.mutating && claims.origin.is_some_and(|origin| !is_same_site(origin, claims.host));
         if cross {
             return Decision::CrossSite;
@@ -247,7 +249,8 @@ pub fn host_name(host: &str) -> &str {
     }
 }
 
-/// True if a `Host`, with or without a port, names this machine only: a page cannot point such a name anywhere.
+/// True if a `Host`, with or without a port, names this machine only: a page cannot point such a
+/// name anywhere.
 #[must_use]
 pub fn is_loopback_name(host: &str) -> bool {
     let name = host_name(host);

@@ -44,7 +44,8 @@ impl fmt::Debug for Tokens {
 }
 
 impl Tokens {
-    /// Reads lines of `TOKEN NAME=VALUE ...`; `#` begins a comment. A token has at least 16 characters.
+    /// Reads lines of `TOKEN NAME=VALUE ...`; `#` begins a comment. A token has at least 16
+    /// characters.
     ///
     /// # Errors
     /// The number of the line that is wrong, and why. Never the token.
@@ -100,21 +101,23 @@ impl Identify for Tokens {
 /// The access rules of a service.
 #[derive(Debug, Default)]
 pub struct Access {
-    /// Checks credentials, one after the other until one knows the caller. None: nobody has to say who they are, and
-    /// everything is allowed.
+    /// Checks credentials, one after the other until one knows the caller. None: nobody has to say
+    /// who they are, and everything is allowed.
     pub identify: Vec<Box<dyn Identify>>,
     /// Who may do what.
     pub policies: Policies,
-    /// Host names under which a service without credentials is reached, besides `localhost` and IP addresses.
+    /// Host names under which a service without credentials is reached, besides `localhost` and IP
+    /// addresses.
     pub hosts: Vec<String>,
 }
 
 impl Access {
     /// Whether a request with these headers is admitted at all.
     ///
-    /// Without credentials, every page in a browser on this machine could use the cache: directly, or by pointing
-    /// a name of its own at this machine (DNS rebinding). No page can do that with `localhost`, an IP address or a
-    /// name of [`Access::hosts`]. With credentials, the page would need one.
+    /// Without credentials, every page in a browser on this machine could use the cache: directly,
+    /// or by pointing a name of its own at this machine (DNS rebinding). No page can do that with
+    /// `localhost`, an IP address or a name of [`Access::hosts`]. With credentials, the page would
+    /// need one.
     pub(crate) fn admits(&self, host: Option<&str>, origin: Option<&str>) -> bool {
         if !self.identify.is_empty() {
             return true;

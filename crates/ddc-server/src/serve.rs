@@ -18,7 +18,8 @@ use crate::http1::{self, Wire};
 use crate::service::{Question, Service};
 use crate::upload::Streamed;
 
-/// Requests of one HTTP/2 connection at a time: an editor has at most 128 GETs and 3 x 64 others in flight.
+/// Requests of one HTTP/2 connection at a time: an editor has at most 128 GETs and 3 x 64 others in
+/// flight.
 const STREAMS_MAX: u32 = 512;
 /// Bytes that an HTTP/2 stream and connection may send before they are taken.
 const STREAM_WINDOW: u32 = 1 << 20;

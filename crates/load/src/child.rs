@@ -15,13 +15,13 @@ use crate::spatial::{Grid, avatar};
 use crate::suites::ConsoleToken;
 use crate::{arena, interrupt, probe, visitors};
 
-/// How long a server may take to become ready before the bench gives up.
+/// Time that a server has to become ready before the bench gives up.
 const START_PATIENCE: Duration = Duration::from_secs(20);
-/// How often a starting server is asked. It bounds the error of the measured start time.
+/// Poll interval of a starting server. It bounds the error of the measured start time.
 const ASK_INTERVAL: Duration = Duration::from_micros(500);
-/// How long a server that is ready may take to say where its console is.
+/// Time that a ready server has to print the address of its console.
 const ANNOUNCEMENT_PATIENCE: Duration = Duration::from_secs(1);
-/// How long an ending server may take.
+/// Time that a server has to end.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 /// Characters of a failed server's log that are shown.
 const LOG_TAIL: usize = 2_000;
@@ -33,17 +33,17 @@ pub enum StartError {
     /// Its files or process could not be made.
     #[error("cannot start {program}: {source}")]
     Io {
-        /// What was to be started.
+        /// Program that was to be started.
         program: String,
-        /// What went wrong.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// It ended, or did not become ready in time.
     #[error("{program} {what}; its output:\n{log}")]
     NotReady {
-        /// What was started.
+        /// Program that was started.
         program: String,
-        /// What happened.
+        /// Reason why it is not ready.
         what: String,
         /// The end of its output.
         log: String,
@@ -65,7 +65,7 @@ pub struct OwnServer {
     pub start: Duration,
 }
 
-/// How to start a server of our own.
+/// Options of a server that the bench starts.
 #[derive(Debug, Clone, Default)]
 pub struct ServerOptions {
     /// The `throng` program.
@@ -82,7 +82,7 @@ pub struct ServerOptions {
     pub default_ports: bool,
     /// The world that it is to have, if any.
     pub world: Option<World>,
-    /// Whether it chooses the rates of entities by distance, in a world without cells.
+    /// True if it chooses the rates of entities by distance, in a world without cells.
     pub lod: bool,
 }
 
@@ -132,7 +132,8 @@ impl OwnServer {
         Ok(server)
     }
 
-    /// What opens one session of its web console. It is printed just after the server is ready, hence a short wait.
+    /// Token of one session of its web console. It is printed just after the server is ready, hence
+    /// a short wait.
     #[must_use]
     pub fn console(&self) -> Option<ConsoleToken> {
         let until = Instant::now() + ANNOUNCEMENT_PATIENCE;
@@ -235,11 +236,12 @@ fn toml_string(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// The bare writer as a process of its own, so that its CPU time can be told from ours. Killed when dropped.
+/// The bare writer as a process of its own, so that its CPU time can be told from ours. Killed when
+/// dropped.
 #[derive(Debug)]
 pub struct BareWriter {
     child: Child,
-    /// Where it accepts readers.
+    /// Address for readers.
     pub addr: SocketAddr,
 }
 
@@ -291,7 +293,8 @@ impl Drop for BareWriter {
 
 /// Ends a child: asks, waits, and kills if that did not help.
 pub(crate) fn terminate(child: &mut Child) {
-    // SAFETY: the process is our child and has not been waited for, so its id cannot belong to anyone else.
+    // SAFETY: the process is our child and has not been waited for, so its id cannot belong to
+    // anyone else.
     unsafe { libc::kill(child.id().cast_signed(), libc::SIGTERM) };
     let started = Instant::now();
     while started.elapsed() < STOP_PATIENCE {

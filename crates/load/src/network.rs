@@ -1,8 +1,10 @@
-//! What lies between simulated players and the server: delay, jitter, loss, duplicates, reordering and a rate, in the
-//! generator's own sockets, so that no privileges and no second machine are needed.
+//! The simulated network between players and the server: delay, jitter, loss, duplicates,
+//! reordering and a rate, in the generator's own sockets, so that no privileges and no second
+//! machine are needed.
 //!
-//! A `Way` is one direction of one connection. Datagrams may get lost, arrive twice or be overtaken. Of a byte stream
-//! the kernel makes good whatever is lost, below this place: it gets delay, jitter and rate only.
+//! A `Way` is one direction of one connection. Datagrams may get lost, arrive twice or be
+//! overtaken. Of a byte stream the kernel makes good whatever is lost, below this place: it gets
+//! delay, jitter and rate only.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,9 +39,10 @@ pub const PRESETS: [(&str, &str); 4] = [
     ("bad", "120 ms, jitter 80 ms, 5% lost, 1% duplicated, 2% reordered, 1 Mbit/s"),
 ];
 
-/// How long a datagram is held back that others are to overtake.
+/// Delay of a datagram that others are to overtake.
 const HELD_BACK: Duration = Duration::from_millis(25);
-/// A queue in front of a rate holds this much time; more datagrams are dropped, and of a stream no more is read.
+/// A queue in front of a rate holds this much time; more datagrams are dropped, and of a stream no
+/// more is read.
 const QUEUE_MAX: Duration = Duration::from_millis(500);
 /// Bytes of a stream on the way before no more is read.
 const STREAM_BYTES_MAX: usize = 1 << 20;
@@ -96,7 +99,7 @@ impl fmt::Display for Network {
     }
 }
 
-/// What became of datagrams, or of reads and writes of streams.
+/// Fates of datagrams, or of reads and writes of streams.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Fates {
     /// Went in.
@@ -132,9 +135,9 @@ pub(crate) struct Way {
     under_way: BTreeMap<(u64, u64), Vec<u8>>,
     bytes: usize,
     sequence: u64,
-    /// When the sender's side is free again, at the rate.
+    /// Time at which the sender is free again, at the rate.
     line_free_ns: u64,
-    /// What is not held back arrives no earlier.
+    /// A datagram that is not held back arrives no earlier.
     latest_ns: u64,
     pub(crate) fates: Fates,
 }
@@ -202,7 +205,8 @@ impl Way {
         self.under_way.first_key_value().is_some_and(|((arrival, _), _)| *arrival <= now_ns)
     }
 
-    /// A stream waits for the rate: what is read now would only wait here instead of in the sender's queue.
+    /// A stream waits for the rate: what is read now would only wait here instead of in the
+    /// sender's queue.
     pub(crate) fn is_full(&self, now_ns: u64) -> bool {
         !self.datagrams
             && (self.bytes > STREAM_BYTES_MAX || self.line_free_ns > now_ns + nanoseconds(QUEUE_MAX))

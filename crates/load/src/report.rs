@@ -1,4 +1,4 @@
-//! What a bench says: a table for people, JSON for programs, thresholds for exit codes.
+//! Output of a bench: a table for people, JSON for programs, thresholds for exit codes.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -8,15 +8,15 @@ use std::sync::OnceLock;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::engine::{Outcome, Sample};
+use crate::engine::{EngineReport, Sample};
 use crate::probe::Machine;
-use crate::spatial::BandOutcome;
+use crate::spatial::BandReport;
 use crate::stats::{Bucket, Times, TimesSummary};
 
 /// Names the version of the JSON form; `docs/bench-report.schema.json` describes it.
 pub const SCHEMA: &str = "throng.bench/1";
 
-/// Whether more or less of something is better.
+/// Direction in which a figure is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
@@ -29,29 +29,29 @@ pub enum Better {
 /// One measured figure beside the figures it is to be judged by.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// What was measured.
+    /// Name of the figure.
     pub what: String,
     /// Unit of all numbers of the row.
     pub unit: &'static str,
-    /// What was published for the reference, or measured with it on a machine of two cores.
+    /// Figure published for the reference, or measured with it on a machine of two cores.
     pub published: Option<f64>,
-    /// Where the published figure comes from.
+    /// Source of the published figure.
     pub source: &'static str,
     /// Least acceptable figure.
     pub floor: Option<f64>,
     /// Figure to reach.
     pub aim: Option<f64>,
-    /// What this run measured.
+    /// Figure of this run.
     pub measured: f64,
     /// Direction.
     pub better: Better,
     /// `measured / published`, when there is a published figure.
     pub ratio: Option<f64>,
-    /// How the figure compares.
+    /// Judgement of the figure.
     pub verdict: Verdict,
 }
 
-/// How a measured figure compares with its floor and aim.
+/// Comparison of a measured figure with its floor and aim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -110,7 +110,7 @@ impl Row {
     }
 }
 
-/// How a whole report ends.
+/// Judgement of a whole report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Judgement {
     /// Every condition holds, and there is at least one.
@@ -171,9 +171,15 @@ impl Build {
 
 impl fmt::Display for Build {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let commit = self.commit.get(..12).unwrap_or(self.commit);
-        write!(f, "throng {}, commit {commit}, profile {}", self.version, self.profile)
+        write!(f, "throng {}, commit {}, profile {}", self.version, short_commit(self.commit), self.profile)
     }
+}
+
+/// The first twelve digits of a commit, with the mark of a tree that has changes.
+pub(crate) fn short_commit(commit: &str) -> String {
+    let (hash, mark) = commit.split_once('-').map_or((commit, ""), |(hash, mark)| (hash, mark));
+    let hash = hash.get(..12).unwrap_or(hash);
+    if mark.is_empty() { hash.to_owned() } else { format!("{hash}-{mark}") }
 }
 
 /// A condition on the outcome.
@@ -183,14 +189,14 @@ pub struct Threshold {
     pub condition: String,
     /// The value it is about.
     pub measured: f64,
-    /// Whether it holds.
+    /// True if it holds.
     pub passed: bool,
 }
 
 /// One run of the engine, for the record.
 #[derive(Debug, Clone, Serialize)]
 pub struct Run {
-    /// What distinguishes this run from the others of the test.
+    /// Name of this run among those of the test.
     pub name: String,
     /// Players.
     pub players: usize,
@@ -218,7 +224,7 @@ pub struct Run {
     pub input: TimesSummary,
     /// Message sent by the game server (intended time) to message read by the player.
     pub notice: TimesSummary,
-    /// How `state`, `input` and `notice` are distributed; those without times are missing.
+    /// Distributions of `state`, `input` and `notice`; those without times are missing.
     pub distributions: BTreeMap<&'static str, Vec<Bucket>>,
     /// Bytes that players received per second.
     pub bytes_per_s: f64,
@@ -234,15 +240,16 @@ pub struct Run {
     pub server_bytes_per_connection: Option<f64>,
     /// Connections that were lost.
     pub lost: u64,
-    /// Players that read everything and ended with exactly the game server's state, and how many there were.
+    /// Players that read everything and ended with exactly the game server's state, and how many
+    /// there were.
     pub checked_equal: usize,
     /// See `checked_equal`.
     pub checked: usize,
-    /// How the generator itself fared.
+    /// Load of the generator itself.
     pub generator: Generator,
     /// Looks around during the window.
     pub samples: Vec<Sample>,
-    /// What a world that is spread over channels adds.
+    /// Additional figures of a world that is spread over channels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub world: Option<WorldRun>,
 }
@@ -250,7 +257,8 @@ pub struct Run {
 /// Figures of a run in a world that is spread over channels.
 #[derive(Debug, Clone, Serialize)]
 pub struct WorldRun {
-    /// Channels at the end by type: those that the game servers made, or what the server's metrics page says.
+    /// Channels at the end by type: those that the game servers made, or what the server's metrics
+    /// page says.
     pub channels: BTreeMap<String, u64>,
     /// Subscriptions of players to characters at the end.
     pub subscriptions: u64,
@@ -270,32 +278,33 @@ pub struct WorldRun {
     pub stray_inputs: u64,
     /// Updates that reached a player twice.
     pub repeated: u64,
-    /// Mean and longest round of a server thread in milliseconds; the longest is the bound of its histogram bucket.
+    /// Mean and longest round of a server thread in milliseconds; the longest is the bound of its
+    /// histogram bucket.
     pub round_mean_ms: Option<f64>,
     /// See `round_mean_ms`.
     pub round_longest_ms: Option<f64>,
     /// Ticks of channels, by type.
-    pub ticks: Vec<crate::spatial::TickOutcome>,
+    pub ticks: Vec<crate::spatial::TickReport>,
     /// From the first connection to everyone's having a character.
     pub joined_s: f64,
     /// To everyone's having the state of everyone.
     pub complete_s: Option<f64>,
-    /// Characters that players saw although elsewhere, did not see although in sight, or saw in an old state, after
-    /// the run had come to rest.
+    /// Characters that players saw although elsewhere, did not see although in sight, or saw in an
+    /// old state, after the run had come to rest.
     pub ghosts: u64,
     /// See `ghosts`.
     pub unseen: u64,
     /// See `ghosts`.
     pub stale: u64,
     /// Deliveries by distance band.
-    pub bands: Vec<BandOutcome>,
+    pub bands: Vec<BandReport>,
     /// Characters that the crashed server had, and that it got back.
     pub orphaned: u64,
     /// See `orphaned`.
     pub recovered: u64,
 }
 
-/// How the generator itself fared.
+/// Load of the generator itself.
 #[derive(Debug, Clone, Serialize)]
 pub struct Generator {
     /// Player threads.
@@ -317,7 +326,7 @@ pub struct Generator {
 impl Run {
     /// Summarises an outcome.
     #[must_use]
-    pub fn new(name: impl Into<String>, outcome: &Outcome) -> Self {
+    pub fn new(name: impl Into<String>, outcome: &EngineReport) -> Self {
         let seconds = outcome.window.as_secs_f64();
         let per_connection = outcome.server_memory.map(|(before, after)| {
             let grown = after.anonymous_bytes.saturating_sub(before.anonymous_bytes);
@@ -368,7 +377,7 @@ impl Run {
 
     /// Summarises an outcome of a world that is spread over channels.
     #[must_use]
-    pub fn of_world(name: impl Into<String>, outcome: &crate::spatial::Outcome) -> Self {
+    pub fn of_world(name: impl Into<String>, outcome: &crate::spatial::WorldReport) -> Self {
         let seconds = outcome.window.as_secs_f64();
         let (counts, servers) = (&outcome.counts, &outcome.servers);
         let per_connection = outcome.server_memory.map(|(before, after)| {
@@ -471,27 +480,29 @@ pub struct Report {
     pub machine: Machine,
     /// With which settings.
     pub settings: BTreeMap<String, Value>,
-    /// Whether the load was the one that the published figures and marks are for. Smaller tries are not judged.
+    /// True if the load was the one that the published figures and marks are for. Smaller tries are
+    /// not judged.
     pub canonical: bool,
     /// Figures beside what they are judged by.
     pub rows: Vec<Row>,
     /// Conditions for success.
     pub thresholds: Vec<Threshold>,
-    /// What a reader should know before believing a figure.
+    /// Caveats of the figures.
     pub notes: Vec<String>,
     /// The runs behind the figures.
     pub runs: Vec<Run>,
     /// Raw figures of tests that have no runs of the engine, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub raw: BTreeMap<String, Value>,
-    /// Whether `verdict` is [`Judgement::Passed`].
+    /// True if `verdict` is [`Judgement::Passed`].
     pub passed: bool,
     /// The judgement over all thresholds.
     pub verdict: Judgement,
     /// Pictures beside the chart: file name and SVG text.
     #[serde(skip)]
     pub pictures: Vec<(String, String)>,
-    /// A small try on a machine that may be busy: it states no conditions and compares with no figures.
+    /// A small try on a machine that may be busy: it states no conditions and compares with no
+    /// figures.
     #[serde(skip)]
     pub unjudged: bool,
 }
@@ -532,8 +543,8 @@ impl Report {
         self.raw.insert(name.to_owned(), figures);
     }
 
-    /// Adds a row. Its floor becomes a threshold when the load is canonical; otherwise it is not judged. A figure
-    /// that is not a number was not measured: a note says so, and there is no row.
+    /// Adds a row. Its floor becomes a threshold when the load is canonical; otherwise it is not
+    /// judged. A figure that is not a number was not measured: a note says so, and there is no row.
     pub fn row(&mut self, mut row: Row) {
         if row.measured.is_nan() {
             return self.note(format!("not measured: {}", row.what));
@@ -564,8 +575,8 @@ impl Report {
         self.judge();
     }
 
-    /// Adds a condition and remembers whether it holds. A value that is not a number was not measured: a note says
-    /// so, and there is no condition.
+    /// Adds a condition and remembers whether it holds. A value that is not a number was not
+    /// measured: a note says so, and there is no condition.
     pub fn threshold(&mut self, condition: impl Into<String>, measured: f64, passed: bool) {
         let condition = condition.into();
         if measured.is_nan() {
@@ -578,7 +589,7 @@ impl Report {
         self.judge();
     }
 
-    /// Whether a condition does not hold.
+    /// True if a condition does not hold.
     #[must_use]
     pub fn is_missed(&self) -> bool {
         self.verdict == Judgement::Missed
@@ -802,7 +813,8 @@ mod tests {
 
     #[test]
     fn a_small_try_is_compared_with_no_figure_of_another_load() {
-        let row = || Row::new("latency", "ms", Better::Lower, 5.0).published(50.0, "somewhere").marks(20.0, 10.0);
+        let row =
+            || Row::new("latency", "ms", Better::Lower, 5.0).published(50.0, "somewhere").marks(20.0, 10.0);
         let mut smoke = Report::new("a b");
         (smoke.unjudged, smoke.canonical) = (true, false);
         smoke.row(row());
@@ -828,6 +840,14 @@ mod tests {
             text.contains("players [players]") && text.contains("aim") && text.contains("note: slow day"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn commits_are_short_and_marked() {
+        let digits = "0123456789abcdef0123456789abcdef01234567";
+        assert_eq!(short_commit(digits), "0123456789ab");
+        assert_eq!(short_commit(&format!("{digits}-dirty")), "0123456789ab-dirty");
+        assert_eq!(short_commit("unknown"), "unknown");
     }
 
     #[test]

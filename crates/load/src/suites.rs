@@ -1,8 +1,8 @@
 //! The tests by name: what each runs, and which figures it is judged by.
 //!
-//! Without an address a test starts its own server as a child process, so one command reproduces a figure. With one it
-//! measures any server that speaks the protocol. Every test has one canonical load, which the published figures and
-//! marks are for; any other load is measured but not judged.
+//! Without an address a test starts its own server as a child process, so one command reproduces a
+//! figure. With one it measures any server that speaks the protocol. Every test has one canonical
+//! load, which the published figures and marks are for; any other load is measured but not judged.
 
 mod channel;
 mod gateway;
@@ -17,7 +17,7 @@ use thiserror::Error;
 
 use crate::bare::BarePlan;
 use crate::child::{BareWriter, DEFAULT_PORTS, OwnServer, ServerOptions, StartError, World};
-use crate::engine::{self, Outcome, Plan, RunError, Sample};
+use crate::engine::{self, EngineReport, Plan, RunError, Sample};
 use crate::link::Transport;
 use crate::network::{Fates, Network};
 use crate::probe::{self, Probe};
@@ -83,11 +83,7 @@ pub const TESTS: &[Test] = &[
         summary: "10,000 connections that each get 2 messages a second: latency",
         run: gateway::trickle,
     },
-    Test {
-        name: "gateway channels",
-        summary: "10,000 idle channels: CPU",
-        run: gateway::channels,
-    },
+    Test { name: "gateway channels", summary: "10,000 idle channels: CPU", run: gateway::channels },
     Test {
         name: "gateway forward",
         summary: "64-byte messages from 1,000 clients to one game server: messages per second",
@@ -98,7 +94,11 @@ pub const TESTS: &[Test] = &[
         summary: "one subscriber that stops reading: latency of the others, with and without it",
         run: gateway::stalled,
     },
-    Test { name: "gateway start", summary: "time from the start of the process to ready", run: gateway::start },
+    Test {
+        name: "gateway start",
+        summary: "time from the start of the process to ready",
+        run: gateway::start,
+    },
 ];
 
 /// The test of this name.
@@ -107,7 +107,7 @@ pub fn find(name: &str) -> Option<&'static Test> {
     TESTS.iter().find(|test| test.name == name)
 }
 
-/// How to run a test.
+/// Options of a test.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The server to measure; a server of our own when not given.
@@ -130,37 +130,39 @@ pub struct Options {
     pub duration: Option<Duration>,
     /// Time before it.
     pub warmup: Option<Duration>,
-    /// How players connect.
+    /// Transport of the players.
     pub transport: Transport,
-    /// What lies between the players and the server.
+    /// Simulated network between the players and the server.
     pub network: Network,
     /// Generator threads for players; 0 chooses.
     pub threads: usize,
-    /// For `channel spatial`: one game server crashes this long into the window, and returns two seconds later.
+    /// For `channel spatial`: one game server crashes this long into the window, and returns two
+    /// seconds later.
     pub crash_server_at: Option<Duration>,
-    /// For `channel entity-lod`: players ask for the rates themselves, as the Unreal plugin does, although the server
-    /// could choose them.
+    /// For `channel entity-lod`: players ask for the rates themselves, as the Unreal plugin does,
+    /// although the server could choose them.
     pub ask_for_rates: bool,
-    /// How much of a test to run.
+    /// Extent of a test.
     pub effort: Effort,
     /// Seed of everything random.
     pub seed: u64,
 }
 
-/// How much of a test to run.
+/// Extent of a test.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Effort {
     /// Every size and repetition, windows as long as a figure to be quoted needs.
     #[default]
     Whole,
-    /// The loads that published figures and marks are for, few sizes, once each, in short windows. It is judged.
+    /// The loads that published figures and marks are for, few sizes, once each, in short windows.
+    /// It is judged.
     Quick,
     /// Tiny loads, to see that everything works; not judged.
     Smoke,
 }
 
 impl Effort {
-    /// What the two flags of the command line say together.
+    /// Extent from the two flags of the command line.
     #[must_use]
     pub fn new(quick: bool, smoke: bool) -> Self {
         match (quick, smoke) {
@@ -170,7 +172,7 @@ impl Effort {
         }
     }
 
-    /// What fits the effort.
+    /// Value that fits the effort.
     pub fn pick<T>(self, whole: T, quick: T, smoke: T) -> T {
         match self {
             Self::Whole => whole,
@@ -191,7 +193,7 @@ pub struct Target {
     pub pid: Option<u32>,
     /// Its metrics page.
     pub metrics: Option<SocketAddr>,
-    /// What opens one session of its web console.
+    /// Token of one session of its web console.
     pub console: Option<ConsoleToken>,
 }
 
@@ -217,7 +219,8 @@ impl std::fmt::Display for ConsoleToken {
 
 /// Told what goes on, for a display.
 pub trait Progress {
-    /// A run begins. Its samples come until `window` is over; `None` when nobody knows how long it takes.
+    /// A run begins. Its samples come until `window` is over; `None` when nobody knows how long it
+    /// takes.
     fn begin(&mut self, what: &str, window: Option<Duration>);
     /// A sample was taken.
     fn sample(&mut self, sample: &Sample);
@@ -255,7 +258,7 @@ pub enum BenchError {
         /// Why.
         source: io::Error,
     },
-    /// What was asked for does not fit, or a server does not do it.
+    /// The options do not fit, or the server does not support them.
     #[error("{0}")]
     Unfit(String),
     /// The test measures something that only a server of our own has.
@@ -266,7 +269,7 @@ pub enum BenchError {
     Generator(#[from] io::Error),
 }
 
-/// What a test runs in.
+/// Context of a test.
 struct Context<'a> {
     name: &'static str,
     options: &'a Options,
@@ -354,14 +357,15 @@ impl Context<'_> {
         Ok(Server { probe: server.probe.without_metrics(), ..server })
     }
 
-    fn run(&self, name: &str, plan: &Plan, server: &Server) -> Result<Outcome, BenchError> {
+    fn run(&self, name: &str, plan: &Plan, server: &Server) -> Result<EngineReport, BenchError> {
         self.progress.borrow_mut().begin(&format!("{}: {name}", self.name), plan.duration);
         engine::run(plan, &server.probe, &mut |sample| self.progress.borrow_mut().sample(sample))
             .map_err(|source| BenchError::Run { name: name.to_owned(), source })
     }
 
-    /// The physical limit: a program that does nothing but write `bytes` at a time to as many sockets as there are players.
-    fn run_bare(&self, players: usize, bytes: f64, per_second: f64) -> Result<Outcome, BenchError> {
+    /// The physical limit: a program that does nothing but write `bytes` at a time to as many
+    /// sockets as there are players.
+    fn run_bare(&self, players: usize, bytes: f64, per_second: f64) -> Result<EngineReport, BenchError> {
         let plan = BarePlan { sockets: players, bytes: bytes.round() as usize, per_second };
         let writer = BareWriter::start(&self.options.program, plan)?;
         let (addr, pid) = (writer.addr, Some(writer.pid()));
@@ -380,7 +384,8 @@ impl Context<'_> {
         self.run(&format!("bare writer, {players} sockets"), &plan, &server)
     }
 
-    /// The size to run with: as asked, tiny for smoke, else canonical. Says whether it is the canonical one.
+    /// The size to run with: as asked, tiny for smoke, else canonical. Says whether it is the
+    /// canonical one.
     fn size(&self, canonical: usize, smoke: usize) -> (usize, bool) {
         match self.options.players.first() {
             Some(&players) => (players, players == canonical),
@@ -407,10 +412,11 @@ const P99_MAX_MS: f64 = 50.0;
 const CPU_PLAYERS: usize = 100;
 const MIB: f64 = (1 << 20) as f64;
 
-/// How long a running server may take to answer the claim of GLOBAL before it counts as refused.
+/// Time that a running server has to answer the claim of GLOBAL before it counts as refused.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(2);
 
-/// A server that runs on this machine with the default ports and says that it is ready, if there is one.
+/// A server that runs on this machine with the default ports and says that it is ready, if there is
+/// one.
 #[must_use]
 pub fn local_server() -> Option<Target> {
     let [clients, servers, http] = DEFAULT_PORTS.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
@@ -425,9 +431,10 @@ pub struct Swarm {
     pub options: Options,
     /// Players.
     pub players: usize,
-    /// How long they play once everyone is in; until Ctrl-C when not given.
+    /// Duration once everyone has joined; until Ctrl-C if not given.
     pub duration: Option<Duration>,
-    /// Join this channel of a server whose world is already run by a game server, instead of bringing one.
+    /// Join this channel of a server whose world is already run by a game server, instead of
+    /// bringing one.
     pub join: Option<u32>,
     /// Play on the published grid of nine game servers, with handover, instead of on one channel.
     pub spatial: bool,
@@ -465,7 +472,8 @@ impl Swarm {
         };
         let name = "players come in";
         let outcome = match context.run(name, &plan, &server) {
-            // The protocol has no refusals: silence is the answer to a claim of GLOBAL when it has an owner.
+            // The protocol has no refusals: silence is the answer to a claim of GLOBAL when it has
+            // an owner.
             Err(BenchError::Run { source: RunError::NoChannel { .. }, .. }) if server.own.is_none() => {
                 report.note("GLOBAL already has a game server: the players joined its world".to_owned());
                 context.run(name, &Plan { owner: false, join: Some(0), ..plan }, &server)?
@@ -479,7 +487,7 @@ impl Swarm {
 }
 
 impl Swarm {
-    /// What was played between the players and the server, and what became of it.
+    /// Notes about the simulated network and the fates of its datagrams.
     fn tell_network(&self, report: &mut Report, fates: &Fates) {
         let Options { network, transport, .. } = &self.options;
         if network.is_clear() {
@@ -541,7 +549,10 @@ mod tests {
         assert!(!report.canonical, "twenty players are no canonical load");
         assert!(row(&report, "state latency p99").measured > 0.0);
         assert!(row(&report, "CPU per second and player").measured > 0.0);
-        assert!(row(&report, "memory per connection").ratio.is_none(), "the published figure is of another load");
+        assert!(
+            row(&report, "memory per connection").ratio.is_none(),
+            "the published figure is of another load"
+        );
         assert_eq!(report.runs[0].checked, report.runs[0].checked_equal);
         assert!(check_schema(&serde_json::to_value(&report).expect("serialises")).is_empty());
         let svg = chart::svg(&report).expect("a picture");
@@ -627,7 +638,7 @@ mod tests {
         assert!(error.to_string().contains("--addr"));
     }
 
-    /// What in `value` is not as the published schema says.
+    /// Violations of the published schema in `value`.
     fn check_schema(value: &Value) -> Vec<String> {
         let schema: Value =
             serde_json::from_str(include_str!("../../../docs/bench-report.schema.json")).expect("JSON");

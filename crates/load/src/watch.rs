@@ -1,4 +1,4 @@
-//! What every run does the same way: it waits, opens a measured window, looks around at intervals, and closes it.
+//! Procedure of every run: it waits, opens a measured window, samples at intervals, and closes it.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const ROUND_BUCKETS: &str = "throng_shard_round_seconds_bucket";
 /// The reference's gauge: milliseconds of the latest tick.
 const TICK_MS: &[&str] = &["channel_tick_duration"];
 
-/// When a run measures, and how often it looks.
+/// Window and sample interval of a run.
 pub(crate) struct Timing {
     pub(crate) warmup: Duration,
     /// Until an interrupt when not given.
@@ -29,21 +29,22 @@ pub(crate) struct Timing {
     pub(crate) sample_interval: Duration,
 }
 
-/// What a run knows beyond what it has in common with others.
+/// Parts of a run that differ between kinds of runs.
 pub(crate) trait Scenario {
-    /// What the simulated game servers have done so far.
+    /// Counters of the simulated game servers so far.
     fn servers(&self) -> Servers;
-    /// What the players have done so far.
+    /// Counters of the players so far.
     fn players(&self) -> Counts;
     /// State latencies since the last call.
     fn take_recent(&self) -> Times;
-    /// How many game servers share the frames.
+    /// Number of game servers that share the frames.
     fn server_count(&self) -> usize;
-    /// Whether characters change hands at all.
+    /// True if characters are handed over at all.
     fn hands_over(&self) -> bool;
     /// The game servers cannot go on.
     fn has_failed(&self) -> bool;
-    /// Time passes, up to `at_ns` of the clock or an interrupt. The first call is for the window's beginning.
+    /// Time passes, up to `at_ns` of the clock or an interrupt. The first call is for the window's
+    /// beginning.
     fn pass_until(&mut self, at_ns: u64) {
         sleep_until(at_ns);
     }

@@ -1,7 +1,8 @@
 //! Watching one connection's messages: a bounded record that the shard writes while somebody looks.
 //!
-//! Without a capture a shard pays one comparison per read and per write. With one, the captured connection's bytes are
-//! parsed a second time by readers of the capture's own, so that nothing about the real conversation changes.
+//! Without a capture a shard pays one comparison per read and per write. With one, the captured
+//! connection's bytes are parsed a second time by readers of the capture's own, so that nothing
+//! about the real conversation changes.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;

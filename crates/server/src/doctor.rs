@@ -1,4 +1,5 @@
-//! Looks at a machine with the eyes of a configuration: what would stop a start, and what would make it slow or unsafe.
+//! Looks at a machine with the eyes of a configuration: what would stop a start, and what would
+//! make it slow or unsafe.
 //!
 //! Nothing is changed. Addresses are bound for a moment to see whether they are free.
 
@@ -10,7 +11,8 @@ use crate::{listen, process, services};
 
 /// Descriptors that a process needs besides its connections: loops, files, the admin listener.
 const DESCRIPTORS_BESIDES: u64 = 64;
-/// Datagrams of a busy UDP listener wait here while its thread does something else: 1 MiB is 5 ms at 200 MB/s.
+/// Datagrams of a busy UDP listener wait here while its thread does something else: 1 MiB is 5 ms
+/// at 200 MB/s.
 const UDP_BUFFER_BYTES: u64 = 1 << 20;
 /// Connections that may wait to be accepted: everyone at once after a restart.
 const BACKLOG: u64 = 1_024;
@@ -23,7 +25,7 @@ pub enum Severity {
     /// As it should be.
     Good,
     /// Works, with a limit that may hurt.
-    Poor,
+    Warning,
     /// A start fails, or should not happen.
     Bad,
 }
@@ -46,8 +48,8 @@ impl Finding {
         Finding { subject, severity: Severity::Good, found: found.into(), remedy: String::new() }
     }
 
-    fn poor(subject: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
-        Finding { subject, severity: Severity::Poor, found: found.into(), remedy: remedy.into() }
+    fn warning(subject: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        Finding { subject, severity: Severity::Warning, found: found.into(), remedy: remedy.into() }
     }
 
     fn bad(subject: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
@@ -96,7 +98,7 @@ fn descriptors(connections_max: u64) -> Finding {
     let found = format!("{limit} may be open, `gateway.limits.connections_max` is {connections_max}");
     match limit >= needed {
         true => Finding::good("open files", found),
-        false => Finding::poor(
+        false => Finding::warning(
             "open files",
             found,
             format!(
@@ -128,17 +130,19 @@ fn reach(config: &Config, section: &str, addr: SocketAddr, tls: bool) -> Option<
         || settings.auth.kind == "none"
         || section == "gateway.servers" && settings.auth.servers_bypass;
     if open {
-        return Some(Finding::poor(
+        return Some(Finding::warning(
             "reach",
             format!("{addr} is reachable from other machines and `{section}` has no authentication"),
             "set `gateway.auth.kind` (and `servers_bypass = false`), or restrict access with a firewall",
         ));
     }
     (!tls).then(|| {
-        Finding::poor(
+        Finding::warning(
             "reach",
             format!("logins to {addr} are sent in clear text"),
-            format!("set `{section}.tls = true` with a certificate, or terminate TLS in front of the gateway"),
+            format!(
+                "set `{section}.tls = true` with a certificate, or terminate TLS in front of the gateway"
+            ),
         )
     })
 }
@@ -163,9 +167,11 @@ fn certificate(section: &str, listener: &Listener) -> Option<Finding> {
 
 fn backlog(limit: Option<u64>) -> Finding {
     match limit {
-        Some(limit) if limit < BACKLOG => Finding::poor(
+        Some(limit) if limit < BACKLOG => Finding::warning(
             "accept queue",
-            format!("net.core.somaxconn is {limit}: some connections are refused if many players connect at once"),
+            format!(
+                "net.core.somaxconn is {limit}: some connections are refused if many players connect at once"
+            ),
             format!("`sysctl -w net.core.somaxconn={BACKLOG}`"),
         ),
         Some(limit) => Finding::good("accept queue", format!("{limit} connections may wait")),
@@ -175,7 +181,7 @@ fn backlog(limit: Option<u64>) -> Finding {
 
 fn udp_buffers(limit: Option<u64>) -> Finding {
     match limit {
-        Some(limit) if limit < UDP_BUFFER_BYTES => Finding::poor(
+        Some(limit) if limit < UDP_BUFFER_BYTES => Finding::warning(
             "UDP buffers",
             format!("net.core.rmem_max is {limit} bytes: bursts of datagrams are dropped"),
             format!("`sysctl -w net.core.rmem_max={UDP_BUFFER_BYTES}`"),
@@ -196,7 +202,7 @@ fn clock() -> Finding {
     let source = std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource");
     let source = source.unwrap_or_default();
     match source.trim() {
-        slow @ ("hpet" | "acpi_pm" | "jiffies") => Finding::poor(
+        slow @ ("hpet" | "acpi_pm" | "jiffies") => Finding::warning(
             "clock",
             format!("the system reads the time from `{slow}`, which takes a microsecond or more per read"),
             "use `tsc` or the clock of the hypervisor (kernel parameter `clocksource=`)",
@@ -243,7 +249,8 @@ mod tests {
         for key in ["gateway.servers.addr", "gateway.clients.addr", "http.addr"] {
             loader = loader.flag("test", key, "127.0.0.1:0");
         }
-        // Its own: examining makes a missing folder and removes it again, which another test could notice.
+        // Its own: examining makes a missing folder and removes it again, which another test could
+        // notice.
         let folder = tempfile::tempdir().unwrap();
         loader = loader.flag("test", "server.data", folder.path().display().to_string());
         for (key, value) in keys {
@@ -278,10 +285,10 @@ mod tests {
     fn strangers_and_clear_text_are_pointed_out() {
         let findings =
             examine_with(&[("gateway.clients.addr", "0.0.0.0:0"), ("gateway.unsafe_binds", "true")]);
-        assert_eq!(find(&findings, "reach", "checks nobody").severity, Severity::Poor);
+        assert_eq!(find(&findings, "reach", "checks nobody").severity, Severity::Warning);
         let findings =
             examine_with(&[("gateway.clients.addr", "0.0.0.0:0"), ("gateway.auth.kind", "refuse")]);
-        assert_eq!(find(&findings, "reach", "clear text").severity, Severity::Poor);
+        assert_eq!(find(&findings, "reach", "clear text").severity, Severity::Warning);
     }
 
     #[test]
@@ -292,10 +299,10 @@ mod tests {
 
     #[test]
     fn limits_of_the_system_are_compared() {
-        assert_eq!(backlog(Some(128)).severity, Severity::Poor);
+        assert_eq!(backlog(Some(128)).severity, Severity::Warning);
         assert_eq!(backlog(Some(4_096)).severity, Severity::Good);
-        assert_eq!(udp_buffers(Some(212_992)).severity, Severity::Poor);
+        assert_eq!(udp_buffers(Some(212_992)).severity, Severity::Warning);
         assert_eq!(udp_buffers(None).severity, Severity::Good);
-        assert_eq!(descriptors(u64::MAX / 2).severity, Severity::Poor);
+        assert_eq!(descriptors(u64::MAX / 2).severity, Severity::Warning);
     }
 }

@@ -77,9 +77,8 @@ pub(crate) fn spatial(settings: &Settings) -> Result<core::Spatial, (&'static st
                 within.trim().parse::<f64>().ok().filter(|within| within.is_finite() && *within > 0.0)?;
             Some(core::LodBand { within, interval_ms: interval.trim().parse().ok()? })
         });
-        let wrong = || {
-            ("lod", format!("`{text}` is neither `distance:interval_ms` nor the single word `published`"))
-        };
+        let wrong =
+            || ("lod", format!("`{text}` is neither `distance:interval_ms` nor the single word `published`"));
         bands.push(band.ok_or_else(wrong)?);
     }
     if !bands.is_sorted_by(|a: &core::LodBand, b| a.within < b.within) {
@@ -121,11 +120,12 @@ fn damping_step(text: &str) -> Option<core::DampingStep> {
     })
 }
 
-/// The core's configuration, and remarks about the files that it was read from. `link` is the player identifier of the
-/// process's own matchmaking connection, if it has one.
+/// The core's configuration, and remarks about the files that it was read from. `link` is the
+/// player identifier of the process's own matchmaking connection, if it has one.
 ///
 /// # Errors
-/// A phrase when a file is wrong, which `config check` has reported before unless it has changed since.
+/// A phrase when a file is wrong, which `config check` has reported before unless it has changed
+/// since.
 pub(crate) fn build(
     settings: &Settings,
     secret: [u8; 32],

@@ -1,7 +1,7 @@
 //! Answers to the admin API beyond plain lists: one connection, one channel, the world, a capture.
 //!
-//! What a shard must say is asked for by mail that runs on the shard between two rounds and answers with plain values;
-//! a shard that nobody asks pays nothing.
+//! What a shard must say is asked for by mail that runs on the shard between two rounds and answers
+//! with plain values; a shard that nobody asks pays nothing.
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -81,7 +81,8 @@ impl Watch {
         let closed = closed.into_iter().flatten().max_by_key(|closure| closure.closed);
         let live = self.reports(true).into_iter().flat_map(|report| report.connections);
         let Some(live) = live.into_iter().find(|live| live.view.id == conn) else {
-            let closed = closed.ok_or_else(|| Problem::new(404, "no open or recently closed connection has this id"))?;
+            let closed = closed
+                .ok_or_else(|| Problem::new(404, "no open or recently closed connection has this id"))?;
             return Ok(json!({ "live": false, "closed": closure_row(&closed, now) }));
         };
         let mut subscriptions: Vec<SubscriptionView> =
@@ -157,7 +158,8 @@ impl Watch {
     pub(crate) fn capture_begin(&self, ask: &Ask) -> Result<Value, Problem> {
         let field = |name: &str| ask.body.get(name).and_then(Value::as_u64);
         let conn = field("connection").and_then(|conn| u32::try_from(conn).ok());
-        let conn = ConnId(conn.ok_or_else(|| Problem::new(400, "`connection` must be the id of a connection"))?);
+        let conn =
+            ConnId(conn.ok_or_else(|| Problem::new(400, "`connection` must be the id of a connection"))?);
         let seconds = field("seconds").unwrap_or(CAPTURE_SECONDS_DEFAULT);
         if seconds == 0 || seconds > CAPTURE_SECONDS_MAX {
             return Err(Problem::new(400, "`seconds` must be an integer from 1 to 600"));

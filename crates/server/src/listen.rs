@@ -73,7 +73,8 @@ pub(crate) fn plan(listener: &Listener) -> Result<Vec<ListenerPlan>, (&'static s
     Ok(plans)
 }
 
-/// The value of the key of `plan` with which the system chooses that port and every other address stays.
+/// The value of the key of `plan` with which the system chooses that port and every other address
+/// stays.
 pub(crate) fn with_free_port(listener: &Listener, plan: &ListenerPlan) -> String {
     let free = SocketAddr::new(plan.addr.ip(), 0);
     if plan.key == "addr" {

@@ -1,5 +1,6 @@
-//! Reading a file of a channeld deployment for what Throng makes of it: what it takes as it is, what differs, what it
-//! refuses. The readers are those that load such files at a start; what differs in behaviour is known here.
+//! Reading a file of a channeld deployment for what Throng makes of it: what it takes as it is,
+//! what differs, what it refuses. The readers are those that load such files at a start; what
+//! differs in behaviour is known here.
 
 use serde_json::{Map, Value};
 use throng_gateway::{ChannelSettings, StateMachine, parse_controller};
@@ -144,8 +145,7 @@ fn channel_settings(text: &str) -> Vec<Finding> {
     for (kind, each) in settings.iter() {
         let name = kind.name().map_or_else(|| kind.0.to_string(), str::to_owned);
         let Some(entry) = root.get(&kind.0.to_string()).and_then(Value::as_object) else {
-            let what =
-                "no entry for GLOBAL; its built-in settings apply, also to types without an entry";
+            let what = "no entry for GLOBAL; its built-in settings apply, also to types without an entry";
             found.push(Finding::new(Weight::Same, "1", what));
             continue;
         };
@@ -164,7 +164,10 @@ fn channel_settings(text: &str) -> Vec<Finding> {
                     found.push(Finding::differs(path, "is not one of Sub, Unsub, Remove; both ignore it"));
                 }
                 Some(0..=3) => {}
-                _ => found.push(Finding::differs(path, format!("{value} is not an access level; no one has access"))),
+                _ => found.push(Finding::differs(
+                    path,
+                    format!("{value} is not an access level; no one has access"),
+                )),
             }
         }
         let interval = each.fan_out_interval;

@@ -1,4 +1,5 @@
-//! Load runs that the console starts: this same program as a child, its report kept in the data folder.
+//! Load runs that the console starts: this same program as a child, its report kept in the data
+//! folder.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -117,7 +118,8 @@ impl Runs {
         let run = state.runs.iter_mut().find(|run| run.id == id).ok_or_else(unknown)?;
         if let Some(child) = &run.child {
             run.outcome = "stopped";
-            // SAFETY: the process is our child and has not been waited for, so its id cannot belong to anyone else.
+            // SAFETY: the process is our child and has not been waited for, so its id cannot belong
+            // to anyone else.
             unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) };
         }
         Ok(run.row())
@@ -169,7 +171,8 @@ fn unknown() -> Problem {
     Problem::new(404, "no such run")
 }
 
-/// The title and the arguments of a run. Whatever reaches the command line is a number or the name of a known test.
+/// The title and the arguments of a run. Whatever reaches the command line is a number or the name
+/// of a known test.
 fn arguments(body: &Value, offer: &Offer) -> Result<(String, Vec<String>), Problem> {
     let number = |name: &str, max: u64| {
         let value = body.get(name).and_then(Value::as_u64).filter(|value| (1..=max).contains(value));
@@ -179,7 +182,10 @@ fn arguments(body: &Value, offer: &Offer) -> Result<(String, Vec<String>), Probl
         Some("swarm") => {
             let (players, seconds) = (number("players", PLAYERS_MAX)?, number("seconds", SECONDS_MAX)?);
             let Some((clients, servers)) = offer.swarm else {
-                return Err(Problem::new(409, "a swarm needs plain TCP listeners for players and game servers"));
+                return Err(Problem::new(
+                    409,
+                    "a swarm needs plain TCP listeners for players and game servers",
+                ));
             };
             let arguments = format!(
                 "swarm --json --players {players} --for {seconds}s --addr {clients} --servers {servers}"

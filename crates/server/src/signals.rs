@@ -45,8 +45,8 @@ impl Signals {
         })
     }
 
-    /// Runs until SIGTERM, SIGINT, the end of `run_for` or of a service that fails, then shuts down. SIGHUP reloads. A
-    /// second SIGTERM or SIGINT ends the process without waiting.
+    /// Runs until SIGTERM, SIGINT, the end of `run_for` or of a service that fails, then shuts
+    /// down. SIGHUP reloads. A second SIGTERM or SIGINT ends the process without waiting.
     pub fn run_until_stopped(
         mut self,
         running: Running,

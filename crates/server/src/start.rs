@@ -24,10 +24,12 @@ use crate::runs::Offer;
 use crate::worker::{Heartbeat, ListenerRole, Worker, WorkerParts};
 use crate::{ddc, doctor, gateway_config, matcher, matchmaking, process, schemas, services, tls};
 
-/// Shards that "one per two cores" stops at. Beyond, mail between shards outweighs what another one adds.
+/// Shards that "one per two cores" stops at. Beyond, mail between shards outweighs what another one
+/// adds.
 ///
-/// One per core is too many already: half of the work of a busy gateway is the kernel's network stack, and with the
-/// players' side on the same 2 cores one shard serves 1,000 players on a channel with a quarter less time than two.
+/// One per core is too many already: half of the work of a busy gateway is the kernel's network
+/// stack, and with the players' side on the same 2 cores one shard serves 1,000 players on a
+/// channel with a quarter less time than two.
 const AUTOMATIC_SHARDS_MAX: usize = 8;
 /// Part of the shutdown time that is left for the log, recordings and the admin listener.
 const SHUTDOWN_RESERVE: Duration = Duration::from_millis(500);
@@ -103,7 +105,8 @@ pub enum StartError {
     },
 }
 
-/// A running process. Dropping it stops everything at once, without goodbyes; see [`Running::shutdown`].
+/// A running process. Dropping it stops everything at once, without goodbyes; see
+/// [`Running::shutdown`].
 pub struct Running {
     config: Mutex<Config>,
     addresses: Vec<Address>,
@@ -269,7 +272,8 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     if let (Some(plan), Some(runtime)) = (matchmaking, &running.runtime) {
         let (up, is_up) = oneshot::channel();
         runtime.spawn(matchmaking::run(plan, up));
-        // Players who come at once find the matcher of this process there; one that is elsewhere may come later.
+        // Players who come at once find the matcher of this process there; one that is elsewhere
+        // may come later.
         if running.matcher.is_some() {
             let _ = runtime.block_on(async { tokio::time::timeout(LINK_PATIENCE, is_up).await });
         }
@@ -377,8 +381,9 @@ impl Running {
         self.config.lock().unwrap_or_else(PoisonError::into_inner).settings.clone()
     }
 
-    /// Stops in order: not ready any more, no new connections, everyone told, output flushed, threads ended. Takes at
-    /// most `server.shutdown_timeout_ms`. Returns whether everything was flushed in time.
+    /// Stops in order: not ready any more, no new connections, everyone told, output flushed,
+    /// threads ended. Takes at most `server.shutdown_timeout_ms`. Returns whether everything was
+    /// flushed in time.
     pub fn shutdown(mut self) -> bool {
         let timeout = Duration::from_millis(self.settings().server.shutdown_timeout_ms);
         let until = Instant::now() + timeout;
@@ -402,7 +407,8 @@ impl Running {
         complete
     }
 
-    /// Completes when a service ended on its own: the matcher can't write its journal. Never without one.
+    /// Completes when a service ended on its own: the matcher can't write its journal. Never
+    /// without one.
     pub(crate) async fn failed(&self) {
         match &self.matcher {
             Some(matcher) => matcher.handle().ended().await,
@@ -450,8 +456,8 @@ impl Drop for Running {
     }
 }
 
-/// Refuses a data folder that cannot be written to. It is made when a service first needs it, and a process that
-/// serves players must not find out only then.
+/// Refuses a data folder that cannot be written to. It is made when a service first needs it, and a
+/// process that serves players must not find out only then.
 fn check_data_folder(folder: &Path) -> Result<(), String> {
     doctor::write_probe(folder).map_err(|error| {
         let shown = folder.display();
@@ -556,7 +562,8 @@ fn open_listeners(
                 .map_err(|(key, why)| StartError::File(format!("`{}.{key}`: {why}", section.name())))?;
         }
         let (key, addr) = event_loop.listen(spec).map_err(|source| {
-            let flag = format!("--{}.{} {}", section.name(), plan.key, listen::with_free_port(listener, &plan));
+            let flag =
+                format!("--{}.{} {}", section.name(), plan.key, listen::with_free_port(listener, &plan));
             bind_error_with(format!("{}.{}", section.name(), plan.key), plan.addr, source, &flag)
         })?;
         let framing = match plan.transport {
@@ -595,7 +602,8 @@ fn listener_spec(
         ping_interval: gateway_config::millis(listener.ping_interval_ms),
         ..WsPolicy::default()
     });
-    // The core counts connections and says why it refuses one; the edge only keeps a flood from getting that far.
+    // The core counts connections and says why it refuses one; the edge only keeps a flood from
+    // getting that far.
     spec.limits.connections_max = settings.limits.connections_max.saturating_add(1_024);
     spec.limits.flush_timeout = LINGER;
     spec.limits.idle_timeout = gateway_config::millis(listener.idle_timeout_ms);
@@ -685,7 +693,8 @@ fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
     std::fs::File::open("/dev/urandom")?.read_exact(bytes)
 }
 
-/// Waits for threads until a deadline; those that are not done stay behind. Returns whether all were.
+/// Waits for threads until a deadline; those that are not done stay behind. Returns whether all
+/// were.
 fn join_all(threads: Vec<JoinHandle<()>>, until: Instant) -> bool {
     let done = Arc::new((Mutex::new(0), std::sync::Condvar::new()));
     let wanted = threads.len();

@@ -1,5 +1,5 @@
-//! "Why did this client not get this update?" as one answer: what the cores know, put in the order in which an update
-//! passes it. The first step that holds something back is the verdict.
+//! "Why did this client not get this update?" as one answer: what the cores know, put in the order
+//! in which an update passes it. The first step that holds something back is the verdict.
 
 use std::time::Duration;
 
@@ -49,7 +49,8 @@ impl Watch {
                 shard.closures().filter(|closure| closure.id == conn).last().cloned()
             });
             let closed = closed.into_iter().flatten().max_by_key(|closure| closure.closed);
-            let closed = closed.ok_or_else(|| Problem::new(404, "no open or recently closed connection has this id"))?;
+            let closed = closed
+                .ok_or_else(|| Problem::new(404, "no open or recently closed connection has this id"))?;
             let what = format!(
                 "connection {} was closed {} ago: {} ({})",
                 conn.0,
@@ -130,9 +131,7 @@ impl Found {
         let Some(delivery) = &self.reach.delivery else {
             let more = match (&self.sight, self.reach.lost) {
                 (_, true) => ": it was lost and may still return",
-                (Some(_), _) => {
-                    "; in a world, its game server or its area of interest subscribes it"
-                }
+                (Some(_), _) => "; in a world, its game server or its area of interest subscribes it",
                 (None, _) => "; it can send SUB_TO_CHANNEL, or the channel's owner can subscribe it",
             };
             let what = format!("it is not subscribed to channel {}{more}", self.channel.0);
@@ -143,7 +142,8 @@ impl Found {
         Step::new("subscription", true, format!("subscribed since {since}{owner}"))
     }
 
-    /// Cells and distances matter only to who is not subscribed: whoever is gets the channel whatever lies between.
+    /// Cells and distances matter only to who is not subscribed: whoever is gets the channel
+    /// whatever lies between.
     fn place(&self, sight: &Sight) -> Option<Step> {
         let subscribed = self.reach.delivery.is_some();
         let cell = match (sight.cell, sight.cell_channel) {

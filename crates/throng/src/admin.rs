@@ -54,7 +54,8 @@ fn first_line(file: &Path) -> Result<String, String> {
 /// Sends one GET and returns status and body.
 pub(crate) fn ask(addr: &str, path: &str, token: Option<&str>) -> Result<(u16, String), String> {
     let bare = addr.trim_start_matches("http://").trim_end_matches('/');
-    // `:8080` is how an address on all interfaces is written; from here it is reached over loopback.
+    // `:8080` is how an address on all interfaces is written; from here it is reached over
+    // loopback.
     let full = if bare.starts_with(':') { format!("127.0.0.1{bare}") } else { bare.to_owned() };
     let mut request = Request::get(format!("http://{full}{path}"));
     if let Some(token) = token {

@@ -32,7 +32,8 @@ const SUITES: [&str; 4] = ["ddc", "enet", "matcher", "replication"];
 #[derive(Debug, Args)]
 #[command(after_long_help = AFTER_HELP)]
 pub(crate) struct BenchArgs {
-    /// `list`, `all`, or a test: suite and test name. Without it: 100 players on one channel, two lines of output
+    /// `list`, `all`, or a test: suite and test name. Without it: 100 players on one channel, two
+    /// lines of output
     #[arg(value_name = "SUITE TEST", num_args = 0..=2)]
     name: Vec<String>,
     /// Players (connections, channels, clients) to run with; several values make a sweep
@@ -52,10 +53,12 @@ pub(crate) struct BenchArgs {
     smoke: bool,
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-    /// For `channel spatial`: crash one game server this long into the window; it returns two seconds later
+    /// For `channel spatial`: crash one game server this long into the window; it returns two
+    /// seconds later
     #[arg(hide_short_help = true, long, value_parser = duration::parse, value_name = "TIME", help_heading = "Load")]
     crash_server_at: Option<Duration>,
-    /// For `channel entity-lod`: players request the rates of the distance bands, as the Unreal plugin does
+    /// For `channel entity-lod`: players request the rates of the distance bands, as the Unreal
+    /// plugin does
     #[arg(hide_short_help = true, long, help_heading = "Load")]
     ask_for_rates: bool,
     /// Print the report as JSON instead of a table
@@ -154,10 +157,11 @@ pub(crate) struct ServerArgs {
         help_heading = "Server"
     )]
     pub(crate) server_flag: Vec<String>,
-    /// How players connect: tcp, ws or kcp
+    /// Transport of the players: tcp, ws or kcp
     #[arg(hide_short_help = true, long, default_value_t = Transport::Tcp, help_heading = "Load")]
     pub(crate) transport: Transport,
-    /// Generator threads for players [default: one per two processors]; with `enet --serve`, server threads [default: 1]
+    /// Generator threads for players [default: one per two processors]; with `enet --serve`, server
+    /// threads [default: 1]
     #[arg(
         hide_short_help = true,
         long,
@@ -316,11 +320,7 @@ fn unknown(name: &str) -> String {
     let known: Vec<&str> = names().collect();
     let near = nearest(name, known.iter().copied().chain(SUITES));
     let hint = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
-    format!(
-        "there is no test `{name}`{hint}\n  tests: {}\n  suites: {}",
-        known.join(", "),
-        SUITES.join(", ")
-    )
+    format!("there is no test `{name}`{hint}\n  tests: {}\n  suites: {}", known.join(", "), SUITES.join(", "))
 }
 
 /// The ENet host beside the C library and a bare echo; all groups when none is named.
@@ -373,14 +373,14 @@ fn options(args: &BenchArgs) -> Result<Options, AnyError> {
 }
 
 impl BenchArgs {
-    /// How much to run.
+    /// Extent of the run.
     pub(crate) fn effort(&self) -> Effort {
         Effort::new(self.quick, self.smoke)
     }
 }
 
 impl ServerArgs {
-    /// Whether the flags leave open which server it is: none is named, and none is described that would be started.
+    /// True if the flags neither name a server nor describe one to start.
     pub(crate) fn may_find_one(&self) -> bool {
         self.addr.is_none() && self.program.is_none() && self.shards.is_none() && self.server_flag.is_empty()
     }
@@ -390,7 +390,7 @@ impl ServerArgs {
         if self.no_progress { Live::silent() } else { Live::new() }
     }
 
-    /// What these flags say about the server and the load.
+    /// Options of the load suite from these flags.
     pub(crate) fn options(&self) -> Result<Options, AnyError> {
         let target = match &self.addr {
             None => None,
@@ -449,7 +449,8 @@ pub(crate) fn write_report(folder: &Path, report: &Report) -> Result<(), AnyErro
         std::fs::write(path, content)
             .map_err(|error| format!("cannot write {}: {error}", path.display()).into())
     };
-    std::fs::create_dir_all(folder).map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
+    std::fs::create_dir_all(folder)
+        .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
     write("report.json", json(report)?.as_bytes())?;
     let mut table = Vec::new();
     report.write_table(&mut table)?;
@@ -486,8 +487,8 @@ fn two_lines(report: &Report) -> String {
     text + "\n"
 }
 
-/// Shows progress on standard error: a line per run and, when it is a terminal, a line that lives, with a bar and the
-/// time that is left.
+/// Shows progress on standard error: a line per run and, when it is a terminal, a line that lives,
+/// with a bar and the time that is left.
 pub(crate) struct Live {
     terminal: bool,
     silent: bool,

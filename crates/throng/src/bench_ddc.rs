@@ -13,7 +13,7 @@ use throng_load::suites::Effort;
 
 use crate::bench::{print, say, write_report};
 
-/// Where the published tests work.
+/// Namespace of the published tests.
 const NAMESPACE: &str = "test.benchmark";
 const QUICK_WINDOW: Duration = Duration::from_secs(2);
 
@@ -42,7 +42,8 @@ struct Args {
     /// Program to start as the server, to compare builds [default: this one]
     #[arg(long, value_name = "FILE", conflicts_with = "url", help_heading = "Server")]
     program: Option<PathBuf>,
-    /// Durability of the started server: `sync` acknowledges an upload when it is on disk, `cache` before
+    /// Durability of the started server: `sync` acknowledges an upload when it is on disk, `cache`
+    /// before
     #[arg(long, value_parser = ["sync", "cache"], default_value = "sync", conflicts_with = "url", help_heading = "Server")]
     durability: String,
     /// Folder for the data of started servers; it determines which disk is measured
@@ -66,7 +67,8 @@ struct Args {
     /// Skip nginx and s3s-fs in `saturation`
     #[arg(long)]
     no_peers: bool,
-    /// Write target lists for load tools (`METHOD URL`, headers, `@FILE`) into this folder instead of measuring
+    /// Write target lists for load tools (`METHOD URL`, headers, `@FILE`) into this folder instead
+    /// of measuring
     #[arg(long, value_name = "DIR")]
     targets: Option<PathBuf>,
     /// Print the report as JSON instead of a table

@@ -1,7 +1,9 @@
-//! `throng channeld`: the reference's flags, defaults and ports, so that its command lines keep working.
+//! `throng channeld`: the reference's flags, defaults and ports, so that its command lines keep
+//! working.
 //!
-//! The flags follow Go's rules: one dash or two, `-flag=value` or `-flag value`; switches stand alone. Besides them,
-//! `--schema FILE`, `--config FILE` and every configuration key as `--key VALUE` are understood.
+//! The flags follow Go's rules: one dash or two, `-flag=value` or `-flag value`; switches stand
+//! alone. Besides them, `--schema FILE`, `--config FILE` and every configuration key as `--key
+//! VALUE` are understood.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -13,7 +15,7 @@ use throng_server::migrate::{FileKind, Finding, Weight};
 use crate::output::{complain, print};
 use crate::{keys, up};
 
-/// What a flag of the reference does here.
+/// Effect of a flag of the reference.
 #[derive(Clone, Copy)]
 enum Does {
     /// Sets a key; the value stands for itself.
@@ -24,7 +26,7 @@ enum Does {
     Ignored,
     /// Takes a profile of the whole run.
     Profile,
-    /// Where to.
+    /// Target key.
     ProfileDir,
 }
 
@@ -72,7 +74,12 @@ const FLAGS: &[Flag] = &[
         Does::Key("gateway.servers.state_machine"),
         "state machine of game servers",
     ),
-    switch("sba", "true", Does::Key("gateway.auth.servers_bypass"), "game servers log in without authentication"),
+    switch(
+        "sba",
+        "true",
+        Does::Key("gateway.auth.servers_bypass"),
+        "game servers log in without authentication",
+    ),
     switch(
         "scr",
         "false",
@@ -165,7 +172,7 @@ pub(crate) struct Reviewed {
     pub(crate) files: Vec<(&'static str, String)>,
     /// Schemas were given.
     pub(crate) has_schema: bool,
-    /// What it configures; `None` when that is refused.
+    /// Resulting configuration; `None` if it is refused.
     pub(crate) config: Option<Config>,
 }
 
@@ -177,7 +184,7 @@ pub(crate) const FILE_FLAGS: [(&str, FileKind); 4] = [
     ("scc", FileKind::SpatialController),
 ];
 
-/// Where a finding is that is of no single flag.
+/// Position of a finding that belongs to no single flag.
 pub(crate) const ALL_FLAGS: &str = "all flags together";
 
 /// Says of every flag whether it means the same, something else or nothing here.
@@ -220,13 +227,13 @@ pub(crate) fn review(words: &[&str]) -> Reviewed {
     Reviewed { findings, files, has_schema: !parsed.schemas.is_empty(), config: config.ok() }
 }
 
-/// Whether a word is a flag of the reference, with or without a value.
+/// True if a word is a flag of the reference, with or without a value.
 pub(crate) fn is_flag(word: &str) -> bool {
     let name = word.trim_start_matches('-').split('=').next().unwrap_or_default();
     word.starts_with('-') && FLAGS.iter().any(|flag| flag.name == name)
 }
 
-/// Whether a command line is understood.
+/// Parses a command line without running it.
 #[cfg(test)]
 pub(crate) fn check(words: &[&str]) -> Result<(), String> {
     if words == ["-help"] { Ok(()) } else { parse(words).map(drop) }
@@ -305,7 +312,8 @@ fn parse_flag<'a>(
     Ok(())
 }
 
-/// A switch alone means true. A value behind a blank would end the flags in Go; here it is taken for what it says.
+/// A switch alone means true. A value behind a blank would end the flags in Go; here it is taken
+/// for what it says.
 fn switch_value<'a>(rest: &mut (impl Iterator<Item = &'a str> + Clone)) -> &'a str {
     match rest.clone().next() {
         Some(word) if matches!(word, "true" | "false" | "1" | "0") => {
@@ -317,7 +325,7 @@ fn switch_value<'a>(rest: &mut (impl Iterator<Item = &'a str> + Clone)) -> &'a s
 }
 
 fn apply(parsed: &mut Parsed, flag: &Flag, shown: &str, value: &str) -> Result<(), String> {
-    // What Go's flag package takes for a truth value.
+    // Boolean values of Go's flag package.
     let value = match value {
         "t" | "T" | "TRUE" | "True" if flag.switch => "true",
         "f" | "F" | "FALSE" | "False" if flag.switch => "false",
@@ -355,9 +363,11 @@ fn configure(parsed: &Parsed) -> Result<Config, throng_server::config::Problems>
         ("gateway.clients.addr", text(":12108")),
         ("gateway.clients.extra", Value::List(Vec::new())),
         ("gateway.permissions", text("channeld")),
-        // The reference listens everywhere and checks nobody in development mode; that is what its users ask for here.
+        // The reference listens everywhere and checks nobody in development mode; that is what its
+        // users ask for here.
         ("gateway.unsafe_binds", Value::Bool(true)),
-        // In production mode it has no provider and dies at the first login; refusing players is the safe reading.
+        // In production mode it has no provider and dies at the first login; refusing players is
+        // the safe reading.
         ("gateway.auth.kind", text(if parsed.dev { "none" } else { "refuse" })),
         ("gateway.limits.client_messages_per_s_max", Value::Int(0)),
         ("gateway.limits.client_bytes_per_s_max", Value::Int(0)),
@@ -405,7 +415,8 @@ fn network(value: &str) -> Result<String, String> {
     }
 }
 
-/// Takes `scheme://host:port/path` apart; the path never worked in the reference, and every path is served here.
+/// Takes `scheme://host:port/path` apart; the path never worked in the reference, and every path is
+/// served here.
 fn address(value: &str) -> Result<String, String> {
     let bare = value.split_once("://").map_or(value, |(_, rest)| rest);
     Ok(bare.split('/').next().unwrap_or(bare).to_owned())

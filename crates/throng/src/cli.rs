@@ -82,7 +82,8 @@ Examples:
 
 /// The whole command line.
 pub(crate) fn command() -> Command {
-    // Without a subcommand the flags of `up` apply, but they would drown the list of subcommands in the help.
+    // Without a subcommand the flags of `up` apply, but they would drown the list of subcommands in
+    // the help.
     let hidden =
         |command: Command| command.mut_args(|arg| if is_builtin(&arg) { arg } else { arg.hide(true) });
     let command = hidden(up_flags(Command::new("throng")))
@@ -201,7 +202,8 @@ pub(crate) fn command() -> Command {
                 .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("As JSON")),
         )
         .subcommand(
-            // `main` turns it into the command's own --help; this is its line in lists and manual pages.
+            // `main` turns it into the command's own --help; this is its line in lists and manual
+            // pages.
             Command::new("help").about("Print the help of a command").arg(
                 Arg::new("command").value_name("COMMAND").num_args(0..).help("Command, with its subcommand"),
             ),
@@ -222,7 +224,9 @@ fn group_abouts(command: &Command) -> String {
         let about = command.find_subcommand(name).and_then(Command::get_about).map(ToString::to_string);
         format!("\n  {name:<12} {}", about.unwrap_or_default())
     };
-    let groups = GROUPS.iter().map(|(group, names)| format!("{group}:{}", names.iter().map(about).collect::<String>()));
+    let groups = GROUPS
+        .iter()
+        .map(|(group, names)| format!("{group}:{}", names.iter().map(about).collect::<String>()));
     groups.collect::<Vec<_>>().join("\n\n")
 }
 
@@ -241,7 +245,10 @@ pub(crate) fn up_flags(command: Command) -> Command {
                 .help("Start these services only (server.only)"),
         ))
         .arg(common(
-            Arg::new("data").long("data").value_name("DIR").help("Folder of everything that is kept (server.data)"),
+            Arg::new("data")
+                .long("data")
+                .value_name("DIR")
+                .help("Folder of everything that is kept (server.data)"),
         ))
         .arg(common(Arg::new("http").long("http").value_name("ADDR").help("Admin address (http.addr)")))
         .arg(common(
@@ -330,7 +337,10 @@ mod tests {
         known.sort_unstable();
         listed.sort_unstable();
         assert_eq!(listed, known);
-        assert!(command.get_subcommands().all(|each| !each.is_hide_set()), "hidden commands have no manual page");
+        assert!(
+            command.get_subcommands().all(|each| !each.is_hide_set()),
+            "hidden commands have no manual page"
+        );
     }
 
     #[test]
@@ -344,7 +354,8 @@ mod tests {
         }
     }
 
-    /// Every command line of the documents, with the file that it stands in: those of code blocks and those in the text.
+    /// Every command line of the documents, with the file that it stands in: those of code blocks
+    /// and those in the text.
     fn documented() -> Vec<(String, String)> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mut files = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
@@ -379,9 +390,10 @@ mod tests {
         found
     }
 
-    /// The words of a command: without comment, pipe, redirection, environment; as far as no shell is needed for it.
+    /// The words of a command: without comment, pipe, redirection, environment; as far as no shell
+    /// is needed for it.
     fn words(line: &str) -> Vec<String> {
-        // What another program would print stands for a number.
+        // The output of another program stands for a number.
         let line = match (line.find("$("), line.find(')')) {
             (Some(from), Some(to)) if from < to => format!("{}1{}", &line[..from], &line[to + 1..]),
             _ => line.to_owned(),
@@ -389,7 +401,7 @@ mod tests {
         let words = line.split_ascii_whitespace();
         let environment = |word: &&str| word.starts_with("THRONG_") && word.contains('=');
         let end = |word: &&str| !matches!(*word, "|" | ">" | "#" | "&&") && !word.starts_with('#');
-        // Where prose says "so many", any number does.
+        // A placeholder of the prose stands for any number.
         let plain = |word: &str| if word == "N" { "1".to_owned() } else { word.trim_matches('"').to_owned() };
         words.skip_while(environment).take_while(end).map(plain).collect()
     }

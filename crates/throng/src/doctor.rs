@@ -21,10 +21,11 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
     }
 }
 
+/// The severity in JSON.
 fn mark(severity: Severity) -> &'static str {
     match severity {
         Severity::Good => "ok",
-        Severity::Poor => "poor",
+        Severity::Warning => "poor",
         Severity::Bad => "bad",
     }
 }
@@ -32,13 +33,15 @@ fn mark(severity: Severity) -> &'static str {
 fn text(findings: &[Finding]) -> String {
     let mut out = String::new();
     for Finding { subject, severity, found, remedy } in findings {
-        out.push_str(&format!("{:<5} {subject:<13} {found}\n", mark(*severity)));
+        let label = if *severity == Severity::Warning { "warn" } else { mark(*severity) };
+        out.push_str(&format!("{label:<5} {subject:<13} {found}\n"));
         if !remedy.is_empty() {
             out.push_str(&format!("{:<19} -> {remedy}\n", ""));
         }
     }
     let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
-    out.push_str(&format!("\n{} bad, {} poor\n", count(Severity::Bad), count(Severity::Poor)));
+    let (bad, warnings) = (count(Severity::Bad), count(Severity::Warning));
+    out.push_str(&format!("\n{bad} bad, {warnings} {}\n", if warnings == 1 { "warning" } else { "warnings" }));
     out
 }
 

@@ -1,4 +1,5 @@
-//! Configuration keys as flags: `--gateway.clients.addr ADDR`, one per key, made from the key table.
+//! Configuration keys as flags: `--gateway.clients.addr ADDR`, one per key, made from the key
+//! table.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use throng_server::config::{Config, KEYS, Kind, Loader, Problems, SECTIONS};

@@ -32,7 +32,8 @@ mod why;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// The gateway allocates and frees small buffers all day; mimalloc does that in half the time of the system's.
+/// The gateway allocates and frees small buffers all day; mimalloc does that in half the time of
+/// the system's.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -46,13 +47,15 @@ unsafe extern "C" {
 }
 
 fn main() -> ExitCode {
-    // What a tick frees the next one needs: given back after a second and mapped anew, page by page, it costs a tick of
-    // 100,000 tickets a fifth. After a minute the system gets it; MIMALLOC_PURGE_DELAY overrides that.
-    // SAFETY: it stores a number, and no other thread runs yet.
+    // Memory freed by one tick is needed by the next: returned after a second and mapped anew, page
+    // by page, it costs a tick of 100,000 tickets a fifth. After a minute the system gets it;
+    // MIMALLOC_PURGE_DELAY overrides that. SAFETY: it stores a number, and no other thread runs
+    // yet.
     unsafe { mi_option_set_default(PURGE_DELAY, PURGE_DELAY_MS) };
-    // A page of 2 MiB is cleared when its first byte is written, up to 6 ms in which a thread serves nobody, and stays
-    // whole for a few buffers: with small pages a connection takes half the memory. What touches much fresh memory at once
-    // pays for it: the start takes some 5 ms more. A system that has no such pages refuses, and needs it not.
+    // A page of 2 MiB is cleared when its first byte is written, up to 6 ms in which a thread
+    // serves nobody, and stays whole for a few buffers: with small pages a connection takes half
+    // the memory. What touches much fresh memory at once pays for it: the start takes some 5 ms
+    // more. A system that has no such pages refuses, and needs it not.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     version::build().set();
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
@@ -110,7 +113,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// `throng help COMMAND` becomes `throng COMMAND --help`, so that commands with a parser of their own answer it too.
+/// `throng help COMMAND` becomes `throng COMMAND --help`, so that commands with a parser of their
+/// own answer it too.
 fn help_becomes_a_flag(arguments: &mut Vec<OsString>) {
     arguments.remove(1);
     let is_channeld = arguments.get(1).is_some_and(|word| word == "channeld");

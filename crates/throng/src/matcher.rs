@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Arg, ArgAction, ArgMatches, Parser};
 use throng_load::duration;
-use throng_load::matcher::{self, Outcome, PUBLISHED, Plan, RunError, TESTS};
+use throng_load::matcher::{self, PUBLISHED, Plan, RunError, TESTS, TestReport};
 use throng_load::report::Report;
 use throng_load::suites::Effort;
 use throng_sim::population;
@@ -18,7 +18,7 @@ use crate::bench::write_report;
 
 const EXIT_FAILED: u8 = 1;
 const EXIT_WRONG: u8 = 2;
-/// Where a matcher listens by default.
+/// Default port of a matcher.
 const PORT: u16 = 11_290;
 /// Time that a matcher of our own may take to start.
 const START_PATIENCE: Duration = Duration::from_secs(20);
@@ -63,7 +63,8 @@ struct BenchArgs {
     /// Also write the result as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also write report.json and report.txt into this folder, for `throng report` and `throng compare`
+    /// Also write report.json and report.txt into this folder, for `throng report` and `throng
+    /// compare`
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print the report as JSON instead of lines, for the console
@@ -72,7 +73,8 @@ struct BenchArgs {
     /// Every test in name order, as a table beside the published figures
     #[arg(long)]
     all: bool,
-    /// Queues with many tickets instead of the published tests: ticks, pairs, steady arrivals, memory
+    /// Queues with many tickets instead of the published tests: ticks, pairs, steady arrivals,
+    /// memory
     #[arg(long, conflicts_with = "all")]
     tickets: bool,
     /// Waiting tickets, with --tickets
@@ -207,7 +209,8 @@ pub(crate) fn published(effort: Effort) -> Result<Report, Failure> {
     Ok(bench.report(&outcomes, Some(&limit)))
 }
 
-/// Queues with many tickets, as `throng bench all` runs them. Most of their time they wait for ticks.
+/// Queues with many tickets, as `throng bench all` runs them. Most of their time they wait for
+/// ticks.
 pub(crate) fn tickets(effort: Effort) -> Result<Report, Failure> {
     let time = if effort == Effort::Whole { "5s" } else { "2s" };
     let args = parse(&["--tickets", "-m", time])?;
@@ -219,7 +222,7 @@ fn parse(words: &[&str]) -> Result<BenchArgs, Failure> {
     BenchArgs::try_parse_from(words).map_err(|error| Failure::Wrong(error.to_string()))
 }
 
-/// Whether the words after `throng bench matcher` are understood.
+/// Parses the words after `throng bench matcher` without running them.
 #[cfg(test)]
 pub(crate) fn check(words: &[&str]) -> Result<(), String> {
     match BenchArgs::try_parse_from(std::iter::once(&"throng bench matcher").chain(words)) {
@@ -272,7 +275,7 @@ impl<'a> Bench<'a> {
     fn published(
         &self,
         say: &mut dyn FnMut(&str) -> Result<(), Failure>,
-    ) -> Result<(Vec<Outcome>, Outcome), Failure> {
+    ) -> Result<(Vec<TestReport>, TestReport), Failure> {
         let mut outcomes = Vec::new();
         for published in PUBLISHED {
             let plan = self.plan(published.test, self.args.goroutines.unwrap_or(published.workers));
@@ -292,11 +295,11 @@ impl<'a> Bench<'a> {
         Ok(matcher::tickets_report(rows, self.args.waiting, &self.args.durability))
     }
 
-    fn report(&self, outcomes: &[Outcome], echo: Option<&Outcome>) -> Report {
+    fn report(&self, outcomes: &[TestReport], echo: Option<&TestReport>) -> Report {
         matcher::report(outcomes, echo, &self.args.durability)
     }
 
-    fn json(&self, outcomes: &[Outcome], echo: Option<&Outcome>) -> serde_json::Value {
+    fn json(&self, outcomes: &[TestReport], echo: Option<&TestReport>) -> serde_json::Value {
         serde_json::json!({ "tests": outcomes, "echo": echo, "durability": self.args.durability })
     }
 }

@@ -8,7 +8,8 @@ use throng_load::replay::{Endpoint, PlayerConfig, Recording, Report, TagForm, pl
 
 /// Replay a recorded session (.cpr) against a gateway and report differences
 ///
-/// Exit code 0 if every packet was sent and answered and the connection stayed open, 1 if not, 2 for invalid input.
+/// Exit code 0 if every packet was sent and answered and the connection stayed open, 1 if not, 2
+/// for invalid input.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -110,8 +111,8 @@ pub(crate) fn run(args: &ReplayArgs) -> ExitCode {
     ExitCode::from(u8::from(!found.is_empty()))
 }
 
-/// What one gateway did with a session and the other did not. How many updates a state was merged into depends on the
-/// times of both, so only whether there were any counts.
+/// Differences between the answers of two gateways. The number of updates that a state was merged
+/// into depends on the times of both, so only whether there were any counts.
 fn differences(one: &Report, other: &Report) -> Vec<String> {
     let mut found = Vec::new();
     let mut compare = |what: String, one: String, other: String| {

@@ -1,4 +1,5 @@
-//! `throng bench replication`: the replication workloads, method by method, beside the published figures.
+//! `throng bench replication`: the replication workloads, method by method, beside the published
+//! figures.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -25,7 +26,7 @@ struct ReplicationArgs {
     /// One method
     #[arg(long, value_enum)]
     mode: Option<ModeName>,
-    /// How often chests change, in groups 3 and 4
+    /// Change rate of chests, in groups 3 and 4
     #[arg(long, value_enum)]
     chests: Option<ChestsName>,
     /// Every group and method, as a table beside the published figures; the default
@@ -37,7 +38,8 @@ struct ReplicationArgs {
     /// Byte limit per connection and frame
     #[arg(long, value_name = "BYTES")]
     budget: Option<usize>,
-    /// Send far objects less often: reference, that is 20 Hz up to 10 m, 10 Hz up to 50 m, 1 Hz beyond
+    /// Send far objects less often: reference, that is 20 Hz up to 10 m, 10 Hz up to 50 m, 1 Hz
+    /// beyond
     #[arg(long, value_enum, value_name = "PROFILE")]
     lod: Option<LodName>,
     /// Also send the packets over loopback UDP and report the cost
@@ -67,7 +69,8 @@ struct ReplicationArgs {
     /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
-    /// Also write report.json and report.txt into this folder, for `throng report` and `throng compare`
+    /// Also write report.json and report.txt into this folder, for `throng report` and `throng
+    /// compare`
     #[arg(long, value_name = "DIR", conflicts_with = "scaling")]
     out: Option<std::path::PathBuf>,
 }
@@ -101,7 +104,8 @@ Examples:
 
 Exit code 1: a checksum is not the published one, or replicas differ.";
 
-/// Published averages of other engines' methods, in microseconds: flush of all connections, and one connection.
+/// Published averages of other engines' methods, in microseconds: flush of all connections, and one
+/// connection.
 pub(crate) const PUBLISHED: &[(u8, &str, f64, f64)] = &[
     (1, "Legacy", 58_050.0, 450.0),
     (1, "Legacy + RG", 62_700.0, 602.0),
@@ -115,7 +119,7 @@ pub(crate) const PUBLISHED: &[(u8, &str, f64, f64)] = &[
     (4, "Iris", 24_280.0, 95.1),
 ];
 
-/// Whether the words after `throng bench replication` are understood.
+/// Parses the words after `throng bench replication` without running them.
 #[cfg(test)]
 pub(crate) fn check(words: &[&str]) -> Result<(), String> {
     let words = std::iter::once(&"throng bench replication").chain(words);

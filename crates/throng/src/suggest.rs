@@ -1,5 +1,5 @@
-//! Suggestions for flags that do not exist: the nearest flag of the command, the key with that last name, or the
-//! command that has the flag.
+//! Suggestions for flags that do not exist: the nearest flag of the command, the key with that last
+//! name, or the command that has the flag.
 
 use std::ffi::OsString;
 
@@ -10,13 +10,16 @@ use throng_server::config::{KEYS, nearest};
 /// Keys that are named at most when several end alike.
 const KEYS_MAX: usize = 3;
 
-/// Replaces the suggestion of clap in `error`, which looks at one command only and measures likeness, not edits.
+/// Replaces the suggestion of clap in `error`, which looks at one command only and measures
+/// likeness, not edits.
 pub(crate) fn improve(error: &mut Error, command: &Command, arguments: &[OsString]) {
     if error.kind() != ErrorKind::UnknownArgument {
         return;
     }
     let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else { return };
-    let Some(word) = given.strip_prefix("--").map(|flag| flag.split('=').next().unwrap_or(flag)) else { return };
+    let Some(word) = given.strip_prefix("--").map(|flag| flag.split('=').next().unwrap_or(flag)) else {
+        return;
+    };
     if let Some(tip) = tip(word, command, arguments) {
         error.remove(ContextKind::SuggestedArg);
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
@@ -29,12 +32,13 @@ fn tip(word: &str, command: &Command, arguments: &[OsString]) -> Option<String> 
         return Some(format!("a similar flag exists: '--{near}'"));
     }
     let has_keys = flags(used).any(|flag| KEYS.iter().any(|key| key.path == flag));
-    let ends: Vec<&str> = KEYS.iter().map(|key| key.path.as_str()).filter(|path| leaf(path) == word).collect();
+    let ends: Vec<&str> =
+        KEYS.iter().map(|key| key.path.as_str()).filter(|path| leaf(path) == word).collect();
     if has_keys && !ends.is_empty() {
         let shown: Vec<String> = ends.iter().take(KEYS_MAX).map(|path| format!("'--{path}'")).collect();
         return Some(format!("flags of keys have the section in front: {}", shown.join(", ")));
     }
-    let others = || command.get_subcommands().filter(|other| other.get_name() != used.get_name());
+    let others = || command.get_subcommands().filter(move |other| other.get_name() != used.get_name());
     let plain = others().flat_map(flags).filter(|flag| !flag.contains('.'));
     let near = nearest(word, plain)?;
     let owners = others().filter(|other| flags(other).any(|flag| flag == near));
@@ -44,12 +48,14 @@ fn tip(word: &str, command: &Command, arguments: &[OsString]) -> Option<String> 
 
 /// The command that the arguments name, by its path.
 fn used_command<'c>(command: &'c Command, arguments: &[OsString]) -> &'c Command {
-    let words = arguments.iter().skip(1).map_while(|word| word.to_str().filter(|word| !word.starts_with('-')));
-    words.fold((command, true), |(used, goes_on), word| match used.find_subcommand(word) {
-        Some(next) if goes_on => (next, true),
-        _ => (used, false),
-    })
-    .0
+    let words =
+        arguments.iter().skip(1).map_while(|word| word.to_str().filter(|word| !word.starts_with('-')));
+    words
+        .fold((command, true), |(used, goes_on), word| match used.find_subcommand(word) {
+            Some(next) if goes_on => (next, true),
+            _ => (used, false),
+        })
+        .0
 }
 
 fn flags(command: &Command) -> impl Iterator<Item = &str> {

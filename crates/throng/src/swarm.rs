@@ -46,7 +46,7 @@ pub(crate) struct SwarmArgs {
     server: ServerArgs,
 }
 
-/// What lies between the players and the server. Each way, and for each player by itself.
+/// The simulated network, in each direction and for each player on its own.
 #[derive(Debug, Args)]
 struct NetworkArgs {
     /// Network preset; the other flags override it
@@ -139,7 +139,8 @@ pub(crate) struct DemoArgs {
     /// One world over nine simulated game servers instead of one channel
     #[arg(long)]
     spatial: bool,
-    /// No gateway: players connect to one game server over ENet, which replicates them by interest and level of detail
+    /// No gateway: players connect to one game server over ENet, which replicates them by interest
+    /// and level of detail
     #[arg(long, conflicts_with = "spatial")]
     direct: bool,
     /// With --direct: address of the replication metrics
@@ -158,8 +159,11 @@ pub(crate) fn run(args: SwarmArgs) -> ExitCode {
     };
     if options.target.is_none() && args.server.may_find_one() {
         options.target = suites::local_server();
-        let found =
-            if options.target.is_some() { "using the server that runs on this machine" } else { "starting a server" };
+        let found = if options.target.is_some() {
+            "using the server that runs on this machine"
+        } else {
+            "starting a server"
+        };
         say(found);
     }
     options.network = args.network.network();
@@ -256,8 +260,8 @@ Ctrl-C ends it.
     }
 }
 
-/// Introduces the demo with its first sample: what it offers to try works when everyone is in, not before. Who joins
-/// a world whose game server is not there yet is never noticed by it.
+/// Introduces the demo with its first sample: what it offers to try works when everyone is in, not
+/// before. Who joins a world whose game server is not there yet is never noticed by it.
 struct Introduced<'a> {
     text: &'a RefCell<Option<String>>,
     live: Live,
@@ -285,7 +289,7 @@ fn let_visitors_in(services: &[(String, String)]) -> Option<Visitors> {
     Visitors::start(address("matcherhttp")?, address("cache")?, 1).ok()
 }
 
-/// What runs beside the gateway, a line each.
+/// Services beside the gateway, a line each.
 fn beside(services: &[(String, String)]) -> String {
     let lines = services.iter().filter(|(name, _)| name == "cache" || name == "matcher");
     lines.map(|(name, url)| format!("\n  {name:<14} {url}")).collect()
@@ -397,7 +401,10 @@ fn summary(report: &Report) -> String {
                 world.handovers_per_s, world.server_handovers_per_s, world.handover.p99_ms
             ),
         );
-        line("views", format!("{} of {} players saw exactly the world's state", run.checked_equal, run.checked));
+        line(
+            "views",
+            format!("{} of {} players saw exactly the world's state", run.checked_equal, run.checked),
+        );
     }
     line("received", format!("{:.1} MB/s in {:.0} frames/s", run.bytes_per_s / 1e6, run.frames_per_s));
     if let Some(cores) = run.server_cores {

@@ -1,4 +1,5 @@
-//! `throng tag`: a game to play in the browser, with a gateway of its own. `throng demo` plays it by the way.
+//! `throng tag`: a game to play in the browser, with a gateway of its own. `throng demo` plays it
+//! by the way.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -90,7 +91,8 @@ impl Game {
 
     /// As part of a demo: on the usual port if that is free.
     pub(crate) fn beside() -> Result<Game, String> {
-        let [usual, any] = [PAGE, ANY].map(|addr| addr.parse().map_err(|_| format!("{addr} is not an address")));
+        let [usual, any] =
+            [PAGE, ANY].map(|addr| addr.parse().map_err(|_| format!("{addr} is not an address")));
         let any = any?;
         let round = Duration::from_secs(60);
         Game::start(usual?, SIMULATED, round).or_else(|_| Game::start(any, SIMULATED, round))
@@ -156,7 +158,7 @@ impl Drop for Folder {
     }
 }
 
-/// What is not there need not be removed; the rest is the system's to clean up.
+/// A missing folder needs no removal; the system cleans up the rest.
 fn remove(path: &Path) {
     let _ = std::fs::remove_dir_all(path);
 }

@@ -1,4 +1,5 @@
-//! `throng top`: the busiest connections of a running process, its shards and how full its limits are, once a second.
+//! `throng top`: the busiest connections of a running process, its shards and how full its limits
+//! are, once a second.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -53,7 +54,7 @@ enum Sort {
     Lagging,
 }
 
-/// What one look saw.
+/// One sample.
 struct Look {
     overview: Value,
     connections: Vec<Value>,

@@ -79,8 +79,8 @@ pub(crate) fn config(matches: &ArgMatches) -> Result<Config, ExitCode> {
     })
 }
 
-/// Defaults with which every service listens on loopback. They apply without a configuration file: a file says
-/// itself which services it wants.
+/// Defaults with which every service listens on loopback. They apply without a configuration file:
+/// a file says itself which services it wants.
 fn everything(loader: Loader) -> Loader {
     let text = |text: &str| Value::Text(text.to_owned());
     [
@@ -93,8 +93,8 @@ fn everything(loader: Loader) -> Loader {
     .fold(loader, |loader, (key, value)| loader.command_default("up", key, value))
 }
 
-/// Starts `config`, prints where it listens and runs until it is stopped. `profile` is a file for a CPU profile of the
-/// whole run.
+/// Starts `config`, prints where it listens and runs until it is stopped. `profile` is a file for a
+/// CPU profile of the whole run.
 pub(crate) fn serve(config: Config, run_for: Option<Duration>, profile: Option<&Path>) -> ExitCode {
     let began = Instant::now();
     let sampling = match profile.map(|file| begin_profile(file).map(|sampling| (file, sampling))).transpose()
@@ -218,7 +218,7 @@ fn ready_block(running: &Running, took: Duration, data: &str) -> String {
     out
 }
 
-/// What makes an Unreal project use the cache, and a command that proves that it works.
+/// Settings with which an Unreal project uses the cache, and a command that tests it.
 fn cache_block(address: &Address, tokens_file: &str) -> String {
     let (token, header) = match tokens_file {
         "" => ("", ""),

@@ -1,4 +1,5 @@
-//! `throng why`: why a client does not get an update, or a ticket no match, as the running process knows it.
+//! `throng why`: why a client does not get an update, or a ticket no match, as the running process
+//! knows it.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -79,7 +80,7 @@ fn passes(step: &Value) -> bool {
 
 fn ask_matcher(admin: &AdminArgs, ticket: &str) -> Result<Value, String> {
     let request = serde_json::json!({ "TicketID": ticket }).to_string();
-    // What a query cannot hold as it is.
+    // Characters that a query cannot hold are escaped.
     let request: String = request.bytes().fold(String::new(), |mut out, byte| {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => out.push(char::from(byte)),

@@ -7,7 +7,7 @@ import { at, call, milliseconds } from "./ask.ts";
 
 const FRESH = { name: "ranked", sides: [{ name: "side", count: 2, min: 5, max: 5 }], attributes: { skill: { type: "number", default: 0 } }, rules: [{ name: "near", type: "near", key: "skill", max: 100 }] };
 
-type Outcome = { text: string; answer: Json };
+type Trial = { text: string; answer: Json };
 
 export function Editor({ queue, rules, done }: { queue: string | null; rules: Json; done: () => void }) {
   const [text, setText] = useState(() => JSON.stringify(rules ?? FRESH, null, 2));
@@ -15,7 +15,7 @@ export function Editor({ queue, rules, done }: { queue: string | null; rules: Js
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState("");
   const [said, say] = useState("");
-  const [tried, setTried] = useState<Outcome | null>(null);
+  const [tried, setTried] = useState<Trial | null>(null);
   const [sure, setSure] = useState(false);
   const send = async (method: string, then: (answer: Json) => void) => {
     setProblem("");

@@ -1,4 +1,5 @@
-//! Blobs that are not here: in another namespace, at an address of the object storage, or on their way.
+//! Blobs that are not here: in another namespace, at an address of the object storage, or on their
+//! way.
 
 #[allow(dead_code, reason = "each test file uses a part of it")]
 use crate::common;

@@ -1,5 +1,5 @@
-//! More than a thousand requests that nobody honest sends: each has its status, none leaves anything behind, and the node
-//! goes on serving the truth.
+//! More than a thousand requests that nobody honest sends: each has its status, none leaves
+//! anything behind, and the node goes on serving the truth.
 
 #[allow(dead_code, reason = "each test file uses a part of it")]
 use crate::common;
@@ -100,8 +100,8 @@ fn a_thousand_hostile_requests_get_their_status_and_nothing_else() {
 
     assert!(hostile.sent >= REQUESTS_MIN, "{} requests", hostile.sent);
     assert_eq!(files(server.folder()), before, "nothing was written");
-    let answer =
-        hostile.send(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes());
+    let answer = hostile
+        .send(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes());
     assert!(answer.ends_with(&content), "the honest blob is as it was");
     let outside = server.folder().parent().expect("a folder").join("escaped");
     assert!(!outside.exists());

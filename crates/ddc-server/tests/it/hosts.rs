@@ -1,4 +1,5 @@
-//! A cache without tokens answers the names of its machine only, so that no web page reaches it through a browser.
+//! A cache without tokens answers the names of its machine only, so that no web page reaches it
+//! through a browser.
 
 use hyper::StatusCode;
 use throng_ddc_server::{Access, Listener, Rules, Tokens};

@@ -1,4 +1,5 @@
-//! Echo servers and real clients as processes of their own, so that their CPU time can be told from ours.
+//! Echo servers and real clients as processes of their own, so that their CPU time can be told from
+//! ours.
 
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
@@ -76,7 +77,7 @@ impl Echo {
         }
     }
 
-    /// What it has done so far. Zeros from a server that does not count.
+    /// Its counters so far. Zeros from a server that does not count.
     pub(crate) fn served(&mut self) -> Served {
         let mut line = String::new();
         let asked = self.input.as_mut().map(|input| input.write_all(b"\n").and_then(|()| input.flush()));
@@ -108,7 +109,7 @@ pub(crate) struct Peer {
     program: PathBuf,
 }
 
-/// What real clients saw. The names are those of `peer.c`.
+/// Results of real clients. The names are those of `peer.c`.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct RealSeen {
     pub(crate) clients: u64,
@@ -127,7 +128,7 @@ pub(crate) struct RealSeen {
     pub(crate) cpu_s: f64,
 }
 
-/// What real clients are to do.
+/// Plan of real clients.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RealPlan {
     pub(crate) clients: usize,
@@ -158,8 +159,8 @@ impl Peer {
         }
     }
 
-    /// Lets real clients play against `server`; `at` is called with the words "connected", "window" and "end" when all
-    /// processes have said them.
+    /// Lets real clients play against `server`; `at` is called with the words "connected", "window"
+    /// and "end" when all processes have said them.
     pub(crate) fn swarm(
         &self,
         server: SocketAddr,

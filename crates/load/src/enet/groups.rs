@@ -36,7 +36,7 @@ impl Bench<'_> {
                 .published(2.2, SPEC)
                 .marks(1.6, 1.2),
         );
-        // What the kernel takes for these datagrams whoever serves them: nobody's share of a core is lower.
+        // The kernel's cost of these datagrams: no server can use less of a core.
         self.row(Row::new(
             format!("bare echo of {clients} clients: server CPU"),
             "% of a core",
@@ -175,7 +175,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// More and more lean clients, until the p99 is 5 ms or something is missing; the most of which that is not so.
+    /// More and more lean clients, until the p99 is 5 ms or something is missing; the most of which
+    /// that is not so.
     fn lean_until(&mut self, how: &str, sockets: Sharing, steps: &[usize]) -> Result<usize, BenchError> {
         let steps = self.options.clients.map_or(steps.to_vec(), |clients| vec![clients]);
         let mut best = 0;

@@ -70,7 +70,8 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    /// The same with real clients: what they saw, the share of a core that the server used, and its counts.
+    /// The same with real clients: what they saw, the share of a core that the server used, and its
+    /// counts.
     pub(super) fn measure_real(
         &mut self,
         name: &str,
@@ -100,7 +101,8 @@ impl Bench<'_> {
         Ok(Some((seen, percent, served)))
     }
 
-    /// One window in peace and one beside `other`, which runs on a thread of its own until it is told to stop.
+    /// One window in peace and one beside `other`, which runs on a thread of its own until it is
+    /// told to stop.
     pub(super) fn beside<T: Send>(
         &mut self,
         name: &str,
@@ -173,8 +175,8 @@ pub(super) fn measure_window(
     Ok(Measured { seen: swarm.seen.clone(), cpu, window, served, generator_cpu: own })
 }
 
-/// What is missing, without the unreliable packets that the protocol's throttle dropped on purpose: it does that whenever
-/// round trips vary, which on a busy machine they do.
+/// Missing packets, without the unreliable ones that the protocol's throttle dropped on purpose: it
+/// does that whenever round trips vary, which on a busy machine they do.
 pub(super) fn missing(sent: u64, echoed: u64, served: &Served) -> u64 {
     sent.saturating_sub(echoed).saturating_sub(served.throttled)
 }

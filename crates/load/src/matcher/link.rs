@@ -107,7 +107,8 @@ impl Link {
                 if counts {
                     part.requests += 1;
                     let latency = arrived.duration_since(sent_at[index]).as_micros() as u64;
-                    // Within the bounds: a request that takes longer than a minute has failed the run.
+                    // Within the bounds: a request that takes longer than a minute has failed the
+                    // run.
                     let _ = part.latencies.record(latency.max(1));
                 }
                 if status != Status::Ok && !worker.tolerates(test) {
@@ -242,7 +243,8 @@ impl Link {
     }
 }
 
-/// Decodes a batch as a game server would: every entry has roles and one event with readable content.
+/// Decodes a batch as a game server would: every entry has roles and one event with readable
+/// content.
 fn check_batch(body: &[u8]) -> Result<u64, RunError> {
     let bad = |what: &str| RunError::BadFrame(format!("a notification {what}"));
     let mut count = 0;

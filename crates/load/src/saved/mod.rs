@@ -1,7 +1,8 @@
 //! Saved reports: read again, shown in other forms, compared.
 //!
-//! A report file is what `throng bench ... --json` prints or `--out` writes: one report, or a list of them. It is read as
-//! plain JSON, so that files of other versions can be shown too; only the schema's name has to fit.
+//! A report file is what `throng bench ... --json` prints or `--out` writes: one report, or a list
+//! of them. It is read as plain JSON, so that files of other versions can be shown too; only the
+//! schema's name has to fit.
 
 mod compare;
 mod html;
@@ -12,13 +13,14 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::report::{Judgement, SCHEMA};
+use crate::report::{Judgement, SCHEMA, short_commit};
 
 pub use compare::{Comparison, Difference, compare};
 pub use html::html;
 pub use text::{markdown, table};
 
-/// The latency of a report's first sampled run over time, as a picture; `None` when nothing was sampled.
+/// The latency of a report's first sampled run over time, as a picture; `None` when nothing was
+/// sampled.
 #[must_use]
 pub fn svg(report: &Saved) -> Option<String> {
     const STYLE: &str = "<style>svg{background:#fff}text{font:10.5px sans-serif;fill:#5b6b82}.grid{stroke:#dde4ee}\
@@ -43,7 +45,7 @@ pub enum ReadError {
     Io {
         /// The file.
         path: String,
-        /// What the system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// It is not JSON.
@@ -51,7 +53,7 @@ pub enum ReadError {
     Json {
         /// The file.
         path: String,
-        /// Where and why.
+        /// Position and reason.
         source: serde_json::Error,
     },
     /// It is JSON, but no report.
@@ -59,7 +61,7 @@ pub enum ReadError {
     Schema {
         /// The file.
         path: String,
-        /// What stands there.
+        /// Schema of the file.
         found: String,
     },
 }
@@ -118,7 +120,8 @@ impl Saved {
         self.0["test"].as_str().unwrap_or("unnamed")
     }
 
-    /// How it was judged. Files of older versions say only whether every condition held, if there was one.
+    /// Its judgement. Files of older versions say only whether every condition held, if there was
+    /// one.
     #[must_use]
     pub fn verdict(&self) -> Judgement {
         match self.0["verdict"].as_str() {
@@ -135,8 +138,12 @@ impl Saved {
     fn build(&self) -> String {
         let build = &self.0["build"];
         let text = |name: &str| build[name].as_str().unwrap_or("unknown");
-        let commit = text("commit");
-        format!("throng {}, commit {}, profile {}", text("version"), commit.get(..12).unwrap_or(commit), text("profile"))
+        format!(
+            "throng {}, commit {}, profile {}",
+            text("version"),
+            short_commit(text("commit")),
+            text("profile")
+        )
     }
 
     /// The report as it was saved.

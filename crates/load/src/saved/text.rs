@@ -9,8 +9,14 @@ use super::{Saved, optional};
 pub fn table(reports: &[Saved]) -> String {
     let mut out = String::new();
     for report in reports {
-        let _ =
-            writeln!(out, "{}   {}   ({}; {})", report.test(), report.verdict(), report.build(), report.machine());
+        let _ = writeln!(
+            out,
+            "{}   {}   ({}; {})",
+            report.test(),
+            report.verdict(),
+            report.build(),
+            report.machine()
+        );
         for run in report.list("runs") {
             let name = run["name"].as_str().unwrap_or("run");
             let state = &run["state"];

@@ -1,7 +1,8 @@
 //! The ground that simulated game servers share: obstacles, and who stands where.
 //!
-//! Every character occupies one square metre. Walking into an obstacle, the edge of the map or somebody else turns it
-//! around, whichever server simulates the other one: a world without seams has no border that one could stand on twice.
+//! Every character occupies one square metre. Walking into an obstacle, the edge of the map or
+//! somebody else turns it around, whichever server simulates the other one: a world without seams
+//! has no border that one could stand on twice.
 
 use throng_stdx::Rng;
 
@@ -63,7 +64,8 @@ impl Body {
 }
 
 impl Land {
-    /// A square map of this side, which is a multiple of two metres, with obstacles drawn from `rng`.
+    /// A square map of this side, which is a multiple of two metres, with obstacles drawn from
+    /// `rng`.
     pub(crate) fn new(side_metres: f32, rng: &mut Rng) -> Self {
         let side = (side_metres / OBSTACLE_METRES) as usize;
         let places = side_metres as usize;
@@ -87,7 +89,7 @@ impl Land {
         })
     }
 
-    /// Whether an obstacle stands at a position; there is one everywhere off the map.
+    /// True if an obstacle stands at a position; there is one everywhere off the map.
     pub(crate) fn blocked(&self, x: f32, z: f32) -> bool {
         let square = |metres: f32| {
             let square = (metres / OBSTACLE_METRES).floor();

@@ -1,4 +1,4 @@
-//! What the gateway costs at rest, what it forwards, and how it treats those who do not read.
+//! Tests of the gateway at rest, of forwarding, and of readers that stall.
 
 use super::{BenchError, Context, MEASURED, SHARE_MIN};
 use crate::engine::Plan;
@@ -74,7 +74,7 @@ pub(super) fn channels(context: &Context<'_>) -> Result<Report, BenchError> {
 
 /// Messages per second offered in turn.
 const FORWARD_RATES: &[f64] = &[300_000.0, 450_000.0, 600_000.0, 800_000.0];
-/// What is offered beyond capacity queues up. A rate is held when its messages do not wait longer than this.
+/// Messages beyond capacity queue up. A rate is held if its messages do not wait longer than this.
 const FORWARD_P99_MAX_MS: f64 = 250.0;
 /// Packets per second and client; messages are batched as a client that sends this many would.
 const FORWARD_PACKETS_PER_SECOND: f64 = 20.0;
@@ -146,7 +146,8 @@ pub(super) fn stalled(context: &Context<'_>) -> Result<Report, BenchError> {
     let more = (with / without - 1.0) * 100.0;
     report.row(Row::new("state latency p99 of the others, everyone reading", "ms", Better::Lower, without));
     report.row(Row::new("state latency p99 of the others, one stalled", "ms", Better::Lower, with));
-    // Below a percent or two the difference of two runs is chance; that of two runs that did not hold always is.
+    // Below a percent or two the difference of two runs is chance; that of two runs that did not
+    // hold always is.
     let row = Row::new("increase through one stalled reader", "%", Better::Lower, more);
     report.row(if complete { row.marks(10.0, 2.0) } else { row });
     Ok(report)

@@ -1,4 +1,5 @@
-//! The published scenarios with a world that is spread over channels: nine servers on a grid, and rates by distance.
+//! The published scenarios with a world that is spread over channels: nine servers on a grid, and
+//! rates by distance.
 
 use std::time::Duration;
 
@@ -6,7 +7,7 @@ use super::{BenchError, CPU_PLAYERS, Context, MEASURED, MIB, P99_MAX_MS, SHARE_M
 use crate::child::World;
 use crate::engine::RunError;
 use crate::report::{Better, Report, Row, Run};
-use crate::spatial::{self, Grid, Layout, Outcome, picture};
+use crate::spatial::{self, Grid, Layout, WorldReport, picture};
 
 const PUBLISHED: &str = "published by the reference, 8-core allowance";
 /// Players for which the publication gives a tick and a memory figure.
@@ -179,8 +180,8 @@ pub(super) fn swarm(
 
 /// Sizes tried one after the other, on a fresh server each.
 struct Sweep {
-    most: Option<Outcome>,
-    last: Option<Outcome>,
+    most: Option<WorldReport>,
+    last: Option<WorldReport>,
     failures: u32,
     several: bool,
 }
@@ -197,7 +198,7 @@ impl Sweep {
         report: &mut Report,
         players: usize,
         world: World,
-    ) -> Result<Option<(String, Outcome)>, BenchError> {
+    ) -> Result<Option<(String, WorldReport)>, BenchError> {
         let server = context.server_with(Some(world))?;
         let name = format!("{players} players");
         context.progress.borrow_mut().begin(&format!("{}: {name}", context.name), None);
@@ -215,8 +216,9 @@ impl Sweep {
         }
     }
 
-    /// Whether there is reason to try a larger size. One failure may be the machine's; two in a row are the end.
-    fn goes_on(&mut self, outcome: Outcome, holds: bool) -> bool {
+    /// True if a larger size is worth trying. One failure may be the machine's; two in a row are
+    /// the end.
+    fn goes_on(&mut self, outcome: WorldReport, holds: bool) -> bool {
         self.failures = if holds { 0 } else { self.failures + 1 };
         if holds {
             self.most = Some(outcome.clone());
@@ -261,7 +263,7 @@ impl Sweep {
     }
 }
 
-fn spatial_basics(report: &mut Report, outcome: &Outcome) {
+fn spatial_basics(report: &mut Report, outcome: &WorldReport) {
     let players = outcome.players;
     let row = |what: &str, unit, value: f64| {
         Row::new(format!("{what} at {players} players"), unit, Better::Lower, value)
@@ -299,8 +301,8 @@ fn spatial_basics(report: &mut Report, outcome: &Outcome) {
     report.threshold("inputs to a server without authority = 0", strays as f64, strays == 0);
 }
 
-/// What the publication says of about 130 players.
-fn tick(report: &mut Report, outcome: &Outcome) {
+/// Figures that the publication gives for about 130 players.
+fn tick(report: &mut Report, outcome: &WorldReport) {
     let players = outcome.players;
     if let Some((mean, longest)) = outcome.round_ms {
         report.row(Row::new(format!("mean round at {players} players"), "ms", Better::Lower, mean));
@@ -330,7 +332,7 @@ fn tick(report: &mut Report, outcome: &Outcome) {
     report.row(Row::new(what, "x", Better::Lower, ratio).published(0.1, PUBLISHED));
 }
 
-fn memory(report: &mut Report, outcome: &Outcome) {
+fn memory(report: &mut Report, outcome: &WorldReport) {
     if let Some((_, after)) = outcome.server_memory {
         let what = "resident memory at 1,000 players, 225 spatial and 1,000 entity channels";
         let row = Row::new(what, "MiB", Better::Lower, after.resident_bytes as f64 / MIB);
@@ -341,7 +343,7 @@ fn memory(report: &mut Report, outcome: &Outcome) {
 fn judge_cpu(
     context: &Context<'_>,
     report: &mut Report,
-    outcome: &Outcome,
+    outcome: &WorldReport,
     reference_ms: f64,
 ) -> Result<(), BenchError> {
     let players = outcome.players;
@@ -362,7 +364,7 @@ fn judge_cpu(
     Ok(())
 }
 
-fn judge_recovery(report: &mut Report, outcome: &Outcome) {
+fn judge_recovery(report: &mut Report, outcome: &WorldReport) {
     let servers = &outcome.servers;
     let all = servers.orphaned > 0 && servers.recovered >= servers.orphaned;
     report.threshold(
@@ -391,12 +393,13 @@ fn judge_recovery(report: &mut Report, outcome: &Outcome) {
     }
 }
 
-/// The physical limit for the bytes and destinations of `outcome`: how much more CPU the server took than a program that
-/// does nothing but write as many bytes to as many sockets on the same grid of 20 ms.
+/// The physical limit for the bytes and destinations of `outcome`: how much more CPU the server
+/// took than a program that does nothing but write as many bytes to as many sockets on the same
+/// grid of 20 ms.
 fn bare_ratio(
     context: &Context<'_>,
     report: &mut Report,
-    outcome: &Outcome,
+    outcome: &WorldReport,
 ) -> Result<Option<f64>, BenchError> {
     let Some(server_cpu) = outcome.server_cpu else { return Ok(None) };
     if context.options.program.as_os_str().is_empty() || outcome.players == 0 {
@@ -418,7 +421,7 @@ fn bare_ratio(
 }
 
 impl Context<'_> {
-    /// Whether players ask for the rates of distance bands: a server of somebody else may not know them.
+    /// True if players request the rates of distance bands: a foreign server may not know them.
     fn asks_for_rates(&self) -> bool {
         self.options.target.is_some() || self.options.ask_for_rates
     }
@@ -448,7 +451,7 @@ impl Context<'_> {
     }
 }
 
-impl Outcome {
+impl WorldReport {
     /// The run for the record.
     fn run(&self, name: String) -> Run {
         Run::of_world(name, self)

@@ -11,7 +11,8 @@ use super::value::{nearest, resolve_addr};
 use crate::listen::{self, ListenerPlan};
 use crate::services;
 
-/// Signature algorithms that tokens may use. Two families: with shared secrets (HS) and with key pairs.
+/// Signature algorithms that tokens may use. Two families: with shared secrets (HS) and with key
+/// pairs.
 pub(crate) const JWT_ALGORITHMS: &[&str] = &[
     "HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384",
     "EdDSA",
@@ -177,7 +178,8 @@ fn check_matchmaking(config: &Config, problems: &mut Vec<Problem>) {
     if let Err(why) = served {
         problems.push(at(config, ProblemKind::BadReference, key, format!("`{key}`: {why}")));
     } else if !settings.matchmaking.matcher.is_empty() && settings.servers.addr.is_empty() {
-        let message = format!("`{key}` needs a plain TCP listener for game servers in `gateway.servers.addr`");
+        let message =
+            format!("`{key}` needs a plain TCP listener for game servers in `gateway.servers.addr`");
         problems.push(at(config, ProblemKind::Conflict, key, message));
     }
 }
@@ -215,9 +217,7 @@ fn check_matcher(config: &Config, problems: &mut Vec<Problem>) {
             problems.push(
                 at(config, ProblemKind::Conflict, key, message)
                     .note("name a file with tokens in `matcher.tokens_file`")
-                    .note(
-                        "or, on a private network, set `matcher.unsafe_binds = true`",
-                    ),
+                    .note("or, on a private network, set `matcher.unsafe_binds = true`"),
             );
         }
     }
@@ -247,8 +247,7 @@ fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
                 ));
             }
             Ok(bound) if open && !ddc.unsafe_binds && !bound.ip().is_loopback() => {
-                let message =
-                    format!("{bound} is reachable from other machines and has no authentication");
+                let message = format!("{bound} is reachable from other machines and has no authentication");
                 problems.push(
                     at(config, ProblemKind::UnsafeBind, key, message)
                         .note("name a file with tokens in `ddc.tokens_file` and their permissions in `ddc.grants`")
@@ -267,12 +266,7 @@ fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
         ));
     }
     if let Err(why) = crate::ddc::read_namespaces(ddc, &throng_ddc_server::NamespaceRules::default()) {
-        problems.push(at(
-            config,
-            ProblemKind::BadValue,
-            "ddc.fallbacks",
-            format!("bad namespace: {why}"),
-        ));
+        problems.push(at(config, ProblemKind::BadValue, "ddc.fallbacks", format!("bad namespace: {why}")));
     }
     check_ddc_origin(config, problems);
     let policies = crate::ddc_policies::read_grants(ddc).map_err(|why| ("ddc.grants", why));
@@ -362,7 +356,8 @@ fn check_jwt(config: &Config, problems: &mut Vec<Problem>) {
     }
     let shared = auth.jwt_algorithms.iter().filter(|name| name.starts_with("HS")).count();
     if auth.jwt_algorithms.is_empty() || (shared > 0 && shared < auth.jwt_algorithms.len()) {
-        // Accepting both families for one key is the classic confusion: a public key used as a shared secret.
+        // Accepting both families for one key is the classic confusion: a public key used as a
+        // shared secret.
         let message = "`gateway.auth.jwt_algorithms` must be of one family";
         problems.push(
             at(config, ProblemKind::Conflict, "gateway.auth.jwt_algorithms", message)

@@ -1,20 +1,20 @@
-//! The one definition of every configuration key: its documentation, unit, allowed values, default and whether a
-//! reload applies it.
+//! The one definition of every configuration key: its documentation, unit, allowed values, default
+//! and whether a reload applies it.
 //!
-//! The parser, the flags, the environment names, the typed [`Settings`], `config default`, the JSON Schema and
-//! `docs/reference/config.md` all come from the tables in this file.
+//! The parser, the flags, the environment names, the typed [`Settings`], `config default`, the JSON
+//! Schema and `docs/reference/config.md` all come from the tables in this file.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use super::value::{Kind, Value};
 
-/// What is known about one key.
+/// Definition of one key.
 #[derive(Clone, Debug)]
 pub struct Key {
     /// Dotted name, as in `gateway.clients.addr`.
     pub path: String,
-    /// What the value may be.
+    /// Kind of the value.
     pub kind: Kind,
     /// Used when nothing else sets the key.
     pub default: Value,
@@ -22,7 +22,7 @@ pub struct Key {
     pub unit: &'static str,
     /// `true` when SIGHUP applies a new value without a restart.
     pub reload: bool,
-    /// What the key does, in plain sentences.
+    /// Documentation of the key, in plain sentences.
     pub doc: String,
 }
 
@@ -31,7 +31,7 @@ pub struct Key {
 pub struct Section {
     /// Dotted name of the table.
     pub path: &'static str,
-    /// What the section is about, one sentence.
+    /// Documentation of the section, one sentence.
     pub doc: &'static str,
     /// Heading in help texts.
     pub heading: &'static str,
@@ -56,7 +56,8 @@ pub(crate) type Values = BTreeMap<String, Value>;
 
 /// A field type that a [`Value`] turns into.
 pub(crate) trait FromValue: Sized {
-    /// Total: a value of the wrong kind, which the loader never lets through, gives the type's empty value.
+    /// Total: a value of the wrong kind, which the loader never lets through, gives the type's
+    /// empty value.
     fn from_value(value: &Value) -> Self;
 }
 
@@ -410,7 +411,7 @@ section! {
         /// Messages refused by the state machine before the connection is closed and its player
         /// banned; 0 = never.
         refused_messages_max: u32 = 10, int(0, 1_000_000_000), "messages"; reload;
-        /// How long failures count towards a ban, from the latest one.
+        /// Time for which failures count towards a ban, from the latest one.
         failure_memory_s: u64 = 600, int(1, 31_536_000), "s"; reload;
         /// Duration of bans.
         ban_s: u64 = 900, int(1, 31_536_000), "s"; reload;
@@ -458,11 +459,11 @@ section! {
     Recovery {
         /// Keeps subscriptions and ownership of lost game servers until they return.
         servers: bool = false, Kind::Bool;
-        /// How long a lost game server may take to return; 0 = no limit.
+        /// Time that a lost game server has to return; 0 = no limit.
         servers_timeout_ms: u64 = 0, int(0, DAY_MS), "ms";
         /// Gives a resume token to clients that request one, so that they can return after a loss.
         clients: bool = true, Kind::Bool;
-        /// How long a lost client may take to return.
+        /// Time that a lost client has to return.
         clients_timeout_ms: u64 = 30_000, int(100, DAY_MS), "ms";
         /// Lost connections that are kept; beyond it the client lost first is dropped.
         lost_max: usize = 10_000, int(0, 4_294_967_295), "connections";
@@ -499,8 +500,8 @@ section! {
         tls_cert: String = "", Kind::Path;
         /// Private key for TLS, PEM.
         tls_key: String = "", Kind::Path;
-        /// When an upload is acknowledged. `sync`: when it is on disk. `cache`: when the operating
-        /// system has it; a power failure may lose it.
+        /// Time of the acknowledgement of an upload. `sync`: when it is on disk. `cache`: when the
+        /// operating system has it; a power failure may lose it.
         durability: String = "sync", Kind::Choice(&["sync", "cache"]);
         /// File with service accounts: each line has a token and its claims, as in `TOKEN
         /// group=build`. `#` starts a comment.
@@ -614,7 +615,7 @@ section! {
         authorization_file: String = "", Kind::Path;
         /// Time within which an answer must begin.
         timeout_ms: u64 = 5_000, int(100, 600_000), "ms";
-        /// How long a miss of the upstream is remembered.
+        /// Time for which a miss of the upstream is remembered.
         miss_s: u32 = 10, int(0, 86_400), "s";
         /// Trusted certificates for https, PEM; empty = those of the system.
         ca_file: String = "", Kind::Path;
@@ -643,7 +644,8 @@ section! {
         nats_url: String = "", Kind::Text;
         /// File with the token for the NATS servers.
         nats_token_file: String = "", Kind::Path;
-        /// How long a lost matcher keeps its modes and queues before another matcher serves them.
+        /// Time for which a lost matcher keeps its modes and queues before another matcher serves
+        /// them.
         nats_lease_s: u64 = 5, int(1, 3_600), "s";
         /// Concurrent requests from the message bus; further ones are answered with `OVERLOADED`.
         nats_requests_max: usize = 1_024, int(1, 65_536), "requests";
@@ -651,10 +653,10 @@ section! {
         tls_cert: String = "", Kind::Path;
         /// Private key for TLS, PEM.
         tls_key: String = "", Kind::Path;
-        /// When an answer or event is sent. `none`: at once, and a restart begins empty. `async`:
-        /// when the operating system has the request, which is on disk within 50 ms. `sync`: when
-        /// it is on disk; waiting requests share a flush. A journal that cannot be written ends the
-        /// process.
+        /// Time at which an answer or event is sent. `none`: at once, and a restart begins empty.
+        /// `async`: when the operating system has the request, which is on disk within 50 ms.
+        /// `sync`: when it is on disk; waiting requests share a flush. A journal that cannot be
+        /// written ends the process.
         durability: String = "async", Kind::Choice(&["none", "async", "sync"]);
         /// File with access tokens: each line has a token, its scope (`server`, `trusted` or
         /// `admin`) and, for a token of one server, the id of that server. `#` starts a comment.
@@ -672,7 +674,7 @@ section! {
         /// only if several modes or queues keep more than one core busy. A journal is bound to the
         /// number that it began with.
         shards: u16 = 1, int(1, 16), "shards";
-        /// How long roles of a lost server keep their seats in rooms and teams.
+        /// Time for which roles of a lost server keep their seats in rooms and teams.
         presence_grace_ms: u64 = 10_000, int(0, 600_000), "ms";
         /// Skips damaged records of the journal instead of refusing to start; their effects are
         /// lost.
@@ -810,11 +812,7 @@ pub const SECTIONS: &[Section] = &[
     },
     Section { path: "gateway.auth", doc: "Authentication of logins.", heading: "Authentication" },
     Section { path: "gateway.limits", doc: "Limits on the resources of one peer.", heading: "Limits" },
-    Section {
-        path: "gateway.recovery",
-        doc: "Recovery of lost connections.",
-        heading: "Recovery",
-    },
+    Section { path: "gateway.recovery", doc: "Recovery of lost connections.", heading: "Recovery" },
     Section { path: "gateway.recordings", doc: "Recordings of what clients send.", heading: "Recordings" },
     Section { path: "ddc", doc: "The derived-data cache for editors.", heading: "Derived-data cache" },
     Section {

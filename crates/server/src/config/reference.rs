@@ -1,4 +1,5 @@
-//! Texts made from the key tables: the commented default file, the JSON Schema and the reference page.
+//! Texts made from the key tables: the commented default file, the JSON Schema and the reference
+//! page.
 
 use std::fmt::Write as _;
 
@@ -7,7 +8,8 @@ use serde_json::{Map, json};
 use super::keys::{KEYS, Key, SECTIONS};
 use super::value::{Kind, Value};
 
-/// A configuration file that sets nothing: every key with its documentation, commented out at its default.
+/// A configuration file that sets nothing: every key with its documentation, commented out at its
+/// default.
 #[must_use]
 pub fn default_toml() -> String {
     let mut out = String::from(

@@ -1,4 +1,5 @@
-//! Values of configuration keys: their kinds, how they are read from TOML and from text, and how they print.
+//! Values of configuration keys: their kinds, how they are read from TOML and from text, and how
+//! they print.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -6,7 +7,7 @@ use std::sync::LazyLock;
 
 use toml::de::DeValue;
 
-/// What a key holds; decides how its value is read and which values are allowed.
+/// Type of a key's value: how it is read, and which values are allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `true` or `false`.
@@ -117,7 +118,7 @@ impl Kind {
         self.check(parsed)
     }
 
-    /// What is allowed, as a phrase for messages and the reference page.
+    /// Allowed values, as a phrase for messages and the reference page.
     #[must_use]
     pub fn allowed(self) -> String {
         match self {

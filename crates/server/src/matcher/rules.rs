@@ -23,7 +23,8 @@ struct File {
     queues: Vec<Spanned<Value>>,
     /// How long a policy that a mode names may take for a verdict; 200 ms if it does not say.
     policy_timeout_ms: Option<Spanned<u64>>,
-    /// Certificates to trust at policies behind `https`, as PEM; whom the system trusts, if it does not say.
+    /// Certificates to trust at policies behind `https`, as PEM; whom the system trusts, if it does
+    /// not say.
     policy_ca_file: String,
 }
 
@@ -150,7 +151,11 @@ mod tests {
                 &["`level` is not declared", "found \"level\""],
             ),
             (queue("assign = 'policy'"), 1, &["`assign`", "modes.duel.policy", "found \"policy\""]),
-            (format!("{}{}", queue(""), queue("")), 5, &["another queue has the same name", "found \"duel\""]),
+            (
+                format!("{}{}", queue(""), queue("")),
+                5,
+                &["another queue has the same name", "found \"duel\""],
+            ),
             ("[[queues]]\nname = 'x'\n".to_owned(), 1, &["queue `x`", "sides"]),
         ];
         for (text, line, words) in table {

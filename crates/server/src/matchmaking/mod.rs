@@ -1,5 +1,5 @@
-//! The link between players and a matcher: a server connection to the gateway of this process and a session with the
-//! matcher, so that players find each other without knowing where it is.
+//! The link between players and a matcher: a server connection to the gateway of this process and a
+//! session with the matcher, so that players find each other without knowing where it is.
 //!
 //! ```text
 //!  player ── MATCHMAKING on GLOBAL ──▶ gateway ──▶ link ── framed RPC ──▶ matcher
@@ -7,11 +7,11 @@
 //!  player ◀── SUB to the match ─────── gateway ◀── link: one sub-world channel per match
 //! ```
 //!
-//! With `assign = "external"` and the link as the queue's allocator, a match gets its channel before its players hear of it,
-//! and the channel's id is its connection.
+//! With `assign = "external"` and the link as the queue's allocator, a match gets its channel
+//! before its players hear of it, and the channel's id is its connection.
 //!
-//! A match is a room that is full, or one that a ticket led to. What a player sends to the channel of a match goes to all
-//! who are in it: the link owns the channel and hands it round.
+//! A match is a room that is full, or one that a ticket led to. What a player sends to the channel
+//! of a match goes to all who are in it: the link owns the channel and hands it round.
 
 mod asked;
 mod matches;
@@ -66,8 +66,7 @@ pub(crate) fn matcher_endpoint(settings: &Settings) -> Result<Option<Endpoint>, 
     match matching.matcher.as_str() {
         "" => Ok(None),
         "own" if matcher.addr.is_empty() && matcher.unix_path.is_empty() => {
-            Err("this process has no matcher listener; set `matcher.addr` or `matcher.unix_path`"
-                .to_owned())
+            Err("this process has no matcher listener; set `matcher.addr` or `matcher.unix_path`".to_owned())
         }
         "own" if matcher.unix_path.is_empty() && !matcher.tls_cert.is_empty() => {
             Err("the matcher of this process uses TLS; also set `matcher.unix_path`".to_owned())
@@ -99,8 +98,8 @@ pub(crate) fn plan(
         let found = addresses.iter().find(|each| each.service == service && each.scheme == "tcp");
         found.map(|each| Endpoint::tcp(from_here(each.addr)))
     };
-    let gateway =
-        listens(Service::Servers).ok_or_else(|| wrong("the gateway has no plain TCP listener for game servers"))?;
+    let gateway = listens(Service::Servers)
+        .ok_or_else(|| wrong("the gateway has no plain TCP listener for game servers"))?;
     let own = || match settings.matcher.unix_path.as_str() {
         "" => listens(Service::Matcher),
         path => format!("unix://{path}").parse().ok(),
@@ -322,7 +321,8 @@ impl Link {
                 self.matches.join(&room, [], true);
                 for role in notice.roles {
                     let (matcher, room) = (self.matcher.clone(), room.clone());
-                    // The membership that comes of it is told like any other; without a seat there is none.
+                    // The membership that comes of it is told like any other; without a seat there
+                    // is none.
                     tokio::spawn(async move { matcher.claim_seat(&role, &room).await.map(drop) });
                 }
             }

@@ -206,9 +206,7 @@ pub(super) fn world_families(total: &Stats, world: &WorldView) -> Vec<Family> {
         by_server("throng_world_server_live", "1 if a connected server holds the slot.", |server| {
             f64::from(u8::from(server.live))
         }),
-        by_server("throng_world_cells", "Cells, by owning slot.", |server| {
-            server.cells as f64
-        }),
+        by_server("throng_world_cells", "Cells, by owning slot.", |server| server.cells as f64),
         by_server("throng_world_cell_entities", "Entities in cells, by slot.", |server| {
             server.entities as f64
         }),

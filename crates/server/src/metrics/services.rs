@@ -30,7 +30,11 @@ pub(super) fn cache_families(cache: &throng_ddc_server::Figures) -> Vec<Family> 
         ),
         count("throng_ddc_in_bytes", "Bytes of received blobs.", cache.bytes_in),
         count("throng_ddc_out_bytes", "Bytes of response bodies.", cache.bytes_out),
-        count("throng_ddc_collections", "Garbage collections of expired refs and unreferenced blobs.", cache.collections),
+        count(
+            "throng_ddc_collections",
+            "Garbage collections of expired refs and unreferenced blobs.",
+            cache.collections,
+        ),
         count("throng_ddc_collected_refs", "Refs removed by garbage collection.", cache.collected_refs),
         count("throng_ddc_collected_blobs", "Blobs removed by garbage collection.", cache.collected_blobs),
         count(
@@ -39,19 +43,35 @@ pub(super) fn cache_families(cache: &throng_ddc_server::Figures) -> Vec<Family> 
             cache.collected_bytes,
         ),
         count("throng_ddc_scrubbed_bytes", "Bytes read by scrubs.", cache.scrubbed_bytes),
-        count("throng_ddc_damaged", "Blobs found damaged or missing; lookups miss them since.", cache.damaged),
+        count(
+            "throng_ddc_damaged",
+            "Blobs found damaged or missing; lookups miss them since.",
+            cache.damaged,
+        ),
         count("throng_ddc_fetched_blobs", "Blobs fetched from object storage or an upstream.", cache.fetched),
-        count("throng_ddc_fetched_bytes", "Bytes of blobs fetched from object storage or an upstream.", cache.fetched_bytes),
+        count(
+            "throng_ddc_fetched_bytes",
+            "Bytes of blobs fetched from object storage or an upstream.",
+            cache.fetched_bytes,
+        ),
         count(
             "throng_ddc_origin_failures",
             "Failed requests to object storage or an upstream.",
             cache.origin_failures,
         ),
         count("throng_ddc_commits", "Batches written to the log of the cache.", cache.store.commits),
-        count("throng_ddc_changes", "Changes in the batches written to the log of the cache.", cache.store.changes),
+        count(
+            "throng_ddc_changes",
+            "Changes in the batches written to the log of the cache.",
+            cache.store.changes,
+        ),
         count("throng_ddc_log_bytes", "Bytes appended to the log of the cache.", cache.store.log_bytes),
         count("throng_ddc_checkpoints", "Checkpoints of the index of the cache.", cache.store.checkpoints),
-        count("throng_ddc_write_failures", "Changes that could not be written to disk.", cache.store.failures),
+        count(
+            "throng_ddc_write_failures",
+            "Changes that could not be written to disk.",
+            cache.store.failures,
+        ),
     ]
 }
 
@@ -98,17 +118,17 @@ pub(super) fn matcher_families(report: &throng_matcher_server::Report) -> Vec<Fa
         gauge("throng_matcher_connections", "Open connections.", report.connections as f64),
         counter("throng_matcher_rooms_made", "Rooms created.", report.core.rooms_created),
         counter("throng_matcher_rooms_destroyed", "Rooms destroyed.", report.core.rooms_destroyed),
-        counter(
-            "throng_matcher_roles_joined",
-            "Roles that joined rooms.",
-            report.core.roles_joined,
-        ),
+        counter("throng_matcher_roles_joined", "Roles that joined rooms.", report.core.roles_joined),
         counter(
             "throng_matcher_replayed_answers",
             "Requests answered from their request key: retries without a second effect.",
             report.core.replayed_answers,
         ),
-        counter("throng_matcher_policy_questions", "Requests to room policies.", report.core.policy_questions),
+        counter(
+            "throng_matcher_policy_questions",
+            "Requests to room policies.",
+            report.core.policy_questions,
+        ),
         counter(
             "throng_matcher_policy_failures",
             "Policy requests without a decision in time; the requests behind them failed and changed nothing.",
@@ -205,11 +225,7 @@ fn mode_families(modes: &[throng_matcher::ModeCounts]) -> Vec<Family> {
             |mode| mode.rooms,
         ),
         by_mode("throng_matcher_mode_members", "Members of rooms, by mode.", |mode| mode.members),
-        by_mode(
-            "throng_matcher_mode_teams",
-            "Teams whose members are in rooms, by mode.",
-            |mode| mode.teams,
-        ),
+        by_mode("throng_matcher_mode_teams", "Teams whose members are in rooms, by mode.", |mode| mode.teams),
         by_mode("throng_matcher_mode_seats", "Seats in rooms reserved for roles, by mode.", |mode| {
             mode.seats
         }),
@@ -235,9 +251,12 @@ fn queue_families(queues: &[throng_matcher::QueueReport]) -> Vec<Family> {
         family(name, help, FamilyKind::Histogram, rows.collect())
     };
     vec![
-        by_queue("throng_matcher_queue_tickets", "Tickets searching for a match, by queue.", Gauge, |queue| {
-            queue.searching as f64
-        }),
+        by_queue(
+            "throng_matcher_queue_tickets",
+            "Tickets searching for a match, by queue.",
+            Gauge,
+            |queue| queue.searching as f64,
+        ),
         by_queue(
             "throng_matcher_queue_proposed",
             "Tickets waiting for their players to accept a match, by queue.",
@@ -250,10 +269,15 @@ fn queue_families(queues: &[throng_matcher::QueueReport]) -> Vec<Family> {
             Gauge,
             |queue| queue.placing as f64,
         ),
-        by_queue("throng_matcher_queue_backfills", "Backfills searching for players, by queue.", Gauge, |queue| {
-            queue.backfills as f64
+        by_queue(
+            "throng_matcher_queue_backfills",
+            "Backfills searching for players, by queue.",
+            Gauge,
+            |queue| queue.backfills as f64,
+        ),
+        by_queue("throng_matcher_queue_matches", "Matches found, by queue.", Counter, |queue| {
+            queue.matches as f64
         }),
-        by_queue("throng_matcher_queue_matches", "Matches found, by queue.", Counter, |queue| queue.matches as f64),
         by_queue(
             "throng_matcher_queue_relaxed_matches",
             "Matches that needed a relaxed rule, by queue; if it is nearly all of them, the rules are too strict for the players.",
@@ -264,12 +288,18 @@ fn queue_families(queues: &[throng_matcher::QueueReport]) -> Vec<Family> {
         by_queue("throng_matcher_queue_timed_out", "Tickets that timed out, by queue.", Counter, |queue| {
             queue.timed_out as f64
         }),
-        by_queue("throng_matcher_queue_cancelled", "Tickets cancelled by their owners, by queue.", Counter, |queue| {
-            queue.cancelled as f64
-        }),
-        by_queue("throng_matcher_queue_declined", "Proposals that a player declined, by queue.", Counter, |queue| {
-            queue.declined as f64
-        }),
+        by_queue(
+            "throng_matcher_queue_cancelled",
+            "Tickets cancelled by their owners, by queue.",
+            Counter,
+            |queue| queue.cancelled as f64,
+        ),
+        by_queue(
+            "throng_matcher_queue_declined",
+            "Proposals that a player declined, by queue.",
+            Counter,
+            |queue| queue.declined as f64,
+        ),
         by_queue(
             "throng_matcher_queue_failed",
             "Tickets that can no longer match because of changed rules or a lost member, by queue.",

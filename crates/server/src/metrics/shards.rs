@@ -204,7 +204,11 @@ pub(super) fn enet_families(reports: &[ShardReport]) -> Vec<Family> {
         ),
         count("throng_enet_connects", "ENet handshakes completed.", enet.connects),
         count("throng_enet_disconnects", "ENet connections that ended, attempts included.", enet.disconnects),
-        count("throng_enet_timeouts", "ENet connections that ended because the peer stopped answering.", enet.timeouts),
+        count(
+            "throng_enet_timeouts",
+            "ENet connections that ended because the peer stopped answering.",
+            enet.timeouts,
+        ),
         family(
             "throng_enet_refused",
             "ENet handshakes refused: by a limit or bad values, or not completed in time.",
@@ -234,7 +238,11 @@ pub(super) fn enet_families(reports: &[ShardReport]) -> Vec<Family> {
             "Unreliable ENet packets that the protocol's throttle dropped.",
             enet.throttled_packets,
         ),
-        count("throng_enet_send_blocked", "Sends blocked by a full send buffer of an ENet socket.", udp.blocked),
+        count(
+            "throng_enet_send_blocked",
+            "Sends blocked by a full send buffer of an ENet socket.",
+            udp.blocked,
+        ),
         family(
             "throng_enet_round_trip_seconds",
             "Round trips of acknowledged ENet commands.",

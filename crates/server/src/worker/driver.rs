@@ -1,4 +1,5 @@
-//! Between the loop's keys and the core's connections: inputs go in, outputs are taken, panics are contained.
+//! Between the loop's keys and the core's connections: inputs go in, outputs are taken, panics are
+//! contained.
 
 use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +21,8 @@ use crate::mailbox::{Mailbox, Post, Taken};
 use crate::recorder::Recorder;
 use crate::report::{ChannelReport, ConnReport, RoundTimes, ShardReport, Ticks};
 
-/// After a panic while running timers: pause before the next try, so that one that repeats does not eat the core.
+/// After a panic while running timers: pause before the next try, so that one that repeats does not
+/// eat the core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
 
 /// The half of a worker that the event loop calls back into.
@@ -85,8 +87,8 @@ pub(super) struct Conn {
 /// A closure to carry out.
 pub(super) struct Closing {
     pub(super) id: ConnId,
-    /// Taken out of the table at once: the core may give the id to someone else within the same round. `None` when
-    /// the socket is still on its way here.
+    /// Taken out of the table at once: the core may give the id to someone else within the same
+    /// round. `None` when the socket is still on its way here.
     pub(super) conn: Option<Conn>,
     pub(super) reason: CloseReason,
     pub(super) flush: Vec<u8>,
@@ -228,7 +230,8 @@ impl Driver {
         }
     }
 
-    /// Gives the core one input and takes its outputs. A panic is counted and contained; `false` tells of one.
+    /// Gives the core one input and takes its outputs. A panic is counted and contained; `false`
+    /// tells of one.
     pub(super) fn guard(&mut self, input: impl FnOnce(&mut Driver)) -> bool {
         let calm = catch_unwind(AssertUnwindSafe(|| input(self))).is_ok();
         if !calm {
@@ -242,7 +245,8 @@ impl Driver {
         calm
     }
 
-    /// As [`Driver::guard`], for an input that comes from one connection: a panic ends that connection.
+    /// As [`Driver::guard`], for an input that comes from one connection: a panic ends that
+    /// connection.
     pub(super) fn guard_conn(&mut self, conn: ConnId, input: impl FnOnce(&mut Driver)) {
         if self.guard(input) {
             return;
@@ -309,8 +313,8 @@ impl Driver {
         self.outgoing.push_back((to.0, post));
     }
 
-    /// Hands mail over in the order in which the core gave it out, across receivers too: what one shard tells two
-    /// others must not be overtaken by what these tell each other.
+    /// Hands mail over in the order in which the core gave it out, across receivers too: what one
+    /// shard tells two others must not be overtaken by what these tell each other.
     pub(super) fn post_mail(&mut self) {
         self.outgoing_bytes = 0;
         let mut run = VecDeque::new();

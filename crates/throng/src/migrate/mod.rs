@@ -29,9 +29,10 @@ enum What {
 
 /// Report which parts of a channeld deployment work unchanged, which differ and which are refused
 ///
-/// Reads state machines, channel settings and spatial controllers (JSON), compose files and manifests (YAML: the flags
-/// behind `command:` or `args:`), folders of those, and flags after `--`. Exit code 0 if everything works unchanged,
-/// 1 if something differs, 2 if something is refused or nothing is found.
+/// Reads state machines, channel settings and spatial controllers (JSON), compose files and
+/// manifests (YAML: the flags behind `command:` or `args:`), folders of those, and flags after
+/// `--`. Exit code 0 if everything works unchanged, 1 if something differs, 2 if something is
+/// refused or nothing is found.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -190,7 +191,8 @@ impl Checked {
         let words: Vec<&str> = replaced.iter().map(String::as_str).collect();
         let mut reviewed = channeld::review(&words);
         for (value, why) in &missing {
-            // The flag means the same; its file is not there. What the configuration says of that is said by this.
+            // The flag means the same; its file is not there. What the configuration says of that
+            // is said by this.
             let named =
                 |finding: &&mut Finding| finding.weight == Weight::Same && finding.path.ends_with(value);
             if let Some(finding) = reviewed.findings.iter_mut().find(named) {
@@ -211,8 +213,8 @@ impl Checked {
         self.starts.push(Start { words: replaced, config: reviewed.config });
     }
 
-    /// The file that a flag means: as written, as seen from the folder, or one of that name that was given. `None` for one
-    /// that is built in.
+    /// The file that a flag means: as written, as seen from the folder, or one of that name that
+    /// was given. `None` for one that is built in.
     fn find(&mut self, folder: &Path, value: &str, kind: FileKind) -> Result<Option<PathBuf>, String> {
         if value.is_empty() {
             return Ok(None);
@@ -285,9 +287,7 @@ impl Checked {
 
     fn write_toml(&self, file: &Path) -> Result<(), String> {
         let mut configs = self.starts.iter().filter_map(|start| start.config.as_ref());
-        let config = configs
-            .next()
-            .ok_or("--toml needs valid flags: a compose file, or flags after --")?;
+        let config = configs.next().ok_or("--toml needs valid flags: a compose file, or flags after --")?;
         if configs.next().is_some() {
             return Err("found several command lines; give a single one for --toml".to_owned());
         }

@@ -1,4 +1,5 @@
-//! `throng up --only ddc` from outside: the lines to paste, and what a process leaves behind when it is killed.
+//! `throng up --only ddc` from outside: the lines to paste, and what a process leaves behind when
+//! it is killed.
 
 use crate::process;
 use crate::s3;
@@ -54,8 +55,10 @@ fn send(
     headers: &str,
     body: &[u8],
 ) -> Option<(u16, Vec<u8>)> {
-    let head =
-        format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n{headers}\r\n", body.len());
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n{headers}\r\n",
+        body.len()
+    );
     stream.write_all(&[head.as_bytes(), body].concat()).ok()?;
     let mut answer = Vec::new();
     let end = loop {
@@ -92,7 +95,8 @@ fn the_ready_text_tells_what_to_paste_and_its_proof_works() {
     assert_eq!(got.1, format!("{{\"RawHash\":\"{}\",\"RawSize\":4}}", HASH.to_lowercase()).into_bytes());
 }
 
-/// Uploads blobs until the connection ends. The server computes the hash and names it: what it names is acknowledged.
+/// Uploads blobs until the connection ends. The server computes the hash and names it: what it
+/// names is acknowledged.
 fn upload(stream: &mut TcpStream, round: u8) -> Vec<(String, Vec<u8>)> {
     let mut done = Vec::new();
     for number in 0_u32.. {

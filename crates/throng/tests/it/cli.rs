@@ -238,8 +238,18 @@ fn up_says_where_it_listens_answers_and_stops_on_a_signal() {
         let folder = tempfile::tempdir().unwrap();
         let process = Process::start(folder.path(), &[command, FREE_PORTS.to_vec()].concat());
         for word in [
-            "game servers", "tcp://127.0.0.1:", "players", "enet://127.0.0.1:", "admin", "cache", "matcher",
-            "matcher, JSON", "data", "/console/#token=", "try", "stop",
+            "game servers",
+            "tcp://127.0.0.1:",
+            "players",
+            "enet://127.0.0.1:",
+            "admin",
+            "cache",
+            "matcher",
+            "matcher, JSON",
+            "data",
+            "/console/#token=",
+            "try",
+            "stop",
         ] {
             assert!(process.block.contains(word), "{}", process.block);
         }
@@ -336,7 +346,8 @@ fn a_taken_port_of_any_service_names_its_flag() {
         ("matcher.http_addr", tcp.to_string(), "--matcher.http_addr 127.0.0.1:0"),
     ] {
         let own = format!("--{key}");
-        let others = FREE_PORTS.iter().take_while(|word| **word != "--http").filter(|word| !word.starts_with(&own));
+        let others =
+            FREE_PORTS.iter().take_while(|word| **word != "--http").filter(|word| !word.starts_with(&own));
         let mut arguments = vec!["up".to_owned(), format!("{own}={value}")];
         arguments.extend(others.map(|word| (*word).to_owned()));
         if key != "http.addr" {
@@ -359,7 +370,8 @@ fn everything_starts_without_a_configuration_and_only_that_with_one() {
         addresses.map(|row| row["found"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
     let folder = tempfile::tempdir().unwrap();
-    let keys = ["ddc.addr", "matcher.addr", "matcher.http_addr", "gateway.clients.extra", "gateway.clients.addr"];
+    let keys =
+        ["ddc.addr", "matcher.addr", "matcher.http_addr", "gateway.clients.extra", "gateway.clients.addr"];
     let has = |found: &[String], key: &str| found.iter().any(|line| line.contains(&format!("`{key}`")));
     let everything = shown(folder.path(), &[]);
     assert!(keys.iter().all(|key| has(&everything, key)), "{everything:?}");
@@ -423,7 +435,10 @@ fn help_lists_every_command_and_answers_for_each() {
     assert_eq!(help, text(&run(&["--help"]).stdout));
     let short = text(&run(&["-h"]).stdout);
     for name in ["why", "top", "migrate", "report", "compare", "tag", "man", "version", "up", "ddc"] {
-        assert!(help.lines().any(|line| line.trim_start().starts_with(&format!("{name} "))), "{name}: {help}");
+        assert!(
+            help.lines().any(|line| line.trim_start().starts_with(&format!("{name} "))),
+            "{name}: {help}"
+        );
         assert!(short.contains(name), "{name}: {short}");
     }
     for words in [&["up"][..], &["why"], &["config", "check"], &["channeld"], &["bench", "matcher"]] {

@@ -1,8 +1,10 @@
-//! Types the commands of the tutorials and how-tos: in an empty folder, with `throng` installed and nothing else, on a
-//! network of its own so that the usual ports are free, and against a stopwatch. A page that needs a file has its text.
+//! Types the commands of the tutorials and how-tos: in an empty folder, with `throng` installed and
+//! nothing else, on a network of its own so that the usual ports are free, and against a stopwatch.
+//! A page that needs a file has its text.
 //!
-//! - Commands of `console` blocks run one after another and have to succeed. `throng up` and its like go on in the
-//!   background, until they have said that they are ready; the next of them ends the one before.
+//! - Commands of `console` blocks run one after another and have to succeed. `throng up` and its
+//!   like go on in the background, until they have said that they are ready; the next of them ends
+//!   the one before.
 //! - `<!-- file: NAME -->` before a block makes the block that file.
 //! - `<!-- not executed: WHY -->` before a block leaves it out.
 #![allow(clippy::print_stderr, reason = "says what is left out, and how long pages take")]
@@ -14,7 +16,8 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Every page with commands in it, and how long a new user may need for them on a machine that has built everything.
+/// Every page with commands in it, and how long a new user may need for them on a machine that has
+/// built everything.
 const PAGES: &[(&str, Duration)] = &[
     ("tutorial/first-gateway.md", Duration::from_secs(120)),
     ("tutorial/first-game.md", Duration::from_secs(60)),
