@@ -1,4 +1,4 @@
-// Talking to the admin API. Every answer is what `curl` shows; nothing here is private to the console.
+// Client of the admin API. The console uses the same routes as `curl`.
 import { useEffect, useRef, useState } from "preact/hooks";
 
 export type Json = any;
@@ -60,7 +60,7 @@ export class Watched<T> {
   }
 }
 
-/** Whether this browser may see what players sent and may change something. */
+/** True if this browser has a session: it may see player data and make changes. */
 export const session = new Watched(false);
 
 export interface Polled {
@@ -71,7 +71,7 @@ export interface Polled {
   again: () => void;
 }
 
-/** Asks again and again while the page is looked at. A failure keeps the latest answer and marks it stale. */
+/** Polls while the page is visible. A failure keeps the latest answer and marks it stale. */
 export function usePoll(path: string | null, everyMs = 1000): Polled {
   const [state, set] = useState<{ data: Json; error: Error | null; path: string | null }>({
     data: null,

@@ -32,19 +32,19 @@ const PAGES: [path: string, title: string, icon: string][] = [
   ["about", "About", "M12 21a9 9 0 1 0 0-18 9 9 0 0 0 0 18Zm0-10v5m0-8.500v.01"],
 ];
 
-interface Place {
+interface Route {
   page: string;
   rest: string[];
   query: URLSearchParams;
 }
 
-function here(): Place {
+function here(): Route {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [page, ...rest] = path.split("/").map(decodeURIComponent);
   return { page: page || "overview", rest, query: new URLSearchParams(query ?? "") };
 }
 
-function Page({ place: { page, rest, query } }: { place: Place }) {
+function Page({ place: { page, rest, query } }: { place: Route }) {
   const id = /^\d+$/.test(rest[0] ?? "") ? Number(rest[0]) : null;
   switch (page) {
     case "overview":
@@ -70,7 +70,7 @@ function Page({ place: { page, rest, query } }: { place: Place }) {
     case "about":
       return <About />;
     default:
-      return <Empty title="There is no such page">The list on the left has all of them.</Empty>;
+      return <Empty title="Page not found">Choose a page on the left.</Empty>;
   }
 }
 
@@ -134,7 +134,7 @@ function App() {
         </header>
         {lost && (
           <div class="trouble banner" role="alert">
-            <strong>The gateway does not answer.</strong> What you see is the latest it said; it is asked again every second.
+            <strong>The gateway does not answer.</strong> The latest figures are shown; retrying every second.
           </div>
         )}
         <main id="main" ref={main} tabIndex={-1}>
@@ -164,7 +164,7 @@ function Palette({ close }: { close: () => void }) {
       <div class="palette" role="dialog" aria-label="Go to" onClick={(event) => event.stopPropagation()}>
         <input
           ref={box}
-          placeholder="A page, or the id of a connection or channel"
+          placeholder="Page, or id of a connection or channel"
           aria-label="Go to"
           value={text}
           onInput={(event) => {

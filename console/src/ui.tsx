@@ -62,25 +62,25 @@ export function Empty(props: { title: string; children?: ComponentChildren }) {
   );
 }
 
-/** What to show instead of figures that there are none of: never a zero. */
+/** The message shown instead of missing figures: never a zero. */
 export function Trouble({ of }: { of: { error: Error | null; data: unknown } }) {
   if (of.error === null) return of.data === null ? <div class="loading" aria-busy="true">Loading…</div> : null;
   if (of.error instanceof ApiError && of.error.status === 401) return <Locked />;
   const gone = !(of.error instanceof ApiError);
   return (
     <div class={`trouble ${of.data === null ? "" : "slim"}`} role="alert">
-      <strong>{gone ? "The gateway does not answer." : "No answer to this."}</strong>{" "}
-      {gone ? "It is asked again every second." : of.error.message}
-      {of.data !== null && " What you see is its latest answer."}
+      <strong>{gone ? "The gateway does not answer." : "The request failed."}</strong>{" "}
+      {gone ? "Retrying every second." : of.error.message}
+      {of.data !== null && " The latest answer is shown."}
     </div>
   );
 }
 
 export function Locked() {
   return (
-    <Empty title="This needs a console session">
+    <Empty title="A console session is required">
       Open the address that <code>throng up</code> printed, with its <code>#token=…</code>, or enter a token under{" "}
-      <a href="#/about">About</a>. A session is needed for what players sent and for whatever changes something.
+      <a href="#/about">About</a>. Player data and all changes require a session.
     </Empty>
   );
 }
@@ -102,7 +102,7 @@ export function Table<T>(props: {
   caption: string;
   selected?: string | number | null;
 }) {
-  if (props.rows.length === 0) return <Empty title={props.empty ?? "Nothing here"} />;
+  if (props.rows.length === 0) return <Empty title={props.empty ?? "Empty"} />;
   return (
     <div class="table" tabIndex={0} role="region" aria-label={props.caption}>
       <table>

@@ -124,8 +124,8 @@ async function everything() {
     rooms: async () => {
       await page.waitForSelector("text=Queue duel", { timeout: 30_000 });
       // Who waits in the list may be matched before it is clicked; the page says that too, and the next one is asked about.
-      const searching = page.locator("text=players who fit");
-      const over = page.locator("text=it does not search");
+      const searching = page.locator("text=fitting players");
+      const over = page.locator("text=the ticket is not searching");
       for (let tries = 0; tries < 10 && !(await searching.isVisible()); tries += 1) {
         if (tries > 0) {
           await page.locator("a:text-is('close')").click();
@@ -138,10 +138,10 @@ async function everything() {
     },
     cache: async () => {
       await page.waitForSelector("td:has-text('demo')", { timeout: 30_000 });
-      const collections = () => page.locator("dl.facts div", { hasText: "collections" }).locator("dd").innerText();
+      const collections = () => page.locator("dl.facts div", { hasText: "garbage collections" }).locator("dd").innerText();
       const before = await collections();
-      await page.click("text=Collect now");
-      await page.waitForFunction((before) => [...document.querySelectorAll("dl.facts div")].some((row) => row.querySelector("dt")?.textContent === "collections" && row.querySelector("dd")?.textContent !== before), before, { timeout: 30_000 });
+      await page.click("text=Collect garbage now");
+      await page.waitForFunction((before) => [...document.querySelectorAll("dl.facts div")].some((row) => row.querySelector("dt")?.textContent === "garbage collections" && row.querySelector("dd")?.textContent !== before), before, { timeout: 30_000 });
     },
     lab: () => page.waitForSelector("text=Swarm on this gateway"),
     packets: () => page.waitForSelector("text=Capture for two minutes"),
@@ -169,7 +169,7 @@ async function everything() {
   await page.waitForSelector("tbody tr");
   await page.locator("a:has-text('why?')").first().click();
   await page.waitForSelector("td:has-text('fan-out')");
-  assert.ok((await page.locator("h2:has-text('Why does it not get an update?')").count()) === 1);
+  assert.ok((await page.locator("h2:has-text('Why are updates missing?')").count()) === 1);
   await shot("connection");
   say("a connection's page says what an update passes on its way");
   await page.click("text=Inspect packets");
@@ -255,7 +255,7 @@ async function matcher(page, base, shot, say) {
   const ask = (method, request) => page.evaluate(([method, request]) => fetch(`/api/v1/matcher?method=${method}&request=${encodeURIComponent(JSON.stringify(request))}`).then((answer) => answer.json()), [method, request]);
 
   await show("queue=duel");
-  for (const chart of ["Wait", "Quality", "Searching", "Matches a minute"]) await page.waitForSelector(`.chart[aria-label='${chart}'] canvas`, { timeout: 30_000 });
+  for (const chart of ["Wait time", "Quality", "Searching", "Matches per minute"]) await page.waitForSelector(`.chart[aria-label='${chart}'] canvas`, { timeout: 30_000 });
   await page.waitForTimeout(pictures ? 20_000 : 0);
   await narrow("queue");
   say("a queue's waits and qualities are charts");
@@ -272,7 +272,7 @@ async function matcher(page, base, shot, say) {
   await page.goto(`${base}console/#/rooms`);
   await page.fill("input[aria-label='Role']", "nobody at all");
   await page.click("form[role='search'] button");
-  await page.waitForSelector("text=It is in no room, team or queue", { timeout: 10_000 });
+  await page.waitForSelector("text=Not in a room, team or queue", { timeout: 10_000 });
   await page.fill("input[aria-label='Role']", role);
   await page.click("form[role='search'] button");
   await page.waitForSelector(`h2:has-text('Role ${role}')`);
@@ -295,15 +295,15 @@ async function matcher(page, base, shot, say) {
   await narrow("draft-wrong");
   const better = { ...rules, version: "tried", tick_ms: (rules.tick_ms ?? 250) * 2 };
   await draft.fill(JSON.stringify(better, null, 2));
-  assert.ok(await page.locator("button:text-is('Put')").isDisabled(), "what was not tried is not put");
+  assert.ok(await page.locator("button:text-is('Apply')").isDisabled(), "untried rules cannot be applied");
   await page.click("button:text-is('Try')");
-  await page.waitForSelector("[aria-label='What the rules do'] tbody tr", { timeout: 30_000 });
+  await page.waitForSelector("[aria-label='Results of the trial'] tbody tr", { timeout: 30_000 });
   await narrow("draft");
-  await page.click("button:text-is('Put')");
+  await page.click("button:text-is('Apply')");
   await page.waitForSelector("text=Replace the rules of duel?");
   assert.notEqual((await ask("ListQueues", {})).Queues.duel.Version, "tried");
-  await page.click("text=Yes, put them");
-  await page.waitForSelector("text=The rules are in force.", { timeout: 10_000 });
+  await page.click("text=Yes, apply");
+  await page.waitForSelector("text=The rules are active.", { timeout: 10_000 });
   assert.equal((await ask("ListQueues", {})).Queues.duel.Version, "tried");
   await page.goto(`${base}console/#/config`);
   await page.waitForSelector("td:has-text('POST /api/v1/matcher')", { timeout: 10_000 });

@@ -43,18 +43,18 @@ export function About() {
         <Card title="Session">
           {open ? (
             <>
-              <p>This browser has a session. It ends after twelve hours.</p>
+              <p>This browser has a session. It expires after twelve hours.</p>
               <div class="row">
-                <button onClick={() => post("session/tokens").then(({ token }) => setInvite(`${location.origin}/console/#token=${token}`))}>Address for another browser</button>
+                <button onClick={() => post("session/tokens").then(({ token }) => setInvite(`${location.origin}/console/#token=${token}`))}>Link for another browser</button>
                 <button onClick={() => del("session").then(() => session.set(false))}>End session</button>
               </div>
-              {invite && <p class="hint">Good for one use: <code class="hex">{invite}</code></p>}
+              {invite && <p class="hint">Valid for one use: <code class="hex">{invite}</code></p>}
             </>
           ) : (
             <form class="stack" onSubmit={enter}>
               <label>
                 Token
-                <input type="password" autocomplete="off" required value={token} onInput={(event) => setToken((event.target as HTMLInputElement).value)} placeholder="one-time token, or one of http.tokens_file" />
+                <input type="password" autocomplete="off" required value={token} onInput={(event) => setToken((event.target as HTMLInputElement).value)} placeholder="one-time token, or a token from http.tokens_file" />
               </label>
               <div class="row">
                 <button class="primary">Open a session</button>
@@ -67,7 +67,7 @@ export function About() {
       {fuzz && (
         <Card title="Reliability ledger" side={`${fuzz.date}, ${fuzz.commit}`}>
           <div class="stats">
-            <Stat label="Inputs tried at random" value={count(Object.values<number>(fuzz.executions).reduce((sum, n) => sum + n, 0))} hint={`${Object.keys(fuzz.executions).length} targets`} />
+            <Stat label="Random inputs" value={count(Object.values<number>(fuzz.executions).reduce((sum, n) => sum + n, 0))} hint={`${Object.keys(fuzz.executions).length} targets`} />
             <Stat label="Open crashes" value={count(fuzz.open_crashes)} />
           </div>
           <Table caption="Targets" rows={Object.entries<number>(fuzz.executions)} id={(row) => row[0]} columns={[{ head: "Target", wide: true, cell: (row) => row[0] }, { head: "Inputs", num: true, cell: (row) => count(row[1]) }]} />

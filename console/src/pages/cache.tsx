@@ -28,8 +28,8 @@ export function Cache() {
       {data && !data.running && (
         <Card title="Derived-data cache">
           <Empty title="The cache is not running">
-            Start it beside the gateway with <code>throng up --ddc.addr 127.0.0.1:8558</code>, or alone with{" "}
-            <code>throng up --only ddc</code>; the printed block has the line for the Unreal project.
+            Start it with <code>--ddc.addr 127.0.0.1:8558</code>, or alone with <code>throng up --only ddc</code>, which prints
+            the lines for the Unreal project.
           </Empty>
         </Card>
       )}
@@ -43,10 +43,10 @@ export function Cache() {
             <Stat label="Sent" value={bytes(data.bytes_out)} />
           </div>
           <div class="grid two">
-            <Card title="Care" side={data.caring ? <Badge tone="info">going on</Badge> : undefined}>
+            <Card title="Maintenance" side={data.caring ? <Badge tone="info">running</Badge> : undefined}>
               <Facts
                 rows={[
-                  ["collections", count(data.collections.count)],
+                  ["garbage collections", count(data.collections.count)],
                   ["removed refs", count(data.collections.refs)],
                   ["removed blobs", `${count(data.collections.blobs)}, ${bytes(data.collections.blob_bytes)}`],
                   ["scrubbed", bytes(data.scrubbed_bytes)],
@@ -54,16 +54,16 @@ export function Cache() {
                 ]}
               />
               <div class="row">
-                <button disabled={!open || data.caring} onClick={begin("collect")}>Collect now</button>
+                <button disabled={!open || data.caring} onClick={begin("collect")}>Collect garbage now</button>
                 <button disabled={!open || data.caring} onClick={begin("scrub")}>Scrub now</button>
                 {problem && <span class="problem" role="alert">{problem}</span>}
               </div>
-              {!open && <p class="hint">Starting one needs a console session.</p>}
+              {!open && <p class="hint">Starting one requires a console session.</p>}
             </Card>
             <Card title="Store"><Facts rows={facts(data.store)} /></Card>
           </div>
           <Card title="Namespaces">
-            <Table caption="Namespaces" rows={(data.namespaces ?? []) as string[]} id={(row) => row} empty="Nothing is stored yet" columns={[{ head: "Name", wide: true, cell: (row) => <code>{row}</code> }]} />
+            <Table caption="Namespaces" rows={(data.namespaces ?? []) as string[]} id={(row) => row} empty="The cache is empty" columns={[{ head: "Name", wide: true, cell: (row) => <code>{row}</code> }]} />
           </Card>
         </>
       )}

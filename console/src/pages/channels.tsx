@@ -77,14 +77,14 @@ export function Channel({ id }: { id: number }) {
                   ["Owner", data.channel.owner === null ? "none" : <a href={`#/connections/${data.channel.owner}`}>{data.channel.owner}</a>],
                   ["Shard", data.channel.shard],
                   ["Subscribers", count(data.channel.subscriptions)],
-                  ["Places kept for the lost", count(data.channel.lost)],
+                  ["Lost subscribers", count(data.channel.lost)],
                   ["Data type", data.channel.data_type ? <code>{data.channel.data_type}</code> : "no data"],
                   ["Data", `${bytes(data.channel.data_bytes)} encoded, ${bytes(data.channel.data_memory_bytes)} in memory`],
                   ["Backlog", `${count(data.channel.backlog_updates)} updates, ${bytes(data.channel.backlog_bytes)}`],
                 ]}
               />
             </Card>
-            <Card title="Cohorts" side="who share one encoding">
+            <Card title="Cohorts" side="subscribers that share one encoding">
               <Table
                 caption="Cohorts"
                 rows={data.cohorts as Json[]}
@@ -120,13 +120,13 @@ function Data({ id }: { id: number }) {
     if (may) void load();
   }, [id, may]);
   return (
-    <Card title="Data" side={<button disabled={!may} onClick={load}>Read again</button>}>
+    <Card title="Data" side={<button disabled={!may} onClick={load}>Reload</button>}>
       {!may && <Locked />}
       {state?.error && <Empty title="No data to show">{state.error.message}</Empty>}
       {state?.data &&
         (state.data.fields === null ? (
           <Empty title="No schema for this type">
-            {state.data.type}, {bytes(state.data.bytes)}. Name its .proto with <code>--schema</code>.
+            {state.data.type}, {bytes(state.data.bytes)}. Add its .proto with <code>--schema</code>.
           </Empty>
         ) : (
           <div class="fields">

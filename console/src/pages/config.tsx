@@ -17,7 +17,7 @@ function ConfigInner() {
   );
   return (
     <>
-      <Card title="Limits" side="in use now">
+      <Card title="Limits" side="current usage">
         <Trouble of={limits} />
         <div class="bars wide">
           {((limits.data?.limits ?? []) as Json[]).map((row) => (
@@ -33,7 +33,7 @@ function ConfigInner() {
         title="Configuration"
         side={
           <>
-            <label class="check"><input type="checkbox" checked={changed} onChange={(event) => setChanged((event.target as HTMLInputElement).checked)} /> only what was set</label>
+            <label class="check"><input type="checkbox" checked={changed} onChange={(event) => setChanged((event.target as HTMLInputElement).checked)} /> changed keys only</label>
             <input type="search" aria-label="Search keys" placeholder="Search" value={search} onInput={(event) => setSearch((event.target as HTMLInputElement).value)} />
           </>
         }
@@ -41,7 +41,7 @@ function ConfigInner() {
         <Trouble of={config} />
         {config.data && (
           <>
-            <p class="hint">File: <code>{config.data.file ?? "none"}</code>. A flag outweighs the environment, that the file, that the default.</p>
+            <p class="hint">File: <code>{config.data.file ?? "none"}</code>. Flags override the environment, the environment overrides the file.</p>
             <Table
               caption="Configuration"
               rows={rows}
@@ -51,7 +51,7 @@ function ConfigInner() {
                 { head: "Key", cell: (row) => <span title={row.about}><code>{row.key}</code></span> },
                 { head: "Value", wide: true, cell: (row) => <code>{row.value}{row.unit && ` ${row.unit}`}</code> },
                 { head: "Origin", cell: (row) => <Badge tone={row.origin === "default" ? "plain" : "info"}>{row.origin}</Badge> },
-                { head: "Reload", cell: (row) => (row.reload ? "at once" : "restart") },
+                { head: "Reload", cell: (row) => (row.reload ? "live" : "restart") },
               ]}
             />
           </>
@@ -62,27 +62,27 @@ function ConfigInner() {
   );
 }
 
-/** Who changed what over the admin API. */
+/** The audit log of the admin API. */
 function Audit() {
   const paging = usePaging(20);
   const log = usePoll(`audit?${paging.query}`, 3000);
   const parameters = (row: Json) => (row.parameters === null || Object.keys(row.parameters).length === 0 ? "" : JSON.stringify(row.parameters));
   return (
-    <Card title="Who changed what" side={<>{paging.find}{paging.pager(log.data?.total)}</>}>
+    <Card title="Audit log" side={<>{paging.find}{paging.pager(log.data?.total)}</>}>
       <Trouble of={log} />
       {log.data && (
         <Table
           caption="Audit log"
           rows={log.data.acts as Json[]}
           id={(row) => `${row.time} ${row.from} ${row.what}`}
-          empty="Nobody has changed anything yet"
+          empty="No changes yet"
           columns={[
-            { head: "When", cell: (row) => new Date(row.time).toLocaleString("en-GB") },
-            { head: "Who", cell: (row) => row.who },
+            { head: "Time", cell: (row) => new Date(row.time).toLocaleString("en-GB") },
+            { head: "User", cell: (row) => row.who },
             { head: "From", cell: (row) => <code>{row.from ?? "–"}</code> },
-            { head: "What", cell: (row) => <code>{row.what}</code> },
-            { head: "With", wide: true, cell: (row) => <code>{parameters(row)}</code> },
-            { head: "Outcome", cell: (row) => <Badge tone={row.status < 300 ? "good" : "warn"}>{row.status < 300 ? "done" : row.status}</Badge> },
+            { head: "Action", cell: (row) => <code>{row.what}</code> },
+            { head: "Parameters", wide: true, cell: (row) => <code>{parameters(row)}</code> },
+            { head: "Result", cell: (row) => <Badge tone={row.status < 300 ? "good" : "warn"}>{row.status < 300 ? "done" : row.status}</Badge> },
           ]}
         />
       )}

@@ -9,7 +9,7 @@ export function Connections({ closed }: { closed: boolean }) {
     <>
       <div class="tabs" role="tablist">
         <a role="tab" aria-selected={!closed} href="#/connections">Live</a>
-        <a role="tab" aria-selected={closed} href="#/connections?closed">Closed lately</a>
+        <a role="tab" aria-selected={closed} href="#/connections?closed">Recently closed</a>
       </div>
       {closed ? <Closed /> : <Live />}
     </>
@@ -53,7 +53,7 @@ function Closed() {
   const paging = usePaging();
   const list = usePoll(`closures?${paging.query}`, 2000);
   return (
-    <Card title="Closed lately" side={<>{paging.find}{paging.pager(list.data?.total)}</>}>
+    <Card title="Recently closed" side={<>{paging.find}{paging.pager(list.data?.total)}</>}>
       <Trouble of={list} />
       {list.data && (
         <Stale of={list}>
@@ -61,7 +61,7 @@ function Closed() {
             caption="Closed connections"
             rows={list.data.closures}
             id={(row: Json) => `${row.id}-${row.open_ms}-${row.bytes_in}`}
-            empty="Nobody has left yet"
+            empty="No closed connections yet"
             columns={[
               { head: "Id", cell: (row) => <a href={`#/connections/${row.id}`}>{row.id}</a> },
               { head: "Kind", cell: (row) => row.kind },
@@ -103,12 +103,12 @@ export function Connection({ id, why }: { id: number; why: number | null }) {
         <Card title={`Connection ${id} is closed`}>
           <Facts
             rows={[
-              ["Why", <Badge tone={tone(data.closed.reason)}>{data.closed.reason}</Badge>],
+              ["Reason", <Badge tone={tone(data.closed.reason)}>{data.closed.reason}</Badge>],
               ["Meaning", data.closed.about],
-              ["When", `${duration(data.closed.ago_ms)} ago, after ${duration(data.closed.open_ms)}`],
+              ["Closed", `${duration(data.closed.ago_ms)} ago, after ${duration(data.closed.open_ms)}`],
               ["Address", <code>{data.closed.address}</code>],
               ["Received", `${bytes(data.closed.bytes_in)} in ${count(data.closed.packets_in)} packets`],
-              ["Queue at its end", bytes(data.closed.queued_bytes)],
+              ["Queue at close", bytes(data.closed.queued_bytes)],
             ]}
           />
         </Card>
@@ -118,7 +118,7 @@ export function Connection({ id, why }: { id: number; why: number | null }) {
           <div class="grid two">
             <Card
               title={`${data.connection.kind === "server" ? "Game server" : "Player"} ${id}`}
-              side={<button class="primary" disabled={!may} title={may ? "" : "needs a session"} onClick={inspect}>Inspect packets</button>}
+              side={<button class="primary" disabled={!may} title={may ? "" : "requires a session"} onClick={inspect}>Inspect packets</button>}
             >
               <Facts
                 rows={[
@@ -135,13 +135,13 @@ export function Connection({ id, why }: { id: number; why: number | null }) {
             <Card title="Queue and health">
               <Facts
                 rows={[
-                  ["Waits to be written", bytes(data.connection.queued_bytes)],
-                  ["Channels it lags behind in", count(data.connection.lagging_channels)],
+                  ["Output queue", bytes(data.connection.queued_bytes)],
+                  ["Lagging channels", count(data.connection.lagging_channels)],
                   ["Messages refused", count(data.connection.refused_messages)],
                   ["Buffers", bytes(data.connection.buffer_bytes)],
                   ["Cells of interest", data.interest ? count(data.interest.cells.length) : "–"],
                   [
-                    "Its entity",
+                    "Own entity",
                     data.interest?.entity ? (
                       <a href={`#/map?connection=${id}`}>{data.interest.entity.channel} on the map</a>
                     ) : (
@@ -153,7 +153,7 @@ export function Connection({ id, why }: { id: number; why: number | null }) {
             </Card>
           </div>
           <Why key={why} id={id} channel={why} />
-          <Card title="Subscriptions" side={`${count(data.subscription_count)} in all`}>
+          <Card title="Subscriptions" side={`${count(data.subscription_count)} in total`}>
             <SubscriptionTable rows={data.subscriptions} of="channel" />
           </Card>
         </Stale>
@@ -162,7 +162,7 @@ export function Connection({ id, why }: { id: number; why: number | null }) {
   );
 }
 
-/** What an update of a channel passes on its way to a connection, and what holds it up. */
+/** The steps of a channel update to a connection, and the step that stops it. */
 function Why({ id, channel }: { id: number; channel: number | null }) {
   const answer = usePoll(channel === null ? null : `connections/${id}/why?channel=${channel}`, 1000);
   const [typed, setTyped] = useState(channel === null ? "" : String(channel));
@@ -173,15 +173,15 @@ function Why({ id, channel }: { id: number; channel: number | null }) {
   const data = answer.data;
   return (
     <Card
-      title="Why does it not get an update?"
+      title="Why are updates missing?"
       side={
         <form class="row" onSubmit={ask}>
           <input type="search" inputMode="numeric" pattern="[0-9]{1,10}" required placeholder="channel or entity" aria-label="Channel or entity" value={typed} onInput={(event) => setTyped((event.target as HTMLInputElement).value)} />
-          <button>Ask</button>
+          <button>Explain</button>
         </form>
       }
     >
-      {channel === null ? <p class="hint">Name a channel or an entity, or follow “why?” in a row below.</p> : <Trouble of={answer} />}
+      {channel === null ? <p class="hint">Enter a channel or an entity, or choose “why?” in a row below.</p> : <Trouble of={answer} />}
       {channel !== null && data && (
         <Stale of={answer}>
           <p>
@@ -189,14 +189,14 @@ function Why({ id, channel }: { id: number; channel: number | null }) {
           </p>
           <div class="steps">
             <Table
-              caption="What an update passes"
+              caption="Steps of an update"
               rows={data.steps as Json[]}
               id={(row) => row.step}
               empty=""
               columns={[
                 { head: "Step", cell: (row) => row.step },
-                { head: "Passes", cell: (row) => <Badge tone={row.passes ? "good" : "warn"}>{row.passes ? "yes" : "not now"}</Badge> },
-                { head: "As it is", wide: true, cell: (row) => row.what },
+                { head: "Passes", cell: (row) => <Badge tone={row.passes ? "good" : "warn"}>{row.passes ? "yes" : "no"}</Badge> },
+                { head: "Details", wide: true, cell: (row) => row.what },
               ]}
             />
           </div>

@@ -9,7 +9,7 @@ export function Docs({ path }: { path: string | null }) {
   useEffect(() => void fetch("./docs").then((response) => response.json()).then(setList, () => {}), []);
   useEffect(() => {
     setText("");
-    void fetch(`./docs/${current}`).then(async (response) => setText(response.ok ? await response.text() : "# No such page"), () => setText("# The gateway does not answer"));
+    void fetch(`./docs/${current}`).then(async (response) => setText(response.ok ? await response.text() : "# Page not found"), () => setText("# The gateway does not answer"));
   }, [current]);
   const groups = new Map<string, [string, string][]>();
   for (const entry of list) {

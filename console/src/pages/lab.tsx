@@ -40,7 +40,7 @@ function LabInner() {
       <div class="grid two">
         <Card title="Start">
           <form class="stack" onSubmit={begin}>
-            <div class="segmented" role="group" aria-label="What to start">
+            <div class="segmented" role="group" aria-label="Kind of run">
               <button type="button" aria-pressed={kind === "swarm"} onClick={() => setKind("swarm")}>Swarm on this gateway</button>
               <button type="button" aria-pressed={kind === "bench"} onClick={() => setKind("bench")}>Quick benchmark</button>
             </div>
@@ -49,7 +49,7 @@ function LabInner() {
                 {number("Players", players, setPlayers, 20000)}
                 {number("Seconds", seconds, setSeconds, 600)}
                 <label class="check">
-                  <input type="checkbox" checked={join} onChange={(event) => setJoin((event.target as HTMLInputElement).checked)} /> join the world that is there
+                  <input type="checkbox" checked={join} onChange={(event) => setJoin((event.target as HTMLInputElement).checked)} /> join the running world
                 </label>
               </div>
             ) : (
@@ -65,7 +65,7 @@ function LabInner() {
               <button class="primary" disabled={runs.data?.offered === false}>Start</button>
               {problem && <span class="problem" role="alert">{problem}</span>}
             </div>
-            <p class="hint">Players run in a process of their own on this machine, so both share its cores.</p>
+            <p class="hint">Players run in a separate process on this machine and share its cores with the gateway.</p>
           </form>
         </Card>
         <Card title="Now" side="players and messages out per second">
@@ -81,14 +81,14 @@ function LabInner() {
           empty="No runs yet"
           columns={[
             { head: "Run", wide: true, cell: (row) => <button class="link" onClick={() => show(row.id)}>{row.title}</button> },
-            { head: "Began", cell: (row) => new Date(row.began_unix_s * 1000).toLocaleTimeString("en-GB") },
-            { head: "Outcome", cell: (row) => <Badge tone={row.running ? "info" : row.outcome === "done" ? "good" : "warn"}>{row.outcome}</Badge> },
+            { head: "Started", cell: (row) => new Date(row.began_unix_s * 1000).toLocaleTimeString("en-GB") },
+            { head: "Result", cell: (row) => <Badge tone={row.running ? "info" : row.outcome === "done" ? "good" : "warn"}>{row.outcome}</Badge> },
             { head: "", cell: (row) => (row.running ? <button onClick={() => del(`runs/${row.id}`).then(runs.again)}>Stop</button> : null) },
           ]}
         />
       </Card>
       {report.data?.report && <Report title={report.data.title} report={report.data.report} />}
-      {report.data && !report.data.report && <Card title={report.data.title}><Empty title={report.data.running ? "The report comes when the run has ended" : "This run left no report"} /></Card>}
+      {report.data && !report.data.report && <Card title={report.data.title}><Empty title={report.data.running ? "The report appears when the run has ended" : "This run has no report"} /></Card>}
     </>
   );
 }
@@ -98,7 +98,7 @@ function Report({ title, report }: { title: string; report: Json }) {
   const samples: Json[] = run?.samples ?? [];
   const series = (pick: (sample: Json) => number | null) => samples.map(pick);
   return (
-    <Card title={title} side={report.passed ? <Badge tone="good">passed</Badge> : <Badge tone="warn">not passed</Badge>}>
+    <Card title={title} side={<Badge tone={report.verdict === "passed" ? "good" : report.verdict === "missed" ? "warn" : undefined}>{report.verdict}</Badge>}>
       {run && (
         <div class="stats">
           <Stat label="Players" value={count(run.players)} />

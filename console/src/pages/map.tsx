@@ -58,18 +58,17 @@ export function MapPage({ connection }: { connection: number | null }) {
           </label>
           <span class="grow" />
           <span class="hint num">{fps}</span>
-          <button onClick={() => map.current?.zoom(1.4)} aria-label="Closer">+</button>
-          <button onClick={() => map.current?.zoom(1 / 1.4)} aria-label="Further">−</button>
+          <button onClick={() => map.current?.zoom(1.4)} aria-label="Zoom in">+</button>
+          <button onClick={() => map.current?.zoom(1 / 1.4)} aria-label="Zoom out">−</button>
           <button onClick={() => map.current?.fit()}>Fit</button>
         </div>
         <div class="map-box">
-          <canvas ref={canvas} tabIndex={0} aria-label="The world: arrow keys move, plus and minus zoom, 0 shows all of it" />
+          <canvas ref={canvas} tabIndex={0} aria-label="Map of the world: arrow keys move, plus and minus zoom, 0 fits the whole world" />
           {world.problem && <div class="over"><Empty title="No map">{world.problem}</Empty></div>}
           {nothing && (
             <div class="over">
               <Empty title="No world yet">
-                No grid is configured and no entity has a position. <code>throng demo --spatial</code> shows one over nine game
-                servers.
+                No grid is configured and no entity has a position. Try <code>throng demo --spatial</code>.
               </Empty>
             </div>
           )}
@@ -83,13 +82,13 @@ export function MapPage({ connection }: { connection: number | null }) {
               ["Cells", data ? count(data.cells.length) : "–"],
               ["Handovers", last("handovers") === null ? "–" : `${count(last("handovers"))}/s`],
               ["Between servers", data ? count(data.handovers_across_servers) : "–"],
-              ["Cells moved by load", data ? count(data.cells_moved) : "–"],
+              ["Cells moved by the balancer", data ? count(data.cells_moved) : "–"],
             ]}
           />
         </Card>
         <Card title="Selected" side={picked && <button onClick={() => setPicked(null)}>Clear</button>}>
           {picked === null ? (
-            <p class="hint">Click an entity to see its client's interest and the rings of its update rates.</p>
+            <p class="hint">Click an entity to see its client's area of interest and update rates.</p>
           ) : (
             <>
               <Facts
@@ -98,7 +97,7 @@ export function MapPage({ connection }: { connection: number | null }) {
                   ["Client", picked.client === null ? "none" : <a href={`#/connections/${picked.client}`}>{picked.client}</a>],
                   ["Position", `${picked.x.toFixed(1)}, ${picked.z.toFixed(1)}`],
                   ["Cell", picked.cell ?? "–"],
-                  ["Handed over", `${picked.version} times`],
+                  ["Handovers", count(picked.version)],
                   ["Cells of interest", data?.interest ? count(data.interest.cells.length) : "–"],
                 ]}
               />
@@ -126,7 +125,7 @@ export function MapPage({ connection }: { connection: number | null }) {
   );
 }
 
-/** How many of a client's subscriptions run at which rate: its level of detail in figures. */
+/** A client's subscriptions by update rate: its level of detail in figures. */
 function Rates({ connection }: { connection: number }) {
   const one = usePoll(`connections/${connection}`, 1500);
   const rates = new Map<number, number>();

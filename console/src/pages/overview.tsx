@@ -14,7 +14,7 @@ export function Overview() {
     return state.lostSince === null ? (
       <div class="loading" aria-busy="true">Loading…</div>
     ) : (
-      <Empty title="The gateway does not answer">It is asked again and again; this page fills as soon as it does.</Empty>
+      <Empty title="The gateway does not answer">Retrying. This page loads as soon as it does.</Empty>
     );
   }
   const shards: Json[] = now.shards;
@@ -71,7 +71,7 @@ export function Overview() {
             ]}
           />
         </Card>
-        <Card title="Fan-out lateness" side="mean, behind the tick it was due at">
+        <Card title="Fan-out lateness" side="mean delay after the tick">
           <Chart
             name="Mean lateness of fan-out in milliseconds"
             format={(v) => (v === null ? "–" : `${v.toFixed(v < 1 ? 2 : 1)} ms`)}
@@ -84,19 +84,19 @@ export function Overview() {
         </Card>
       </div>
       <div class="grid two">
-        <Card title="Shards" side="heat of the last minute">
+        <Card title="Shards" side="last minute">
           <div class="heats">
             {shards.map((shard) => (
               <ShardHeat key={shard.shard} shard={shard} />
             ))}
           </div>
         </Card>
-        <Card title="Latest closures" side={<a href="#/connections?closed">all</a>}>
+        <Card title="Recently closed" side={<a href="#/connections?closed">all</a>}>
           <Table
-            caption="Latest closures"
+            caption="Recently closed connections"
             rows={closures.data?.closures ?? []}
             id={(row: Json) => `${row.id}-${row.ago_ms}`}
-            empty="Nobody has left yet"
+            empty="No closed connections yet"
             columns={[
               { head: "Connection", cell: (row) => <a href={`#/connections/${row.id}`}>{row.id}</a> },
               { head: "Kind", cell: (row) => row.kind },

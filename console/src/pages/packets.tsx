@@ -62,8 +62,8 @@ function PacketsInner() {
         side={state?.connection !== undefined && (
           <>
             <Badge tone={state.capturing ? "good" : "plain"}>{state.capturing ? `connection ${state.connection}, ${duration(state.left_ms)} left` : `ended: ${state.ended}`}</Badge>
-            <button onClick={() => setPaused(!paused)}>{paused ? "Go on" : "Pause"}</button>
-            <button onClick={() => del("capture").then(() => { setRows([]); after.current = 0; })}>Forget</button>
+            <button onClick={() => setPaused(!paused)}>{paused ? "Resume" : "Pause"}</button>
+            <button onClick={() => del("capture").then(() => { setRows([]); after.current = 0; })}>Discard</button>
           </>
         )}
       >
@@ -74,16 +74,16 @@ function PacketsInner() {
           </label>
           <button class="primary">Capture for two minutes</button>
           <label>
-            Only
+            Filter
             <input type="search" placeholder="type or channel" value={only} onInput={(event) => setOnly((event.target as HTMLInputElement).value)} />
           </label>
         </form>
-        <p class="hint">At most 512 messages are kept. Logins are left out. The connection itself is not touched.</p>
+        <p class="hint">At most 512 messages are kept. Logins are omitted. The connection is not affected.</p>
         {error && <div class="trouble slim" role="alert">{error.message}</div>}
       </Card>
       <Card title="Messages" side={state ? `${count(state.total)} so far` : ""}>
         {shown.length === 0 ? (
-          <Empty title="No messages">{state?.connection === undefined ? "Choose a connection, here or on its page." : "None have crossed since the capture began."}</Empty>
+          <Empty title="No messages">{state?.connection === undefined ? "Choose a connection here or on its page." : "None since the capture began."}</Empty>
         ) : (
           <ol class="packets">
             {shown.map((row) => (
@@ -97,7 +97,7 @@ function PacketsInner() {
                 </button>
                 {open === row.number && (
                   <div class="fields">
-                    {row.fields === null ? <code class="hex">{row.hex === "" ? "not kept" : row.hex.replace(/(..)/g, "$1 ")}</code> : <Fields name={row.name} value={row.fields} />}
+                    {row.fields === null ? <code class="hex">{row.hex === "" ? "omitted" : row.hex.replace(/(..)/g, "$1 ")}</code> : <Fields name={row.name} value={row.fields} />}
                   </div>
                 )}
               </li>

@@ -15,8 +15,7 @@ export function Rooms({ query }: { query: URLSearchParams }) {
     return (
       <Card title="Rooms and queues">
         <Empty title="The matcher is not running">
-          Start it beside the gateway with <code>throng up --matcher.addr 127.0.0.1:12110</code>, or alone with{" "}
-          <code>throng up --only matcher</code>.
+          Start it with <code>--matcher.addr 127.0.0.1:11290</code>, or alone with <code>throng up --only matcher</code>.
         </Empty>
       </Card>
     );
@@ -30,7 +29,7 @@ export function Rooms({ query }: { query: URLSearchParams }) {
           <Stat label="Players" value={count(data.roles)} hint={`${count(data.teams)} teams`} />
           <Stat label="Tickets" value={count(data.tickets)} hint={`${count(data.matches)} matches`} />
           <Stat label="Servers" value={count(data.servers)} hint={`${count(data.sessions)} sessions`} />
-          <Stat label="Notices queued" value={count(data.notices.queued)} hint={`${count(data.notices.collapsed)} merged`} />
+          <Stat label="Notifications queued" value={count(data.notices.queued)} hint={`${count(data.notices.collapsed)} merged`} />
         </div>
       )}
       {data && (open ? <Inside query={query} modes={data.modes} /> : <Card><Locked /></Card>)}
@@ -62,7 +61,7 @@ function Counts({ title, of }: { title: string; of: Json }) {
   );
 }
 
-/** Names and data of players: for sessions only. */
+/** Names and data of players, for sessions only. */
 function Inside({ query, modes }: { query: URLSearchParams; modes: Json }) {
   const [queue, ticket, room, role] = ["queue", "ticket", "room", "role"].map((name) => query.get(name));
   const queues = usePoll(ask("ListQueues", {}), 2000);
@@ -85,7 +84,7 @@ function Inside({ query, modes }: { query: URLSearchParams; modes: Json }) {
             rows={rows}
             id={(row) => row[0]}
             selected={chosen}
-            empty="No queues: see how to run a ranked queue under Documents"
+            empty="No queues; Documents describe how to set up a ranked queue"
             columns={[
               { head: "Queue", wide: true, cell: ([name]) => <a href={at({ queue: name })}>{name}</a> },
               { head: "Rule set", cell: ([name, row]) => <a href={at({ queue: name, edit: "1" })}>{row.Version || "no version"}</a> },

@@ -1,7 +1,8 @@
 //! Access rules of the admin listener.
 //!
-//! Three ways in: a configured bearer token; a console session, which a one-time token opens and a cookie carries; and,
-//! where no tokens are configured, being on this machine. The last is good for reading only.
+//! Three ways in: a configured bearer token; a console session, which a one-time token opens and a
+//! cookie carries; and, where no tokens are configured, being on this machine. The last is good for
+//! reading only.
 
 use std::collections::VecDeque;
 use std::io::Read as _;
@@ -162,7 +163,8 @@ impl Access {
     }
 
     pub(crate) fn check(&self, guard: Guard, listener: SocketAddr, claims: &Claims<'_>) -> Decision {
-        // Browsers name the origin of whatever may change something, and scripts of other sites cannot forge it.
+        // Browsers name the origin of whatever may change something, and scripts of other sites
+        // cannot forge it.
         let cross = claims.mutating && claims.origin.is_some_and(|origin| !is_same_site(origin, claims.host));
         if cross {
             return Decision::CrossSite;
@@ -238,13 +240,20 @@ fn same(token: &str, given: &str) -> bool {
     std::hint::black_box(difference) == 0
 }
 
-/// True if a `Host`, with or without a port, names this machine only: a page cannot point such a name anywhere.
+/// The name or IP address of a `Host`: without its port, and without the brackets of IPv6.
 #[must_use]
-pub fn is_loopback_name(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
+pub fn host_name(host: &str) -> &str {
+    match host.strip_prefix('[') {
         Some(v6) => v6.split(']').next().unwrap_or(v6),
         None => host.split(':').next().unwrap_or(host),
-    };
+    }
+}
+
+/// True if a `Host`, with or without a port, names this machine only: a page cannot point such a
+/// name anywhere.
+#[must_use]
+pub fn is_loopback_name(host: &str) -> bool {
+    let name = host_name(host);
     name.eq_ignore_ascii_case("localhost")
         || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }

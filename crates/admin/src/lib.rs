@@ -1,7 +1,7 @@
 //! The admin HTTP listener: health, metrics, monitoring JSON and CPU profiles.
 //!
-//! What is shown comes from a [`Monitor`], which the server implements; this crate owns routes, access rules and
-//! formats. [`serve`] runs until its shutdown future completes.
+//! What is shown comes from a [`Monitor`], which the server implements; this crate owns routes,
+//! access rules and formats. [`serve`] runs until its shutdown future completes.
 //!
 //! | file | what |
 //! |---|---|
@@ -14,10 +14,11 @@
 //! | `intake` | taking connections in, for the listeners of other crates as well |
 //!
 //! # Access
-//! Health is open, and the console's files, which hold no figures. Figures need a credential where tokens are
-//! configured; without tokens they are served to loopback only, and only under a loopback host name, so that a web
-//! page cannot reach them through a name it has pointed at this machine. What players sent, the configuration and
-//! whatever changes something need a credential always: a configured token, or a session that a one-time token opens.
+//! Health is open, and the console's files, which hold no figures. Figures need a credential where
+//! tokens are configured; without tokens they are served to loopback only, and only under a
+//! loopback host name, so that a web page cannot reach them through a name it has pointed at this
+//! machine. What players sent, the configuration and whatever changes something need a credential
+//! always: a configured token, or a session that a one-time token opens.
 
 mod access;
 mod api;
@@ -33,7 +34,7 @@ mod profile;
 mod response;
 mod routes;
 
-pub use access::{Access, Guard, is_loopback_name, is_same_site};
+pub use access::{Access, Guard, host_name, is_loopback_name, is_same_site};
 pub use assets::DOCS;
 pub use audit::Act;
 pub use catalogue::{Endpoint, Method, ROUTES, Route, markdown};

@@ -2,8 +2,10 @@
 
 use std::fmt;
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 
+use throng_admin::{host_name, is_loopback_name, is_same_site};
 use throng_ddc::policy::{Action, Claims, Policies};
 use throng_ddc::{Bucket, Namespace};
 
@@ -42,7 +44,8 @@ impl fmt::Debug for Tokens {
 }
 
 impl Tokens {
-    /// Reads lines of `TOKEN NAME=VALUE ...`; `#` begins a comment. A token has at least 16 characters.
+    /// Reads lines of `TOKEN NAME=VALUE ...`; `#` begins a comment. A token has at least 16
+    /// characters.
     ///
     /// # Errors
     /// The number of the line that is wrong, and why. Never the token.
@@ -98,14 +101,39 @@ impl Identify for Tokens {
 /// The access rules of a service.
 #[derive(Debug, Default)]
 pub struct Access {
-    /// Checks credentials, one after the other until one knows the caller. None: nobody has to say who they are, and
-    /// everything is allowed.
+    /// Checks credentials, one after the other until one knows the caller. None: nobody has to say
+    /// who they are, and everything is allowed.
     pub identify: Vec<Box<dyn Identify>>,
     /// Who may do what.
     pub policies: Policies,
+    /// Host names under which a service without credentials is reached, besides `localhost` and IP
+    /// addresses.
+    pub hosts: Vec<String>,
 }
 
 impl Access {
+    /// Whether a request with these headers is admitted at all.
+    ///
+    /// Without credentials, every page in a browser on this machine could use the cache: directly,
+    /// or by pointing a name of its own at this machine (DNS rebinding). No page can do that with
+    /// `localhost`, an IP address or a name of [`Access::hosts`]. With credentials, the page would
+    /// need one.
+    pub(crate) fn admits(&self, host: Option<&str>, origin: Option<&str>) -> bool {
+        if !self.identify.is_empty() {
+            return true;
+        }
+        let is_ours = |authority: &str| {
+            let name = host_name(authority);
+            is_loopback_name(authority) || self.hosts.iter().any(|known| known.eq_ignore_ascii_case(name))
+        };
+        let is_address = |host: &str| host_name(host).parse::<IpAddr>().is_ok();
+        host.is_none_or(|host| is_ours(host) || is_address(host))
+            && origin.is_none_or(|origin| {
+                is_same_site(origin, host)
+                    || origin.split_once("://").is_some_and(|(_, authority)| is_ours(authority))
+            })
+    }
+
     pub(crate) async fn identify(&self, authorization: Option<&str>) -> Result<Caller, Identity> {
         if self.identify.is_empty() {
             return Ok(Caller { claims: None });

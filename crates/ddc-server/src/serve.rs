@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hyper::Request;
 use hyper::body::Incoming;
+use hyper::header::{self, HeaderValue};
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -17,7 +18,8 @@ use crate::http1::{self, Wire};
 use crate::service::{Question, Service};
 use crate::upload::Streamed;
 
-/// Requests of one HTTP/2 connection at a time: an editor has at most 128 GETs and 3 x 64 others in flight.
+/// Requests of one HTTP/2 connection at a time: an editor has at most 128 GETs and 3 x 64 others in
+/// flight.
 const STREAMS_MAX: u32 = 512;
 /// Bytes that an HTTP/2 stream and connection may send before they are taken.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -92,7 +94,13 @@ async fn connection<S: Wire>(stream: S, service: Arc<Service>, listener: Listene
     let answer = service_fn(move |request: Request<Incoming>| {
         let service = Arc::clone(&service);
         async move {
-            let (parts, body) = request.into_parts();
+            let (mut parts, body) = request.into_parts();
+            // HTTP/2 names the host in the request's target.
+            if let Some(authority) = parts.uri.authority()
+                && let Ok(host) = HeaderValue::from_str(authority.as_str())
+            {
+                parts.headers.insert(header::HOST, host);
+            }
             let question = Question {
                 method: parts.method.as_str(),
                 path: parts.uri.path(),

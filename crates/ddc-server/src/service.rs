@@ -37,12 +37,13 @@ pub struct NamespaceRules {
     pub public: bool,
     /// Whether a ref may get another object without the client saying that it means it.
     pub overwrite_refs: bool,
-    /// Whether compressed buffers are taken whose content cannot be verified: Oodle, which editors send most, without
-    /// [`Rules::oodle`].
+    /// Whether compressed buffers are taken whose content cannot be verified: Oodle, which editors
+    /// send most, without [`Rules::oodle`].
     pub unverified: bool,
     /// When refs expire.
     pub refs: RefPolicy,
-    /// Where a blob is taken from that this namespace does not have. Who asks must be permitted to read there.
+    /// Where a blob is taken from that this namespace does not have. Who asks must be permitted to
+    /// read there.
     pub fallback: Option<Namespace>,
     /// Whether what is uploaded goes to `fallback` as well, if who uploads may write there.
     pub fills_fallback: bool,
@@ -104,7 +105,8 @@ pub struct Care {
     pub note_every: Duration,
     /// How long events of the replication log are kept.
     pub events_age_max: Duration,
-    /// Bytes of blobs that the folder may hold, if they are copies of what an object storage has; else it grows as needed.
+    /// Bytes of blobs that the folder may hold, if they are copies of what an object storage has;
+    /// else it grows as needed.
     pub copies_bytes_max: Option<u64>,
 }
 
@@ -221,7 +223,8 @@ impl Ask<'_> {
 }
 
 impl Service {
-    /// A service over `store`, whose commits somebody runs, and which gets what it does not have from `origin`.
+    /// A service over `store`, whose commits somebody runs, and which gets what it does not have
+    /// from `origin`.
     #[must_use]
     pub fn new(store: Arc<Store>, rules: Rules, origin: Origin) -> Arc<Service> {
         store.set_quotas(rules.quotas.clone());
@@ -246,8 +249,8 @@ impl Service {
         Arc::clone(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Replaces what the service is configured to do, for requests from now on. What a node does by itself ([`Rules::care`])
-    /// stays as it was at the start.
+    /// Replaces what the service is configured to do, for requests from now on. What a node does by
+    /// itself ([`Rules::care`]) stays as it was at the start.
     pub fn set_rules(&self, rules: Rules) {
         self.store.set_quotas(rules.quotas.clone());
         *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
@@ -316,6 +319,11 @@ impl Service {
                 });
             }
             _ => {}
+        }
+        let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+        if !self.rules().access.admits(text(header::HOST), text(header::ORIGIN)) {
+            let title = "without tokens the cache answers requests to localhost, to an IP address and to the names in ddc.hosts only";
+            return Err(Problem::new(StatusCode::FORBIDDEN, title));
         }
         let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let caller =

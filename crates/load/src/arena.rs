@@ -1,4 +1,5 @@
-//! The channel data of the simulated world on the wire: updates cut to fit frames, and the stamps read back.
+//! The channel data of the simulated world on the wire: updates cut to fit frames, and the stamps
+//! read back.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +10,15 @@ use crate::world::{CHARACTER_BYTES, World};
 
 /// Full name of the channel-data message.
 pub const TYPE_NAME: &str = "throng.demo.Arena";
-/// The schema that a server under test must know, as `.proto` source. Its file name is `demo.proto`.
+/// The schema that a server under test must know, as `.proto` source. Its file name is
+/// `demo.proto`.
 pub const SCHEMA: &str = include_str!("../proto/demo.proto");
 
-/// Bytes of an update's value: a frame, less the envelope (type URL, lengths, ids) and the entry that reaches the limit.
+/// Bytes of an update's value: a frame, less the envelope (type URL, lengths, ids) and the entry
+/// that reaches the limit.
 const VALUE_BYTES_MAX: usize = PACKET_BYTES_MAX - 96 - ENTRY_BYTES_MAX;
-/// Bytes of a character's map entry: two tags and lengths around a key of up to five bytes and the state.
+/// Bytes of a character's map entry: two tags and lengths around a key of up to five bytes and the
+/// state.
 const ENTRY_BYTES_MAX: usize = 2 + 6 + 2 + CHARACTER_BYTES;
 /// Parts whose stamps a receiver keeps apart; more than enough for the largest world.
 pub(crate) const PARTS_MAX: usize = 8;
@@ -27,8 +31,8 @@ pub(crate) struct Stamp {
     pub(crate) frame: u32,
 }
 
-/// Calls `each` with the bodies of the CHANNEL_DATA_UPDATEs for the characters with these indices: one if they fit one
-/// frame, which about 1,000 do, else several parts.
+/// Calls `each` with the bodies of the CHANNEL_DATA_UPDATEs for the characters with these indices:
+/// one if they fit one frame, which about 1,000 do, else several parts.
 ///
 /// Player numbers are index + 1. Without characters there is no update.
 pub(crate) fn updates(world: &World, indices: &[usize], sent_ns: u64, mut each: impl FnMut(&[u8])) {
@@ -60,7 +64,8 @@ fn put_character(value: &mut Vec<u8>, world: &World, index: usize) {
     world.characters()[index].encode(value);
 }
 
-/// An update that only has the size of one: a stamp, if given, and `padding` bytes that receivers skip.
+/// An update that only has the size of one: a stamp, if given, and `padding` bytes that receivers
+/// skip.
 pub(crate) fn padded_update(stamp: Option<Stamp>, padding: usize) -> Vec<u8> {
     let mut value = Vec::with_capacity(padding + 64);
     if let Some(stamp) = stamp {
@@ -106,7 +111,7 @@ pub(crate) fn stamps(value: &[u8]) -> impl Iterator<Item = Stamp> + '_ {
     })
 }
 
-/// State known to a subscriber that reads everything: player number to encoded character.
+/// State of a subscriber that reads everything: player number to encoded character.
 pub(crate) type View = BTreeMap<u32, Vec<u8>>;
 
 /// Merges a complete arena value into `view`; false when it is malformed.

@@ -1,8 +1,9 @@
-//! The physical limit: a program that does nothing but write ready bytes to many sockets at a fixed rate.
+//! The physical limit: a program that does nothing but write ready bytes to many sockets at a fixed
+//! rate.
 //!
-//! A gateway delivers a frame by writing it to a socket, and on loopback that write includes most of the work of
-//! receiving it. How much of a gateway's CPU time is its own can only be told next to a program that pays for the
-//! writes alone: same bytes, same sockets, same rate, same readers.
+//! A gateway delivers a frame by writing it to a socket, and on loopback that write includes most
+//! of the work of receiving it. How much of a gateway's CPU time is its own can only be told next
+//! to a program that pays for the writes alone: same bytes, same sockets, same rate, same readers.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -19,7 +20,7 @@ const FRAME_BYTES_MAX: usize = PACKET_BYTES_MAX - 200;
 /// The smallest frame that can carry a stamp.
 const FRAME_BYTES_MIN: usize = 128;
 
-/// Bytes to write.
+/// Bytes and rate to write.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BarePlan {
     /// Connections to accept before the writing starts.
@@ -30,7 +31,8 @@ pub struct BarePlan {
     pub per_second: f64,
 }
 
-/// Accepts the connections, having written the address to `announce`, then writes until the readers are gone.
+/// Accepts the connections, having written the address to `announce`, then writes until the readers
+/// are gone.
 ///
 /// # Errors
 /// When no socket can be opened.
@@ -76,7 +78,8 @@ impl Writer {
             }
             let bytes = frames(self.plan.bytes, self.frame, due);
             for (token, reader) in self.streams.iter_mut().enumerate() {
-                // A reader that is more than one tick behind misses this one, as with any bounded queue.
+                // A reader that is more than one tick behind misses this one, as with any bounded
+                // queue.
                 if reader.gone || reader.left > 0 {
                     continue;
                 }
@@ -123,7 +126,8 @@ impl Reader {
     }
 }
 
-/// Frames of together `bytes` bytes, the first with a stamp, so that the usual readers can measure them.
+/// Frames of together `bytes` bytes, the first with a stamp, so that the usual readers can measure
+/// them.
 fn frames(bytes: usize, frame: u32, sent_ns: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes + FRAME_BYTES_MIN);
     let mut part = 0;

@@ -1,9 +1,9 @@
 //! Recorded sessions played by many connections: the case files of the reference's load driver.
 //!
-//! A case names groups, one after the other; a group plays one recording over and over on many connections. Where
-//! `throng replay` plays one session and compares what comes back, this only loads: it answers what the recorded peer
-//! waited for, keeps the recorded rhythm, and measures how long answers take and how late packets leave. Spec: gateway
-//! appendix E.
+//! A case names groups, one after the other; a group plays one recording over and over on many
+//! connections. Where `throng replay` plays one session and compares what comes back, this only
+//! loads: it answers what the recorded peer waited for, keeps the recorded rhythm, and measures how
+//! long answers take and how late packets leave. Spec: gateway appendix E.
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::Path;
@@ -75,11 +75,11 @@ pub struct Group {
     pub wait_auth_success: bool,
     /// AUTH is left out when the session is repeated.
     pub auth_only_once: bool,
-    /// Actions that the reference's driver has in code for its stock cases; a key of this tool.
+    /// Action that the reference's driver hard-codes for its stock cases; a key of this tool.
     pub program: Program,
 }
 
-/// Changes made to the messages of a recording during playback.
+/// Changes to the messages of a recording while they are replayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Program {
@@ -88,8 +88,8 @@ pub enum Program {
     None,
     /// The Unreal third-person case: waits for the answers to subscriptions.
     Tps,
-    /// The web chat: one more connection makes six channels; each player subscribes itself once, with write access, to
-    /// one of them, and sends everything else there.
+    /// The web chat: one more connection makes six channels; each player subscribes itself once,
+    /// with write access, to one of them, and sends everything else there.
     Webchat,
 }
 
@@ -123,17 +123,17 @@ pub enum CaseError {
     Json {
         /// Which file.
         path: String,
-        /// Description of the error, with line and column.
+        /// Problem, with line and column.
         source: serde_json::Error,
     },
     /// A recording is damaged or empty.
-    #[error("{path}: packet {index} cannot be read: {source}")]
+    #[error("{path}: cannot read packet {index}: {source}")]
     Recording {
         /// Which file.
         path: String,
         /// Which packet, from 0.
         index: usize,
-        /// Description of the error.
+        /// Problem.
         source: CprError,
     },
     /// There is nothing to play.
@@ -143,13 +143,13 @@ pub enum CaseError {
         path: String,
     },
     /// The address leads nowhere.
-    #[error("address `{0}` cannot be resolved")]
+    #[error("cannot resolve address `{0}`")]
     Address(String),
     /// The generator failed.
     #[error("generator: {0}")]
     Io(#[from] std::io::Error),
     /// The extra connection of the web-chat program failed.
-    #[error("the connection that makes the channels: {0}")]
+    #[error("connection that creates the channels: {0}")]
     Channels(String),
 }
 
@@ -211,8 +211,8 @@ fn summarise(report: &mut Report, index: usize, group: &Group, seen: &Seen) {
     row("messages sent", "messages", Better::Higher, seen.messages_out as f64);
     row("messages received", "messages", Better::Higher, seen.messages_in as f64);
     row("sessions completed", "sessions", Better::Higher, seen.sessions as f64);
-    row("answer time p50", "ms", Better::Lower, seen.answers.quantile_ms(0.5));
-    row("answer time p99", "ms", Better::Lower, seen.answers.quantile_ms(0.99));
+    row("answer time p50", "ms", Better::Lower, seen.answers.measured_ms(0.5));
+    row("answer time p99", "ms", Better::Lower, seen.answers.measured_ms(0.99));
     row("packets late p99", "ms", Better::Lower, seen.lateness.quantile_ms(0.99));
     let played = seen.finished as f64;
     report.threshold(
@@ -252,7 +252,7 @@ fn load_session(path: &str) -> Result<Vec<Packet>, CaseError> {
     if packets.is_empty() { Err(CaseError::Empty { path: path.to_owned() }) } else { Ok(packets) }
 }
 
-/// Counts of a group.
+/// Results of a group.
 #[derive(Default)]
 struct Seen {
     finished: u64,
@@ -273,9 +273,9 @@ struct Player {
     /// Next packet, and when the one before was nominally sent.
     next: usize,
     nominal_ns: u64,
-    /// Instant at which the loop runs next.
+    /// Next run of the loop.
     tick_ns: u64,
-    /// Instant at which the connection leaves.
+    /// Time at which the connection leaves.
     end_ns: u64,
     repeating: bool,
     subscribed: bool,
@@ -284,7 +284,7 @@ struct Player {
     channel: Option<u32>,
 }
 
-/// Receiver of one connection's frames.
+/// Messages that arrive for one connection.
 #[derive(Default)]
 struct Inbox {
     conn: u32,

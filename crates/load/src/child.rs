@@ -16,13 +16,13 @@ use crate::bare::{self, BarePlan};
 use crate::spatial::{Grid, avatar};
 use crate::{arena, demo_players, interrupt, probe};
 
-/// Longest wait until a server is ready; after it the bench gives up.
+/// Time that a server has to become ready before the bench gives up.
 const START_PATIENCE: Duration = Duration::from_secs(20);
-/// Interval at which a starting server is polled. It bounds the error of the measured start time.
+/// Poll interval of a starting server. It bounds the error of the measured start time.
 const ASK_INTERVAL: Duration = Duration::from_micros(500);
-/// Longest wait for a ready server's console address.
+/// Time that a ready server has to print the address of its console.
 const ANNOUNCEMENT_PATIENCE: Duration = Duration::from_secs(1);
-/// Longest wait for a server to end.
+/// Time that a server has to end.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 /// Characters of a failed server's log that are shown.
 const LOG_TAIL: usize = 2_000;
@@ -40,11 +40,11 @@ pub enum StartError {
         source: io::Error,
     },
     /// It ended, or did not become ready in time.
-    #[error("{program} {what}; it said:\n{log}")]
+    #[error("{program} {what}; its output:\n{log}")]
     NotReady {
         /// Program that was started.
         program: String,
-        /// Description of the failure.
+        /// Reason why it is not ready.
         what: String,
         /// The end of its output.
         log: String,
@@ -196,7 +196,7 @@ pub struct OwnServer {
     pub start: Duration,
 }
 
-/// Options for starting a server.
+/// Options of a server that the bench starts.
 #[derive(Debug, Clone, Default)]
 pub struct ServerOptions {
     /// The `throng` program.
@@ -264,7 +264,8 @@ impl OwnServer {
         Ok(server)
     }
 
-    /// One-time token of its web console. It is printed just after the server is ready, hence a short wait.
+    /// Token of one session of its web console. It is printed just after the server is ready, hence
+    /// a short wait.
     #[must_use]
     pub fn console(&self) -> Option<ConsoleToken> {
         let until = Instant::now() + ANNOUNCEMENT_PATIENCE;
@@ -296,7 +297,7 @@ impl OwnServer {
                     break format!("was not ready within {START_PATIENCE:?}");
                 }
                 Ok(None) => std::thread::sleep(ASK_INTERVAL),
-                Err(error) => break format!("cannot be waited for: {error}"),
+                Err(error) => break format!("cannot be observed: {error}"),
             }
         };
         Err(StartError::NotReady { program: program.to_owned(), what, log: tail(&self.folder.path("log")) })

@@ -1,5 +1,6 @@
-//! A little life for a demo's cache and matcher: players who look for an opponent, and a build that reads and stores
-//! derived data. For people to look at, not to measure: a few requests a second over JSON and HTTP/1.1.
+//! A little life for a demo's cache and matcher: players who look for an opponent, and a build that
+//! reads and stores derived data. For people to look at, not to measure: a few requests a second
+//! over JSON and HTTP/1.1.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -61,7 +62,7 @@ impl Drop for DemoPlayers {
     fn drop(&mut self) {
         self.end = None;
         if let Some(thread) = self.thread.take() {
-            // Its result is not needed any more, even if it panicked.
+            // Its result is no longer needed, even if it panicked.
             let _ = thread.join();
         }
     }

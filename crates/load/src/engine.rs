@@ -17,7 +17,7 @@ use crate::stats::{Counts, Times};
 use crate::watch::{self, Scenario, Servers, StopOnDrop, Timing, share};
 pub use crate::watch::{RunError, Sample};
 
-/// Traffic in flight when the window closes may arrive this much later and counts with its full latency.
+/// Grace period for updates in flight when the window closes; they count with their lateness.
 pub(crate) const GRACE: Duration = Duration::from_secs(3);
 /// Shortest such wait: senders are behind by less than this, or the run is of no use.
 pub(crate) const SETTLE: Duration = Duration::from_millis(250);
@@ -25,20 +25,20 @@ pub(crate) const SETTLE: Duration = Duration::from_millis(250);
 const CONNECTS_PER_SECOND: u32 = 4_000;
 /// Longest wait between two updates of a slow subscription, and something on top.
 pub(crate) const MARGIN: Duration = Duration::from_millis(1_300);
-/// Polling interval of a waiting run.
+/// Poll interval of a waiting run.
 pub(crate) const GLANCE: Duration = Duration::from_millis(10);
 /// Players that read and check everything, per thread.
 const CHECKERS_PER_THREAD: usize = 1;
 
-/// A sender this late at its 99th percentile no longer offers the load that it claims to offer: a third of the 30 Hz
-/// period, so inputs of neighbouring periods would bunch up beyond it.
+/// A sender this late at its 99th percentile no longer offers the load that it claims to offer: a
+/// third of the 30 Hz period, so inputs of neighbouring periods would bunch up beyond it.
 const LATE_MS: f64 = 11.0;
 /// A generator thread that computes for more than this share of the time is about to be late.
 const THREAD_BUSY: f64 = 0.92;
 /// Above this share of all processors, server and generator take time from each other.
 const MACHINE_BUSY: f64 = 0.97;
 
-/// Options of a run.
+/// Load and target of a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Listener for players.
@@ -51,14 +51,16 @@ pub struct Plan {
     pub network: Network,
     /// Simulated players.
     pub players: usize,
-    /// Characters in the world; `None` for no world and no channel data. Players steer the first ones.
+    /// Characters in the world; `None` for no world and no channel data. Players steer the first
+    /// ones.
     pub characters: Option<usize>,
-    /// Adds a game server. Without one, players connect and only count received traffic.
+    /// True if there is a game server. Without one, players connect and only count what the other
+    /// side sends.
     pub owner: bool,
-    /// Without a game server of our own: log in and play on this channel, subscribed by whoever owns it. Without
-    /// this either, nobody logs in.
+    /// Without a game server of our own: log in and play on this channel, subscribed by whoever
+    /// owns it. Without this either, nobody logs in.
     pub join: Option<u32>,
-    /// Subscribes the players to the channel.
+    /// True if players are subscribed to the channel.
     pub subscribe: bool,
     /// Players subscribe themselves instead of being subscribed by the game server.
     pub self_subscribe: bool,
@@ -72,8 +74,8 @@ pub struct Plan {
     pub input_bytes: usize,
     /// Messages per second from the owner to each player; 0 for none.
     pub notices_per_second: f64,
-    /// The world begins when everyone has logged in. Otherwise it is being played while players come in, which takes
-    /// much longer near the limit of what the server carries.
+    /// The world begins when everyone has logged in. Otherwise it is being played while players
+    /// come in, which takes much longer near the limit of what the server carries.
     pub gather: bool,
     /// Channels that exist besides and do nothing.
     pub idle_channels: usize,
@@ -87,9 +89,9 @@ pub struct Plan {
     pub warmup: Duration,
     /// Length of the measured window; `None` until interrupted.
     pub duration: Option<Duration>,
-    /// Longest time for connecting.
+    /// Time limit of connecting.
     pub patience: Duration,
-    /// Longest time for the game server's login and the creation of its channels.
+    /// Time limit of the game server's login and the creation of its channels.
     pub owner_patience: Duration,
     /// Time between samples.
     pub sample_interval: Duration,
@@ -131,7 +133,8 @@ impl Plan {
         }
     }
 
-    /// Generator threads that the run will use: one per two processors, so that the server has as many.
+    /// Generator threads that the run will use: one per two processors, so that the server has as
+    /// many.
     #[must_use]
     pub fn thread_count(&self) -> usize {
         let chosen = match self.threads {
@@ -186,14 +189,14 @@ impl Plan {
 
 /// Results of a run.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct EngineReport {
     /// Players asked for.
     pub players: usize,
     /// Length of the measured window.
     pub window: Duration,
-    /// Counts of the players.
+    /// Counters of the players.
     pub counts: Counts,
-    /// Counts of the game server.
+    /// Counters of the game server.
     pub owner: OwnerCounts,
     /// Bytes received by players inside the window.
     pub window_bytes_in: u64,
@@ -211,14 +214,16 @@ pub struct Outcome {
     pub machine_busy: Option<f64>,
     /// Player threads.
     pub threads: usize,
-    /// Players that read everything: how many ended with exactly the game server's state, of how many.
+    /// Players that read everything: how many ended with exactly the game server's state, of how
+    /// many.
     pub checked: (usize, usize),
     /// Looks around during the window.
     pub samples: Vec<Sample>,
 }
 
-impl Outcome {
-    /// State updates that should have reached players: every update of the window, every subscriber.
+impl EngineReport {
+    /// State updates that should have reached players: every update of the window, every
+    /// subscriber.
     #[must_use]
     pub fn expected(&self) -> u64 {
         self.owner.updates_due * (self.players as u64)
@@ -236,7 +241,7 @@ impl Outcome {
         self.server_cpu.map(|cpu| cpu.as_secs_f64() / self.window.as_secs_f64())
     }
 
-    /// Evidence that the generator, not the server, was the limit; `None` if it was not.
+    /// Reason why the generator, not the server, was the limit, if it was.
     #[must_use]
     pub fn saturation(&self) -> Option<String> {
         let window = self.window.as_secs_f64();
@@ -249,14 +254,15 @@ impl Outcome {
         .describe()
     }
 
-    /// True if the whole machine was in use, so that generator and server took time from each other.
+    /// True if the whole machine was in use, so that generator and server took time from each
+    /// other.
     #[must_use]
     pub fn is_machine_full(&self) -> bool {
         self.machine_busy.is_some_and(|busy| busy > MACHINE_BUSY)
     }
 }
 
-/// Load of the generator itself.
+/// Load of the generator.
 pub(crate) struct Saturation {
     /// Intended to actual send at the 99th percentile.
     pub(crate) players_late_ms: f64,
@@ -283,11 +289,12 @@ impl Saturation {
     }
 }
 
-/// Runs `plan`, looking at the server through `probe`, and calls `on_sample` for every sample taken.
+/// Runs `plan`, looking at the server through `probe`, and calls `on_sample` for every sample
+/// taken.
 ///
 /// # Errors
 /// See [`RunError`]. A server that is merely slow is not an error but a result.
-pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Result<Outcome, RunError> {
+pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Result<EngineReport, RunError> {
     let threads = plan.thread_count();
     let control = Control::new();
     let fleet_plan = plan.fleet();
@@ -296,7 +303,7 @@ pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Re
     let counts: Vec<Mutex<Counts>> = watch::per_thread(threads);
     let owner_counts = Mutex::new(OwnerCounts::default());
     thread::scope(|scope| {
-        // The threads must end even after an error below, or the scope would wait for ever.
+        // The threads must end in every case, or the scope would wait for ever.
         let stop = StopOnDrop(&control);
         let owner = plan.owner.then(|| scope.spawn(|| owner::run(&owner_plan, &control, &owner_counts)));
         let mut watch = Watch { plan, probe, control: &control, counts: &counts, owner: &owner_counts };
@@ -395,7 +402,7 @@ impl Watch<'_> {
         &mut self,
         memory_before: Option<Memory>,
         on_sample: &mut dyn FnMut(&Sample),
-    ) -> Result<Outcome, RunError> {
+    ) -> Result<EngineReport, RunError> {
         let timing = Timing {
             warmup: self.plan.warmup,
             duration: self.plan.duration,
@@ -403,7 +410,7 @@ impl Watch<'_> {
         };
         let (probe, control) = (self.probe, self.control);
         let window = watch::measure(&timing, probe, control, memory_before, self, on_sample)?;
-        Ok(Outcome {
+        Ok(EngineReport {
             players: self.plan.players - self.plan.stalled,
             window: window.length(),
             counts: Counts::default(),
@@ -506,7 +513,7 @@ mod tests {
         }
     }
 
-    fn go(plan: &Plan) -> Outcome {
+    fn go(plan: &Plan) -> EngineReport {
         run(plan, &Probe::new(Some(std::process::id()), None).expect("own process"), &mut |_| {})
             .expect("a result")
     }

@@ -1,4 +1,5 @@
-//! A gateway just good enough to test the generator against: logins, one channel, updates passed on as they come.
+//! A gateway just good enough to test the generator against: logins, one channel, updates passed on
+//! as they come.
 //!
 //! One thread a connection and a lock around everything, so no figure that it gives means anything.
 
@@ -37,7 +38,7 @@ pub(crate) struct Connection {
     stream: TcpStream,
 }
 
-/// Server behind the listeners.
+/// State behind the listeners.
 pub(crate) trait Hub: Send + 'static {
     fn connections(&mut self) -> &mut Vec<Arc<Connection>>;
     fn handle(&mut self, from: &Connection, message: &MessagePack<'_>);

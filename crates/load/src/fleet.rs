@@ -1,6 +1,7 @@
 //! Many simulated players on one thread.
 //!
-//! A thread owns its players' sockets and one [`Schedule`]. Everything is measured from the time at which it was due.
+//! A thread owns its players' sockets and one [`Schedule`]. Everything is measured from the time at
+//! which it was due.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -22,9 +23,10 @@ use crate::socket;
 const SLEEP_MAX: Duration = Duration::from_millis(20);
 /// KCP acknowledges and repeats on a grid of this width.
 const KCP_TICK: Duration = Duration::from_millis(10);
-/// Precision of a simulated network's times.
+/// Precision of the times of a simulated network.
 const NETWORK_TICK: Duration = Duration::from_millis(2);
-/// Bytes per read. What matters of a frame is in its first few hundred bytes; the rest is discarded in the kernel.
+/// Bytes per read. What matters of a frame is in its first few hundred bytes; the rest is discarded
+/// in the kernel.
 const READ_BYTES: usize = 2_048;
 /// Bytes per read for players that look at everything.
 const READ_ALL_BYTES: usize = 64 * 1024;
@@ -32,10 +34,11 @@ const READ_ALL_BYTES: usize = 64 * 1024;
 const STALLED_BUFFER_BYTES: usize = 8 * 1024;
 /// Smallest input: time, sequence number, turn, jump.
 pub(crate) const INPUT_BYTES: usize = 17;
-/// Chance per second that a player turns, and that it jumps: the published scenario has both at 10%.
+/// Chance per second that a player turns, and that it jumps: the published scenario has both at
+/// 10%.
 pub(crate) const TURN_OR_JUMP_PER_SECOND: f64 = 0.1;
 
-/// Options of the players of a run.
+/// Plan of the players of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct FleetPlan {
     pub(crate) server: SocketAddr,
@@ -46,7 +49,7 @@ pub(crate) struct FleetPlan {
     pub(crate) connects_per_second: u32,
     /// Log in. Without, a player is ready as soon as it is connected.
     pub(crate) login: bool,
-    /// Way in which the player is subscribed, if at all.
+    /// Way in which the player gets its subscription, if it wants one.
     pub(crate) subscribe: Option<Subscribe>,
     /// Inputs sent to the channel's owner.
     pub(crate) inputs: Option<Inputs>,
@@ -57,7 +60,7 @@ pub(crate) struct FleetPlan {
     pub(crate) seed: u64,
 }
 
-/// Author of a player's subscription.
+/// Side that requests a player's subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Subscribe {
     /// The simulated game server, when it hears of the player's login.
@@ -77,7 +80,7 @@ pub(crate) struct Inputs {
     pub(crate) bytes: usize,
 }
 
-/// State that all threads of a run share.
+/// State shared by all threads of a run.
 #[derive(Debug)]
 pub(crate) struct Control {
     stop: AtomicBool,
@@ -117,7 +120,7 @@ impl Control {
             && intended_ns < self.until_ns.load(Ordering::Acquire)
     }
 
-    /// True once the measured window has passed.
+    /// True if the measured window has passed.
     pub(crate) fn is_over(&self, now_ns: u64) -> bool {
         now_ns >= self.until_ns.load(Ordering::Acquire)
     }
@@ -160,11 +163,12 @@ struct Player {
     frames: [u32; PARTS_MAX],
     /// Stamps of the update whose rest is still arriving.
     arriving: Vec<u64>,
-    /// Channel data as this player received it, for the players that check.
+    /// State of the channel as this player saw it, for the players that check.
     view: Option<View>,
 }
 
-/// Runs the players numbered `numbers` until the run is stopped; returns the views of the checking players.
+/// Runs the players numbered `numbers` until the run is stopped; returns the views of the checking
+/// players.
 pub(crate) fn run(
     plan: &FleetPlan,
     numbers: &[usize],

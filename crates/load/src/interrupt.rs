@@ -27,12 +27,13 @@ extern "C" fn on_signal(signal: libc::c_int) {
 pub fn catch() {
     for signal in [libc::SIGINT, libc::SIGTERM] {
         let handler: extern "C" fn(libc::c_int) = on_signal;
-        // SAFETY: the handler only touches an atomic and calls `_exit`, both allowed in a signal handler.
+        // SAFETY: the handler only touches an atomic and calls `_exit`, both allowed in a signal
+        // handler.
         unsafe { libc::signal(signal, handler as libc::sighandler_t) };
     }
 }
 
-/// True if the run is to end now, by a signal or because it is broken off.
+/// True if an interrupt was requested.
 #[must_use]
 pub fn requested() -> bool {
     signalled() || BROKEN_OFF.load(Ordering::Relaxed)

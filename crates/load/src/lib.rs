@@ -1,21 +1,26 @@
 //! Load for gateways: simulated players and game servers, the tests by name, and what they say.
 //!
-//! A run has one simulated game server, which owns a channel and simulates a world at 30 frames a second, and many
-//! simulated players, who log in, are subscribed, send inputs at 30 Hz and receive the state of everything that moved.
-//! [`engine::run`] plays one run against any server that speaks the protocol, and measures one window of it;
-//! [`suites`] are the tests by name with the figures that they are judged by; [`report`] is what comes out.
+//! A run has one simulated game server, which owns a channel and simulates a world at 30 frames a
+//! second, and many simulated players, who log in, are subscribed, send inputs at 30 Hz and receive
+//! the state of everything that moved. [`engine::run`] plays one run against any server that speaks
+//! the protocol, and measures one window of it; [`suites`] are the tests by name with the figures
+//! that they are judged by; [`report`] is what comes out.
 //!
 //! How the figures come about:
 //!
-//! - *Open loop.* Everything is due at a time that is fixed beforehand, is sent when it is due, and is measured from that
-//!   time, whether or not the server keeps up. A late generator shows as lateness and is called by name
-//!   ([`engine::Outcome::saturation`]), not taken for a slow server.
-//! - *Stamps.* Every state update carries the time at which it was due; each player that receives it completely adds one
-//!   latency. Updates that the server merged away count as missing.
-//! - *Lean readers.* A player looks at the first few hundred bytes of a frame and lets the kernel drop the rest. One
-//!   player per generator thread reads everything and must end with exactly the game server's state.
-//! - *CPU and memory of the server* are read from its process clock and `/proc` at both ends of the window.
-//! - *The physical limit* is measured by [`bare`]: a program that only writes the same bytes to as many sockets.
+//! - *Open loop.* Everything is due at a time that is fixed beforehand, is sent when it is due, and
+//!   is measured from that time, whether or not the server keeps up. A late generator shows as
+//!   lateness and is called by name ([`engine::EngineReport::saturation`]), not taken for a slow
+//!   server.
+//! - *Stamps.* Every state update carries the time at which it was due; each player that receives
+//!   it completely adds one latency. Updates that the server merged away count as missing.
+//! - *Lean readers.* A player looks at the first few hundred bytes of a frame and lets the kernel
+//!   drop the rest. One player per generator thread reads everything and must end with exactly the
+//!   game server's state.
+//! - *CPU and memory of the server* are read from its process clock and `/proc` at both ends of the
+//!   window.
+//! - *The physical limit* is measured by [`bare`]: a program that only writes the same bytes to as
+//!   many sockets.
 //!
 //! The crate shares no code with the server, the codecs aside.
 //!

@@ -132,7 +132,8 @@ impl Link {
         let websocket = (transport == Transport::WebSocket)
             .then(|| Box::new(websocket::ClientSide::new(u64::from(descriptor))));
         let kcp = (transport == Transport::Kcp).then(|| {
-            // The session number only has to differ from that of an earlier session of the same local port.
+            // The session number only has to differ from that of an earlier session of the same
+            // local port.
             let conv = (clock::now_ns() as u32) ^ descriptor.rotate_left(16);
             let kcp = Kcp::new(conv, Profile::GAME, Side::Connects, conv, now());
             Box::new(KcpSide { kcp, datagram: Vec::new() })
@@ -151,8 +152,8 @@ impl Link {
         })
     }
 
-    /// Puts a network between the socket and everything above. Needs calls of [`Self::receive`] when
-    /// [`Self::is_due`] says so.
+    /// Puts a network between the socket and everything above. Needs calls of [`Self::receive`]
+    /// when [`Self::is_due`] says so.
     pub(crate) fn pass_through(&mut self, network: &Network, seed: u64) {
         let datagrams = self.kcp.is_some();
         let way = |seed| Way::new(network.clone(), datagrams, seed);
@@ -171,7 +172,7 @@ impl Link {
         self.between.as_deref().is_some_and(|between| between.to_player.is_full(clock::now_ns()))
     }
 
-    /// Fate of the traffic on the network since the last call.
+    /// Fates of everything that passed the network since the last call.
     pub(crate) fn take_fates(&mut self) -> Fates {
         let Some(between) = &mut self.between else { return Fates::default() };
         let mut fates = std::mem::take(&mut between.to_server.fates);
@@ -188,7 +189,8 @@ impl Link {
         Ok(())
     }
 
-    /// Takes up to a scratch full from the socket into the network, if that is between; false when there was nothing.
+    /// Takes up to a scratch full from the socket into the network, if that is between; false when
+    /// there was nothing.
     fn enter(&mut self, scratch: &mut [u8]) -> Result<bool, LinkError> {
         let Some(between) = &mut self.between else { return Ok(false) };
         if between.to_player.is_full(clock::now_ns()) {
@@ -205,7 +207,7 @@ impl Link {
         }
     }
 
-    /// Traffic that the network has delivered.
+    /// Bytes that have arrived over the network.
     fn receive_through(&mut self, scratch: &mut [u8], sink: &mut dyn Sink) -> Result<(), LinkError> {
         self.leave()?;
         for _ in 0..DATAGRAMS_PER_TURN {
@@ -282,7 +284,8 @@ impl Link {
         !self.unsent.is_empty()
     }
 
-    /// The connection attempt has ended: well, or with an error. Starts the transport's own handshake.
+    /// The connection attempt has ended: well, or with an error. Starts the transport's own
+    /// handshake.
     pub(crate) fn connected(&mut self, host: SocketAddr) -> Result<(), LinkError> {
         if let Some(error) = self.stream.connect_error() {
             return Err(LinkError::Connect(error));
@@ -299,7 +302,8 @@ impl Link {
         self.websocket.as_ref().is_none_or(|websocket| websocket.is_open())
     }
 
-    /// Sends whole frames. Ok(false) when the server has not been reading for so long that they were refused.
+    /// Sends whole frames. Ok(false) when the server has not been reading for so long that they
+    /// were refused.
     pub(crate) fn send(&mut self, frames: &[u8]) -> Result<bool, LinkError> {
         let under_way = self.between.as_deref().map_or(0, |between| between.to_server.bytes());
         if self.unsent.len() + under_way > UNSENT_BYTES_MAX {
@@ -358,7 +362,7 @@ impl Link {
             } else {
                 self.take(&scratch[..count], sink)?;
             }
-            // A remainder makes the socket ready again: cheaper than a read in vain.
+            // Remaining bytes make the socket ready again: cheaper than a read in vain.
             if count < if skip > 0 { skip } else { scratch.len() }
                 || (skip > 0 && self.scanner.is_between_packets())
             {

@@ -1,8 +1,10 @@
-//! Simulated network between players and the server: delay, jitter, loss, duplicates, reordering and a rate, in the
-//! generator's own sockets, so that no privileges and no second machine are needed.
+//! The simulated network between players and the server: delay, jitter, loss, duplicates,
+//! reordering and a rate, in the generator's own sockets, so that no privileges and no second
+//! machine are needed.
 //!
-//! A `Way` is one direction of one connection. Datagrams may get lost, arrive twice or be overtaken. Of a byte stream
-//! the kernel makes good whatever is lost, below this place: it gets delay, jitter and rate only.
+//! A `Way` is one direction of one connection. Datagrams may get lost, arrive twice or be
+//! overtaken. Of a byte stream the kernel makes good whatever is lost, below this place: it gets
+//! delay, jitter and rate only.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,15 +33,16 @@ pub struct Network {
 
 /// Networks by name, with what they stand for.
 pub const PRESETS: [(&str, &str); 4] = [
-    ("lan", "1 ms, nothing lost"),
-    ("wifi", "4 ms and up to 12 more, 0.5% lost, 0.1% overtaken, 50 Mbit/s"),
-    ("4g", "35 ms and up to 30 more, 1% lost, 0.2% overtaken, 12 Mbit/s"),
-    ("bad", "120 ms and up to 80 more, 5% lost, 1% twice, 2% overtaken, 1 Mbit/s"),
+    ("lan", "1 ms, no loss"),
+    ("wifi", "4 ms, jitter 12 ms, 0.5% lost, 0.1% reordered, 50 Mbit/s"),
+    ("4g", "35 ms, jitter 30 ms, 1% lost, 0.2% reordered, 12 Mbit/s"),
+    ("bad", "120 ms, jitter 80 ms, 5% lost, 1% duplicated, 2% reordered, 1 Mbit/s"),
 ];
 
 /// Delay of a datagram that others are to overtake.
 const HELD_BACK: Duration = Duration::from_millis(25);
-/// A queue in front of a rate holds this much time; more datagrams are dropped, and of a stream no more is read.
+/// A queue in front of a rate holds this much time; more datagrams are dropped, and of a stream no
+/// more is read.
 const QUEUE_MAX: Duration = Duration::from_millis(500);
 /// Bytes of a stream on the way before no more is read.
 const STREAM_BYTES_MAX: usize = 1 << 20;
@@ -96,7 +99,7 @@ impl fmt::Display for Network {
     }
 }
 
-/// Fate of datagrams, or of reads and writes of streams.
+/// Fates of datagrams, or of reads and writes of streams.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Fates {
     /// Went in.
@@ -132,9 +135,9 @@ pub(crate) struct Way {
     under_way: BTreeMap<(u64, u64), Vec<u8>>,
     bytes: usize,
     sequence: u64,
-    /// Instant at which the sender's side is free again, at the rate.
+    /// Time at which the sender is free again, at the rate.
     line_free_ns: u64,
-    /// Earliest arrival of traffic that is not held back.
+    /// A datagram that is not held back arrives no earlier.
     latest_ns: u64,
     pub(crate) fates: Fates,
 }
@@ -202,7 +205,8 @@ impl Way {
         self.under_way.first_key_value().is_some_and(|((arrival, _), _)| *arrival <= now_ns)
     }
 
-    /// A stream waits for the rate: what is read now would only wait here instead of in the sender's queue.
+    /// A stream waits for the rate: what is read now would only wait here instead of in the
+    /// sender's queue.
     pub(crate) fn is_full(&self, now_ns: u64) -> bool {
         !self.datagrams
             && (self.bytes > STREAM_BYTES_MAX || self.line_free_ns > now_ns + nanoseconds(QUEUE_MAX))

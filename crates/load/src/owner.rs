@@ -1,4 +1,5 @@
-//! The simulated game server: owns the channel, runs the world at 30 frames a second, sends what has moved.
+//! The simulated game server: owns the channel, runs the world at 30 frames a second, sends what
+//! has moved.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -20,7 +21,7 @@ const READ_BYTES: usize = 256 * 1024;
 /// Channel creations sent at once before the server's answers are awaited.
 const CREATIONS_IN_FLIGHT: usize = 256;
 
-/// Options of the game server of a run.
+/// Plan of the game server of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct OwnerPlan {
     pub(crate) server: SocketAddr,
@@ -41,7 +42,7 @@ pub(crate) struct OwnerPlan {
     pub(crate) seed: u64,
 }
 
-/// Counts of the game server.
+/// Counters of the game server.
 #[derive(Debug, Clone, Default)]
 pub struct OwnerCounts {
     /// The channel is there and everything asked for has been created.
@@ -52,7 +53,8 @@ pub struct OwnerCounts {
     pub logins: u64,
     /// Frames simulated so far.
     pub frames: u64,
-    /// State updates sent that were intended inside the measured window (several per frame in a large world).
+    /// State updates sent that were intended inside the measured window (several per frame in a
+    /// large world).
     pub updates_due: u64,
     /// Frames of the window.
     pub frames_due: u64,
@@ -76,7 +78,7 @@ pub struct OwnerCounts {
     pub bytes_out: u64,
     /// CPU time of its thread.
     pub cpu: Duration,
-    /// Cause of an early end.
+    /// Error that ended it early.
     pub error: Option<String>,
 }
 
@@ -99,10 +101,12 @@ pub(crate) fn run(plan: &OwnerPlan, control: &Control, shared: &Mutex<OwnerCount
     owner.view()
 }
 
-/// Asks for a higher priority, which only some users get. A game server has its own machine in real life; here a frame
-/// that leaves late because the generator waited for a processor would count as merged by the gateway.
+/// Asks for a higher priority, which only some users get. A game server has its own machine in real
+/// life; here a frame that leaves late because the generator waited for a processor would count as
+/// merged by the gateway.
 pub(crate) fn prefer_this_thread() {
-    // SAFETY: no pointers involved; for the process 0 the system takes the calling thread. A refusal changes nothing.
+    // SAFETY: no pointers involved; for the process 0 the system takes the calling thread. A
+    // refusal changes nothing.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -10) };
 }
 
@@ -122,19 +126,19 @@ struct Owner<'a> {
     link: Link,
     inbox: Inbox<'a>,
     world: Option<World>,
-    /// Instant at which frame 0 was due; frames follow at fixed distances.
+    /// Due time of frame 0; frames follow at fixed distances in every case.
     epoch_ns: u64,
     creations_sent: usize,
     /// Next message to a single player: number of the cycle and index in it.
     notice_cycle: u64,
-    /// Instant at which slot 0 of cycle 0 was due; `None` until everyone has logged in.
+    /// Due time of slot 0 of cycle 0; `None` until everyone has logged in.
     notices_from_ns: Option<u64>,
     notice_slot: usize,
     scratch: Vec<u8>,
     out: Vec<u8>,
 }
 
-/// Messages received by the owner, sorted for its next turn.
+/// Messages for the owner, sorted for its next turn.
 struct Inbox<'a> {
     plan: &'a OwnerPlan,
     control: &'a Control,

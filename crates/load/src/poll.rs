@@ -1,7 +1,7 @@
 //! The thinnest possible readiness loop: level-triggered epoll with a timeout in nanoseconds.
 //!
-//! The generator deliberately does not use the server's event loop: what it measures must not share a bottleneck or a
-//! bug with what measures it.
+//! The generator deliberately does not use the server's event loop: what it measures must not share
+//! a bottleneck or a bug with what measures it.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -9,8 +9,9 @@ use std::time::Duration;
 
 /// Events taken per wait. More would delay sends that fall due while a long batch is handled.
 const EVENTS_PER_WAIT: usize = 256;
-/// Events this close together share a wake-up. One per send or per frame would cost more than the send or the frame,
-/// the sender included: waking a thread is its work. Latency counts from the intended time, so it shows there.
+/// Events this close together share a wake-up. One per send or per frame would cost more than the
+/// send or the frame, the sender included: waking a thread is its work. Latency counts from the
+/// intended time, so it shows there.
 pub(crate) const BUNDLE: Duration = Duration::from_micros(500);
 
 /// One epoll instance.
@@ -55,8 +56,8 @@ impl Poller {
         self.control(libc::EPOLL_CTL_MOD, socket, token, read, write)
     }
 
-    /// As [`Poller::wait`], for many sockets with little for each: while there is something to read, it is picked up every
-    /// [`BUNDLE`], as an interrupt-moderating network card would.
+    /// As [`Poller::wait`], for many sockets with little for each: while there is something to
+    /// read, it is picked up every [`BUNDLE`], as an interrupt-moderating network card would.
     pub(crate) fn gather(&mut self, mut timeout: Duration) -> io::Result<ReadyList<'_>> {
         if self.found {
             std::thread::sleep(timeout.min(BUNDLE));
@@ -73,7 +74,8 @@ impl Poller {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(timeout.subsec_nanos()),
         };
-        // SAFETY: the event buffer is valid for `EVENTS_PER_WAIT` entries, the timeout for one; no signal mask is given.
+        // SAFETY: the event buffer is valid for `EVENTS_PER_WAIT` entries, the timeout for one; no
+        // signal mask is given.
         let count = unsafe {
             libc::syscall(
                 libc::SYS_epoll_pwait2,

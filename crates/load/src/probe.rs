@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::clock::CpuClock;
 
-/// Longest wait for a metrics page. A server that takes longer is busy; the sample goes without.
+/// Time limit of a metrics page. A slower server is busy; the sample goes without.
 const METRICS_TIMEOUT: Duration = Duration::from_millis(500);
 const METRICS_BYTES_MAX: u64 = 4 << 20;
 
@@ -60,8 +60,8 @@ impl Probe {
         Some(parse_status(&status))
     }
 
-    /// Bytes that the process gave to the disk so far, those still in the system's memory included; `None` as for
-    /// [`Self::cpu`].
+    /// Bytes that the process gave to the disk so far, those still in the system's memory included;
+    /// `None` as for [`Self::cpu`].
     #[must_use]
     pub fn disk_bytes(&self) -> Option<u64> {
         let io = std::fs::read_to_string(format!("/proc/{}/io", self.pid?)).ok()?;
@@ -105,7 +105,7 @@ pub(crate) fn fetch(from: SocketAddr, path: &str) -> io::Result<String> {
     }
 }
 
-/// Services of a process as its admin listener lists them: pairs of a service's name and its URL.
+/// Services of a process from its admin listener: pairs of a service's name and its URL.
 #[must_use]
 pub fn services(admin: SocketAddr) -> Vec<(String, String)> {
     let about = fetch(admin, "/api/v1/about").unwrap_or_default();
@@ -183,8 +183,8 @@ impl Metrics {
             bounds.sort_by(|a, b| a.0.total_cmp(&b.0));
             bounds
         };
-        // Buckets are cumulative: the first that holds as much as is wanted. One that has not been there before began
-        // at zero.
+        // Buckets are cumulative: the first that holds as much as is wanted. One that has not been
+        // there before began at zero.
         let (now, before) = (bounds(self), bounds(before));
         let grown = |&(bound, now): &(f64, f64)| {
             let known = before.iter().find(|(known, _)| *known == bound).map_or(0.0, |(_, count)| *count);

@@ -1,8 +1,9 @@
 //! The part of the wire protocol that a generator speaks: requests written, frames scanned.
 //!
-//! A simulated player must be far cheaper than the server it loads, so frames are *scanned*, not decoded: a small
-//! message is handed over whole, of a large one only the beginning is looked at and the rest is discarded, if possible
-//! without being copied out of the kernel. Parsing everything would cost more than serving it.
+//! A simulated player must be far cheaper than the server it loads, so frames are *scanned*, not
+//! decoded: a small message is handed over whole, of a large one only the beginning is looked at
+//! and the rest is discarded, if possible without being copied out of the kernel. Parsing
+//! everything would cost more than serving it.
 
 use prost::Message as _;
 use thiserror::Error;
@@ -13,7 +14,8 @@ use throng_wire::{MessagePack, channeldpb as pb, write_entry, write_forward_entr
 pub(crate) const PACKET_BYTES_MAX: usize = 65_530;
 /// Entries up to this size are collected and handed over whole.
 const WHOLE_BYTES_MAX: usize = 1_024;
-/// Bytes looked at of a larger entry: envelope, type URL and a handful of stamps take less than half of it.
+/// Bytes looked at of a larger entry: envelope, type URL and a handful of stamps take less than
+/// half of it.
 const PREFIX_BYTES: usize = 384;
 
 /// Message types used here.
@@ -106,8 +108,8 @@ pub(crate) fn auth(out: &mut Vec<u8>, stub: u32, player: &str, login: &str) {
     put_message(out, Head { stub, kind: kind::AUTH, ..Head::default() }, &body.encode_to_vec());
 }
 
-/// Asks for a channel of `channel_type` (GLOBAL is claimed), with channel data of type `type_name` when given. The
-/// owner itself does not want the fan-outs, so it subscribes without access.
+/// Asks for a channel of `channel_type` (GLOBAL is claimed), with channel data of type `type_name`
+/// when given. The owner itself does not want the fan-outs, so it subscribes without access.
 pub(crate) fn create_channel(
     out: &mut Vec<u8>,
     stub: u32,
@@ -153,7 +155,8 @@ pub(crate) fn subscribe_other(out: &mut Vec<u8>, channel: u32, conn: u32) {
     put_message(out, head, &body.encode_to_vec());
 }
 
-/// A player subscribes itself to `channel` with the channel's defaults, or with this fan-out interval.
+/// A player subscribes itself to `channel` with the channel's defaults, or with this fan-out
+/// interval.
 pub(crate) fn subscribe_self(out: &mut Vec<u8>, channel: u32, conn: u32, interval_ms: Option<u32>) {
     let sub_options = interval_ms.map(|interval_ms| pb::ChannelSubscriptionOptions {
         fan_out_interval_ms: Some(interval_ms),
@@ -195,7 +198,8 @@ fn type_url(type_name: &str) -> String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Value<'a> {
     Number(u64),
-    /// Length-delimited. May be cut short when only a prefix of the message is at hand; `whole` says so.
+    /// Length-delimited. May be cut short when only a prefix of the message is at hand; `whole`
+    /// says so.
     Bytes {
         bytes: &'a [u8],
         whole: bool,
@@ -218,7 +222,8 @@ impl<'a> Value<'a> {
     }
 }
 
-/// Reads the fields of a message, or of the beginning of one; ends at the first thing it cannot read.
+/// Reads the fields of a message, or of the beginning of one; ends at the first thing it cannot
+/// read.
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Iterator for Fields<'a> {
@@ -263,17 +268,18 @@ fn take_varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
 /// Why a byte stream cannot be what a gateway sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub(crate) enum ScanError {
-    #[error("bytes {0:#04x} {1:#04x} where a frame should start with 0x43 0x48")]
+    #[error("bytes {0:#04x} {1:#04x} at the start of a frame instead of 0x43 0x48")]
     BadTag(u8, u8),
     #[error("a compressed frame, although no player offered compression")]
     Compressed,
-    #[error("a packet that is not a run of message entries")]
+    #[error("a packet that is not a sequence of message entries")]
     BadPacket,
 }
 
 /// Receives what a [`Scanner`] finds.
 pub(crate) trait Sink {
-    /// A message. `body` is all of it when `whole`, else its beginning, with the rest still on the way.
+    /// A message. `body` is all of it when `whole`, else its beginning, with the rest still on the
+    /// way.
     fn message(&mut self, head: Head, body: &[u8], whole: bool);
     /// The rest of the message last announced as not whole has arrived.
     fn completed(&mut self);
@@ -305,7 +311,7 @@ impl Scanner {
         Self { whole_bytes_max: usize::MAX, ..Self::lean() }
     }
 
-    /// Number of next bytes that can be discarded unseen; report them with [`Self::skipped`].
+    /// Number of next bytes that can be discarded unread; report them with [`Self::skipped`].
     pub(crate) fn skip_bytes(&self) -> usize {
         self.skip
     }
@@ -438,7 +444,7 @@ pub(crate) fn auth_result(body: &[u8]) -> (u32, bool) {
     (conn, result == 0)
 }
 
-/// True if an `AuthResultMessage` restores the receiver's earlier state.
+/// True if an `AuthResultMessage` tells its receiver that it recovered its state.
 pub(crate) fn should_recover(body: &[u8]) -> bool {
     Fields(body).any(|(field, value)| field == 4 && value.number() != 0)
 }

@@ -1,21 +1,22 @@
-//! What a bench says: a table for people, JSON for programs, thresholds for exit codes.
+//! Output of a bench: a table for people, JSON for programs, thresholds for exit codes.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io;
+use std::sync::OnceLock;
 
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::engine::{Outcome, Sample};
+use crate::engine::{EngineReport, Sample};
 use crate::probe::Machine;
-use crate::spatial::BandOutcome;
+use crate::spatial::BandReport;
 use crate::stats::{Bucket, Times, TimesSummary};
 
 /// Names the version of the JSON form; `docs/bench-report.schema.json` describes it.
 pub const SCHEMA: &str = "throng.bench/1";
 
-/// Whether more or less of something is better.
+/// Direction in which a figure is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
@@ -28,29 +29,29 @@ pub enum Better {
 /// One measured figure beside the figures it is to be judged by.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// What was measured.
+    /// Name of the figure.
     pub what: String,
     /// Unit of all numbers of the row.
     pub unit: &'static str,
-    /// What was published for the reference, or measured with it on a machine of two cores.
+    /// Figure published for the reference, or measured with it on a machine of two cores.
     pub published: Option<f64>,
-    /// Where the published figure comes from.
+    /// Source of the published figure.
     pub source: &'static str,
     /// Least acceptable figure.
     pub floor: Option<f64>,
     /// Figure to reach.
     pub aim: Option<f64>,
-    /// What this run measured.
+    /// Figure of this run.
     pub measured: f64,
     /// Direction.
     pub better: Better,
     /// `measured / published`, when there is a published figure.
     pub ratio: Option<f64>,
-    /// How the figure compares.
+    /// Judgement of the figure.
     pub verdict: Verdict,
 }
 
-/// How a measured figure compares with its floor and aim.
+/// Comparison of a measured figure with its floor and aim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -109,6 +110,78 @@ impl Row {
     }
 }
 
+/// Judgement of a whole report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Judgement {
+    /// Every condition holds, and there is at least one.
+    #[serde(rename = "passed")]
+    Passed,
+    /// A condition does not hold.
+    #[serde(rename = "missed")]
+    Missed,
+    /// There is no condition: the load was not the canonical one, or nothing was measured.
+    #[serde(rename = "not judged")]
+    NotJudged,
+}
+
+impl fmt::Display for Judgement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Judgement::Passed => "passed",
+            Judgement::Missed => "missed",
+            Judgement::NotJudged => "not judged",
+        })
+    }
+}
+
+/// The program that made a report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Build {
+    /// Version of the package.
+    pub version: &'static str,
+    /// Commit that it was built from, or `unknown`.
+    pub commit: &'static str,
+    /// Cargo profile that it was built with.
+    pub profile: &'static str,
+    /// Cargo features that are on.
+    pub features: Vec<&'static str>,
+}
+
+/// The build of this process; see [`Build::set`].
+static BUILD: OnceLock<Build> = OnceLock::new();
+
+impl Build {
+    /// Names the program for every report of this process. Only its binary knows how it was built.
+    pub fn set(self) {
+        let _ = BUILD.set(self);
+    }
+
+    /// The build that was set; of a program that set none, the version alone.
+    #[must_use]
+    pub fn current() -> Build {
+        let unknown = || Build {
+            version: env!("CARGO_PKG_VERSION"),
+            commit: "unknown",
+            profile: "unknown",
+            features: Vec::new(),
+        };
+        BUILD.get().cloned().unwrap_or_else(unknown)
+    }
+}
+
+impl fmt::Display for Build {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "throng {}, commit {}, profile {}", self.version, short_commit(self.commit), self.profile)
+    }
+}
+
+/// The first twelve digits of a commit, with the mark of a tree that has changes.
+pub(crate) fn short_commit(commit: &str) -> String {
+    let (hash, mark) = commit.split_once('-').map_or((commit, ""), |(hash, mark)| (hash, mark));
+    let hash = hash.get(..12).unwrap_or(hash);
+    if mark.is_empty() { hash.to_owned() } else { format!("{hash}-{mark}") }
+}
+
 /// A condition on the outcome.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Threshold {
@@ -116,14 +189,14 @@ pub struct Threshold {
     pub condition: String,
     /// The value it is about.
     pub measured: f64,
-    /// Whether it holds.
+    /// True if it holds.
     pub passed: bool,
 }
 
 /// One run of the engine, for the record.
 #[derive(Debug, Clone, Serialize)]
 pub struct Run {
-    /// What distinguishes this run from the others of the test.
+    /// Name of this run among those of the test.
     pub name: String,
     /// Players.
     pub players: usize,
@@ -133,7 +206,7 @@ pub struct Run {
     pub expected: u64,
     /// See `expected`.
     pub delivered: u64,
-    /// `delivered / expected`.
+    /// `delivered / expected`; 0 when nothing was expected.
     pub delivered_share: f64,
     /// Inputs that fell due, that the server refused to read, and that reached the game server.
     pub inputs_due: u64,
@@ -151,7 +224,7 @@ pub struct Run {
     pub input: TimesSummary,
     /// Message sent by the game server (intended time) to message read by the player.
     pub notice: TimesSummary,
-    /// How `state`, `input` and `notice` are distributed; those without times are missing.
+    /// Distributions of `state`, `input` and `notice`; those without times are missing.
     pub distributions: BTreeMap<&'static str, Vec<Bucket>>,
     /// Bytes that players received per second.
     pub bytes_per_s: f64,
@@ -167,15 +240,16 @@ pub struct Run {
     pub server_bytes_per_connection: Option<f64>,
     /// Connections that were lost.
     pub lost: u64,
-    /// Players that read everything and ended with exactly the game server's state, and how many there were.
+    /// Players that read everything and ended with exactly the game server's state, and how many
+    /// there were.
     pub checked_equal: usize,
     /// See `checked_equal`.
     pub checked: usize,
-    /// How the generator itself fared.
+    /// Load of the generator itself.
     pub generator: Generator,
     /// Looks around during the window.
     pub samples: Vec<Sample>,
-    /// What a world that is spread over channels adds.
+    /// Additional figures of a world that is spread over channels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub world: Option<WorldRun>,
 }
@@ -183,7 +257,8 @@ pub struct Run {
 /// Figures of a run in a world that is spread over channels.
 #[derive(Debug, Clone, Serialize)]
 pub struct WorldRun {
-    /// Channels at the end by type: those that the game servers made, or what the server's metrics page says.
+    /// Channels at the end by type: those that the game servers made, or what the server's metrics
+    /// page says.
     pub channels: BTreeMap<String, u64>,
     /// Subscriptions of players to characters at the end.
     pub subscriptions: u64,
@@ -203,32 +278,33 @@ pub struct WorldRun {
     pub stray_inputs: u64,
     /// Updates that reached a player twice.
     pub repeated: u64,
-    /// Mean and longest round of a server thread in milliseconds; the longest is the bound of its histogram bucket.
+    /// Mean and longest round of a server thread in milliseconds; the longest is the bound of its
+    /// histogram bucket.
     pub round_mean_ms: Option<f64>,
     /// See `round_mean_ms`.
     pub round_longest_ms: Option<f64>,
     /// Ticks of channels, by type.
-    pub ticks: Vec<crate::spatial::TickOutcome>,
+    pub ticks: Vec<crate::spatial::TickReport>,
     /// From the first connection to everyone's having a character.
     pub joined_s: f64,
     /// To everyone's having the state of everyone.
     pub complete_s: Option<f64>,
-    /// Characters that players saw although elsewhere, did not see although in sight, or saw in an old state, after
-    /// the run had come to rest.
+    /// Characters that players saw although elsewhere, did not see although in sight, or saw in an
+    /// old state, after the run had come to rest.
     pub ghosts: u64,
     /// See `ghosts`.
     pub unseen: u64,
     /// See `ghosts`.
     pub stale: u64,
     /// Deliveries by distance band.
-    pub bands: Vec<BandOutcome>,
+    pub bands: Vec<BandReport>,
     /// Characters that the crashed server had, and that it got back.
     pub orphaned: u64,
     /// See `orphaned`.
     pub recovered: u64,
 }
 
-/// How the generator itself fared.
+/// Load of the generator itself.
 #[derive(Debug, Clone, Serialize)]
 pub struct Generator {
     /// Player threads.
@@ -250,7 +326,7 @@ pub struct Generator {
 impl Run {
     /// Summarises an outcome.
     #[must_use]
-    pub fn new(name: impl Into<String>, outcome: &Outcome) -> Self {
+    pub fn new(name: impl Into<String>, outcome: &EngineReport) -> Self {
         let seconds = outcome.window.as_secs_f64();
         let per_connection = outcome.server_memory.map(|(before, after)| {
             let grown = after.anonymous_bytes.saturating_sub(before.anonymous_bytes);
@@ -262,7 +338,7 @@ impl Run {
             window_s: seconds,
             expected: outcome.expected(),
             delivered: outcome.counts.delivered,
-            delivered_share: outcome.delivered_share(),
+            delivered_share: or_zero(outcome.delivered_share()),
             inputs_due: outcome.counts.due,
             inputs_refused: outcome.counts.refused,
             inputs_arrived: outcome.owner.inputs,
@@ -301,7 +377,7 @@ impl Run {
 
     /// Summarises an outcome of a world that is spread over channels.
     #[must_use]
-    pub fn of_world(name: impl Into<String>, outcome: &crate::spatial::Outcome) -> Self {
+    pub fn of_world(name: impl Into<String>, outcome: &crate::spatial::WorldReport) -> Self {
         let seconds = outcome.window.as_secs_f64();
         let (counts, servers) = (&outcome.counts, &outcome.servers);
         let per_connection = outcome.server_memory.map(|(before, after)| {
@@ -321,7 +397,7 @@ impl Run {
             window_s: seconds,
             expected: outcome.expected,
             delivered: counts.delivered,
-            delivered_share: outcome.delivered_share(),
+            delivered_share: or_zero(outcome.delivered_share()),
             inputs_due: counts.due,
             inputs_refused: counts.refused,
             inputs_arrived: servers.inputs,
@@ -377,6 +453,11 @@ impl Run {
     }
 }
 
+/// JSON has no number for what was not measured.
+fn or_zero(share: f64) -> f64 {
+    if share.is_nan() { 0.0 } else { share }
+}
+
 fn distributions<const N: usize>(times: [(&'static str, &Times); N]) -> BTreeMap<&'static str, Vec<Bucket>> {
     let filled = times.into_iter().filter(|(_, times)| times.count() > 0);
     filled.map(|(name, times)| (name, times.distribution())).collect()
@@ -391,31 +472,37 @@ pub struct Report {
     pub test: String,
     /// The command line that was run.
     pub command: Vec<String>,
-    /// When, in seconds since 1970.
+    /// The program that ran it.
+    pub build: Build,
+    /// Time of the start in seconds since 1970.
     pub started_unix_s: u64,
-    /// On what.
+    /// The machine that it ran on.
     pub machine: Machine,
     /// With which settings.
     pub settings: BTreeMap<String, Value>,
-    /// Whether the load was the one that the published figures and marks are for. Smaller tries are not judged.
+    /// True if the load was the one that the published figures and marks are for. Smaller tries are
+    /// not judged.
     pub canonical: bool,
     /// Figures beside what they are judged by.
     pub rows: Vec<Row>,
     /// Conditions for success.
     pub thresholds: Vec<Threshold>,
-    /// What a reader should know before believing a figure.
+    /// Caveats of the figures.
     pub notes: Vec<String>,
     /// The runs behind the figures.
     pub runs: Vec<Run>,
     /// Raw figures of tests that have no runs of the engine, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub raw: BTreeMap<String, Value>,
-    /// Whether all thresholds hold.
+    /// True if `verdict` is [`Judgement::Passed`].
     pub passed: bool,
+    /// The judgement over all thresholds.
+    pub verdict: Judgement,
     /// Pictures beside the chart: file name and SVG text.
     #[serde(skip)]
     pub pictures: Vec<(String, String)>,
-    /// A small try on a machine that may be busy: conditions are not even stated.
+    /// A small try on a machine that may be busy: it states no conditions and compares with no
+    /// figures.
     #[serde(skip)]
     pub unjudged: bool,
 }
@@ -429,6 +516,7 @@ impl Report {
             schema: SCHEMA,
             test: test.to_owned(),
             command: std::env::args().collect(),
+            build: Build::current(),
             started_unix_s: since_1970.map_or(0, |since| since.as_secs()),
             machine: Machine::observe(),
             settings: BTreeMap::new(),
@@ -438,7 +526,8 @@ impl Report {
             notes: Vec::new(),
             runs: Vec::new(),
             raw: BTreeMap::new(),
-            passed: true,
+            passed: false,
+            verdict: Judgement::NotJudged,
             pictures: Vec::new(),
             unjudged: false,
         }
@@ -454,8 +543,15 @@ impl Report {
         self.raw.insert(name.to_owned(), figures);
     }
 
-    /// Adds a row. Its floor becomes a threshold when the load is canonical; otherwise it is not judged.
+    /// Adds a row. Its floor becomes a threshold when the load is canonical; otherwise it is not
+    /// judged. A figure that is not a number was not measured: a note says so, and there is no row.
     pub fn row(&mut self, mut row: Row) {
+        if row.measured.is_nan() {
+            return self.note(format!("not measured: {}", row.what));
+        }
+        if self.unjudged {
+            row = Row::new(row.what, row.unit, row.better, row.measured);
+        }
         if !self.canonical {
             row.verdict = Verdict::Unjudged;
         } else if let Some(floor) = row.floor {
@@ -471,19 +567,41 @@ impl Report {
 
     /// Takes back every judgement: the load was too small for any.
     pub fn unjudge(&mut self) {
+        self.unjudged = true;
         self.canonical = false;
-        self.passed = true;
         self.thresholds.clear();
-        self.rows.iter_mut().for_each(|row| row.verdict = Verdict::Unjudged);
+        let bare = |row: Row| Row::new(row.what, row.unit, row.better, row.measured);
+        self.rows = std::mem::take(&mut self.rows).into_iter().map(bare).collect();
+        self.judge();
     }
 
-    /// Adds a condition and remembers whether it holds.
+    /// Adds a condition and remembers whether it holds. A value that is not a number was not
+    /// measured: a note says so, and there is no condition.
     pub fn threshold(&mut self, condition: impl Into<String>, measured: f64, passed: bool) {
+        let condition = condition.into();
+        if measured.is_nan() {
+            return self.note(format!("not measured: {condition}"));
+        }
         if self.unjudged {
             return;
         }
-        self.passed &= passed;
-        self.thresholds.push(Threshold { condition: condition.into(), measured, passed });
+        self.thresholds.push(Threshold { condition, measured, passed });
+        self.judge();
+    }
+
+    /// True if a condition does not hold.
+    #[must_use]
+    pub fn is_missed(&self) -> bool {
+        self.verdict == Judgement::Missed
+    }
+
+    fn judge(&mut self) {
+        self.verdict = match self.thresholds.as_slice() {
+            [] => Judgement::NotJudged,
+            all if all.iter().all(|threshold| threshold.passed) => Judgement::Passed,
+            _ => Judgement::Missed,
+        };
+        self.passed = self.verdict == Judgement::Passed;
     }
 
     /// Adds a run, with notes about whatever makes its figures doubtful.
@@ -497,7 +615,7 @@ impl Report {
         if run.checked_equal < run.checked {
             let wrong = run.checked - run.checked_equal;
             self.note(format!(
-                "{}: {wrong} of {} checking players ended with another state than the game server's",
+                "{}: {wrong} of {} checked players ended with a state that differs from the game server's",
                 run.name, run.checked
             ));
         }
@@ -519,8 +637,8 @@ impl Report {
         let machine = &self.machine;
         writeln!(
             out,
-            "{}   ({} x {}, load {:.2} before)",
-            self.test, machine.cpus, machine.model, machine.load_1m
+            "{}   {}   ({}; {} x {}, load {:.2} before)",
+            self.test, self.verdict, self.build, machine.cpus, machine.model, machine.load_1m
         )?;
         for run in &self.runs {
             writeln!(out, "  {}", run_line(run))?;
@@ -669,13 +787,45 @@ mod tests {
             || Row::new("latency", "ms", Better::Lower, 25.0).published(50.0, "somewhere").marks(20.0, 10.0);
         let mut report = Report::new("a b");
         report.row(row());
-        assert!(!report.passed);
+        assert!(!report.passed && report.is_missed());
         assert_eq!(report.rows[0].verdict, Verdict::Missed);
         assert_eq!(report.rows[0].ratio, Some(0.5));
         let mut small = Report::new("a b");
         small.canonical = false;
         small.row(row());
-        assert!(small.passed && small.rows[0].verdict == Verdict::Unjudged);
+        assert!(!small.passed && small.rows[0].verdict == Verdict::Unjudged);
+        assert_eq!(small.verdict, Judgement::NotJudged);
+    }
+
+    #[test]
+    fn nothing_measured_is_not_judged() {
+        let mut report = Report::new("a b");
+        assert_eq!((report.verdict, report.passed), (Judgement::NotJudged, false), "no condition at all");
+        report.threshold("delivered >= 99%", f64::NAN, false);
+        report.row(Row::new("latency", "ms", Better::Lower, f64::NAN).marks(20.0, 10.0));
+        assert_eq!((report.verdict, report.rows.len()), (Judgement::NotJudged, 0));
+        assert_eq!(report.notes, ["not measured: delivered >= 99%", "not measured: latency"]);
+        report.threshold("errors = 0", 0.0, true);
+        assert_eq!((report.verdict, report.passed), (Judgement::Passed, true));
+        report.threshold("delivered >= 99%", 50.0, false);
+        assert_eq!((report.verdict, report.passed), (Judgement::Missed, false));
+    }
+
+    #[test]
+    fn a_small_try_is_compared_with_no_figure_of_another_load() {
+        let row =
+            || Row::new("latency", "ms", Better::Lower, 5.0).published(50.0, "somewhere").marks(20.0, 10.0);
+        let mut smoke = Report::new("a b");
+        (smoke.unjudged, smoke.canonical) = (true, false);
+        smoke.row(row());
+        let mut unjudged = Report::new("a b");
+        unjudged.row(row());
+        assert_eq!(unjudged.verdict, Judgement::Passed);
+        unjudged.unjudge();
+        for report in [smoke, unjudged] {
+            assert_eq!(report.verdict, Judgement::NotJudged);
+            assert_eq!(report.rows, [Row::new("latency", "ms", Better::Lower, 5.0)]);
+        }
     }
 
     #[test]
@@ -690,6 +840,14 @@ mod tests {
             text.contains("players [players]") && text.contains("aim") && text.contains("note: slow day"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn commits_are_short_and_marked() {
+        let digits = "0123456789abcdef0123456789abcdef01234567";
+        assert_eq!(short_commit(digits), "0123456789ab");
+        assert_eq!(short_commit(&format!("{digits}-dirty")), "0123456789ab-dirty");
+        assert_eq!(short_commit("unknown"), "unknown");
     }
 
     #[test]

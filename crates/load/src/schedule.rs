@@ -1,8 +1,9 @@
-//! Schedule of a thread: connection attempts and sends of its players.
+//! Schedule of the players of a thread: connections and sends.
 //!
-//! Sends are *open loop*: input number `c` of player `k` of `n` is due at `epoch + (c + k/n) * period`, whatever the server
-//! does. The players' sends are spread evenly over a period, so the schedule is a timing wheel of one slot per player and
-//! needs no queue: the next send is always the next slot.
+//! Sends are *open loop*: input number `c` of player `k` of `n` is due at `epoch + (c + k/n) *
+//! period`, whatever the server does. The players' sends are spread evenly over a period, so the
+//! schedule is a timing wheel of one slot per player and needs no queue: the next send is always
+//! the next slot.
 
 use std::time::Duration;
 
@@ -47,7 +48,8 @@ impl Schedule {
         }
     }
 
-    /// The player whose connection is to be started now. Its end, good or bad, is told by [`Self::connected`].
+    /// The player whose connection is to be started now. Its end, good or bad, is told by
+    /// [`Self::connected`].
     pub(crate) fn next_to_connect(&mut self, now_ns: u64) -> Option<usize> {
         if !self.may_connect() || self.next_connect_ns > now_ns {
             return None;
@@ -91,7 +93,8 @@ impl Schedule {
         Some(self.epoch_ns + self.cycle * period + period * self.slot as u64 / self.players as u64)
     }
 
-    /// Wait until the next send or connection attempt, `most` at most. Events due shortly after it share the wake-up.
+    /// Wait until the next send or connection attempt, `most` at most. Sends due shortly after it
+    /// share the wake-up.
     pub(crate) fn wait(&self, now_ns: u64, most: Duration) -> Duration {
         let connect = self.may_connect().then_some(self.next_connect_ns);
         let due = connect.into_iter().chain(self.send_due_ns()).min().unwrap_or(u64::MAX);

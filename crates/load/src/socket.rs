@@ -1,4 +1,5 @@
-//! Non-blocking sockets with the two operations a lean receiver needs: read, and discard without copying.
+//! Non-blocking sockets with the two operations a lean receiver needs: read, and discard without
+//! copying.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -24,7 +25,8 @@ pub(crate) enum Taken {
 impl Stream {
     /// Starts connecting to `to`, from the local address `from` when given.
     ///
-    /// `receive_buffer` bounds the kernel's receive buffer in bytes (for receivers that are meant to stall).
+    /// `receive_buffer` bounds the kernel's receive buffer in bytes (for receivers that are meant
+    /// to stall).
     pub(crate) fn connect(
         to: SocketAddr,
         from: Option<IpAddr>,
@@ -37,7 +39,8 @@ impl Stream {
             socket.set_recv_buffer_size(bytes)?;
         }
         if let Some(from) = from {
-            // Leaves the port to `connect`, which can then reuse one port towards several destinations.
+            // Leaves the port to `connect`, which can then reuse one port towards several
+            // destinations.
             set_bind_address_no_port(&socket)?;
             socket.bind(&SocketAddr::new(from, 0).into())?;
         }
@@ -85,7 +88,8 @@ impl Stream {
 
     /// Drops up to `bytes` received bytes without copying them out of the kernel.
     pub(crate) fn discard(&self, bytes: usize) -> io::Result<Taken> {
-        // SAFETY: with MSG_TRUNC a TCP socket writes nothing to the buffer (tcp(7)), so a null pointer is in order.
+        // SAFETY: with MSG_TRUNC a TCP socket writes nothing to the buffer (tcp(7)), so a null
+        // pointer is in order.
         let count = unsafe { libc::recv(self.raw(), std::ptr::null_mut(), bytes, libc::MSG_TRUNC) };
         taken(count)
     }
@@ -132,11 +136,12 @@ fn set_bind_address_no_port(socket: &Socket) -> io::Result<()> {
 
 /// Loopback source addresses in use, so that more than one address's worth of ports is at hand.
 ///
-/// One source address has about 28,000 ephemeral ports towards one destination; each of these serves 10,000.
+/// One source address has about 28,000 ephemeral ports towards one destination; each of these
+/// serves 10,000.
 const CONNECTIONS_PER_SOURCE: usize = 10_000;
 
-/// The local address that connection number `index` should use towards `to`: one of 127.0.0.1, 127.0.0.2, ... for
-/// loopback destinations, the system's choice otherwise.
+/// The local address that connection number `index` should use towards `to`: one of 127.0.0.1,
+/// 127.0.0.2, ... for loopback destinations, the system's choice otherwise.
 pub(crate) fn source_for(to: SocketAddr, index: usize) -> Option<IpAddr> {
     match to.ip() {
         IpAddr::V4(ip) if ip.is_loopback() => {
@@ -158,7 +163,8 @@ pub fn raise_descriptor_limit() -> u64 {
         return 0;
     }
     let more = libc::rlimit { rlim_cur: DESCRIPTORS, rlim_max: DESCRIPTORS };
-    // SAFETY: `more` is valid for the call, which raises the hard limit for a privileged process and fails for others.
+    // SAFETY: `more` is valid for the call, which raises the hard limit for a privileged process
+    // and fails for others.
     if limit.rlim_max < DESCRIPTORS && unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const more) } == 0 {
         return DESCRIPTORS;
     }

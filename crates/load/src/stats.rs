@@ -54,6 +54,13 @@ impl Times {
         if self.0.is_empty() { 0.0 } else { self.0.value_at_quantile(share) as f64 / 1_000.0 }
     }
 
+    /// The same for a report: not a number when no time was recorded, so that no row shows a time
+    /// of 0.
+    #[must_use]
+    pub fn measured_ms(&self, share: f64) -> f64 {
+        if self.0.is_empty() { f64::NAN } else { self.quantile_ms(share) }
+    }
+
     /// The usual marks.
     #[must_use]
     pub fn summary(&self) -> TimesSummary {
@@ -114,7 +121,7 @@ pub struct Bucket {
     pub count: u64,
 }
 
-/// Counts of one generator thread, or of all together.
+/// Counters of one generator thread, or of all of them together.
 #[derive(Debug, Clone, Default)]
 pub struct Counts {
     /// Connections that are ready for what the run wants of them.
@@ -153,7 +160,7 @@ pub struct Counts {
     pub recent: Times,
     /// Malformed updates seen by the players that read everything.
     pub malformed: u64,
-    /// Fate of the traffic on a simulated network.
+    /// Fates of everything that passed a simulated network.
     pub fates: Fates,
     /// The first thing that went wrong.
     pub first_error: Option<String>,

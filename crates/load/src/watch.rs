@@ -1,4 +1,4 @@
-//! Common course of every run: it waits, opens a measured window, samples at intervals, and closes it.
+//! Procedure of every run: it waits, opens a measured window, samples at intervals, and closes it.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -33,7 +33,7 @@ pub enum RunError {
     /// The game server did not get its channel.
     #[error(
         "the server did not answer the creation of the channel within {waited:?} ({created} of {wanted} further \
-         channels made); is GLOBAL owned by another game server, or the data type unknown?"
+         channels created); does another game server own GLOBAL, or is the data type unknown?"
     )]
     NoChannel {
         /// Time given.
@@ -45,8 +45,8 @@ pub enum RunError {
     },
     /// The grid did not come up.
     #[error(
-        "only {cells} of {wanted} spatial channels were there and ready within {waited:?}; is the server configured with \
-         the grid of this scenario, and is nobody else on it?"
+        "only {cells} of {wanted} spatial channels were ready within {waited:?}; is the server configured with \
+         the grid of this scenario, and free of other game servers?"
     )]
     NoCells {
         /// Time given.
@@ -57,7 +57,7 @@ pub enum RunError {
         wanted: usize,
     },
     /// Players did not get in.
-    #[error("only {ready} of {wanted} players were in after {waited:?}{}", first_error.as_ref().map(|error| format!("; first problem: {error}")).unwrap_or_default())]
+    #[error("only {ready} of {wanted} players had joined after {waited:?}{}", first_error.as_ref().map(|error| format!("; first problem: {error}")).unwrap_or_default())]
     NotReady {
         /// Players that are in.
         ready: u64,
@@ -119,21 +119,22 @@ pub(crate) struct Timing {
     pub(crate) sample_interval: Duration,
 }
 
-/// Sources of a run's own counts.
+/// Parts of a run that differ between kinds of runs.
 pub(crate) trait Scenario {
-    /// Counts of the simulated game servers so far.
+    /// Counters of the simulated game servers so far.
     fn servers(&self) -> Servers;
-    /// Counts of the players so far.
+    /// Counters of the players so far.
     fn players(&self) -> Counts;
     /// State latencies since the last call.
     fn take_recent(&self) -> Times;
     /// Number of game servers that share the frames.
     fn server_count(&self) -> usize;
-    /// True if characters change their server at all.
+    /// True if characters are handed over at all.
     fn hands_over(&self) -> bool;
     /// The game servers cannot go on.
     fn has_failed(&self) -> bool;
-    /// Time passes, up to `at_ns` of the clock or an interrupt. The first call is for the window's beginning.
+    /// Time passes, up to `at_ns` of the clock or an interrupt. The first call is for the window's
+    /// beginning.
     fn pass_until(&mut self, at_ns: u64) {
         sleep_until(at_ns);
     }
@@ -197,9 +198,9 @@ pub(crate) fn per_thread<T: Default>(threads: usize) -> Vec<Mutex<T>> {
     (0..threads).map(|_| Mutex::default()).collect()
 }
 
-/// A part of a whole, 1 where there is nothing to have a part of.
+/// A part of a whole. Not a number where the whole is nothing: no share of it was measured.
 pub(crate) fn share(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 1.0 } else { part as f64 / whole as f64 }
+    if whole == 0 { f64::NAN } else { part as f64 / whole as f64 }
 }
 
 /// Sleeps until `at_ns` or an interrupt.

@@ -1,7 +1,8 @@
 //! The simulated world: characters that walk, turn and jump on a walled grid with obstacles.
 //!
-//! It does what a small game server does between two frames, no more: apply inputs, move, collide, and note who has
-//! moved. Everything follows from the seed and the inputs, so two runs of one seed agree to the bit.
+//! It does what a small game server does between two frames, no more: apply inputs, move, collide,
+//! and note who has moved. Everything follows from the seed and the inputs, so two runs of one seed
+//! agree to the bit.
 
 use throng_stdx::Rng;
 
@@ -12,7 +13,8 @@ pub const CHARACTER_BYTES: usize = 58;
 
 /// Length of one frame in seconds.
 const FRAME_SECONDS: f32 = 1.0 / FRAMES_PER_SECOND as f32;
-/// Side of a grid cell in metres: larger than the way of one frame, so nobody tunnels through an obstacle.
+/// Side of a grid cell in metres: larger than the way of one frame, so nobody tunnels through an
+/// obstacle.
 const CELL_METRES: f32 = 2.0;
 /// Cells along one side of the map. 256 m is room for 1,000 characters at 8 m distance.
 const SIDE_CELLS: usize = 128;
@@ -22,7 +24,7 @@ const WALK_METRES_PER_SECOND: f32 = 4.0;
 const JUMP_METRES_PER_SECOND: f32 = 5.0;
 const GRAVITY: f32 = -9.81;
 
-/// Input message of a player.
+/// Content of one input message.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Input {
     /// Intended send time, nanoseconds of the monotonic clock.
@@ -46,11 +48,11 @@ pub struct Character {
     rise: f32,
     /// Newest input applied.
     pub input: Input,
-    /// Turns on request.
+    /// Number of turns on request.
     pub turns: u16,
-    /// Jumps.
+    /// Number of jumps.
     pub jumps: u16,
-    /// Turns caused by obstacles.
+    /// Number of turns at obstacles.
     pub collisions: u16,
     /// True if the last frame changed it.
     moved: bool,
@@ -86,7 +88,8 @@ impl World {
         world
     }
 
-    /// Applies a player's input to the character with this index at once; unknown indices are ignored.
+    /// Applies a player's input to the character with this index at once; unknown indices are
+    /// ignored.
     pub fn apply(&mut self, index: usize, input: Input) {
         let Some(character) = self.characters.get_mut(index) else { return };
         if input.turn != 0.0 {
@@ -100,7 +103,8 @@ impl World {
         character.input = input;
     }
 
-    /// Advances by one frame: everyone walks; whoever meets an obstacle stays and turns away at a random angle.
+    /// Advances by one frame: everyone walks; whoever meets an obstacle stays and turns away at a
+    /// random angle.
     pub fn step(&mut self) {
         self.frame += 1;
         for character in &mut self.characters {

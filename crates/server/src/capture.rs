@@ -1,7 +1,8 @@
 //! Watching one connection's messages: a bounded record that the shard writes while somebody looks.
 //!
-//! Without a capture a shard pays one comparison per read and per write. With one, the captured connection's bytes are
-//! parsed a second time by readers of the capture's own, so that nothing about the real conversation changes.
+//! Without a capture a shard pays one comparison per read and per write. With one, the captured
+//! connection's bytes are parsed a second time by readers of the capture's own, so that nothing
+//! about the real conversation changes.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -108,7 +109,7 @@ impl Tap {
     /// Whether it is time to stop.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         if now >= self.record.until {
-            self.record.end("its time is over");
+            self.record.end("the capture time is over");
         }
         self.record.ended().is_some()
     }
@@ -168,7 +169,7 @@ impl Side {
             ControlFlow::Continue(())
         });
         if read.is_err() {
-            record.end("the stream is no sequence of frames");
+            record.end("the stream is not a sequence of frames");
         }
     }
 }

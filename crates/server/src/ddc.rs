@@ -31,8 +31,8 @@ use crate::{services, tls};
 pub(crate) const FOLDER: &str = "ddc";
 const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Threads of the runtime at least: one may wait for the disk, in a read of what the system does not have in memory, and
-/// the others go on.
+/// Threads of the runtime at least: one may wait for the disk, in a read of what the system does
+/// not have in memory, and the others go on.
 const THREADS_MIN: usize = 4;
 /// Threads that wait for large uploads to be on disk. More would only queue at the disk.
 const BLOCKING_THREADS_MAX: usize = 8;
@@ -48,8 +48,8 @@ pub(crate) struct Cache {
     tls: Option<Tls>,
 }
 
-/// The keys that tokens are verified with, and the settings that they are for: those stay over a reload that does not change
-/// them, even if their source is away.
+/// The keys that tokens are verified with, and the settings that they are for: those stay over a
+/// reload that does not change them, even if their source is away.
 #[derive(Debug, Default)]
 struct Keys(Mutex<Option<(Auth, Arc<Jwt>)>>);
 
@@ -140,7 +140,8 @@ impl Cache {
         self.addresses.iter().cloned()
     }
 
-    /// Applies what can be applied of new settings, to requests from now on. Files are read again in any case.
+    /// Applies what can be applied of new settings, to requests from now on. Files are read again
+    /// in any case.
     ///
     /// # Errors
     /// What is wrong with a file; the old rules stay then.
@@ -349,7 +350,7 @@ fn rules(
     };
     let namespaces = read_namespaces(ddc, &default)?;
     Ok(Rules {
-        access: Access { identify, policies: crate::ddc_policies::read(ddc)? },
+        access: Access { identify, policies: crate::ddc_policies::read(ddc)?, hosts: ddc.hosts.clone() },
         namespaces,
         default,
         care,

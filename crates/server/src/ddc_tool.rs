@@ -47,7 +47,7 @@ pub enum Work {
 pub fn run(data: &Path, work: &Work) -> Result<(Value, bool), String> {
     let folder = data.join(FOLDER);
     if !folder.is_dir() && !matches!(work, Work::Import { .. }) {
-        return Err(format!("`{}` holds no cache: there is no `{FOLDER}` in it", data.display()));
+        return Err(format!("`{}` holds no cache: it has no folder `{FOLDER}`", data.display()));
     }
     let refs = match work {
         Work::Collect { unused_days: days @ 1.. } => {

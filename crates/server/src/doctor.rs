@@ -1,4 +1,5 @@
-//! Looks at a machine with the eyes of a configuration: what would stop a start, and what would make it slow or unsafe.
+//! Looks at a machine with the eyes of a configuration: what would stop a start, and what would
+//! make it slow or unsafe.
 //!
 //! Nothing is changed. Addresses are bound for a moment to see whether they are free.
 
@@ -6,11 +7,12 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::Path;
 
 use crate::config::{Config, Listener, resolve_addr};
-use crate::{listen, process};
+use crate::{listen, process, services};
 
 /// Descriptors that a process needs besides its connections: loops, files, the admin listener.
 const DESCRIPTORS_BESIDES: u64 = 64;
-/// Datagrams of a busy UDP listener wait here while its thread does something else: 1 MiB is 5 ms at 200 MB/s.
+/// Datagrams of a busy UDP listener wait here while its thread does something else: 1 MiB is 5 ms
+/// at 200 MB/s.
 const UDP_BUFFER_BYTES: u64 = 1 << 20;
 /// Connections that may wait to be accepted: everyone at once after a restart.
 const BACKLOG: u64 = 1_024;
@@ -23,7 +25,7 @@ pub enum Severity {
     /// As it should be.
     Good,
     /// Works, with a limit that may hurt.
-    Poor,
+    Warning,
     /// A start fails, or should not happen.
     Bad,
 }
@@ -46,8 +48,8 @@ impl Finding {
         Finding { subject, severity: Severity::Good, found: found.into(), remedy: String::new() }
     }
 
-    fn poor(subject: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
-        Finding { subject, severity: Severity::Poor, found: found.into(), remedy: remedy.into() }
+    fn warning(subject: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        Finding { subject, severity: Severity::Warning, found: found.into(), remedy: remedy.into() }
     }
 
     fn bad(subject: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
@@ -61,9 +63,9 @@ pub fn examine(config: &Config) -> Vec<Finding> {
     let settings = &config.settings;
     let mut findings = vec![descriptors(settings.limits.connections_max as u64)];
     let mut udp = false;
-    for (section, listener) in
-        [("gateway.servers", &settings.servers), ("gateway.clients", &settings.clients)]
-    {
+    let runs = |service| services::is_selected(&settings.server.only, service);
+    let sections = [("gateway.servers", &settings.servers), ("gateway.clients", &settings.clients)];
+    for (section, listener) in sections.into_iter().filter(|_| runs(services::GATEWAY)) {
         for plan in listen::plan(listener).unwrap_or_default() {
             let stream = matches!(plan.scheme(), "tcp" | "tls" | "ws" | "wss");
             udp |= !stream;
@@ -72,8 +74,15 @@ pub fn examine(config: &Config) -> Vec<Finding> {
         }
         findings.extend(certificate(section, listener));
     }
-    if let Ok(addr) = resolve_addr(&settings.http.addr) {
-        findings.push(address("http.addr", addr, true));
+    let others = [
+        ("http.addr", &settings.http.addr, true),
+        ("ddc.addr", &settings.ddc.addr, runs(services::DDC)),
+        ("ddc.internal_addr", &settings.ddc.internal_addr, runs(services::DDC)),
+        ("matcher.addr", &settings.matcher.addr, runs(services::MATCHER)),
+        ("matcher.http_addr", &settings.matcher.http_addr, runs(services::MATCHER)),
+    ];
+    for (key, text, _) in others.into_iter().filter(|(_, text, runs)| *runs && !text.is_empty()) {
+        findings.extend(resolve_addr(text).ok().map(|addr| address(key, addr, true)));
     }
     findings.push(backlog(sysctl("net/core/somaxconn")));
     if udp {
@@ -89,7 +98,7 @@ fn descriptors(connections_max: u64) -> Finding {
     let found = format!("{limit} may be open, `gateway.limits.connections_max` is {connections_max}");
     match limit >= needed {
         true => Finding::good("open files", found),
-        false => Finding::poor(
+        false => Finding::warning(
             "open files",
             found,
             format!(
@@ -121,17 +130,19 @@ fn reach(config: &Config, section: &str, addr: SocketAddr, tls: bool) -> Option<
         || settings.auth.kind == "none"
         || section == "gateway.servers" && settings.auth.servers_bypass;
     if open {
-        return Some(Finding::poor(
+        return Some(Finding::warning(
             "reach",
-            format!("{addr} can be reached from other machines and `{section}` checks nobody"),
-            "set `gateway.auth.kind` (and `servers_bypass = false`), or keep others out with a firewall",
+            format!("{addr} is reachable from other machines and `{section}` has no authentication"),
+            "set `gateway.auth.kind` (and `servers_bypass = false`), or restrict access with a firewall",
         ));
     }
     (!tls).then(|| {
-        Finding::poor(
+        Finding::warning(
             "reach",
-            format!("logins to {addr} travel in clear text"),
-            format!("set `{section}.tls = true` with a certificate, or end TLS in front of the gateway"),
+            format!("logins to {addr} are sent in clear text"),
+            format!(
+                "set `{section}.tls = true` with a certificate, or terminate TLS in front of the gateway"
+            ),
         )
     })
 }
@@ -147,7 +158,7 @@ fn certificate(section: &str, listener: &Listener) -> Option<Finding> {
             .map_err(|error| error.to_string())
     });
     Some(match checked {
-        Ok(()) => Finding::good("certificate", format!("`{section}.tls_cert` and its key fit")),
+        Ok(()) => Finding::good("certificate", format!("`{section}.tls_cert` and its key match")),
         Err(why) => {
             Finding::bad("certificate", why, format!("see `{section}.tls_cert` and `{section}.tls_key`"))
         }
@@ -156,25 +167,27 @@ fn certificate(section: &str, listener: &Listener) -> Option<Finding> {
 
 fn backlog(limit: Option<u64>) -> Finding {
     match limit {
-        Some(limit) if limit < BACKLOG => Finding::poor(
+        Some(limit) if limit < BACKLOG => Finding::warning(
             "accept queue",
-            format!("net.core.somaxconn is {limit}: of many players who come at once, some are refused"),
+            format!(
+                "net.core.somaxconn is {limit}: some connections are refused if many players connect at once"
+            ),
             format!("`sysctl -w net.core.somaxconn={BACKLOG}`"),
         ),
         Some(limit) => Finding::good("accept queue", format!("{limit} connections may wait")),
-        None => Finding::good("accept queue", "the system does not tell"),
+        None => Finding::good("accept queue", "unknown: the system does not report it"),
     }
 }
 
 fn udp_buffers(limit: Option<u64>) -> Finding {
     match limit {
-        Some(limit) if limit < UDP_BUFFER_BYTES => Finding::poor(
+        Some(limit) if limit < UDP_BUFFER_BYTES => Finding::warning(
             "UDP buffers",
             format!("net.core.rmem_max is {limit} bytes: bursts of datagrams are dropped"),
             format!("`sysctl -w net.core.rmem_max={UDP_BUFFER_BYTES}`"),
         ),
         Some(limit) => Finding::good("UDP buffers", format!("up to {limit} bytes")),
-        None => Finding::good("UDP buffers", "the system does not tell"),
+        None => Finding::good("UDP buffers", "unknown: the system does not report it"),
     }
 }
 
@@ -183,15 +196,15 @@ fn clock() -> Finding {
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
     if unix < UNIX_SECONDS_MIN {
         let found =
-            format!("it is {unix} s after 1970 here: signed tokens and certificates look not yet valid");
-        return Finding::bad("clock", found, "set the clock, and keep it with NTP");
+            format!("the clock shows {unix} s after 1970: signed tokens and certificates seem not yet valid");
+        return Finding::bad("clock", found, "set the clock and synchronise it with NTP");
     }
     let source = std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource");
     let source = source.unwrap_or_default();
     match source.trim() {
-        slow @ ("hpet" | "acpi_pm" | "jiffies") => Finding::poor(
+        slow @ ("hpet" | "acpi_pm" | "jiffies") => Finding::warning(
             "clock",
-            format!("the system reads the time from `{slow}`, which costs a microsecond or more a time"),
+            format!("the system reads the time from `{slow}`, which takes a microsecond or more per read"),
             "use `tsc` or the clock of the hypervisor (kernel parameter `clocksource=`)",
         ),
         "" => Finding::good("clock", "set"),
@@ -202,18 +215,24 @@ fn clock() -> Finding {
 /// Whether the data folder, or where it would be made, can be written to.
 fn folder(data: &Path) -> Finding {
     let shown = data.display();
-    let existing = data.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
-    let probe = existing.join(format!(".throng-doctor-{}", std::process::id()));
-    let written = std::fs::write(&probe, [0; 4096]).and_then(|()| std::fs::remove_file(&probe));
-    match written {
-        Ok(()) if existing == data => Finding::good("data folder", format!("`{shown}` can be written to")),
-        Ok(()) => Finding::good("data folder", format!("`{shown}` can be made")),
+    match write_probe(data) {
+        Ok(()) if data.is_dir() => Finding::good("data folder", format!("`{shown}` is writable")),
+        Ok(()) => Finding::good("data folder", format!("`{shown}` can be created")),
         Err(error) => Finding::bad(
             "data folder",
             format!("`{shown}`: {error}"),
-            "make room or give access, or name another folder in `server.data`",
+            "free disk space, grant write access, or set another folder in `server.data`",
         ),
     }
+}
+
+/// Writes a file into a folder, or into the nearest one above it that exists, and removes it again.
+pub(crate) fn write_probe(folder: &Path) -> std::io::Result<()> {
+    let existing = folder.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
+    // Several threads may look at once, as tests do.
+    let thread = std::thread::current().id();
+    let probe = existing.join(format!(".throng-probe-{}-{thread:?}", std::process::id()));
+    std::fs::write(&probe, [0; 4096]).and_then(|()| std::fs::remove_file(&probe))
 }
 
 fn sysctl(name: &str) -> Option<u64> {
@@ -230,7 +249,8 @@ mod tests {
         for key in ["gateway.servers.addr", "gateway.clients.addr", "http.addr"] {
             loader = loader.flag("test", key, "127.0.0.1:0");
         }
-        // Its own: examining makes a missing folder and removes it again, which another test could notice.
+        // Its own: examining makes a missing folder and removes it again, which another test could
+        // notice.
         let folder = tempfile::tempdir().unwrap();
         loader = loader.flag("test", "server.data", folder.path().display().to_string());
         for (key, value) in keys {
@@ -265,10 +285,10 @@ mod tests {
     fn strangers_and_clear_text_are_pointed_out() {
         let findings =
             examine_with(&[("gateway.clients.addr", "0.0.0.0:0"), ("gateway.unsafe_binds", "true")]);
-        assert_eq!(find(&findings, "reach", "checks nobody").severity, Severity::Poor);
+        assert_eq!(find(&findings, "reach", "checks nobody").severity, Severity::Warning);
         let findings =
             examine_with(&[("gateway.clients.addr", "0.0.0.0:0"), ("gateway.auth.kind", "refuse")]);
-        assert_eq!(find(&findings, "reach", "clear text").severity, Severity::Poor);
+        assert_eq!(find(&findings, "reach", "clear text").severity, Severity::Warning);
     }
 
     #[test]
@@ -279,10 +299,10 @@ mod tests {
 
     #[test]
     fn limits_of_the_system_are_compared() {
-        assert_eq!(backlog(Some(128)).severity, Severity::Poor);
+        assert_eq!(backlog(Some(128)).severity, Severity::Warning);
         assert_eq!(backlog(Some(4_096)).severity, Severity::Good);
-        assert_eq!(udp_buffers(Some(212_992)).severity, Severity::Poor);
+        assert_eq!(udp_buffers(Some(212_992)).severity, Severity::Warning);
         assert_eq!(udp_buffers(None).severity, Severity::Good);
-        assert_eq!(descriptors(u64::MAX / 2).severity, Severity::Poor);
+        assert_eq!(descriptors(u64::MAX / 2).severity, Severity::Warning);
     }
 }

@@ -20,11 +20,10 @@ pub(crate) fn gate(listener: &Listener) -> Result<Option<GateConfig>, (&'static 
     let file = &listener.enet_key_file;
     let at_file = |why: String| ("enet_key_file", why);
     let text = fs::read_to_string(file).map_err(|error| at_file(format!("cannot read `{file}`: {error}")))?;
-    let key = parse_key(text.trim()).ok_or_else(|| {
-        at_file(format!("`{file}` does not contain 64 hexadecimal digits and nothing else"))
-    })?;
+    let key = parse_key(text.trim())
+        .ok_or_else(|| at_file(format!("`{file}` must contain exactly 64 hexadecimal digits")))?;
     let servers = listener.enet_servers.iter().map(|text| {
-        let bad = |_| ("enet_servers", format!("`{text}` is no address; expected IP:PORT"));
+        let bad = |_| ("enet_servers", format!("`{text}` is not an address; expected IP:PORT"));
         text.parse::<SocketAddr>().map_err(bad)
     });
     let seed = throng_net::enet::entropy().map_err(|error| at_file(format!("no randomness: {error}")))?;

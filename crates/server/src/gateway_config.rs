@@ -46,7 +46,7 @@ pub(crate) fn spatial(settings: &Settings) -> Result<core::Spatial, (&'static st
             if grid.cell_count() > room {
                 let cells = grid.cell_count();
                 return Err(wrong(format!(
-                    "{}: {cells} cells do not fit into the {room} ids from `gateway.spatial_channel_id_first` on",
+                    "{}: {cells} cells exceed the {room} ids from `gateway.spatial_channel_id_first`",
                     preset.name
                 )));
             }
@@ -64,7 +64,7 @@ pub(crate) fn spatial(settings: &Settings) -> Result<core::Spatial, (&'static st
         damping.push(step);
     }
     if damping.is_empty() || !damping.is_sorted_by(|a: &core::DampingStep, b| a.distance < b.distance) {
-        return Err(("damping", "steps must begin with the nearest and not repeat a distance".to_owned()));
+        return Err(("damping", "distances must increase".to_owned()));
     }
     let mut bands = Vec::new();
     let is_published = keys.lod == ["published"];
@@ -77,13 +77,12 @@ pub(crate) fn spatial(settings: &Settings) -> Result<core::Spatial, (&'static st
                 within.trim().parse::<f64>().ok().filter(|within| within.is_finite() && *within > 0.0)?;
             Some(core::LodBand { within, interval_ms: interval.trim().parse().ok()? })
         });
-        let wrong = || {
-            ("lod", format!("`{text}` is neither `distance:interval_ms` nor `published`, which stands alone"))
-        };
+        let wrong =
+            || ("lod", format!("`{text}` is neither `distance:interval_ms` nor the single word `published`"));
         bands.push(band.ok_or_else(wrong)?);
     }
     if !bands.is_sorted_by(|a: &core::LodBand, b| a.within < b.within) {
-        return Err(("lod", "distances must begin with the nearest and not repeat".to_owned()));
+        return Err(("lod", "distances must increase".to_owned()));
     }
     let positions = keys.positions.iter().map(|text| match text.strip_suffix(":z-up") {
         Some(path) => core::PositionPath { path: path.to_owned(), z_up: true },
@@ -121,11 +120,12 @@ fn damping_step(text: &str) -> Option<core::DampingStep> {
     })
 }
 
-/// The core's configuration, and remarks about the files that it was read from. `link` is the player identifier of the
-/// process's own matchmaking connection, if it has one.
+/// The core's configuration, and remarks about the files that it was read from. `link` is the
+/// player identifier of the process's own matchmaking connection, if it has one.
 ///
 /// # Errors
-/// A phrase when a file is wrong, which `config check` has reported before unless it has changed since.
+/// A phrase when a file is wrong, which `config check` has reported before unless it has changed
+/// since.
 pub(crate) fn build(
     settings: &Settings,
     secret: [u8; 32],

@@ -1,7 +1,7 @@
 //! Answers to the admin API beyond plain lists: one connection, one channel, the world, a capture.
 //!
-//! What a shard must say is asked for by mail that runs on the shard between two rounds and answers with plain values;
-//! a shard that nobody asks pays nothing.
+//! What a shard must say is asked for by mail that runs on the shard between two rounds and answers
+//! with plain values; a shard that nobody asks pays nothing.
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -81,7 +81,8 @@ impl Watch {
         let closed = closed.into_iter().flatten().max_by_key(|closure| closure.closed);
         let live = self.reports(true).into_iter().flat_map(|report| report.connections);
         let Some(live) = live.into_iter().find(|live| live.view.id == conn) else {
-            let closed = closed.ok_or_else(|| Problem::new(404, "no such connection, now or lately"))?;
+            let closed = closed
+                .ok_or_else(|| Problem::new(404, "no open or recently closed connection has this id"))?;
             return Ok(json!({ "live": false, "closed": closure_row(&closed, now) }));
         };
         let mut subscriptions: Vec<SubscriptionView> =
@@ -132,7 +133,7 @@ impl Watch {
         let detail =
             details.into_iter().flatten().next().ok_or_else(|| Problem::new(404, "no such channel"))?;
         let Some((name, bytes)) = detail.data else {
-            return Err(Problem::new(404, "the channel has no data, or more than 1 MiB of it"));
+            return Err(Problem::new(404, "the channel has no data, or more than 1 MiB"));
         };
         Ok(json!({ "type": name, "bytes": bytes.len(), "fields": decode(&self.schemas, &name, &bytes) }))
     }
@@ -150,17 +151,18 @@ impl Watch {
             ];
             (shard.world_detail(entities), conn.and_then(|conn| shard.interest_of(conn)), counts)
         })?;
-        let world = world.ok_or_else(|| Problem::new(404, "there is no world"))?;
+        let world = world.ok_or_else(|| Problem::new(404, "this gateway has no spatial channels"))?;
         Ok(world_row(&world, interest.as_ref(), stats))
     }
 
     pub(crate) fn capture_begin(&self, ask: &Ask) -> Result<Value, Problem> {
         let field = |name: &str| ask.body.get(name).and_then(Value::as_u64);
         let conn = field("connection").and_then(|conn| u32::try_from(conn).ok());
-        let conn = ConnId(conn.ok_or_else(|| Problem::new(400, "connection is the id of a connection"))?);
+        let conn =
+            ConnId(conn.ok_or_else(|| Problem::new(400, "`connection` must be the id of a connection"))?);
         let seconds = field("seconds").unwrap_or(CAPTURE_SECONDS_DEFAULT);
         if seconds == 0 || seconds > CAPTURE_SECONDS_MAX {
-            return Err(Problem::new(400, "seconds is a whole number from 1 to 600"));
+            return Err(Problem::new(400, "`seconds` must be an integer from 1 to 600"));
         }
         let here = self.look_everywhere(move |shard| shard.handle_of(conn).is_some());
         if !here.contains(&true) {
@@ -186,7 +188,7 @@ impl Watch {
         };
         let now = self.clock.now();
         if now >= record.until {
-            record.end("its time is over");
+            record.end("the capture time is over");
         }
         let (messages, total) = record.messages(after);
         let rows: Vec<Value> = messages.iter().map(|message| captured_row(&self.schemas, message)).collect();

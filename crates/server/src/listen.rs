@@ -61,7 +61,7 @@ pub(crate) fn plan(listener: &Listener) -> Result<Vec<ListenerPlan>, (&'static s
         if matches!(transport, Transport::Kcp | Transport::Enet) && listener.tls {
             return Err((
                 "tls",
-                "there is no TLS for KCP and ENet; use tcp or ws, or `enet_key_file` for ENet".to_owned(),
+                "KCP and ENet have no TLS; use tcp or ws, or `enet_key_file` for ENet".to_owned(),
             ));
         }
         let addr = resolve_addr(&listener.addr).map_err(|why| ("addr", why))?;
@@ -73,6 +73,20 @@ pub(crate) fn plan(listener: &Listener) -> Result<Vec<ListenerPlan>, (&'static s
     Ok(plans)
 }
 
+/// The value of the key of `plan` with which the system chooses that port and every other address
+/// stays.
+pub(crate) fn with_free_port(listener: &Listener, plan: &ListenerPlan) -> String {
+    let free = SocketAddr::new(plan.addr.ip(), 0);
+    if plan.key == "addr" {
+        return free.to_string();
+    }
+    let urls = listener.extra.iter().map(|url| match parse_url(url) {
+        Ok(parsed) if parsed == *plan => format!("{}://{free}", plan.scheme()),
+        _ => url.clone(),
+    });
+    urls.collect::<Vec<_>>().join(",")
+}
+
 fn parse_url(url: &str) -> Result<ListenerPlan, String> {
     let (scheme, addr) = url.split_once("://").ok_or("expected transport://host:port")?;
     let (transport, tls) = match scheme {
@@ -82,7 +96,7 @@ fn parse_url(url: &str) -> Result<ListenerPlan, String> {
         "wss" => (Transport::WebSocket, true),
         "kcp" => (Transport::Kcp, false),
         "enet" => (Transport::Enet, false),
-        other => return Err(format!("`{other}` is none of tcp, tls, ws, wss, kcp, enet")),
+        other => return Err(format!("`{other}` is not one of tcp, tls, ws, wss, kcp, enet")),
     };
     Ok(ListenerPlan { key: "extra", addr: resolve_addr(addr)?, transport, tls })
 }
@@ -97,5 +111,16 @@ mod tests {
         assert_eq!((plan.transport, plan.tls, plan.scheme()), (Transport::WebSocket, true, "wss"));
         assert!(parse_url("quic://127.0.0.1:1").unwrap_err().contains("quic"));
         assert!(parse_url("127.0.0.1:1").is_err());
+    }
+
+    #[test]
+    fn a_taken_port_among_several_is_replaced_alone() {
+        let loader = crate::config::Loader::new();
+        let urls = "ws://127.0.0.1:7001,enet://127.0.0.1:7002";
+        let config = loader.flag("test", "gateway.clients.extra", urls).load().unwrap();
+        let listener = &config.settings.clients;
+        let plans = plan(listener).unwrap();
+        assert_eq!(with_free_port(listener, &plans[0]), "127.0.0.1:0");
+        assert_eq!(with_free_port(listener, &plans[2]), "ws://127.0.0.1:7001,enet://127.0.0.1:0");
     }
 }

@@ -1,4 +1,5 @@
-//! Logs: text on a terminal, JSON otherwise, written by a thread so that a stuck pipe never holds up a shard.
+//! Logs: text on a terminal, JSON otherwise, written by a thread so that a stuck pipe never holds
+//! up a shard.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -142,7 +143,8 @@ fn compact_utc(unix_s: u64) -> String {
     format!("{year:04}{month:02}{day:02}{:02}{:02}{:02}", second / 3_600, second / 60 % 60, second % 60)
 }
 
-/// Lets a few lines of every call site through per second, counts the others and says how many there were.
+/// Lets a few lines of every call site through per second, counts the others and says how many
+/// there were.
 struct Repeats {
     rate: Arc<AtomicU64>,
     sites: Mutex<HashMap<Identifier, Site>>,
@@ -182,11 +184,11 @@ impl Repeats {
     /// Written past the subscriber, which must not be entered from within a filter.
     fn report(&self, name: &str, count: u64) {
         let line = if self.json {
-            let line = serde_json::json!({ "level": "INFO", "message": "repeated lines left out", "count": count,
+            let line = serde_json::json!({ "level": "INFO", "message": "repeated lines omitted", "count": count,
                                            "callsite": name });
             format!("{line}\n")
         } else {
-            format!("... {count} more of the same left out ({name})\n")
+            format!("... {count} similar lines omitted ({name})\n")
         };
         self.writer.send(line.into_bytes());
     }
@@ -271,8 +273,7 @@ fn write_lines(mut out: Box<dyn Write + Send>, lines: &Receiver<Line>, lost: &At
         };
         let dropped = lost.swap(0, Ordering::Relaxed);
         if dropped > 0 {
-            let _ =
-                writeln!(out, "... {dropped} log lines lost: they came faster than they could be written");
+            let _ = writeln!(out, "... {dropped} log lines lost: the log could not be written fast enough");
         }
     }
 }

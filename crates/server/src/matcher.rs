@@ -84,8 +84,12 @@ pub(crate) fn start(
         salvage: matcher.salvage,
         policies,
     };
-    let service = throng_matcher_server::start(options)
-        .map_err(|error| StartError::File(format!("the matcher: {error}")))?;
+    let service = throng_matcher_server::start(options).map_err(|error| match error {
+        throng_matcher_server::StartError::Bind { addr, source } => {
+            bind_error("matcher.addr".to_owned(), addr, source)
+        }
+        other => StartError::File(format!("the matcher: {other}")),
+    })?;
     let is_plain = matcher.tls_cert.is_empty();
     let mut addresses = Vec::new();
     if let Some(addr) = service.addr() {

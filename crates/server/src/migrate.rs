@@ -1,5 +1,6 @@
-//! Reading a file of a channeld deployment for what Throng makes of it: what it takes as it is, what differs, what it
-//! refuses. The readers are those that load such files at a start; what differs in behaviour is known here.
+//! Reading a file of a channeld deployment for what Throng makes of it: what it takes as it is,
+//! what differs, what it refuses. The readers are those that load such files at a start; what
+//! differs in behaviour is known here.
 
 use serde_json::{Map, Value};
 use throng_gateway::{ChannelSettings, StateMachine, parse_controller};
@@ -144,8 +145,7 @@ fn channel_settings(text: &str) -> Vec<Finding> {
     for (kind, each) in settings.iter() {
         let name = kind.name().map_or_else(|| kind.0.to_string(), str::to_owned);
         let Some(entry) = root.get(&kind.0.to_string()).and_then(Value::as_object) else {
-            let what =
-                "there is no entry for GLOBAL; its built-in settings apply, to types without an entry too";
+            let what = "no entry for GLOBAL; its built-in settings apply, also to types without an entry";
             found.push(Finding::new(Weight::Same, "1", what));
             continue;
         };
@@ -161,16 +161,19 @@ fn channel_settings(text: &str) -> Vec<Finding> {
             let path = format!("{}.ACLSettings.{action}", kind.0);
             match value.as_u64() {
                 _ if !["Sub", "Unsub", "Remove"].iter().any(|known| known.eq_ignore_ascii_case(action)) => {
-                    found.push(Finding::differs(path, "is none of Sub, Unsub, Remove; both ignore it"));
+                    found.push(Finding::differs(path, "is not one of Sub, Unsub, Remove; both ignore it"));
                 }
                 Some(0..=3) => {}
-                _ => found.push(Finding::differs(path, format!("{value} is no access level; nobody passes"))),
+                _ => found.push(Finding::differs(
+                    path,
+                    format!("{value} is not an access level; no one has access"),
+                )),
             }
         }
         let interval = each.fan_out_interval;
         if !interval.is_zero() && interval < each.tick_interval {
             let what = format!(
-                "{} ms is shorter than a tick of {} ms; both send at ticks only",
+                "{} ms is shorter than a tick of {} ms; both send only at ticks",
                 interval.as_millis(),
                 each.tick_interval.as_millis()
             );
@@ -205,7 +208,7 @@ fn spatial_controller(text: &str) -> Vec<Finding> {
     {
         if !cells.is_multiple_of(servers) {
             let what = format!(
-                "{cells} cells over {servers} servers: the last one has fewer; in channeld it gets none"
+                "{cells} cells over {servers} servers: the last one has fewer cells; in channeld it has none"
             );
             found.push(Finding::differs(format!("Config.Server{name}"), what));
         }

@@ -1,4 +1,5 @@
-//! What the admin listener shows: health, metrics and monitoring reports, gathered from the shards on demand.
+//! What the admin listener shows: health, metrics and monitoring reports, gathered from the shards
+//! on demand.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -175,7 +176,8 @@ impl Watch {
         })
     }
 
-    /// Counters and loads. A shard that does not answer is marked, and its figures are its latest ones.
+    /// Counters and loads. A shard that does not answer is marked, and its figures are its latest
+    /// ones.
     fn overview_report(&self) -> Value {
         let reports = self.reports(false);
         let total = metrics::total(&reports);
@@ -257,7 +259,8 @@ impl Watch {
         report
     }
 
-    /// Cares for the cache beside its own schedule, one request at a time. What was done is in the report's counters.
+    /// Cares for the cache beside its own schedule, one request at a time. What was done is in the
+    /// report's counters.
     fn care(
         &self,
         work: fn(&throng_ddc_server::Service, u64) -> Result<(), throng_ddc_store::StoreError>,
@@ -266,13 +269,13 @@ impl Watch {
             return Err(Problem::new(409, "the cache is not running"));
         };
         if self.caring.swap(true, Ordering::AcqRel) {
-            return Err(Problem::new(409, "a collection or a scrub goes on; wait for its end"));
+            return Err(Problem::new(409, "a garbage collection or scrub is running; wait for it to finish"));
         }
         let bytes_per_s = self.settings().ddc.scrub_bytes_per_s;
         let caring = Arc::clone(&self.caring);
         let started = std::thread::Builder::new().name("care".to_owned()).spawn(move || {
             if let Err(error) = work(&cache, bytes_per_s) {
-                tracing::error!(%error, "care for the cache ended early");
+                tracing::error!(%error, "maintenance of the cache ended early");
             }
             caring.store(false, Ordering::Release);
         });
@@ -311,7 +314,8 @@ impl Watch {
         parsed(matcher.ask_json(text("method").unwrap_or_default(), request))
     }
 
-    /// The same with a longer request, and the one method that changes something which a console may use.
+    /// The same with a longer request, and the one method that changes something which a console
+    /// may use.
     fn matcher_call(&self, ask: &Ask) -> Result<Value, Problem> {
         let matcher = self.matcher.as_ref().ok_or_else(|| Problem::new(409, "the matcher is not running"))?;
         let request = ask.body.get("request").map_or_else(|| "{}".to_owned(), Value::to_string);
@@ -450,7 +454,7 @@ fn parsed(answer: Result<String, (u16, String)>) -> Result<Value, Problem> {
         Problem::new(status, problem["message"].as_str().map_or(why, str::to_owned))
     })?;
     serde_json::from_str(&answer)
-        .map_err(|error| Problem::new(500, format!("the answer is no JSON: {error}")))
+        .map_err(|error| Problem::new(500, format!("the answer is not JSON: {error}")))
 }
 
 /// Every key as the console shows it.

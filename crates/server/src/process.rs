@@ -1,6 +1,6 @@
 //! Facts about the process that the system knows: memory, CPU time, descriptors, threads.
 
-/// A reading of the process' own figures. Zero where the system does not tell.
+/// A reading of the process' own figures. Zero where unknown: the system does not report it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ProcessFigures {
     pub(crate) cpu_seconds: f64,
@@ -53,7 +53,8 @@ fn descriptor_limit() -> u64 {
     limits().map_or(0, |limits| limits.rlim_cur)
 }
 
-/// Raises the soft limit of open descriptors to the hard one, since every connection takes one. Returns the limit.
+/// Raises the soft limit of open descriptors to the hard one, since every connection takes one.
+/// Returns the limit.
 pub(crate) fn raise_descriptor_limit() -> u64 {
     let Some(mut limits) = limits() else { return 0 };
     let before = limits.rlim_cur;

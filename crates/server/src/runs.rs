@@ -1,4 +1,5 @@
-//! Load runs that the console starts: this same program as a child, its report kept in the data folder.
+//! Load runs that the console starts: this same program as a child, its report kept in the data
+//! folder.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -61,18 +62,18 @@ impl Runs {
         let Some(offer) = state.offer.clone() else {
             return Err(Problem::new(
                 409,
-                "this process does not start load runs; `throng up` and `throng demo` do",
+                "this process does not start load runs; use `throng up` or `throng demo`",
             ));
         };
         if state.runs.iter().any(|run| run.child.is_some()) {
-            return Err(Problem::new(409, "a run is going on; stop it or wait for its end"));
+            return Err(Problem::new(409, "another run is in progress; stop it or wait for it to finish"));
         }
         let (title, arguments) = arguments(body, &offer)?;
         state.last_id += 1;
         let id = state.last_id;
         let failed = |what: &str, error: std::io::Error| Problem::new(500, format!("{what}: {error}"));
         std::fs::create_dir_all(&offer.folder)
-            .map_err(|error| failed("cannot make the folder of runs", error))?;
+            .map_err(|error| failed("cannot create the folder of runs", error))?;
         let report = offer.folder.join(format!("{id}.json"));
         let file = std::fs::File::create(&report).map_err(|error| failed("cannot write a report", error))?;
         let child = Command::new(&offer.program)
@@ -117,7 +118,8 @@ impl Runs {
         let run = state.runs.iter_mut().find(|run| run.id == id).ok_or_else(unknown)?;
         if let Some(child) = &run.child {
             run.outcome = "stopped";
-            // SAFETY: the process is our child and has not been waited for, so its id cannot belong to anyone else.
+            // SAFETY: the process is our child and has not been waited for, so its id cannot belong
+            // to anyone else.
             unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) };
         }
         Ok(run.row())
@@ -166,20 +168,24 @@ impl Run {
 }
 
 fn unknown() -> Problem {
-    Problem::new(404, "there is no such run")
+    Problem::new(404, "no such run")
 }
 
-/// The title and the arguments of a run. Whatever reaches the command line is a number or the name of a known test.
+/// The title and the arguments of a run. Whatever reaches the command line is a number or the name
+/// of a known test.
 fn arguments(body: &Value, offer: &Offer) -> Result<(String, Vec<String>), Problem> {
     let number = |name: &str, max: u64| {
         let value = body.get(name).and_then(Value::as_u64).filter(|value| (1..=max).contains(value));
-        value.ok_or_else(|| Problem::new(400, format!("{name} is a whole number from 1 to {max}")))
+        value.ok_or_else(|| Problem::new(400, format!("`{name}` must be an integer from 1 to {max}")))
     };
     match body.get("kind").and_then(Value::as_str) {
         Some("swarm") => {
             let (players, seconds) = (number("players", PLAYERS_MAX)?, number("seconds", SECONDS_MAX)?);
             let Some((clients, servers)) = offer.swarm else {
-                return Err(Problem::new(409, "no plain TCP listeners for a swarm to use"));
+                return Err(Problem::new(
+                    409,
+                    "a swarm needs plain TCP listeners for players and game servers",
+                ));
             };
             let arguments = format!(
                 "swarm --json --players {players} --for {seconds}s --addr {clients} --servers {servers}"
@@ -195,7 +201,7 @@ fn arguments(body: &Value, offer: &Offer) -> Result<(String, Vec<String>), Probl
             let test = body.get("test").and_then(Value::as_str).unwrap_or_default();
             if !offer.tests.iter().any(|known| known == test) {
                 let known = offer.tests.join(", ");
-                return Err(Problem::new(400, format!("there is no such test; there are {known}")));
+                return Err(Problem::new(400, format!("no such test; tests: {known}")));
             }
             let mut arguments = vec!["bench"];
             match test.strip_prefix("matcher ") {
@@ -215,7 +221,7 @@ fn arguments(body: &Value, offer: &Offer) -> Result<(String, Vec<String>), Probl
             let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
             Ok((format!("bench {test}"), arguments))
         }
-        _ => Err(Problem::new(400, "kind is swarm or bench")),
+        _ => Err(Problem::new(400, "`kind` must be `swarm` or `bench`")),
     }
 }
 

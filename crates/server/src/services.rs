@@ -13,9 +13,9 @@ pub(crate) const MATCHER: &str = "matcher";
 
 /// Name and purpose of every service.
 pub const SERVICES: &[(&str, &str)] = &[
-    (GATEWAY, "game servers and players, in the protocol of channeld"),
-    (DDC, "derived data for Unreal editors; without --only it needs an address (ddc.addr)"),
-    (MATCHER, "teams and rooms; without --only it needs an address (matcher.addr)"),
+    (GATEWAY, "gateway for game servers and players, protocol of channeld"),
+    (DDC, "derived-data cache for Unreal editors; with a configuration file it needs ddc.addr"),
+    (MATCHER, "matcher: teams, rooms and tickets; with a configuration file it needs matcher.addr"),
 ];
 
 /// Whether the service `name` runs where `only` (`server.only`) is configured.

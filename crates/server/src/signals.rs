@@ -45,8 +45,8 @@ impl Signals {
         })
     }
 
-    /// Runs until SIGTERM, SIGINT, the end of `run_for` or of a service that fails, then shuts down. SIGHUP reloads. A
-    /// second SIGTERM or SIGINT ends the process without waiting.
+    /// Runs until SIGTERM, SIGINT, the end of `run_for` or of a service that fails, then shuts
+    /// down. SIGHUP reloads. A second SIGTERM or SIGINT ends the process without waiting.
     pub fn run_until_stopped(
         mut self,
         running: Running,
@@ -120,9 +120,9 @@ fn reload(running: &Running, log: Option<&LogGuard>) {
         }
         Err(problems) => {
             for problem in &problems.0 {
-                tracing::error!(problem = %problem.message, at = %problem.origin, "the new configuration is wrong");
+                tracing::error!(problem = %problem.message, at = %problem.origin, "the new configuration has errors");
             }
-            tracing::error!("the configuration in use stays");
+            tracing::error!("the current configuration stays in use");
         }
     }
 }

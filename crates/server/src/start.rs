@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -22,12 +22,14 @@ use crate::monitor::Watch;
 use crate::recorder::Recorder;
 use crate::runs::Offer;
 use crate::worker::{Heartbeat, ListenerRole, Worker, WorkerParts};
-use crate::{ddc, gateway_config, matcher, matchmaking, process, schemas, services, tls};
+use crate::{ddc, doctor, gateway_config, matcher, matchmaking, process, schemas, services, tls};
 
-/// Shards that "one per two cores" stops at. Beyond, mail between shards outweighs what another one adds.
+/// Shards that "one per two cores" stops at. Beyond, mail between shards outweighs what another one
+/// adds.
 ///
-/// One per core is too many already: half of the work of a busy gateway is the kernel's network stack, and with the
-/// players' side on the same 2 cores one shard serves 1,000 players on a channel with a quarter less time than two.
+/// One per core is too many already: half of the work of a busy gateway is the kernel's network
+/// stack, and with the players' side on the same 2 cores one shard serves 1,000 players on a
+/// channel with a quarter less time than two.
 const AUTOMATIC_SHARDS_MAX: usize = 8;
 /// Part of the shutdown time that is left for the log, recordings and the admin listener.
 const SHUTDOWN_RESERVE: Duration = Duration::from_millis(500);
@@ -103,7 +105,8 @@ pub enum StartError {
     },
 }
 
-/// A running process. Dropping it stops everything at once, without goodbyes; see [`Running::shutdown`].
+/// A running process. Dropping it stops everything at once, without goodbyes; see
+/// [`Running::shutdown`].
 pub struct Running {
     config: Mutex<Config>,
     addresses: Vec<Address>,
@@ -171,6 +174,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let settings = &config.settings;
     let system = |what| move |source| StartError::System { what, source };
     process::raise_descriptor_limit();
+    check_data_folder(Path::new(&settings.server.data)).map_err(StartError::File)?;
 
     let mut secret = [0; 32];
     fill_random(&mut secret).map_err(system("cannot get random bytes"))?;
@@ -194,7 +198,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let count = shard_count(settings.server.shards);
     let mut loops = Vec::new();
     for _ in 0..count {
-        loops.push(EventLoop::new().map_err(system("cannot make an event loop"))?);
+        loops.push(EventLoop::new().map_err(system("cannot create an event loop"))?);
     }
     let mut addresses = Vec::new();
     let mut acceptors = Vec::new();
@@ -209,10 +213,15 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         addresses.push(Address { service: Service::Admin, scheme: "http", addr: *addr });
     }
 
-    let cache = ddc::start(settings, runtime.handle())?;
+    let side = runtime.handle();
+    // Both wait for the disk, so they open their folders at the same time.
+    let (cache, matcher) = std::thread::scope(|scope| {
+        let cache = scope.spawn(|| ddc::start(settings, side));
+        let matcher = matcher::start(settings, secret, side);
+        (cache.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), matcher)
+    });
+    let (cache, matcher) = (cache?, matcher?);
     addresses.extend(cache.iter().flat_map(ddc::Cache::addresses));
-
-    let matcher = matcher::start(settings, secret, runtime.handle())?;
     addresses.extend(matcher.iter().flat_map(matcher::Matcher::addresses));
     let matchmaking = matchmaking::plan(settings, link.clone(), &addresses)?;
 
@@ -263,7 +272,8 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     if let (Some(plan), Some(runtime)) = (matchmaking, &running.runtime) {
         let (up, is_up) = oneshot::channel();
         runtime.spawn(matchmaking::run(plan, up));
-        // Players who come at once find the matcher of this process there; one that is elsewhere may come later.
+        // Players who come at once find the matcher of this process there; one that is elsewhere
+        // may come later.
         if running.matcher.is_some() {
             let _ = runtime.block_on(async { tokio::time::timeout(LINK_PATIENCE, is_up).await });
         }
@@ -315,7 +325,7 @@ impl Running {
         let settings = &next.settings;
         let complain = |what: &str, result: Result<(), String>| {
             if let Err(why) = result {
-                tracing::error!(%why, "{what} could not be reloaded; the old one stays in use");
+                tracing::error!(%why, "{what} could not be reloaded; the current one stays in use");
             }
         };
         match gateway_config::build(settings, self.secret, self.link.clone()) {
@@ -371,8 +381,9 @@ impl Running {
         self.config.lock().unwrap_or_else(PoisonError::into_inner).settings.clone()
     }
 
-    /// Stops in order: not ready any more, no new connections, everyone told, output flushed, threads ended. Takes at
-    /// most `server.shutdown_timeout_ms`. Returns whether everything was flushed in time.
+    /// Stops in order: not ready any more, no new connections, everyone told, output flushed,
+    /// threads ended. Takes at most `server.shutdown_timeout_ms`. Returns whether everything was
+    /// flushed in time.
     pub fn shutdown(mut self) -> bool {
         let timeout = Duration::from_millis(self.settings().server.shutdown_timeout_ms);
         let until = Instant::now() + timeout;
@@ -396,7 +407,8 @@ impl Running {
         complete
     }
 
-    /// Completes when a service ended on its own: the matcher can't write its journal. Never without one.
+    /// Completes when a service ended on its own: the matcher can't write its journal. Never
+    /// without one.
     pub(crate) async fn failed(&self) {
         match &self.matcher {
             Some(matcher) => matcher.handle().ended().await,
@@ -442,6 +454,15 @@ impl Drop for Running {
             runtime.shutdown_background();
         }
     }
+}
+
+/// Refuses a data folder that cannot be written to. It is made when a service first needs it, and a
+/// process that serves players must not find out only then.
+fn check_data_folder(folder: &Path) -> Result<(), String> {
+    doctor::write_probe(folder).map_err(|error| {
+        let shown = folder.display();
+        format!("`server.data`: cannot write to `{shown}`: {error}; name another folder with --server.data")
+    })
 }
 
 /// How programs on this machine reach a listener: one on every address they reach over loopback.
@@ -540,9 +561,11 @@ fn open_listeners(
             spec.enet_gate = crate::enet_gate::gate(listener)
                 .map_err(|(key, why)| StartError::File(format!("`{}.{key}`: {why}", section.name())))?;
         }
-        let (key, addr) = event_loop
-            .listen(spec)
-            .map_err(|source| bind_error(format!("{}.{}", section.name(), plan.key), plan.addr, source))?;
+        let (key, addr) = event_loop.listen(spec).map_err(|source| {
+            let flag =
+                format!("--{}.{} {}", section.name(), plan.key, listen::with_free_port(listener, &plan));
+            bind_error_with(format!("{}.{}", section.name(), plan.key), plan.addr, source, &flag)
+        })?;
         let framing = match plan.transport {
             Transport::WebSocket => Framing::WebSocket,
             Transport::Enet if listener.enet_updates == "unreliable" => Framing::Packets,
@@ -579,7 +602,8 @@ fn listener_spec(
         ping_interval: gateway_config::millis(listener.ping_interval_ms),
         ..WsPolicy::default()
     });
-    // The core counts connections and says why it refuses one; the edge only keeps a flood from getting that far.
+    // The core counts connections and says why it refuses one; the edge only keeps a flood from
+    // getting that far.
     spec.limits.connections_max = settings.limits.connections_max.saturating_add(1_024);
     spec.limits.flush_timeout = LINGER;
     spec.limits.idle_timeout = gateway_config::millis(listener.idle_timeout_ms);
@@ -612,19 +636,24 @@ fn bind_admin(
     match bound.and_then(|listener| listener.local_addr().map(|addr| (listener, addr))) {
         Ok(admin) => Ok(Some(admin)),
         Err(error) if !settings.http.required => {
-            tracing::warn!(%addr, %error, "no admin listener: its address cannot be used");
+            tracing::warn!(%addr, %error, "no admin listener: cannot use its address");
             Ok(None)
         }
         Err(source) => Err(bind_error("http.addr".to_owned(), addr, source)),
     }
 }
 
+/// The error of a key that holds one address.
 pub(crate) fn bind_error(key: String, addr: SocketAddr, source: std::io::Error) -> StartError {
+    let flag = format!("--{key} {}", SocketAddr::new(addr.ip(), 0));
+    bind_error_with(key, addr, source, &flag)
+}
+
+/// `flag` is the flag that would make the system choose a port.
+fn bind_error_with(key: String, addr: SocketAddr, source: std::io::Error, flag: &str) -> StartError {
     let hint = match source.kind() {
         std::io::ErrorKind::AddrInUse => {
-            let flag = key.replace(".extra", ".addr");
-            let free = SocketAddr::new(addr.ip(), 0);
-            format!("; is another gateway running? `--{flag} {free}` takes a free port")
+            format!("; is another process running? `{flag}` takes a free port")
         }
         std::io::ErrorKind::PermissionDenied => "; ports below 1024 need a privilege".to_owned(),
         std::io::ErrorKind::AddrNotAvailable => "; this machine does not have that address".to_owned(),
@@ -664,7 +693,8 @@ fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
     std::fs::File::open("/dev/urandom")?.read_exact(bytes)
 }
 
-/// Waits for threads until a deadline; those that are not done stay behind. Returns whether all were.
+/// Waits for threads until a deadline; those that are not done stay behind. Returns whether all
+/// were.
 fn join_all(threads: Vec<JoinHandle<()>>, until: Instant) -> bool {
     let done = Arc::new((Mutex::new(0), std::sync::Condvar::new()));
     let wanted = threads.len();

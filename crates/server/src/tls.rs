@@ -1,4 +1,5 @@
-//! Certificates of the listeners: from files, or a self-signed one that is made once and kept in the data folder.
+//! Certificates of the listeners: from files, or a self-signed one that is made once and kept in
+//! the data folder.
 
 use std::fs;
 use std::io::Write as _;
@@ -9,7 +10,8 @@ use throng_net::{TlsAcceptor, development_certificate, tls_server_config};
 
 use crate::config::Listener;
 
-/// A kept development certificate is replaced after this time, well before the 390 days it is valid for.
+/// A kept development certificate is replaced after this time, well before the 390 days it is valid
+/// for.
 const DEVELOPMENT_AGE_MAX: Duration = Duration::from_secs(300 * 86_400);
 const CERT_FILE: &str = "development-cert.pem";
 const KEY_FILE: &str = "development-key.pem";
@@ -82,7 +84,7 @@ fn development(data: &Path) -> std::io::Result<(Vec<u8>, Vec<u8>)> {
     fs::create_dir_all(data)?;
     write_private(&key_path, made.key_pem.as_bytes())?;
     fs::write(&cert_path, &made.cert_pem)?;
-    tracing::info!(file = %cert_path.display(), "made a self-signed certificate; clients must trust it");
+    tracing::info!(file = %cert_path.display(), "created a self-signed certificate; clients must trust it");
     Ok((made.cert_pem.into_bytes(), made.key_pem.into_bytes()))
 }
 

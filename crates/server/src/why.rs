@@ -1,5 +1,5 @@
-//! "Why did this client not get this update?" as one answer: what the cores know, put in the order in which an update
-//! passes it. The first step that holds something back is the verdict.
+//! "Why did this client not get this update?" as one answer: what the cores know, put in the order
+//! in which an update passes it. The first step that holds something back is the verdict.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ impl Watch {
     pub(crate) fn why_report(&self, id: u32, ask: &Ask) -> Result<Value, Problem> {
         let channel = ask.number("channel")?.and_then(|channel| u32::try_from(channel).ok());
         let channel = ChannelId(
-            channel.ok_or_else(|| Problem::new(400, "channel is the id of a channel or an entity"))?,
+            channel.ok_or_else(|| Problem::new(400, "`channel` must be the id of a channel or an entity"))?,
         );
         let (conn, now) = (ConnId(id), self.clock.now());
         let here = |step: Step| json!({ "connection": conn.0, "channel": channel.0, "verdict": step.what, "steps": [step_row(&step)] });
@@ -49,7 +49,8 @@ impl Watch {
                 shard.closures().filter(|closure| closure.id == conn).last().cloned()
             });
             let closed = closed.into_iter().flatten().max_by_key(|closure| closure.closed);
-            let closed = closed.ok_or_else(|| Problem::new(404, "no such connection, now or lately"))?;
+            let closed = closed
+                .ok_or_else(|| Problem::new(404, "no open or recently closed connection has this id"))?;
             let what = format!(
                 "connection {} was closed {} ago: {} ({})",
                 conn.0,
@@ -75,7 +76,7 @@ impl Found {
         let steps = self.steps();
         let verdict = match steps.iter().find(|step| !step.passes) {
             Some(step) => step.what.clone(),
-            None => "nothing holds it back: it has everything up to now".to_owned(),
+            None => "nothing is in the way: it has received every update so far".to_owned(),
         };
         let delivery = self.reach.delivery.as_ref();
         let ms = |at: Instant| {
@@ -112,8 +113,8 @@ impl Found {
 
     fn connection(&self) -> Step {
         let what = match self.queue.authenticated {
-            true => "it is connected and has authenticated",
-            false => "it has not authenticated; until then nothing is sent to it",
+            true => "it is connected and authenticated",
+            false => "it has not authenticated, and receives nothing until then",
         };
         Step::new("connection", self.queue.authenticated, what)
     }
@@ -121,7 +122,7 @@ impl Found {
     fn data(&self) -> Step {
         let what = match self.reach.has_data {
             true => "the channel has data",
-            false => "the channel has no data yet: neither its creation nor an update brought any",
+            false => "the channel has no data yet: neither its creation nor an update set any",
         };
         Step::new("data", self.reach.has_data, what)
     }
@@ -129,11 +130,9 @@ impl Found {
     fn subscription(&self) -> Step {
         let Some(delivery) = &self.reach.delivery else {
             let more = match (&self.sight, self.reach.lost) {
-                (_, true) => ": it was lost, and its place waits for its return",
-                (Some(_), _) => {
-                    "; in a world its game server subscribes it, or its area of interest does for cells"
-                }
-                (None, _) => "; it asks with SUB_TO_CHANNEL, or the channel's owner subscribes it",
+                (_, true) => ": it was lost and may still return",
+                (Some(_), _) => "; in a world, its game server or its area of interest subscribes it",
+                (None, _) => "; it can send SUB_TO_CHANNEL, or the channel's owner can subscribe it",
             };
             let what = format!("it is not subscribed to channel {}{more}", self.channel.0);
             return Step::new("subscription", false, what);
@@ -143,24 +142,25 @@ impl Found {
         Step::new("subscription", true, format!("subscribed since {since}{owner}"))
     }
 
-    /// Cells and distances matter only to who is not subscribed: whoever is gets the channel whatever lies between.
+    /// Cells and distances matter only to who is not subscribed: whoever is gets the channel
+    /// whatever lies between.
     fn place(&self, sight: &Sight) -> Option<Step> {
         let subscribed = self.reach.delivery.is_some();
         let cell = match (sight.cell, sight.cell_channel) {
             (Some(cell), Some(channel)) => format!("cell {cell} (channel {})", channel.0),
-            _ => return Some(Step::new("interest", subscribed, "it lies in no cell")),
+            _ => return Some(Step::new("interest", subscribed, "it is in no cell")),
         };
         let interest = match (sight.cells_away, sight.interest_cells) {
-            (Some(0), _) => "the middle of the connection's area of interest".to_owned(),
+            (Some(0), _) => "at the centre of the connection's area of interest".to_owned(),
             (Some(away), _) => {
                 let cells = if away == 1 { "cell" } else { "cells" };
-                format!("within the connection's area of interest, {away} {cells} from its middle")
+                format!("within the connection's area of interest, {away} {cells} from its centre")
             }
             (None, 0) => "but the connection has no area of interest".to_owned(),
             (None, cells) => format!("outside of the connection's area of interest of {cells} cells"),
         };
         let waits = if sight.handover_waits {
-            "; its handover to another cell was refused and is tried again"
+            "; its handover to another cell was refused and is being retried"
         } else {
             ""
         };
@@ -186,14 +186,14 @@ impl Found {
                 };
                 let band = match band {
                     Some((index, Some(within))) => format!(": band {index}, up to {within}"),
-                    Some((index, None)) => format!(": band {index}, beyond all others"),
+                    Some((index, None)) => format!(": band {index}, the farthest"),
                     None => String::new(),
                 };
                 format!("by its distance{far}{band}")
             }
             ("distance", None) => "by its distance".to_owned(),
-            ("subscriber", _) => "as its subscription asked for".to_owned(),
-            _ => "by default of the channel's type".to_owned(),
+            ("subscriber", _) => "as its subscription requested".to_owned(),
+            _ => "the default of the channel's type".to_owned(),
         };
         let fields = match delivery.subscription.masks.as_slice() {
             [] => String::new(),
@@ -209,7 +209,7 @@ impl Found {
         };
         let own = match delivery.own {
             0 => String::new(),
-            own => format!("; {own} of its own do not come back to it"),
+            own => format!("; it does not receive {own} of its own"),
         };
         match (delivery.due, delivery.next) {
             (Some(due), _) if delivery.full_state => {
@@ -220,7 +220,7 @@ impl Found {
                 Step::new("fan-out", false, what)
             }
             (None, Some(next)) => {
-                let what = format!("no update waits{own}; one that came now would leave {}", at(next));
+                let what = format!("no update is waiting{own}; a new one would be sent {}", at(next));
                 Step::new("fan-out", true, what)
             }
             (None, None) => Step::new("fan-out", true, "nothing is due until the channel has data"),
@@ -232,22 +232,22 @@ impl Found {
         let Some(lag) = queue.lag else {
             let what = match (queue.dropped, queue.dropped_at) {
                 (dropped, Some(at)) => format!(
-                    "it misses nothing of this channel; {dropped} updates were replaced by full states since it is \
-                     here, the latest {} ago",
+                    "it is up to date; {dropped} updates were replaced by full states since it subscribed, the latest \
+                     {} ago",
                     time(self.now.since(at))
                 ),
-                _ => "it reads as fast as it is sent to: no update was ever dropped".to_owned(),
+                _ => "it reads fast enough: no update was ever dropped".to_owned(),
             };
             return Step::new("conflation", true, what);
         };
         let next = match lag.asked {
-            true => "the full state is on its way".to_owned(),
+            true => "the full state is being sent".to_owned(),
             false => {
-                format!("a full state follows when its queue is down to {}", bytes(queue.low_water_bytes))
+                format!("a full state follows when its queue has shrunk to {}", bytes(queue.low_water_bytes))
             }
         };
         let what = format!(
-            "it reads too slowly: since {} {} updates of this channel were dropped; {next}",
+            "it reads too slowly: in {} the channel dropped {} updates; {next}",
             time(self.now.since(lag.since)),
             lag.dropped
         );
@@ -258,12 +258,12 @@ impl Found {
         let queue = &self.queue;
         let loss = queue.repair_at.filter(|at| *at > self.now).map_or(String::new(), |at| {
             format!(
-                "; its latest update went in a packet that may get lost, which a full state makes good in {}",
+                "; its latest update was sent unreliably; a full state follows in {}",
                 time(at.since(self.now))
             )
         });
         let Some(stalled) = queue.stalled else {
-            return Step::new("queue", true, format!("nothing waits to be written{loss}"));
+            return Step::new("queue", true, format!("its output queue is empty{loss}"));
         };
         let what = format!(
             "{} wait to be written, and the transport took nothing for {}; above {} updates are dropped, above {} or after \

@@ -1,7 +1,8 @@
 //! The rules: a state machine without sockets and clock.
 //!
-//! One player is *it* and a little faster than the others. Whom it touches is it from then on. A second of freedom is a
-//! point, a catch five. After a round the best is shown for a moment, then the next begins.
+//! One player is *it* and a little faster than the others. Whom it touches is it from then on. A
+//! second of freedom is a point, a catch five. After a round the best is shown for a moment, then
+//! the next begins.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,12 +29,12 @@ pub(crate) const PILLARS: [(f32, f32, f32); 7] = [
 const SPEED: f32 = 270.0;
 /// Of who is it: enough to catch somebody who runs straight on, not somebody who turns well.
 const SPEED_IT: f32 = 315.0;
-/// How fast a wish becomes movement: the time in which the difference falls to a third.
+/// Time in which the difference between wanted and actual velocity falls to a third.
 const RESPONSE: f32 = 0.09;
 /// For that long nobody can be caught who has just been it, or has just come.
 const IMMUNE: f32 = 1.5;
 const POINTS_PER_CATCH: u32 = 5;
-/// How long a result is shown.
+/// Duration for which a result is shown.
 const RESULT: Duration = Duration::from_secs(6);
 /// Longest name that is shown, in characters.
 const NAME_CHARS_MAX: usize = 14;
@@ -50,7 +51,7 @@ pub struct Arena {
     left: f32,
     length: Duration,
     rng: Rng,
-    /// What everyone knows already; updates are the difference to it.
+    /// State that everyone knows already; updates are the difference to it.
     told: ArenaData,
 }
 
@@ -93,7 +94,7 @@ impl Arena {
         ArenaData { rules: Some(rules), ..self.told.clone() }
     }
 
-    /// What has changed since it was asked last; `None` when nothing has.
+    /// Changes since the last call; `None` if there are none.
     #[must_use]
     pub fn update(&mut self) -> Option<ArenaData> {
         let now = self.data();
@@ -118,13 +119,13 @@ impl Arena {
         self.players.len()
     }
 
-    /// Whether nobody is there.
+    /// True if the room is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.players.is_empty()
     }
 
-    /// Whether a player is in the room.
+    /// True if the player is in the room.
     #[must_use]
     pub fn contains(&self, id: u32) -> bool {
         self.players.contains_key(&id)
@@ -207,7 +208,8 @@ impl Arena {
     fn catch(&mut self) -> Option<Caught> {
         let by = self.round.it;
         let hunter = self.players.get(&by)?;
-        // Who has become it just now waits as well, so that two do not tag each other to and fro.
+        // A player who has just become it waits as well, so that two do not tag each other back and
+        // forth.
         if hunter.immune > 0.0 {
             return None;
         }

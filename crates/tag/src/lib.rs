@@ -1,8 +1,10 @@
 //! Tag: a small game that shows what a game on Throng is made of.
 //!
-//! - `tag.proto` is the channel data, which the gateway merges and fans out, and the messages, which it passes on.
+//! - `tag.proto` is the channel data, which the gateway merges and fans out, and the messages,
+//!   which it passes on.
 //! - [`Arena`] is the game itself, without sockets and clock.
-//! - The game server asks the matcher for a room for whoever logs in, owns a channel per room, and sends what changes.
+//! - The game server asks the matcher for a room for whoever logs in, owns a channel per room, and
+//!   sends what changes.
 //! - Simulated players are connections like any other.
 //! - `web/` is the page for people, on the TypeScript client; its built form is part of this crate.
 //!
@@ -36,7 +38,7 @@ pub const SCHEMA: &str = include_str!("../tag.proto");
 /// The modes that the matcher has to be given: rooms that one can join while there is a place.
 pub const MODES: &str = include_str!("../modes.toml");
 
-/// How to play.
+/// Options of the game.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The gateway's listener for game servers, TCP.
@@ -45,7 +47,7 @@ pub struct Options {
     pub players: SocketAddr,
     /// The matcher, which decides who plays with whom; it has the modes [`MODES`].
     pub matcher: SocketAddr,
-    /// Where to serve the page.
+    /// Address of the page.
     pub page: SocketAddr,
     /// Simulated players.
     pub simulated: usize,
@@ -58,7 +60,7 @@ pub struct Options {
 /// A game that is being played, on a thread of its own. Dropping it ends it.
 #[derive(Debug)]
 pub struct Tag {
-    /// Where the page is.
+    /// Address of the page.
     pub page: SocketAddr,
     /// Dropped to end the thread.
     _stop: oneshot::Sender<()>,
@@ -79,7 +81,7 @@ pub enum StartError {
     Page {
         /// The address.
         addr: SocketAddr,
-        /// What the system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// The gateway is not there, or refuses the game server.
@@ -89,7 +91,7 @@ pub enum StartError {
     #[error("cannot connect to the matcher: {0}")]
     Matcher(#[from] MatcherConnectError),
     /// The gateway has a game server already.
-    #[error("cannot open the game: {0}; is there another game server on this gateway?")]
+    #[error("cannot open the game: {0}; does another game server own GLOBAL on this gateway?")]
     Open(#[from] RequestError),
 }
 

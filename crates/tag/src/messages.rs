@@ -12,7 +12,7 @@ pub const STEER: u32 = 101;
 /// See [`Caught`].
 pub const CAUGHT: u32 = 110;
 
-/// What a room looks like.
+/// Layout of a room.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ArenaData {
     /// By connection.
@@ -24,7 +24,7 @@ pub struct ArenaData {
     /// The round.
     #[prost(message, optional, tag = "3")]
     pub round: Option<Round>,
-    /// What never changes.
+    /// Constant part of the state.
     #[prost(message, optional, tag = "4")]
     pub rules: Option<Rules>,
 }
@@ -81,15 +81,15 @@ pub struct Round {
     /// Until the phase ends.
     #[prost(uint32, tag = "3")]
     pub seconds_left: u32,
-    /// Who has to catch the others.
+    /// Player who has to catch the others.
     #[prost(uint32, tag = "4")]
     pub it: u32,
-    /// Who won the round before.
+    /// Winner of the previous round.
     #[prost(uint32, tag = "5")]
     pub winner: u32,
 }
 
-/// What never changes.
+/// Constant part of the state.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Rules {
     /// Of the arena.
@@ -106,7 +106,7 @@ pub struct Rules {
     pub pillars: Vec<u32>,
 }
 
-/// Who a player is.
+/// Identity of a player.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Hello {
     /// As typed; the server cuts it.
@@ -117,7 +117,7 @@ pub struct Hello {
     pub simulated: bool,
 }
 
-/// Where a player wants to go.
+/// Direction that a player wants to go.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct Steer {
     /// Percent, across.

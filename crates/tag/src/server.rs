@@ -1,5 +1,5 @@
-//! The game server: asks the matcher for a room for every player, owns a channel per room, brings the players into it,
-//! and lets the rules run in it.
+//! The game server: asks the matcher for a room for every player, owns a channel per room, brings
+//! the players into it, and lets the rules run in it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,7 +20,7 @@ const MODE: &str = "tag";
 /// Placed players who wait for this loop.
 const PLACED_MAX: usize = 64;
 
-/// What all rooms together do.
+/// State shared by all rooms.
 pub(crate) struct GameServer {
     client: Client,
     matcher: Matcher,
@@ -77,7 +77,8 @@ impl GameServer {
                     None => return Ok(()),
                 },
                 Some((conn, room)) = self.arrivals.recv() => self.bring(conn, &room).await?,
-                // Who is in which room the answers have said; what the matcher tells beside is taken so that it goes on.
+                // The answers already say which player is in which room; notifications are read
+                // only so that the session goes on.
                 Some(_) = notices.next() => {}
             }
         }
@@ -97,7 +98,7 @@ impl GameServer {
                 self.leave(channel, conn).await?;
             }
             Event::Message { channel, msg_type: HELLO, client, payload, .. } => {
-                // What does not decode is a player's mistake, who is then not in the game.
+                // Undecodable input is the player's mistake; the player is then not in the game.
                 if let (Some(room), Ok(hello)) = (self.rooms.get_mut(&channel), Hello::decode(payload)) {
                     room.arena.enter(client.0, &hello.name, hello.simulated);
                 }
@@ -107,7 +108,9 @@ impl GameServer {
                     room.arena.steer(client.0, (wish.x as f32 / 100.0, wish.y as f32 / 100.0));
                 }
             }
-            Event::Closed { reason } => tracing::warn!(%reason, "the game server lost its gateway"),
+            Event::Closed { reason } => {
+                tracing::warn!(%reason, "the game server lost its connection to the gateway")
+            }
             _ => {}
         }
         Ok(())
@@ -136,7 +139,7 @@ impl GameServer {
             match matcher.join_random_room(&Role::new(role(conn)), MODE).await {
                 // The loop ends only with the game.
                 Ok(room) => drop(placed.send((conn, room.id)).await),
-                Err(error) => tracing::warn!(%error, "no room for a player"),
+                Err(error) => tracing::warn!(%error, "cannot place a player in a room"),
             }
         });
     }
@@ -160,7 +163,7 @@ impl GameServer {
         let (matcher, id, is_empty) = (self.matcher.clone(), room.id.clone(), room.visitors == 0);
         tokio::spawn(async move {
             if let Err(error) = matcher.leave_room(&role(conn), &id).await {
-                tracing::warn!(%error, "the matcher keeps the place of a player who is gone");
+                tracing::warn!(%error, "cannot remove a player who left from its room");
             }
         });
         if is_empty {

@@ -1,4 +1,4 @@
-//! What a player sees: the merged data, and how a simulated player steers by it.
+//! A player's view: the merged data, and the steering of a simulated player.
 
 use throng_stdx::Rng;
 
@@ -26,8 +26,8 @@ pub(crate) fn merge(data: &mut ArenaData, update: ArenaData) {
 /// From how far a simulated player notices who is it.
 const SIGHT: f32 = 380.0;
 
-/// Where the player `me` would like to go: after the nearest when it is it, else away from who is, and around.
-/// `mood` is a direction of its own that changes now and then.
+/// Direction of the player `me`: after the nearest player if it is it, otherwise away from the one
+/// who is, and around. `mood` is a direction of its own that changes now and then.
 pub(crate) fn steer(data: &ArenaData, me: u32, mood: &mut f32, rng: &mut Rng) -> (f32, f32) {
     let place = |id: u32| {
         data.bodies.get(&id).map(|body| {

@@ -1,4 +1,4 @@
-// What is on the canvas.
+// The drawing on the canvas.
 import type { Player, Room } from "./model.js";
 
 interface Spark {

@@ -7,18 +7,18 @@ use clap::Args;
 use serde_json::Value;
 use throng_platform::{Empty, Request, get_blocking};
 
-/// Longest wait for a whole response.
+/// Timeout of a whole response.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest body: five thousand connections are two megabytes.
+/// Largest body: five thousand connections are two megabytes.
 const RESPONSE_BYTES_MAX: usize = 16 << 20;
 
-/// Which process, and what opens it.
+/// Admin address of a process, and the credential for it.
 #[derive(Debug, Args)]
 pub(crate) struct AdminArgs {
     /// Its admin address
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:11280")]
     pub(crate) http: String,
-    /// File whose first line is a token of its http.tokens_file; needed from other machines
+    /// File whose first line is a token from its http.tokens_file; required from other machines
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
 }
@@ -27,13 +27,13 @@ impl AdminArgs {
     /// The value at a path of `/api/v1/`.
     ///
     /// # Errors
-    /// What the process answered instead, or why it could not be asked.
+    /// The answer of the process if it is not a success, or the reason why it could not be reached.
     pub(crate) fn get(&self, path: &str) -> Result<Value, String> {
         let token = self.token_file.as_deref().map(first_line).transpose()?;
         let (status, body) = ask(&self.http, &format!("/api/v1/{path}"), token.as_deref())
             .map_err(|why| format!("{}: {why}\n  is it running? start one with: throng up", self.http))?;
         let value: Value = serde_json::from_str(&body)
-            .map_err(|_| format!("{}: the answer is not that of a throng", self.http))?;
+            .map_err(|_| format!("{}: the answer is not from throng", self.http))?;
         if status == 200 {
             return Ok(value);
         }
@@ -48,13 +48,14 @@ impl AdminArgs {
 fn first_line(file: &Path) -> Result<String, String> {
     let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
     let line = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
-    line.map(str::to_owned).ok_or_else(|| format!("{} holds no token", file.display()))
+    line.map(str::to_owned).ok_or_else(|| format!("{} contains no token", file.display()))
 }
 
 /// Sends one GET and returns status and body.
 pub(crate) fn ask(addr: &str, path: &str, token: Option<&str>) -> Result<(u16, String), String> {
     let bare = addr.trim_start_matches("http://").trim_end_matches('/');
-    // `:8080` is how an address on all interfaces is written; from here it is reached over loopback.
+    // `:8080` is how an address on all interfaces is written; from here it is reached over
+    // loopback.
     let full = if bare.starts_with(':') { format!("127.0.0.1{bare}") } else { bare.to_owned() };
     let mut request = Request::get(format!("http://{full}{path}"));
     if let Some(token) = token {

@@ -15,6 +15,7 @@ use throng_load::engine::Sample;
 use throng_load::report::Report;
 use throng_load::suites::{self, Effort, Options, Progress, TESTS, Target};
 use throng_load::{Transport, chart, duration, interrupt};
+use throng_server::config::nearest;
 
 use crate::{all, balance};
 
@@ -24,34 +25,40 @@ const EXIT_ERROR: u8 = 2;
 /// Port of the listener for game servers when --addr names a host only by its players' listener.
 const SERVERS_PORT: u16 = 11_288;
 
+/// Suites beside the tests of a gateway, each with flags of its own.
+const SUITES: [&str; 4] = ["ddc", "enet", "matcher", "replication"];
+
 /// Measure a gateway: published scenarios by name, beside the published figures
 #[derive(Debug, Args)]
 #[command(after_long_help = AFTER_HELP)]
 pub(crate) struct BenchArgs {
-    /// `list`, `all`, or a test: a suite and a test name. Nothing: 100 players on one channel, answered in two lines
+    /// `list`, `all`, or a test: suite and test name. Without it: 100 players on one channel, two
+    /// lines of output
     #[arg(value_name = "SUITE TEST", num_args = 0..=2)]
     name: Vec<String>,
     /// Players (connections, channels, clients) to run with; several values make a sweep
-    #[arg(long, value_delimiter = ',', value_name = "N")]
+    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = count)]
     pub(crate) players: Vec<usize>,
     /// Length of each measured window [default: 10s]
     #[arg(long, value_parser = duration::parse, value_name = "TIME")]
     pub(crate) duration: Option<Duration>,
-    /// Time between everyone's being there and the window [default: 3s]
+    /// Warm-up after all players have joined [default: 3s]
     #[arg(long, value_parser = duration::parse, value_name = "TIME")]
     warmup: Option<Duration>,
-    /// The canonical loads, few sizes and short windows: the whole table in minutes
+    /// Canonical loads, fewer sizes, shorter windows: the whole table in minutes
     #[arg(long)]
     quick: bool,
-    /// Tiny loads: shows that everything works, judges nothing
+    /// Tiny loads that only show that everything works; not judged
     #[arg(hide_short_help = true, long, conflicts_with = "quick")]
     smoke: bool,
     #[command(flatten)]
     pub(crate) server: ServerArgs,
-    /// For `channel spatial`: crash one game server this long into the window; it returns two seconds later
+    /// For `channel spatial`: crash one game server this long into the window; it returns two
+    /// seconds later
     #[arg(hide_short_help = true, long, value_parser = duration::parse, value_name = "TIME", help_heading = "Load")]
     crash_server_at: Option<Duration>,
-    /// For `channel entity-lod`: players ask for the rates of the distance bands, as the Unreal plugin does
+    /// For `channel entity-lod`: players request the rates of the distance bands, as the Unreal
+    /// plugin does
     #[arg(hide_short_help = true, long, help_heading = "Load")]
     ask_for_rates: bool,
     /// Print the report as JSON instead of a table
@@ -74,13 +81,13 @@ pub(crate) struct BenchArgs {
 /// For `throng bench enet --serve`.
 #[derive(Debug, Clone, Args)]
 struct EnetArgs {
-    /// `bench enet`: be the server, at --addr, and echo every packet as it came, until Ctrl-C
+    /// `bench enet`: run the echo server at --addr until Ctrl-C
     #[arg(hide_short_help = true, long, help_heading = "ENet echo server")]
     serve: bool,
-    /// Connections at the same time
+    /// Concurrent connections
     #[arg(long, value_name = "N", default_value_t = 1 << 20, hide_short_help = true, help_heading = "ENet echo server")]
     slots: usize,
-    /// Look for events and answer only so many times a second, as a game with a tick does [default: at once]
+    /// Poll and answer only this many times a second, like a game with a tick [default: at once]
     #[arg(
         long,
         value_name = "HZ",
@@ -104,7 +111,7 @@ struct EnetArgs {
 /// Which server to load, and how; common to everything that makes load.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ServerArgs {
-    /// Players' listener of a running server to load; without it a server is started
+    /// Players' listener of a running server; without it a server is started
     #[arg(long, value_name = "HOST:PORT", help_heading = "Server")]
     pub(crate) addr: Option<String>,
     /// Game servers' listener of that server [default: port 11288 of the same host]
@@ -116,7 +123,7 @@ pub(crate) struct ServerArgs {
         help_heading = "Server"
     )]
     pub(crate) servers: Option<String>,
-    /// Process id of that server, when it runs here: for CPU and memory
+    /// Process id of that server, if it runs on this machine: for CPU and memory
     #[arg(hide_short_help = true, long, requires = "addr", help_heading = "Server")]
     pub(crate) pid: Option<u32>,
     /// Address of its metrics page
@@ -128,7 +135,7 @@ pub(crate) struct ServerArgs {
         help_heading = "Server"
     )]
     pub(crate) metrics: Option<String>,
-    /// Program to start as the server [default: this one], to compare builds with the same generator
+    /// Program to start as the server, to compare builds [default: this one]
     #[arg(
         hide_short_help = true,
         long,
@@ -137,10 +144,10 @@ pub(crate) struct ServerArgs {
         help_heading = "Server"
     )]
     pub(crate) program: Option<PathBuf>,
-    /// Threads of the server that is started
+    /// Threads of the started server
     #[arg(long, value_name = "N", conflicts_with = "addr", help_heading = "Server")]
     pub(crate) shards: Option<u16>,
-    /// A further flag for the server that is started; can be repeated
+    /// Additional flag for the started server; repeatable
     #[arg(
         hide_short_help = true,
         long,
@@ -150,10 +157,11 @@ pub(crate) struct ServerArgs {
         help_heading = "Server"
     )]
     pub(crate) server_flag: Vec<String>,
-    /// How players connect: tcp, ws or kcp
+    /// Transport of the players: tcp, ws or kcp
     #[arg(hide_short_help = true, long, default_value_t = Transport::Tcp, help_heading = "Load")]
     pub(crate) transport: Transport,
-    /// Generator threads for players [default: one per two processors]; with `enet --serve` the server's [default: 1]
+    /// Generator threads for players [default: one per two processors]; with `enet --serve`, server
+    /// threads [default: 1]
     #[arg(
         hide_short_help = true,
         long,
@@ -163,10 +171,10 @@ pub(crate) struct ServerArgs {
         help_heading = "Load"
     )]
     pub(crate) threads: usize,
-    /// Seed of everything random
+    /// Random seed
     #[arg(hide_short_help = true, long, default_value_t = 1, help_heading = "Load")]
     pub(crate) seed: u64,
-    /// Say nothing on the way to the result: no bar, no line per run
+    /// No progress output, only the result
     #[arg(hide_short_help = true, long)]
     pub(crate) no_progress: bool,
 }
@@ -179,12 +187,13 @@ Examples:
   throng bench channel spatial --players 500 --out runs/world
   throng bench gateway idle --json > idle.json
   throng bench channel single --players 100 --addr 127.0.0.1:12108 --pid $(pidof channeld)
-  throng bench all --quick --out runs              every figure in ten minutes; throng report runs -f html
+  throng bench all --quick --out runs              every figure in ten minutes; then throng report runs -f html
   throng bench enet --quick                        the ENet host beside libenet and a bare echo
   throng bench replication                         state replication; throng bench replication --help has more
   throng bench enet --serve --addr 127.0.0.1:7777 --slots 50000
 
-Exit codes: 0 all thresholds hold, 99 a threshold is missed, 2 no result.";
+Verdicts: passed, missed, or not judged (another load than the canonical one, or nothing was measured).
+Exit codes: 0 passed or not judged, 99 missed, 2 no result.";
 
 /// Runs what the flags ask for.
 pub(crate) fn run(args: BenchArgs) -> ExitCode {
@@ -230,15 +239,15 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             ));
             text.push_str(&format!(
                 "{:<20}  {}\n",
-                "replication", "state replication: published groups, method by method (its own --help)"
+                "replication", "state replication: published groups, method by method (see its --help)"
             ));
             text.push_str(&format!(
                 "{:<20}  {}\n",
-                "matcher", "the matcher: the published tests, rooms and teams, tickets (its own --help)"
+                "matcher", "the matcher: the published tests, rooms and teams, tickets (see its --help)"
             ));
             text.push_str(&format!(
                 "{:<20}  {}\n",
-                "replay CASE.json", "recorded sessions, played by many connections"
+                "replay CASE.json", "recorded sessions, replayed by many connections"
             ));
             print(&text)?;
             Ok(true)
@@ -260,13 +269,16 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
         ["enet", groups @ ..] => {
             let known: Vec<&str> = enet::GROUPS.iter().map(|(name, _)| *name).collect();
             if let Some(wrong) = groups.iter().find(|group| !known.contains(group)) {
-                return Err(format!("bench enet has no group `{wrong}`; groups: {}", known.join(", ")).into());
+                let near = nearest(wrong, known.iter().copied());
+                let hint = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+                let known = known.join(", ");
+                return Err(format!("bench enet has no group `{wrong}`{hint}\n  groups: {known}").into());
             }
             let groups = groups.iter().map(|group| (*group).to_owned()).collect();
             let report = bounded(&args, || measure_enet(&args, groups))?;
             save(&args, &report, "")?;
             show(&args, &report)?;
-            Ok(report.passed)
+            Ok(!report.is_missed())
         }
         ["replay", case] => {
             let mut case = Case::load(Path::new(case))?;
@@ -276,7 +288,7 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             let report = bounded(&args, || Ok(case.play(args.server.seed)?))?;
             save(&args, &report, "")?;
             show(&args, &report)?;
-            Ok(report.passed)
+            Ok(!report.is_missed())
         }
         ["all"] => all::run(&args),
         [] => {
@@ -289,13 +301,13 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             let report = bounded(&args, || Ok(test.run(&options, &mut args.server.live())?))?;
             save(&args, &report, "")?;
             print(&if args.json { json(&report)? } else { two_lines(&report) })?;
-            Ok(report.passed)
+            Ok(!report.is_missed())
         }
         words => {
             let report = bounded(&args, || measure(&words.join(" "), &args))?;
             save(&args, &report, "")?;
             show(&args, &report)?;
-            Ok(report.passed)
+            Ok(!report.is_missed())
         }
     }
 }
@@ -315,14 +327,9 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
 
 fn unknown(name: &str) -> String {
     let known: Vec<&str> = names().collect();
-    // Typing errors come late in a name: the one that begins alike for longest.
-    let alike = |known: &str| known.bytes().zip(name.bytes()).take_while(|(a, b)| a == b).count();
-    let near = known.iter().copied().max_by_key(|known| alike(known)).filter(|known| alike(known) > 0);
-    let hint = near.map(|near| format!("; did you mean `{near}`")).unwrap_or_default();
-    format!(
-        "there is no test `{name}`{hint}. Known tests: {}; and the suites ddc, enet, matcher and replication",
-        known.join(", ")
-    )
+    let near = nearest(name, known.iter().copied().chain(SUITES));
+    let hint = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+    format!("there is no test `{name}`{hint}\n  tests: {}\n  suites: {}", known.join(", "), SUITES.join(", "))
 }
 
 /// The ENet host beside the C library and a bare echo; all groups when none is named.
@@ -390,7 +397,7 @@ impl BenchArgs {
 }
 
 impl ServerArgs {
-    /// Whether the flags leave open which server it is: none is named, and none is described that would be started.
+    /// True if the flags neither name a server nor describe one to start.
     pub(crate) fn may_find_one(&self) -> bool {
         self.addr.is_none() && self.program.is_none() && self.shards.is_none() && self.server_flag.is_empty()
     }
@@ -400,7 +407,7 @@ impl ServerArgs {
         if self.no_progress { Live::silent() } else { Live::new() }
     }
 
-    /// What these flags say about the server and the load.
+    /// Options of the load suite from these flags.
     pub(crate) fn options(&self) -> Result<Options, AnyError> {
         let target = match &self.addr {
             None => None,
@@ -430,6 +437,12 @@ impl ServerArgs {
     }
 }
 
+/// Reads a number of players or other peers.
+pub(crate) fn count(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| *count > 0);
+    count.ok_or_else(|| "expected a whole number of at least 1".to_owned())
+}
+
 fn resolve(addr: &str) -> Result<SocketAddr, AnyError> {
     let found = addr.to_socket_addrs().map_err(|error| format!("address `{addr}`: {error}"))?.next();
     found.ok_or_else(|| format!("address `{addr}` has no IP address").into())
@@ -453,7 +466,8 @@ pub(crate) fn write_report(folder: &Path, report: &Report) -> Result<(), AnyErro
         std::fs::write(path, content)
             .map_err(|error| format!("cannot write {}: {error}", path.display()).into())
     };
-    std::fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+    std::fs::create_dir_all(folder)
+        .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
     write("report.json", json(report)?.as_bytes())?;
     let mut table = Vec::new();
     report.write_table(&mut table)?;
@@ -490,8 +504,8 @@ fn two_lines(report: &Report) -> String {
     text + "\n"
 }
 
-/// Shows progress on standard error: a line per run and, when it is a terminal, a line that lives, with a bar and the
-/// time that is left.
+/// Shows progress on standard error: a line per run and, when it is a terminal, a line that lives,
+/// with a bar and the time that is left.
 pub(crate) struct Live {
     terminal: bool,
     silent: bool,

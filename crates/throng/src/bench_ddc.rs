@@ -13,62 +13,64 @@ use throng_load::suites::Effort;
 
 use crate::bench::{print, say, write_report};
 
-/// Where the published tests work.
+/// Namespace of the published tests.
 const NAMESPACE: &str = "test.benchmark";
 /// Longest time of a run without its windows.
 const LIMIT: Duration = Duration::from_secs(3 * 60 * 60);
 const QUICK_WINDOW: Duration = Duration::from_secs(2);
 
-/// Measure a derived-data cache: the published tests, and what a request costs at saturation
+/// Measure a derived-data cache: the published tests, and the cost of a request at saturation
 #[derive(Debug, Parser)]
 #[command(name = "throng bench ddc", after_help = AFTER_HELP)]
 struct Args {
-    /// Tests and groups (see --list); `all` for the thirteen tests, which is also what happens without a name
+    /// Tests and groups (see --list); without a name or with `all`, the thirteen tests
     #[arg(value_name = "TEST")]
     names: Vec<String>,
     /// List the tests and groups
     #[arg(long)]
     list: bool,
-    /// A running server; without it one is started
+    /// Running server; without it one is started
     #[arg(long, value_name = "http://HOST:PORT", help_heading = "Server")]
     url: Option<String>,
-    /// Process id of that server, when it runs here: for CPU and memory
+    /// Process id of that server, if it runs on this machine: for CPU and memory
     #[arg(long, requires = "url", help_heading = "Server")]
     pid: Option<u32>,
-    /// Namespace to work in
+    /// Namespace of the test data
     #[arg(long, value_name = "NAME", default_value = NAMESPACE, help_heading = "Server")]
     namespace: String,
-    /// A further header for every request, `Name: value`; can be repeated
+    /// Additional header of every request, `Name: value`; repeatable
     #[arg(long, value_name = "HEADER", help_heading = "Server")]
     header: Vec<String>,
-    /// Program to start as the server [default: this one], to compare builds with the same generator
+    /// Program to start as the server, to compare builds [default: this one]
     #[arg(long, value_name = "FILE", conflicts_with = "url", help_heading = "Server")]
     program: Option<PathBuf>,
-    /// When the server that is started acknowledges an upload: `sync`, when it is on disk, or `cache`
+    /// Durability of the started server: `sync` acknowledges an upload when it is on disk, `cache`
+    /// before
     #[arg(long, value_parser = ["sync", "cache"], default_value = "sync", conflicts_with = "url", help_heading = "Server")]
     durability: String,
-    /// Keep the data of servers that are started below this folder; it decides which disk is measured
+    /// Folder for the data of started servers; it determines which disk is measured
     #[arg(long, value_name = "DIR", help_heading = "Server")]
     data: Option<PathBuf>,
-    /// Only put the data that the tests need
+    /// Only upload the data that the tests need
     #[arg(long, requires = "url")]
     seed: bool,
-    /// Put no data: they are there from an earlier run
+    /// Upload no data: use those of an earlier run
     #[arg(long, requires = "url", conflicts_with = "seed")]
     no_seed: bool,
-    /// Length of each window instead of the published one
+    /// Length of each window [default: as published]
     #[arg(long, value_parser = duration::parse, value_name = "TIME")]
     duration: Option<Duration>,
-    /// Two seconds a window: the whole table in minutes
+    /// Windows of two seconds: the whole table in minutes
     #[arg(long, conflicts_with = "duration")]
     quick: bool,
-    /// Part of the data and a second each: shows that everything works, judges nothing
+    /// Part of the data, one second each: only shows that everything works; not judged
     #[arg(long, conflicts_with = "quick")]
     smoke: bool,
-    /// Leave nginx and s3s-fs out of `saturation`
+    /// Skip nginx and s3s-fs in `saturation`
     #[arg(long)]
     no_peers: bool,
-    /// Write target lists for load tools (`METHOD URL`, headers, `@FILE`) into this folder, and measure nothing
+    /// Write target lists for load tools (`METHOD URL`, headers, `@FILE`) into this folder instead
+    /// of measuring
     #[arg(long, value_name = "DIR")]
     targets: Option<PathBuf>,
     /// Print the report as JSON instead of a table
@@ -164,5 +166,5 @@ fn measure(args: Args) -> Result<bool, Box<dyn std::error::Error>> {
         report.write_table(&mut table)?;
         print(&String::from_utf8_lossy(&table))?;
     }
-    Ok(report.passed)
+    Ok(!report.is_missed())
 }

@@ -1,7 +1,9 @@
-//! `throng channeld`: the reference's flags, defaults and ports, so that its command lines keep working.
+//! `throng channeld`: the reference's flags, defaults and ports, so that its command lines keep
+//! working.
 //!
-//! The flags follow Go's rules: one dash or two, `-flag=value` or `-flag value`; switches stand alone. Besides them,
-//! `--schema FILE`, `--config FILE` and every configuration key as `--key VALUE` are understood.
+//! The flags follow Go's rules: one dash or two, `-flag=value` or `-flag value`; switches stand
+//! alone. Besides them, `--schema FILE`, `--config FILE` and every configuration key as `--key
+//! VALUE` are understood.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -13,7 +15,7 @@ use throng_server::migrate::{FileKind, Finding, Weight};
 use crate::output::{complain, print};
 use crate::{keys, up};
 
-/// What a flag of the reference does here.
+/// Effect of a flag of the reference.
 #[derive(Clone, Copy)]
 enum Does {
     /// Sets a key; the value stands for itself.
@@ -24,7 +26,7 @@ enum Does {
     Ignored,
     /// Takes a profile of the whole run.
     Profile,
-    /// Where to.
+    /// Target key.
     ProfileDir,
 }
 
@@ -56,12 +58,12 @@ const FLAGS: &[Flag] = &[
     ),
     flag("logfile", "", Does::Key("log.file"), "additional log file; {time} becomes the start time"),
     flag("profile", "", Does::Profile, "cpu: write a CPU profile at the end; mem, goroutine: no effect"),
-    flag("profilepath", "profiles", Does::ProfileDir, "folder for it; the file is cpu.pprof"),
+    flag("profilepath", "profiles", Does::ProfileDir, "folder of the profile; the file is cpu.pprof"),
     flag(
         "sn",
         "tcp",
         Does::Translated("gateway.servers.transport", network),
-        "network of game servers: tcp, ws, kcp",
+        "transport of game servers: tcp, ws, kcp",
     ),
     flag("sa", ":11288", Does::Translated("gateway.servers.addr", address), "address for game servers"),
     flag("srb", "131071", Does::Ignored, "no effect: reads share one buffer"),
@@ -72,24 +74,29 @@ const FLAGS: &[Flag] = &[
         Does::Key("gateway.servers.state_machine"),
         "state machine of game servers",
     ),
-    switch("sba", "true", Does::Key("gateway.auth.servers_bypass"), "game servers log in without a check"),
+    switch(
+        "sba",
+        "true",
+        Does::Key("gateway.auth.servers_bypass"),
+        "game servers log in without authentication",
+    ),
     switch(
         "scr",
         "false",
         Does::Key("gateway.recovery.servers"),
-        "lost game servers may return to their place",
+        "lost game servers may recover subscriptions and ownership",
     ),
     flag(
         "scrt",
         "0",
         Does::Key("gateway.recovery.servers_timeout_ms"),
-        "time they have, in ms; 0 = for ever",
+        "time to recover, in ms; 0 = no limit",
     ),
     flag(
         "cn",
         "tcp",
         Does::Translated("gateway.clients.transport", network),
-        "network of players: tcp, ws, kcp",
+        "transport of players: tcp, ws, kcp",
     ),
     flag("ca", ":12108", Does::Translated("gateway.clients.addr", address), "address for players"),
     flag("crb", "131071", Does::Ignored, "no effect: reads share one buffer"),
@@ -106,7 +113,7 @@ const FLAGS: &[Flag] = &[
         Does::Ignored,
         "no effect: the listener opens at once, as in the reference's stock build",
     ),
-    switch("erp", "false", Does::Key("gateway.recordings.enabled"), "record what players send"),
+    switch("erp", "false", Does::Key("gateway.recordings.enabled"), "record the packets of players"),
     flag(
         "rspd",
         "",
@@ -165,7 +172,7 @@ pub(crate) struct Reviewed {
     pub(crate) files: Vec<(&'static str, String)>,
     /// Schemas were given.
     pub(crate) has_schema: bool,
-    /// What it configures; `None` when that is refused.
+    /// Resulting configuration; `None` if it is refused.
     pub(crate) config: Option<Config>,
 }
 
@@ -177,7 +184,7 @@ pub(crate) const FILE_FLAGS: [(&str, FileKind); 4] = [
     ("scc", FileKind::SpatialController),
 ];
 
-/// Where a finding is that is of no single flag.
+/// Position of a finding that belongs to no single flag.
 pub(crate) const ALL_FLAGS: &str = "all flags together";
 
 /// Says of every flag whether it means the same, something else or nothing here.
@@ -211,7 +218,7 @@ pub(crate) fn review(words: &[&str]) -> Reviewed {
         });
     }
     if !parsed.dev {
-        let what = "without it players are refused until `gateway.auth` is configured (channeld stops at the first login)";
+        let what = "without it, players are refused until `gateway.auth` is configured (channeld stops at the first login)";
         findings.push(Finding::new(Weight::Differs, "no -dev", what));
     }
     let config = configure(&parsed).map_err(|problems| {
@@ -220,13 +227,13 @@ pub(crate) fn review(words: &[&str]) -> Reviewed {
     Reviewed { findings, files, has_schema: !parsed.schemas.is_empty(), config: config.ok() }
 }
 
-/// Whether a word is a flag of the reference, with or without a value.
+/// True if a word is a flag of the reference, with or without a value.
 pub(crate) fn is_flag(word: &str) -> bool {
     let name = word.trim_start_matches('-').split('=').next().unwrap_or_default();
     word.starts_with('-') && FLAGS.iter().any(|flag| flag.name == name)
 }
 
-/// Whether a command line is understood.
+/// Parses a command line without running it.
 #[cfg(test)]
 pub(crate) fn check(words: &[&str]) -> Result<(), String> {
     if words == ["-help"] { Ok(()) } else { parse(words).map(drop) }
@@ -305,7 +312,8 @@ fn parse_flag<'a>(
     Ok(())
 }
 
-/// A switch alone means true. A value behind a blank would end the flags in Go; here it is taken for what it says.
+/// A switch alone means true. A value behind a blank would end the flags in Go; here it is taken
+/// for what it says.
 fn switch_value<'a>(rest: &mut (impl Iterator<Item = &'a str> + Clone)) -> &'a str {
     match rest.clone().next() {
         Some(word) if matches!(word, "true" | "false" | "1" | "0") => {
@@ -317,7 +325,7 @@ fn switch_value<'a>(rest: &mut (impl Iterator<Item = &'a str> + Clone)) -> &'a s
 }
 
 fn apply(parsed: &mut Parsed, flag: &Flag, shown: &str, value: &str) -> Result<(), String> {
-    // What Go's flag package takes for a truth value.
+    // Boolean values of Go's flag package.
     let value = match value {
         "t" | "T" | "TRUE" | "True" if flag.switch => "true",
         "f" | "F" | "FALSE" | "False" if flag.switch => "false",
@@ -339,7 +347,7 @@ fn apply(parsed: &mut Parsed, flag: &Flag, shown: &str, value: &str) -> Result<(
             "" => {}
             "cpu" => parsed.profile = true,
             "mem" | "goroutine" => parsed.remarks.push(format!(
-                "{shown} {value} has no effect: there are CPU profiles only; /metrics shows the memory in use"
+                "{shown} {value} has no effect: only CPU profiles exist; /metrics shows memory usage"
             )),
             _ => return Err(bad("expected cpu, mem or goroutine".to_owned())),
         },
@@ -355,9 +363,11 @@ fn configure(parsed: &Parsed) -> Result<Config, throng_server::config::Problems>
         ("gateway.clients.addr", text(":12108")),
         ("gateway.clients.extra", Value::List(Vec::new())),
         ("gateway.permissions", text("channeld")),
-        // The reference listens everywhere and checks nobody in development mode; that is what its users ask for here.
+        // The reference listens everywhere and checks nobody in development mode; that is what its
+        // users ask for here.
         ("gateway.unsafe_binds", Value::Bool(true)),
-        // In production mode it has no provider and dies at the first login; refusing players is the safe reading.
+        // In production mode it has no provider and dies at the first login; refusing players is
+        // the safe reading.
         ("gateway.auth.kind", text(if parsed.dev { "none" } else { "refuse" })),
         ("gateway.limits.client_messages_per_s_max", Value::Int(0)),
         ("gateway.limits.client_bytes_per_s_max", Value::Int(0)),
@@ -405,7 +415,8 @@ fn network(value: &str) -> Result<String, String> {
     }
 }
 
-/// Takes `scheme://host:port/path` apart; the path never worked in the reference, and every path is served here.
+/// Takes `scheme://host:port/path` apart; the path never worked in the reference, and every path is
+/// served here.
 fn address(value: &str) -> Result<String, String> {
     let bare = value.split_once("://").map_or(value, |(_, rest)| rest);
     Ok(bare.split('/').next().unwrap_or(bare).to_owned())
@@ -444,7 +455,7 @@ fn help() -> String {
     }
     out.push_str(
         "\nAlso:\n  --schema FILE  describe channel data: .proto or descriptor set; repeatable\n  \
-         --config FILE  configuration file (TOML); flags outweigh it\n  --KEY VALUE    any key of the configuration; \
+         --config FILE  configuration file (TOML); flags override it\n  --KEY VALUE    any key of the configuration; \
          `throng config default` lists them\n\n\
          Without their files, the stock state machines and channel settings are built in.\n\n\
          Examples:\n  throng channeld -dev\n  throng channeld -dev -ct=0 -mcb=13 \\\n      \

@@ -17,39 +17,61 @@ use crate::tag::TagArgs;
 use crate::top::TopArgs;
 use crate::why::WhyArgs;
 
+/// The commands by purpose. A test keeps the table complete.
+const GROUPS: &[(&str, &[&str])] = &[
+    ("Run", &["up", "demo", "tag", "channeld"]),
+    ("Configure", &["config", "doctor", "migrate"]),
+    ("Watch", &["top", "why", "explain", "health"]),
+    ("Measure", &["bench", "swarm", "replay", "report", "compare"]),
+    ("Maintain", &["ddc", "matcher"]),
+    ("Program", &["help", "version", "completions", "man"]),
+];
+
+/// Commands before options; by default clap lists the commands without groups.
+const TEMPLATE: &str = "\
+{about-with-newline}
+{usage-heading} {usage}
+
+{before-help}Options:
+{options}{after-help}";
+
 const EXAMPLES: &str = "\
 Examples:
-  throng demo                      a gateway, and players in a small world
-  throng swarm --players 100       let 100 simulated players join";
+  throng up                        every service on this machine, nothing to configure
+  throng demo                      the same with simulated players in a small world
+  throng swarm --players 100       100 simulated players join the server that runs here
+
+`throng help` describes every command, `throng help COMMAND` one of them.";
 
 const MORE_EXAMPLES: &str = "\
 Examples:
-  throng                                   start a gateway on this machine
-  throng demo                              the same, with players in a small world
+  throng                                   start every service on this machine
+  throng demo                              the same with players in a small world
   throng tag                               a game to play in the browser
-  throng swarm --players 100               let 100 simulated players join it
+  throng swarm --players 100               100 simulated players join the server that runs here
   throng channeld -dev -cfsm=config/client_authoratative_fsm.json
   throng bench channel single              the published scenario
-  throng report DIR -f html > run.html     what `throng bench --out DIR` saved, as one page
-  throng compare BEFORE AFTER              whether two of those differ, with confidence
-  throng config default > throng.toml      write a configuration to start from
-  throng doctor                            is this machine fit for it?
-  throng top                               watch it: rates, shards, limits, busiest connections
-  throng migrate check docker-compose.yml  what becomes of a channeld deployment
-  throng why --conn 812 --channel 0        why does this client not get this channel's updates?
-  throng explain THR-0106                  what an error code means
-  throng completions bash                  for zsh, fish, powershell and elvish too; `throng man DIR` writes man pages
+  throng report DIR -f html > run.html     one page from what `throng bench --out DIR` saved
+  throng compare BEFORE AFTER              differences of two saved results, with confidence
+  throng config default > throng.toml      a configuration to start from
+  throng doctor                            checks whether this machine is fit for a start
+  throng top                               rates, shards, limits and busiest connections, live
+  throng migrate check docker-compose.yml  how a channeld deployment translates
+  throng why --conn 812 --channel 0        why this client gets no updates of this channel
+  throng explain THR-0106                  the meaning of an error code
+  throng completions bash                  also zsh, fish, powershell, elvish; `throng man DIR` writes manual pages
 
-Without a command the flags of `throng up` apply; `throng up --help` lists them.";
+Without a command the flags of `throng up` apply; `throng help up` lists them.";
 
 const UP_EXAMPLES: &str = "\
 Examples:
-  throng up                                everything on loopback, nothing to configure
-  throng up --schema game.proto            channel data of your own game
+  throng up                                every service on loopback, nothing to configure
+  throng up --only gateway --schema game.proto
   throng up -c throng.toml --server.shards 4
   THRONG_LOG_FORMAT=json throng up --for 60s
 
-Every key of the configuration is a flag; `throng up --help` lists them.";
+Without --config, throng.toml and --only, every service listens on loopback: gateway (TCP and ENet), cache, matcher
+and console. Every key of the configuration is a flag; `throng help up` lists them.";
 
 const CONFIG_EXAMPLES: &str = "\
 Examples:
@@ -60,11 +82,13 @@ Examples:
 
 /// The whole command line.
 pub(crate) fn command() -> Command {
-    // Without a subcommand the flags of `up` apply, but they would drown the list of subcommands in the help.
+    // Without a subcommand the flags of `up` apply, but they would drown the list of subcommands in
+    // the help.
     let hidden =
         |command: Command| command.mut_args(|arg| if is_builtin(&arg) { arg } else { arg.hide(true) });
-    hidden(up_flags(Command::new("throng")))
+    let command = hidden(up_flags(Command::new("throng")))
         .about("Multiplayer backend in one binary. Without a command: up.")
+        .help_template(TEMPLATE)
         .version(env!("CARGO_PKG_VERSION"))
         .override_usage("throng [COMMAND] [OPTIONS]")
         .args_conflicts_with_subcommands(true)
@@ -73,74 +97,72 @@ pub(crate) fn command() -> Command {
         .after_long_help(MORE_EXAMPLES)
         .subcommand(
             up_flags(Command::new("up"))
-                .about("Start the services and say where they listen")
+                .about("Start the services and print their addresses")
                 .after_help(UP_EXAMPLES),
         )
         .subcommand(
             DemoArgs::augment_args(Command::new("demo"))
-                .about("Start a backend and let simulated players walk, turn and jump on it"),
+                .about("Start every service with simulated players in a small world"),
         )
         .subcommand(
             Command::new("channeld")
-                .about("Start with the flags, defaults and ports of channeld")
+                .about("Start a gateway with the flags, defaults and ports of channeld")
                 .disable_help_flag(true),
         )
         .subcommand(
-            BenchArgs::augment_args(Command::new("bench")).about("Measure: published scenarios by name"),
+            BenchArgs::augment_args(Command::new("bench")).about("Measure published scenarios by name, beside the published figures"),
         )
         .subcommand(
-            ReportArgs::augment_args(Command::new("report").hide(true))
-                .about("Show saved results: text, md, html"),
+            ReportArgs::augment_args(Command::new("report"))
+                .about("Show saved results as text, Markdown or one HTML page"),
         )
         .subcommand(
-            CompareArgs::augment_args(Command::new("compare").hide(true))
+            CompareArgs::augment_args(Command::new("compare"))
                 .about("Compare two saved results, with confidence"),
         )
         .subcommand(
-            SwarmArgs::augment_args(Command::new("swarm")).about("Let simulated players join a server"),
+            SwarmArgs::augment_args(Command::new("swarm")).about("Simulated players join a server"),
         )
         .subcommand(
-            // The short help has no line to spare; the demo plays it too, and says so.
             TagArgs::augment_args(Command::new("tag"))
-                .about("Play tag in the browser, against simulated players")
-                .hide(true),
+                .about("Play tag in the browser, against simulated players"),
         )
         .subcommand(
             ReplayArgs::augment_args(Command::new("replay"))
-                .about("Play recorded sessions and report what differs"),
+                .about("Replay recorded sessions and report differences"),
         )
         .subcommand(
             DdcArgs::augment_args(Command::new("ddc")).about(
-                "Care for the folder of a derived-data cache: stats, verify, scrub, gc, export, import",
+                "Maintain the folder of a derived-data cache: stats, verify, scrub, gc, export, import",
             ),
         )
         .subcommand(config_command())
         .subcommand(crate::matcher::command())
         .subcommand(
             Command::new("health")
-                .about("Ask a running process whether it is ready; exit 0 if so, else 1")
+                .about("Check whether a running process is ready; exit 0 if so, else 1")
                 .arg(
                     Arg::new("http")
                         .long("http")
                         .value_name("ADDR")
-                        .help("Its admin address")
+                        .help("Admin address of the process")
                         .default_value("127.0.0.1:11280"),
                 )
                 .arg(
                     Arg::new("live")
                         .long("live")
                         .action(ArgAction::SetTrue)
-                        .help("Ask whether it works at all"),
+                        .help("Check whether it is alive, ready or not"),
                 )
                 .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the answer")),
         )
         .subcommand(
-            with_keys(Command::new("doctor"))
-                .about("Check this machine for a start, and say what to mend")
+            up_flags(Command::new("doctor"))
+                .about("Check this machine for `throng up` with the same flags, and suggest fixes")
                 .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("As JSON")),
         )
         .subcommand(
-            Command::new("completions").about("Print a completion script for a shell").hide(true).arg(
+            Command::new("completions").about("Print a completion script for a shell").arg(
                 Arg::new("shell")
                     .value_name("SHELL")
                     .required(true)
@@ -150,35 +172,62 @@ pub(crate) fn command() -> Command {
         .subcommand(
             Command::new("man")
                 .about("Write a manual page for every command")
-                .hide(true)
-                .arg(Arg::new("dir").value_name("DIR").default_value(".").help("Folder for them")),
+                .arg(Arg::new("dir").value_name("DIR").default_value(".").help("Folder of the pages")),
         )
         .subcommand(
-            MigrateArgs::augment_args(Command::new("migrate").hide(true))
-                .about("Say what becomes of another system's files and flags"),
+            MigrateArgs::augment_args(Command::new("migrate"))
+                .about("Translate the files and flags of channeld and Cloud DDC"),
         )
         .subcommand(
-            TopArgs::augment_args(Command::new("top").hide(true))
+            TopArgs::augment_args(Command::new("top"))
                 .about("Watch a running process: rates, shards, limits, connections"),
         )
         .subcommand(
-            WhyArgs::augment_args(Command::new("why").hide(true))
-                .about("Say why a client did not get an update, or why a ticket waits"),
+            WhyArgs::augment_args(Command::new("why"))
+                .about("Explain why a client gets no updates, or why a ticket waits"),
         )
         .subcommand(
-            Command::new("explain").about("Explain an error code").arg(
+            Command::new("explain")
+                .about("Explain an error code or a reason")
+                .after_help("`throng why` explains what a running process does with one client or one ticket.")
+                .arg(
                 Arg::new("code").value_name("CODE").help(
-                    "As printed: THR-0103, or a reason such as slow_reader; without one, all are listed",
+                    "Code as printed (THR-0103), or a reason such as slow_reader; without one, all are listed",
                 ),
             ),
         )
         .subcommand(
-            // The short help has no line to spare, and -V stands right below.
             Command::new("version")
-                .about("Print the version")
-                .hide(true)
+                .about("Print the version; with --json also commit, build profile and features")
                 .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("As JSON")),
         )
+        .subcommand(
+            // `main` turns it into the command's own --help; this is its line in lists and manual
+            // pages.
+            Command::new("help").about("Print the help of a command").arg(
+                Arg::new("command").value_name("COMMAND").num_args(0..).help("Command, with its subcommand"),
+            ),
+        );
+    let (names, abouts) = (group_names(), group_abouts(&command));
+    command.before_help(names).before_long_help(abouts)
+}
+
+/// The commands by group, a line each.
+fn group_names() -> String {
+    let lines = GROUPS.iter().map(|(group, names)| format!("\n  {group:<11}{}", names.join(", ")));
+    "Commands:".to_owned() + &lines.collect::<String>()
+}
+
+/// The commands by group with their descriptions.
+fn group_abouts(command: &Command) -> String {
+    let about = |name: &&str| {
+        let about = command.find_subcommand(name).and_then(Command::get_about).map(ToString::to_string);
+        format!("\n  {name:<12} {}", about.unwrap_or_default())
+    };
+    let groups = GROUPS
+        .iter()
+        .map(|(group, names)| format!("{group}:{}", names.iter().map(about).collect::<String>()));
+    groups.collect::<Vec<_>>().join("\n\n")
 }
 
 /// The flags of `throng up`, shared with what starts a gateway by the way.
@@ -196,7 +245,10 @@ pub(crate) fn up_flags(command: Command) -> Command {
                 .help("Start these services only (server.only)"),
         ))
         .arg(common(
-            Arg::new("data").long("data").value_name("DIR").help("Folder for what is kept (server.data)"),
+            Arg::new("data")
+                .long("data")
+                .value_name("DIR")
+                .help("Folder of everything that is kept (server.data)"),
         ))
         .arg(common(Arg::new("http").long("http").value_name("ADDR").help("Admin address (http.addr)")))
         .arg(common(
@@ -210,24 +262,24 @@ pub(crate) fn up_flags(command: Command) -> Command {
             Arg::new("dev")
                 .long("dev")
                 .action(ArgAction::SetTrue)
-                .help("Development mode: everyone may log in, loopback only (gateway.dev)"),
+                .help("Development mode: no authentication, loopback only (gateway.dev)"),
         ))
         .arg(common(
             Arg::new("for")
                 .long("for")
                 .value_name("TIME")
                 .value_parser(parse_duration)
-                .help("Stop by itself after this time: 500ms, 20s, 5m"),
+                .help("Stop after this time: 500ms, 20s, 5m"),
         ));
     with_keys(command)
 }
 
 fn config_command() -> Command {
     let origin =
-        Arg::new("origin").long("origin").action(ArgAction::SetTrue).help("With the source of every value");
+        Arg::new("origin").long("origin").action(ArgAction::SetTrue).help("Add the source of every value");
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("As JSON");
-    // Whoever names the file without the flag means it; it comes before what the environment says.
-    let file = Arg::new("file").value_name("FILE").help("The file, in place of --config");
+    // A file named by position is meant for this run, so it takes precedence over THRONG_CONFIG.
+    let file = Arg::new("file").value_name("FILE").help("Configuration file; the same as --config");
     Command::new("config")
         .about("Check, show or print the configuration")
         .subcommand_required(true)
@@ -278,6 +330,20 @@ mod tests {
     }
 
     #[test]
+    fn every_command_is_in_one_group() {
+        let command = command();
+        let mut known: Vec<&str> = command.get_subcommands().map(Command::get_name).collect();
+        let mut listed: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
+        known.sort_unstable();
+        listed.sort_unstable();
+        assert_eq!(listed, known);
+        assert!(
+            command.get_subcommands().all(|each| !each.is_hide_set()),
+            "hidden commands have no manual page"
+        );
+    }
+
+    #[test]
     fn times_are_read() {
         assert_eq!(parse_duration("20s"), Ok(Duration::from_secs(20)));
         assert_eq!(parse_duration("1.5m"), Ok(Duration::from_secs(90)));
@@ -288,7 +354,8 @@ mod tests {
         }
     }
 
-    /// Every command line of the documents, with the file that it stands in: those of code blocks and those in the text.
+    /// Every command line of the documents, with the file that it stands in: those of code blocks
+    /// and those in the text.
     fn documented() -> Vec<(String, String)> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mut files = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
@@ -323,9 +390,10 @@ mod tests {
         found
     }
 
-    /// The words of a command: without comment, pipe, redirection, environment; as far as no shell is needed for it.
+    /// The words of a command: without comment, pipe, redirection, environment; as far as no shell
+    /// is needed for it.
     fn words(line: &str) -> Vec<String> {
-        // What another program would print stands for a number.
+        // The output of another program stands for a number.
         let line = match (line.find("$("), line.find(')')) {
             (Some(from), Some(to)) if from < to => format!("{}1{}", &line[..from], &line[to + 1..]),
             _ => line.to_owned(),
@@ -333,7 +401,7 @@ mod tests {
         let words = line.split_ascii_whitespace();
         let environment = |word: &&str| word.starts_with("THRONG_") && word.contains('=');
         let end = |word: &&str| !matches!(*word, "|" | ">" | "#" | "&&") && !word.starts_with('#');
-        // Where prose says "so many", any number does.
+        // A placeholder of the prose stands for any number.
         let plain = |word: &str| if word == "N" { "1".to_owned() } else { word.trim_matches('"').to_owned() };
         words.skip_while(environment).take_while(end).map(plain).collect()
     }

@@ -15,7 +15,7 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
             for warning in &config.warnings {
                 complain(&format!("warning: {warning}"));
             }
-            print("the configuration is good\n");
+            print("the configuration is valid\n");
         }),
         Some(("show", matches)) => with_config(matches, |config| {
             let origin = matches.get_flag("origin");

@@ -15,7 +15,7 @@ const FAILED: u8 = 2;
 
 #[derive(Debug, Args)]
 pub(crate) struct DdcArgs {
-    /// Folder that `throng up` was given (server.data)
+    /// Data folder of `throng up` (server.data)
     #[arg(long, value_name = "DIR", default_value = "throng-data", global = true)]
     data: PathBuf,
     #[command(subcommand)]
@@ -24,19 +24,19 @@ pub(crate) struct DdcArgs {
 
 #[derive(Debug, Subcommand)]
 enum WorkArgs {
-    /// Count what each namespace holds
+    /// Count refs and blobs of each namespace
     Stats,
-    /// Read every blob and follow every ref, and change nothing; exit 1 if something is damaged
+    /// Read every blob and follow every ref without changes; exit 1 if something is damaged
     Verify,
-    /// Read every blob and put damaged ones aside; exit 1 if there were any
+    /// Read every blob and quarantine damaged ones; exit 1 if there were any
     Scrub,
-    /// Remove what expired, and blobs that no ref reaches
+    /// Remove expired refs and unreferenced blobs
     Gc {
-        /// Days without use after which a ref goes; 0 keeps refs
+        /// Days without use after which a ref is removed; 0 keeps refs
         #[arg(long, value_name = "DAYS", default_value_t = 0)]
         unused_days: u32,
     },
-    /// Write everything to a file, to take it elsewhere
+    /// Export everything to one file
     Export {
         /// The file
         file: PathBuf,
@@ -44,11 +44,11 @@ enum WorkArgs {
         #[arg(long, value_name = "NAME")]
         namespace: Option<String>,
     },
-    /// Decode blocks of Oodle between standard input and output; the cache starts it
+    /// Decode Oodle blocks from standard input to standard output; the cache starts it
     #[cfg(feature = "oodle")]
     #[command(hide = true)]
     DecodeOodle,
-    /// Read what an export wrote; every blob is hashed first
+    /// Import an exported file; every blob is hashed first
     Import {
         /// The file
         file: PathBuf,

@@ -3,19 +3,15 @@
 use std::process::ExitCode;
 
 use clap::ArgMatches;
-use throng_server::config::Loader;
 use throng_server::doctor::{Finding, Severity, examine};
 
-use crate::keys;
-use crate::output::{complain, print};
+use crate::output::print;
+use crate::up;
 
 pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
-    let config = match keys::load(matches, Loader::new()) {
+    let config = match up::config(matches) {
         Ok(config) => config,
-        Err(problems) => {
-            complain(&problems.to_string());
-            return ExitCode::from(2);
-        }
+        Err(code) => return code,
     };
     let findings = examine(&config);
     print(&if matches.get_flag("json") { json(&findings) } else { text(&findings) });
@@ -25,10 +21,11 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
     }
 }
 
+/// The severity in JSON.
 fn mark(severity: Severity) -> &'static str {
     match severity {
         Severity::Good => "ok",
-        Severity::Poor => "poor",
+        Severity::Warning => "poor",
         Severity::Bad => "bad",
     }
 }
@@ -36,13 +33,18 @@ fn mark(severity: Severity) -> &'static str {
 fn text(findings: &[Finding]) -> String {
     let mut out = String::new();
     for Finding { subject, severity, found, remedy } in findings {
-        out.push_str(&format!("{:<5} {subject:<13} {found}\n", mark(*severity)));
+        let label = if *severity == Severity::Warning { "warn" } else { mark(*severity) };
+        out.push_str(&format!("{label:<5} {subject:<13} {found}\n"));
         if !remedy.is_empty() {
             out.push_str(&format!("{:<19} -> {remedy}\n", ""));
         }
     }
     let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
-    out.push_str(&format!("\n{} bad, {} poor\n", count(Severity::Bad), count(Severity::Poor)));
+    let (bad, warnings) = (count(Severity::Bad), count(Severity::Warning));
+    out.push_str(&format!(
+        "\n{bad} bad, {warnings} {}\n",
+        if warnings == 1 { "warning" } else { "warnings" }
+    ));
     out
 }
 

@@ -19,32 +19,32 @@ const CODES: &[(&str, &str, &str)] = &[
     (
         "THR-0102",
         "the configuration file is not TOML",
-        "The place shown is where the reader got lost; the mistake is there or shortly before: a quote that is not\n\
-         closed, a missing `=`, a key that stands twice.",
+        "Parsing failed at the position shown; the mistake is there or shortly before: an unclosed quote, a missing\n\
+         `=`, a duplicate key.",
     ),
     (
         "THR-0103",
         "unknown key",
-        "There is no key or section of that name where it stands. The message names the nearest known one and all that\n\
-         are allowed in that place. `throng config default` prints every key with its documentation.",
+        "No key or section has that name at that position. The message names the nearest known one and all that\n\
+         are allowed there. `throng config default` prints every key with its documentation.",
     ),
     (
         "THR-0104",
         "bad value",
-        "The value has the wrong type or lies outside its range; both are in the message, with the default.",
+        "The value has the wrong type or is out of range; the message shows both, and the default.",
     ),
     (
         "THR-0105",
-        "values that do not go together",
-        "Each value alone is fine, but one needs another that is missing or contradicts it, for example an\n\
+        "conflicting values",
+        "Each value alone is valid, but one requires another that is missing or contradicts it, for example\n\
          authentication by tokens without a file of tokens.",
     ),
     (
         "THR-0106",
-        "an address that lets strangers in",
-        "The listener would be reachable from other machines while logins are not checked (or the admin address has no\n\
-         token). Ways out: listen on 127.0.0.1; set up an authentication in [gateway.auth]; or, inside a network that only\n\
-         you can reach, set gateway.unsafe_binds = true.",
+        "a public address without authentication",
+        "The listener would be reachable from other machines without authentication (or the admin address without a\n\
+         token). Listen on 127.0.0.1; configure authentication in [gateway.auth]; or, on a private network, set\n\
+         gateway.unsafe_binds = true.",
     ),
     (
         "THR-0107",
@@ -54,11 +54,11 @@ const CODES: &[(&str, &str, &str)] = &[
     ),
     (
         "THR-0108",
-        "the matcher's rules say what cannot be",
+        "the matcher's rules are invalid",
         "The file that matcher.rules names has an unknown key, a value outside its range, or rules that contradict each\n\
-         other. The message names the queue and the path in it (`rules[2].max`), what would be right and what was found.\n\
-         The line shown is the one where the queue or the value begins. A rule set that a program gives with PutQueue is\n\
-         refused for the same reasons, with RULE_INVALID.",
+         other. The message names the queue and the path in it (`rules[2].max`), what is expected and what was found.\n\
+         The line shown is the one where the queue or the value begins. A rule set of a PutQueue request is refused\n\
+         for the same reasons, with RULE_INVALID.",
     ),
 ];
 
@@ -87,7 +87,7 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
             ExitCode::SUCCESS
         }
         None => {
-            complain(&format!("error: there is no code `{code}`; `throng explain` lists them"));
+            complain(&format!("error: there is no code `{code}`; `throng explain` lists all codes"));
             ExitCode::from(2)
         }
     }

@@ -1,4 +1,5 @@
-//! Configuration keys as flags: `--gateway.clients.addr ADDR`, one per key, made from the key table.
+//! Configuration keys as flags: `--gateway.clients.addr ADDR`, one per key, made from the key
+//! table.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use throng_server::config::{Config, KEYS, Kind, Loader, Problems, SECTIONS};
@@ -9,7 +10,7 @@ pub(crate) fn with_keys(command: Command) -> Command {
         .short('c')
         .long("config")
         .value_name("FILE")
-        .help("Configuration file (TOML); else throng.toml, if there is one")
+        .help("Configuration file (TOML) [default: throng.toml if it exists]")
         .env("THRONG_CONFIG")
         .hide_env(true);
     KEYS.iter().fold(command.arg(config), |command, key| {
@@ -35,12 +36,23 @@ pub(crate) fn with_keys(command: Command) -> Command {
     })
 }
 
-/// Loads the configuration from the file, the environment and the flags of `matches`.
-pub(crate) fn load(matches: &ArgMatches, base: Loader) -> Result<Config, Problems> {
+/// File that is read when none is named.
+const USUAL_FILE: &str = "throng.toml";
+
+/// The configuration file of `matches`: the one that is named, else the usual one if it exists.
+pub(crate) fn file(matches: &ArgMatches) -> Option<&str> {
     // Commands about the file itself take it by position, too.
     let named = matches.try_get_one::<String>("file").ok().flatten();
-    let file = named.or_else(|| matches.get_one("config"));
-    let mut loader = with_surroundings(base, file.map(String::as_str));
+    named.or_else(|| matches.get_one("config")).map(String::as_str).or_else(usual_file)
+}
+
+fn usual_file<'a>() -> Option<&'a str> {
+    std::path::Path::new(USUAL_FILE).is_file().then_some(USUAL_FILE)
+}
+
+/// Loads the configuration from the file, the environment and the flags of `matches`.
+pub(crate) fn load(matches: &ArgMatches, base: Loader) -> Result<Config, Problems> {
+    let mut loader = with_surroundings(base, file(matches));
     for key in KEYS.iter() {
         if let Some(text) = matches.get_one::<String>(&key.path) {
             loader = loader.flag(format!("--{}", key.path), key.path.as_str(), text.as_str());
@@ -51,8 +63,7 @@ pub(crate) fn load(matches: &ArgMatches, base: Loader) -> Result<Config, Problem
 
 /// The file (named, or found) and the environment.
 pub(crate) fn with_surroundings(base: Loader, file: Option<&str>) -> Loader {
-    let found = std::path::Path::new("throng.toml").is_file().then_some("throng.toml");
-    let loader = match file.or(found) {
+    let loader = match file.or_else(usual_file) {
         Some(file) => base.file(file),
         None => base,
     };

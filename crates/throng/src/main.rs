@@ -21,6 +21,7 @@ mod replication;
 mod replication_report;
 mod report;
 mod shell;
+mod suggest;
 mod swarm;
 mod tag;
 mod top;
@@ -28,9 +29,11 @@ mod up;
 mod version;
 mod why;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// The gateway allocates and frees small buffers all day; mimalloc does that in half the time of the system's.
+/// The gateway allocates and frees small buffers all day; mimalloc does that in half the time of
+/// the system's.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -44,15 +47,21 @@ unsafe extern "C" {
 }
 
 fn main() -> ExitCode {
-    // What a tick frees the next one needs: given back after a second and mapped anew, page by page, it costs a tick of
-    // 100,000 tickets a fifth. After a minute the system gets it; MIMALLOC_PURGE_DELAY overrides that.
-    // SAFETY: it stores a number, and no other thread runs yet.
+    // Memory freed by one tick is needed by the next: returned after a second and mapped anew, page
+    // by page, it costs a tick of 100,000 tickets a fifth. After a minute the system gets it;
+    // MIMALLOC_PURGE_DELAY overrides that. SAFETY: it stores a number, and no other thread runs
+    // yet.
     unsafe { mi_option_set_default(PURGE_DELAY, PURGE_DELAY_MS) };
-    // A page of 2 MiB is cleared when its first byte is written, up to 6 ms in which a thread serves nobody, and stays
-    // whole for a few buffers: with small pages a connection takes half the memory. What touches much fresh memory at once
-    // pays for it: the start takes some 5 ms more. A system that has no such pages refuses, and needs it not.
+    // A page of 2 MiB is cleared when its first byte is written, up to 6 ms in which a thread
+    // serves nobody, and stays whole for a few buffers: with small pages a connection takes half
+    // the memory. What touches much fresh memory at once pays for it: the start takes some 5 ms
+    // more. A system that has no such pages refuses, and needs it not.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
-    let arguments: Vec<std::ffi::OsString> = std::env::args_os().collect();
+    version::build().set();
+    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    if arguments.get(1).is_some_and(|word| word == "help") {
+        help_becomes_a_flag(&mut arguments);
+    }
     // The reference's flags are no clap flags: one dash, Go's rules for values.
     if arguments.get(1).is_some_and(|word| word == "channeld") {
         return channeld::run(&arguments[2..]);
@@ -72,7 +81,8 @@ fn main() -> ExitCode {
     }
     let matches = match cli::command().try_get_matches_from(&arguments) {
         Ok(matches) => matches,
-        Err(error) => {
+        Err(mut error) => {
+            suggest::improve(&mut error, &cli::command(), &arguments);
             let _ = error.print();
             return ExitCode::from(error.exit_code().clamp(0, 2) as u8);
         }
@@ -101,6 +111,14 @@ fn main() -> ExitCode {
         Some(("version", matches)) => version::run(matches),
         Some((name, _)) => unreachable!("`{name}` is defined in cli.rs"),
     }
+}
+
+/// `throng help COMMAND` becomes `throng COMMAND --help`, so that commands with a parser of their
+/// own answer it too.
+fn help_becomes_a_flag(arguments: &mut Vec<OsString>) {
+    arguments.remove(1);
+    let is_channeld = arguments.get(1).is_some_and(|word| word == "channeld");
+    arguments.push(if is_channeld { "-help" } else { "--help" }.into());
 }
 
 /// Calls a command with its typed arguments.

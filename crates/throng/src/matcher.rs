@@ -11,7 +11,7 @@ use clap::{Arg, ArgAction, ArgMatches, Parser};
 use throng_load::child::Owned;
 use throng_load::duration;
 use throng_load::interrupt;
-use throng_load::matcher::{self, Outcome, PUBLISHED, Plan, RunError, TESTS};
+use throng_load::matcher::{self, PUBLISHED, Plan, RunError, TESTS, TestReport};
 use throng_load::report::Report;
 use throng_load::suites::Effort;
 use throng_sim::population;
@@ -20,14 +20,14 @@ use crate::bench::write_report;
 
 const EXIT_FAILED: u8 = 1;
 const EXIT_WRONG: u8 = 2;
-/// Where a matcher listens by default.
+/// Default port of a matcher.
 const PORT: u16 = 11_290;
 /// Longest time of a run; all published tests take some minutes.
 const LIMIT: Duration = Duration::from_secs(3 * 60 * 60);
 /// Time that a matcher of our own may take to start.
 const START_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Load a matcher: the 19 tests of the reference's own tool
+/// Measure a matcher: the 19 tests of the reference's own tool
 #[derive(Debug, Parser)]
 #[command(name = "throng bench matcher", disable_version_flag = true, after_help = EXAMPLES)]
 struct BenchArgs {
@@ -46,28 +46,29 @@ struct BenchArgs {
     /// Area of the matcher
     #[arg(short, long, value_name = "ID", default_value = "1")]
     area: String,
-    /// A running matcher; without it one is started
+    /// Running matcher; without it one is started
     #[arg(long, value_name = "HOST[:PORT]")]
     addr: Option<String>,
-    /// Access token for it
+    /// Access token of that matcher
     #[arg(long, value_name = "TOKEN", default_value = "")]
     token: String,
-    /// Its process, for CPU time
+    /// Its process id, for CPU time
     #[arg(long, value_name = "PID", requires = "addr")]
     pid: Option<u32>,
     /// Connections
     #[arg(long, value_name = "N", default_value_t = 1)]
     conns: usize,
-    /// Servers (SrvIDs) that roles are spread over
+    /// Servers (SrvIDs) that roles are distributed over
     #[arg(long, value_name = "N", default_value_t = 1)]
     servers: usize,
-    /// Time before the measured window
+    /// Warm-up before the measured window
     #[arg(long, value_name = "D", default_value = "0")]
     warmup: String,
     /// Also write the result as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also write report.json and report.txt into this folder, for `throng report` and `throng compare`
+    /// Also write report.json and report.txt into this folder, for `throng report` and `throng
+    /// compare`
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print the report as JSON instead of lines, for the console
@@ -76,22 +77,23 @@ struct BenchArgs {
     /// Every test in name order, as a table beside the published figures
     #[arg(long)]
     all: bool,
-    /// Queues with many tickets instead of the published tests: ticks, pairs, steady arrivals, memory
+    /// Queues with many tickets instead of the published tests: ticks, pairs, steady arrivals,
+    /// memory
     #[arg(long, conflicts_with = "all")]
     tickets: bool,
-    /// Tickets that wait, with --tickets
+    /// Waiting tickets, with --tickets
     #[arg(long, value_name = "N", default_value_t = 100_000, requires = "tickets")]
     waiting: usize,
-    /// Count refusals instead of stopping at the first
+    /// Count refused requests instead of stopping at the first
     #[arg(long)]
     keep_going: bool,
-    /// When answers of the matcher that is started leave: none, async or sync
+    /// Durability of the started matcher: none, async or sync
     #[arg(long, value_name = "WHEN", default_value = "none", conflicts_with = "addr")]
     durability: String,
-    /// A further flag for the matcher that is started; can be repeated
+    /// Additional flag for the started matcher; repeatable
     #[arg(long, value_name = "FLAG", allow_hyphen_values = true, conflicts_with = "addr")]
     server_flag: Vec<String>,
-    /// Be the bare echo that figures are compared with
+    /// Run the bare echo that figures are compared with
     #[arg(long, hide = true, value_name = "ADDR")]
     echo: Option<SocketAddr>,
 }
@@ -215,7 +217,8 @@ pub(crate) fn published(effort: Effort) -> Result<Report, Failure> {
     Ok(bench.report(&outcomes, Some(&limit)))
 }
 
-/// Queues with many tickets, as `throng bench all` runs them. Most of their time they wait for ticks.
+/// Queues with many tickets, as `throng bench all` runs them. Most of their time they wait for
+/// ticks.
 pub(crate) fn tickets(effort: Effort) -> Result<Report, Failure> {
     let time = if effort == Effort::Whole { "5s" } else { "2s" };
     let args = parse(&["--tickets", "-m", time])?;
@@ -227,7 +230,7 @@ fn parse(words: &[&str]) -> Result<BenchArgs, Failure> {
     BenchArgs::try_parse_from(words).map_err(|error| Failure::Wrong(error.to_string()))
 }
 
-/// Whether the words after `throng bench matcher` are understood.
+/// Parses the words after `throng bench matcher` without running them.
 #[cfg(test)]
 pub(crate) fn check(words: &[&str]) -> Result<(), String> {
     match BenchArgs::try_parse_from(std::iter::once(&"throng bench matcher").chain(words)) {
@@ -285,7 +288,7 @@ impl<'a> Bench<'a> {
     fn published(
         &self,
         say: &mut dyn FnMut(&str) -> Result<(), Failure>,
-    ) -> Result<(Vec<Outcome>, Outcome), Failure> {
+    ) -> Result<(Vec<TestReport>, TestReport), Failure> {
         let mut outcomes = Vec::new();
         for published in PUBLISHED {
             let plan = self.plan(published.test, self.args.goroutines.unwrap_or(published.workers));
@@ -305,11 +308,11 @@ impl<'a> Bench<'a> {
         Ok(matcher::tickets_report(rows, self.args.waiting, &self.args.durability))
     }
 
-    fn report(&self, outcomes: &[Outcome], echo: Option<&Outcome>) -> Report {
+    fn report(&self, outcomes: &[TestReport], echo: Option<&TestReport>) -> Report {
         matcher::report(outcomes, echo, &self.args.durability)
     }
 
-    fn json(&self, outcomes: &[Outcome], echo: Option<&Outcome>) -> serde_json::Value {
+    fn json(&self, outcomes: &[TestReport], echo: Option<&TestReport>) -> serde_json::Value {
         serde_json::json!({ "tests": outcomes, "echo": echo, "durability": self.args.durability })
     }
 }
@@ -337,7 +340,7 @@ fn save(args: &BenchArgs, value: &serde_json::Value, report: &Report) -> Result<
 fn resolve(addr: &str) -> Result<SocketAddr, Failure> {
     let with_port = if addr.contains(':') { addr.to_owned() } else { format!("{addr}:{PORT}") };
     let found = with_port.to_socket_addrs()?.next();
-    found.ok_or_else(|| Failure::Wrong(format!("`{addr}` names no address")))
+    found.ok_or_else(|| Failure::Wrong(format!("`{addr}` has no IP address")))
 }
 
 fn print(text: &str) -> Result<(), Failure> {
@@ -404,7 +407,7 @@ fn wait_for(child: &mut Owned, addr: SocketAddr) -> Result<(), Failure> {
     let began = Instant::now();
     while TcpStream::connect(addr).is_err() {
         if let Some(status) = child.try_wait()? {
-            return Err(Failure::Failed(format!("the matcher ended at once: {status}")));
+            return Err(Failure::Failed(format!("the matcher ended at start: {status}")));
         }
         if began.elapsed() > START_PATIENCE {
             return Err(Failure::Failed(format!("the matcher does not listen on {addr}")));
@@ -419,15 +422,15 @@ fn wait_for(child: &mut Owned, addr: SocketAddr) -> Result<(), Failure> {
 pub(crate) fn command() -> clap::Command {
     clap::Command::new("matcher")
         .hide(true)
-        .about("Work with the matcher's journal, and see what its matching is worth")
+        .about("Replay the matcher's journal, simulate its matching quality")
         .subcommand_required(true)
         .subcommand(
             clap::Command::new("replay")
-                .about("Replay a journal to the state it leads to")
+                .about("Replay a journal and print the hash of its state")
                 .arg(
                     Arg::new("folder")
                         .value_name("DIR")
-                        .help("Folder of the journal, as in throng-data/matcher; not while a matcher uses it")
+                        .help("Folder of the journal, as in throng-data/matcher; the matcher must not run")
                         .required(true),
                 )
                 .arg(
@@ -445,7 +448,7 @@ pub(crate) fn command() -> clap::Command {
         )
         .subcommand(
             clap::Command::new("quality")
-                .about("Let simulated populations queue, in virtual time: wait against quality")
+                .about("Simulate populations in virtual time: wait time against match quality")
                 .arg(Arg::new("svg").long("svg").value_name("FILE").help("Also draw it"))
                 .arg(
                     Arg::new("seconds")
@@ -485,7 +488,7 @@ fn quality(matches: &ArgMatches) -> io::Result<()> {
 fn replay(matches: &ArgMatches) -> ExitCode {
     let folder = matches.get_one::<String>("folder").map(String::as_str).unwrap_or_default();
     if !Path::new(folder).join("log").is_dir() {
-        let _ = writeln!(io::stderr(), "error: `{folder}` holds no journal (it has no folder `log`)");
+        let _ = writeln!(io::stderr(), "error: `{folder}` contains no journal (it has no folder `log`)");
         return ExitCode::from(EXIT_WRONG);
     }
     let replayed = throng_server::replay_matcher(
@@ -502,7 +505,7 @@ fn replay(matches: &ArgMatches) -> ExitCode {
                 found.elapsed.as_secs_f64(),
                 found.sequence,
                 found.digest,
-                if matches.get_flag("verify") { ", the same twice" } else { "" }
+                if matches.get_flag("verify") { ", identical in both replays" } else { "" }
             );
             if print(&text).is_ok() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) }
         }

@@ -10,7 +10,30 @@ pub(crate) fn print(text: &str) {
     }
 }
 
+/// This program as the user called it, quoted for a shell: what a printed command begins with.
+pub(crate) fn program() -> String {
+    let called = std::env::args().next().filter(|word| !word.is_empty());
+    shell_word(called.as_deref().unwrap_or("throng"))
+}
+
+/// A word that a POSIX shell reads as it is.
+fn shell_word(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./+@%:,=".contains(c);
+    if word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+}
+
 /// Prints to stderr.
 pub(crate) fn complain(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shell_word;
+
+    #[test]
+    fn words_with_meaning_for_a_shell_are_quoted() {
+        assert_eq!(shell_word("target/release/throng"), "target/release/throng");
+        assert_eq!(shell_word("/home/a b/it's/throng"), r"'/home/a b/it'\''s/throng'");
+    }
 }

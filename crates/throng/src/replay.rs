@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use throng_load::replay::{Endpoint, PlayerConfig, Recording, Report, TagForm, play_blocking};
 
-/// Plays a recorded session (.cpr) against a gateway and reports what was different.
+/// Replay a recorded session (.cpr) against a gateway and report differences
 ///
-/// Exit code 0 when everything was sent, answered and the connection lasted, 1 when not, 2 for wrong input.
+/// Exit code 0 if every packet was sent and answered and the connection stayed open, 1 if not, 2
+/// for invalid input.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -19,38 +20,38 @@ Examples:
 pub(crate) struct ReplayArgs {
     /// The recording.
     file: PathBuf,
-    /// Where the gateway's clients connect: HOST:PORT, or with tcp:// or ws:// in front.
+    /// Players' listener of the gateway: HOST:PORT, optionally with tcp:// or ws:// in front
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:12108")]
     addr: Endpoint,
-    /// Play it on this gateway as well, afterwards, and say what came out differently there
+    /// Replay it on this gateway too, and report where the two differ
     #[arg(long, value_name = "ADDR", hide_short_help = true)]
     against: Option<Endpoint>,
-    /// 1 = as recorded, 2 = twice as fast, `max` = as fast as the answers come.
+    /// 1 = as recorded, 2 = twice as fast, `max` = as fast as answers arrive
     #[arg(long, value_name = "N", default_value = "1", value_parser = parse_speed)]
     speed: f64,
-    /// Add WRITE_ACCESS to subscriptions that ask for no access.
+    /// Add WRITE_ACCESS to subscriptions without an access level
     #[arg(long)]
     grant_write: bool,
-    /// Send everything but the authentication to this channel.
+    /// Send everything except the authentication to this channel
     #[arg(long, value_name = "ID")]
     channel: Option<u32>,
-    /// Write the tag of the stock Go and JavaScript clients.
+    /// Use the frame tag of the stock Go and JavaScript clients
     #[arg(long, hide_short_help = true)]
     legacy_tag: bool,
-    /// Longest wait for an answer, in milliseconds.
+    /// Timeout of an answer, in milliseconds
     #[arg(long, value_name = "MS", default_value = "3000")]
     answer_timeout: u64,
-    /// How long to listen after the last packet, in milliseconds.
+    /// Time to listen after the last packet, in milliseconds
     #[arg(long, value_name = "MS", default_value = "500", hide_short_help = true)]
     settle: u64,
-    /// Print the report as JSON.
+    /// Print the report as JSON
     #[arg(long)]
     json: bool,
 }
 
 fn parse_speed(text: &str) -> Result<f64, String> {
     let speed = if text == "max" { f64::INFINITY } else { text.parse().unwrap_or(f64::NAN) };
-    if speed > 0.0 { Ok(speed) } else { Err("write a number above 0, or `max`".to_owned()) }
+    if speed > 0.0 { Ok(speed) } else { Err("expected a number above 0, or `max`".to_owned()) }
 }
 
 /// Runs the command.
@@ -104,19 +105,19 @@ pub(crate) fn run(args: &ReplayArgs) -> ExitCode {
             println!("differs   {difference}");
         }
         if found.is_empty() {
-            println!("both gave the same");
+            println!("both gateways gave the same answers");
         }
     }
     ExitCode::from(u8::from(!found.is_empty()))
 }
 
-/// What one gateway did with a session and the other did not. How many updates a state was merged into depends on the
-/// times of both, so only whether there were any counts.
+/// Differences between the answers of two gateways. The number of updates that a state was merged
+/// into depends on the times of both, so only whether there were any counts.
 fn differences(one: &Report, other: &Report) -> Vec<String> {
     let mut found = Vec::new();
     let mut compare = |what: String, one: String, other: String| {
         if one != other {
-            found.push(format!("{what}: {one}, and {other} there"));
+            found.push(format!("{what}: {one}, {other} with --against"));
         }
     };
     compare("packets sent".to_owned(), one.packets_sent.to_string(), other.packets_sent.to_string());

@@ -1,4 +1,5 @@
-//! `throng bench replication`: the replication workloads, method by method, beside the published figures.
+//! `throng bench replication`: the replication workloads, method by method, beside the published
+//! figures.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -25,28 +26,29 @@ struct ReplicationArgs {
     /// One method
     #[arg(long, value_enum)]
     mode: Option<ModeName>,
-    /// How often chests change, in groups 3 and 4
+    /// Change rate of chests, in groups 3 and 4
     #[arg(long, value_enum)]
     chests: Option<ChestsName>,
-    /// Every group and method, as a table beside the published figures; also what happens without arguments
+    /// Every group and method, as a table beside the published figures; the default
     #[arg(long)]
     all: bool,
-    /// Chance of a packet to be lost, in percent
+    /// Packet loss in percent
     #[arg(long, default_value_t = 0.0, value_name = "PERCENT")]
     loss: f64,
-    /// Bytes that a connection may get in a frame
+    /// Byte limit per connection and frame
     #[arg(long, value_name = "BYTES")]
     budget: Option<usize>,
-    /// Send far objects less often: reference, that is 20 Hz up to 10 m, 10 Hz up to 50 m, 1 Hz beyond
+    /// Send far objects less often: reference, that is 20 Hz up to 10 m, 10 Hz up to 50 m, 1 Hz
+    /// beyond
     #[arg(long, value_enum, value_name = "PROFILE")]
     lod: Option<LodName>,
-    /// Send the packets over UDP on this machine as well, and say what that costs
+    /// Also send the packets over loopback UDP and report the cost
     #[arg(long)]
     udp: bool,
-    /// How cost grows with connections (10 to 2,000) and objects (100 to 100,000), instead of groups
+    /// Scaling with connections (10 to 2,000) and objects (100 to 100,000), instead of groups
     #[arg(long)]
     scaling: bool,
-    /// With --scaling: draw the curves into this file, as SVG
+    /// With --scaling: write the curves to this file as SVG
     #[arg(long, value_name = "FILE", requires = "scaling")]
     plot: Option<std::path::PathBuf>,
     /// Seed of the world
@@ -61,13 +63,14 @@ struct ReplicationArgs {
     /// Threads of the connection stage
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// Feed every packet to a receiver and compare all replicas; the times mean nothing then
+    /// Feed every packet to a receiver and compare all replicas; times are not meaningful then
     #[arg(long)]
     verify: bool,
     /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
-    /// Also write report.json and report.txt into this folder, for `throng report` and `throng compare`
+    /// Also write report.json and report.txt into this folder, for `throng report` and `throng
+    /// compare`
     #[arg(long, value_name = "DIR", conflicts_with = "scaling")]
     out: Option<std::path::PathBuf>,
 }
@@ -101,7 +104,8 @@ Examples:
 
 Exit code 1: a checksum is not the published one, or replicas differ.";
 
-/// Published averages of other engines' methods, in microseconds: flush of all connections, and one connection.
+/// Published averages of other engines' methods, in microseconds: flush of all connections, and one
+/// connection.
 pub(crate) const PUBLISHED: &[(u8, &str, f64, f64)] = &[
     (1, "Legacy", 58_050.0, 450.0),
     (1, "Legacy + RG", 62_700.0, 602.0),
@@ -115,7 +119,7 @@ pub(crate) const PUBLISHED: &[(u8, &str, f64, f64)] = &[
     (4, "Iris", 24_280.0, 95.1),
 ];
 
-/// Whether the words after `throng bench replication` are understood.
+/// Parses the words after `throng bench replication` without running them.
 #[cfg(test)]
 pub(crate) fn check(words: &[&str]) -> Result<(), String> {
     let words = std::iter::once(&"throng bench replication").chain(words);

@@ -1,11 +1,11 @@
-//! What `throng bench replication` measured, in the form of every bench.
+//! The results of `throng bench replication` as a report.
 
 use throng_load::report::{Better, Report, Row};
 use throng_replication_bench::case::Outcome;
 
 use crate::replication::PUBLISHED;
 
-/// What the library must reach on the machine that the design's figures are from: group, chests, floor and aim of
+/// Marks of the library on the machine of the design's figures: group, chests, floor and aim of
 /// `net_us`.
 const MARKS: &[(u8, &str, f64, f64)] = &[
     (1, "sparse", 240.0, 60.0),
@@ -82,7 +82,8 @@ pub(crate) fn report(outcomes: &[Outcome]) -> Report {
     report
 }
 
-/// Marks for this machine: those of the design's, times how much longer the legacy method takes here.
+/// Marks for this machine: those of the design's, times how much longer the legacy method takes
+/// here.
 fn judge(row: Row, outcome: &Outcome, legacy: &Outcome) -> Row {
     let of = (outcome.group, outcome.chests);
     let marks = MARKS.iter().find(|(group, chests, ..)| (*group, *chests) == of);

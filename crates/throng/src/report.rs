@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
+use throng_load::report::Judgement;
 use throng_load::saved::{self, Saved};
 
 use crate::output::{complain, print};
@@ -23,7 +24,7 @@ pub(crate) struct ReportArgs {
     /// A report.json, or a folder that `throng bench --out` made
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// In what form
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Form::Text)]
     format: Form,
     /// Exit with 99 when a threshold was missed
@@ -34,11 +35,11 @@ pub(crate) struct ReportArgs {
 /// The forms of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Form {
-    /// Lines for people
+    /// Plain text
     Text,
-    /// As it was saved
+    /// JSON as saved
     Json,
-    /// Tables for documents
+    /// Markdown tables
     Md,
     /// One page with charts
     Html,
@@ -59,7 +60,7 @@ pub(crate) struct CompareArgs {
     /// A report.json, or a folder that `throng bench --out` made
     #[arg(value_name = "BEFORE")]
     before: PathBuf,
-    /// Another
+    /// Report to compare with it
     #[arg(value_name = "AFTER")]
     after: PathBuf,
 }
@@ -80,11 +81,11 @@ pub(crate) fn run(args: ReportArgs) -> ExitCode {
         Form::Json => json(&reports),
         Form::Svg => match reports.first().and_then(saved::svg) {
             Some(svg) => svg,
-            None => return fail("no run in it was sampled, so there is nothing to draw"),
+            None => return fail("no run was sampled, so there is nothing to draw"),
         },
     };
     print(&text);
-    match args.strict && !reports.iter().all(Saved::passed) {
+    match args.strict && reports.iter().any(|report| report.verdict() == Judgement::Missed) {
         true => ExitCode::from(EXIT_WORSE),
         false => ExitCode::SUCCESS,
     }
@@ -98,7 +99,7 @@ pub(crate) fn compare(args: CompareArgs) -> ExitCode {
     };
     let found = saved::compare(&before, &after);
     if found.differences.is_empty() {
-        return fail("the two have no test with figures in common");
+        return fail("the two reports have no figures in common");
     }
     print(&found.text());
     if found.is_worse() { ExitCode::from(EXIT_WORSE) } else { ExitCode::SUCCESS }

@@ -17,20 +17,21 @@ use throng_load::suites::{self, Progress, Swarm, Target};
 use throng_load::{duration, interrupt, probe};
 use throng_replication::Server;
 
-use crate::bench::{Live, ServerArgs, print, say};
+use crate::bench::{Live, ServerArgs, count, print, say};
+use crate::output::program;
 use crate::tag::Game;
 
-/// Let simulated players play, and watch how the server does
+/// Connect simulated players to a server and measure it
 #[derive(Debug, Args)]
 #[command(after_long_help = SWARM_AFTER_HELP)]
 pub(crate) struct SwarmArgs {
     /// Simulated players
-    #[arg(long, short = 'n', default_value_t = 100, value_name = "N")]
+    #[arg(long, short = 'n', default_value_t = 100, value_name = "N", value_parser = count)]
     players: usize,
-    /// How long they play; until Ctrl-C when not given
+    /// Duration; until Ctrl-C if not given
     #[arg(long = "for", value_parser = duration::parse, value_name = "TIME")]
     duration: Option<Duration>,
-    /// Join a world that is already being played instead of bringing a game server
+    /// Join a running world instead of starting a game server
     #[arg(long, requires = "addr")]
     join: bool,
     /// Channel to join
@@ -45,25 +46,25 @@ pub(crate) struct SwarmArgs {
     server: ServerArgs,
 }
 
-/// What lies between the players and the server. Each way, and for each player by itself.
+/// The simulated network, in each direction and for each player on its own.
 #[derive(Debug, Args)]
 struct NetworkArgs {
-    /// A network by name; the other flags change it
+    /// Network preset; the other flags override it
     #[arg(long, value_name = "NAME", value_parser = network_names(), help_heading = "Network")]
     network: Option<String>,
-    /// Time on the way
+    /// One-way delay
     #[arg(hide_short_help = true, long, value_parser = duration::parse, value_name = "TIME", help_heading = "Network")]
     delay: Option<Duration>,
-    /// Up to this much more, at random
+    /// Additional random delay, up to this time
     #[arg(hide_short_help = true, long, value_parser = duration::parse, value_name = "TIME", help_heading = "Network")]
     jitter: Option<Duration>,
-    /// Share of datagrams that are lost, as in 2%; KCP only
+    /// Share of lost datagrams, as in 2%; KCP only
     #[arg(hide_short_help = true, long, value_parser = share, value_name = "SHARE", help_heading = "Network")]
     loss: Option<f64>,
-    /// Share of datagrams that arrive twice; KCP only
+    /// Share of duplicated datagrams; KCP only
     #[arg(hide_short_help = true, long, value_parser = share, value_name = "SHARE", help_heading = "Network")]
     duplicate: Option<f64>,
-    /// Share of datagrams that are overtaken; KCP only
+    /// Share of reordered datagrams; KCP only
     #[arg(hide_short_help = true, long, value_parser = share, value_name = "SHARE", help_heading = "Network")]
     reorder: Option<f64>,
     /// Bits per second, as in 256k or 10M
@@ -113,23 +114,23 @@ fn rate(text: &str) -> Result<u64, String> {
 }
 
 const SWARM_AFTER_HELP: &str = "\
-Without --addr the players go to the server that runs on this machine with the default ports; if there is none, one
-is started for them. A world that is already being played is joined, otherwise the swarm brings a game server.
+Without --addr the players connect to the server that runs on this machine with the default ports; if there is none,
+one is started. The swarm joins a running world; otherwise it starts a simulated game server.
 
 Examples:
-  throng swarm --players 500                          here
+  throng swarm --players 500                          on this machine
   throng swarm --players 200 --addr 192.0.2.7:12108   on another machine
-  throng swarm --players 50 --shards 4 --for 20s      on a server of its own with four threads
+  throng swarm --players 50 --shards 4 --for 20s      on its own server with four threads
   throng swarm --players 200 --transport kcp --network 4g             players on mobile phones
-  throng swarm --players 200 --transport kcp --loss 10% --delay 80ms  worse than that";
+  throng swarm --players 200 --transport kcp --loss 10% --delay 80ms  a bad network";
 
-/// Start a gateway with hundreds of simulated players, and say what to open and try
+/// Start every service with simulated players, and print what to open and try
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// Simulated players
-    #[arg(long, short = 'n', default_value_t = 200, value_name = "N")]
+    #[arg(long, short = 'n', default_value_t = 200, value_name = "N", value_parser = count)]
     players: usize,
-    /// How long they play; until Ctrl-C when not given
+    /// Duration; until Ctrl-C if not given
     #[arg(long = "for", value_parser = duration::parse, value_name = "TIME")]
     duration: Option<Duration>,
     /// Threads of the server
@@ -138,13 +139,14 @@ pub(crate) struct DemoArgs {
     /// One world over nine simulated game servers instead of one channel
     #[arg(long)]
     spatial: bool,
-    /// No gateway: players connect to one game server over ENet, which replicates them by interest and level of detail
+    /// No gateway: players connect to one game server over ENet, which replicates them by interest
+    /// and level of detail
     #[arg(long, conflicts_with = "spatial")]
     direct: bool,
-    /// With --direct: where to serve the metrics of replication
+    /// With --direct: address of the replication metrics
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0", requires = "direct")]
     http: std::net::SocketAddr,
-    /// Write a moving picture of the first seconds to this file
+    /// Write an animated picture of the first seconds to this file
     #[arg(long, value_name = "FILE", requires = "spatial")]
     picture: Option<PathBuf>,
 }
@@ -157,8 +159,11 @@ pub(crate) fn run(args: SwarmArgs) -> ExitCode {
     };
     if options.target.is_none() && args.server.may_find_one() {
         options.target = suites::local_server();
-        let found =
-            if options.target.is_some() { "using the server that runs here" } else { "starting a server" };
+        let found = if options.target.is_some() {
+            "using the server that runs on this machine"
+        } else {
+            "starting a server"
+        };
         say(found);
     }
     options.network = args.network.network();
@@ -194,7 +199,7 @@ pub(crate) fn demo(args: DemoArgs) -> ExitCode {
     let mut demo_players = None;
     let on_start = &mut |target: &Target| {
         let play = page.as_ref().map_or(String::new(), |page| {
-            format!("\n  play           {page}   (tag, against simulated players; in two tabs for two)")
+            format!("\n  play           {page}   (tag, against simulated players; two tabs for two players)")
         });
         let services = target.metrics.map(probe::services).unwrap_or_default();
         demo_players = start_demo_players(&services);
@@ -224,7 +229,7 @@ fn direct_demo(args: &DemoArgs) -> ExitCode {
         let titles = ["frame us", "longest us", "replication us", "replicas", "bytes/s each", "inputs"];
         let titles: String = titles.iter().map(|title| format!("{title:>16}")).collect();
         say(&format!(
-            "Throng demo: {} simulated players walk in one square kilometre; each sees 150 m, the far ones less often.
+            "Throng demo: {} simulated players walk in one square kilometre; each sees 150 m, distant players at lower rates.
 
   game server    {address}   (ENet, no gateway)
   metrics        http://{}/metrics
@@ -255,8 +260,8 @@ Ctrl-C ends it.
     }
 }
 
-/// Introduces the demo with its first sample: what it offers to try works when everyone is in, not before. Who joins
-/// a world whose game server is not there yet is never noticed by it.
+/// Introduces the demo with its first sample: what it offers to try works when everyone is in, not
+/// before. Who joins a world whose game server is not there yet is never noticed by it.
 struct Introduced<'a> {
     text: &'a RefCell<Option<String>>,
     live: Live,
@@ -284,7 +289,7 @@ fn start_demo_players(services: &[(String, String)]) -> Option<DemoPlayers> {
     DemoPlayers::start(address("matcherhttp")?, address("cache")?, 1).ok()
 }
 
-/// What runs beside the gateway, a line each.
+/// Services beside the gateway, a line each.
 fn beside(services: &[(String, String)]) -> String {
     let lines = services.iter().filter(|(name, _)| name == "cache" || name == "matcher");
     lines.map(|(name, url)| format!("\n  {name:<14} {url}")).collect()
@@ -300,7 +305,7 @@ fn introduction(players: usize, spatial: bool, target: &Target, play: &str) -> S
             "Throng demo: {players} simulated players walk through one world of 225 cells over nine game servers.
 
   players        {clients}
-  game servers   {servers}   (nine simulated ones own the cells, one lets players in){play}
+  game servers   {servers}   (nine simulated ones own the cells, one more admits players){play}
   console        http://{http}/console/{token}
   open           http://{http}/metrics
   try            curl -s http://{http}/metrics | grep handovers
@@ -317,10 +322,11 @@ Ctrl-C ends it with a summary."
   console        http://{http}/console/{token}
   open           http://{http}/metrics
                  http://{http}/health/ready
-  try            throng swarm --players 100{addr}
+  try            {throng} swarm --players 100{addr}
                  curl -s http://{http}/metrics | grep throng_
 
-Ctrl-C ends it with a summary."
+Ctrl-C ends it with a summary.",
+        throng = program(),
     )
 }
 
@@ -399,7 +405,10 @@ fn summary(report: &Report) -> String {
                 world.handovers_per_s, world.server_handovers_per_s, world.handover.p99_ms
             ),
         );
-        line("views", format!("{} of {} players saw exactly what there is", run.checked_equal, run.checked));
+        line(
+            "views",
+            format!("{} of {} players saw exactly the world's state", run.checked_equal, run.checked),
+        );
     }
     line("received", format!("{:.1} MB/s in {:.0} frames/s", run.bytes_per_s / 1e6, run.frames_per_s));
     if let Some(cores) = run.server_cores {

@@ -1,4 +1,5 @@
-//! `throng tag`: a game to play in the browser, with a gateway of its own. `throng demo` plays it by the way.
+//! `throng tag`: a game to play in the browser, with a gateway of its own. `throng demo` plays it
+//! by the way.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -26,14 +27,14 @@ pub(crate) struct TagArgs {
     /// Address of the page
     #[arg(long, default_value = PAGE, value_name = "ADDR")]
     page: SocketAddr,
-    /// Stop by itself after this time; until Ctrl-C when not given
+    /// Stop after this time; until Ctrl-C if not given
     #[arg(long = "for", value_parser = duration::parse, value_name = "TIME")]
     duration: Option<Duration>,
 }
 
 const AFTER_HELP: &str = "\
 Examples:
-  throng tag                       then open the page it names, in two tabs if you like
+  throng tag                       then open the printed page, in two tabs if you like
   throng tag --players 20 --round 30s";
 
 const SIMULATED: usize = 9;
@@ -52,7 +53,7 @@ pub(crate) struct Game {
 impl Game {
     /// Starts a gateway and a matcher on free loopback ports, and the game.
     pub(crate) fn start(page: SocketAddr, simulated: usize, round: Duration) -> Result<Game, String> {
-        let folder = Folder::new().map_err(|error| format!("cannot make a temporary folder: {error}"))?;
+        let folder = Folder::new().map_err(|error| format!("cannot create a temporary folder: {error}"))?;
         let schema = folder.0.join("tag.proto");
         std::fs::write(&schema, throng_tag::SCHEMA)
             .map_err(|error| format!("cannot write `{}`: {error}", schema.display()))?;
@@ -90,7 +91,8 @@ impl Game {
 
     /// As part of a demo: on the usual port if that is free.
     pub(crate) fn beside() -> Result<Game, String> {
-        let [usual, any] = [PAGE, ANY].map(|addr| addr.parse().map_err(|_| format!("{addr} is no address")));
+        let [usual, any] =
+            [PAGE, ANY].map(|addr| addr.parse().map_err(|_| format!("{addr} is not an address")));
         let any = any?;
         let round = Duration::from_secs(60);
         Game::start(usual?, SIMULATED, round).or_else(|_| Game::start(any, SIMULATED, round))
@@ -117,7 +119,7 @@ pub(crate) fn run(args: TagArgs) -> ExitCode {
     print(&format!(
         "tag is ready, with {} simulated players\n\n{}{}{}{}{}",
         args.players,
-        line("play", format!("http://{}/   (in two tabs, for two)", tag.page)),
+        line("play", format!("http://{}/   (two tabs for two players)", tag.page)),
         line("players", format!("ws://{}", of(Service::Clients))),
         line("game server", format!("tcp://{}", of(Service::Servers))),
         line("look", format!("curl -s http://{}/api/v1/channels", of(Service::Admin))),
@@ -156,7 +158,7 @@ impl Drop for Folder {
     }
 }
 
-/// What is not there need not be removed; the rest is the system's to clean up.
+/// A missing folder needs no removal; the system cleans up the rest.
 fn remove(path: &Path) {
     let _ = std::fs::remove_dir_all(path);
 }

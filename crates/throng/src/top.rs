@@ -1,4 +1,5 @@
-//! `throng top`: the busiest connections of a running process, its shards and how full its limits are, once a second.
+//! `throng top`: the busiest connections of a running process, its shards and how full its limits
+//! are, once a second.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -15,7 +16,7 @@ use crate::output::{complain, print};
 
 /// Watch a running process: rates, shards, limits and its busiest connections
 ///
-/// On a terminal it goes on until Ctrl-C; otherwise it says it once.
+/// On a terminal it refreshes until Ctrl-C; otherwise it prints once.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -23,16 +24,16 @@ Examples:
   throng top --sort queue -n 40           who reads too slowly?
   throng top --once | mail operator       one look, for a script")]
 pub(crate) struct TopArgs {
-    /// By what connections are sorted
+    /// Order of connections
     #[arg(long, value_enum, default_value_t = Sort::Out)]
     sort: Sort,
     /// Connections shown
     #[arg(long, short = 'n', value_name = "N", default_value_t = 15)]
     connections: usize,
-    /// Time between two looks
+    /// Refresh interval
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "1s")]
     interval: Duration,
-    /// Say it once, from two looks
+    /// Print once, from two samples
     #[arg(long)]
     once: bool,
     #[command(flatten)]
@@ -41,19 +42,19 @@ pub(crate) struct TopArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Sort {
-    /// Bytes that it is sent per second.
+    /// Bytes sent to it per second
     Out,
-    /// Bytes that it sends per second.
+    /// Bytes received from it per second
     In,
-    /// Packets that it sends per second.
+    /// Packets received from it per second
     Packets,
-    /// Bytes that wait to be written to it.
+    /// Bytes queued for it
     Queue,
-    /// Channels of which it misses updates.
+    /// Channels whose updates it is missing
     Lagging,
 }
 
-/// What one look saw.
+/// One sample.
 struct Look {
     overview: Value,
     connections: Vec<Value>,

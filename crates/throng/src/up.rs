@@ -10,12 +10,16 @@ use throng_server::config::{Config, Loader, Value};
 use throng_server::{Address, CpuProfile, End, Running, Service, Signals, from_here};
 
 use crate::keys;
-use crate::output::{complain, print};
+use crate::output::{complain, print, program};
 
-/// Where the matcher listens unless it is told otherwise.
+/// Default address of the matcher's framed RPC.
 const MATCHER_ADDR: &str = "127.0.0.1:11290";
-/// Where the cache listens unless it is told otherwise.
+/// Default address of the matcher's JSON over HTTP.
+const MATCHER_HTTP_ADDR: &str = "127.0.0.1:11291";
+/// Default address of the cache.
 const CACHE_ADDR: &str = "127.0.0.1:8558";
+/// Default listener for players over ENet, beside the one for TCP.
+const ENET_URL: &str = "enet://127.0.0.1:12110";
 /// Exit code for wrong input and failed starts.
 const WRONG: u8 = 2;
 
@@ -50,6 +54,9 @@ pub(crate) fn config(matches: &ArgMatches) -> Result<Config, ExitCode> {
         loader =
             loader.command_default("up --only matcher", "matcher.addr", Value::Text(MATCHER_ADDR.to_owned()));
     }
+    if only.is_empty() && keys::file(matches).is_none() {
+        loader = everything(loader);
+    }
     for (flag, key) in [("data", "server.data"), ("http", "http.addr")] {
         if cache_only && flag == "http" {
             continue;
@@ -72,8 +79,22 @@ pub(crate) fn config(matches: &ArgMatches) -> Result<Config, ExitCode> {
     })
 }
 
-/// Starts `config`, prints where it listens and runs until it is stopped. `profile` is a file for a CPU profile of the
-/// whole run.
+/// Defaults with which every service listens on loopback. They apply without a configuration file:
+/// a file says itself which services it wants.
+fn everything(loader: Loader) -> Loader {
+    let text = |text: &str| Value::Text(text.to_owned());
+    [
+        ("gateway.clients.extra", Value::List(vec![ENET_URL.to_owned()])),
+        ("ddc.addr", text(CACHE_ADDR)),
+        ("matcher.addr", text(MATCHER_ADDR)),
+        ("matcher.http_addr", text(MATCHER_HTTP_ADDR)),
+    ]
+    .into_iter()
+    .fold(loader, |loader, (key, value)| loader.command_default("up", key, value))
+}
+
+/// Starts `config`, prints where it listens and runs until it is stopped. `profile` is a file for a
+/// CPU profile of the whole run.
 pub(crate) fn serve(config: Config, run_for: Option<Duration>, profile: Option<&Path>) -> ExitCode {
     let began = Instant::now();
     let sampling = match profile.map(|file| begin_profile(file).map(|sampling| (file, sampling))).transpose()
@@ -144,7 +165,7 @@ fn tcp(running: &Running, service: Service) -> Option<SocketAddr> {
 
 /// One aligned block with every address, for people.
 fn ready_block(running: &Running, took: Duration, data: &str) -> String {
-    let line = |what: &str, value: &str| format!("  {what:<14} {value}\n");
+    let line = |what: &str, value: &str| format!("  {what:<15} {value}\n");
     let of = |service: Service| -> String {
         let all = running.addresses().iter().filter(|address| address.service == service);
         all.map(Address::to_string).collect::<Vec<_>>().join("   ")
@@ -161,7 +182,7 @@ fn ready_block(running: &Running, took: Duration, data: &str) -> String {
         ("players", of(Service::Clients)),
         ("admin", of(Service::Admin)),
         ("cache", of(Service::Cache)),
-        ("cache, inside", of(Service::CacheInternal)),
+        ("cache, internal", of(Service::CacheInternal)),
         ("matcher", of(Service::Matcher)),
         ("matcher, JSON", of(Service::MatcherHttp)),
     ];
@@ -181,20 +202,23 @@ fn ready_block(running: &Running, took: Duration, data: &str) -> String {
         out.push_str(&line(
             "try",
             &format!(
-                "throng swarm --players 100 --addr {} --servers {}",
+                "{} swarm --players 100 --addr {} --servers {}",
+                program(),
                 from_here(clients),
                 from_here(servers)
             ),
         ));
     }
-    if let Some(address) = running.addresses().iter().find(|address| address.service == Service::Cache) {
+    // The text for editors is long; beside a gateway the line above is enough.
+    let cache = running.addresses().iter().find(|address| address.service == Service::Cache);
+    if let (Some(address), None) = (cache, running.address(Service::Clients)) {
         out.push_str(&cache_block(address, &running.settings().ddc.tokens_file));
     }
     out.push_str(&line("stop", "Ctrl-C (again to force)"));
     out
 }
 
-/// What makes an Unreal project use the cache, and a command that proves that it works.
+/// Settings with which an Unreal project uses the cache, and a command that tests it.
 fn cache_block(address: &Address, tokens_file: &str) -> String {
     let (token, header) = match tokens_file {
         "" => ("", ""),
@@ -206,10 +230,10 @@ fn cache_block(address: &Address, tokens_file: &str) -> String {
     let key = "00000000000000000000000000000000000000aa";
     let hash = "4878CA0425C739FA427F7EDA20FE845F6B2E46BA";
     format!(
-        "\n  paste into Config/DefaultEngine.ini of the Unreal project:\n\n\
+        "\n  add to Config/DefaultEngine.ini of the Unreal project:\n\n\
          [StorageServers]\n\
          Cloud=(Host=\"{address}\", Namespace=\"my.project\"{token})\n\n  \
-         prove that it works (stores and reads back the word test):\n\n\
+         test it (stores the word test and reads it back):\n\n\
          curl -fsS -X PUT {address}/api/v1/refs/my.project/default/{key} --data-binary test \\\n  \
          -H 'Content-Type: application/octet-stream' -H 'X-Jupiter-IoHash: {hash}'{header} &&\n\
          curl -fsS {address}/api/v1/refs/my.project/default/{key}.json{header}\n\n"

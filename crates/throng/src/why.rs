@@ -1,4 +1,5 @@
-//! `throng why`: why a client does not get an update, or a ticket no match, as the running process knows it.
+//! `throng why`: why a client does not get an update, or a ticket no match, as the running process
+//! knows it.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -9,18 +10,19 @@ use serde_json::Value;
 use crate::admin::AdminArgs;
 use crate::output::{complain, print};
 
-/// Say why a client did not get an update, or why a ticket waits
+/// Explain why a client gets no updates, or why a ticket waits
 ///
-/// Exit code 0 when nothing is in the way, 1 when something is, 2 when it cannot be told.
+/// Exit code 0 if nothing is in the way, 1 if something is, 2 if there is no answer.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  throng why --conn 812 --entity 524310     what an update of the entity passes on its way to connection 812
+  throng why --conn 812 --entity 524310     each step of an update of the entity to connection 812
   throng why --conn 812 --channel 0         the same for a channel
-  throng why --ticket 01J9...               why no match was made for a ticket
-  throng config show --origin               why a key has its value")]
+  throng why --ticket 01J9...               why a ticket found no match
+  throng config show --origin               where the value of a key comes from
+  throng explain slow_reader                the meaning of a reason or an error code")]
 pub(crate) struct WhyArgs {
-    /// Connection that does not get something
+    /// Connection that misses updates
     #[arg(
         long,
         value_name = "N",
@@ -78,7 +80,7 @@ fn passes(step: &Value) -> bool {
 
 fn ask_matcher(admin: &AdminArgs, ticket: &str) -> Result<Value, String> {
     let request = serde_json::json!({ "TicketID": ticket }).to_string();
-    // What a query cannot hold as it is.
+    // Characters that a query cannot hold are escaped.
     let request: String = request.bytes().fold(String::new(), |mut out, byte| {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => out.push(char::from(byte)),
@@ -118,11 +120,11 @@ fn ticket_text(answer: &Value) -> String {
         ticket["WaitedMs"].as_f64().unwrap_or_default() / 1e3,
         answer["Level"]
     );
-    let _ = writeln!(text, "  players        {} fit, {} are needed", answer["Fits"], answer["Needs"]);
+    let _ = writeln!(text, "  players        {} fit, {} needed", answer["Fits"], answer["Needs"]);
     for each in answer["Candidates"].as_array().into_iter().flatten() {
         let fails: Vec<&str> =
             each["Fails"].as_array().into_iter().flatten().filter_map(|fail| fail["Why"].as_str()).collect();
-        let fails = if fails.is_empty() { "can meet".to_owned() } else { fails.join("; ") };
+        let fails = if fails.is_empty() { "can match".to_owned() } else { fails.join("; ") };
         let id = each["TicketID"].as_str().unwrap_or_default();
         let _ = writeln!(text, "  nearest        {id}: {fails}");
     }

@@ -1,4 +1,4 @@
-// A queue: how long its tickets wait and how good its matches are, over time, and who waits.
+// A queue: wait times and match quality over time, and its tickets.
 import { useEffect, useState } from "preact/hooks";
 import { usePoll, type Json } from "../../api.ts";
 import { Chart } from "../../chart.tsx";
@@ -9,7 +9,7 @@ import { ask, at, milliseconds } from "./ask.ts";
 /** Points that are kept while a page is open: half an hour. */
 const POINTS_MAX = 900;
 
-/** What a queue's figures were, as often as they were asked for. */
+/** The history of a queue's figures, a point per poll. */
 function useSeries(data: Json): Json[] {
   const [points, set] = useState<Json[]>([]);
   useEffect(() => {
@@ -24,14 +24,14 @@ export function Queue({ name }: { name: string }) {
   const data = stats.data;
   const points = useSeries(data);
   return (
-    <Card title={`Queue ${name}`} side={<a href={at({ queue: name, edit: "1" })}>try other rules</a>}>
+    <Card title={`Queue ${name}`} side={<a href={at({ queue: name, edit: "1" })}>edit rules</a>}>
       <Trouble of={stats} />
       {data && (
         <Facts
           rows={[
-            ["matches", `${count(data.Matches)}, ${data.MatchesPerMinute.toFixed(1)} a minute`],
-            ["wait, half and nine of ten", `${milliseconds(data.WaitP50Ms)}, ${milliseconds(data.WaitP90Ms)}`],
-            ["quality, worst tenth and median", `${data.QualityP10.toFixed(2)}, ${data.QualityP50.toFixed(2)}`],
+            ["matches", `${count(data.Matches)}, ${data.MatchesPerMinute.toFixed(1)} per minute`],
+            ["wait time p50 / p90", `${milliseconds(data.WaitP50Ms)} / ${milliseconds(data.WaitP90Ms)}`],
+            ["quality p10 / p50", `${data.QualityP10.toFixed(2)} / ${data.QualityP50.toFixed(2)}`],
             ["timed out, cancelled, declined", [data.TimedOut, data.Cancelled, data.Declined].map(count).join(", ")],
           ]}
         />
@@ -43,12 +43,12 @@ export function Queue({ name }: { name: string }) {
           caption="Tickets"
           rows={tickets.data.Tickets as Json[]}
           id={(row) => row.TicketID}
-          empty="Nobody waits"
+          empty="No tickets"
           columns={[
             { head: "Players", wide: true, cell: (row) => (row.Players as Json[]).map((player) => <span key={player.RoleID}><a href={at({ role: player.RoleID })}>{player.RoleID}</a> </span>) },
             { head: "Status", cell: (row) => <Badge tone={row.Status === "searching" ? "info" : row.Status === "matched" ? "good" : "plain"}>{row.Status}</Badge> },
             { head: "Waited", num: true, cell: (row) => milliseconds(row.WaitedMs) },
-            { head: "Place", num: true, cell: (row) => count(row.Position + 1) },
+            { head: "Position", num: true, cell: (row) => count(row.Position + 1) },
             { head: "", cell: (row) => <a href={at({ queue: name, ticket: row.TicketID })}>why not matched?</a> },
           ]}
         />
@@ -63,10 +63,10 @@ function Charts({ points }: { points: Json[] }) {
   const number = (value: number | null) => (value === null ? "–" : count(value));
   return (
     <div class="grid two">
-      <Chart name="Wait" height={150} time={time} format={(v) => (v === null ? "–" : duration(v))} lines={[line("wait, half", "WaitP50Ms", "--accent"), line("nine of ten", "WaitP90Ms", "--amber")]} />
-      <Chart name="Quality" height={150} time={time} format={(v) => (v === null ? "–" : v.toFixed(2))} lines={[line("quality, median", "QualityP50", "--accent"), line("worst tenth", "QualityP10", "--amber")]} />
+      <Chart name="Wait time" height={150} time={time} format={(v) => (v === null ? "–" : duration(v))} lines={[line("wait time p50", "WaitP50Ms", "--accent"), line("wait time p90", "WaitP90Ms", "--amber")]} />
+      <Chart name="Quality" height={150} time={time} format={(v) => (v === null ? "–" : v.toFixed(2))} lines={[line("quality p50", "QualityP50", "--accent"), line("quality p10", "QualityP10", "--amber")]} />
       <Chart name="Searching" height={150} time={time} format={number} lines={[line("tickets searching", "PoolSize", "--accent")]} />
-      <Chart name="Matches a minute" height={150} time={time} format={(v) => (v === null ? "–" : v.toFixed(1))} lines={[line("matches a minute", "MatchesPerMinute", "--accent")]} />
+      <Chart name="Matches per minute" height={150} time={time} format={(v) => (v === null ? "–" : v.toFixed(1))} lines={[line("matches per minute", "MatchesPerMinute", "--accent")]} />
     </div>
   );
 }
@@ -76,33 +76,33 @@ export function Ticket({ id }: { id: string }) {
   const data = answer.data;
   const searches = data?.Ticket.Status === "searching";
   const fails = (list: Json) =>
-    (list as Json[]).length === 0 ? <Badge tone="good">can meet</Badge> : (list as Json[]).map((each) => <div key={each.Rule}><code>{each.Rule}</code> {each.Why}</div>);
+    (list as Json[]).length === 0 ? <Badge tone="good">can match</Badge> : (list as Json[]).map((each) => <div key={each.Rule}><code>{each.Rule}</code> {each.Why}</div>);
   return (
     <Card title="Why not matched?" side={<a href="#/rooms">close</a>}>
       <Trouble of={answer} />
       {data && (
         <>
-          <p><strong>{searches ? data.Summary : `it does not search: it is ${data.Ticket.Status}`}</strong></p>
+          <p><strong>{searches ? data.Summary : `the ticket is not searching: it is ${data.Ticket.Status}`}</strong></p>
           <Facts
             rows={[
               ["ticket", <code>{id}</code>],
               ["status", data.Ticket.Status],
               ["waited", `${milliseconds(data.Ticket.WaitedMs)}, expansion level ${data.Level}`],
-              ...(searches ? [["players who fit", `${count(data.Fits)} of ${count(data.Needs)} needed`] as [string, string]] : []),
-              ...((data.Fails as Json[]).length > 0 ? [["the best match would violate", fails(data.Fails)] as [string, preact.ComponentChildren]] : []),
+              ...(searches ? [["fitting players", `${count(data.Fits)} of ${count(data.Needs)} needed`] as [string, string]] : []),
+              ...((data.Fails as Json[]).length > 0 ? [["violated by the best match", fails(data.Fails)] as [string, preact.ComponentChildren]] : []),
             ]}
           />
           {searches && <Table
             caption="Nearest tickets"
             rows={data.Candidates as Json[]}
             id={(row) => row.TicketID}
-            empty="There is nobody else"
+            empty="No other tickets"
             columns={[
               { head: "Nearest", cell: (row) => <code>{row.TicketID.slice(-8)}</code> },
               { head: "Players", num: true, cell: (row) => count(row.Players) },
               { head: "Distance", num: true, cell: (row) => row.Distance.toFixed(1) },
               { head: "Waited", num: true, cell: (row) => milliseconds(row.WaitedMs) },
-              { head: "In the way", wide: true, cell: (row) => fails(row.Fails) },
+              { head: "Obstacles", wide: true, cell: (row) => fails(row.Fails) },
             ]}
           />}
         </>

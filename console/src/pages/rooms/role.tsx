@@ -1,4 +1,4 @@
-// Who somebody is to the matcher: rooms, team and tickets of one role.
+// One role at the matcher: its rooms, team and tickets.
 import { useState } from "preact/hooks";
 import { usePoll, type Json } from "../../api.ts";
 import { count } from "../../format.ts";
@@ -26,7 +26,7 @@ export function Role({ id }: { id: string }) {
   const missing = (answer.error as { status?: number } | null)?.status === 404;
   return (
     <Card title={<>Role <code>{id}</code></>} side={<a href={at({})}>close</a>}>
-      {missing ? <Empty title="It is in no room, team or queue" /> : <Trouble of={answer} />}
+      {missing ? <Empty title="Not in a room, team or queue" /> : <Trouble of={answer} />}
       {data && !missing && (
         <Facts
           rows={[
@@ -55,7 +55,7 @@ const Team = ({ of }: { of: Json }) => (
     <code>{of.TeamID}</code>, {Object.keys(of.Roles).length} of {of.MaxRole}{of.HasPasswd && ", with a password"}
     <div>
       {Object.keys(of.Roles).map((role) => (
-        <span key={role}><a href={at({ role })}>{role}</a>{role === of.LeaderID && " (leads)"} </span>
+        <span key={role}><a href={at({ role })}>{role}</a>{role === of.LeaderID && " (leader)"} </span>
       ))}
     </div>
   </>

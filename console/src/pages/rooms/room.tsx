@@ -1,4 +1,4 @@
-// Rooms: those of a mode, and one with its members, seats, data and what has become of it.
+// Rooms: the list of a mode, and one room with its members, seats, data and history.
 import { useState } from "preact/hooks";
 import { usePoll, type Json } from "../../api.ts";
 import { count } from "../../format.ts";
@@ -17,16 +17,16 @@ export function Room({ id }: { id: string }) {
   const seats: [string, string][] = Object.entries(room?.Reserved ?? {});
   return (
     <Card title={<>Room <code>{id}</code></>} side={<a href={at({})}>close</a>}>
-      {gone ? <Empty title="The room is gone" /> : <Trouble of={answer} />}
+      {gone ? <Empty title="The room has ended" /> : <Trouble of={answer} />}
       {room && (
         <div class={gone ? "stale" : ""}>
           <Facts
             rows={[
               ["mode", <>{room.MatchMode} <Flags of={room} /></>],
-              ["made", `${clock(room.CreateTime)}, revision ${count(room.Rev)}`],
+              ["created", `${clock(room.CreateTime)}, revision ${count(room.Rev)}`],
               ["members", room.Members === 0 ? "none" : names(Object.keys(room.Roles))],
               ...(room.Sides as Json[]).map((side): [string, preact.ComponentChildren] => [`side ${side.Name}`, names(side.RoleIDs)]),
-              ...(seats.length > 0 ? [["seats held", seats.map(([role, until]) => <div key={role}><a href={at({ role })}>{role}</a> until {clock(until)}</div>)] as [string, preact.ComponentChildren]] : []),
+              ...(seats.length > 0 ? [["reserved seats", seats.map(([role, until]) => <div key={role}><a href={at({ role })}>{role}</a> until {clock(until)}</div>)] as [string, preact.ComponentChildren]] : []),
               ["data", Object.keys(room.Data ?? {}).length === 0 ? "none" : <div class="fields"><Fields name="Data" value={room.Data} /></div>],
             ]}
           />
@@ -37,13 +37,13 @@ export function Room({ id }: { id: string }) {
           caption="History"
           rows={(past.data.Changes as Json[]).slice().reverse()}
           id={(row) => `${row.Rev} ${row.Kind}`}
-          empty="Nothing has changed yet"
+          empty="No changes yet"
           columns={[
             { head: "Time", cell: (row) => clock(row.At) },
             { head: "Rev", num: true, cell: (row) => count(row.Rev) },
             { head: "Change", cell: (row) => <Badge tone={tones[row.Kind] ?? "plain"}>{row.Kind.replace("_", " ")}</Badge> },
-            { head: "Who", wide: true, cell: (row) => <>{names(row.RoleIDs)}{row.Players > row.RoleIDs.length && `and ${row.Players - row.RoleIDs.length} more`}</> },
-            { head: "What", cell: (row) => (row.Key ? <code>{row.Key}</code> : row.Reason) },
+            { head: "Players", wide: true, cell: (row) => <>{names(row.RoleIDs)}{row.Players > row.RoleIDs.length && `and ${row.Players - row.RoleIDs.length} more`}</> },
+            { head: "Details", cell: (row) => (row.Key ? <code>{row.Key}</code> : row.Reason) },
           ]}
         />
       )}
@@ -56,7 +56,7 @@ const tones: Record<string, "good" | "warn" | "bad" | "info"> = { joined: "good"
 const Flags = ({ of }: { of: Json }) =>
   of.IsDeleting ? <Badge tone="bad">ending</Badge> : (
     <>
-      {of.IsFull ? <Badge>full</Badge> : Object.keys(of.Reserved ?? {}).length > 0 ? <Badge tone="info">seats held</Badge> : <Badge tone="good">open</Badge>}
+      {of.IsFull ? <Badge>full</Badge> : Object.keys(of.Reserved ?? {}).length > 0 ? <Badge tone="info">reserved seats</Badge> : <Badge tone="good">open</Badge>}
       {of.IsHidden && <> <Badge>hidden</Badge></>}
     </>
   );
@@ -81,17 +81,17 @@ export function RoomList({ modes }: { modes: Json }) {
         )
       }
     >
-      {chosen === null ? <Empty title="There are no rooms" /> : <Trouble of={answer} />}
+      {chosen === null ? <Empty title="No rooms" /> : <Trouble of={answer} />}
       {answer.data && (
         <Table
           caption="Rooms"
           rows={rooms}
           id={(row) => row.RoomID}
-          empty="No visible rooms of this mode; those of a queue's matches are hidden, and are found by a role in them"
+          empty="No visible rooms of this mode; rooms of a queue's matches are hidden, search for one of their roles instead"
           columns={[
             { head: "Room", cell: (row) => <a href={at({ room: row.RoomID })}><code>{row.RoomID}</code></a> },
             { head: "Players", num: true, cell: (row) => count(row.Members) },
-            { head: "Who", wide: true, cell: (row) => names(Object.keys(row.Roles).slice(0, 12)) },
+            { head: "Members", wide: true, cell: (row) => names(Object.keys(row.Roles).slice(0, 12)) },
             { head: "", cell: (row) => <Flags of={row} /> },
           ]}
         />

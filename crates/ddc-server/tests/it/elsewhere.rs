@@ -1,4 +1,5 @@
-//! Blobs that are not here: in another namespace, at an address of the object storage, or on their way.
+//! Blobs that are not here: in another namespace, at an address of the object storage, or on their
+//! way.
 
 #![cfg(feature = "object-storage")]
 
@@ -70,7 +71,7 @@ async fn nothing_is_taken_over_for_who_may_not_read_it() {
     let tokens =
         Tokens::parse("token-of-the-builder group=all\ntoken-of-the-artist group=game\n").expect("tokens");
     let policies = Policies(vec![grant("group=all", "*"), grant("group=game", "game")]);
-    let access = Access { identify: vec![Box::new(tokens)], policies };
+    let access = Access { identify: vec![Box::new(tokens)], policies, ..Access::default() };
     let server = Server::start(Rules { access, ..rules() }, Listener::Public).await;
     let client = server.client().await;
     let bytes = b"of the engine".to_vec();
@@ -97,7 +98,7 @@ async fn uploads_go_to_the_fallback_too_if_who_uploads_may_write_there() {
     let tokens =
         Tokens::parse("token-of-the-builder group=all\ntoken-of-the-artist group=game\n").expect("tokens");
     let policies = Policies(vec![grant("group=all", &["*"]), grant("group=game", &["game", "alone"])]);
-    let access = Access { identify: vec![Box::new(tokens)], policies };
+    let access = Access { identify: vec![Box::new(tokens)], policies, ..Access::default() };
     let mut rules = Rules { access, ..Rules::default() };
     for (name, fills_fallback) in [("game", true), ("alone", false)] {
         let fallback = Some("engine".parse().expect("a name"));
@@ -252,7 +253,7 @@ async fn edge(upstream: SocketAddr) -> Server {
 /// Asks for a blob on a connection of its own, and reads to the end of the head.
 async fn ask(addr: SocketAddr, path: &str) -> (TcpStream, String) {
     let mut stream = TcpStream::connect(addr).await.expect("it listens");
-    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
     stream.write_all(request.as_bytes()).await.expect("it takes it");
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

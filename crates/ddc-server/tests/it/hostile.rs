@@ -1,5 +1,5 @@
-//! More than a thousand requests that nobody honest sends: each has its status, none leaves anything behind, and the node
-//! goes on serving the truth.
+//! More than a thousand requests that nobody honest sends: each has its status, none leaves
+//! anything behind, and the node goes on serving the truth.
 
 #[allow(dead_code, reason = "each test file uses a part of it")]
 use crate::common;
@@ -44,7 +44,7 @@ impl Hostile {
 
     fn request(&mut self, method: &str, target: &str, headers: &str, body: &[u8], status: u16) {
         let head = format!(
-            "{method} {target} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n{headers}\r\n",
+            "{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n{headers}\r\n",
             body.len()
         );
         let bytes = [head.as_bytes(), body].concat();
@@ -100,8 +100,8 @@ fn a_thousand_hostile_requests_get_their_status_and_nothing_else() {
 
     assert!(hostile.sent >= REQUESTS_MIN, "{} requests", hostile.sent);
     assert_eq!(files(server.folder()), before, "nothing was written");
-    let answer =
-        hostile.send(format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes());
+    let answer = hostile
+        .send(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes());
     assert!(answer.ends_with(&content), "the honest blob is as it was");
     let outside = server.folder().parent().expect("a folder").join("escaped");
     assert!(!outside.exists());
@@ -246,7 +246,7 @@ fn bodies(hostile: &mut Hostile) {
     hostile.request("PUT", &format!("/api/v1/blobs/n/{wrong}"), OCTETS, &large, 413);
     for declared in ["1048577", "99999999999", "18446744073709551615"] {
         let head = format!(
-            "PUT /api/v1/blobs/n/{wrong} HTTP/1.1\r\nHost: x\r\n{OCTETS}Content-Length: {declared}\r\n\r\n"
+            "PUT /api/v1/blobs/n/{wrong} HTTP/1.1\r\nHost: localhost\r\n{OCTETS}Content-Length: {declared}\r\n\r\n"
         );
         hostile.expect(declared, head.as_bytes(), 413);
     }
@@ -259,7 +259,7 @@ fn bodies(hostile: &mut Hostile) {
     // Bodies that end early, and bombs that unfold to far more than was sent.
     for len in [1, 100, 70_000, 600_000] {
         let head = format!(
-            "PUT /api/v1/blobs/n/{wrong} HTTP/1.1\r\nHost: x\r\n{OCTETS}Content-Length: {}\r\n\r\n",
+            "PUT /api/v1/blobs/n/{wrong} HTTP/1.1\r\nHost: localhost\r\n{OCTETS}Content-Length: {}\r\n\r\n",
             len + 1
         );
         hostile.expect("truncated", &[head.as_bytes(), &vec![1; len]].concat(), 400);
@@ -309,7 +309,7 @@ fn bomb(raw_size: u64) -> Vec<u8> {
 
 /// Framing that two readers could understand differently, and other things that are no requests.
 fn shapes(hostile: &mut Hostile) {
-    let inner = "GET /api/v1/status HTTP/1.1\r\nHost: x\r\n\r\n";
+    let inner = "GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n";
     for (fields, body, status) in [
         ("Content-Length: 0\r\nContent-Length: 44\r\n", inner, 400),
         ("Content-Length: 44\r\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n", 400),
@@ -329,7 +329,7 @@ fn shapes(hostile: &mut Hostile) {
         ("Host: other\r\n", "", 400),
     ] {
         for path in [format!("/api/v1/blobs/n/{}", IoHash::ZERO), "/health/ready".to_owned()] {
-            let text = format!("PUT {path} HTTP/1.1\r\nHost: x\r\n{OCTETS}{fields}\r\n{body}");
+            let text = format!("PUT {path} HTTP/1.1\r\nHost: localhost\r\n{OCTETS}{fields}\r\n{body}");
             hostile.expect(fields, text.as_bytes(), status);
         }
     }
@@ -345,25 +345,25 @@ fn shapes(hostile: &mut Hostile) {
         ("5 \r\nhello\r\n0\r\n\r\n", 400),
     ] {
         let text = format!(
-            "PUT /api/v1/blobs/n/{} HTTP/1.1\r\nHost: x\r\n{OCTETS}Transfer-Encoding: chunked\r\n\r\n{chunks}",
+            "PUT /api/v1/blobs/n/{} HTTP/1.1\r\nHost: localhost\r\n{OCTETS}Transfer-Encoding: chunked\r\n\r\n{chunks}",
             IoHash::of(b"something else")
         );
         hostile.expect(chunks, text.as_bytes(), status);
     }
     for (text, status) in [
         ("GET /health/ready HTTP/1.1\r\n\r\n", 400),
-        ("GET /health/ready HTTP/9.9\r\nHost: x\r\n\r\n", 505),
+        ("GET /health/ready HTTP/9.9\r\nHost: localhost\r\n\r\n", 505),
         ("GET /health/ready\r\n\r\n", 400),
-        ("GET\0/health/ready HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        ("GET\0/health/ready HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
         ("\u{16}\u{3}\u{1}\r\n\r\n", 400),
         ("SSH-2.0-x\r\n\r\n", 400),
-        ("GET ftp://x/y HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        ("GET ftp://x/y HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
     ] {
         hostile.expect(text, text.as_bytes(), status);
     }
-    let long = format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "a".repeat(20_000));
+    let long = format!("GET /{} HTTP/1.1\r\nHost: localhost\r\n\r\n", "a".repeat(20_000));
     hostile.expect("a long target", long.as_bytes(), 431);
-    let many = format!("GET / HTTP/1.1\r\nHost: x\r\n{}\r\n", "a: b\r\n".repeat(200));
+    let many = format!("GET / HTTP/1.1\r\nHost: localhost\r\n{}\r\n", "a: b\r\n".repeat(200));
     hostile.expect("many headers", many.as_bytes(), 431);
 }
 

@@ -6,6 +6,7 @@ mod editor;
 mod elsewhere;
 mod history;
 mod hostile;
+mod hosts;
 #[cfg(feature = "object-storage")]
 #[path = "common/linear.rs"]
 mod linear;

@@ -1,7 +1,7 @@
 //! Requests on a schedule, or as fast as they are answered, over kept-alive HTTP/1.1 connections.
 //!
-//! One thread and one epoll loop. Bodies that come back are dropped in the kernel, unread, so that as much as possible of
-//! the machine is left to the server.
+//! One thread and one epoll loop. Bodies that come back are dropped in the kernel, unread, so that
+//! as much as possible of the machine is left to the server.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,7 +18,7 @@ use crate::stats::Times;
 
 /// A request without an answer for this long has failed.
 const TIMEOUT_NS: u64 = 30_000_000_000;
-/// How often requests without an answer are looked for.
+/// Interval of the search for requests without an answer.
 const LOOK: Duration = Duration::from_millis(100);
 /// Bytes of an answer's head.
 const HEAD_BYTES_MAX: usize = 32 << 10;
@@ -27,10 +27,11 @@ const TURN_BYTES: usize = 8 << 20;
 /// Connections that an open loop opens at most.
 const CONNECTIONS_MAX: usize = 1024;
 
-/// When requests are sent.
+/// Schedule of requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Pace {
-    /// So many a second, whatever becomes of them; latency counts from the time at which each was due.
+    /// So many a second, whatever becomes of them; latency counts from the time at which each was
+    /// due.
     Open {
         /// Requests a second.
         rate: f64,
@@ -42,18 +43,19 @@ pub(crate) enum Pace {
     },
 }
 
-/// What to send.
+/// Requests to send.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) addr: SocketAddr,
     pub(crate) pace: Pace,
-    /// How long new requests are sent.
+    /// Duration for which new requests are sent.
     pub(crate) window: Duration,
-    /// How many at most.
+    /// Largest number of requests.
     pub(crate) count: u64,
 }
 
-/// A request as it goes out: head and first bytes of the body, then the rest of it, as often as it says.
+/// A request as it goes out: head and first bytes of the body, then the rest of it, as often as it
+/// says.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
     pub(crate) head: Vec<u8>,
@@ -80,7 +82,7 @@ impl Outgoing {
         (self.head.len() + body) as u64
     }
 
-    /// What goes out after `sent` bytes went.
+    /// Bytes that remain after `sent` bytes.
     fn rest(&self, sent: u64) -> &[u8] {
         let sent = usize::try_from(sent).unwrap_or(usize::MAX);
         if sent < self.head.len() {
@@ -95,7 +97,7 @@ impl Outgoing {
     }
 }
 
-/// What a run saw.
+/// Results of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     /// From due (open loop) or sent (closed loop) to the end of the answer.
@@ -317,11 +319,11 @@ struct Connection {
     stream: Stream,
     outgoing: Outgoing,
     sent: u64,
-    /// Whether the poller tells when there is room to write.
+    /// True if the poller reports room to write.
     watches_room: bool,
     is_busy: bool,
     due: u64,
-    /// When something last moved.
+    /// Time of the last progress.
     moved: u64,
     head: Vec<u8>,
     /// Bytes of the body that are still to come, once the head is there.
@@ -471,7 +473,8 @@ impl Head {
         if matches!(status, 100..200 | 204 | 304) {
             length = Some(0);
         }
-        // Caches say how long their answers are; without that the end of one could only be found by reading it.
+        // Caches say how long their answers are; without that the end of one could only be found by
+        // reading it.
         let length = length.ok_or_else(|| io::Error::other("an answer without Content-Length"))?;
         Ok(Self { status, length, closes })
     }

@@ -1,14 +1,18 @@
-//! `throng bench ddc`: the published tests of the derived-data cache, and what a request costs beside nginx.
+//! `throng bench ddc`: the published tests of the derived-data cache, and what a request costs
+//! beside nginx.
 //!
-//! The ten published tests and three beside them send at fixed rates, far below what a server can do, and are judged by
-//! the published latencies; latency counts from when a request was due (open loop, no coordinated omission). Around them:
+//! The ten published tests and three beside them send at fixed rates, far below what a server can
+//! do, and are judged by the published latencies; latency counts from when a request was due (open
+//! loop, no coordinated omission). Around them:
 //!
-//! - `saturation`: 32 connections that send as soon as they are answered, and the CPU time of the server for each
-//!   request, beside nginx with the same files under the same load if it is installed. nginx neither hashes nor waits for
-//!   the disk: it is the practical limit of serving files. So is an S3 server of the same kind as ours (`s3s-fs`), which
-//!   does both less or more; and what the disk takes to make the same bytes durable, with nobody between.
+//! - `saturation`: 32 connections that send as soon as they are answered, and the CPU time of the
+//!   server for each request, beside nginx with the same files under the same load if it is
+//!   installed. nginx neither hashes nor waits for the disk: it is the practical limit of serving
+//!   files. So is an S3 server of the same kind as ours (`s3s-fs`), which does both less or more;
+//!   and what the disk takes to make the same bytes durable, with nobody between.
 //! - `memory`: 32 large uploads at a time.
-//! - `start`: how long a folder of many blobs and refs takes to open, after a clean end and after a kill.
+//! - `start`: how long a folder of many blobs and refs takes to open, after a clean end and after a
+//!   kill.
 
 mod data;
 mod engine;
@@ -31,7 +35,7 @@ use data::{Item, Set};
 use engine::{Outgoing, Pace, Plan, Seen};
 use peer::Peer;
 
-/// What a test asks for.
+/// Requests of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum What {
     Health(&'static str),
@@ -52,7 +56,7 @@ struct Test {
     seconds: u64,
     /// Published p50 and p95 in milliseconds.
     published: Option<[f64; 2]>,
-    /// What an object store shows at the same rate on 2 cores.
+    /// Figures of an object store at the same rate on 2 cores.
     aim: Option<[f64; 2]>,
 }
 
@@ -73,7 +77,7 @@ const TESTS: &[Test] = &[
     Test { name: "game_download", what: What::GetRef("uecbpkg"), set: Some(Set::Game), rate: 50.0, seconds: 120, published: Some([3.4, 129.0]), aim: None },
 ];
 
-/// What can be measured besides the published tests.
+/// Groups besides the published tests.
 const GROUPS: &[(&str, &str)] = &[
     (
         "saturation",
@@ -86,7 +90,7 @@ const GROUPS: &[(&str, &str)] = &[
     ),
 ];
 
-/// How to run the bench.
+/// Options of the bench.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The `throng` program, to start servers with.
@@ -109,9 +113,9 @@ pub struct Options {
     pub duration: Option<Duration>,
     /// Tenth of the data, a second each: shows that everything works, judges nothing.
     pub smoke: bool,
-    /// When the server that is started acknowledges: `sync` or `cache`.
+    /// Durability of the started server: `sync` or `cache`.
     pub durability: String,
-    /// Where the server that is started keeps its data; a folder below it is made and removed.
+    /// Parent folder of the started server's data; a folder below it is made and removed.
     pub data: Option<PathBuf>,
     /// Leave nginx and the S3 server out of it.
     pub without_peers: bool,
@@ -198,20 +202,20 @@ impl<'o> Bench<'o> {
             }
         }
         if options.namespace.parse::<throng_ddc::Namespace>().is_err() {
-            return Err(BenchError::Unfit(format!("`{}` is no namespace", options.namespace)));
+            return Err(BenchError::Unfit(format!("`{}` is not a namespace", options.namespace)));
         }
         let mut report = Report::new("ddc");
         report.canonical = !options.smoke;
         report.unjudged = options.smoke;
         report.setting("durability", options.durability.as_str());
         report.setting("namespace", options.namespace.as_str());
-        report.setting("url", options.url.as_deref().unwrap_or("a server of its own"));
+        report.setting("url", options.url.as_deref().unwrap_or("its own server"));
         if options.url.is_none() {
             report.note(format!(
                 "durability = \"{}\": {}",
                 options.durability,
                 match options.durability.as_str() {
-                    "cache" => "an upload is acknowledged when the system has it",
+                    "cache" => "an upload is acknowledged when the operating system has it",
                     _ => "an upload is acknowledged when it is on disk (group commit)",
                 }
             ));
@@ -260,7 +264,7 @@ impl<'o> Bench<'o> {
 
     /// The head of a request; a body of `length` bytes follows if it is given.
     fn head(&self, method: &str, path: &str, more: &str, length: Option<usize>) -> Vec<u8> {
-        let mut head = format!("{method} {path} HTTP/1.1\r\nHost: bench\r\n{more}");
+        let mut head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\n{more}");
         for header in &self.options.headers {
             // Writing to a String cannot fail.
             let _ = write!(head, "{}\r\n", header.trim());
@@ -378,7 +382,7 @@ impl<'o> Bench<'o> {
             || "interrupted".to_owned(),
             |status| if *status == 0 { "a connection broke".to_owned() } else { format!("status {status}") },
         );
-        Err(BenchError::Unfit(format!("{} did not take the data: {why}", peer.addr)))
+        Err(BenchError::Unfit(format!("{} did not accept the data: {why}", peer.addr)))
     }
 
     // --- The published tests
@@ -508,7 +512,7 @@ impl<'o> Bench<'o> {
 
     fn start(&mut self) -> Result<(), BenchError> {
         if self.options.url.is_some() {
-            return Err(BenchError::Unfit("`start` needs a server of its own; leave --url away".to_owned()));
+            return Err(BenchError::Unfit("`start` needs its own server; leave --url away".to_owned()));
         }
         let peer = self.server()?;
         let half: u64 = if self.options.smoke { 5_000 } else { 500_000 };
@@ -554,7 +558,8 @@ impl<'o> Bench<'o> {
 
     // --- Targets of other load tools
 
-    /// Writes a list for each test, one request a line group: `METHOD URL`, headers, `@FILE` with the body.
+    /// Writes a list for each test, one request a line group: `METHOD URL`, headers, `@FILE` with
+    /// the body.
     fn write_targets(&mut self, folder: &Path) -> Result<(), BenchError> {
         let url = self.options.url.clone().unwrap_or_else(|| "http://127.0.0.1:8558".to_owned());
         std::fs::create_dir_all(folder.join("bodies"))?;

@@ -1,4 +1,5 @@
-//! The servers that a bench measures: ours, one that runs already, nginx and an S3 server with the same files.
+//! The servers that a bench measures: ours, one that runs already, nginx and an S3 server with the
+//! same files.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
@@ -9,15 +10,15 @@ use std::time::{Duration, Instant};
 use crate::child::{self, Owned, StartError};
 use crate::probe::{self, Probe};
 
-/// How long a server may take to become ready. Opening a million entries takes a while.
+/// Time that a server has to become ready. Opening a million entries takes a while.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server under load.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// Where it listens.
+    /// Its address.
     pub(crate) addr: SocketAddr,
-    /// What it uses.
+    /// Its folder.
     pub(crate) probe: Probe,
     /// From the start of the process to its first answer, if it was started here.
     pub(crate) start: Duration,
@@ -89,7 +90,8 @@ impl Peer {
         Self::start(command, addr, program, &log)
     }
 
-    /// Starts an S3 server of files below `folder`, which asks nobody for a signature. The first part of a path is a bucket.
+    /// Starts an S3 server of files below `folder`, which asks nobody for a signature. The first
+    /// part of a path is a bucket.
     pub(crate) fn s3(program: &str, folder: &Path) -> Result<Self, StartError> {
         let failed = |source| StartError::Io { program: program.to_owned(), source };
         let addr = free_port().map_err(failed)?;

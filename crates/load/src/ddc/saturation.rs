@@ -58,20 +58,20 @@ impl Bench<'_> {
         match peer::find("nginx") {
             Some(program) => peers.nginx = Some(Peer::nginx(&program, &self.folder.path("nginx"))?),
             None => self.report.note(
-                "nginx is not installed, so nothing is judged by it; on Debian: apt-get install nginx-light"
+                "nginx is not installed, so no figure is judged by it; on Debian: apt-get install nginx-light"
                     .to_owned(),
             ),
         }
         match peer::find("s3s-fs") {
             Some(program) => peers.s3 = Some(Peer::s3(&program, &self.folder.path("s3"))?),
             None => self.report.note(
-                "no S3 server is installed to compare with: cargo install s3s-fs@0.14.1 --features binary"
+                "no S3 server is installed for comparison: cargo install s3s-fs@0.14.1 --features binary"
                     .to_owned(),
             ),
         }
         for (name, peer) in [("nginx", &peers.nginx), ("s3s-fs", &peers.s3)] {
             if let Some(peer) = peer {
-                progress(&format!("putting the data, {name}"));
+                progress(&format!("uploading the data, {name}"));
                 self.seed_files(peer)?;
             }
         }
@@ -189,7 +189,7 @@ impl Bench<'_> {
         })?)
     }
 
-    /// What the disk alone takes to make bytes durable: no upload that waits for it can be faster.
+    /// Time of the disk alone to make bytes durable: no upload that waits for it can be faster.
     fn disk(&mut self) -> Result<(), BenchError> {
         let path = self.folder.path("disk");
         for (what, len, count, in_place) in [
@@ -227,7 +227,7 @@ struct Case {
     set: Option<Set>,
     /// Bytes of a body that is sent.
     len: usize,
-    /// Whether every request brings something new.
+    /// True if every request uploads new data.
     is_new: bool,
     /// Floor and aim in requests a second.
     rate: Option<[f64; 2]>,

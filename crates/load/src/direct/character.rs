@@ -1,10 +1,11 @@
-//! Shared rules of both sides: the character, its inputs, and the step of a frame.
+//! Rules shared by both sides: the character, its inputs, and its movement.
 
 use throng_replication::{Axis, ClassError, ClassId, Classes, Condition, Quantiser, Replicate};
 
 /// Frames a second, of the server and of players.
 pub(super) const HZ: u32 = 30;
-/// Half the side of the square that characters walk in, in metres. Its walls are the server's secret.
+/// Half the side of the square that characters walk in, in metres. Its walls are the server's
+/// secret.
 pub(super) const HALF_SIDE: f32 = 500.0;
 /// Metres up to which others are seen.
 pub(super) const SIGHT: f32 = 150.0;
@@ -33,7 +34,7 @@ pub(super) fn classes() -> Result<(Classes, ClassId), ClassError> {
     Ok((classes, character))
 }
 
-/// Position after one frame, as both sides compute it.
+/// Position after a step of one frame, computed alike by both sides.
 pub(super) fn stepped([x, y, z]: [f32; 3], heading: f32) -> [f32; 3] {
     let way = SPEED / HZ as f32;
     [x + heading.cos() * way, y + heading.sin() * way, z]

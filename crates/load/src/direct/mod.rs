@@ -1,10 +1,11 @@
-//! `throng demo --direct`: players connect to a game server over ENet, without a gateway, and are replicated by
-//! `throng-replication`.
+//! `throng demo --direct`: players connect to a game server over ENet, without a gateway, and are
+//! replicated by `throng-replication`.
 //!
-//! The server is authoritative. A player sends inputs (number and heading) and moves at once, as if the server had agreed
-//! (prediction); the server moves the character by its own rules, which know of walls that the player does not, and says
-//! up to which input it has come; the player goes back to the server's position and repeats the inputs since (correction).
-//! Others are seen within a radius, the far ones less often.
+//! The server is authoritative. A player sends inputs (number and heading) and moves at once, as if
+//! the server had agreed (prediction); the server moves the character by its own rules, which know
+//! of walls that the player does not, and says up to which input it has come; the player goes back
+//! to the server's position and repeats the inputs since (correction). Others are seen within a
+//! radius, the far ones less often.
 
 mod arena;
 mod character;
@@ -56,7 +57,7 @@ pub enum DirectError {
     Thread,
 }
 
-/// Options of a run.
+/// Plan of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectPlan {
     /// Players.
@@ -76,8 +77,8 @@ pub struct DirectSample {
     pub second: u64,
     /// Connected players.
     pub players: usize,
-    /// CPU time of a frame of the game's thread (inputs, movement, replication, handing packets over), mean and longest,
-    /// in microseconds.
+    /// CPU time of a frame of the game's thread (inputs, movement, replication, handing packets
+    /// over), mean and longest, in microseconds.
     pub frame_us: (f64, f64),
     /// Of it, replication: shared stage and connection stages.
     pub replication_us: f64,
@@ -93,7 +94,7 @@ pub struct DirectSample {
     pub refused: u64,
 }
 
-/// Counts of the players' thread.
+/// Counters of the players' thread.
 #[derive(Debug, Default)]
 struct Seen {
     corrections: AtomicU64,
@@ -103,7 +104,8 @@ struct Seen {
     failure: Mutex<Option<io::Error>>,
 }
 
-/// Plays until the time is over, `each`, which gets every second and the library's server, breaks, or Ctrl-C. `begun` gets the server's address.
+/// Plays until the time is over, `each`, which gets every second and the library's server, breaks,
+/// or Ctrl-C. `begun` gets the server's address.
 ///
 /// # Errors
 /// When a socket cannot be had or fails.
@@ -316,7 +318,8 @@ mod tests {
     use super::*;
     use throng_replication::Replicate as _;
 
-    /// An arena and one player of it, with a link that takes two frames each way and loses what it is told to.
+    /// An arena and one player of it, with a link that takes two frames each way and loses what it
+    /// is told to.
     struct Pair {
         arena: Arena,
         player: Player,

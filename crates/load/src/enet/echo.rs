@@ -1,4 +1,5 @@
-//! Echo servers and real clients as processes of their own, so that their CPU time can be told from ours.
+//! Echo servers and real clients as processes of their own, so that their CPU time can be told from
+//! ours.
 
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
@@ -74,13 +75,13 @@ impl Echo {
                 Ok(Self { input: child.take_stdin(), _child: child, output, addr, probe })
             }
             _ => {
-                let what = "did not say where it listens".to_owned();
+                let what = "did not report its address".to_owned();
                 Err(StartError::NotReady { program: name, what, log: line })
             }
         }
     }
 
-    /// What it has done so far. Zeros from a server that does not count.
+    /// Its counters so far. Zeros from a server that does not count.
     pub(crate) fn served(&mut self) -> Served {
         let mut line = String::new();
         let asked = self.input.as_mut().map(|input| input.write_all(b"\n").and_then(|()| input.flush()));
@@ -106,7 +107,7 @@ pub(crate) struct Peer {
     program: PathBuf,
 }
 
-/// What real clients saw. The names are those of `peer.c`.
+/// Results of real clients. The names are those of `peer.c`.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct RealSeen {
     pub(crate) clients: u64,
@@ -125,7 +126,7 @@ pub(crate) struct RealSeen {
     pub(crate) cpu_s: f64,
 }
 
-/// What real clients are to do.
+/// Plan of real clients.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RealPlan {
     pub(crate) clients: usize,
@@ -156,8 +157,8 @@ impl Peer {
         }
     }
 
-    /// Lets real clients play against `server`; `at` is called with the words "connected", "window" and "end" when all
-    /// processes have said them.
+    /// Lets real clients play against `server`; `at` is called with the words "connected", "window"
+    /// and "end" when all processes have said them.
     pub(crate) fn swarm(
         &self,
         server: SocketAddr,

@@ -36,7 +36,7 @@ impl Bench<'_> {
                 .published(2.2, SPEC)
                 .marks(1.6, 1.2),
         );
-        // What the kernel takes for these datagrams whoever serves them: nobody's share of a core is lower.
+        // The kernel's cost of these datagrams: no server can use less of a core.
         self.row(Row::new(
             format!("bare echo of {clients} clients: server CPU"),
             "% of a core",
@@ -144,9 +144,9 @@ impl Bench<'_> {
 
     pub(super) fn lean(&mut self) -> Result<(), BenchError> {
         self.report.note(String::from(
-            "lean clients share a few sockets, told apart by the ids of the protocol, so the kernel takes and gives their \
-             datagrams in runs (GSO, GRO): that counts what the host can carry. Players have a socket each; what the kernel \
-             carries then is counted by the rows with single datagrams, and by the groups limit, libenet and many",
+            "lean clients share a few sockets, distinguished by the ids of the protocol, so the kernel handles their \
+             datagrams in batches (GSO, GRO): that measures the host. Players have a socket each; the rows with single \
+             datagrams and the groups limit, libenet and many include the kernel's share",
         ));
         let singles: &[usize] = if self.options.quick { &[12_000] } else { &[8_000, 12_000, 16_000] };
         let single = self.lean_until("single datagrams", Sharing::Single, singles)?;
@@ -175,7 +175,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// More and more lean clients, until the p99 is 5 ms or something is missing; the most of which that is not so.
+    /// More and more lean clients, until the p99 is 5 ms or something is missing; the most of which
+    /// that is not so.
     fn lean_until(&mut self, how: &str, sockets: Sharing, steps: &[usize]) -> Result<usize, BenchError> {
         let steps = self.options.clients.map_or(steps.to_vec(), |clients| vec![clients]);
         let mut best = 0;

@@ -126,14 +126,14 @@ fn unproven(server: SocketAddr, count: u16) -> std::io::Result<(u64, u64)> {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    // Whatever still comes without our saying anything more.
+    // Reads until nothing more arrives.
     while let Ok(len) = socket.recv(&mut buf) {
         answered += len as u64;
     }
     Ok((sent, answered))
 }
 
-/// What became of long packets.
+/// Results of long packets.
 struct Bulk {
     rounds: u32,
     took: Duration,
@@ -141,11 +141,11 @@ struct Bulk {
     first: Bytes,
 }
 
-/// Sends one long reliable packet, and again when its echo is there, so that one is on its way in every moment of the
-/// window.
+/// Sends one long reliable packet, and again when its echo is there, so that one is on its way in
+/// every moment of the window.
 fn fetch_bulk(server: SocketAddr, packet: &Bytes, stop: &AtomicBool) -> std::io::Result<Bulk> {
-    // The peer with the long packet would be a machine of its own: what it does is not to keep the server, or those who
-    // measure it, from a processor.
+    // The peer with the long packet would be a machine of its own: what it does is not to keep the
+    // server, or those who measure it, from a processor.
     crate::background::enter();
     let clock = Clock::start();
     let other = |error: &dyn std::fmt::Display| std::io::Error::other(error.to_string());
@@ -165,12 +165,13 @@ fn fetch_bulk(server: SocketAddr, packet: &Bytes, stop: &AtomicBool) -> std::io:
                     Event::Connected { peer, .. } => peer,
                     Event::Received { peer, data, .. } => {
                         bulk.rounds += 1;
-                        // Looking at it takes time, which is not to be measured as disturbance of the others.
+                        // Looking at it takes time, which is not to be measured as disturbance of
+                        // the others.
                         first.get_or_insert(data);
                         peer
                     }
                     _ => {
-                        failed = Some(other(&"the server was gone"));
+                        failed = Some(other(&"the server ended"));
                         return;
                     }
                 };

@@ -70,7 +70,8 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    /// The same with real clients: what they saw, the share of a core that the server used, and its counts.
+    /// The same with real clients: what they saw, the share of a core that the server used, and its
+    /// counts.
     pub(super) fn measure_real(
         &mut self,
         name: &str,
@@ -100,7 +101,8 @@ impl Bench<'_> {
         Ok(Some((seen, percent, served)))
     }
 
-    /// One window in peace and one beside `other`, which runs on a thread of its own until it is told to stop.
+    /// One window in peace and one beside `other`, which runs on a thread of its own until it is
+    /// told to stop.
     pub(super) fn beside<T: Send>(
         &mut self,
         name: &str,
@@ -108,7 +110,7 @@ impl Bench<'_> {
         clients: usize,
         other: impl FnOnce(SocketAddr, &AtomicBool) -> std::io::Result<T> + Send,
     ) -> Result<(Measured, Measured, T), BenchError> {
-        (self.say)(&format!("{name}: {clients} clients, in peace and not"));
+        (self.say)(&format!("{name}: {clients} clients, undisturbed and disturbed"));
         let mut swarm = Swarm::new(self.swarm(echo.addr, clients, 1))?;
         swarm.connect()?;
         swarm.live(self.warmup(), true, false)?;
@@ -124,7 +126,7 @@ impl Bench<'_> {
         });
         let (result, after) = (result?, after?);
         self.report.raw(&format!("{name}: in peace"), calm.json());
-        self.report.raw(&format!("{name}: not in peace"), after.json());
+        self.report.raw(&format!("{name}: disturbed"), after.json());
         self.sound(name, &after);
         Ok((calm, after, result))
     }
@@ -134,7 +136,7 @@ impl Bench<'_> {
         let seen = &measured.seen;
         let bad = seen.failed as u64 + seen.lost as u64 + seen.wrong + seen.overtook;
         self.report.threshold(
-            format!("{name}: nobody lost, nothing damaged or overtaken"),
+            format!("{name}: no client lost, no packet damaged or reordered"),
             bad as f64,
             bad == 0,
         );
@@ -145,7 +147,7 @@ impl Bench<'_> {
     pub(super) fn sound_real(&mut self, name: &str, seen: &RealSeen, served: &Served) {
         let bad = seen.failed + seen.lost + seen.wrong + seen.overtook;
         self.report.threshold(
-            format!("{name}: nobody lost, nothing damaged or overtaken"),
+            format!("{name}: no client lost, no packet damaged or reordered"),
             bad as f64,
             bad == 0,
         );
@@ -173,8 +175,8 @@ pub(super) fn measure_window(
     Ok(Measured { seen: swarm.seen.clone(), cpu, window, served, generator_cpu: own })
 }
 
-/// What is missing, without the unreliable packets that the protocol's throttle dropped on purpose: it does that whenever
-/// round trips vary, which on a busy machine they do.
+/// Missing packets, without the unreliable ones that the protocol's throttle dropped on purpose: it
+/// does that whenever round trips vary, which on a busy machine they do.
 pub(super) fn missing(sent: u64, echoed: u64, served: &Served) -> u64 {
     sent.saturating_sub(echoed).saturating_sub(served.throttled)
 }

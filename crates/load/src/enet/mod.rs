@@ -1,9 +1,10 @@
 //! `throng bench enet`: the ENet host beside the C library and beside the machine's own limit.
 //!
-//! The published workload: every client sends a small packet each 100 ms, on four lanes in turn, every fifth reliable,
-//! and gets it back. Servers are processes of their own; clients are either real ones on the C library
-//! (`bench/peers/libenet`), each with a host and a socket, or lean ones (`swarm`) of our own, where a library would need the
-//! whole machine. The limit is a server that sends every datagram back as it came, with the same batched calls.
+//! The published workload: every client sends a small packet each 100 ms, on four lanes in turn,
+//! every fifth reliable, and gets it back. Servers are processes of their own; clients are either
+//! real ones on the C library (`bench/peers/libenet`), each with a host and a socket, or lean ones
+//! (`swarm`) of our own, where a library would need the whole machine. The limit is a server that
+//! sends every datagram back as it came, with the same batched calls.
 
 mod echo;
 mod groups;
@@ -38,7 +39,7 @@ pub const INTERVAL: Duration = throng_net::enet::Pacing::DEFAULT.interval;
 const SPEC: &str = "libenet 1.3.18, 2 cores";
 const ISSUES: &str = "reports of users";
 
-/// How to run the bench.
+/// Options of the bench.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Program to start servers with.
@@ -64,11 +65,11 @@ pub const GROUPS: &[(&str, &str)] = &[
     ("limit", "CPU per datagram pair beside a bare echo of the same datagrams; datagrams per echo"),
     ("libenet", "4,000 real clients, 10 Hz: server CPU, round trips, losses; the library's server beside it"),
     ("many", "real clients on one port, one packet a second each"),
-    ("lean", "lean clients at 10 Hz, more and more of them"),
+    ("lean", "increasing numbers of lean clients at 10 Hz"),
     ("idle", "CPU and memory by slots and idle peers"),
     ("connect", "500 clients at once while the game reads at 20 Hz"),
     ("tick", "4,000 clients at 10 Hz while the game reads at 20 Hz"),
-    ("hostile", "garbage beside 1,000 clients; what a CONNECT from nowhere costs"),
+    ("hostile", "garbage beside 1,000 clients; the cost of a CONNECT from a forged address"),
     ("bulk", "a packet of 32 MB to one peer beside 1,000 others"),
     ("processes", "two servers, each with its own clients"),
 ];
@@ -84,9 +85,8 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<Report, Bench
     report.setting("interval_us", INTERVAL.as_micros() as u64);
     let peer = Peer::compile();
     if let Err(why) = &peer {
-        report.note(format!(
-            "the C library is not here, so there are no real clients and no comparison: {why}"
-        ));
+        report
+            .note(format!("the C library is missing, so there are no real clients and no comparison: {why}"));
     }
     let mut bench = Bench { options, say, report, peer: peer.ok() };
     for (group, _) in GROUPS {

@@ -13,26 +13,27 @@ use throng_net::udp::{UdpOptions, UdpPort, UdpStats};
 
 use crate::interrupt;
 
-/// What to serve.
+/// Plan of the echo server.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServePlan {
-    /// Where to listen.
+    /// Address of the listener.
     pub addr: SocketAddr,
     /// Connections at the same time.
     pub slots: usize,
     /// Threads.
     pub shards: u16,
-    /// Times per second at which the game's thread looks for events; zero echoes on the network threads.
+    /// Times per second at which the game's thread looks for events; zero echoes on the network
+    /// threads.
     pub game_hz: u32,
     /// Shortest time between two rounds of a busy thread.
     pub interval: Duration,
-    /// Whether the kernel may cut up and coalesce.
+    /// True if the kernel may segment and coalesce.
     pub segmentation: bool,
     /// No ENet at all: datagrams go back as they come. The physical limit.
     pub bare: bool,
 }
 
-/// What an echo server has done so far; a line of JSON per line that it reads.
+/// Counters of an echo server so far; a line of JSON per line that it reads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Served {
@@ -105,10 +106,10 @@ struct Shown {
     stop: AtomicBool,
 }
 
-/// What a thread needs to notice that counts are wanted.
+/// Flag by which a thread notices that counters are wanted.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long a wait for a signal may be.
+/// Longest wait for a signal.
 const SIGNAL_PATIENCE: Duration = Duration::from_secs(8);
 
 impl Shown {
@@ -242,7 +243,8 @@ fn echo(mut endpoint: Endpoint, index: usize, shown: &Shown) {
         let round = endpoint.turn(None, |host| {
             while let Some(event) = host.poll_event() {
                 if let Event::Received { peer, lane, data, delivery } = event {
-                    // A peer that takes nothing runs into its limit; what it cannot take is lost to it.
+                    // A peer that takes nothing runs into its limit; what it cannot take is lost to
+                    // it.
                     let _ = host.send(peer, lane, data, delivery);
                 }
             }

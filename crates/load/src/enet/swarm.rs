@@ -1,14 +1,15 @@
 //! Many lean ENet clients on one thread.
 //!
-//! A client has the least state that the protocol allows: it connects, sends one small packet per interval, acknowledges,
-//! pings, sends again what is not acknowledged, and checks what comes back. It shares no code with the host under test, the
-//! reading and writing of single commands aside.
+//! A client has the least state that the protocol allows: it connects, sends one small packet per
+//! interval, acknowledges, pings, sends again what is not acknowledged, and checks what comes back.
+//! It shares no code with the host under test, the reading and writing of single commands aside.
 //!
-//! A client has a socket of its own, as a real one has (two share one when descriptors run out). Where that would need more
-//! than the machine has, clients share a few sockets, told apart by the ids that the protocol has for that, and their
-//! datagrams go in and out in batches.
+//! A client has a socket of its own, as a real one has (two share one when descriptors run out).
+//! Where that would need more than the machine has, clients share a few sockets, told apart by the
+//! ids that the protocol has for that, and their datagrams go in and out in batches.
 //!
-//! Everything is due at fixed times; a packet carries the time at which it was due, and its echo is measured from there.
+//! Everything is due at fixed times; a packet carries the time at which it was due, and its echo is
+//! measured from there.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -37,8 +38,9 @@ const SLOTS: usize = 100;
 const CLIENTS_PER_ADDRESS: usize = 14_000;
 /// Descriptors left for everything that is no client.
 const DESCRIPTORS_KEPT: usize = 200;
-/// A command that is not acknowledged is sent again after this, doubled each time. Real clients wait for the round trip and
-/// four times its variance, half a second at first: a host that is late is not to be drowned in repetitions.
+/// A command that is not acknowledged is sent again after this, doubled each time. Real clients
+/// wait for the round trip and four times its variance, half a second at first: a host that is late
+/// is not to be drowned in repetitions.
 const RESEND_NS: u64 = 1_000_000_000;
 /// Without an acknowledgement for this long the server counts as gone.
 const PATIENCE_NS: u64 = 5_000_000_000;
@@ -65,7 +67,7 @@ pub(crate) enum Sharing {
     Runs,
 }
 
-/// What the clients do.
+/// Plan of the clients.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SwarmPlan {
     pub(crate) server: SocketAddr,
@@ -82,12 +84,12 @@ pub(crate) struct SwarmPlan {
     pub(crate) patience: Duration,
     /// Plain datagrams of the same length instead of ENet.
     pub(crate) bare: bool,
-    /// Whose the sockets are.
+    /// Assignment of sockets to clients.
     pub(crate) sockets: Sharing,
     pub(crate) seed: u64,
 }
 
-/// What the clients saw.
+/// Results of the clients.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
     pub(crate) connected: usize,
@@ -128,7 +130,7 @@ struct Client {
     socket: usize,
     local_id: u16,
     state: State,
-    /// How the server wants to be addressed.
+    /// Peer number that the server expects.
     remote_id: u16,
     session: u8,
     control_number: u16,
@@ -261,7 +263,8 @@ impl Swarm {
         Ok(())
     }
 
-    /// Lets the clients live for `time`. With `sends` they send; with `counts` what is due in this time is counted.
+    /// Lets the clients live for `time`. With `sends` they send; with `counts` what is due in this
+    /// time is counted.
     pub(crate) fn live(&mut self, time: Duration, sends: bool, counts: bool) -> io::Result<()> {
         let now = clock::now_ns();
         let end = now + clock::nanoseconds(time);
@@ -612,7 +615,8 @@ impl Sockets {
         let descriptors = usize::try_from(crate::socket::raise_descriptor_limit()).unwrap_or(usize::MAX);
         let count = plan.clients.min(descriptors.saturating_sub(DESCRIPTORS_KEPT).max(1));
         let streams = (0..count).map(|index| {
-            // One address does not have enough ports for everybody. Loopback has sixteen million addresses.
+            // One address does not have enough ports for everybody. Loopback has sixteen million
+            // addresses.
             let host = u8::try_from(2 + index / CLIENTS_PER_ADDRESS).unwrap_or(u8::MAX);
             let from = plan.server.ip().is_loopback() && plan.server.is_ipv4();
             let from = from.then(|| IpAddr::V4(Ipv4Addr::new(127, 0, 0, host)));
@@ -648,7 +652,7 @@ impl Sockets {
         }
     }
 
-    /// Whether the datagram is on its way, at the latest after a [`flush`](Self::flush).
+    /// True if the datagram is on its way, at the latest after a [`flush`](Self::flush).
     fn send(&mut self, index: usize, to: SocketAddr, datagram: &[u8]) -> bool {
         match self {
             Self::Own(streams) => streams[index].write(datagram).is_ok(),
@@ -710,7 +714,7 @@ impl Client {
 /// Header and command of an ENet datagram with one unreliable packet.
 const BARE_HEAD_BYTES: usize = 10;
 
-/// Who sent it, which of theirs it is, when it was due, and filler that depends on the number.
+/// Sender, number, due time, and filler that depends on the number.
 fn payload(out: &mut Vec<u8>, index: usize, number: u32, due: u64, bytes: usize) {
     out.clear();
     out.extend_from_slice(&(index as u32).to_be_bytes());

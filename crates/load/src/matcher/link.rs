@@ -100,14 +100,15 @@ impl Link {
                 let index = header.id as usize;
                 let Some(worker) = workers.get_mut(index) else {
                     return Err(RunError::BadFrame(format!(
-                        "an answer to request {index}, which nobody sent"
+                        "an answer to request {index}, which was not sent"
                     )));
                 };
                 let counts = arrived >= from;
                 if counts {
                     part.requests += 1;
                     let latency = arrived.duration_since(sent_at[index]).as_micros() as u64;
-                    // Within the bounds: a request that takes longer than a minute has failed the run.
+                    // Within the bounds: a request that takes longer than a minute has failed the
+                    // run.
                     let _ = part.latencies.record(latency.max(1));
                 }
                 if status != Status::Ok && !worker.tolerates(test) {
@@ -185,7 +186,7 @@ impl Link {
         }
         let count = self.socket.read(&mut self.input[self.have..])?;
         if count == 0 {
-            return Err(RunError::Goaway("it closed the connection".to_owned()));
+            return Err(RunError::Goaway("the matcher closed the connection".to_owned()));
         }
         self.have += count;
         self.bytes_in += count as u64;
@@ -242,7 +243,8 @@ impl Link {
     }
 }
 
-/// Decodes a batch as a game server would: every entry has roles and one event with readable content.
+/// Decodes a batch as a game server would: every entry has roles and one event with readable
+/// content.
 fn check_batch(body: &[u8]) -> Result<u64, RunError> {
     let bad = |what: &str| RunError::BadFrame(format!("a notification {what}"));
     let mut count = 0;

@@ -1,7 +1,8 @@
 //! The matcher's load suite: 19 named tests in closed loops, as the reference's own tool runs them.
 //!
-//! A *worker* runs transactions one after another; a transaction is one to three requests. Workers share connections, so
-//! that what is ready leaves in one write. Every notification is decoded, as a game server would have to.
+//! A *worker* runs transactions one after another; a transaction is one to three requests. Workers
+//! share connections, so that what is ready leaves in one write. Every notification is decoded, as
+//! a game server would have to.
 
 mod echo;
 mod link;
@@ -26,10 +27,10 @@ pub use worker::TESTS;
 
 use crate::probe::Probe;
 
-/// What to run.
+/// Plan of a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Where the matcher listens.
+    /// Address of the matcher.
     pub addr: SocketAddr,
     /// Name of the test.
     pub test: String,
@@ -53,9 +54,9 @@ pub struct Plan {
     pub token: String,
 }
 
-/// What came of it.
+/// Results of one test.
 #[derive(Debug, Clone, serde::Serialize)]
-pub struct Outcome {
+pub struct TestReport {
     /// Name of the test.
     pub test: String,
     /// Workers.
@@ -97,32 +98,32 @@ pub struct Outcome {
 #[non_exhaustive]
 pub enum RunError {
     /// No such test.
-    #[error("illegal test name: {0}")]
+    #[error("unknown test: {0}")]
     IllegalTestName(String),
     /// The connection failed.
     #[error("the connection to the matcher failed: {0}")]
     Io(#[from] io::Error),
     /// The matcher sent something that cannot be read.
-    #[error("the matcher sent what cannot be read: {0}")]
+    #[error("the matcher sent an invalid message: {0}")]
     BadFrame(String),
     /// A request was refused.
     #[error("{test}: {step} was refused: {status} {message}")]
     Refused {
         /// The test.
         test: String,
-        /// What was asked.
+        /// Refused step.
         step: String,
         /// The status.
         status: String,
-        /// What the matcher said.
+        /// Status of the answer.
         message: String,
     },
     /// The matcher closed the connection.
-    #[error("the matcher said goodbye: {0}")]
+    #[error("the matcher ended the session: {0}")]
     Goaway(String),
 }
 
-/// What one connection's thread found.
+/// Results of one connection's thread.
 struct Part {
     transactions: u64,
     requests: u64,
@@ -136,7 +137,7 @@ struct Part {
 ///
 /// # Errors
 /// See [`RunError`].
-pub fn run(plan: &Plan) -> Result<Outcome, RunError> {
+pub fn run(plan: &Plan) -> Result<TestReport, RunError> {
     let test = worker::find(&plan.test).ok_or_else(|| RunError::IllegalTestName(plan.test.clone()))?;
     let conns = plan.conns.max(plan.servers).max(1).min(plan.workers.max(1));
     let prefix = format!("{:x}", std::process::id() as u64 ^ (started_ns() & 0xFFFF_FFFF));
@@ -187,7 +188,7 @@ pub fn run(plan: &Plan) -> Result<Outcome, RunError> {
     let per_request = |before: Option<Duration>, after: Option<Duration>| {
         Some((after? - before?).as_secs_f64() * 1e6 * share / all.requests.max(1) as f64)
     };
-    Ok(Outcome {
+    Ok(TestReport {
         test: plan.test.clone(),
         workers: plan.workers,
         transactions: all.transactions,
@@ -208,7 +209,7 @@ pub fn run(plan: &Plan) -> Result<Outcome, RunError> {
     })
 }
 
-impl Outcome {
+impl TestReport {
     /// The published line, and what the reference does not say.
     #[must_use]
     pub fn lines(&self) -> String {
@@ -251,7 +252,7 @@ pub fn running_line(plan: &Plan, time: &str) -> String {
 
 /// A table of outcomes beside the published figures.
 #[must_use]
-pub fn table(outcomes: &[Outcome], echo: Option<&Outcome>) -> String {
+pub fn table(outcomes: &[TestReport], echo: Option<&TestReport>) -> String {
     let mut out = format!(
         "{:<22} {:>7} {:>11} {:>10} {:>7} {:>9} {:>9} {:>8} {:>7}\n",
         "test", "workers", "requests/s", "published", "ratio", "p50 ms", "p99 ms", "CPU us", "errors"

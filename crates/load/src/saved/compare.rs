@@ -1,8 +1,9 @@
-//! Whether two reports differ, and how sure that is.
+//! Differences between two reports, with confidence.
 //!
-//! A run was sampled every second, so its metrics have a mean and a spread. Two means differ significantly when the
-//! 95% interval of their difference (Welch's t, unequal variances) leaves zero out. Samples of one run follow each other
-//! closely in time, so the interval is the least uncertainty there is: another run of the same build may move further.
+//! A run was sampled every second, so its metrics have a mean and a spread. Two means differ
+//! significantly when the 95% interval of their difference (Welch's t, unequal variances) leaves
+//! zero out. Samples of one run follow each other closely in time, so the interval is the least
+//! uncertainty there is: another run of the same build may move further.
 
 use super::{Saved, sampled, series, short};
 
@@ -15,13 +16,14 @@ pub struct Difference {
     pub before: f64,
     /// Mean of the second.
     pub after: f64,
-    /// Relative change with its 95% interval, as shares of the first mean. `None` for figures without samples.
+    /// Relative change with its 95% interval, as shares of the first mean. `None` for figures
+    /// without samples.
     pub interval: Option<(f64, f64)>,
     /// A larger value is worse, better, or neither.
     pub larger: Larger,
 }
 
-/// What a larger value means.
+/// Meaning of a larger value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Larger {
     /// As with throughput.
@@ -32,7 +34,7 @@ pub enum Larger {
     Neither,
 }
 
-/// What two files have in common, compared.
+/// Comparison of the figures that two files have in common.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Comparison {
     /// Every metric that both have.
@@ -48,13 +50,14 @@ impl Difference {
         if self.before == 0.0 { 0.0 } else { (self.after - self.before) / self.before }
     }
 
-    /// Whether the change is more than chance within the run, and larger than one part in a hundred.
+    /// True if the change is more than chance within the run, and larger than one part in a
+    /// hundred.
     #[must_use]
     pub fn is_significant(&self) -> bool {
         self.interval.is_some_and(|(low, high)| (low > 0.0 || high < 0.0) && self.change().abs() > 0.01)
     }
 
-    /// Whether it is significantly worse.
+    /// True if it is significantly worse.
     #[must_use]
     pub fn is_worse(&self) -> bool {
         let worse = match self.larger {
@@ -67,7 +70,7 @@ impl Difference {
 }
 
 impl Comparison {
-    /// Whether anything became significantly worse.
+    /// True if any figure became significantly worse.
     #[must_use]
     pub fn is_worse(&self) -> bool {
         self.differences.iter().any(Difference::is_worse)
@@ -105,7 +108,8 @@ impl Comparison {
     }
 }
 
-/// Compares what two files have in common: tests by name, runs by name, sampled metrics, and rows of figures.
+/// Compares what two files have in common: tests by name, runs by name, sampled metrics, and rows
+/// of figures.
 #[must_use]
 pub fn compare(before: &[Saved], after: &[Saved]) -> Comparison {
     let mut found = Comparison::default();
@@ -190,7 +194,8 @@ fn welch(a: &[f64], b: &[f64]) -> Option<Means> {
     Some((mean_a, mean_b, Some((low.min(high), low.max(high)))))
 }
 
-/// The two-sided 95% point of Student's t. Cornish and Fisher's expansion, within 0.5% from 3 degrees of freedom on.
+/// The two-sided 95% point of Student's t. Cornish and Fisher's expansion, within 0.5% from 3
+/// degrees of freedom on.
 fn student_95(freedom: f64) -> f64 {
     const Z: f64 = 1.959_964;
     let n = freedom.max(2.0);

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use super::{Saved, optional, plot, sampled, series, short};
+use crate::report::Judgement;
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--bg:#fff;--fg:#17202e;--dim:#5b6b82;--line:#dde4ee;--blue:#0284c7;--good:#15803d;--bad:#be123c}\
@@ -36,16 +37,22 @@ pub fn html(reports: &[Saved]) -> String {
 }
 
 fn overview(out: &mut String, reports: &[Saved]) {
-    let passed = reports.iter().filter(|report| report.passed()).count();
-    let _ =
-        write!(out, "<h1>{passed} of {} tests passed</h1><table><tr><th>Test<th>Verdict</tr>", reports.len());
+    let count = |verdict| reports.iter().filter(|report| report.verdict() == verdict).count();
+    let _ = write!(
+        out,
+        "<h1>{} tests: {} passed, {} missed, {} not judged</h1><table><tr><th>Test<th>Verdict</tr>",
+        reports.len(),
+        count(Judgement::Passed),
+        count(Judgement::Missed),
+        count(Judgement::NotJudged),
+    );
     for report in reports {
         let name = escape(report.test());
         let _ = write!(
             out,
             "<tr><td><a href=\"#{}\">{name}</a><td>{}</tr>",
             anchor(report),
-            verdict(report.passed())
+            verdict(report.verdict())
         );
     }
     out.push_str("</table>\n");
@@ -54,10 +61,11 @@ fn overview(out: &mut String, reports: &[Saved]) {
 fn one(out: &mut String, report: &Saved) {
     let _ = write!(
         out,
-        "<h1 id=\"{}\">{} {}</h1>\n<p>{}<br><code>{}</code></p>\n",
+        "<h1 id=\"{}\">{} {}</h1>\n<p>{}<br>{}<br><code>{}</code></p>\n",
         anchor(report),
         escape(report.test()),
-        verdict(report.passed()),
+        verdict(report.verdict()),
+        escape(&report.build()),
         escape(&report.machine()),
         escape(&report.command()),
     );
@@ -93,7 +101,8 @@ fn one(out: &mut String, report: &Saved) {
         out.push_str("<h2>Thresholds</h2><table><tr><th>Condition<th class=\"n\">Measured<th>Verdict</tr>");
         for each in report.list("thresholds") {
             let condition = escape(each["condition"].as_str().unwrap_or_default());
-            let held = verdict(each["passed"].as_bool().unwrap_or(false));
+            let holds = each["passed"] == true;
+            let held = verdict(if holds { Judgement::Passed } else { Judgement::Missed });
             let measured = optional(&each["measured"]);
             let _ = write!(out, "<tr><td>{condition}<td class=\"n\">{measured}<td>{held}</tr>");
         }
@@ -149,7 +158,7 @@ fn charts(out: &mut String, run: &Value) {
             .collect();
         if buckets.len() > 1 {
             let chart = plot::histogram(&buckets, "ms");
-            let _ = write!(out, "<figure><h3>{title}, how many took how long</h3>{chart}</figure>");
+            let _ = write!(out, "<figure><h3>{title}, distribution</h3>{chart}</figure>");
         }
     }
     for metric in sampled(run) {
@@ -168,8 +177,13 @@ fn charts(out: &mut String, run: &Value) {
     out.push_str("</div>\n");
 }
 
-fn verdict(passed: bool) -> &'static str {
-    if passed { "<span class=\"good\">passed</span>" } else { "<span class=\"bad\">not passed</span>" }
+fn verdict(verdict: Judgement) -> String {
+    let class = match verdict {
+        Judgement::Passed => "good",
+        Judgement::Missed => "bad",
+        Judgement::NotJudged => "",
+    };
+    format!("<span class=\"{class}\">{verdict}</span>")
 }
 
 fn anchor(report: &Saved) -> String {
@@ -189,7 +203,7 @@ mod tests {
     fn the_page_stands_alone_and_runs_nothing() {
         let page = html(&[example(10.0, 10), example(11.0, 10)]);
         for part in [
-            "2 of 2 tests passed",
+            "2 tests: 2 passed, 0 missed, 0 not judged",
             "channel &lt;single&gt;",
             "latency &amp; more",
             "State latency",

@@ -1,7 +1,8 @@
 //! Saved reports: read again, shown in other forms, compared.
 //!
-//! A report file is what `throng bench ... --json` prints or `--out` writes: one report, or a list of them. It is read as
-//! plain JSON, so that files of other versions can be shown too; only the schema's name has to fit.
+//! A report file is what `throng bench ... --json` prints or `--out` writes: one report, or a list
+//! of them. It is read as plain JSON, so that files of other versions can be shown too; only the
+//! schema's name has to fit.
 
 mod compare;
 mod html;
@@ -12,13 +13,14 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::report::SCHEMA;
+use crate::report::{Judgement, SCHEMA, short_commit};
 
 pub use compare::{Comparison, Difference, compare};
 pub use html::html;
 pub use text::{markdown, table};
 
-/// The latency of a report's first sampled run over time, as a picture; `None` when nothing was sampled.
+/// The latency of a report's first sampled run over time, as a picture; `None` when nothing was
+/// sampled.
 #[must_use]
 pub fn svg(report: &Saved) -> Option<String> {
     const STYLE: &str = "<style>svg{background:#fff}text{font:10.5px sans-serif;fill:#5b6b82}.grid{stroke:#dde4ee}\
@@ -43,7 +45,7 @@ pub enum ReadError {
     Io {
         /// The file.
         path: String,
-        /// What the system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// It is not JSON.
@@ -51,15 +53,15 @@ pub enum ReadError {
     Json {
         /// The file.
         path: String,
-        /// Where and why.
+        /// Position and reason.
         source: serde_json::Error,
     },
     /// It is JSON, but no report.
-    #[error("`{path}` holds no report of `throng bench`: its schema is {found}, not {SCHEMA}")]
+    #[error("`{path}` is not a report of `throng bench`: its schema is {found}, not {SCHEMA}")]
     Schema {
         /// The file.
         path: String,
-        /// What stands there.
+        /// Schema of the file.
         found: String,
     },
 }
@@ -118,10 +120,30 @@ impl Saved {
         self.0["test"].as_str().unwrap_or("unnamed")
     }
 
-    /// Whether all its conditions held.
+    /// Its judgement. Files of older versions say only whether every condition held, if there was
+    /// one.
     #[must_use]
-    pub fn passed(&self) -> bool {
-        self.0["passed"].as_bool().unwrap_or(false)
+    pub fn verdict(&self) -> Judgement {
+        match self.0["verdict"].as_str() {
+            Some("passed") => Judgement::Passed,
+            Some("missed") => Judgement::Missed,
+            Some(_) => Judgement::NotJudged,
+            None if self.0["passed"] != true => Judgement::Missed,
+            None if self.list("thresholds").is_empty() => Judgement::NotJudged,
+            None => Judgement::Passed,
+        }
+    }
+
+    /// The program that made it, with its commit or the word `unknown`.
+    fn build(&self) -> String {
+        let build = &self.0["build"];
+        let text = |name: &str| build[name].as_str().unwrap_or("unknown");
+        format!(
+            "throng {}, commit {}, profile {}",
+            text("version"),
+            short_commit(text("commit")),
+            text("profile")
+        )
     }
 
     /// The report as it was saved.
@@ -194,7 +216,8 @@ mod tests {
             })
             .collect();
         Saved(serde_json::json!({
-            "schema": SCHEMA, "test": "channel <single>", "command": ["/usr/bin/throng", "bench"], "passed": true,
+            "schema": SCHEMA, "test": "channel <single>", "command": ["/usr/bin/throng", "bench"], "passed": true, "verdict": "passed",
+            "build": { "version": "0.1.0", "commit": "0123456789abcdef", "profile": "release", "features": [] },
             "started_unix_s": 1, "machine": { "cpus": 2, "model": "M", "kernel": "6" }, "settings": { "seed": 1 },
             "rows": [{ "what": "latency & more", "unit": "ms", "published": 28.0, "source": "somewhere", "floor": null,
                        "aim": null, "measured": p50, "better": "lower", "ratio": p50 / 28.0, "verdict": "floor" }],
@@ -204,6 +227,19 @@ mod tests {
                        "state": { "count": 9, "p50_ms": p50, "p90_ms": p50 * 2.0, "p99_ms": p50 * 3.0,
                                   "p999_ms": p50 * 4.0, "max_ms": p50 * 5.0 } }],
         }))
+    }
+
+    #[test]
+    fn older_files_pass_only_with_a_condition() {
+        let mut old = example(1.0, 3);
+        old.0.as_object_mut().unwrap().remove("verdict");
+        assert_eq!(old.verdict(), Judgement::Passed);
+        old.0["thresholds"] = Value::Array(Vec::new());
+        assert_eq!(old.verdict(), Judgement::NotJudged);
+        old.0["passed"] = Value::Bool(false);
+        assert_eq!(old.verdict(), Judgement::Missed);
+        old.0.as_object_mut().unwrap().remove("build");
+        assert_eq!(old.build(), "throng unknown, commit unknown, profile unknown");
     }
 
     #[test]

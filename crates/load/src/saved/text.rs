@@ -9,8 +9,14 @@ use super::{Saved, optional};
 pub fn table(reports: &[Saved]) -> String {
     let mut out = String::new();
     for report in reports {
-        let verdict = if report.passed() { "passed" } else { "not passed" };
-        let _ = writeln!(out, "{}   {verdict}   ({})", report.test(), report.machine());
+        let _ = writeln!(
+            out,
+            "{}   {}   ({}; {})",
+            report.test(),
+            report.verdict(),
+            report.build(),
+            report.machine()
+        );
         for run in report.list("runs") {
             let name = run["name"].as_str().unwrap_or("run");
             let state = &run["state"];
@@ -60,8 +66,10 @@ pub fn markdown(reports: &[Saved]) -> String {
     for report in reports {
         let _ = write!(
             out,
-            "## {}\n\n{}; `{}`\n\n",
+            "## {}\n\n{}; {}; {}; `{}`\n\n",
             cell(report.test()),
+            report.verdict(),
+            cell(&report.build()),
             cell(&report.machine()),
             report.command()
         );

@@ -1,6 +1,7 @@
 //! A character as channel data: `throng.demo.Avatar` written and read, and the requests about it.
 //!
-//! The map counts metres from its corner. On the wire it is an Unreal world: centimetres from its middle, and Z up.
+//! The map counts metres from its corner. On the wire it is an Unreal world: centimetres from its
+//! middle, and Z up.
 
 use prost::Message as _;
 use throng_wire::{channeldpb as pb, unrealpb};
@@ -39,7 +40,7 @@ pub(crate) struct Pulse {
     pub(crate) input_sequence: u32,
 }
 
-/// Character as channel data describes it.
+/// State of a character in channel data.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Avatar {
     /// The connection whose character it is; 0 when the data does not say.

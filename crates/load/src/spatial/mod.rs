@@ -1,12 +1,14 @@
 //! Worlds spread over channels: the second and the third published scenario.
 //!
-//! *Spatial*: nine game servers share a grid of cells; every character is an entity channel that the gateway hands from
-//! cell to cell, and with it from server to server; players see the cells around them. *Entity LOD*: one game server, no
-//! cells, every character a channel that everyone is subscribed to, at a rate that depends on the distance.
+//! *Spatial*: nine game servers share a grid of cells; every character is an entity channel that
+//! the gateway hands from cell to cell, and with it from server to server; players see the cells
+//! around them. *Entity LOD*: one game server, no cells, every character a channel that everyone is
+//! subscribed to, at a rate that depends on the distance.
 //!
-//! The game servers are one thread (`servers`), the players one or more (`players`). What is real stands in
-//! `oracle`: the players' deliveries are judged by the updates that were sent and by whom they should have reached, and
-//! when the run has come to rest every player's view is compared with the world.
+//! The game servers are one thread (`servers`), the players one or more (`players`). What is real
+//! stands in `truth`: the players' deliveries are judged by the updates that were sent and by whom
+//! they should have reached, and when the run has come to rest every player's view is compared with
+//! the world.
 
 pub(crate) mod avatar;
 #[cfg(test)]
@@ -61,13 +63,13 @@ impl Grid {
     /// The published grid: 15 x 15 cells of 20 m, 3 x 3 servers.
     pub const PUBLISHED: Self = Self { columns: 15, server_columns: 3, cell_metres: 20.0 };
 
-    /// Number of servers that share it.
+    /// Number of servers.
     #[must_use]
     pub fn servers(&self) -> usize {
         (self.server_columns * self.server_columns) as usize
     }
 
-    /// Number of its cells.
+    /// Number of cells.
     #[must_use]
     pub fn cells(&self) -> usize {
         (self.columns * self.columns) as usize
@@ -86,7 +88,8 @@ impl Grid {
         (index % self.columns) / block + (index / self.columns) / block * self.server_columns
     }
 
-    /// The controller's configuration in the reference's form. The world counts in centimetres from its middle.
+    /// The controller's configuration in the reference's form. The world counts in centimetres from
+    /// its middle.
     #[must_use]
     pub fn config(&self) -> String {
         let cell = self.cell_metres * 100.0;
@@ -134,7 +137,7 @@ impl Layout {
     }
 }
 
-/// Options of a run.
+/// Load and target of a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Listener for players.
@@ -151,8 +154,8 @@ pub struct Plan {
     pub interest_metres: f32,
     /// Inputs per second and player.
     pub inputs_per_second: f64,
-    /// Players ask for the rates of the distance bands themselves, where everyone sees everyone; otherwise the server
-    /// under test is expected to send at these rates by itself.
+    /// Players ask for the rates of the distance bands themselves, where everyone sees everyone;
+    /// otherwise the server under test is expected to send at these rates by itself.
     pub ask_for_rates: bool,
     /// One server crashes this long into the window, and returns two seconds later.
     pub crash_at: Option<Duration>,
@@ -164,7 +167,7 @@ pub struct Plan {
     pub warmup: Duration,
     /// Length of the measured window; `None` until interrupted.
     pub duration: Option<Duration>,
-    /// Longest time until everyone has joined.
+    /// Time limit until all players have joined.
     pub patience: Duration,
     /// Time between samples.
     pub sample_interval: Duration,
@@ -214,7 +217,7 @@ impl Plan {
 
 /// One distance band of a run.
 #[derive(Debug, Clone, serde::Serialize)]
-pub struct BandOutcome {
+pub struct BandReport {
     /// Rate and distances in words.
     pub name: &'static str,
     /// Updates that the distances of the window promise.
@@ -227,9 +230,10 @@ pub struct BandOutcome {
     pub state: crate::stats::TimesSummary,
 }
 
-/// Ticks of the channels of one type, from the server's histogram: times are upper bounds of buckets.
+/// Ticks of the channels of one type, from the server's histogram: times are upper bounds of
+/// buckets.
 #[derive(Debug, Clone, serde::Serialize)]
-pub struct TickOutcome {
+pub struct TickReport {
     /// Type of channel.
     pub channel_type: String,
     /// Ticks of all channels of the type.
@@ -244,22 +248,23 @@ pub struct TickOutcome {
 
 /// Results of a run.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct WorldReport {
     /// Players asked for.
     pub players: usize,
     /// Length of the measured window.
     pub window: Duration,
-    /// Counts of the players.
+    /// Counters of the players.
     pub counts: Counts,
-    /// Counts of the game servers.
+    /// Counters of the game servers.
     pub servers: ServersCounts,
     /// Updates that should have reached players.
     pub expected: u64,
     /// Distance bands, where there are any.
-    pub bands: Vec<BandOutcome>,
+    pub bands: Vec<BandReport>,
     /// Updates that came twice.
     pub repeated: u64,
-    /// From the first connection to everyone's having their character, and to everyone's having the state of all others.
+    /// From the first connection to everyone's having their character, and to everyone's having the
+    /// state of all others.
     pub joined: Duration,
     /// See `joined`; only where everyone sees everyone.
     pub complete: Option<Duration>,
@@ -275,11 +280,11 @@ pub struct Outcome {
     pub server_cpu: Option<Duration>,
     /// Memory of the server before the players came, and at the end of the window.
     pub server_memory: Option<(Memory, Memory)>,
-    /// Mean and longest round of the server's threads inside the window, in milliseconds; the longest is the upper
-    /// bound of the histogram bucket it fell into.
+    /// Mean and longest round of the server's threads inside the window, in milliseconds; the
+    /// longest is the upper bound of the histogram bucket it fell into.
     pub round_ms: Option<(f64, f64)>,
     /// Ticks of channels inside the window, by type of channel.
-    pub ticks: Vec<TickOutcome>,
+    pub ticks: Vec<TickReport>,
     /// Channels by type at the end, as the server's metrics page has them.
     pub channels: Vec<(String, f64)>,
     /// CPU time of the player threads inside the window.
@@ -290,26 +295,29 @@ pub struct Outcome {
     pub machine_busy: Option<f64>,
     /// Player threads.
     pub threads: usize,
-    /// Number of players that ended with a view equal to the world, of how many; and the defects of the others: characters
-    /// seen that are elsewhere, not seen although in sight, or seen in an old state.
+    /// Players that ended with a view equal to the world, of all players; and the errors of the
+    /// others: characters seen that are elsewhere, not seen although in sight, or seen in an old
+    /// state.
     pub views: (usize, usize),
     /// See `views`.
     pub wrong: [u64; 3],
     /// Looks around during the window.
     pub samples: Vec<Sample>,
-    /// History for the picture.
+    /// Recording of the run, for the picture.
     pub(crate) tape: Tape,
     pub(crate) layout: Layout,
 }
 
-impl Outcome {
-    /// Share of the expected updates that arrived, 0 to 1. With distance bands it is that of the worst band.
+impl WorldReport {
+    /// Share of the expected updates that arrived, 0 to 1. With distance bands it is that of the
+    /// worst band.
     #[must_use]
     pub fn delivered_share(&self) -> f64 {
         if self.bands.is_empty() {
             share(self.counts.delivered, self.expected)
         } else {
-            self.bands.iter().map(|band| band.share).fold(1.0, f64::min)
+            let measured = self.bands.iter().filter(|band| band.expected > 0);
+            measured.map(|band| band.share).reduce(f64::min).unwrap_or(f64::NAN)
         }
     }
 
@@ -325,7 +333,7 @@ impl Outcome {
         count as f64 / self.window.as_secs_f64()
     }
 
-    /// Evidence that the generator, not the server, was the limit; `None` if it was not.
+    /// Reason why the generator, not the server, was the limit, if it was.
     #[must_use]
     pub fn saturation(&self) -> Option<String> {
         Saturation {
@@ -338,11 +346,12 @@ impl Outcome {
     }
 }
 
-/// Runs `plan`, looking at the server through `probe`, and calls `on_sample` for every sample taken.
+/// Runs `plan`, looking at the server through `probe`, and calls `on_sample` for every sample
+/// taken.
 ///
 /// # Errors
 /// See [`RunError`]. A server that is merely slow is not an error but a result.
-pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Result<Outcome, RunError> {
+pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Result<WorldReport, RunError> {
     let threads = plan.thread_count();
     let control = Control::new();
     // Room for a few logins that end early and come again.
@@ -371,7 +380,7 @@ pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Re
     let counts: Vec<Mutex<PlayersCounts>> = watch::per_thread(threads);
     let servers_counts = Mutex::new(ServersCounts::default());
     thread::scope(|scope| {
-        // The threads must end even after an error below, or the scope would wait for ever.
+        // The threads must end in every case, or the scope would wait for ever.
         let stop = StopOnDrop(&control);
         let servers = scope.spawn(|| servers::run(&servers_plan, &control, &oracle, &servers_counts));
         let mut watch = Watch {
@@ -491,7 +500,7 @@ impl Watch<'_> {
                 complete += counts.complete;
             }
             let waited = Duration::from_nanos(clock::now_ns() - started);
-            // If everyone sees everyone, everyone's state is awaited, within a limit.
+            // In a world without cells the run waits for the state of every player, within a limit.
             let open = self.plan.layout.grid().is_none();
             if ready >= wanted && (!open || complete >= wanted || waited > self.plan.patience / 2) {
                 return Ok(());
@@ -514,7 +523,7 @@ impl Watch<'_> {
         &mut self,
         memory_before: Option<Memory>,
         on_sample: &mut dyn FnMut(&Sample),
-    ) -> Result<Outcome, RunError> {
+    ) -> Result<WorldReport, RunError> {
         let timing = Timing {
             warmup: self.plan.warmup,
             duration: self.plan.duration,
@@ -522,7 +531,7 @@ impl Watch<'_> {
         };
         let (probe, control) = (self.probe, self.control);
         let window = watch::measure(&timing, probe, control, memory_before, self, on_sample)?;
-        let bands = lod::TABLE.iter().zip(self.promised).map(|(rate, promised)| BandOutcome {
+        let bands = lod::TABLE.iter().zip(self.promised).map(|(rate, promised)| BandReport {
             name: rate.name,
             expected: promised.round() as u64,
             delivered: 0,
@@ -532,7 +541,7 @@ impl Watch<'_> {
         let metrics = window.metrics();
         let channels = metrics.map(|(_, last)| last.by_label(CHANNELS, "type")).unwrap_or_default();
         let frames_per_s = window.frames() as f64 / window.length().as_secs_f64();
-        Ok(Outcome {
+        Ok(WorldReport {
             players: self.plan.players,
             window: window.length(),
             counts: Counts::default(),
@@ -624,12 +633,13 @@ impl Scenario for Watch<'_> {
         let until = clock::now_ns() + nanoseconds(GRACE);
         let mut last = 0;
         loop {
-            // Traffic in flight shows as further arrivals. Counts are published every 100 ms.
+            // Updates in flight show in counts that still grow. Counts are published every 100 ms.
             thread::sleep(SETTLE);
             let delivered: u64 = self.counts.iter().map(|counts| lock(counts).base.messages_in).sum();
             let quiet = delivered == last;
             last = delivered;
-            // At the slowest rate the last state of a character is due a second after it came to rest.
+            // At the slowest rate the last state of a character is due a second after it came to
+            // rest.
             let rested = clock::now_ns() + nanoseconds(GRACE) > until + nanoseconds(MARGIN);
             if quiet && rested || interrupt::requested() || clock::now_ns() > until {
                 return;
@@ -639,13 +649,13 @@ impl Scenario for Watch<'_> {
 }
 
 /// The ticks between two looks at the metrics page.
-fn ticks_between((first, last): (&probe::Metrics, &probe::Metrics)) -> Vec<TickOutcome> {
+fn ticks_between((first, last): (&probe::Metrics, &probe::Metrics)) -> Vec<TickReport> {
     let types = last.by_label(TICK_COUNT, "type");
     let outcomes = types.into_iter().filter_map(|(channel_type, _)| {
         let (first, last) = (first.only("type", &channel_type), last.only("type", &channel_type));
         let grown = |name: &str| Some(last.sum(&[name])? - first.sum(&[name]).unwrap_or(0.0));
         let (count, sum) = (grown(TICK_COUNT)?, grown(TICK_SUM)?);
-        Some(TickOutcome {
+        Some(TickReport {
             channel_type,
             count,
             mean_ms: sum / count.max(1.0) * 1e3,
@@ -660,7 +670,7 @@ const TICK_COUNT: &str = "throng_channel_tick_seconds_count";
 const TICK_SUM: &str = "throng_channel_tick_seconds_sum";
 const TICK_BUCKETS: &str = "throng_channel_tick_seconds_bucket";
 
-/// Interval at which the distances between players are sampled.
+/// Interval of the measurement of distances between players.
 const JUDGE_NS: u64 = 250_000_000;
 const CHANNELS: &str = "throng_gateway_channels";
 
@@ -669,7 +679,7 @@ mod tests {
     use super::fake::Fake;
     use super::*;
 
-    fn go(plan: &Plan) -> Outcome {
+    fn go(plan: &Plan) -> WorldReport {
         let probe = Probe::new(Some(std::process::id()), None).expect("own process");
         run(plan, &probe, &mut |_| {}).expect("a result")
     }

@@ -1,6 +1,8 @@
-//! True state of the world: written by the thread of the game servers, read by players and by the judge.
+//! True state of the world: written by the thread of the game servers, read by players and by the
+//! judge.
 //!
-//! Only bookkeeping reads it. Nothing a player or server does depends on it, so it cannot hide what the gateway forgets.
+//! Only bookkeeping reads it. Nothing a player or server does depends on it, so it cannot hide what
+//! the gateway forgets.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -39,13 +41,15 @@ impl Entity {
         }
     }
 
-    /// A new server goes on from update `sequence`: what its predecessor sent after that came too late to count.
+    /// A new server goes on from update `sequence`: what its predecessor sent after that came too
+    /// late to count.
     pub(crate) fn resume(&self, sequence: u32) {
         self.sent.fetch_min(sequence, Ordering::Relaxed);
         self.window_last.fetch_min(sequence, Ordering::Relaxed);
     }
 
-    /// Number of updates of the window that a subscriber from `from` to `until`, both included, should have received.
+    /// Number of updates in the window that a subscriber from `from` to `until`, both included,
+    /// should have received.
     pub(crate) fn expected(&self, from: u32, until: u32) -> u64 {
         let first = self.window_first.load(Ordering::Relaxed);
         if first == 0 {
@@ -56,11 +60,12 @@ impl Entity {
     }
 }
 
-/// All characters of a run by index; the id of a character's channel is the first entity id plus its index.
+/// All characters of a run by index; the id of a character's channel is the first entity id plus
+/// its index.
 #[derive(Debug)]
 pub(crate) struct Oracle {
     pub(crate) entities: Vec<Entity>,
-    /// Number of them so far.
+    /// Number of entries so far.
     count: AtomicU32,
 }
 

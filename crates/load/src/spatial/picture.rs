@@ -1,12 +1,13 @@
-//! A world seen from above, as an animated SVG: cells in the colour of their server and as strong as they are full,
-//! obstacles, everyone, one player's interest, and every handover as a ripple.
+//! A world seen from above, as an animated SVG: cells in the colour of their server and as strong
+//! as they are full, obstacles, everyone, one player's interest, and every handover as a ripple.
 //!
-//! The animation is declarative (SMIL), so the file moves in every browser and shows its first moment everywhere else.
+//! The animation is declarative (SMIL), so the file moves in every browser and shows its first
+//! moment everywhere else.
 
 use std::fmt::Write as _;
 
 use super::tape::{Step, Tape};
-use super::{Grid, Layout, Outcome, SPATIAL_FIRST, lod};
+use super::{Grid, Layout, SPATIAL_FIRST, WorldReport, lod};
 
 /// Side of the map in the picture, and the margin around it.
 const MAP: f32 = 960.0;
@@ -22,7 +23,7 @@ const NEAR: [&str; lod::BANDS] = ["#ffd166", "#4cc9f0", "#64748b"];
 const HERO: &str = "#ffffff";
 
 /// Draws what happened; `None` when the run kept no record.
-pub(crate) fn svg(outcome: &Outcome) -> Option<String> {
+pub(crate) fn svg(outcome: &WorldReport) -> Option<String> {
     let tape = &outcome.tape;
     let (first, last) = (tape.snapshots.first()?, tape.snapshots.last()?);
     let people = first.places.len();
@@ -49,7 +50,8 @@ pub(crate) fn svg(outcome: &Outcome) -> Option<String> {
     Some(picture.out)
 }
 
-/// The player whose interest is shown: whoever went through most cells, over a border between servers if possible.
+/// The player whose interest is shown: whoever went through most cells, over a border between
+/// servers if possible.
 fn hero(tape: &Tape, people: usize) -> usize {
     let mut score = vec![0u32; people];
     for step in &tape.steps {
@@ -69,7 +71,7 @@ fn hero(tape: &Tape, people: usize) -> usize {
 }
 
 struct Picture<'a> {
-    outcome: &'a Outcome,
+    outcome: &'a WorldReport,
     tape: &'a Tape,
     /// Pixels per metre.
     scale: f32,
@@ -86,7 +88,7 @@ macro_rules! put {
 impl Picture<'_> {
     fn begin(&mut self) {
         let (width, height) = (MAP + 2.0 * MARGIN, HEAD + MAP + FOOT);
-        let Outcome { players, servers, .. } = self.outcome;
+        let WorldReport { players, servers, .. } = self.outcome;
         let grid = self.outcome.layout.grid();
         let title = match grid {
             Some(grid) => {
@@ -128,7 +130,8 @@ impl Picture<'_> {
         );
     }
 
-    /// Cells as full as they were on average, in their server's colour; borders of servers drawn on top.
+    /// Cells as full as they were on average, in their server's colour; borders of servers drawn on
+    /// top.
     fn cells(&mut self, grid: Grid) {
         let mut load = vec![0u32; grid.cells()];
         for snapshot in &self.tape.snapshots {
@@ -173,7 +176,7 @@ impl Picture<'_> {
         put!(self, "<path d=\"{path}\" fill=\"#05080f\" fill-opacity=\".6\"/>\n");
     }
 
-    /// View of the hero: the cells of its interest and its circle, or the rings of the rates.
+    /// The hero's view: the cells of its interest and its circle, or the rings of the rates.
     fn sight(&mut self) {
         let hero = self.hero;
         let Some(grid) = self.outcome.layout.grid().copied() else {

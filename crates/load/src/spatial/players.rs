@@ -1,8 +1,10 @@
-//! Simulated players of a world that is spread over channels: many on one thread, as in the single-channel fleet.
+//! Simulated players of a world that is spread over channels: many on one thread, as in the
+//! single-channel fleet.
 //!
-//! A player sees cells and the characters in them. It subscribes to a character when a cell it sees lists or spawns it,
-//! and leaves it when the character walks, or its own interest moves, so that the cell is seen no more: what the Unreal
-//! plugin does. Everything that arrives is read in full and accounted for, update by update.
+//! A player sees cells and the characters in them. It subscribes to a character when a cell it sees
+//! lists or spawns it, and leaves it when the character walks, or its own interest moves, so that
+//! the cell is seen no more: what the Unreal plugin does. Everything that arrives is read in full
+//! and accounted for, update by update.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -27,11 +29,12 @@ use crate::stats::{Counts, Times};
 const SLEEP_MAX: Duration = Duration::from_millis(20);
 const READ_BYTES: usize = 64 * 1024;
 const PUBLISH_NS: u64 = 100_000_000;
-/// Updates that may pass between a subscription's confirmation and its first delivery, and between leaving and its
-/// confirmation: 200 ms. A subscription that has delivered nothing by then misses what follows.
+/// Updates that may pass between a subscription's confirmation and its first delivery, and between
+/// leaving and its confirmation: 200 ms. A subscription that has delivered nothing by then misses
+/// what follows.
 const SLACK: u32 = 6;
 
-/// Options of the players of a run.
+/// Plan of the players of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct PlayersPlan {
     pub(crate) server: std::net::SocketAddr,
@@ -51,7 +54,7 @@ pub(crate) struct PlayersPlan {
     pub(crate) seed: u64,
 }
 
-/// Counts of the players of one thread, or of all.
+/// Counters of the players of one thread, or of all.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PlayersCounts {
     /// `delivered` and `state` are over all updates; `lost`, `due` and so on as elsewhere.
@@ -64,7 +67,7 @@ pub(crate) struct PlayersCounts {
     pub(crate) repeated: u64,
     /// Players that have had the state of everyone.
     pub(crate) complete: u64,
-    /// Instants at which the last player joined and at which the last view became complete.
+    /// Times at which the last player joined, and at which the last one was complete.
     pub(crate) ready_ns: u64,
     pub(crate) complete_ns: u64,
     /// Subscriptions to characters that are open.
@@ -97,7 +100,7 @@ impl PlayersCounts {
     }
 }
 
-/// Comparison of the players' views with the world once everything is at rest.
+/// Comparison of the players' views with the world at rest.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Views {
     /// Updates that the subscriptions still open should have brought inside the window.
@@ -105,7 +108,8 @@ pub(crate) struct Views {
     /// Players whose view is exactly the characters of their cells, each in its newest state.
     pub(crate) equal: usize,
     pub(crate) players: usize,
-    /// Characters seen that are elsewhere, characters in sight that are not seen, and those seen in an old state.
+    /// Characters seen that are elsewhere, characters in sight that are not seen, and those seen in
+    /// an old state.
     pub(crate) ghosts: u64,
     pub(crate) unseen: u64,
     pub(crate) stale: u64,
@@ -175,8 +179,8 @@ struct Seen {
     at_latest: u32,
     /// The newest update seen.
     newest: u32,
-    /// With rates by distance: the band of the latest delivery, and when the one after it is due, in milliseconds of
-    /// the machine's clock.
+    /// With rates by distance: the band of the latest delivery, and when the one after it is due,
+    /// in milliseconds of the machine's clock.
     counted: u8,
     due_ms: u32,
 }
@@ -400,7 +404,7 @@ impl<'a> Players<'a> {
         self.published_ns = now;
         self.counts.base.cpu = clock::thread_cpu();
         let mut shared = lock(shared);
-        // Sampling empties the recent times; the rest only grows.
+        // A sample empties the recent times; the rest only grows.
         let mut recent = std::mem::take(&mut shared.base.recent);
         recent.add(&self.counts.base.recent);
         self.counts.base.recent.clear();
@@ -600,7 +604,7 @@ impl Reader<'_> {
             let Some(entity) = entity else { continue };
             if visible {
                 self.meets(listed.net_id, listed.conn, to);
-                // An entity that comes into view brings its state; later updates are owed.
+                // A character that comes into sight brings its state; later updates are due.
                 if let Some(Glance { sequence, full, .. }) = listed.data.and_then(avatar::glance) {
                     self.full_state(entity, full.unwrap_or(0));
                     let seen = &mut self.player.seen[entity as usize];
@@ -667,7 +671,8 @@ impl Reader<'_> {
         }
     }
 
-    /// With rates by distance, an update counts for the band of its distance, as often as that band promises.
+    /// With rates by distance, an update counts for the band of its distance, as often as that band
+    /// promises.
     fn banded(&mut self, entity: u32, sent_ns: u64, full: bool) {
         let Some(own) = self.player.own else { return };
         let places = [own, entity].map(|index| self.oracle.entities[index as usize].place());
@@ -679,7 +684,8 @@ impl Reader<'_> {
             protocol::subscribe_self(self.out, ENTITY_FIRST + entity, self.player.conn, interval);
             self.counts.base.messages_out += 1;
         }
-        // The generic cell rate algorithm: what comes sooner than one interval before it is due is more than promised.
+        // The generic cell rate algorithm: what comes sooner than one interval before it is due is
+        // more than promised.
         let now_ms = (self.now / 1_000_000) as u32;
         let ahead = seen.due_ms.wrapping_sub(now_ms).cast_signed();
         let interval = lod::TABLE[band].interval_ms;

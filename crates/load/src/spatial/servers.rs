@@ -1,10 +1,10 @@
 //! The simulated game servers: one that lets players in, and those that own the cells.
 //!
-//! All of them live on one thread, each with its own connection, and each simulates 30 frames a second of the characters
-//! that it has authority over. Authority comes and goes only by messages of the gateway: a character that walks over a
-//! border is simulated by its old server until that server is told of the handover, and by the new one from the state
-//! that came with it. Frames of different servers are spread over the frame time, since real ones know nothing of each
-//! other.
+//! All of them live on one thread, each with its own connection, and each simulates 30 frames a
+//! second of the characters that it has authority over. Authority comes and goes only by messages
+//! of the gateway: a character that walks over a border is simulated by its old server until that
+//! server is told of the handover, and by the new one from the state that came with it. Frames of
+//! different servers are spread over the frame time, since real ones know nothing of each other.
 //!
 //! Without a grid ([`Layout::Open`]) the first server owns every character, as well-known entities.
 
@@ -47,7 +47,7 @@ const STUB_ENTITY: u32 = 4;
 /// Stubs of queries: this plus the index of the player.
 const STUB_QUERY: u32 = 1_000;
 
-/// Options of the game servers of a run.
+/// Plan of the game servers of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct ServersPlan {
     pub(crate) server: SocketAddr,
@@ -61,7 +61,7 @@ pub(crate) struct ServersPlan {
     pub(crate) seed: u64,
 }
 
-/// Counts of the game servers.
+/// Counters of the game servers.
 #[derive(Debug, Clone, Default)]
 pub struct ServersCounts {
     /// GLOBAL is claimed and every cell has its server.
@@ -112,7 +112,7 @@ pub struct ServersCounts {
     pub bytes_out: u64,
     /// CPU time of their thread.
     pub cpu: Duration,
-    /// Cause of an early end.
+    /// Error that ended them early.
     pub error: Option<String>,
 }
 
@@ -168,7 +168,7 @@ struct Server {
     /// Frames simulated; the next is due at `epoch + (frame + 1) * period`.
     frame: u64,
     out: Vec<u8>,
-    /// Instants at which a crashed server is to return and did return.
+    /// Planned and actual return of a crashed server.
     returns_ns: u64,
     returned_ns: u64,
     bytes_in: u64,
@@ -185,9 +185,9 @@ struct Character {
     authority: usize,
     /// The same of a former server that has not been told yet that it has lost the character.
     former: usize,
-    /// Due time of the update that carried it out of its cell.
+    /// Due time of the update that moved it out of its cell.
     crossed_ns: u64,
-    /// Position of the last request for its player's interest.
+    /// Position of the last interest request for its player.
     interest: (f32, f32),
 }
 
@@ -387,7 +387,7 @@ impl<'a> Servers<'a> {
             if recovers {
                 server.state = State::Recovering;
             } else {
-                self.seen.error = Some(format!("game server {index} returned and was taken for a new one"));
+                self.seen.error = Some(format!("game server {index} returned but was treated as a new one"));
             }
             return;
         }
@@ -399,8 +399,8 @@ impl<'a> Servers<'a> {
         }
     }
 
-    /// A server has its channels. In an open world that is all; with a grid it waits for SPATIAL_CHANNELS_READY, which
-    /// may have come already.
+    /// A server has its channels. In an open world that is all; with a grid it waits for
+    /// SPATIAL_CHANNELS_READY, which may have come already.
     fn wait(&mut self, index: usize) {
         let server = &mut self.servers[index];
         if server.state != State::Claiming {
@@ -422,8 +422,8 @@ impl<'a> Servers<'a> {
         }
     }
 
-    /// The owner of GLOBAL hears of every login, those of the other game servers too, and perhaps before they do.
-    /// Until each knows its connection nobody can be told from a player.
+    /// The owner of GLOBAL hears of every login, those of the other game servers too, and perhaps
+    /// before they do. Until each knows its connection nobody can be told from a player.
     fn greet(&mut self) {
         if self.servers.iter().any(|server| server.conn == 0) {
             return;
@@ -508,8 +508,8 @@ impl<'a> Servers<'a> {
         }
     }
 
-    /// Characters go from cell to cell. Who loses one has been unsubscribed from it before; who still has it when the
-    /// destination has no server keeps it.
+    /// Characters go from cell to cell. Who loses one has been unsubscribed from it before; who
+    /// still has it when the destination has no server keeps it.
     fn handover(&mut self, index: usize, from: u32, to: u32, entities: &[(u32, Option<Avatar>)]) {
         let mine = self.owners.get(&to) == Some(&index);
         let from_me = self.owners.get(&from) == Some(&index);
@@ -519,7 +519,7 @@ impl<'a> Servers<'a> {
             let kept = character.authority == index + 1;
             match avatar {
                 _ if kept => {}
-                // The gateway's data counts; without it the character cannot be simulated.
+                // The gateway's answer counts; without it the character cannot be simulated.
                 Some(avatar) if mine => self.take_over(index, entity, avatar),
                 _ => continue,
             }
@@ -620,7 +620,8 @@ impl<'a> Servers<'a> {
         Ok(())
     }
 
-    /// Simulates and sends every frame of a server that is due; late ones too, each with its own intended time.
+    /// Simulates and sends every frame of a server that is due; late ones too, each with its own
+    /// intended time.
     fn step_due(&mut self, index: usize, now: u64) -> Result<(), LinkError> {
         if self.servers[index].state != State::Running || self.ready < self.servers.len() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! History of a world for its picture: positions a few times a second, and every handover.
+//! Recording of a world for its picture: positions a few times a second, and every handover.
 
 use super::oracle::Entity;
 use super::terrain::Terrain;
@@ -26,7 +26,7 @@ pub(crate) struct Step {
     pub(crate) entity: u32,
     pub(crate) to: u32,
     pub(crate) place: (f32, f32),
-    /// True if it also changed its server.
+    /// True if it also changed servers.
     pub(crate) between_servers: bool,
 }
 

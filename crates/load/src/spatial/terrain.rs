@@ -1,7 +1,8 @@
 //! The ground that simulated game servers share: obstacles, and who stands where.
 //!
-//! Every character occupies one square metre. Walking into an obstacle, the edge of the map or somebody else turns it
-//! around, whichever server simulates the other one: a world without seams has no border that one could stand on twice.
+//! Every character occupies one square metre. Walking into an obstacle, the edge of the map or
+//! somebody else turns it around, whichever server simulates the other one: a world without seams
+//! has no border that one could stand on twice.
 
 use throng_stdx::Rng;
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{BenchError, CPU_PLAYERS, Context, MEASURED, MIB, P99_MAX_MS, PUBLISHED, SHARE_MIN};
-use crate::engine::{Outcome, Plan, RunError};
+use crate::engine::{EngineReport, Plan, RunError};
 use crate::report::{Better, Report, Row, Run};
 
 /// The published result: one channel held 50 Hz to about so many players.
@@ -17,7 +17,7 @@ pub(super) fn single(context: &Context<'_>) -> Result<Report, BenchError> {
     // Rows carry marks only where they are measured with the load that the marks are for.
     let mut report = context.report(true);
     let sizes = context.sizes(SWEEP, &[CPU_PLAYERS, 600], &[20]);
-    let mut most: Option<Outcome> = None;
+    let mut most: Option<EngineReport> = None;
     let mut failures = 0;
     for &players in &sizes {
         // A fresh server for each size: memory and connection ids start from nothing.
@@ -58,7 +58,8 @@ pub(super) fn single(context: &Context<'_>) -> Result<Report, BenchError> {
     if let Some(most) =
         most.filter(|most| report.runs.first().is_some_and(|first| first.players < most.players))
     {
-        // With many players the bytes weigh more than the calls, so this ratio says how the cost of delivery grows.
+        // With many players the bytes weigh more than the calls, so this ratio says how the cost of
+        // delivery grows.
         if let Some(ratio) = bare_ratio(context, &mut report, &most)? {
             let what = format!("server CPU per delivered frame at {} players, bare writer = 1", most.players);
             report.row(Row::new(what, "x", Better::Lower, ratio));
@@ -72,26 +73,26 @@ pub(super) fn single(context: &Context<'_>) -> Result<Report, BenchError> {
     Ok(report)
 }
 
-/// Runs of the server and of the bare writer that the CPU rows are the medians of, in turn: on a machine that is shared
-/// with others the cost of a system call drifts by tens of per cent within minutes.
+/// Runs of the server and of the bare writer that the CPU rows are the medians of, in turn: on a
+/// machine that is shared with others the cost of a system call drifts by tens of per cent within
+/// minutes.
 const CPU_PAIRS: usize = 3;
 
-/// The rows about CPU, from the run at 100 players (or whatever the first run was) and its repetitions.
-fn judge_cpu(context: &Context<'_>, report: &mut Report, outcome: &Outcome) -> Result<(), BenchError> {
+/// The rows about CPU, from the run at 100 players (or whatever the first run was) and its
+/// repetitions.
+fn judge_cpu(context: &Context<'_>, report: &mut Report, outcome: &EngineReport) -> Result<(), BenchError> {
     let players = outcome.players;
     // CPU that was not spent because nothing was delivered is no achievement.
     let at_size = players == CPU_PLAYERS && outcome.delivered_share() >= SHARE_MIN;
+    // The figures of the reference are of this size, and compare with no other.
+    let published =
+        |row: Row, figure| if players == CPU_PLAYERS { row.published(figure, MEASURED) } else { row };
     let with = |row: Row, floor: f64, aim: f64| if at_size { row.marks(floor, aim) } else { row };
-    let p99 = outcome.counts.state.quantile_ms(0.99);
-    let p50 = outcome.counts.state.quantile_ms(0.5);
-    report.row(
-        Row::new(format!("state latency p50 at {players} players"), "ms", Better::Lower, p50)
-            .published(28.0, MEASURED),
-    );
-    report.row(
-        Row::new(format!("state latency p99 at {players} players"), "ms", Better::Lower, p99)
-            .published(50.0, MEASURED),
-    );
+    for (name, quantile, figure) in [("p50", 0.5, 28.0), ("p99", 0.99, 50.0)] {
+        let what = format!("state latency {name} at {players} players");
+        let row = Row::new(what, "ms", Better::Lower, outcome.counts.state.measured_ms(quantile));
+        report.row(published(row, figure));
+    }
     let share = outcome.delivered_share() * 100.0;
     report.threshold(
         format!("fan-outs delivered at {players} players >= 99%"),
@@ -122,12 +123,12 @@ fn judge_cpu(context: &Context<'_>, report: &mut Report, outcome: &Outcome) -> R
         Better::Lower,
         median(&mut costs),
     );
-    report.row(with(row.published(5.8, MEASURED), 0.75, 0.5));
+    report.row(with(published(row, 5.8), 0.75, 0.5));
     if !ratios.is_empty() {
         let ratio = median(&mut ratios);
         let what = format!("server CPU per delivered frame at {players} players, bare writer = 1");
         let row = Row::new(what, "x", Better::Lower, ratio);
-        report.row(with(row.published(15.5, MEASURED), 2.0, 1.3));
+        report.row(with(published(row, 15.5), 2.0, 1.3));
     }
     Ok(())
 }
@@ -138,12 +139,12 @@ pub(super) fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// Runs the bare writer with the bytes, sockets and rate of `outcome`; returns how much more CPU the server took for a
-/// delivered frame.
+/// Runs the bare writer with the bytes, sockets and rate of `outcome`; returns how much more CPU
+/// the server took for a delivered frame.
 fn bare_ratio(
     context: &Context<'_>,
     report: &mut Report,
-    outcome: &Outcome,
+    outcome: &EngineReport,
 ) -> Result<Option<f64>, BenchError> {
     let Some(server_cpu) = outcome.server_cpu else { return Ok(None) };
     let seconds = outcome.window.as_secs_f64();

@@ -1,4 +1,4 @@
-//! Tests of the gateway: cost at rest, forwarding, slow readers.
+//! Tests of the gateway at rest, of forwarding, and of readers that stall.
 
 use super::{BenchError, Context, MEASURED, SHARE_MIN};
 use crate::engine::Plan;
@@ -40,9 +40,9 @@ pub(super) fn trickle(context: &Context<'_>) -> Result<Report, BenchError> {
     let name = format!("{players} connections, 2 messages a second each");
     let outcome = context.run(&name, &plan, &server)?;
     report.run(Run::new(name, &outcome));
-    let share = outcome.counts.notices as f64 / outcome.owner.notices_due.max(1) as f64 * 100.0;
+    let share = outcome.counts.notices as f64 / outcome.owner.notices_due as f64 * 100.0;
     report.threshold("messages delivered = 100%", share, outcome.counts.notices == outcome.owner.notices_due);
-    let row = Row::new("message latency p99", "ms", Better::Lower, outcome.counts.notice.quantile_ms(0.99));
+    let row = Row::new("message latency p99", "ms", Better::Lower, outcome.counts.notice.measured_ms(0.99));
     report.row(row.marks(20.0, 10.0));
     Ok(report)
 }
@@ -74,7 +74,7 @@ pub(super) fn channels(context: &Context<'_>) -> Result<Report, BenchError> {
 
 /// Messages per second offered in turn.
 const FORWARD_RATES: &[f64] = &[300_000.0, 450_000.0, 600_000.0, 800_000.0];
-/// Load beyond capacity queues up. A rate is held when its messages do not wait longer than this.
+/// Messages beyond capacity queue up. A rate is held if its messages do not wait longer than this.
 const FORWARD_P99_MAX_MS: f64 = 250.0;
 /// Packets per second and client; messages are batched as a client that sends this many would.
 const FORWARD_PACKETS_PER_SECOND: f64 = 20.0;
@@ -138,15 +138,16 @@ pub(super) fn stalled(context: &Context<'_>) -> Result<Report, BenchError> {
             share,
             share >= SHARE_MIN * 100.0,
         );
-        *p99 = outcome.counts.state.quantile_ms(0.99);
+        *p99 = outcome.counts.state.measured_ms(0.99);
         complete &= share >= SHARE_MIN * 100.0;
         report.run(Run::new(name, &outcome));
     }
     let [without, with] = p99;
-    let more = (with / without.max(f64::MIN_POSITIVE) - 1.0) * 100.0;
+    let more = (with / without - 1.0) * 100.0;
     report.row(Row::new("state latency p99 of the others, everyone reading", "ms", Better::Lower, without));
     report.row(Row::new("state latency p99 of the others, one stalled", "ms", Better::Lower, with));
-    // Below a percent or two the difference of two runs is chance; that of two runs that did not hold always is.
+    // Below a percent or two the difference of two runs is chance; that of two runs that did not
+    // hold always is.
     let row = Row::new("increase through one stalled reader", "%", Better::Lower, more);
     report.row(if complete { row.marks(10.0, 2.0) } else { row });
     Ok(report)
@@ -167,7 +168,7 @@ pub(super) fn start(context: &Context<'_>) -> Result<Report, BenchError> {
             times.record(own.start);
         }
     }
-    let row = Row::new("start to ready, median", "ms", Better::Lower, times.quantile_ms(0.5));
+    let row = Row::new("start to ready, median", "ms", Better::Lower, times.measured_ms(0.5));
     report.row(row.marks(150.0, 50.0));
     report.row(Row::new("start to ready, slowest", "ms", Better::Lower, times.summary().max_ms));
     Ok(report)

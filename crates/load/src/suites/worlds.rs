@@ -1,4 +1,5 @@
-//! The published scenarios with a world that is spread over channels: nine servers on a grid, and rates by distance.
+//! The published scenarios with a world that is spread over channels: nine servers on a grid, and
+//! rates by distance.
 
 use std::time::Duration;
 
@@ -6,7 +7,7 @@ use super::{BenchError, CPU_PLAYERS, Context, MEASURED, MIB, P99_MAX_MS, SHARE_M
 use crate::child::World;
 use crate::engine::RunError;
 use crate::report::{Better, Report, Row, Run};
-use crate::spatial::{self, Grid, Layout, Outcome, picture};
+use crate::spatial::{self, Grid, Layout, WorldReport, picture};
 
 const PUBLISHED: &str = "published by the reference, 8-core allowance";
 /// Players for which the publication gives a tick and a memory figure.
@@ -87,7 +88,8 @@ pub(super) fn entity_lod(context: &Context<'_>) -> Result<Report, BenchError> {
         if first {
             for band in &outcome.bands {
                 let what = format!("{} delivered at {players} players", band.name);
-                report.row(Row::new(what, "% of the promise", Better::Higher, band.share * 100.0));
+                let share = if band.expected > 0 { band.share * 100.0 } else { f64::NAN };
+                report.row(Row::new(what, "% of the promise", Better::Higher, share));
             }
             let what = format!("p99 of the 20 Hz band at {players} players");
             report.row(Row::new(what, "ms", Better::Lower, outcome.bands[0].state.p99_ms));
@@ -138,10 +140,11 @@ pub(super) fn handover(context: &Context<'_>) -> Result<Report, BenchError> {
     let handover = &outcome.servers.handover;
     let row =
         |what: &str, value| Row::new(format!("handover end to end, {what}"), "ms", Better::Lower, value);
-    report.row(row("median", handover.quantile_ms(0.5)).marks(2.0, 1.0));
-    report.row(row("p99", handover.quantile_ms(0.99)));
+    report.row(row("median", handover.measured_ms(0.5)).marks(2.0, 1.0));
+    report.row(row("p99", handover.measured_ms(0.99)));
     let (views, of) = outcome.views;
-    report.threshold(format!("views equal to the world after the run: all {of}"), views as f64, views == of);
+    let measured = if of > 0 { views as f64 } else { f64::NAN };
+    report.threshold(format!("views equal to the world after the run: all {of}"), measured, views == of);
     report.run(outcome.run(name));
     Ok(report)
 }
@@ -177,8 +180,8 @@ pub(super) fn swarm(
 
 /// Sizes tried one after the other, on a fresh server each.
 struct Sweep {
-    most: Option<Outcome>,
-    last: Option<Outcome>,
+    most: Option<WorldReport>,
+    last: Option<WorldReport>,
     failures: u32,
     several: bool,
 }
@@ -195,7 +198,7 @@ impl Sweep {
         report: &mut Report,
         players: usize,
         world: World,
-    ) -> Result<Option<(String, Outcome)>, BenchError> {
+    ) -> Result<Option<(String, WorldReport)>, BenchError> {
         let server = context.server_with(Some(world))?;
         let name = format!("{players} players");
         context.progress.borrow_mut().begin(&format!("{}: {name}", context.name), None);
@@ -213,8 +216,9 @@ impl Sweep {
         }
     }
 
-    /// True if a larger size is worth a try. One failure may be the machine's; two in a row are the end.
-    fn goes_on(&mut self, outcome: Outcome, holds: bool) -> bool {
+    /// True if a larger size is worth trying. One failure may be the machine's; two in a row are
+    /// the end.
+    fn goes_on(&mut self, outcome: WorldReport, holds: bool) -> bool {
         self.failures = if holds { 0 } else { self.failures + 1 };
         if holds {
             self.most = Some(outcome.clone());
@@ -259,22 +263,22 @@ impl Sweep {
     }
 }
 
-fn spatial_basics(report: &mut Report, outcome: &Outcome) {
+fn spatial_basics(report: &mut Report, outcome: &WorldReport) {
     let players = outcome.players;
     let row = |what: &str, unit, value: f64| {
         Row::new(format!("{what} at {players} players"), unit, Better::Lower, value)
     };
-    report.row(row("state latency p50", "ms", outcome.counts.state.quantile_ms(0.5)));
-    report.row(row("state latency p99", "ms", outcome.counts.state.quantile_ms(0.99)));
+    report.row(row("state latency p50", "ms", outcome.counts.state.measured_ms(0.5)));
+    report.row(row("state latency p99", "ms", outcome.counts.state.measured_ms(0.99)));
     report.row(row(
         "handover p50, update due to new server told",
         "ms",
-        outcome.servers.handover.quantile_ms(0.5),
+        outcome.servers.handover.measured_ms(0.5),
     ));
     report.row(row(
         "handover p99, update due to new server told",
         "ms",
-        outcome.servers.handover.quantile_ms(0.99),
+        outcome.servers.handover.measured_ms(0.99),
     ));
     if let Some((_, after)) = outcome.server_memory {
         let resident = after.resident_bytes as f64 / MIB;
@@ -284,7 +288,7 @@ fn spatial_basics(report: &mut Report, outcome: &Outcome) {
     let whole = views == of;
     report.threshold(
         format!("views equal to the world after the run at {players} players: all {of}"),
-        views as f64,
+        if of > 0 { views as f64 } else { f64::NAN },
         whole,
     );
     let share = outcome.delivered_share() * 100.0;
@@ -297,8 +301,8 @@ fn spatial_basics(report: &mut Report, outcome: &Outcome) {
     report.threshold("inputs to a server without authority = 0", strays as f64, strays == 0);
 }
 
-/// Published figure for about 130 players.
-fn tick(report: &mut Report, outcome: &Outcome) {
+/// Figures that the publication gives for about 130 players.
+fn tick(report: &mut Report, outcome: &WorldReport) {
     let players = outcome.players;
     if let Some((mean, longest)) = outcome.round_ms {
         report.row(Row::new(format!("mean round at {players} players"), "ms", Better::Lower, mean));
@@ -328,7 +332,7 @@ fn tick(report: &mut Report, outcome: &Outcome) {
     report.row(Row::new(what, "x", Better::Lower, ratio).published(0.1, PUBLISHED));
 }
 
-fn memory(report: &mut Report, outcome: &Outcome) {
+fn memory(report: &mut Report, outcome: &WorldReport) {
     if let Some((_, after)) = outcome.server_memory {
         let what = "resident memory at 1,000 players, 225 spatial and 1,000 entity channels";
         let row = Row::new(what, "MiB", Better::Lower, after.resident_bytes as f64 / MIB);
@@ -339,7 +343,7 @@ fn memory(report: &mut Report, outcome: &Outcome) {
 fn judge_cpu(
     context: &Context<'_>,
     report: &mut Report,
-    outcome: &Outcome,
+    outcome: &WorldReport,
     reference_ms: f64,
 ) -> Result<(), BenchError> {
     let players = outcome.players;
@@ -360,7 +364,7 @@ fn judge_cpu(
     Ok(())
 }
 
-fn judge_recovery(report: &mut Report, outcome: &Outcome) {
+fn judge_recovery(report: &mut Report, outcome: &WorldReport) {
     let servers = &outcome.servers;
     let all = servers.orphaned > 0 && servers.recovered >= servers.orphaned;
     report.threshold(
@@ -389,12 +393,13 @@ fn judge_recovery(report: &mut Report, outcome: &Outcome) {
     }
 }
 
-/// The physical limit for the bytes and destinations of `outcome`: how much more CPU the server took than a program that
-/// does nothing but write as many bytes to as many sockets on the same grid of 20 ms.
+/// The physical limit for the bytes and destinations of `outcome`: how much more CPU the server
+/// took than a program that does nothing but write as many bytes to as many sockets on the same
+/// grid of 20 ms.
 fn bare_ratio(
     context: &Context<'_>,
     report: &mut Report,
-    outcome: &Outcome,
+    outcome: &WorldReport,
 ) -> Result<Option<f64>, BenchError> {
     let Some(server_cpu) = outcome.server_cpu else { return Ok(None) };
     if context.options.program.as_os_str().is_empty() || outcome.players == 0 {
@@ -416,7 +421,7 @@ fn bare_ratio(
 }
 
 impl Context<'_> {
-    /// Makes players request the rates of distance bands, which other servers may not know.
+    /// True if players request the rates of distance bands: a foreign server may not know them.
     fn asks_for_rates(&self) -> bool {
         self.options.target.is_some() || self.options.ask_for_rates
     }
@@ -446,7 +451,7 @@ impl Context<'_> {
     }
 }
 
-impl Outcome {
+impl WorldReport {
     /// The run for the record.
     fn run(&self, name: String) -> Run {
         Run::of_world(name, self)

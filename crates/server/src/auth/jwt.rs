@@ -1,4 +1,5 @@
-//! Logins with signed tokens (JWT): pinned algorithms, checked claims, keys from a file or a JWKS address.
+//! Logins with signed tokens (JWT): pinned algorithms, checked claims, keys from a file or a JWKS
+//! address.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -15,7 +16,8 @@ use super::fetch::Fetcher;
 use super::{Authenticator, Login, VerdictFuture};
 use crate::config::Auth;
 
-/// An unknown key id may be a rotation that the cache has missed, or a forgery: this is how often it is looked up.
+/// An unknown key id may be a rotation that the cache has missed, or a forgery: this is how often
+/// it is looked up.
 const REFETCH_MIN: Duration = Duration::from_secs(10);
 /// Shared secrets below the output of SHA-256 can be guessed offline from one token.
 const SECRET_BYTES_MIN: usize = 32;
@@ -24,9 +26,10 @@ const KEYS_TRIED_MAX: usize = 16;
 
 /// Verifies signed tokens.
 ///
-/// A token passes when its algorithm is one of the configured ones *and* fits the key, its signature is right, `exp`
-/// is there and ahead, `nbf` (if there) is past, and audience, issuer and player claim are as configured. Keys that a
-/// token brings along (`jwk`, `jku`, `x5u`, `x5c`) are never looked at; critical extensions are refused.
+/// A token passes when its algorithm is one of the configured ones *and* fits the key, its
+/// signature is right, `exp` is there and ahead, `nbf` (if there) is past, and audience, issuer and
+/// player claim are as configured. Keys that a token brings along (`jwk`, `jku`, `x5u`, `x5c`) are
+/// never looked at; critical extensions are refused.
 pub struct Jwt {
     rules: Rules,
     keys: RwLock<Arc<Keys>>,
@@ -97,7 +100,7 @@ impl Jwt {
         let algorithms = auth
             .jwt_algorithms
             .iter()
-            .map(|name| name.parse().map_err(|_| format!("`{name}` is not an algorithm")))
+            .map(|name| name.parse().map_err(|_| format!("`{name}` is not a signature algorithm")))
             .collect::<Result<Vec<Algorithm>, String>>()?;
         let rules = Rules {
             algorithms,
@@ -147,7 +150,7 @@ impl Jwt {
         }
         let keys = self.keys();
         if keys.is_empty() {
-            return Err(Verdict::Error("there are no keys to verify tokens with".to_owned()));
+            return Err(Verdict::Error("no keys to verify tokens with".to_owned()));
         }
         let validation = self.rules.validation(algorithm);
         keys.candidates(kid.as_deref(), algorithm)
@@ -182,7 +185,7 @@ impl Jwt {
                 None
             }
             Err(why) => {
-                tracing::warn!(%why, "the JWKS could not be fetched; the keys in use stay for now");
+                tracing::warn!(%why, "the JWKS could not be fetched; the current keys stay in use");
                 let stale = fetches.succeeded.is_some_and(|last| last.elapsed() > jwks.stale_after);
                 if stale && self.keys_file.is_none() {
                     self.set_keys(Keys::default());
@@ -313,7 +316,8 @@ impl Keys {
         Keys { by_id: HashMap::new(), without_id: vec![Key { decoding, algorithm: None }] }
     }
 
-    /// Reads a JWKS. Keys of other kinds than the algorithms need, and keys for encryption, are left out.
+    /// Reads a JWKS. Keys of other kinds than the algorithms need, and keys for encryption, are
+    /// left out.
     fn parse_set(text: &str, algorithms: &[Algorithm]) -> Result<Keys, String> {
         let set: JwkSet = serde_json::from_str(text).map_err(|error| format!("not a JWKS: {error}"))?;
         let mut keys = Keys::default();
@@ -343,7 +347,8 @@ impl Keys {
         self.by_id.is_empty() && self.without_id.is_empty()
     }
 
-    /// The keys that a token may be verified with: the one it names, or all that fit when it names none.
+    /// The keys that a token may be verified with: the one it names, or all that fit when it names
+    /// none.
     fn candidates<'a>(
         &'a self,
         kid: Option<&'a str>,

@@ -1,4 +1,5 @@
-//! Who may log in: providers behind one trait, asked from the side runtime so that no shard ever waits for one.
+//! Who may log in: providers behind one trait, asked from the side runtime so that no shard ever
+//! waits for one.
 //!
 //! | `gateway.auth.kind` | provider |
 //! |---|---|
@@ -34,8 +35,8 @@ pub use tokens::Tokens;
 use crate::config::Auth;
 use crate::mailbox::{Mailbox, Post};
 
-/// Bytes of a player identifier or a token beyond which no provider is asked. Signed tokens with many claims reach a
-/// few KiB; the protocol would allow 64.
+/// Bytes of a player identifier or a token beyond which no provider is asked. Signed tokens with
+/// many claims reach a few KiB; the protocol would allow 64.
 pub const CREDENTIAL_BYTES_MAX: usize = 16 * 1024;
 
 /// A login to be judged. Prints without its credentials.
@@ -58,7 +59,8 @@ pub type VerdictFuture<'a> = Pin<Box<dyn Future<Output = Verdict> + Send + 'a>>;
 
 /// Decides who may log in.
 pub trait Authenticator: Send + Sync + fmt::Debug + 'static {
-    /// Judges one login. Failures of the provider itself are [`Verdict::Error`], which closes the connection.
+    /// Judges one login. Failures of the provider itself are [`Verdict::Error`], which closes the
+    /// connection.
     fn judge<'a>(&'a self, login: &'a Login) -> VerdictFuture<'a>;
 
     /// Reads its files again.
@@ -124,7 +126,8 @@ impl Logins {
         self.pending.load(Ordering::Relaxed)
     }
 
-    /// Asks for a verdict. Returns it when it is known on the spot; else it comes as a [`Post::Verdict`].
+    /// Asks for a verdict. Returns it when it is known on the spot; else it comes as a
+    /// [`Post::Verdict`].
     pub(crate) fn ask(&self, ticket: AuthTicket, login: Login) -> Option<Verdict> {
         let Some(provider) = &self.provider else { return Some(Verdict::Success) };
         if login.player.0.len() > CREDENTIAL_BYTES_MAX || login.token.0.len() > CREDENTIAL_BYTES_MAX {
@@ -132,7 +135,7 @@ impl Logins {
         }
         if self.pending.fetch_add(1, Ordering::Relaxed) >= self.pending_max {
             self.pending.fetch_sub(1, Ordering::Relaxed);
-            return Some(Verdict::Error("too many logins wait for a verdict".to_owned()));
+            return Some(Verdict::Error("too many logins are waiting for authentication".to_owned()));
         }
         let Some(mailboxes) = self.mailboxes.get().map(Arc::clone) else {
             return Some(Verdict::Error("the gateway is starting".to_owned()));

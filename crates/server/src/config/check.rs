@@ -11,7 +11,8 @@ use super::value::{nearest, resolve_addr};
 use crate::listen::{self, ListenerPlan};
 use crate::services;
 
-/// Signature algorithms that tokens may use. Two families: with shared secrets (HS) and with key pairs.
+/// Signature algorithms that tokens may use. Two families: with shared secrets (HS) and with key
+/// pairs.
 pub(crate) const JWT_ALGORITHMS: &[&str] = &[
     "HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384",
     "EdDSA",
@@ -142,11 +143,11 @@ fn check_reach(config: &Config, section: &str, plan: &ListenerPlan, problems: &m
         return;
     }
     let open_to_all = if settings.gateway.dev {
-        Some("development mode lets everyone in (`gateway.dev`)")
+        Some("development mode has no authentication (`gateway.dev`)")
     } else if section == "gateway.servers" && settings.auth.servers_bypass {
-        Some("game servers log in without a check (`gateway.auth.servers_bypass`)")
+        Some("game servers log in without authentication (`gateway.auth.servers_bypass`)")
     } else if settings.auth.kind == "none" {
-        Some("nobody is checked (`gateway.auth.kind` is \"none\")")
+        Some("authentication is off (`gateway.auth.kind` is \"none\")")
     } else {
         None
     };
@@ -154,14 +155,14 @@ fn check_reach(config: &Config, section: &str, plan: &ListenerPlan, problems: &m
         let message = format!("{shown} is reachable from other machines and {why}");
         let way_out = match section {
             "gateway.servers" => {
-                "set `gateway.auth.servers_bypass = false` and an authentication in `gateway.auth.kind`"
+                "set `gateway.auth.servers_bypass = false` and choose an authentication in `gateway.auth.kind`"
             }
-            _ => "set an authentication in `gateway.auth.kind`",
+            _ => "choose an authentication in `gateway.auth.kind`",
         };
         problems.push(
             at(config, ProblemKind::UnsafeBind, &key, message)
                 .note(format!("{way_out}; or listen on 127.0.0.1"))
-                .note("or, inside a network that only you can reach, set `gateway.unsafe_binds = true`"),
+                .note("or, on a private network, set `gateway.unsafe_binds = true`"),
         );
     }
 }
@@ -201,7 +202,8 @@ fn check_matchmaking(config: &Config, problems: &mut Vec<Problem>) {
     if let Err(why) = served {
         problems.push(at(config, ProblemKind::BadReference, key, format!("`{key}`: {why}")));
     } else if !settings.matchmaking.matcher.is_empty() && settings.servers.addr.is_empty() {
-        let message = format!("`{key}` needs game servers' listener, `gateway.servers.addr`, over plain TCP");
+        let message =
+            format!("`{key}` needs a plain TCP listener for game servers in `gateway.servers.addr`");
         problems.push(at(config, ProblemKind::Conflict, key, message));
     }
 }
@@ -214,15 +216,15 @@ fn check_matcher(config: &Config, problems: &mut Vec<Problem>) {
     if Path::new(&matcher.rules).is_file()
         && let Err(problem) = crate::matcher::rules::load(&matcher.rules)
     {
-        problems.push(problem.note("named by `matcher.rules`; `throng explain THR-0108` says more"));
+        problems.push(problem.note("named by `matcher.rules`; see `throng explain THR-0108`"));
     }
     let in_subjects = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
     if !matcher.nats_url.is_empty() && (matcher.area.is_empty() || !matcher.area.chars().all(in_subjects)) {
-        let message = "`matcher.nats_url` needs `matcher.area`, made of letters, digits, `-` and `_`: it is a part of the subjects";
+        let message = "`matcher.nats_url` needs `matcher.area`, of letters, digits, `-` and `_`: it is part of the subjects";
         problems.push(at(config, ProblemKind::Conflict, "matcher.nats_url", message));
     }
     if matcher.tls_cert.is_empty() != matcher.tls_key.is_empty() {
-        let message = "`matcher.tls_cert` and `matcher.tls_key` are set together or not at all";
+        let message = "`matcher.tls_cert` and `matcher.tls_key` must be set together";
         problems.push(at(config, ProblemKind::Conflict, "matcher.tls_cert", message));
     }
     let open = matcher.tokens_file.is_empty() && !matcher.unsafe_binds;
@@ -231,13 +233,11 @@ fn check_matcher(config: &Config, problems: &mut Vec<Problem>) {
             && open
             && !bound.ip().is_loopback()
         {
-            let message = format!("`{key}` is reachable from outside and asks nobody who they are");
+            let message = format!("`{key}` is reachable from other machines and has no authentication");
             problems.push(
                 at(config, ProblemKind::Conflict, key, message)
                     .note("name a file with tokens in `matcher.tokens_file`")
-                    .note(
-                        "or, inside a network that only your own people reach, set `matcher.unsafe_binds = true`",
-                    ),
+                    .note("or, on a private network, set `matcher.unsafe_binds = true`"),
             );
         }
     }
@@ -249,7 +249,7 @@ fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
         check_file(config, &format!("ddc.{name}"), problems);
     }
     if ddc.tls_cert.is_empty() != ddc.tls_key.is_empty() {
-        let message = "`ddc.tls_cert` and `ddc.tls_key` are set together or not at all";
+        let message = "`ddc.tls_cert` and `ddc.tls_key` must be set together";
         problems.push(at(config, ProblemKind::Conflict, "ddc.tls_cert", message));
     }
     let open = ddc.tokens_file.is_empty() && ddc.jwt_keys_file.is_empty() && ddc.jwt_jwks_url.is_empty();
@@ -267,12 +267,11 @@ fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
                 ));
             }
             Ok(bound) if open && !ddc.unsafe_binds && !bound.ip().is_loopback() => {
-                let message =
-                    format!("{bound} is reachable from other machines and everything is allowed there");
+                let message = format!("{bound} is reachable from other machines and has no authentication");
                 problems.push(
                     at(config, ProblemKind::UnsafeBind, key, message)
-                        .note("name a file with tokens in `ddc.tokens_file` and what they may do in `ddc.grants`")
-                        .note("or, inside a network that only your own people reach, set `ddc.unsafe_binds = true`"),
+                        .note("name a file with tokens in `ddc.tokens_file` and their permissions in `ddc.grants`")
+                        .note("or, on a private network, set `ddc.unsafe_binds = true`"),
                 );
             }
             Ok(_) => {}
@@ -287,12 +286,7 @@ fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
         ));
     }
     if let Err(why) = crate::ddc::read_namespaces(ddc, &throng_ddc_server::NamespaceRules::default()) {
-        problems.push(at(
-            config,
-            ProblemKind::BadValue,
-            "ddc.fallbacks",
-            format!("bad name of a namespace: {why}"),
-        ));
+        problems.push(at(config, ProblemKind::BadValue, "ddc.fallbacks", format!("bad namespace: {why}")));
     }
     check_ddc_origin(config, problems);
     let policies = crate::ddc_policies::read_grants(ddc).map_err(|why| ("ddc.grants", why));
@@ -322,11 +316,11 @@ fn check_ddc_origin(config: &Config, problems: &mut Vec<Problem>) {
         }
     }
     if !tier.url.is_empty() && !upstream.url.is_empty() {
-        let message = "a cache has an object storage or an upstream, not both";
+        let message = "`ddc.tier.url` and `ddc.upstream.url` cannot be combined";
         wrong(ProblemKind::Conflict, "ddc.upstream.url", message.to_owned());
     }
     if !tier.url.is_empty() && (ddc.namespace_bytes_max > 0 || !ddc.quotas.is_empty()) {
-        let message = "quotas are kept by a folder that holds everything; with `ddc.tier.url` set a quota to the bucket";
+        let message = "quotas do not work with `ddc.tier.url`; set a quota on the bucket";
         wrong(ProblemKind::Conflict, "ddc.quotas", message.to_owned());
     }
     if tier.url.is_empty() && !tier.endpoint.is_empty() {
@@ -343,7 +337,7 @@ fn unsafe_http(config: &Config, addr: SocketAddr) -> Problem {
         format!("{addr} is reachable from other machines and `http.tokens_file` is not set"),
     )
     .note("put a token into a file and name it in `http.tokens_file`, or listen on 127.0.0.1")
-    .note("or set `metrics.open = true`: only health and metrics are then served there")
+    .note("or set `metrics.open = true`: the address then serves health and metrics only")
 }
 
 fn check_auth(config: &Config, problems: &mut Vec<Problem>) {
@@ -382,8 +376,9 @@ fn check_jwt(config: &Config, problems: &mut Vec<Problem>) {
     }
     let shared = auth.jwt_algorithms.iter().filter(|name| name.starts_with("HS")).count();
     if auth.jwt_algorithms.is_empty() || (shared > 0 && shared < auth.jwt_algorithms.len()) {
-        // Accepting both families for one key is the classic confusion: a public key used as a shared secret.
-        let message = "`gateway.auth.jwt_algorithms` must be all of one family";
+        // Accepting both families for one key is the classic confusion: a public key used as a
+        // shared secret.
+        let message = "`gateway.auth.jwt_algorithms` must be of one family";
         problems.push(
             at(config, ProblemKind::Conflict, "gateway.auth.jwt_algorithms", message)
                 .note("either shared secrets (HS256, HS384, HS512) or key pairs (all others)"),

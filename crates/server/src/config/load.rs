@@ -162,11 +162,12 @@ impl Layers {
         if RESERVED_ENV.contains(&name) {
             return;
         }
-        // Only a warning: a cluster that has a service called "throng" sets THRONG_PORT and the like by itself.
+        // Only a warning: a cluster that has a service called "throng" sets THRONG_PORT and the
+        // like by itself.
         let names: Vec<String> = KEYS.iter().map(Key::env).collect();
         let hint = nearest(name, names.iter().map(String::as_str));
         let hint = hint.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
-        self.warnings.push(format!("environment variable {name} sets no key{hint}"));
+        self.warnings.push(format!("environment variable {name} matches no key{hint}"));
     }
 
     fn apply_file(&mut self, name: &str, text: &str) {
@@ -220,7 +221,7 @@ impl Layers {
     }
 }
 
-/// Whether `path` is a documented section or leads to one.
+/// True if `path` is a documented section or leads to one.
 fn is_section(path: &str) -> bool {
     SECTIONS.iter().any(|section| {
         section.path == path || section.path.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'))

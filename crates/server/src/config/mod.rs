@@ -1,7 +1,8 @@
-//! The configuration: one definition of every key, layered values with their origin, and the texts made from it.
+//! The configuration: one definition of every key, layered values with their origin, and the texts
+//! made from it.
 //!
-//! Layers in rising weight: built-in default, default of the subcommand, file, environment, flag. Start at
-//! [`Loader`]; the typed result is [`Settings`]. The definition itself is in `keys.rs`.
+//! Layers in rising weight: built-in default, default of the subcommand, file, environment, flag.
+//! Start at [`Loader`]; the typed result is [`Settings`]. The definition itself is in `keys.rs`.
 
 mod check;
 mod keys;
@@ -36,7 +37,7 @@ pub struct Config {
     loader: Loader,
 }
 
-/// What a reload found.
+/// Changes found by a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Keys whose new value applies at once.
@@ -46,7 +47,7 @@ pub struct Changes {
 }
 
 impl Config {
-    /// Where the value of a key came from.
+    /// Origin of the value of a key.
     #[must_use]
     pub fn origin(&self, path: &str) -> &Origin {
         self.origins.get(path).unwrap_or(&Origin::Default)
@@ -77,7 +78,7 @@ impl Config {
         self.loader.clone().load()
     }
 
-    /// What differs between `self` and `next`, and what of it can be applied to a running process.
+    /// Differences between `self` and `next`, and those that a running process can apply.
     #[must_use]
     pub fn changes(&self, next: &Config) -> Changes {
         let mut changes = Changes::default();

@@ -1,8 +1,8 @@
-//! What is wrong with a configuration, told so that it can be put right.
+//! Problems of a configuration, with their position and a way out.
 
 use std::fmt;
 
-/// Where a value came from, in rising weight.
+/// Origin of a value, in ascending precedence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The built-in default.
@@ -77,17 +77,17 @@ impl ProblemKind {
 /// One problem of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// What kind of problem it is.
+    /// Kind of the problem.
     pub kind: ProblemKind,
-    /// What is wrong, lower case, no full stop.
+    /// Description of the problem, lower case, no full stop.
     pub message: String,
-    /// Where the offending value or key stands.
+    /// Position of the offending value or key.
     pub origin: Origin,
     /// The source line, for problems in a file.
     pub source_line: Option<String>,
     /// Length of the offending text in characters, to underline it.
     pub width: usize,
-    /// What would be allowed or what to do, one entry a line.
+    /// Allowed values and ways out, one entry a line.
     pub notes: Vec<String>,
 }
 

@@ -1,4 +1,5 @@
-//! Texts made from the key tables: the commented default file, the JSON Schema and the reference page.
+//! Texts made from the key tables: the commented default file, the JSON Schema and the reference
+//! page.
 
 use std::fmt::Write as _;
 
@@ -7,13 +8,14 @@ use serde_json::{Map, json};
 use super::keys::{KEYS, Key, SECTIONS};
 use super::value::{Kind, Value};
 
-/// A configuration file that sets nothing: every key with its documentation, commented out at its default.
+/// A configuration file that sets nothing: every key with its documentation, commented out at its
+/// default.
 #[must_use]
 pub fn default_toml() -> String {
     let mut out = String::from(
-        "# Throng configuration. Every key is shown with its default; take away the `#` to change one.\n\
+        "# Throng configuration. Every key is shown with its default; remove the `#` to change it.\n\
          # The same keys are flags (--server.shards 2) and environment variables (THRONG_SERVER_SHARDS=2);\n\
-         # a flag outweighs the environment, which outweighs this file.\n",
+         # flags override the environment, which overrides this file.\n",
     );
     for section in SECTIONS {
         let _ = write!(out, "\n# {}\n[{}]\n", section.doc, section.path);
@@ -55,7 +57,7 @@ pub fn schema() -> serde_json::Value {
 pub fn markdown() -> String {
     let mut out = String::from(
         "# Configuration\n\n\
-         For operators. Every key can be set in three places, in rising weight: the TOML file (`--config FILE`, else\n\
+         For operators. Every key can be set in three places, in ascending precedence: the TOML file (`--config FILE`, else\n\
          `throng.toml` in the working directory), the environment (`THRONG_SERVER_SHARDS=2`) and flags\n\
          (`--server.shards 2`). `throng config show --origin` prints the values in effect and where each came from,\n\
          `throng config check` reports every problem at once, `throng config default` prints a commented file and\n\

@@ -1,4 +1,5 @@
-//! Values of configuration keys: their kinds, how they are read from TOML and from text, and how they print.
+//! Values of configuration keys: their kinds, how they are read from TOML and from text, and how
+//! they print.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -6,7 +7,7 @@ use std::sync::LazyLock;
 
 use toml::de::DeValue;
 
-/// What a key holds; decides how its value is read and which values are allowed.
+/// Type of a key's value: how it is read, and which values are allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `true` or `false`.
@@ -117,22 +118,22 @@ impl Kind {
         self.check(parsed)
     }
 
-    /// What is allowed, as a phrase for messages and the reference page.
+    /// Allowed values, as a phrase for messages and the reference page.
     #[must_use]
     pub fn allowed(self) -> String {
         match self {
             Kind::Bool => "true or false".to_owned(),
-            Kind::Int { min, max: i64::MAX } => format!("a whole number from {min}"),
-            Kind::Int { min, max } => format!("a whole number from {min} to {max}"),
-            Kind::Text => "a text".to_owned(),
+            Kind::Int { min, max: i64::MAX } => format!("integer from {min}"),
+            Kind::Int { min, max } => format!("integer from {min} to {max}"),
+            Kind::Text => "string".to_owned(),
             Kind::Choice(words) => {
                 let quoted: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
                 format!("one of {}", quoted.join(", "))
             }
             Kind::Addr => "\"host:port\", \":port\" (all interfaces) or \"\" (none)".to_owned(),
-            Kind::Path => "a path, or \"\" (none)".to_owned(),
-            Kind::List => "a list of texts".to_owned(),
-            Kind::Map => "a table of texts".to_owned(),
+            Kind::Path => "path, or \"\" (none)".to_owned(),
+            Kind::List => "list of strings".to_owned(),
+            Kind::Map => "table of strings".to_owned(),
         }
     }
 
@@ -211,9 +212,9 @@ fn quote(text: &str) -> String {
 
 fn describe(value: &DeValue<'_>) -> String {
     match value {
-        DeValue::String(text) => format!("the text \"{text}\""),
+        DeValue::String(text) => format!("the string \"{text}\""),
         DeValue::Integer(number) => format!("the number {number}"),
-        DeValue::Float(number) => format!("the fraction {number}"),
+        DeValue::Float(number) => format!("the float {number}"),
         DeValue::Boolean(flag) => format!("{flag}"),
         DeValue::Datetime(_) => "a date".to_owned(),
         DeValue::Array(_) => "a list".to_owned(),

@@ -23,7 +23,8 @@ struct File {
     queues: Vec<Spanned<Value>>,
     /// How long a policy that a mode names may take for a verdict; 200 ms if it does not say.
     policy_timeout_ms: Option<Spanned<u64>>,
-    /// Certificates to trust at policies behind `https`, as PEM; whom the system trusts, if it does not say.
+    /// Certificates to trust at policies behind `https`, as PEM; whom the system trusts, if it does
+    /// not say.
     policy_ca_file: String,
 }
 
@@ -72,7 +73,7 @@ fn parse(file: &str, text: &str) -> Result<Rules, Box<Problem>> {
         let rules = QueueRules::parse(value.to_string().as_bytes()).map_err(|why| told(&why))?;
         if config.queues.iter().any(|other| other.name() == rules.name()) {
             let why =
-                RuleProblem { path: "name".to_owned(), reason: "another queue has this name".to_owned() };
+                RuleProblem { path: "name".to_owned(), reason: "another queue has the same name".to_owned() };
             return Err(told(&why));
         }
         config.queues.push(rules);
@@ -150,7 +151,11 @@ mod tests {
                 &["`level` is not declared", "found \"level\""],
             ),
             (queue("assign = 'policy'"), 1, &["`assign`", "modes.duel.policy", "found \"policy\""]),
-            (format!("{}{}", queue(""), queue("")), 5, &["another queue has this name", "found \"duel\""]),
+            (
+                format!("{}{}", queue(""), queue("")),
+                5,
+                &["another queue has the same name", "found \"duel\""],
+            ),
             ("[[queues]]\nname = 'x'\n".to_owned(), 1, &["queue `x`", "sides"]),
         ];
         for (text, line, words) in table {

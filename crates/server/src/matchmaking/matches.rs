@@ -6,7 +6,8 @@ use std::time::Duration;
 use throng_client::{ChannelId, ChannelType, CreateChannel, SubscribeOptions};
 use tokio::time::Instant;
 
-/// A match whose players have not come by then has none here any more: longer than any seat is kept.
+/// A match whose players have not come by then has none here any more: longer than any seat is
+/// kept.
 const DESERTED: Duration = Duration::from_secs(3_600);
 
 /// The matches that players of this gateway are in, and the rooms that may become some.
@@ -43,7 +44,8 @@ enum State {
     Open(ChannelId),
 }
 
-/// What a match's channel is made with: its metadata leads back to the room. It has data when a type is given.
+/// What a match's channel is made with: its metadata leads back to the room. It has data when a
+/// type is given.
 pub(crate) fn channel(room: &str, data_type: &str) -> CreateChannel {
     let channel = CreateChannel::new(ChannelType::SUBWORLD).metadata(format!("match:{room}"));
     if data_type.is_empty() { channel } else { channel.data(data_type, Vec::new()) }
@@ -130,7 +132,7 @@ impl Matches {
                 self.channels.insert(channel, room.to_owned());
             }
             None => {
-                tracing::warn!(room, "no channel could be made for a match");
+                tracing::warn!(room, "cannot create a channel for a match");
                 self.rooms.remove(room);
             }
         }
@@ -177,7 +179,8 @@ impl Matches {
         rooms
     }
 
-    /// The matcher has removed a room; a match that has begun goes on until the last player is gone.
+    /// The matcher has removed a room; a match that has begun goes on until the last player is
+    /// gone.
     pub(crate) fn close_room(&mut self, room: &str) {
         let Some(found) = self.rooms.get_mut(room) else { return };
         found.is_closed = true;

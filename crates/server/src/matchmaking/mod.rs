@@ -1,5 +1,5 @@
-//! The link between players and a matcher: a server connection to the gateway of this process and a session with the
-//! matcher, so that players find each other without knowing where it is.
+//! The link between players and a matcher: a server connection to the gateway of this process and a
+//! session with the matcher, so that players find each other without knowing where it is.
 //!
 //! ```text
 //!  player ── MATCHMAKING on GLOBAL ──▶ gateway ──▶ link ── framed RPC ──▶ matcher
@@ -7,11 +7,11 @@
 //!  player ◀── SUB to the match ─────── gateway ◀── link: one sub-world channel per match
 //! ```
 //!
-//! With `assign = "external"` and the link as the queue's allocator, a match gets its channel before its players hear of it,
-//! and the channel's id is its connection.
+//! With `assign = "external"` and the link as the queue's allocator, a match gets its channel
+//! before its players hear of it, and the channel's id is its connection.
 //!
-//! A match is a room that is full, or one that a ticket led to. What a player sends to the channel of a match goes to all
-//! who are in it: the link owns the channel and hands it round.
+//! A match is a room that is full, or one that a ticket led to. What a player sends to the channel
+//! of a match goes to all who are in it: the link owns the channel and hands it round.
 
 mod asked;
 mod matches;
@@ -66,17 +66,16 @@ pub(crate) fn matcher_endpoint(settings: &Settings) -> Result<Option<Endpoint>, 
     match matching.matcher.as_str() {
         "" => Ok(None),
         "own" if matcher.addr.is_empty() && matcher.unix_path.is_empty() => {
-            Err("this process has no matcher that listens; set `matcher.addr` or `matcher.unix_path`"
-                .to_owned())
+            Err("this process has no matcher listener; set `matcher.addr` or `matcher.unix_path`".to_owned())
         }
         "own" if matcher.unix_path.is_empty() && !matcher.tls_cert.is_empty() => {
-            Err("the matcher of this process is encrypted; set `matcher.unix_path` as well".to_owned())
+            Err("the matcher of this process uses TLS; also set `matcher.unix_path`".to_owned())
         }
         "own" => Ok(None),
         other => {
             let endpoint: Endpoint = other.parse().map_err(|error| format!("{error}"))?;
             match endpoint.is_encrypted() {
-                true => Err("encrypted connections to the matcher are not supported here".to_owned()),
+                true => Err("TLS connections to the matcher are not supported".to_owned()),
                 false => Ok(Some(endpoint)),
             }
         }
@@ -99,14 +98,14 @@ pub(crate) fn plan(
         let found = addresses.iter().find(|each| each.service == service && each.scheme == "tcp");
         found.map(|each| Endpoint::tcp(from_here(each.addr)))
     };
-    let gateway =
-        listens(Service::Servers).ok_or_else(|| wrong("game servers have no plain TCP listener"))?;
+    let gateway = listens(Service::Servers)
+        .ok_or_else(|| wrong("the gateway has no plain TCP listener for game servers"))?;
     let own = || match settings.matcher.unix_path.as_str() {
         "" => listens(Service::Matcher),
         path => format!("unix://{path}").parse().ok(),
     };
     let matcher = matcher_endpoint(settings).map_err(|why| wrong(&why))?.or_else(own);
-    let matcher = matcher.ok_or_else(|| wrong("this process has no matcher that listens"))?;
+    let matcher = matcher.ok_or_else(|| wrong("this process has no matcher listener"))?;
     let token = match matching.token_file.as_str() {
         "" => String::new(),
         file => {
@@ -156,7 +155,7 @@ pub(crate) async fn run(plan: Plan, up: oneshot::Sender<()>) {
         Ok(connected) => connected,
         Err(error) => return tracing::error!(%error, "the matchmaking link cannot reach its gateway"),
     };
-    tracing::info!(matcher = %plan.matcher, "players can ask the matcher");
+    tracing::info!(matcher = %plan.matcher, "matchmaking is available to players");
     let (done, results) = mpsc::channel(DONE_MAX);
     let (players, matches) = (BTreeMap::new(), Matches::default());
     let slots = Arc::new(Semaphore::new(CALLS_MAX));
@@ -174,7 +173,7 @@ async fn connect(plan: &Plan) -> (Matcher, Notices) {
             Ok(connected) => return connected,
             Err(error) if !complained => {
                 complained = true;
-                tracing::warn!(%error, "no matcher for players yet; it is tried again");
+                tracing::warn!(%error, "the matcher is not reachable yet; retrying");
             }
             Err(_) => {}
         }
@@ -188,13 +187,13 @@ impl Link {
             tokio::select! {
                 event = events.next() => match event {
                     Some(event) => self.hear_gateway(event).await,
-                    None => return tracing::error!("the matchmaking link lost its gateway"),
+                    None => return tracing::error!("the matchmaking link lost its connection to the gateway"),
                 },
                 notice = notices.next() => match notice {
                     Some(Notification::Notice(notice)) => self.hear_matcher(notice).await,
                     Some(Notification::Gap) => self.refetch(),
                     ended => {
-                        return tracing::error!(?ended, "the matcher ended the session of the matchmaking link");
+                        return tracing::error!(?ended, "the matcher closed the session of the matchmaking link");
                     }
                 },
                 Some(done) = results.recv() => self.finish(done).await,
@@ -244,8 +243,8 @@ impl Link {
         let slot = Arc::clone(&self.slots).try_acquire_owned();
         let (Some(body), Ok(slot)) = (body, slot) else {
             let error = match self.slots.available_permits() {
-                0 => refused(Status::Overloaded, "too many players ask at a time; try again"),
-                _ => refused(Status::Forbidden, "players may not ask that, or the request cannot be read"),
+                0 => refused(Status::Overloaded, "too many concurrent matchmaking requests; try again"),
+                _ => refused(Status::Forbidden, "unknown request, or not permitted for players"),
             };
             return self.answer(conn, stub, method, Err(error)).await;
         };
@@ -322,7 +321,8 @@ impl Link {
                 self.matches.join(&room, [], true);
                 for role in notice.roles {
                     let (matcher, room) = (self.matcher.clone(), room.clone());
-                    // The membership that comes of it is told like any other; without a seat there is none.
+                    // The membership that comes of it is told like any other; without a seat there
+                    // is none.
                     tokio::spawn(async move { matcher.claim_seat(&role, &room).await.map(drop) });
                 }
             }
@@ -413,7 +413,7 @@ impl Link {
             let request = Writer::new().str(1, &room).str(2, &channel.0.to_string());
             let told = matcher.call(Method::ASSIGN_MATCH, request).await;
             if let Err(error) = &told {
-                tracing::warn!(room, %error, "a match was not given its channel");
+                tracing::warn!(room, %error, "a match got no channel");
             }
             // The loop ends only with the process.
             let _ = done.send(Done::Assigned { room, is_taken: told.is_ok() }).await;

@@ -46,20 +46,20 @@ pub(super) fn gateway_families(total: &Stats) -> Vec<Family> {
         ),
         family(
             "throng_gateway_accept_refused",
-            "Connections refused at once, by reason.",
+            "Connections refused before login, by reason.",
             Counter,
             not_accepted,
         ),
         family(
             "throng_gateway_requests_refused",
-            "Requests that changed nothing, by reason; the protocol does not tell the sender.",
+            "Refused requests, by reason; the protocol does not notify the sender.",
             Counter,
             refused,
         ),
-        per_kind("throng_gateway_messages_in", "Messages handed to a channel.", Counter, |kind| {
+        per_kind("throng_gateway_messages_in", "Messages delivered to a channel.", Counter, |kind| {
             kind.messages_in
         }),
-        per_kind("throng_gateway_messages_out", "Messages put into output frames.", Counter, |kind| {
+        per_kind("throng_gateway_messages_out", "Messages written into output frames.", Counter, |kind| {
             kind.messages_out
         }),
         per_kind("throng_gateway_packets_in", "Packets decoded.", Counter, |kind| kind.packets_in),
@@ -70,7 +70,7 @@ pub(super) fn gateway_families(total: &Stats) -> Vec<Family> {
         per_kind("throng_gateway_in_bytes", "Bytes received, tags included.", Counter, |kind| kind.bytes_in),
         per_kind(
             "throng_gateway_out_bytes",
-            "Bytes taken by the transport, tags included.",
+            "Bytes written to the transport, tags included.",
             Counter,
             |kind| kind.bytes_out,
         ),
@@ -88,10 +88,10 @@ pub(super) fn gateway_families(total: &Stats) -> Vec<Family> {
         ),
         count(
             "throng_gateway_updates_folded",
-            "Updates folded together because a channel's backlog was over its bound.",
+            "Updates merged because a channel's backlog exceeded its limit.",
             total.updates_folded,
         ),
-        count("throng_gateway_fan_out_ticks", "Times a channel's fan-out ran.", total.fan_out_ticks),
+        count("throng_gateway_fan_out_ticks", "Fan-out runs of all channels.", total.fan_out_ticks),
         count(
             "throng_gateway_fan_out_encodes",
             "Encodings for fan-out; sharing keeps them far below the messages.",
@@ -99,7 +99,7 @@ pub(super) fn gateway_families(total: &Stats) -> Vec<Family> {
         ),
         count(
             "throng_gateway_fan_out_messages",
-            "Fan-out messages handed to subscribers' connections.",
+            "Fan-out messages queued for subscribers.",
             total.fan_out_messages,
         ),
         count(
@@ -109,13 +109,13 @@ pub(super) fn gateway_families(total: &Stats) -> Vec<Family> {
         ),
         family(
             "throng_gateway_fan_out_lateness_seconds",
-            "Summed time by which fan-outs ran after their tick; divide by the ticks for the mean.",
+            "Total delay of fan-outs after their tick; divide by the ticks for the mean.",
             Counter,
             vec![plain(total.fan_out_lateness_ns as f64 / 1e9)],
         ),
         family(
             "throng_gateway_fan_out_lateness_max_seconds",
-            "Latest fan-out since the start.",
+            "Longest delay of a fan-out since the start.",
             Gauge,
             vec![plain(total.fan_out_lateness_ns_max as f64 / 1e9)],
         ),
@@ -126,31 +126,31 @@ pub(super) fn gateway_families(total: &Stats) -> Vec<Family> {
         ),
         count(
             "throng_gateway_state_dropped",
-            "State updates that slow readers did not get, replaced by a full state later.",
+            "State updates dropped for slow readers and replaced by a full state later.",
             total.state_dropped,
         ),
         count(
             "throng_gateway_state_loose",
-            "State updates sent unreliably; a full state makes good what got lost.",
+            "State updates sent unreliably; a full state replaces lost ones.",
             total.state_loose,
         ),
         count(
             "throng_gateway_resyncs",
-            "Full states sent to readers that missed updates, or may have missed some.",
+            "Full states sent to readers that missed updates or may have missed some.",
             total.resyncs,
         ),
         count(
             "throng_gateway_servers_recovered",
-            "Game servers that returned to their place.",
+            "Game servers that recovered their subscriptions and ownership.",
             total.servers_recovered,
         ),
         count("throng_gateway_clients_resumed", "Clients that resumed their session.", total.clients_resumed),
         count(
             "throng_gateway_recoveries_expired",
-            "Lost connections whose time to return ran out.",
+            "Lost connections that did not return in time.",
             total.recoveries_expired,
         ),
-        count("throng_gateway_bans", "Bans pronounced.", total.bans),
+        count("throng_gateway_bans", "Bans.", total.bans),
         count("throng_gateway_mail", "Messages between shards.", total.mail_sent),
     ]
 }
@@ -166,10 +166,10 @@ pub(super) fn world_families(total: &Stats, world: &WorldView) -> Vec<Family> {
     let bands = total.lod_changes.iter().enumerate();
     let bands = bands.map(|(band, count)| labelled("band", index_text(band), *count as f64)).collect();
     vec![
-        count("throng_world_handovers", "Entities that changed their cell.", total.handovers),
+        count("throng_world_handovers", "Entities that changed cells.", total.handovers),
         count(
             "throng_world_handovers_across_servers",
-            "Entities that changed their owner, with their cell or by themselves.",
+            "Entities that changed owners, with their cell or alone.",
             total.handovers_across_servers,
         ),
         count(
@@ -179,7 +179,7 @@ pub(super) fn world_families(total: &Stats, world: &WorldView) -> Vec<Family> {
         ),
         count(
             "throng_world_handovers_delayed",
-            "Handovers that were refused at first, for want of a cell or by a lock, and happened later.",
+            "Handovers that were delayed by a missing cell or a lock.",
             total.handovers_delayed,
         ),
         family(
@@ -191,36 +191,34 @@ pub(super) fn world_families(total: &Stats, world: &WorldView) -> Vec<Family> {
         ),
         count(
             "throng_world_handovers_oversize",
-            "Entities too large for a handover message, sent through their channels instead.",
+            "Entities too large for a handover message; their channels carry them instead.",
             total.handovers_oversize,
         ),
         count("throng_world_interest_updates", "Areas of interest set.", total.interest_updates),
         count("throng_world_entities_created", "Entity channels created.", total.entities_created),
         family(
             "throng_world_lod_changes",
-            "Subscriptions that network level of detail put into a band; 0 is the nearest, the last beyond all.",
+            "Subscriptions that network level of detail moved into a distance band; 0 is the nearest band.",
             Counter,
             bands,
         ),
         count("throng_world_cells_moved", "Cells that the load balancer moved.", total.cells_moved),
-        by_server("throng_world_server_live", "1 when a connected server holds the slot.", |server| {
+        by_server("throng_world_server_live", "1 if a connected server holds the slot.", |server| {
             f64::from(u8::from(server.live))
         }),
-        by_server("throng_world_cells", "Cells, by the slot that they belong to.", |server| {
-            server.cells as f64
-        }),
+        by_server("throng_world_cells", "Cells, by owning slot.", |server| server.cells as f64),
         by_server("throng_world_cell_entities", "Entities in cells, by slot.", |server| {
             server.entities as f64
         }),
         gauge(
             "throng_world_entities",
-            "Entity channels, those outside of all cells included.",
+            "Entity channels, including those outside of all cells.",
             world.entities as f64,
         ),
         gauge("throng_world_cell_entities_max", "Entities in the fullest cell.", world.fullest_cell as f64),
         gauge(
             "throng_world_handovers_waiting",
-            "Entities whose handover was refused and is tried again.",
+            "Entities whose handover was refused and is being retried.",
             world.waiting as f64,
         ),
     ]

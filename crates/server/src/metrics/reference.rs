@@ -36,8 +36,8 @@ pub(crate) fn reference_families(figures: &Figures<'_>) -> Vec<Family> {
     let zero = |_: &KindStats| 0;
     let resident = figures.process.resident_bytes as f64;
     vec![
-        per_kind("messages_in", "Messages handed to a channel.", |kind| kind.messages_in),
-        per_kind("messages_out", "Messages put into packets.", |kind| kind.messages_out),
+        per_kind("messages_in", "Messages delivered to a channel.", |kind| kind.messages_in),
+        per_kind("messages_out", "Messages written into packets.", |kind| kind.messages_out),
         per_kind("packets_in", "Packets decoded.", |kind| kind.packets_in),
         per_kind("packets_out", "Packets written.", |kind| kind.packets_out),
         per_kind("packets_drop", "Always 0, as in the reference.", zero),

@@ -15,11 +15,11 @@ pub(super) fn cache_families(cache: &throng_ddc_server::Figures) -> Vec<Family> 
     };
     vec![
         count("throng_ddc_requests", "Requests to the derived-data cache.", cache.requests),
-        count("throng_ddc_failures", "Requests that failed for a reason of the cache's own.", cache.failures),
-        count("throng_ddc_malformed", "What arrived at the cache and was no request.", cache.malformed),
+        count("throng_ddc_failures", "Requests that failed with a server error.", cache.failures),
+        count("throng_ddc_malformed", "Malformed requests to the cache.", cache.malformed),
         family(
             "throng_ddc_lookups",
-            "Refs and blobs that were asked for.",
+            "Lookups of refs and blobs.",
             Counter,
             vec![
                 lookup("ref", "hit", cache.ref_hits),
@@ -28,30 +28,50 @@ pub(super) fn cache_families(cache: &throng_ddc_server::Figures) -> Vec<Family> 
                 lookup("blob", "miss", cache.blob_misses),
             ],
         ),
-        count("throng_ddc_in_bytes", "Bytes of blobs that the cache received.", cache.bytes_in),
-        count("throng_ddc_out_bytes", "Bytes of bodies that the cache answered with.", cache.bytes_out),
-        count("throng_ddc_collections", "Collections of what expired or is not reached.", cache.collections),
-        count("throng_ddc_collected_refs", "Refs that collections removed.", cache.collected_refs),
-        count("throng_ddc_collected_blobs", "Blobs that collections removed.", cache.collected_blobs),
+        count("throng_ddc_in_bytes", "Bytes of received blobs.", cache.bytes_in),
+        count("throng_ddc_out_bytes", "Bytes of response bodies.", cache.bytes_out),
+        count(
+            "throng_ddc_collections",
+            "Garbage collections of expired refs and unreferenced blobs.",
+            cache.collections,
+        ),
+        count("throng_ddc_collected_refs", "Refs removed by garbage collection.", cache.collected_refs),
+        count("throng_ddc_collected_blobs", "Blobs removed by garbage collection.", cache.collected_blobs),
         count(
             "throng_ddc_collected_bytes",
-            "Bytes of the blobs that collections removed.",
+            "Bytes of blobs removed by garbage collection.",
             cache.collected_bytes,
         ),
-        count("throng_ddc_scrubbed_bytes", "Bytes that scrubs read.", cache.scrubbed_bytes),
-        count("throng_ddc_damaged", "Blobs found damaged or lost; they are misses since.", cache.damaged),
-        count("throng_ddc_fetched_blobs", "Blobs brought from object storage or an upstream.", cache.fetched),
-        count("throng_ddc_fetched_bytes", "Bytes of those blobs.", cache.fetched_bytes),
+        count("throng_ddc_scrubbed_bytes", "Bytes read by scrubs.", cache.scrubbed_bytes),
+        count(
+            "throng_ddc_damaged",
+            "Blobs found damaged or missing; lookups miss them since.",
+            cache.damaged,
+        ),
+        count("throng_ddc_fetched_blobs", "Blobs fetched from object storage or an upstream.", cache.fetched),
+        count(
+            "throng_ddc_fetched_bytes",
+            "Bytes of blobs fetched from object storage or an upstream.",
+            cache.fetched_bytes,
+        ),
         count(
             "throng_ddc_origin_failures",
-            "Requests to object storage or an upstream that failed.",
+            "Failed requests to object storage or an upstream.",
             cache.origin_failures,
         ),
         count("throng_ddc_commits", "Batches written to the log of the cache.", cache.store.commits),
-        count("throng_ddc_changes", "Changes in those batches.", cache.store.changes),
+        count(
+            "throng_ddc_changes",
+            "Changes in the batches written to the log of the cache.",
+            cache.store.changes,
+        ),
         count("throng_ddc_log_bytes", "Bytes appended to the log of the cache.", cache.store.log_bytes),
         count("throng_ddc_checkpoints", "Checkpoints of the index of the cache.", cache.store.checkpoints),
-        count("throng_ddc_write_failures", "Changes that the disk refused.", cache.store.failures),
+        count(
+            "throng_ddc_write_failures",
+            "Changes that could not be written to disk.",
+            cache.store.failures,
+        ),
     ]
 }
 
@@ -70,120 +90,120 @@ pub(super) fn matcher_families(report: &throng_matcher_server::Report) -> Vec<Fa
     let mut families = vec![
         family(
             "throng_matcher_requests",
-            "Requests by method: what players and servers do.",
+            "Requests, by method.",
             FamilyKind::Counter,
             by("method", &report.requests),
         ),
         family(
             "throng_matcher_request_seconds",
-            "Time from the arrival of a request's batch to its answer, by method; waiting for the disk not included.",
+            "Time from the arrival of a request's batch to its answer, by method, without waiting for the disk.",
             FamilyKind::Histogram,
             latencies.collect(),
         ),
         family(
             "throng_matcher_refusals",
-            "Answers that were no success, by status; many of one kind point at a client.",
+            "Unsuccessful answers, by status; many of one status indicate a faulty client.",
             FamilyKind::Counter,
             by("status", &report.errors),
         ),
-        gauge("throng_matcher_rooms", "Rooms, those included that are about to go.", counts.rooms as f64),
+        gauge("throng_matcher_rooms", "Rooms, including those that are closing.", counts.rooms as f64),
         gauge("throng_matcher_teams", "Teams.", counts.teams as f64),
         gauge("throng_matcher_roles", "Roles in rooms and teams.", counts.players as f64),
         gauge("throng_matcher_servers", "Game servers with a session or roles.", counts.servers as f64),
         gauge(
             "throng_matcher_sessions",
-            "Streams of notifications, lost ones included.",
+            "Notification streams, including lost ones.",
             report.sessions as f64,
         ),
         gauge("throng_matcher_connections", "Open connections.", report.connections as f64),
-        counter("throng_matcher_rooms_made", "Rooms made.", report.core.rooms_created),
+        counter("throng_matcher_rooms_made", "Rooms created.", report.core.rooms_created),
         counter("throng_matcher_rooms_destroyed", "Rooms destroyed.", report.core.rooms_destroyed),
-        counter(
-            "throng_matcher_roles_joined",
-            "Roles that became members of rooms.",
-            report.core.roles_joined,
-        ),
+        counter("throng_matcher_roles_joined", "Roles that joined rooms.", report.core.roles_joined),
         counter(
             "throng_matcher_replayed_answers",
-            "Requests answered from their key: retries that had no second effect.",
+            "Requests answered from their request key: retries without a second effect.",
             report.core.replayed_answers,
         ),
-        counter("throng_matcher_policy_questions", "Questions to policies.", report.core.policy_questions),
+        counter(
+            "throng_matcher_policy_questions",
+            "Requests to room policies.",
+            report.core.policy_questions,
+        ),
         counter(
             "throng_matcher_policy_failures",
-            "Questions without a verdict in time; their requests failed and changed nothing.",
+            "Policy requests without a decision in time; the requests behind them failed and changed nothing.",
             report.core.policy_failures,
         ),
         gauge(
             "throng_matcher_policy_open",
-            "Questions to policies that wait for their verdict; 1,000 at most.",
+            "Policy requests waiting for a decision; at most 1,000.",
             report.open_questions as f64,
         ),
         counter("throng_matcher_shard_mail", "Mail between shards.", report.core.mail_sent),
         gauge(
             "throng_matcher_shard_queue",
-            "Inputs that wait for the shard with the most of them; one that stays high is the one that limits.",
+            "Inputs waiting for the busiest shard; a value that stays high shows that this shard is the bottleneck.",
             report.shard_queue as f64,
         ),
         counter(
             "throng_matcher_claims",
-            "Claims of players and teams that were granted.",
+            "Locks on players and teams that were granted.",
             report.core.claims_granted,
         ),
         counter(
             "throng_matcher_claims_waited",
-            "Claims that waited for another command about the same player or team.",
+            "Locks that waited for another command on the same player or team.",
             report.core.claims_waited,
         ),
         counter(
             "throng_matcher_claims_expired",
-            "Requests and matches that gave up their claims after 5 s, with nothing done.",
+            "Requests and matches that gave up their locks after 5 s without effect.",
             report.core.claims_expired,
         ),
         gauge(
             "throng_matcher_claims_open",
-            "Requests and matches that claim players on several shards now.",
+            "Requests and matches that currently lock players on several shards.",
             report.open_claims as f64,
         ),
-        counter("throng_matcher_notices", "Entries of notifications queued.", report.notices_queued),
+        counter("throng_matcher_notices", "Notification entries queued.", report.notices_queued),
         counter(
             "throng_matcher_notices_collapsed",
-            "Entries replaced by later ones before they were sent.",
+            "Notification entries replaced by later ones before they were sent.",
             report.notices_collapsed,
         ),
         counter(
             "throng_matcher_batches",
-            "Frames with entries; entries per frame show how much is merged.",
+            "Frames with notification entries; entries per frame show the degree of batching.",
             report.batches_sent,
         ),
         family(
             "throng_matcher_batch_requests",
-            "Requests that were executed as one batch, with one write to the journal.",
+            "Requests per batch; a batch is written to the journal at once.",
             FamilyKind::Histogram,
             report.requests_per_batch.iter().map(|taken| observations(Vec::new(), taken)).collect(),
         ),
         family(
             "throng_matcher_batch_notices",
-            "Entries of notifications that went out in one frame: how much is merged.",
+            "Notification entries per frame.",
             FamilyKind::Histogram,
             report.notices_per_frame.iter().map(|taken| observations(Vec::new(), taken)).collect(),
         ),
         counter(
             "throng_matcher_lagging",
-            "Sessions reset because their destination read too slowly; it has to fetch its rooms again.",
+            "Sessions reset because the client read too slowly; the client must fetch its rooms again.",
             report.lagging,
         ),
         counter("throng_matcher_journal_bytes", "Bytes written to the journal.", report.journal_bytes),
         family(
             "throng_matcher_journal_flush_seconds",
-            "Time that flushes of the journal took; with `durability = \"sync\"` answers wait for one.",
+            "Duration of journal flushes; with `durability = \"sync\"` answers wait for one.",
             FamilyKind::Histogram,
             flushes.collect(),
         ),
         gauge("throng_matcher_tickets", "Live tickets of all queues.", counts.tickets as f64),
         gauge(
             "throng_matcher_matches",
-            "Matches that are proposed, played, or whose result can still be reported.",
+            "Matches that are proposed, in play, or open for a result.",
             counts.matches as f64,
         ),
     ];
@@ -201,16 +221,12 @@ fn mode_families(modes: &[throng_matcher::ModeCounts]) -> Vec<Family> {
     vec![
         by_mode(
             "throng_matcher_mode_rooms",
-            "Rooms by mode; modes that nobody has configured are counted together.",
+            "Rooms, by mode; modes without configuration are counted together.",
             |mode| mode.rooms,
         ),
-        by_mode("throng_matcher_mode_members", "Members of rooms by mode.", |mode| mode.members),
-        by_mode(
-            "throng_matcher_mode_teams",
-            "Teams whose members are in rooms, by mode; a team that is in no room is of none.",
-            |mode| mode.teams,
-        ),
-        by_mode("throng_matcher_mode_seats", "Places in rooms that are kept for roles, by mode.", |mode| {
+        by_mode("throng_matcher_mode_members", "Members of rooms, by mode.", |mode| mode.members),
+        by_mode("throng_matcher_mode_teams", "Teams whose members are in rooms, by mode.", |mode| mode.teams),
+        by_mode("throng_matcher_mode_seats", "Seats in rooms reserved for roles, by mode.", |mode| {
             mode.seats
         }),
     ]
@@ -235,59 +251,73 @@ fn queue_families(queues: &[throng_matcher::QueueReport]) -> Vec<Family> {
         family(name, help, FamilyKind::Histogram, rows.collect())
     };
     vec![
-        by_queue("throng_matcher_queue_tickets", "Tickets that search, by queue.", Gauge, |queue| {
-            queue.searching as f64
-        }),
+        by_queue(
+            "throng_matcher_queue_tickets",
+            "Tickets searching for a match, by queue.",
+            Gauge,
+            |queue| queue.searching as f64,
+        ),
         by_queue(
             "throng_matcher_queue_proposed",
-            "Tickets whose players are asked whether they accept, by queue.",
+            "Tickets waiting for their players to accept a match, by queue.",
             Gauge,
             |queue| queue.proposed as f64,
         ),
         by_queue(
             "throng_matcher_queue_placing",
-            "Tickets whose match waits for its players on other shards or for its server, by queue.",
+            "Tickets whose match waits for players on other shards or for its server, by queue.",
             Gauge,
             |queue| queue.placing as f64,
         ),
-        by_queue("throng_matcher_queue_backfills", "Backfills that ask for players.", Gauge, |queue| {
-            queue.backfills as f64
+        by_queue(
+            "throng_matcher_queue_backfills",
+            "Backfills searching for players, by queue.",
+            Gauge,
+            |queue| queue.backfills as f64,
+        ),
+        by_queue("throng_matcher_queue_matches", "Matches found, by queue.", Counter, |queue| {
+            queue.matches as f64
         }),
-        by_queue("throng_matcher_queue_matches", "Matches found.", Counter, |queue| queue.matches as f64),
         by_queue(
             "throng_matcher_queue_relaxed_matches",
-            "Matches that needed a relaxed rule; nearly all of them: the rules are too strict for who plays.",
+            "Matches that needed a relaxed rule, by queue; if it is nearly all of them, the rules are too strict for the players.",
             Counter,
             |queue| queue.relaxed as f64,
         ),
         expansions(queues),
-        by_queue("throng_matcher_queue_timed_out", "Tickets that waited too long.", Counter, |queue| {
+        by_queue("throng_matcher_queue_timed_out", "Tickets that timed out, by queue.", Counter, |queue| {
             queue.timed_out as f64
         }),
-        by_queue("throng_matcher_queue_cancelled", "Tickets given up by their owners.", Counter, |queue| {
-            queue.cancelled as f64
-        }),
-        by_queue("throng_matcher_queue_declined", "Proposals that somebody declined.", Counter, |queue| {
-            queue.declined as f64
-        }),
+        by_queue(
+            "throng_matcher_queue_cancelled",
+            "Tickets cancelled by their owners, by queue.",
+            Counter,
+            |queue| queue.cancelled as f64,
+        ),
+        by_queue(
+            "throng_matcher_queue_declined",
+            "Proposals that a player declined, by queue.",
+            Counter,
+            |queue| queue.declined as f64,
+        ),
         by_queue(
             "throng_matcher_queue_failed",
-            "Tickets that can never match any more, by changed rules or a lost member.",
+            "Tickets that can no longer match because of changed rules or a lost member, by queue.",
             Counter,
             |queue| queue.failed as f64,
         ),
-        by_queue("throng_matcher_queue_scans", "Neighbours looked at by searches.", Counter, |queue| {
+        by_queue("throng_matcher_queue_scans", "Tickets examined by searches, by queue.", Counter, |queue| {
             queue.scans as f64
         }),
         observed(
             "throng_matcher_queue_quality",
-            "Quality of matches, 0 to 1: how even the sides are, soft rules kept, latency.",
+            "Quality of matches from 0 to 1: balance of the sides, satisfied soft rules, latency.",
             |queue| &queue.qualities,
         ),
-        observed("throng_matcher_queue_wait_seconds", "Waits of matched tickets.", |queue| &queue.waits),
+        observed("throng_matcher_queue_wait_seconds", "Wait times of matched tickets.", |queue| &queue.waits),
         observed(
             "throng_matcher_queue_tick_seconds",
-            "Time that whole ticks took; requests are served between their slices.",
+            "Duration of whole ticks; requests are served between their slices.",
             |queue| &queue.ticks,
         ),
     ]
@@ -309,7 +339,7 @@ fn expansions(queues: &[throng_matcher::QueueReport]) -> Family {
     });
     family(
         "throng_matcher_queue_expansions",
-        "Matches by the step of the rules' expansion that they needed; 0 are the strict rules, 9 also what comes after.",
+        "Matches by the rule expansion step that they needed; 0 is the strict rules, 9 includes all later steps.",
         FamilyKind::Counter,
         rows.collect(),
     )

@@ -44,37 +44,37 @@ pub(super) fn shard_families(reports: &[ShardReport]) -> Vec<Family> {
     vec![
         family(
             "throng_channel_tick_seconds",
-            "Time of one channel's fan-out: what was due is merged, encoded and queued for its subscribers.",
+            "Duration of one channel's fan-out: merging, encoding and queueing of due updates.",
             Histogram,
             tick_times.collect(),
         ),
         family(
             "throng_channel_tick_max_seconds",
-            "Longest of these since the start.",
+            "Longest fan-out of one channel since the start.",
             Gauge,
             longest_ticks.collect(),
         ),
         family(
             "throng_shard_round_seconds",
-            "Time from an event to the last write of the round that it began.",
+            "Duration of a round, from its first event to its last write.",
             Histogram,
             rounds,
         ),
         each(
             "throng_shard_mailbox",
-            "Posts from other threads that the shard's latest round found.",
+            "Messages from other threads in the shard's latest round.",
             Gauge,
             |report| report.mailbox.len as f64,
         ),
         each(
             "throng_shard_mailbox_bytes",
-            "Their bytes; what several hold together counts for each.",
+            "Bytes of messages from other threads in the shard's latest round; shared bytes count for each holder.",
             Gauge,
             |report| report.mailbox.bytes as f64,
         ),
         each(
             "throng_shard_mailbox_peak_bytes",
-            "Most bytes that a round found since the start; `server.mailbox_bytes_max` bounds them.",
+            "Largest mailbox of a round since the start in bytes; `server.mailbox_bytes_max` limits it.",
             Gauge,
             |report| report.mailbox_peak_bytes as f64,
         ),
@@ -86,17 +86,17 @@ pub(super) fn shard_families(reports: &[ShardReport]) -> Vec<Family> {
         ),
         each(
             "throng_shard_panics",
-            "Panics contained; each closed at most the connection that caused it.",
+            "Contained panics; each closed at most the connection that caused it.",
             Counter,
             |report| report.panics as f64,
         ),
         each(
             "throng_shard_recording_parts_dropped",
-            "Parts of recordings lost because the disk was too slow; the same figure on every shard.",
+            "Parts of recordings dropped because the disk was too slow; every shard reports the same number.",
             Counter,
             |report| report.recordings_dropped as f64,
         ),
-        each("throng_net_accepted", "Connections taken off listeners' queues.", Counter, |report| {
+        each("throng_net_accepted", "Accepted connections.", Counter, |report| {
             report.loop_stats.accepted as f64
         }),
         each(
@@ -107,7 +107,7 @@ pub(super) fn shard_families(reports: &[ShardReport]) -> Vec<Family> {
         ),
         each(
             "throng_net_shed",
-            "Connections closed at once because descriptors ran out.",
+            "Connections closed at once because file descriptors ran out.",
             Counter,
             |report| report.loop_stats.shed as f64,
         ),
@@ -117,7 +117,7 @@ pub(super) fn shard_families(reports: &[ShardReport]) -> Vec<Family> {
             Counter,
             |report| report.loop_stats.refused_by_limits as f64,
         ),
-        each("throng_net_polls", "Waits for events.", Counter, |report| report.loop_stats.polls as f64),
+        each("throng_net_polls", "Polls for events.", Counter, |report| report.loop_stats.polls as f64),
         each("throng_net_reads", "Read calls.", Counter, |report| report.loop_stats.reads as f64),
         each("throng_net_writes", "Write calls.", Counter, |report| report.loop_stats.writes as f64),
         each("throng_net_in_bytes", "Bytes read from sockets.", Counter, |report| {
@@ -176,19 +176,19 @@ pub(super) fn enet_families(reports: &[ShardReport]) -> Vec<Family> {
     vec![
         family(
             "throng_enet_peers",
-            "ENet peers, those that come and go included.",
+            "ENet peers, including those that are connecting or disconnecting.",
             Gauge,
             vec![plain(peers as f64)],
         ),
         family(
             "throng_enet_half_open",
-            "ENet handshakes whose address is not proven yet.",
+            "ENet handshakes whose address is not verified yet.",
             Gauge,
             vec![plain(half_open as f64)],
         ),
         family(
             "throng_enet_waiting_bytes",
-            "Memory of ENet packets: received and not taken, or sent and not acknowledged.",
+            "Bytes of ENet packets received but not consumed, or sent but not acknowledged.",
             Gauge,
             vec![
                 labelled("direction", "in", held_bytes as f64),
@@ -204,7 +204,11 @@ pub(super) fn enet_families(reports: &[ShardReport]) -> Vec<Family> {
         ),
         count("throng_enet_connects", "ENet handshakes completed.", enet.connects),
         count("throng_enet_disconnects", "ENet connections that ended, attempts included.", enet.disconnects),
-        count("throng_enet_timeouts", "Of these, because the other side no longer answered.", enet.timeouts),
+        count(
+            "throng_enet_timeouts",
+            "ENet connections that ended because the peer stopped answering.",
+            enet.timeouts,
+        ),
         family(
             "throng_enet_refused",
             "ENet handshakes refused: by a limit or bad values, or not completed in time.",
@@ -219,13 +223,13 @@ pub(super) fn enet_families(reports: &[ShardReport]) -> Vec<Family> {
         ),
         family(
             "throng_enet_gate",
-            "What became of datagrams at the gate of sealed ENet: handshakes, and what was refused or dropped.",
+            "Datagrams at the gate of sealed ENet: handshakes, refusals and drops.",
             Counter,
             admission.map(|(outcome, count)| labelled("outcome", outcome, count as f64)).to_vec(),
         ),
         family(
             "throng_enet_resent",
-            "Reliable ENet commands sent again: overtaken by later ones, or not acknowledged in time.",
+            "Retransmitted reliable ENet commands: overtaken by later ones, or not acknowledged in time.",
             Counter,
             resent.map(|(cause, count)| labelled("cause", cause, count as f64)).to_vec(),
         ),
@@ -234,7 +238,11 @@ pub(super) fn enet_families(reports: &[ShardReport]) -> Vec<Family> {
             "Unreliable ENet packets that the protocol's throttle dropped.",
             enet.throttled_packets,
         ),
-        count("throng_enet_send_blocked", "Times that an ENet socket's send buffer was full.", udp.blocked),
+        count(
+            "throng_enet_send_blocked",
+            "Sends blocked by a full send buffer of an ENet socket.",
+            udp.blocked,
+        ),
         family(
             "throng_enet_round_trip_seconds",
             "Round trips of acknowledged ENet commands.",

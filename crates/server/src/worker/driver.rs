@@ -1,4 +1,5 @@
-//! Between the loop's keys and the core's connections: inputs go in, outputs are taken, panics are contained.
+//! Between the loop's keys and the core's connections: inputs go in, outputs are taken, panics are
+//! contained.
 
 use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +21,8 @@ use crate::mailbox::{Mailbox, Post, Taken};
 use crate::recorder::Recorder;
 use crate::report::{ChannelReport, ConnReport, RoundTimes, ShardReport, Ticks};
 
-/// After a panic while running timers: pause before the next try, so that one that repeats does not eat the core.
+/// After a panic while running timers: pause before the next try, so that one that repeats does not
+/// eat the core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
 
 /// The half of a worker that the event loop calls back into.
@@ -85,8 +87,8 @@ pub(super) struct Conn {
 /// A closure to carry out.
 pub(super) struct Closing {
     pub(super) id: ConnId,
-    /// Taken out of the table at once: the core may give the id to someone else within the same round. `None` when
-    /// the socket is still on its way here.
+    /// Taken out of the table at once: the core may give the id to someone else within the same
+    /// round. `None` when the socket is still on its way here.
     pub(super) conn: Option<Conn>,
     pub(super) reason: CloseReason,
     pub(super) flush: Vec<u8>,
@@ -228,7 +230,8 @@ impl Driver {
         }
     }
 
-    /// Gives the core one input and takes its outputs. A panic is counted and contained; `false` tells of one.
+    /// Gives the core one input and takes its outputs. A panic is counted and contained; `false`
+    /// tells of one.
     pub(super) fn guard(&mut self, input: impl FnOnce(&mut Driver)) -> bool {
         let calm = catch_unwind(AssertUnwindSafe(|| input(self))).is_ok();
         if !calm {
@@ -242,12 +245,13 @@ impl Driver {
         calm
     }
 
-    /// As [`Driver::guard`], for an input that comes from one connection: a panic ends that connection.
+    /// As [`Driver::guard`], for an input that comes from one connection: a panic ends that
+    /// connection.
     pub(super) fn guard_conn(&mut self, conn: ConnId, input: impl FnOnce(&mut Driver)) {
         if self.guard(input) {
             return;
         }
-        tracing::error!(conn = conn.0, "the core panicked on a connection's input; closing the connection");
+        tracing::error!(conn = conn.0, "panic on a connection's input; closing the connection");
         self.guard(|driver| driver.shard.handle_closed(driver.now, conn, Closed::Error));
         // Usually not there any more: the core has asked to close it, or it never got that far.
         if self.conns.contains_key(&conn) {
@@ -299,7 +303,7 @@ impl Driver {
             Effect::Recording { conn: _, name, bytes } => self.recorder.append(name, bytes),
             Effect::SecurityLog(event) => log_security(&event),
             // The catalogue of effects may grow; one that nobody carries out must not go unnoticed.
-            other => tracing::error!(?other, "an effect of the core is not carried out"),
+            other => tracing::error!(?other, "an effect of the core was ignored"),
         }
     }
 
@@ -309,8 +313,8 @@ impl Driver {
         self.outgoing.push_back((to.0, post));
     }
 
-    /// Hands mail over in the order in which the core gave it out, across receivers too: what one shard tells two
-    /// others must not be overtaken by what these tell each other.
+    /// Hands mail over in the order in which the core gave it out, across receivers too: what one
+    /// shard tells two others must not be overtaken by what these tell each other.
     pub(super) fn post_mail(&mut self) {
         self.outgoing_bytes = 0;
         let mut run = VecDeque::new();

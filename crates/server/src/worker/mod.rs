@@ -1,7 +1,9 @@
-//! One shard thread: an event loop, a shard of the core, and the mailbox between it and the rest of the process.
+//! One shard thread: an event loop, a shard of the core, and the mailbox between it and the rest of
+//! the process.
 //!
-//! A round is: wait; take in what happened on the sockets; take in the mailbox; run what is due; write to every
-//! connection that gained output, once; carry out closures; post the mail. Everything within a round has one time.
+//! A round is: wait; take in what happened on the sockets; take in the mailbox; run what is due;
+//! write to every connection that gained output, once; carry out closures; post the mail.
+//! Everything within a round has one time.
 
 mod driver;
 mod events;
@@ -23,8 +25,9 @@ use crate::mailbox::{Mailbox, Post};
 use crate::pace::Pace;
 use crate::recorder::Recorder;
 
-/// Rounds of writing within one round of the loop. Writing makes room, room makes conflated channels resume, which
-/// is more to write; two passes settle that, and what is left over has its turn in the next round.
+/// Rounds of writing within one round of the loop. Writing makes room, room makes conflated
+/// channels resume, which is more to write; two passes settle that, and what is left over has its
+/// turn in the next round.
 const WRITE_PASSES: usize = 2;
 
 /// Shortest time between rounds that game servers ask for, within what [`Pace`] puts off.
@@ -84,8 +87,8 @@ pub(crate) struct Worker {
     driver: Driver,
     /// Allocation for gathered writes; always empty between them.
     slices: Vec<IoSlice<'static>>,
-    /// Frames of the present pass that several connections get, and their bytes in the kernel, the latest last. Without
-    /// a file where making one failed.
+    /// Frames of the present pass that several connections get, and their bytes in the kernel, the
+    /// latest last. Without a file where making one failed.
     shared: VecDeque<(SharedFrame, Option<SharedFile>)>,
     pace: Pace,
     shutdown_timeout: Duration,
@@ -104,7 +107,8 @@ impl Worker {
         loop {
             let (clock, deadline) = (self.driver.clock, self.driver.deadline());
             if let Err(error) = self.event_loop.poll(&clock, deadline, &mut self.driver) {
-                // The loop cannot wait any more: without it this shard is dead, and the process with it.
+                // The loop cannot wait any more: without it this shard is dead, and the process
+                // with it.
                 tracing::error!(shard = self.driver.index, %error, "the event loop failed; stopping the process");
                 std::process::abort();
             }
@@ -121,8 +125,9 @@ impl Worker {
         }
     }
 
-    /// Lets events gather. What a game server says is handled at once: a handover in it should not wait, and game servers
-    /// are few. When the pause is nearly over by then, all that has gathered is handled along with it.
+    /// Lets events gather. What a game server says is handled at once: a handover in it should not
+    /// wait, and game servers are few. When the pause is nearly over by then, all that has gathered
+    /// is handled along with it.
     fn pause(&mut self, until: Instant, posts: &mut VecDeque<Post>) {
         loop {
             let clock = self.driver.clock;
@@ -220,7 +225,7 @@ impl Worker {
 
     fn prioritise(&mut self, key: ConnKey) {
         if let Err(error) = self.event_loop.prioritise(key) {
-            tracing::debug!(%error, "a game server goes without priority");
+            tracing::debug!(%error, "cannot raise the priority of a game server's socket");
         }
     }
 

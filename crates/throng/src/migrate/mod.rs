@@ -15,7 +15,7 @@ use throng_server::presets;
 use crate::channeld::{self, ALL_FLAGS, FILE_FLAGS};
 use crate::output::{complain, print};
 
-/// Come from another system
+/// Translate the files and flags of channeld
 #[derive(Debug, Args)]
 pub(crate) struct MigrateArgs {
     #[command(subcommand)]
@@ -27,11 +27,12 @@ enum What {
     Check(CheckArgs),
 }
 
-/// Say what Throng takes of a channeld deployment as it is, what differs and what it refuses
+/// Report which parts of a channeld deployment work unchanged, which differ and which are refused
 ///
-/// Reads state machines, channel settings and spatial controllers (JSON), compose files and manifests (YAML: the flags
-/// behind `command:` or `args:`), whole folders of those, and flags after `--`. Exit code 0 when everything means the
-/// same, 1 when something differs, 2 when something is refused or nothing is found.
+/// Reads state machines, channel settings and spatial controllers (JSON), compose files and
+/// manifests (YAML: the flags behind `command:` or `args:`), folders of those, and flags after
+/// `--`. Exit code 0 if everything works unchanged, 1 if something differs, 2 if something is
+/// refused or nothing is found.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -45,7 +46,7 @@ struct CheckArgs {
     /// Flags of channeld
     #[arg(last = true, value_name = "FLAG", allow_hyphen_values = true)]
     flags: Vec<String>,
-    /// Write a configuration for `throng up` that does what the flags do
+    /// Write an equivalent configuration for `throng up`
     #[arg(long, value_name = "FILE")]
     toml: Option<PathBuf>,
     /// Print the findings as JSON
@@ -89,7 +90,7 @@ pub(crate) fn run(args: MigrateArgs) -> ExitCode {
     }
     if checked.subjects.is_empty() {
         complain(
-            "error: nothing of channeld was found there\n  it reads state machines, channel settings and spatial \
+            "error: found no files or flags of channeld\n  it reads state machines, channel settings and spatial \
              controllers (JSON), and YAML files with its flags behind `command:` or `args:`",
         );
         return ExitCode::from(2);
@@ -131,7 +132,7 @@ impl Checked {
             return Ok(());
         }
         let kind = FileKind::of(&text)
-            .ok_or("it is neither a state machine nor channel settings nor a spatial controller, nor YAML")?;
+            .ok_or("neither a state machine nor channel settings nor a spatial controller nor YAML")?;
         self.file(path, kind, &text);
         Ok(())
     }
@@ -190,7 +191,8 @@ impl Checked {
         let words: Vec<&str> = replaced.iter().map(String::as_str).collect();
         let mut reviewed = channeld::review(&words);
         for (value, why) in &missing {
-            // The flag means the same; its file is not there. What the configuration says of that is said by this.
+            // The flag means the same; its file is not there. What the configuration says of that
+            // is said by this.
             let named =
                 |finding: &&mut Finding| finding.weight == Weight::Same && finding.path.ends_with(value);
             if let Some(finding) = reviewed.findings.iter_mut().find(named) {
@@ -211,8 +213,8 @@ impl Checked {
         self.starts.push(Start { words: replaced, config: reviewed.config });
     }
 
-    /// The file that a flag means: as written, as seen from the folder, or one of that name that was given. `None` for one
-    /// that is built in.
+    /// The file that a flag means: as written, as seen from the folder, or one of that name that
+    /// was given. `None` for one that is built in.
     fn find(&mut self, folder: &Path, value: &str, kind: FileKind) -> Result<Option<PathBuf>, String> {
         if value.is_empty() {
             return Ok(None);
@@ -258,7 +260,7 @@ impl Checked {
         };
         let _ = writeln!(
             text,
-            "\n{} as it is, {} differ, {} refused",
+            "\n{} unchanged, {} differ, {} refused",
             count(Weight::Same),
             count(Weight::Differs),
             count(Weight::Refused)
@@ -267,7 +269,7 @@ impl Checked {
             let _ = writeln!(text, "\nstart it with\n  {}", line(&start.words));
         }
         if self.starts.iter().any(|start| start.config.is_some()) {
-            text.push_str("what the flags do as a configuration file: --toml FILE\n");
+            text.push_str("an equivalent configuration file: --toml FILE\n");
         }
         text
     }
@@ -285,11 +287,9 @@ impl Checked {
 
     fn write_toml(&self, file: &Path) -> Result<(), String> {
         let mut configs = self.starts.iter().filter_map(|start| start.config.as_ref());
-        let config = configs
-            .next()
-            .ok_or("--toml needs flags that are understood: a compose file, or flags after --")?;
+        let config = configs.next().ok_or("--toml needs valid flags: a compose file, or flags after --")?;
         if configs.next().is_some() {
-            return Err("there are several command lines; give one for --toml".to_owned());
+            return Err("found several command lines; give a single one for --toml".to_owned());
         }
         std::fs::write(file, toml(config)).map_err(|error| format!("{}: {error}", file.display()))
     }
@@ -323,7 +323,7 @@ fn line(words: &[String]) -> String {
 
 /// A file with which `throng up` does the same: every key that is not as by default.
 fn toml(config: &Config) -> String {
-    let mut out = String::from("# What a command line of channeld does, for `throng up -c`.\n");
+    let mut out = String::from("# Equivalent of a channeld command line, for `throng up -c`.\n");
     for section in SECTIONS {
         let mut lines = String::new();
         for (key, value, _) in config.entries().filter(|(key, value, _)| key.default != **value) {

@@ -1,4 +1,5 @@
-//! `throng up --only ddc` from outside: the lines to paste, and what a process leaves behind when it is killed.
+//! `throng up --only ddc` from outside: the lines to paste, and what a process leaves behind when
+//! it is killed.
 
 use crate::process;
 #[cfg(feature = "object-storage")]
@@ -59,8 +60,10 @@ fn send(
     headers: &str,
     body: &[u8],
 ) -> Option<(u16, Vec<u8>)> {
-    let head =
-        format!("{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n{headers}\r\n", body.len());
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n{headers}\r\n",
+        body.len()
+    );
     stream.write_all(&[head.as_bytes(), body].concat()).ok()?;
     let mut answer = Vec::new();
     let end = loop {

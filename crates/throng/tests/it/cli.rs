@@ -25,9 +25,13 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-const FREE_PORTS: [&str; 6] = [
+const FREE_PORTS: [&str; 10] = [
     "--gateway.servers.addr=127.0.0.1:0",
     "--gateway.clients.addr=127.0.0.1:0",
+    "--gateway.clients.extra=enet://127.0.0.1:0",
+    "--ddc.addr=127.0.0.1:0",
+    "--matcher.addr=127.0.0.1:0",
+    "--matcher.http_addr=127.0.0.1:0",
     "--http",
     "127.0.0.1:0",
     "--data",
@@ -50,6 +54,16 @@ fn help_fits_a_small_terminal_and_stays_as_it_is() {
         "doctor",
         "explain",
         "version",
+        "tag",
+        "top",
+        "why",
+        "report",
+        "compare",
+        "migrate",
+        "ddc",
+        "matcher",
+        "completions",
+        "man",
     ] {
         let mut arguments: Vec<&str> = command.split_whitespace().collect();
         arguments.push("-h");
@@ -146,6 +160,9 @@ fn codes_are_explained_and_the_version_is_json() {
     assert_eq!(run(&["explain", "THR-9999"]).status.code(), Some(2));
     let version: serde_json::Value = serde_json::from_slice(&run(&["version", "--json"]).stdout).unwrap();
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+    assert!(version["commit"].as_str().is_some_and(|commit| !commit.is_empty()), "{version}");
+    assert!(version["profile"].as_str().is_some_and(|profile| profile != "unknown"), "{version}");
+    assert!(version["features"].is_array(), "{version}");
     assert!(text(&run(&["--version"]).stdout).starts_with("throng "));
 }
 
@@ -220,7 +237,20 @@ fn up_says_where_it_listens_answers_and_stops_on_a_signal() {
     for (signal, command) in [("TERM", vec!["up"]), ("INT", vec![])] {
         let folder = tempfile::tempdir().unwrap();
         let process = Process::start(folder.path(), &[command, FREE_PORTS.to_vec()].concat());
-        for word in ["game servers", "tcp://127.0.0.1:", "players", "admin", "data", "try", "stop"] {
+        for word in [
+            "game servers",
+            "tcp://127.0.0.1:",
+            "players",
+            "enet://127.0.0.1:",
+            "admin",
+            "cache",
+            "matcher",
+            "matcher, JSON",
+            "data",
+            "/console/#token=",
+            "try",
+            "stop",
+        ] {
             assert!(process.block.contains(word), "{}", process.block);
         }
         assert_eq!(process.health(), Some(0));
@@ -273,7 +303,7 @@ fn a_peer_that_never_leaves_holds_up_a_stop_for_seconds_only_and_a_second_signal
         let folder = tempfile::tempdir().unwrap();
         let mut process = Process::start(folder.path(), &[vec!["up"], FREE_PORTS.to_vec()].concat());
         let players = process.block.lines().find(|line| line.trim_start().starts_with("players")).unwrap();
-        let address = players.split("tcp://").nth(1).unwrap().trim().to_owned();
+        let address = players.split("tcp://").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
         let stays = std::net::TcpStream::connect(address).unwrap();
         // Its shard may hear of it a moment after the kernel.
         while !process.get("/api/v1/connections").contains("\"total\":1") {}
@@ -293,13 +323,129 @@ fn a_peer_that_never_leaves_holds_up_a_stop_for_seconds_only_and_a_second_signal
 fn a_busy_address_is_an_error_with_a_way_out() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let flag = format!("--gateway.clients.addr={}", taken.local_addr().unwrap());
-    let output = run(&["up", FREE_PORTS[0], &flag, "--http", "127.0.0.1:0"]);
+    let output = run(&["up", "--only", "gateway", FREE_PORTS[0], &flag, "--http", "127.0.0.1:0"]);
     assert_eq!(output.status.code(), Some(2));
     let complaint = text(&output.stderr);
     assert!(
         complaint.contains("gateway.clients.addr") && complaint.contains("takes a free port"),
         "{complaint}"
     );
+}
+
+#[test]
+fn a_taken_port_of_any_service_names_its_flag() {
+    let stream = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let (tcp, udp) = (stream.local_addr().unwrap(), datagrams.local_addr().unwrap());
+    for (key, value, flag) in [
+        ("gateway.servers.addr", tcp.to_string(), "--gateway.servers.addr 127.0.0.1:0"),
+        ("gateway.clients.extra", format!("enet://{udp}"), "--gateway.clients.extra enet://127.0.0.1:0"),
+        ("http.addr", tcp.to_string(), "--http.addr 127.0.0.1:0"),
+        ("ddc.addr", tcp.to_string(), "--ddc.addr 127.0.0.1:0"),
+        ("matcher.addr", tcp.to_string(), "--matcher.addr 127.0.0.1:0"),
+        ("matcher.http_addr", tcp.to_string(), "--matcher.http_addr 127.0.0.1:0"),
+    ] {
+        let own = format!("--{key}");
+        let others =
+            FREE_PORTS.iter().take_while(|word| **word != "--http").filter(|word| !word.starts_with(&own));
+        let mut arguments = vec!["up".to_owned(), format!("{own}={value}")];
+        arguments.extend(others.map(|word| (*word).to_owned()));
+        if key != "http.addr" {
+            arguments.push("--http.addr=127.0.0.1:0".to_owned());
+        }
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let output = run(&arguments);
+        let complaint = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{key}: {complaint}");
+        assert!(complaint.contains(flag), "{key}: {complaint}");
+    }
+}
+
+#[test]
+fn everything_starts_without_a_configuration_and_only_that_with_one() {
+    let shown = |folder: &Path, arguments: &[&str]| {
+        let output = throng(folder, &[&["doctor", "--json"][..], arguments].concat()).output().unwrap();
+        let rows: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+        let addresses = rows.iter().filter(|row| row["subject"] == "address");
+        addresses.map(|row| row["found"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let keys =
+        ["ddc.addr", "matcher.addr", "matcher.http_addr", "gateway.clients.extra", "gateway.clients.addr"];
+    let has = |found: &[String], key: &str| found.iter().any(|line| line.contains(&format!("`{key}`")));
+    let everything = shown(folder.path(), &[]);
+    assert!(keys.iter().all(|key| has(&everything, key)), "{everything:?}");
+    let gateway = shown(folder.path(), &["--only", "gateway"]);
+    assert!(has(&gateway, "gateway.clients.addr") && !has(&gateway, "ddc.addr"), "{gateway:?}");
+    assert!(!has(&gateway, "gateway.clients.extra"), "{gateway:?}");
+    let cache = shown(folder.path(), &["--only", "ddc"]);
+    assert!(has(&cache, "ddc.addr") && !has(&cache, "gateway.clients.addr"), "{cache:?}");
+    std::fs::write(folder.path().join("throng.toml"), "[server]\nshards = 1\n").unwrap();
+    let configured = shown(folder.path(), &[]);
+    assert!(has(&configured, "gateway.clients.addr") && !has(&configured, "ddc.addr"), "{configured:?}");
+}
+
+#[test]
+fn a_cache_of_a_first_start_is_closed_to_web_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let process = Process::start(folder.path(), &[vec!["up"], FREE_PORTS.to_vec()].concat());
+    let cache = process.block.lines().find(|line| line.trim_start().starts_with("cache")).unwrap();
+    let address = cache.split("http://").nth(1).unwrap().trim().to_owned();
+    for (host, status) in [("localhost", "200"), ("evil.example", "403")] {
+        let mut stream = std::net::TcpStream::connect(&address).unwrap();
+        write!(stream, "GET /api/v1/status HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{host}: {answer}");
+    }
+}
+
+#[test]
+fn a_start_that_could_not_work_is_refused() {
+    let output = run(&[&["up", "--data", "/proc/nope"][..], &FREE_PORTS[..8]].concat());
+    let complaint = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{complaint}");
+    assert!(complaint.contains("`/proc/nope`") && complaint.contains("--server.data"), "{complaint}");
+    for command in ["swarm", "demo", "bench"] {
+        for players in ["0", "abc"] {
+            let output = run(&[command, "--players", players]);
+            let complaint = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{complaint}");
+            assert!(complaint.contains("a whole number of at least 1"), "{command} {players}: {complaint}");
+        }
+    }
+}
+
+#[test]
+fn tests_of_the_load_suite_are_suggested_by_likeness() {
+    for (words, near) in [
+        (&["channel", "sngle"][..], "channel single"),
+        (&["gateway", "idel"], "gateway idle"),
+        (&["machter"], "matcher"),
+        (&["enet", "lmit"], "limit"),
+    ] {
+        let complaint = text(&run(&[&["bench"], words].concat()).stderr);
+        assert!(complaint.contains(&format!("did you mean `{near}`?")), "{words:?}: {complaint}");
+    }
+}
+
+#[test]
+fn help_lists_every_command_and_answers_for_each() {
+    let help = text(&run(&["help"]).stdout);
+    assert_eq!(help, text(&run(&["--help"]).stdout));
+    let short = text(&run(&["-h"]).stdout);
+    for name in ["why", "top", "migrate", "report", "compare", "tag", "man", "version", "up", "ddc"] {
+        assert!(
+            help.lines().any(|line| line.trim_start().starts_with(&format!("{name} "))),
+            "{name}: {help}"
+        );
+        assert!(short.contains(name), "{name}: {short}");
+    }
+    for words in [&["up"][..], &["why"], &["config", "check"], &["channeld"], &["bench", "matcher"]] {
+        let output = run(&[&["help"], words].concat());
+        assert!(output.status.success() && text(&output.stdout).contains("Usage"), "{words:?}");
+    }
+    assert_eq!(run(&["help", "nothing"]).status.code(), Some(2));
 }
 
 #[test]
@@ -359,7 +505,7 @@ fn only_starts_services_by_name() {
 fn doctor_names_what_would_stop_a_start() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = taken.local_addr().unwrap().to_string();
-    let free = ["doctor", "--gateway.servers.addr=127.0.0.1:0", "--http.addr=127.0.0.1:0"];
+    let free = ["doctor", "--only", "gateway", "--gateway.servers.addr=127.0.0.1:0", "--http", "127.0.0.1:0"];
     let output = run(&[&free[..], &["--gateway.clients.addr=127.0.0.1:0"]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stdout));
     let output = run(&[&free[..], &["--gateway.clients.addr", &addr]].concat());
@@ -379,6 +525,8 @@ fn shells_and_man_get_the_command_line() {
     }
     let folder = tempfile::tempdir().unwrap();
     assert!(throng(folder.path(), &["man", "pages"]).status().unwrap().success());
-    let page = std::fs::read_to_string(folder.path().join("pages/throng-up.1")).unwrap();
-    assert!(page.contains("Start the services"), "{page}");
+    for name in ["up", "why", "top", "migrate", "report", "compare", "tag", "man", "version"] {
+        let page = std::fs::read_to_string(folder.path().join(format!("pages/throng-{name}.1")));
+        assert!(page.is_ok_and(|page| page.contains("SYNOPSIS")), "{name}");
+    }
 }

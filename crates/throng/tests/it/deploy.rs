@@ -1,4 +1,4 @@
-//! What `deploy/` and the console's document list promise, against the code.
+//! Checks `deploy/` and the console's document list against the code.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -124,8 +124,8 @@ fn the_console_carries_every_document() {
 
 #[test]
 fn the_console_is_small() {
-    // The files that a browser loads for the console and the game, gzipped by deflate at its usual effort: measured by
-    // `make console`; here an upper bound that needs no compressor.
+    // The files that a browser loads for the console and the game, gzipped by deflate at its usual
+    // effort: measured by `make console`; here an upper bound that needs no compressor.
     let bytes = |name: &str| std::fs::metadata(root().join("console/dist").join(name)).unwrap().len();
     let all = ["index.html", "app.js", "app.css", "icon.svg"].map(bytes).iter().sum::<u64>();
     assert!(all < 220_000, "{all} bytes are more than 100 KB gzipped; `make console` says how many");

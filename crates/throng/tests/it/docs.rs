@@ -1,8 +1,10 @@
-//! What the tutorials and how-tos say to type is typed: in a folder that is empty but for what a page assumes, on a network
-//! of its own so that the usual ports are free, and against a stopwatch.
+//! Types the commands of the tutorials and how-tos: in an empty folder, with `throng` installed and
+//! nothing else, on a network of its own so that the usual ports are free, and against a stopwatch.
+//! A page that needs a file has its text.
 //!
-//! - Commands of `console` blocks run one after another and have to succeed. `throng up` and its like go on in the
-//!   background, until they have said that they are ready; the next of them ends the one before.
+//! - Commands of `console` blocks run one after another and have to succeed. `throng up` and its
+//!   like go on in the background, until they have said that they are ready; the next of them ends
+//!   the one before.
 //! - `<!-- file: NAME -->` before a block makes the block that file.
 //! - `<!-- not executed: WHY -->` before a block leaves it out.
 #![allow(clippy::print_stderr, reason = "says what is left out, and how long pages take")]
@@ -14,7 +16,8 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Every page with commands in it, and how long a new user may need for them on a machine that has built everything.
+/// Every page with commands in it, and how long a new user may need for them on a machine that has
+/// built everything.
 const PAGES: &[(&str, Duration)] = &[
     ("tutorial/first-gateway.md", Duration::from_secs(120)),
     ("tutorial/first-game.md", Duration::from_secs(60)),
@@ -87,7 +90,10 @@ fn script(steps: &[Step]) -> String {
     for step in steps {
         match step {
             Step::Write { file, content } => {
-                let _ = writeln!(script, "cat >{file} <<'END_OF_FILE'\n{content}END_OF_FILE");
+                let _ = writeln!(
+                    script,
+                    "mkdir -p \"$(dirname {file})\"\ncat >{file} <<'END_OF_FILE'\n{content}END_OF_FILE"
+                );
             }
             Step::Type(line) if is_server(line) => {
                 let _ = writeln!(
@@ -122,19 +128,10 @@ fn isolated() -> Option<Command> {
     None
 }
 
-/// A folder with what a page may assume: the program by its name, and what a clone of the repository has.
-fn folder() -> tempfile::TempDir {
+/// A folder of programs with `throng` in it, as installed by the first tutorial.
+fn programs() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder for the test");
-    let make = |from: PathBuf, to: &str| symlink(from, folder.path().join(to)).expect("a link");
-    std::fs::create_dir(folder.path().join("bin")).expect("a folder");
-    std::fs::create_dir_all(folder.path().join("target/demo")).expect("a folder");
-    for place in ["bin/throng", "target/demo/throng"] {
-        make(env!("CARGO_BIN_EXE_throng").into(), place);
-    }
-    for name in ["crates", "fixtures", "sdk"] {
-        make(repository().join(name), name);
-    }
-    make(repository().join("fixtures/proto/chat.proto"), "game.proto");
+    symlink(env!("CARGO_BIN_EXE_throng"), folder.path().join("throng")).expect("a link");
     folder
 }
 
@@ -143,9 +140,8 @@ fn run(what: &str, steps: &[Step], limit: Duration) {
     // The stopwatch is for one user on one machine.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let folder = folder();
-    let path =
-        format!("{}:{}", folder.path().join("bin").display(), std::env::var("PATH").unwrap_or_default());
+    let (folder, programs) = (tempfile::tempdir().expect("a folder for the test"), programs());
+    let path = format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap_or_default());
     let started = Instant::now();
     let output = shell
         .args(["timeout", &limit.as_secs().to_string(), "bash", "-c", &script(steps)])

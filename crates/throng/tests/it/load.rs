@@ -1,4 +1,5 @@
-//! The load suite against the real server, small: every test by name, every transport, demo and swarm.
+//! The load suite against the real server, small: every test by name, every transport, demo and
+//! swarm.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, Output, Stdio};
@@ -56,7 +57,8 @@ fn every_test_runs_small_and_passes() {
     assert!(bare, "the physical limit belongs to the same run: {single}");
 }
 
-/// As the how-to "one world over nine servers" has it: the server in the middle crashes and returns two seconds later.
+/// As the how-to "one world over nine servers" has it: the server in the middle crashes and returns
+/// two seconds later.
 #[test]
 fn a_crashed_server_of_the_world_gets_its_characters_back() {
     let load = ["--smoke", "--players", "60", "--duration", "4s", "--warmup", "100ms", "--json"];
@@ -146,7 +148,7 @@ impl Demo {
             value.expect("an address").to_owned()
         };
         let (players, servers) = (after("players  "), after("game servers"));
-        // Whatever else it says must not fill the pipe.
+        // Further output must not fill the pipe.
         std::thread::spawn(move || lines.for_each(drop));
         Self { child, players, servers }
     }

@@ -1,5 +1,5 @@
-//! `throng up --only matcher` from outside: clients that go on while the process is killed again and again see one order
-//! of all that they did.
+//! `throng up --only matcher` from outside: clients that go on while the process is killed again
+//! and again see one order of all that they did.
 
 use crate::linear;
 use crate::process;
@@ -53,7 +53,7 @@ enum Operation {
         room: usize,
         seen: Seen,
     },
-    /// Who is in the room, as bits.
+    /// Members of the room, as bits.
     Read {
         room: usize,
         members: u64,

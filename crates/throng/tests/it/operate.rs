@@ -1,4 +1,4 @@
-//! What an operator asks a running gateway: why a client gets no update, who is busy, who changed what.
+//! Operations on a running gateway: missing updates of a client, busy connections, the audit log.
 
 use crate::process;
 
@@ -83,7 +83,7 @@ impl Gateway {
     }
 }
 
-/// Whether a step of an answer lets an update through.
+/// True if a step of an answer lets an update through.
 fn passes(answer: &Value, step: &str) -> Option<bool> {
     let steps = answer["steps"].as_array()?;
     steps.iter().find(|each| each["step"] == step)?["passes"].as_bool()

@@ -46,7 +46,7 @@ fn demo(folder: &Path) -> (Process, String) {
         let (_, rest) = line.split_once("console        http://")?;
         Some(rest.split_once('/')?.0.to_owned())
     });
-    // Whatever else it says must not fill the pipe.
+    // Further output must not fill the pipe.
     std::thread::spawn(move || lines.for_each(drop));
     (Process(child), admin.expect("it says where its console is"))
 }
@@ -107,7 +107,8 @@ fn prometheus(folder: &Path, targets: [&str; 2]) -> Option<(Process, String)> {
     Some((Process(child), address))
 }
 
-/// Title and expression of every panel, as Grafana would send it. What a panel hides while it is zero is asked for as well.
+/// Title and expression of every panel, as Grafana would send it. What a panel hides while it is
+/// zero is asked for as well.
 fn expressions() -> Vec<(String, String)> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(deploy().join("grafana")).expect("dashboards") {

@@ -1,8 +1,9 @@
-//! `throng replay` plays recorded sessions against a gateway over real sockets, as fast as the answers come, and says
-//! what was different.
+//! `throng replay` plays recorded sessions against a gateway over real sockets, as fast as the
+//! answers come, and says what was different.
 //!
-//! The two real sessions belong to the specification (`../shared`, beside the workspace) and are not part of this
-//! repository; where they are absent the tests say so and play a recording of our own.
+//! The two real sessions belong to the specification (`../shared`, beside the workspace) and are
+//! not part of this repository; where they are absent the tests say so and play a recording of our
+//! own.
 
 #![allow(clippy::print_stdout, reason = "notes of a test run")]
 
@@ -128,7 +129,7 @@ impl Stage {
                 while (sink.lines.len(), sink.messages) != (lines, messages) {
                     sink.take(events.next().await.expect("the gateway stays"));
                 }
-                // What was on its way before this answer has arrived with it.
+                // Messages sent before this answer have arrived with it.
                 owner.list_channels(None, Vec::new()).await.expect("an answer");
             };
             let in_time = tokio::time::timeout(PATIENCE, enough).await;

@@ -15,7 +15,7 @@ use crate::{peers, process, rust_sample};
 
 use process::{Process, up};
 
-/// What everybody says.
+/// Line that every client sends.
 const HELLO: &[u8] = b"hello";
 /// A busy machine starts Node and Godot in seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -62,7 +62,8 @@ fn the_typescript_client_passes_its_tests() {
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A gateway with a matcher, and a listener for each kind of client. A match begins with `players` of them.
+/// A gateway with a matcher, and a listener for each kind of client. A match begins with `players`
+/// of them.
 struct Gateway {
     _process: Process,
     tcp: String,
@@ -95,7 +96,8 @@ fn gateway(folder: &Path, players: usize) -> Gateway {
     Gateway { tcp: of("tcp://"), ws: of("ws://"), enet: of("enet://"), _process: process }
 }
 
-/// The shared library of the C interface: beside this test, where cargo puts it as a dependency of it.
+/// The shared library of the C interface: beside this test, where cargo puts it as a dependency of
+/// it.
 fn c_library() -> PathBuf {
     let here = std::env::current_exe().expect("a test has a path");
     here.parent().expect("in a folder").to_path_buf()

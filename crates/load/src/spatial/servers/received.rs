@@ -1,4 +1,4 @@
-//! Decoder of the bytes that a simulated game server receives.
+//! Messages that a simulated game server receives from the gateway.
 
 use super::{STUB_CELLS, STUB_GLOBAL, STUB_QUERY, State};
 use crate::fleet::INPUT_BYTES;
@@ -26,7 +26,7 @@ pub(super) enum Event {
     RecoveryEnd,
 }
 
-/// Received messages of one server.
+/// Messages that arrive for one server.
 pub(super) struct Inbox<'a> {
     pub(super) scale: Scale,
     pub(super) state: State,
@@ -87,7 +87,8 @@ impl Inbox<'_> {
         Some(Event::Input { entity: channel.checked_sub(ENTITY_FIRST)?, input })
     }
 
-    /// The first answer is to this server's own login; later ones tell the owner of GLOBAL of players.
+    /// The first answer is to this server's own login; later ones tell the owner of GLOBAL of
+    /// players.
     fn login(&mut self, body: &[u8]) -> Option<Event> {
         let (conn, success) = protocol::auth_result(body);
         if !success {

@@ -1,0 +1,93 @@
+//! Suggestions for flags that do not exist: the nearest flag of the command, the key with that last
+//! name, or the command that has the flag.
+
+use std::ffi::OsString;
+
+use clap::Command;
+use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
+use throng_server::config::{KEYS, nearest};
+
+/// Keys that are named at most when several end alike.
+const KEYS_MAX: usize = 3;
+
+/// Replaces the suggestion of clap in `error`, which looks at one command only and measures
+/// likeness, not edits.
+pub(crate) fn improve(error: &mut Error, command: &Command, arguments: &[OsString]) {
+    if error.kind() != ErrorKind::UnknownArgument {
+        return;
+    }
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else { return };
+    let Some(word) = given.strip_prefix("--").map(|flag| flag.split('=').next().unwrap_or(flag)) else {
+        return;
+    };
+    if let Some(tip) = tip(word, command, arguments) {
+        error.remove(ContextKind::SuggestedArg);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+}
+
+fn tip(word: &str, command: &Command, arguments: &[OsString]) -> Option<String> {
+    let used = used_command(command, arguments);
+    if let Some(near) = nearest(word, flags(used)) {
+        return Some(format!("a similar flag exists: '--{near}'"));
+    }
+    let has_keys = flags(used).any(|flag| KEYS.iter().any(|key| key.path == flag));
+    let ends: Vec<&str> =
+        KEYS.iter().map(|key| key.path.as_str()).filter(|path| leaf(path) == word).collect();
+    if has_keys && !ends.is_empty() {
+        let shown: Vec<String> = ends.iter().take(KEYS_MAX).map(|path| format!("'--{path}'")).collect();
+        return Some(format!("flags of keys have the section in front: {}", shown.join(", ")));
+    }
+    let others = || command.get_subcommands().filter(move |other| other.get_name() != used.get_name());
+    let plain = others().flat_map(flags).filter(|flag| !flag.contains('.'));
+    let near = nearest(word, plain)?;
+    let owners = others().filter(|other| flags(other).any(|flag| flag == near));
+    let owners: Vec<String> = owners.map(|other| format!("`throng {}`", other.get_name())).collect();
+    Some(format!("'--{near}' is a flag of {}", owners.join(", ")))
+}
+
+/// The command that the arguments name, by its path.
+fn used_command<'c>(command: &'c Command, arguments: &[OsString]) -> &'c Command {
+    let words =
+        arguments.iter().skip(1).map_while(|word| word.to_str().filter(|word| !word.starts_with('-')));
+    words
+        .fold((command, true), |(used, goes_on), word| match used.find_subcommand(word) {
+            Some(next) if goes_on => (next, true),
+            _ => (used, false),
+        })
+        .0
+}
+
+fn flags(command: &Command) -> impl Iterator<Item = &str> {
+    command.get_arguments().filter_map(clap::Arg::get_long)
+}
+
+/// The part behind the last dot.
+fn leaf(path: &str) -> &str {
+    path.rsplit('.').next().unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(line: &str, expected: &str) {
+        let command = crate::cli::command();
+        let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        let mut error = command.clone().try_get_matches_from(&arguments).expect_err(line);
+        improve(&mut error, &command, &arguments);
+        let shown = error.render().to_string();
+        assert!(shown.contains(expected) && shown.matches("tip:").count() == 1, "{line}: {shown}");
+    }
+
+    #[test]
+    fn the_nearest_flag_is_suggested_wherever_it_is() {
+        check("throng swarm --playrs 3", "'--players'");
+        check("throng up --onyl ddc", "'--only'");
+        check("throng up --gateway.client.addr x", "'--gateway.clients.addr'");
+        check("throng up --playrs 3", "'--players' is a flag of `throng demo`");
+        check("throng --playrs 3", "'--players' is a flag of `throng demo`");
+        check("throng up --shards 3", "'--server.shards'");
+        check("throng config check --shards 3", "'--server.shards'");
+    }
+}
