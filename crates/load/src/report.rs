@@ -1,4 +1,4 @@
-//! What a bench says: a table for people, JSON for programs, thresholds for exit codes.
+//! Reports of a bench: a table for people, JSON for programs, thresholds for exit codes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use crate::stats::{Bucket, Times, TimesSummary};
 /// Names the version of the JSON form; `docs/bench-report.schema.json` describes it.
 pub const SCHEMA: &str = "throng.bench/1";
 
-/// Whether more or less of something is better.
+/// Direction in which a figure improves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
@@ -28,29 +28,29 @@ pub enum Better {
 /// One measured figure beside the figures it is to be judged by.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// What was measured.
+    /// Name of the measured quantity.
     pub what: String,
     /// Unit of all numbers of the row.
     pub unit: &'static str,
-    /// What was published for the reference, or measured with it on a machine of two cores.
+    /// Figure published for the reference, or measured with it on a machine of two cores.
     pub published: Option<f64>,
-    /// Where the published figure comes from.
+    /// Source of the published figure.
     pub source: &'static str,
     /// Least acceptable figure.
     pub floor: Option<f64>,
     /// Figure to reach.
     pub aim: Option<f64>,
-    /// What this run measured.
+    /// Value that this run measured.
     pub measured: f64,
     /// Direction.
     pub better: Better,
     /// `measured / published`, when there is a published figure.
     pub ratio: Option<f64>,
-    /// How the figure compares.
+    /// Verdict on the figure.
     pub verdict: Verdict,
 }
 
-/// How a measured figure compares with its floor and aim.
+/// Verdict on a measured figure, by its floor and aim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -116,14 +116,14 @@ pub struct Threshold {
     pub condition: String,
     /// The value it is about.
     pub measured: f64,
-    /// Whether it holds.
+    /// True if it holds.
     pub passed: bool,
 }
 
 /// One run of the engine, for the record.
 #[derive(Debug, Clone, Serialize)]
 pub struct Run {
-    /// What distinguishes this run from the others of the test.
+    /// Name that tells this run from the others of the test.
     pub name: String,
     /// Players.
     pub players: usize,
@@ -151,7 +151,7 @@ pub struct Run {
     pub input: TimesSummary,
     /// Message sent by the game server (intended time) to message read by the player.
     pub notice: TimesSummary,
-    /// How `state`, `input` and `notice` are distributed; those without times are missing.
+    /// Distributions of `state`, `input` and `notice`; those without times are missing.
     pub distributions: BTreeMap<&'static str, Vec<Bucket>>,
     /// Bytes that players received per second.
     pub bytes_per_s: f64,
@@ -171,11 +171,11 @@ pub struct Run {
     pub checked_equal: usize,
     /// See `checked_equal`.
     pub checked: usize,
-    /// How the generator itself fared.
+    /// Load of the generator itself.
     pub generator: Generator,
     /// Looks around during the window.
     pub samples: Vec<Sample>,
-    /// What a world that is spread over channels adds.
+    /// Additional figures of a world that is spread over channels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub world: Option<WorldRun>,
 }
@@ -228,7 +228,7 @@ pub struct WorldRun {
     pub recovered: u64,
 }
 
-/// How the generator itself fared.
+/// Load of the generator itself.
 #[derive(Debug, Clone, Serialize)]
 pub struct Generator {
     /// Player threads.
@@ -391,26 +391,26 @@ pub struct Report {
     pub test: String,
     /// The command line that was run.
     pub command: Vec<String>,
-    /// When, in seconds since 1970.
+    /// Start in seconds since 1970.
     pub started_unix_s: u64,
     /// On what.
     pub machine: Machine,
     /// With which settings.
     pub settings: BTreeMap<String, Value>,
-    /// Whether the load was the one that the published figures and marks are for. Smaller tries are not judged.
+    /// True if the load was the one that the published figures and marks are for. Smaller tries are not judged.
     pub canonical: bool,
     /// Figures beside what they are judged by.
     pub rows: Vec<Row>,
     /// Conditions for success.
     pub thresholds: Vec<Threshold>,
-    /// What a reader should know before believing a figure.
+    /// Remarks that a reader should know before believing a figure.
     pub notes: Vec<String>,
     /// The runs behind the figures.
     pub runs: Vec<Run>,
     /// Raw figures of tests that have no runs of the engine, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub raw: BTreeMap<String, Value>,
-    /// Whether all thresholds hold.
+    /// True if all thresholds hold.
     pub passed: bool,
     /// Pictures beside the chart: file name and SVG text.
     #[serde(skip)]

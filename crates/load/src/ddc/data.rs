@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use throng_ddc::IoHash;
 
-/// What a set of the benchmark holds.
+/// Content of a set of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Set {
     /// 100 blobs of 64 KiB.
@@ -30,7 +30,7 @@ impl Set {
         }
     }
 
-    /// How many items the set has.
+    /// Number of items of the set.
     pub(crate) fn len(self) -> usize {
         match self {
             Set::Small | Set::Large => 100,

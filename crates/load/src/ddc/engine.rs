@@ -18,7 +18,7 @@ use crate::stats::Times;
 
 /// A request without an answer for this long has failed.
 const TIMEOUT_NS: u64 = 30_000_000_000;
-/// How often requests without an answer are looked for.
+/// Interval of the search for requests without an answer.
 const LOOK: Duration = Duration::from_millis(100);
 /// Bytes of an answer's head.
 const HEAD_BYTES_MAX: usize = 32 << 10;
@@ -27,7 +27,7 @@ const TURN_BYTES: usize = 8 << 20;
 /// Connections that an open loop opens at most.
 const CONNECTIONS_MAX: usize = 1024;
 
-/// When requests are sent.
+/// Schedule of the requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Pace {
     /// So many a second, whatever becomes of them; latency counts from the time at which each was due.
@@ -42,14 +42,14 @@ pub(crate) enum Pace {
     },
 }
 
-/// What to send.
+/// Requests to send.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) addr: SocketAddr,
     pub(crate) pace: Pace,
-    /// How long new requests are sent.
+    /// Time during which new requests are sent.
     pub(crate) window: Duration,
-    /// How many at most.
+    /// Most requests.
     pub(crate) count: u64,
 }
 
@@ -80,7 +80,7 @@ impl Outgoing {
         (self.head.len() + body) as u64
     }
 
-    /// What goes out after `sent` bytes went.
+    /// The bytes that follow the first `sent` ones.
     fn rest(&self, sent: u64) -> &[u8] {
         let sent = usize::try_from(sent).unwrap_or(usize::MAX);
         if sent < self.head.len() {
@@ -95,7 +95,7 @@ impl Outgoing {
     }
 }
 
-/// What a run saw.
+/// Counts of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     /// From due (open loop) or sent (closed loop) to the end of the answer.
@@ -317,11 +317,11 @@ struct Connection {
     stream: Stream,
     outgoing: Outgoing,
     sent: u64,
-    /// Whether the poller tells when there is room to write.
+    /// True if the poller tells when there is room to write.
     watches_room: bool,
     is_busy: bool,
     due: u64,
-    /// When something last moved.
+    /// Time of the last progress.
     moved: u64,
     head: Vec<u8>,
     /// Bytes of the body that are still to come, once the head is there.

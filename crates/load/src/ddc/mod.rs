@@ -31,7 +31,7 @@ use data::{Item, Set};
 use engine::{Outgoing, Pace, Plan, Seen};
 use peer::Peer;
 
-/// What a test asks for.
+/// Requests of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum What {
     Health(&'static str),
@@ -52,7 +52,7 @@ struct Test {
     seconds: u64,
     /// Published p50 and p95 in milliseconds.
     published: Option<[f64; 2]>,
-    /// What an object store shows at the same rate on 2 cores.
+    /// Figures of an object store at the same rate on 2 cores.
     aim: Option<[f64; 2]>,
 }
 
@@ -73,7 +73,7 @@ const TESTS: &[Test] = &[
     Test { name: "game_download", what: What::GetRef("uecbpkg"), set: Some(Set::Game), rate: 50.0, seconds: 120, published: Some([3.4, 129.0]), aim: None },
 ];
 
-/// What can be measured besides the published tests.
+/// Measurements besides the published tests.
 const GROUPS: &[(&str, &str)] = &[
     (
         "saturation",
@@ -86,7 +86,7 @@ const GROUPS: &[(&str, &str)] = &[
     ),
 ];
 
-/// How to run the bench.
+/// Options of the bench.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The `throng` program, to start servers with.
@@ -109,9 +109,9 @@ pub struct Options {
     pub duration: Option<Duration>,
     /// Tenth of the data, a second each: shows that everything works, judges nothing.
     pub smoke: bool,
-    /// When the server that is started acknowledges: `sync` or `cache`.
+    /// Moment at which the started server acknowledges: `sync` or `cache`.
     pub durability: String,
-    /// Where the server that is started keeps its data; a folder below it is made and removed.
+    /// Folder for the data of the started server; a folder below it is made and removed.
     pub data: Option<PathBuf>,
     /// Leave nginx and the S3 server out of it.
     pub without_peers: bool,

@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 use crate::child::{self, Owned, StartError};
 use crate::probe::{self, Probe};
 
-/// How long a server may take to become ready. Opening a million entries takes a while.
+/// Time that a server may take to become ready. Opening a million entries takes a while.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server under load.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// Where it listens.
+    /// Address at which it listens.
     pub(crate) addr: SocketAddr,
-    /// What it uses.
+    /// Probe of its resource use.
     pub(crate) probe: Probe,
     /// From the start of the process to its first answer, if it was started here.
     pub(crate) start: Duration,

@@ -189,7 +189,7 @@ impl Bench<'_> {
         })?)
     }
 
-    /// What the disk alone takes to make bytes durable: no upload that waits for it can be faster.
+    /// Time that the disk alone takes to make bytes durable: no upload that waits for it can be faster.
     fn disk(&mut self) -> Result<(), BenchError> {
         let path = self.folder.path("disk");
         for (what, len, count, in_place) in [
@@ -227,7 +227,7 @@ struct Case {
     set: Option<Set>,
     /// Bytes of a body that is sent.
     len: usize,
-    /// Whether every request brings something new.
+    /// True if every request brings something new.
     is_new: bool,
     /// Floor and aim in requests a second.
     rate: Option<[f64; 2]>,

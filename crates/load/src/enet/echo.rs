@@ -80,7 +80,7 @@ impl Echo {
         }
     }
 
-    /// What it has done so far. Zeros from a server that does not count.
+    /// Its counts so far. Zeros from a server that does not count.
     pub(crate) fn served(&mut self) -> Served {
         let mut line = String::new();
         let asked = self.input.as_mut().map(|input| input.write_all(b"\n").and_then(|()| input.flush()));
@@ -106,7 +106,7 @@ pub(crate) struct Peer {
     program: PathBuf,
 }
 
-/// What real clients saw. The names are those of `peer.c`.
+/// Counts of real clients. The names are those of `peer.c`.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct RealSeen {
     pub(crate) clients: u64,
@@ -125,7 +125,7 @@ pub(crate) struct RealSeen {
     pub(crate) cpu_s: f64,
 }
 
-/// What real clients are to do.
+/// Load of real clients.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RealPlan {
     pub(crate) clients: usize,

@@ -133,7 +133,7 @@ fn unproven(server: SocketAddr, count: u16) -> std::io::Result<(u64, u64)> {
     Ok((sent, answered))
 }
 
-/// What became of long packets.
+/// Fates of long packets.
 struct Bulk {
     rounds: u32,
     took: Duration,

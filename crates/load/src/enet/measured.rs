@@ -173,7 +173,7 @@ pub(super) fn measure_window(
     Ok(Measured { seen: swarm.seen.clone(), cpu, window, served, generator_cpu: own })
 }
 
-/// What is missing, without the unreliable packets that the protocol's throttle dropped on purpose: it does that whenever
+/// Number of missing packets, without the unreliable packets that the protocol's throttle dropped on purpose: it does that whenever
 /// round trips vary, which on a busy machine they do.
 pub(super) fn missing(sent: u64, echoed: u64, served: &Served) -> u64 {
     sent.saturating_sub(echoed).saturating_sub(served.throttled)

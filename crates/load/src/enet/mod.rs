@@ -38,7 +38,7 @@ pub const INTERVAL: Duration = throng_net::enet::Pacing::DEFAULT.interval;
 const SPEC: &str = "libenet 1.3.18, 2 cores";
 const ISSUES: &str = "reports of users";
 
-/// How to run the bench.
+/// Options of the bench.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Program to start servers with.

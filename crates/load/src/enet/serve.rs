@@ -13,10 +13,10 @@ use throng_net::udp::{UdpOptions, UdpPort, UdpStats};
 
 use crate::interrupt;
 
-/// What to serve.
+/// Options of an echo server.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServePlan {
-    /// Where to listen.
+    /// Address to listen on.
     pub addr: SocketAddr,
     /// Connections at the same time.
     pub slots: usize,
@@ -26,13 +26,13 @@ pub struct ServePlan {
     pub game_hz: u32,
     /// Shortest time between two rounds of a busy thread.
     pub interval: Duration,
-    /// Whether the kernel may cut up and coalesce.
+    /// True if the kernel may cut up and coalesce.
     pub segmentation: bool,
     /// No ENet at all: datagrams go back as they come. The physical limit.
     pub bare: bool,
 }
 
-/// What an echo server has done so far; a line of JSON per line that it reads.
+/// Counts of an echo server so far; a line of JSON per line that it reads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Served {
@@ -105,10 +105,10 @@ struct Shown {
     stop: AtomicBool,
 }
 
-/// What a thread needs to notice that counts are wanted.
+/// Signal to a thread that counts are wanted.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long a wait for a signal may be.
+/// Longest wait for a signal.
 const SIGNAL_PATIENCE: Duration = Duration::from_secs(8);
 
 impl Shown {

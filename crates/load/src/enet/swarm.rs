@@ -65,7 +65,7 @@ pub(crate) enum Sharing {
     Runs,
 }
 
-/// What the clients do.
+/// Behaviour of the clients.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SwarmPlan {
     pub(crate) server: SocketAddr,
@@ -82,12 +82,12 @@ pub(crate) struct SwarmPlan {
     pub(crate) patience: Duration,
     /// Plain datagrams of the same length instead of ENet.
     pub(crate) bare: bool,
-    /// Whose the sockets are.
+    /// Owners of the sockets.
     pub(crate) sockets: Sharing,
     pub(crate) seed: u64,
 }
 
-/// What the clients saw.
+/// Counts of the clients.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
     pub(crate) connected: usize,
@@ -128,7 +128,7 @@ struct Client {
     socket: usize,
     local_id: u16,
     state: State,
-    /// How the server wants to be addressed.
+    /// Id under which the server is addressed.
     remote_id: u16,
     session: u8,
     control_number: u16,
@@ -648,7 +648,7 @@ impl Sockets {
         }
     }
 
-    /// Whether the datagram is on its way, at the latest after a [`flush`](Self::flush).
+    /// True if the datagram is on its way, at the latest after a [`flush`](Self::flush).
     fn send(&mut self, index: usize, to: SocketAddr, datagram: &[u8]) -> bool {
         match self {
             Self::Own(streams) => streams[index].write(datagram).is_ok(),
@@ -710,7 +710,7 @@ impl Client {
 /// Header and command of an ENet datagram with one unreliable packet.
 const BARE_HEAD_BYTES: usize = 10;
 
-/// Who sent it, which of theirs it is, when it was due, and filler that depends on the number.
+/// Packet of a client: sender, number, due time, and filler that depends on the number.
 fn payload(out: &mut Vec<u8>, index: usize, number: u32, due: u64, bytes: usize) {
     out.clear();
     out.extend_from_slice(&(index as u32).to_be_bytes());

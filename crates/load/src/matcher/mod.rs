@@ -26,10 +26,10 @@ pub use worker::TESTS;
 
 use crate::probe::Probe;
 
-/// What to run.
+/// Load of a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Where the matcher listens.
+    /// Address of the matcher.
     pub addr: SocketAddr,
     /// Name of the test.
     pub test: String,
@@ -53,7 +53,7 @@ pub struct Plan {
     pub token: String,
 }
 
-/// What came of it.
+/// Results of a run.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Outcome {
     /// Name of the test.
@@ -110,11 +110,11 @@ pub enum RunError {
     Refused {
         /// The test.
         test: String,
-        /// What was asked.
+        /// Method of the request.
         step: String,
         /// The status.
         status: String,
-        /// What the matcher said.
+        /// Answer of the matcher.
         message: String,
     },
     /// The matcher closed the connection.
@@ -122,7 +122,7 @@ pub enum RunError {
     Goaway(String),
 }
 
-/// What one connection's thread found.
+/// Results of one connection's thread.
 struct Part {
     transactions: u64,
     requests: u64,

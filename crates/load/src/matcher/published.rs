@@ -1,4 +1,4 @@
-//! What the reference published: its own machine, its own tool, 15 s a test.
+//! Figures that the reference published: its own machine, its own tool, 15 s a test.
 
 /// A published figure.
 #[derive(Debug, Clone, Copy)]

@@ -1,4 +1,4 @@
-//! What the matcher's tests say, in the form of every bench.
+//! Results of the matcher's tests, in the form of every bench.
 
 use super::{Outcome, PUBLISHED};
 use crate::report::{Better, Report, Row};
@@ -50,7 +50,7 @@ pub fn report(outcomes: &[Outcome], echo: Option<&Outcome>, durability: &str) ->
     report
 }
 
-/// What a test must reach, and what is hoped for, in requests per second.
+/// Floor and aim of a test in requests per second.
 fn marks(outcome: &Outcome, durability: &str) -> Option<(f64, f64)> {
     let join_random = outcome.test == "RoleJoinRandomRoom";
     Some(match (durability, outcome.test.as_str(), outcome.requests_per_transaction) {
@@ -63,7 +63,7 @@ fn marks(outcome: &Outcome, durability: &str) -> Option<(f64, f64)> {
     })
 }
 
-/// What queues with many tickets cost.
+/// Cost of queues with many tickets.
 #[must_use]
 pub fn tickets_report(rows: Vec<Row>, waiting: usize, durability: &str) -> Report {
     let mut report = Report::new("matcher tickets");

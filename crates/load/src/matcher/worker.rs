@@ -166,7 +166,7 @@ impl Worker {
         format!("{:?} of iteration {}", self.current(test), self.iteration)
     }
 
-    /// Whether the test does not mind a refusal of this step.
+    /// True if the test does not mind a refusal of this step.
     pub(crate) fn tolerates(&self, test: &Test) -> bool {
         matches!(self.current(test), List | JoinRandom)
             || self.current(test) == Delete && test.name == "RoleCreateDeleteRoom"

@@ -1,4 +1,4 @@
-//! Whether two reports differ, and how sure that is.
+//! Comparison of two reports, with its significance.
 //!
 //! A run was sampled every second, so its metrics have a mean and a spread. Two means differ significantly when the
 //! 95% interval of their difference (Welch's t, unequal variances) leaves zero out. Samples of one run follow each other
@@ -21,7 +21,7 @@ pub struct Difference {
     pub larger: Larger,
 }
 
-/// What a larger value means.
+/// Meaning of a larger value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Larger {
     /// As with throughput.
@@ -32,7 +32,7 @@ pub enum Larger {
     Neither,
 }
 
-/// What two files have in common, compared.
+/// Comparison of the figures that two files have in common.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Comparison {
     /// Every metric that both have.
@@ -48,13 +48,13 @@ impl Difference {
         if self.before == 0.0 { 0.0 } else { (self.after - self.before) / self.before }
     }
 
-    /// Whether the change is more than chance within the run, and larger than one part in a hundred.
+    /// True if the change is more than chance within the run, and larger than one part in a hundred.
     #[must_use]
     pub fn is_significant(&self) -> bool {
         self.interval.is_some_and(|(low, high)| (low > 0.0 || high < 0.0) && self.change().abs() > 0.01)
     }
 
-    /// Whether it is significantly worse.
+    /// True if it is significantly worse.
     #[must_use]
     pub fn is_worse(&self) -> bool {
         let worse = match self.larger {
@@ -67,7 +67,7 @@ impl Difference {
 }
 
 impl Comparison {
-    /// Whether anything became significantly worse.
+    /// True if anything became significantly worse.
     #[must_use]
     pub fn is_worse(&self) -> bool {
         self.differences.iter().any(Difference::is_worse)

@@ -43,7 +43,7 @@ pub enum ReadError {
     Io {
         /// The file.
         path: String,
-        /// What the system says.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// It is not JSON.
@@ -51,7 +51,7 @@ pub enum ReadError {
     Json {
         /// The file.
         path: String,
-        /// Where and why.
+        /// Place and cause.
         source: serde_json::Error,
     },
     /// It is JSON, but no report.
@@ -59,7 +59,7 @@ pub enum ReadError {
     Schema {
         /// The file.
         path: String,
-        /// What stands there.
+        /// Content found.
         found: String,
     },
 }
@@ -118,7 +118,7 @@ impl Saved {
         self.0["test"].as_str().unwrap_or("unnamed")
     }
 
-    /// Whether all its conditions held.
+    /// True if all its conditions held.
     #[must_use]
     pub fn passed(&self) -> bool {
         self.0["passed"].as_bool().unwrap_or(false)
