@@ -39,7 +39,7 @@ pub fn requested() -> bool {
     signalled() || BROKEN_OFF.load(Ordering::Relaxed)
 }
 
-/// Whether a signal asked for an end.
+/// True if a signal asked for an end.
 pub(crate) fn signalled() -> bool {
     SIGNALLED.load(Ordering::Relaxed)
 }

@@ -17,7 +17,7 @@ fn start(folder: &Path, bus: &Bus, data: &str) -> Process {
     let mut command = up(folder, "matcher", data);
     command
         .args(["--matcher.addr", "127.0.0.1:0", "--matcher.area", "1"])
-        .args(["--matcher.nats_url", &bus.url, "--matcher.nats_lease_s", "1"])
+        .args(["--matcher.nats_url", &bus.url, "--matcher.nats_lease_s", "3"])
         .args(["--matcher.presence_grace_ms", "600000"]);
     Process::ready(&mut command).0
 }
