@@ -55,7 +55,7 @@ pub enum Guard {
 
 /// Credentials that a request carries.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Claims<'a> {
+pub(crate) struct Credentials<'a> {
     pub(crate) path: &'a str,
     /// The method may change something.
     pub(crate) mutating: bool,
@@ -162,7 +162,7 @@ impl Access {
             .or_else(|| session().map(|number| format!("session {number}")))
     }
 
-    pub(crate) fn check(&self, guard: Guard, listener: SocketAddr, claims: &Claims<'_>) -> Decision {
+    pub(crate) fn check(&self, guard: Guard, listener: SocketAddr, claims: &Credentials<'_>) -> Decision {
         // Browsers name the origin of whatever may change something, and scripts of other sites
         // cannot forge it.
         let cross = claims.mutating && claims.origin.is_some_and(|origin| !is_same_site(origin, claims.host));
@@ -264,8 +264,8 @@ mod tests {
 
     const LOCAL: &str = "127.0.0.1:80";
 
-    fn claims<'a>() -> Claims<'a> {
-        Claims { path: "/api/v1/server", host: Some("localhost:80"), ..Claims::default() }
+    fn claims<'a>() -> Credentials<'a> {
+        Credentials { path: "/api/v1/server", host: Some("localhost:80"), ..Credentials::default() }
     }
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
             (public, Some("localhost"), Forbidden),
         ];
         for (listener, host, expected) in without_tokens {
-            let given = Claims { path: "/metrics", host, ..Claims::default() };
+            let given = Credentials { path: "/metrics", host, ..Credentials::default() };
             assert_eq!(none.check(Guard::Monitor, listener, &given), expected, "{listener} {host:?}");
             assert_eq!(none.check(Guard::Session, listener, &given), Unauthorized, "{listener} {host:?}");
         }
@@ -301,12 +301,12 @@ mod tests {
             (Some("first"), Unauthorized),
         ];
         for (authorization, expected) in tries {
-            let given = Claims { path: "/metrics", authorization, ..Claims::default() };
+            let given = Credentials { path: "/metrics", authorization, ..Credentials::default() };
             for guard in [Guard::Monitor, Guard::Session] {
                 assert_eq!(tokens.check(guard, public, &given), expected, "{authorization:?}");
             }
         }
-        let metrics = Claims { path: "/metrics", ..Claims::default() };
+        let metrics = Credentials { path: "/metrics", ..Credentials::default() };
         assert_eq!(open.check(Guard::Monitor, public, &metrics), Allow);
         assert_eq!(open.check(Guard::Monitor, public, &claims()), Forbidden);
     }
@@ -320,7 +320,7 @@ mod tests {
         let session = access.open_session(&token).unwrap();
         assert!(access.open_session(&token).is_none(), "used up");
         let cookie = format!("other=1; throng_console_80={session}");
-        let with = Claims { cookie: Some(&cookie), ..claims() };
+        let with = Credentials { cookie: Some(&cookie), ..claims() };
         assert_eq!(access.check(Guard::Session, local, &with), Decision::Allow);
         // The cookie of the gateway on another port is none here.
         let other = "127.0.0.1:81".parse().unwrap();
@@ -344,12 +344,12 @@ mod tests {
             (None, Decision::CrossSite),
         ];
         for (origin, expected) in cases {
-            let given = Claims { mutating: true, origin, cookie: Some(&cookie), ..claims() };
+            let given = Credentials { mutating: true, origin, cookie: Some(&cookie), ..claims() };
             assert_eq!(access.check(Guard::Session, local, &given), expected, "{origin:?}");
         }
-        let bearer = Claims { mutating: true, authorization: Some("Bearer secret"), ..claims() };
+        let bearer = Credentials { mutating: true, authorization: Some("Bearer secret"), ..claims() };
         assert_eq!(access.check(Guard::Session, local, &bearer), Decision::Allow, "programs name no origin");
-        let forged = Claims { origin: Some("http://evil.example"), ..bearer };
+        let forged = Credentials { origin: Some("http://evil.example"), ..bearer };
         assert_eq!(access.check(Guard::Session, local, &forged), Decision::CrossSite);
     }
 

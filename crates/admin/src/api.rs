@@ -17,7 +17,7 @@ use crate::access::{Guard, cookie_name};
 use crate::app::{App, allowed, off_thread};
 use crate::audit::{Act, From};
 use crate::catalogue::{Endpoint, Method, ROUTES, Route};
-use crate::monitor::{Ask, PAGE_DEFAULT, Page, Problem};
+use crate::monitor::{ApiRequest, PAGE_DEFAULT, Page, Problem};
 use crate::response::private;
 
 /// Streams of events at a time.
@@ -57,9 +57,9 @@ async fn answer(app: App, route: &'static Route, request: Request) -> Response {
     // A caller that ends its session has a name only before that.
     let who = app.access.name_of(app.listener, authorization, cookie);
     let (response, parameters) = match read(route, &parts, body).await {
-        Ok(ask) => {
-            let parameters = if route.guard == Guard::Open { Value::Null } else { recorded(&ask.body) };
-            (respond(&app, route, ask, cookie).await, parameters)
+        Ok(request) => {
+            let parameters = if route.guard == Guard::Open { Value::Null } else { recorded(&request.body) };
+            (respond(&app, route, request, cookie).await, parameters)
         }
         Err(problem) => (problem.into_response(), Value::Null),
     };
@@ -87,13 +87,13 @@ fn recorded(body: &Value) -> Value {
     fields.iter().map(|(name, value)| (name.clone(), short(value))).collect()
 }
 
-async fn respond(app: &App, route: &Route, ask: Ask, cookie: Option<&str>) -> Response {
+async fn respond(app: &App, route: &Route, request: ApiRequest, cookie: Option<&str>) -> Response {
     match route.endpoint {
         Endpoint::Index => axum::Json(index()).into_response(),
         Endpoint::Session => {
             axum::Json(json!({ "session": app.access.has_session(app.listener, cookie) })).into_response()
         }
-        Endpoint::SessionOpen => open_session(app, &ask).await,
+        Endpoint::SessionOpen => open_session(app, &request).await,
         Endpoint::SessionClose => {
             app.access.close_session(app.listener, cookie);
             let expired = format!("{}=; Path=/; Max-Age=0", cookie_name(app.listener));
@@ -103,10 +103,10 @@ async fn respond(app: &App, route: &Route, ask: Ask, cookie: Option<&str>) -> Re
             Some(token) => axum::Json(json!({ "token": token })).into_response(),
             None => Problem::new(503, "the system gives no random bytes").into_response(),
         },
-        Endpoint::Stream => events(app.clone(), ask),
+        Endpoint::Stream => events(app.clone(), request),
         _ => {
             let monitor = app.monitor.clone();
-            match off_thread(move || Some(monitor.answer(&ask))).await {
+            match off_thread(move || Some(monitor.answer(&request))).await {
                 Some(Ok(value)) => axum::Json(value).into_response(),
                 Some(Err(problem)) => problem.into_response(),
                 None => Problem::new(500, "the report failed; the log says why").into_response(),
@@ -115,8 +115,8 @@ async fn respond(app: &App, route: &Route, ask: Ask, cookie: Option<&str>) -> Re
     }
 }
 
-async fn open_session(app: &App, ask: &Ask) -> Response {
-    let token = ask.body.get("token").and_then(Value::as_str).unwrap_or_default();
+async fn open_session(app: &App, request: &ApiRequest) -> Response {
+    let token = request.body.get("token").and_then(Value::as_str).unwrap_or_default();
     let Some(session) = app.access.open_session(token) else {
         tokio::time::sleep(WRONG_TOKEN_DELAY).await;
         return Problem::new(401, "this token is wrong, or was used before").into_response();
@@ -130,7 +130,7 @@ async fn read(
     route: &Route,
     parts: &axum::http::request::Parts,
     body: axum::body::Body,
-) -> Result<Ask, Problem> {
+) -> Result<ApiRequest, Problem> {
     let bad = |what: &str| Problem::new(400, what);
     let Ok(Query(mut query)) = Query::<BTreeMap<String, String>>::try_from_uri(&parts.uri) else {
         return Err(bad("the query is not readable"));
@@ -156,7 +156,7 @@ async fn read(
         Method::Post if !route.parameters.is_empty() => body_of(parts, body).await?,
         _ => Value::Null,
     };
-    Ok(Ask { id, page, search, query, body, ..Ask::new(route.endpoint) })
+    Ok(ApiRequest { id, page, search, query, body, ..ApiRequest::new(route.endpoint) })
 }
 
 async fn body_of(parts: &axum::http::request::Parts, body: axum::body::Body) -> Result<Value, Problem> {
@@ -174,13 +174,13 @@ async fn body_of(parts: &axum::http::request::Parts, body: axum::body::Body) -> 
     }
 }
 
-fn events(app: App, mut ask: Ask) -> Response {
-    ask.endpoint = match ask.query.get("topic").map(String::as_str) {
+fn events(app: App, mut request: ApiRequest) -> Response {
+    request.endpoint = match request.query.get("topic").map(String::as_str) {
         Some("overview") => Endpoint::Overview,
         Some("world") => Endpoint::World,
         _ => return Problem::new(400, "topic is overview or world").into_response(),
     };
-    let interval = match ask.number("interval_ms") {
+    let interval = match request.number("interval_ms") {
         Ok(interval) => interval.unwrap_or(INTERVAL_DEFAULT_MS),
         Err(problem) => return problem.into_response(),
     };
@@ -192,15 +192,15 @@ fn events(app: App, mut ask: Ask) -> Response {
     };
     let mut ticks = tokio::time::interval(Duration::from_millis(interval));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let stream = stream::unfold((app, ask, ticks, slot), |(app, ask, mut ticks, slot)| async move {
+    let stream = stream::unfold((app, request, ticks, slot), |(app, request, mut ticks, slot)| async move {
         ticks.tick().await;
-        let (monitor, question) = (app.monitor.clone(), ask.clone());
+        let (monitor, question) = (app.monitor.clone(), request.clone());
         let event = match off_thread(move || Some(monitor.answer(&question))).await {
             Some(Ok(value)) => Event::default().data(value.to_string()),
             Some(Err(problem)) => Event::default().event("problem").data(json!(problem.what).to_string()),
             None => return None,
         };
-        Some((Ok::<_, Infallible>(event), (app, ask, ticks, slot)))
+        Some((Ok::<_, Infallible>(event), (app, request, ticks, slot)))
     });
     Sse::new(stream).into_response()
 }

@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, he
 use axum::response::{IntoResponse, Response};
 use tokio::sync::Semaphore;
 
-use crate::access::{Access, Claims, Decision, Guard};
+use crate::access::{Access, Credentials, Decision, Guard};
 use crate::monitor::Monitor;
 use crate::response::{private, problem};
 
@@ -29,7 +29,7 @@ pub(crate) fn allowed(
     headers: &HeaderMap,
 ) -> Result<(), Box<Response>> {
     let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-    let claims = Claims {
+    let claims = Credentials {
         path: uri.path(),
         mutating: !method.is_safe(),
         host: text(header::HOST),

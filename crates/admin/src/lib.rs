@@ -41,6 +41,6 @@ pub use catalogue::{Endpoint, Method, ROUTES, Route, markdown};
 pub use exposition::{Family, FamilyKind, Format, Sample, SampleValue, render};
 pub use files::{File, LivePage, serve_files};
 pub use intake::{Accepted, Beyond, Intake, Serving, Shutdown, Tls};
-pub use monitor::{Ask, Health, Monitor, Page, Part, Problem};
+pub use monitor::{ApiRequest, Health, Monitor, Page, Part, Problem};
 pub use profile::{CpuProfile, ProfileError};
 pub use routes::{ServeOptions, serve};

@@ -25,7 +25,7 @@ pub trait Monitor: Send + Sync + 'static {
     ///
     /// # Errors
     /// What is wrong with the question, or why it cannot be answered now.
-    fn answer(&self, ask: &Ask) -> Result<Value, Problem>;
+    fn answer(&self, request: &ApiRequest) -> Result<Value, Problem>;
     /// Keeps a record of what somebody with a credential changed, or tried to. The answer waits for it.
     fn record(&self, act: &Act);
 }
@@ -69,7 +69,7 @@ impl Default for Page {
 
 /// A question to the process.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ask {
+pub struct ApiRequest {
     /// Which route.
     pub endpoint: Endpoint,
     /// The number in its path.
@@ -84,11 +84,11 @@ pub struct Ask {
     pub body: Value,
 }
 
-impl Ask {
+impl ApiRequest {
     /// A question without parameters.
     #[must_use]
-    pub fn new(endpoint: Endpoint) -> Ask {
-        Ask {
+    pub fn new(endpoint: Endpoint) -> ApiRequest {
+        ApiRequest {
             endpoint,
             id: None,
             page: Page::default(),

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use throng_admin::{
-    Access, Act, Ask, Family, FamilyKind, Guard, Health, Method, Monitor, Part, Problem, ROUTES, Sample,
-    SampleValue, ServeOptions, serve,
+    Access, Act, ApiRequest, Family, FamilyKind, Guard, Health, Method, Monitor, Part, Problem, ROUTES,
+    Sample, SampleValue, ServeOptions, serve,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -31,7 +31,7 @@ impl Monitor for Fixed {
         vec![Family { name: "throng_x", help: "Counts x.", kind: FamilyKind::Counter, samples }]
     }
 
-    fn answer(&self, ask: &Ask) -> Result<serde_json::Value, Problem> {
+    fn answer(&self, ask: &ApiRequest) -> Result<serde_json::Value, Problem> {
         if ask.id == Some(404) {
             return Err(Problem::new(404, "no such thing: <script>"));
         }

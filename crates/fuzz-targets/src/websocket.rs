@@ -43,7 +43,7 @@ pub fn websocket(input: &[u8]) {
 
 /// What a decoder made of a stream.
 #[derive(Debug, Default, PartialEq)]
-struct Outcome {
+struct DecodedStream {
     data: Vec<u8>,
     /// Bytes of data before each message's end.
     ends: Vec<usize>,
@@ -55,9 +55,9 @@ struct Outcome {
 
 const MESSAGE_BYTES_MAX: u64 = 70_000;
 
-fn decode(role: Role, stream: &[u8], cut: usize) -> Outcome {
+fn decode(role: Role, stream: &[u8], cut: usize) -> DecodedStream {
     let mut decoder = Decoder::new(role, MESSAGE_BYTES_MAX);
-    let mut outcome = Outcome::default();
+    let mut outcome = DecodedStream::default();
     for piece in stream.to_vec().chunks_mut(cut) {
         let result = decoder.feed(piece, &mut |event| {
             assert!(!outcome.closed, "something came after the goodbye");

@@ -57,13 +57,13 @@ pub fn frame(input: &[u8]) {
 }
 
 /// What a reader made of a stream.
-struct Outcome {
+struct ReadFrames {
     packets: Vec<Vec<u8>>,
     error: Option<FrameError>,
     form: Form,
 }
 
-fn read_frames<'a>(limits: ReaderLimits, pieces: impl Iterator<Item = &'a [u8]>) -> Outcome {
+fn read_frames<'a>(limits: ReaderLimits, pieces: impl Iterator<Item = &'a [u8]>) -> ReadFrames {
     let mut reader = FrameReader::new(limits);
     let mut scratch = Scratch::default();
     let mut packets = Vec::new();
@@ -83,7 +83,7 @@ fn read_frames<'a>(limits: ReaderLimits, pieces: impl Iterator<Item = &'a [u8]>)
         }
     }
     assert_eq!(reader.packets(), packets.len() as u64);
-    Outcome { packets, error, form: reader.form() }
+    ReadFrames { packets, error, form: reader.form() }
 }
 
 /// Whether `packet`, framed, reads the same.

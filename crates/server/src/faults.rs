@@ -52,7 +52,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use prost::Message as _;
-    use throng_admin::{Ask, Endpoint, Monitor as _};
+    use throng_admin::{ApiRequest, Endpoint, Monitor as _};
     use throng_client::{
         Backoff, ChannelId, ChannelType, Client, CreateChannel, Event, Events, SessionConfig,
         SubscribeOptions,
@@ -134,7 +134,7 @@ mod tests {
 
         /// The shard that serves a connection.
         fn shard_of(&self, conn: u32) -> usize {
-            let list = self.running.watch.answer(&Ask::new(Endpoint::Connections)).expect("a list");
+            let list = self.running.watch.answer(&ApiRequest::new(Endpoint::Connections)).expect("a list");
             let all = list["connections"].as_array().unwrap();
             let found =
                 all.iter().find(|each| each["id"] == conn).unwrap_or_else(|| panic!("{conn}: {list}"));

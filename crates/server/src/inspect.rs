@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use prost_reflect::{DynamicMessage, MessageDescriptor};
 use serde_json::{Value, json};
-use throng_admin::{Ask, Problem};
+use throng_admin::{ApiRequest, Problem};
 use throng_gateway::data::Schemas;
 use throng_gateway::{
     ChannelId, ClosureView, ConnId, EntityView, InterestView, SubscriptionView, WorldDetail,
@@ -63,13 +63,13 @@ impl Watch {
         (0..self.mailboxes.len()).filter_map(|shard| self.look(shard, look.clone()).ok()).collect()
     }
 
-    pub(crate) fn closures_report(&self, ask: &Ask) -> Value {
+    pub(crate) fn closures_report(&self, request: &ApiRequest) -> Value {
         let mut all: Vec<ClosureView> =
             self.look_everywhere(|shard| shard.closures().cloned().collect::<Vec<_>>()).concat();
         all.sort_unstable_by_key(|closure| std::cmp::Reverse((closure.closed, closure.id.0)));
         let now = self.clock.now();
         let rows = all.iter().map(|closure| closure_row(closure, now));
-        paged("closures", rows, ask, |row| format!("{} {} {}", row["id"], row["address"], row["reason"]))
+        paged("closures", rows, request, |row| format!("{} {} {}", row["id"], row["address"], row["reason"]))
     }
 
     pub(crate) fn connection_report(&self, id: u32) -> Result<Value, Problem> {
@@ -101,14 +101,14 @@ impl Watch {
         }))
     }
 
-    pub(crate) fn channel_report(&self, id: u32, ask: &Ask) -> Result<Value, Problem> {
+    pub(crate) fn channel_report(&self, id: u32, request: &ApiRequest) -> Result<Value, Problem> {
         let channel = ChannelId(id);
         let now = self.clock.now();
         let live = self.reports(true).into_iter().flat_map(|report| report.channels);
         let Some(live) = live.into_iter().find(|live| live.view.id == channel) else {
             return Err(Problem::new(404, "no such channel"));
         };
-        let (offset, limit) = (ask.page.offset, ask.page.limit);
+        let (offset, limit) = (request.page.offset, request.page.limit);
         let detail = self
             .look(usize::from(live.shard), move |shard| shard.channel_detail(channel, offset, limit, 0))?
             .ok_or_else(|| Problem::new(404, "no such channel"))?;
@@ -138,9 +138,9 @@ impl Watch {
         Ok(json!({ "type": name, "bytes": bytes.len(), "fields": decode(&self.schemas, &name, &bytes) }))
     }
 
-    pub(crate) fn world_report(&self, ask: &Ask) -> Result<Value, Problem> {
-        let entities = ask.number("entities")?.unwrap_or(ENTITIES_DEFAULT).min(ENTITIES_MAX) as usize;
-        let conn = ask.number("connection")?.and_then(|conn| u32::try_from(conn).ok()).map(ConnId);
+    pub(crate) fn world_report(&self, request: &ApiRequest) -> Result<Value, Problem> {
+        let entities = request.number("entities")?.unwrap_or(ENTITIES_DEFAULT).min(ENTITIES_MAX) as usize;
+        let conn = request.number("connection")?.and_then(|conn| u32::try_from(conn).ok()).map(ConnId);
         let (world, interest, stats) = self.look(0, move |shard| {
             let stats = shard.stats();
             let counts = [
@@ -155,8 +155,8 @@ impl Watch {
         Ok(world_row(&world, interest.as_ref(), stats))
     }
 
-    pub(crate) fn capture_begin(&self, ask: &Ask) -> Result<Value, Problem> {
-        let field = |name: &str| ask.body.get(name).and_then(Value::as_u64);
+    pub(crate) fn capture_begin(&self, request: &ApiRequest) -> Result<Value, Problem> {
+        let field = |name: &str| request.body.get(name).and_then(Value::as_u64);
         let conn = field("connection").and_then(|conn| u32::try_from(conn).ok());
         let conn =
             ConnId(conn.ok_or_else(|| Problem::new(400, "`connection` must be the id of a connection"))?);
@@ -181,8 +181,8 @@ impl Watch {
         json!({ "capturing": false })
     }
 
-    pub(crate) fn capture_report(&self, ask: &Ask) -> Result<Value, Problem> {
-        let after = ask.number("after")?.unwrap_or(0);
+    pub(crate) fn capture_report(&self, request: &ApiRequest) -> Result<Value, Problem> {
+        let after = request.number("after")?.unwrap_or(0);
         let Some(record) = self.capture() else {
             return Ok(json!({ "capturing": false, "total": 0, "messages": [] }));
         };
@@ -214,17 +214,19 @@ pub(crate) fn connection_row(conn: &ConnReport) -> Value {
 pub(crate) fn paged(
     name: &str,
     rows: impl Iterator<Item = Value>,
-    ask: &Ask,
+    request: &ApiRequest,
     text: impl Fn(&Value) -> String,
 ) -> Value {
     let (mut total, mut page) = (0_usize, Vec::new());
-    for row in rows.filter(|row| ask.search.is_empty() || text(row).to_lowercase().contains(&ask.search)) {
-        if total >= ask.page.offset && page.len() < ask.page.limit {
+    for row in
+        rows.filter(|row| request.search.is_empty() || text(row).to_lowercase().contains(&request.search))
+    {
+        if total >= request.page.offset && page.len() < request.page.limit {
             page.push(row);
         }
         total += 1;
     }
-    json!({ "total": total, "offset": ask.page.offset, "limit": ask.page.limit, name: page })
+    json!({ "total": total, "offset": request.page.offset, "limit": request.page.limit, name: page })
 }
 
 pub(crate) fn closure_row(closure: &ClosureView, now: Instant) -> Value {
@@ -363,13 +365,13 @@ mod tests {
 
     #[test]
     fn pages_count_what_is_found_and_show_a_part() {
-        let ask = |search: &str, offset, limit| Ask {
+        let ask = |search: &str, offset, limit| ApiRequest {
             page: Page { offset, limit },
             search: search.to_owned(),
-            ..Ask::new(Endpoint::Closures)
+            ..ApiRequest::new(Endpoint::Closures)
         };
         let rows = || ["Ann", "Bob", "anna"].into_iter().map(Value::from);
-        let page = |ask: &Ask| paged("names", rows(), ask, |row| row.to_string());
+        let page = |request: &ApiRequest| paged("names", rows(), request, |row| row.to_string());
         assert_eq!(page(&ask("", 1, 1)), json!({ "total": 3, "offset": 1, "limit": 1, "names": ["Bob"] }));
         assert_eq!(page(&ask("ann", 0, 9))["names"], json!(["Ann", "anna"]));
         assert_eq!(page(&ask("ann", 5, 9)), json!({ "total": 2, "offset": 5, "limit": 9, "names": [] }));

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use throng_admin::{Act, Ask, Endpoint, Family, Health, Monitor, Part, Problem};
+use throng_admin::{Act, ApiRequest, Endpoint, Family, Health, Monitor, Part, Problem};
 use throng_gateway::data::Schemas;
 use throng_gateway::{ConnKind, Stats};
 use throng_net::Clock;
@@ -218,10 +218,10 @@ impl Watch {
         })
     }
 
-    fn connections_report(&self, ask: &Ask) -> Value {
+    fn connections_report(&self, request: &ApiRequest) -> Value {
         let mut all: Vec<_> = self.reports(true).into_iter().flat_map(|report| report.connections).collect();
         all.sort_unstable_by_key(|conn| conn.view.id.0);
-        paged("connections", all.iter().map(connection_row), ask, |row| {
+        paged("connections", all.iter().map(connection_row), request, |row| {
             format!("{} {} {} {}", row["id"], row["kind"], row["address"], row["state"])
         })
     }
@@ -238,13 +238,13 @@ impl Watch {
         })
     }
 
-    fn channels_report(&self, ask: &Ask) -> Value {
+    fn channels_report(&self, request: &ApiRequest) -> Value {
         let mut all: Vec<_> = self.reports(true).into_iter().flat_map(|report| report.channels).collect();
-        if let Some(wanted) = ask.query.get("type") {
+        if let Some(wanted) = request.query.get("type") {
             all.retain(|channel| metrics::type_name(channel.view.channel_type) == wanted.as_str());
         }
         all.sort_unstable_by_key(|channel| channel.view.id.0);
-        paged("channels", all.iter().map(|channel| self.channel_row(channel)), ask, |row| {
+        paged("channels", all.iter().map(|channel| self.channel_row(channel)), request, |row| {
             format!("{} {} {} {}", row["id"], row["type"], row["metadata"], row["data_type"])
         })
     }
@@ -307,21 +307,21 @@ impl Watch {
         })
     }
 
-    fn matcher_ask(&self, ask: &Ask) -> Result<Value, Problem> {
+    fn matcher_ask(&self, request: &ApiRequest) -> Result<Value, Problem> {
         let matcher = self.matcher.as_ref().ok_or_else(|| Problem::new(409, "the matcher is not running"))?;
-        let text = |name: &str| ask.query.get(name).map(String::as_str);
-        let request = text("request").unwrap_or("{}");
-        parsed(matcher.ask_json(text("method").unwrap_or_default(), request))
+        let text = |name: &str| request.query.get(name).map(String::as_str);
+        let body = text("request").unwrap_or("{}");
+        parsed(matcher.ask_json(text("method").unwrap_or_default(), body))
     }
 
     /// The same with a longer request, and the one method that changes something which a console
     /// may use.
-    fn matcher_call(&self, ask: &Ask) -> Result<Value, Problem> {
+    fn matcher_call(&self, request: &ApiRequest) -> Result<Value, Problem> {
         let matcher = self.matcher.as_ref().ok_or_else(|| Problem::new(409, "the matcher is not running"))?;
-        let request = ask.body.get("request").map_or_else(|| "{}".to_owned(), Value::to_string);
-        parsed(match ask.body.get("method").and_then(Value::as_str).unwrap_or_default() {
-            "PutQueue" => matcher.put_queue_json(&request),
-            method => matcher.ask_json(method, &request),
+        let body = request.body.get("request").map_or_else(|| "{}".to_owned(), Value::to_string);
+        parsed(match request.body.get("method").and_then(Value::as_str).unwrap_or_default() {
+            "PutQueue" => matcher.put_queue_json(&body),
+            method => matcher.ask_json(method, &body),
         })
     }
 
@@ -343,10 +343,10 @@ impl Watch {
         })
     }
 
-    fn audit_report(&self, ask: &Ask) -> Result<Value, Problem> {
+    fn audit_report(&self, request: &ApiRequest) -> Result<Value, Problem> {
         let rows = self.audit.latest().map_err(|error| Problem::new(500, error.to_string()))?;
         let total = rows.len();
-        let mut report = paged("acts", rows.into_iter(), ask, |row| row.to_string());
+        let mut report = paged("acts", rows.into_iter(), request, |row| row.to_string());
         report["kept"] = total.into();
         Ok(report)
     }
@@ -402,35 +402,35 @@ impl Monitor for Watch {
         families
     }
 
-    fn answer(&self, ask: &Ask) -> Result<Value, Problem> {
-        let id = ask.id.unwrap_or_default();
-        Ok(match ask.endpoint {
+    fn answer(&self, request: &ApiRequest) -> Result<Value, Problem> {
+        let id = request.id.unwrap_or_default();
+        Ok(match request.endpoint {
             Endpoint::Server => self.server_report(),
             Endpoint::Overview => self.overview_report(),
-            Endpoint::Connections => self.connections_report(ask),
+            Endpoint::Connections => self.connections_report(request),
             Endpoint::Connection => self.connection_report(id)?,
-            Endpoint::Why => self.why_report(id, ask)?,
-            Endpoint::Closures => self.closures_report(ask),
-            Endpoint::Channels => self.channels_report(ask),
-            Endpoint::Channel => self.channel_report(id, ask)?,
+            Endpoint::Why => self.why_report(id, request)?,
+            Endpoint::Closures => self.closures_report(request),
+            Endpoint::Channels => self.channels_report(request),
+            Endpoint::Channel => self.channel_report(id, request)?,
             Endpoint::ChannelData => self.channel_data_report(id)?,
-            Endpoint::World => self.world_report(ask)?,
+            Endpoint::World => self.world_report(request)?,
             Endpoint::Cache => self.cache_report(),
             Endpoint::CacheCollect => self.care(|cache, _| cache.collect().map(drop))?,
             Endpoint::CacheScrub => self.care(|cache, bytes_per_s| cache.scrub(bytes_per_s).map(drop))?,
             Endpoint::Rooms => self.matcher_report(),
-            Endpoint::Matcher => self.matcher_ask(ask)?,
-            Endpoint::MatcherCall => self.matcher_call(ask)?,
+            Endpoint::Matcher => self.matcher_ask(request)?,
+            Endpoint::MatcherCall => self.matcher_call(request)?,
             Endpoint::Limits => self.limits_report(),
             Endpoint::Config => self.config.read().unwrap_or_else(PoisonError::into_inner).clone(),
             Endpoint::About => self.about_report(),
-            Endpoint::Capture => self.capture_report(ask)?,
-            Endpoint::CaptureBegin => self.capture_begin(ask)?,
+            Endpoint::Capture => self.capture_report(request)?,
+            Endpoint::CaptureBegin => self.capture_begin(request)?,
             Endpoint::CaptureEnd => self.capture_end(),
-            Endpoint::Audit => self.audit_report(ask)?,
+            Endpoint::Audit => self.audit_report(request)?,
             Endpoint::Runs => self.runs.list(),
             Endpoint::Run => self.runs.one(id)?,
-            Endpoint::RunBegin => self.runs.begin(&ask.body)?,
+            Endpoint::RunBegin => self.runs.begin(&request.body)?,
             Endpoint::RunStop => self.runs.stop(id)?,
             // Answered where sessions and streams are.
             Endpoint::Index

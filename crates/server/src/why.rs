@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use throng_admin::{Ask, Problem};
+use throng_admin::{ApiRequest, Problem};
 use throng_gateway::{ChannelId, ConnId, Delivery, QueueView, Reach, Sight};
 use throng_stdx::Instant;
 
@@ -36,8 +36,8 @@ struct Found {
 }
 
 impl Watch {
-    pub(crate) fn why_report(&self, id: u32, ask: &Ask) -> Result<Value, Problem> {
-        let channel = ask.number("channel")?.and_then(|channel| u32::try_from(channel).ok());
+    pub(crate) fn why_report(&self, id: u32, request: &ApiRequest) -> Result<Value, Problem> {
+        let channel = request.number("channel")?.and_then(|channel| u32::try_from(channel).ok());
         let channel = ChannelId(
             channel.ok_or_else(|| Problem::new(400, "`channel` must be the id of a channel or an entity"))?,
         );

@@ -46,6 +46,6 @@ mod world;
 pub use check::Violation;
 pub use crowd::{CROWD_BALANCE, CrowdOutcome, Motion, run_crowd};
 pub use fault::{Fault, FaultKind};
-pub use run::{Outcome, run};
+pub use run::{RunReport, run};
 pub use spatial::{SpatialOutcome, run_spatial};
 pub use world::{Carrier, ClosedByGateway, Conditions, Leave, Note, PeerId, UNIX_START_NS, World};

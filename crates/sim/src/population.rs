@@ -74,7 +74,7 @@ pub struct Matched {
 
 /// Result of a run with one population.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct PopulationReport {
     /// Population that it belongs to.
     pub population: Population,
     /// Players who were matched, in order of time.
@@ -85,7 +85,7 @@ pub struct Outcome {
     pub matches: usize,
 }
 
-impl Outcome {
+impl PopulationReport {
     /// Waits of those for whom `of` holds, in order.
     fn waits(&self, of: impl Fn(&Matched) -> bool) -> Vec<f64> {
         let mut all: Vec<f64> = self.matched.iter().filter(|one| of(one)).map(|one| one.waited_s).collect();
@@ -117,7 +117,7 @@ struct Play {
     now: u64,
     next: u64,
     waiting: BTreeMap<String, Player>,
-    outcome: Outcome,
+    outcome: PopulationReport,
     /// Sides of matches of which not all sides were told yet.
     told: BTreeMap<Vec<u8>, Vec<Vec<String>>>,
 }
@@ -127,7 +127,7 @@ struct Play {
 /// # Panics
 /// When the matcher refuses a request: that is a defect of it.
 #[must_use]
-pub fn play(population: Population, seconds: u64, seed: u64) -> Outcome {
+pub fn play(population: Population, seconds: u64, seed: u64) -> PopulationReport {
     let mut play = Play {
         matcher: Matcher::new(Config::default(), [7; 32], EPOCH_MS),
         notices: Notices::default(),
@@ -135,7 +135,7 @@ pub fn play(population: Population, seconds: u64, seed: u64) -> Outcome {
         now: EPOCH_MS,
         next: 0,
         waiting: BTreeMap::new(),
-        outcome: Outcome { population, matched: Vec::new(), timed_out: 0, matches: 0 },
+        outcome: PopulationReport { population, matched: Vec::new(), timed_out: 0, matches: 0 },
         told: BTreeMap::new(),
     };
     play.matcher.handle_session(EPOCH_MS, "game", true, &mut play.notices);
@@ -285,7 +285,7 @@ const BANDS: [f64; 7] = [1.0, 5.0, 10.0, 20.0, 40.0, 80.0, 300.0];
 
 /// Wait against quality, by population, as text.
 #[must_use]
-pub fn table(outcomes: &[Outcome]) -> String {
+pub fn table(outcomes: &[PopulationReport]) -> String {
     let mut out = String::new();
     for outcome in outcomes {
         let (all, population) = (outcome.waits(|_| true), outcome.population);
@@ -328,9 +328,9 @@ const COLOURS: [&str; 4] = ["#4cc9f0", "#4fd1a5", "#ff8a5b", "#c77dff"];
 
 /// The same as a picture: quality and range of skill by waiting time, and waits by skill.
 #[must_use]
-pub fn svg(outcomes: &[Outcome]) -> String {
+pub fn svg(outcomes: &[PopulationReport]) -> String {
     let of_wait = |value: fn(&Matched) -> f64| {
-        let curve = |outcome: &Outcome| {
+        let curve = |outcome: &PopulationReport| {
             let mut sorted: Vec<&Matched> = outcome.matched.iter().collect();
             sorted.sort_by(|a, b| a.waited_s.total_cmp(&b.waited_s));
             let share = (sorted.len() / 12).max(1);
@@ -341,7 +341,7 @@ pub fn svg(outcomes: &[Outcome]) -> String {
         };
         outcomes.iter().map(curve).collect::<Vec<_>>()
     };
-    let of_skill = |outcome: &Outcome| {
+    let of_skill = |outcome: &PopulationReport| {
         let mut points = Vec::new();
         for step in 0..10 {
             let (from, to) = (f64::from(step) * 5.0, f64::from(step + 1) * 5.0);

@@ -25,7 +25,7 @@ use crate::world::{Leave, Note, PeerId, World};
 
 /// Settings and counts of a run; for the log and for comparing two runs of one seed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Outcome {
+pub struct RunReport {
     /// Number of shards.
     pub shards: u16,
     /// Virtual time.
@@ -56,7 +56,7 @@ pub struct Outcome {
 ///
 /// # Errors
 /// The first broken promise.
-pub fn run(seed: u64) -> Result<Outcome, Violation> {
+pub fn run(seed: u64) -> Result<RunReport, Violation> {
     Simulation::new(seed).run()
 }
 
@@ -94,7 +94,7 @@ struct Simulation {
     in_order: InOrder,
     phase: Phase,
     trace: bool,
-    outcome: Outcome,
+    outcome: RunReport,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -210,11 +210,11 @@ impl Simulation {
             in_order: InOrder::default(),
             phase: Phase::Faults,
             trace: std::env::var_os("THRONG_TRACE").is_some(),
-            outcome: Outcome { shards, ..Outcome::default() },
+            outcome: RunReport { shards, ..RunReport::default() },
         }
     }
 
-    fn run(mut self) -> Result<Outcome, Violation> {
+    fn run(mut self) -> Result<RunReport, Violation> {
         self.play().map_err(|violation| {
             format!("{violation}\n  at {:?} of virtual time, phase {:?}", self.world.now(), self.phase)
         })?;

@@ -3,9 +3,9 @@
 mod driver;
 mod player;
 mod session;
-mod things;
+mod types;
 
 pub use driver::{Matcher, MatcherConnectError, NOTICES_WAITING_MAX, Notices, Notification};
 pub use player::{MATCHMAKING, MatchmakingEvent, MatchmakingRequest};
 pub use session::{CallError, CallId, MatcherConfig, MatcherEvent, MatcherSession, Notice};
-pub use things::{Mine, Role, Room, Team};
+pub use types::{Mine, Role, Room, Team};

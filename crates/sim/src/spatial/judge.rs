@@ -99,9 +99,9 @@ impl Simulation {
         for (index, client) in self.clients.iter().enumerate() {
             let in_sight = listed.iter().filter(|(_, cell)| client.cells.contains(cell));
             let place = |id| truth.get(id).map(|(.., place)| *place);
-            let in_sight: BTreeMap<u32, (u32, Option<Place>)> =
+            let in_sight: BTreeMap<u32, (u32, Option<EntityPosition>)> =
                 in_sight.map(|(id, cell)| (*id, (*cell, place(id)))).collect();
-            let view: BTreeMap<u32, (u32, Option<Place>)> =
+            let view: BTreeMap<u32, (u32, Option<EntityPosition>)> =
                 client.view.iter().map(|(id, cell)| (*id, (*cell, client.known.get(id).copied()))).collect();
             if in_sight != view {
                 let wrong = in_sight.keys().chain(view.keys()).find(|id| in_sight.get(id) != view.get(id));

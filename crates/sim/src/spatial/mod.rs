@@ -122,7 +122,7 @@ enum Gait {
 }
 
 /// Of each entity: the cell whose data lists it, its owner, where its data says that it is.
-type Truth = BTreeMap<u32, (u32, Option<u32>, Place)>;
+type Truth = BTreeMap<u32, (u32, Option<u32>, EntityPosition)>;
 
 /// One end of a connection.
 struct Link {
@@ -139,7 +139,7 @@ impl Link {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Place {
+struct EntityPosition {
     x: f32,
     z: f32,
     count: u32,
@@ -153,9 +153,9 @@ struct Server {
     authenticated: bool,
     recovering: bool,
     cells: BTreeSet<u32>,
-    owned: BTreeMap<u32, Place>,
+    owned: BTreeMap<u32, EntityPosition>,
     /// Its view of entities, owned or not.
-    known: BTreeMap<u32, Place>,
+    known: BTreeMap<u32, EntityPosition>,
     /// The version of each entity that it was last told, so that what it says before it learns of a loss does not count
     /// when it has the entity again.
     versions: BTreeMap<u32, u64>,
@@ -172,7 +172,7 @@ struct Client {
     /// Entities in view, and their cells.
     view: BTreeMap<u32, u32>,
     /// Positions of the entities to whose channels it is subscribed.
-    known: BTreeMap<u32, Place>,
+    known: BTreeMap<u32, EntityPosition>,
     subscribed: BTreeSet<u32>,
     next_call: u32,
     avatar: u32,
@@ -590,7 +590,7 @@ impl Simulation {
     }
 }
 
-fn state(place: Place) -> EntityData {
+fn state(place: EntityPosition) -> EntityData {
     let vector = |x, y| FVector { x: Some(x), y: Some(y), z: Some(0.0) };
     let movement = FRepMovement {
         location: Some(vector(place.x, place.z)),
@@ -607,14 +607,16 @@ fn any(data: &EntityData) -> prost_types::Any {
     prost_types::Any { type_url: TYPE_URL.to_owned(), value: data.encode_to_vec() }
 }
 
-fn place_of(bytes: Option<&[u8]>) -> Option<Place> {
+fn place_of(bytes: Option<&[u8]>) -> Option<EntityPosition> {
     let movement = EntityData::decode(bytes?).ok()?.actor?.replicated_movement?;
     let location = movement.location?;
     let count = movement.linear_velocity?.x? as u32;
-    Some(Place { x: location.x?, z: location.y?, count })
+    Some(EntityPosition { x: location.x?, z: location.y?, count })
 }
 
-fn entities_of(handover: &ChannelDataHandoverMessage) -> Result<Vec<(u32, Option<Place>)>, Violation> {
+fn entities_of(
+    handover: &ChannelDataHandoverMessage,
+) -> Result<Vec<(u32, Option<EntityPosition>)>, Violation> {
     let data = handover.data.as_ref().ok_or("a handover without data")?;
     let data = SpatialChannelData::decode(&data.value[..]).map_err(|error| error.to_string())?;
     let entities = data.entities.into_iter();

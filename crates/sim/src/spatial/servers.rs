@@ -57,7 +57,7 @@ impl Simulation {
                     let server = &mut self.servers[index];
                     if writes {
                         // Its own from here on, to be moved when the handover says where it is.
-                        let nowhere = Place { x: f32::NAN, z: 0.0, count: 0 };
+                        let nowhere = EntityPosition { x: f32::NAN, z: 0.0, count: 0 };
                         server.owned.entry(message.channel).or_insert(nowhere);
                     } else {
                         server.owned.remove(&message.channel);
@@ -169,7 +169,7 @@ impl Simulation {
         for _ in 0..3 {
             let Some(&cell) = cells.get(self.rng.below(cells.len().max(1) as u64) as usize) else { return };
             let (low, _) = self.grid.bounds(throng_gateway::spatial::Cell(cell - SPATIAL));
-            let place = Place {
+            let place = EntityPosition {
                 x: (low.x + self.rng.f64() * SIDE * 0.99) as f32,
                 z: (low.z + self.rng.f64() * SIDE * 0.99) as f32,
                 count: 1,
@@ -325,7 +325,7 @@ impl Simulation {
         if x.is_finite() && z.is_finite() {
             (own.x, own.z) = (x, z);
         }
-        let sent = Place { x, z, count };
+        let sent = EntityPosition { x, z, count };
         self.log(format_args!("server {index} puts {id:#x} at {sent:?}"));
         let version = self.servers[index].versions.get(&id).copied().unwrap_or(0);
         let data = Some(any(&state(sent)));
@@ -375,7 +375,7 @@ impl Simulation {
         self.set_interest_at(index, id, place);
     }
 
-    pub(super) fn set_interest_at(&mut self, index: usize, id: u32, place: Place) {
+    pub(super) fn set_interest_at(&mut self, index: usize, id: u32, place: EntityPosition) {
         let Some(client) = self.clients.iter().find(|client| client.avatar == id) else { return };
         let conn_id = client.link.conn;
         let Some(cell) = self.grid.cell_at(Point { x: place.x.into(), z: place.z.into() }) else { return };

@@ -8,12 +8,12 @@ use crate::common;
 use std::collections::BTreeMap;
 
 use common::SEEDS;
-use throng_sim::{FaultKind, Outcome, run};
+use throng_sim::{FaultKind, RunReport, run};
 
 /// The sum of the runs, and how many met each kind of fault.
-type Sum = (Outcome, BTreeMap<FaultKind, u64>);
+type Sum = (RunReport, BTreeMap<FaultKind, u64>);
 
-fn add((sum, faults): &mut Sum, outcome: Outcome) {
+fn add((sum, faults): &mut Sum, outcome: RunReport) {
     sum.virtual_time += outcome.virtual_time;
     sum.steps += outcome.steps;
     sum.items += outcome.items;
