@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::peers;
 
 /// Enough for a machine that is busy with something else.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy")
