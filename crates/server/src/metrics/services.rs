@@ -119,32 +119,6 @@ pub(super) fn matcher_families(report: &throng_matcher_server::Report) -> Vec<Fa
             "Questions to policies that wait for their verdict; 1,000 at most.",
             report.open_questions as f64,
         ),
-        counter("throng_matcher_shard_mail", "Mail between shards.", report.core.mail_sent),
-        gauge(
-            "throng_matcher_shard_queue",
-            "Inputs that wait for the shard with the most of them; one that stays high is the one that limits.",
-            report.shard_queue as f64,
-        ),
-        counter(
-            "throng_matcher_claims",
-            "Claims of players and teams that were granted.",
-            report.core.claims_granted,
-        ),
-        counter(
-            "throng_matcher_claims_waited",
-            "Claims that waited for another command about the same player or team.",
-            report.core.claims_waited,
-        ),
-        counter(
-            "throng_matcher_claims_expired",
-            "Requests and matches that gave up their claims after 5 s, with nothing done.",
-            report.core.claims_expired,
-        ),
-        gauge(
-            "throng_matcher_claims_open",
-            "Requests and matches that claim players on several shards now.",
-            report.open_claims as f64,
-        ),
         counter("throng_matcher_notices", "Entries of notifications queued.", report.notices_queued),
         counter(
             "throng_matcher_notices_collapsed",
@@ -246,7 +220,7 @@ fn queue_families(queues: &[throng_matcher::QueueReport]) -> Vec<Family> {
         ),
         by_queue(
             "throng_matcher_queue_placing",
-            "Tickets whose match waits for its players on other shards or for its server, by queue.",
+            "Tickets whose match waits for its server, by queue.",
             Gauge,
             |queue| queue.placing as f64,
         ),
