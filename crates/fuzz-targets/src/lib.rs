@@ -19,7 +19,6 @@ mod matcher;
 mod messages;
 mod process;
 mod replication;
-mod shards;
 mod websocket;
 mod wire;
 
@@ -38,7 +37,6 @@ pub use matcher::{
 pub use messages::message;
 pub use process::{Message, Process};
 pub use replication::{replication_client, replication_packet, replication_seeds, replication_server};
-pub use shards::matcher_shards;
 pub use websocket::{handshake, websocket};
 pub use wire::{body, cpr, frame, packet, snappy};
 
@@ -77,7 +75,6 @@ pub const TARGETS: &[Target] = &[
     Target { name: "matcher_record", run: matcher_record },
     Target { name: "matcher_request", run: matcher_request },
     Target { name: "matcher_rules", run: matcher_rules },
-    Target { name: "matcher_shards", run: matcher_shards },
     Target { name: "matcher_snapshot", run: matcher_snapshot },
     Target { name: "message", run: message },
     Target { name: "packet", run: packet },

@@ -179,7 +179,7 @@ pub fn matcher_seeds() -> Vec<(&'static str, Vec<u8>)> {
     text.extend_from_slice(format!(r#"{{"CreatorInfo": {role}, "CreateInfo": {create}}}"#).as_bytes());
     let mut log = Vec::new();
     let inputs = [
-        Input::Begin { secret: [7; 32], shards: 1 },
+        Input::Begin { secret: [7; 32] },
         Input::Configure(b"{}"),
         Input::Request { srv: "s", scope: Scope::Admin, method: Method::CREATE_TICKET, body: &ticket("a") },
         Input::Session { srv: "s", up: true },

@@ -15,8 +15,8 @@ use throng_wire::matcher::{
 };
 
 use crate::Report;
-use crate::core::Core;
-use crate::frames::{deadline_of, is_late, write_goaway, write_late};
+use crate::engine::Engine;
+use crate::frames::{is_late, write_goaway, write_late};
 use crate::service::{Call, Post};
 use crate::session::{Reader, Session};
 use crate::tokens::Tokens;
@@ -72,7 +72,7 @@ pub(crate) enum Act {
 }
 
 pub(crate) struct Hub {
-    pub(crate) core: Core,
+    pub(crate) engine: Engine,
     tokens: Tokens,
     area: String,
     matcher_id: String,
@@ -118,7 +118,7 @@ pub(crate) struct Hub {
 
 impl Hub {
     pub(crate) fn new(
-        core: Core,
+        engine: Engine,
         tokens: Tokens,
         area: String,
         matcher_id: String,
@@ -129,7 +129,7 @@ impl Hub {
         wall_start: u64,
     ) -> Hub {
         Hub {
-            core,
+            engine,
             tokens,
             area,
             matcher_id,
@@ -171,11 +171,12 @@ impl Hub {
         if self.batch > 0 {
             self.batches.observe(std::mem::take(&mut self.batch).into());
         }
-        self.core.end_batch(self.now);
+        self.engine.timeout(self.now);
+        self.engine.ask_policies(self.now);
         self.answer_waiting();
         self.distribute();
-        let mark = self.core.commit(self.now)?;
-        let durable = self.core.durable();
+        let mark = self.engine.commit(self.now)?;
+        let durable = self.engine.durable();
         self.make_frames(mark);
         for index in 0..self.dirty.len() {
             if let Some(conn) = self.conns[self.dirty[index]].as_mut() {
@@ -195,7 +196,7 @@ impl Hub {
 
     /// Lets out what waited for the disk.
     pub(crate) fn release(&mut self) {
-        let durable = self.core.durable();
+        let durable = self.engine.durable();
         // Without a journal that holds answers there are no marks.
         let conns = if durable == u64::MAX { &mut [][..] } else { &mut self.conns[..] };
         for (index, conn) in conns.iter_mut().enumerate() {
@@ -288,8 +289,7 @@ impl Hub {
                     let handled = if self.batch_began > due {
                         Handled::Done(write_late(&mut answer))
                     } else {
-                        let left = due.saturating_duration_since(self.batch_began);
-                        self.core.request(self.now, caller, call.method, &call.body, left, &mut answer)
+                        self.engine.request(self.now, caller, call.method, &call.body, &mut answer)
                     };
                     match handled {
                         Handled::Done(status) => {
@@ -316,8 +316,8 @@ impl Hub {
                         self.fresh.push(index);
                     }
                 }
-                Post::Verdict { id, verdict } => self.core.verdict(self.now, id, verdict),
-                Post::Tried { shard, answered } => self.core.tried(shard, answered),
+                Post::Verdict { id, verdict } => self.engine.verdict(self.now, id, verdict.as_ref()),
+                Post::Tried(answered) => self.engine.trials.take_done(answered),
                 Post::Stop => self.stop = true,
             }
         }
@@ -332,9 +332,9 @@ impl Hub {
         }
         // Sessions that nobody reads and whose server has no roles any more.
         for index in 0..self.sessions.len() {
-            let core = &mut self.core;
+            let engine = &self.engine;
             let gone = self.sessions[index].as_ref().is_some_and(|session| {
-                matches!(session.reader, Reader::Nobody) && !core.keeps(session.server, &session.srv)
+                matches!(session.reader, Reader::Nobody) && !engine.keeps(session.server, &session.srv)
             });
             if gone && let Some(session) = self.sessions[index].take() {
                 self.by_srv.remove(&session.srv);
@@ -346,14 +346,9 @@ impl Hub {
         report.latencies =
             METHODS.iter().map(|method| method.name).zip(self.latencies.iter().cloned()).collect();
         report.errors = STATUSES.iter().map(|(s, name, ..)| (*name, self.errors[*s as usize])).collect();
-        (report.counts, report.core) = (Default::default(), Default::default());
-        (report.open_questions, report.open_claims, report.shard_queue) = (0, 0, 0);
-        report.modes.clear();
-        report.mode_counts.clear();
         report.requests_per_batch = Some(self.batches.clone());
         report.notices_per_frame = Some(self.frames.clone());
-        report.queues.clear();
-        self.core.report(report);
+        self.engine.report(report);
         report.sessions = self.by_srv.len();
         report.connections = self.conns.iter().flatten().count();
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = report.clone();
@@ -370,7 +365,7 @@ impl Hub {
 
     /// Answers requests that a policy held up.
     fn answer_waiting(&mut self) {
-        while let Some(Answered { request, status, body }) = self.core.poll_answered() {
+        while let Some(Answered { request, status, body }) = self.engine.poll_answered() {
             match self.waiting.remove(&request) {
                 Some((since, Waiting::Call(call))) => {
                     self.count(call.method, status, since);
@@ -407,8 +402,7 @@ impl Hub {
                 let handled = if is_late(self.spent, header.extra) {
                     Handled::Done(write_late(&mut conn.out))
                 } else {
-                    let deadline = deadline_of(header.extra);
-                    self.core.request(self.now, caller, header.code, body, deadline, &mut conn.out)
+                    self.engine.request(self.now, caller, header.code, body, &mut conn.out)
                 };
                 self.spent = self.batch_began.elapsed().as_micros() as u64;
                 let wants_answer = header.flags & flags::NO_RESPONSE == 0;
@@ -632,7 +626,6 @@ mod tests {
     use throng_wire::matcher::{Method, Writer};
 
     use super::*;
-    use crate::engine::{Engine, Log};
 
     #[test]
     fn a_request_that_comes_too_late_is_not_executed() {
@@ -640,12 +633,12 @@ mod tests {
         assert!(!is_late(50_000, 50) && is_late(50_001, 50));
         let matcher = Matcher::new(Config::default(), [1; 32], 0);
         let policies = crate::Policies::default();
-        let (log, notices, trials) = (Log::None, Notices::default(), crate::trials::Trials::default());
-        let core = Core::One(Box::new(Engine { matcher, log, notices, policies, trials, shard: (0, 1) }));
+        let (notices, trials) = (Notices::default(), crate::trials::Trials::default());
+        let engine = Engine { matcher, journal: None, notices, policies, trials };
         let inbox = Arc::default();
         let (tokens, report) = (Tokens::default(), Arc::default());
         let mut hub =
-            Hub::new(core, tokens, String::new(), String::new(), 0, 1, Arc::clone(&inbox), report, 0);
+            Hub::new(engine, tokens, String::new(), String::new(), 0, 1, Arc::clone(&inbox), report, 0);
         let seen: Arc<Mutex<Vec<Status>>> = Arc::default();
         for due in [hub.batch_began - Duration::from_millis(1), hub.batch_began + Duration::from_millis(1)] {
             let seen = Arc::clone(&seen);

@@ -23,8 +23,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use throng_matcher::record::{Input, count_records, crc32c, renumber, write_record_of};
-use throng_matcher::{Config, Histogram, Notices, Shards};
+use throng_matcher::record::{Input, count_records, crc32c, write_record};
+use throng_matcher::{Config, Histogram, Matcher, Notices};
 use throng_platform::{File, Fs};
 
 pub(crate) use replay::Replay;
@@ -104,18 +104,6 @@ pub enum JournalError {
         /// What is wrong.
         why: String,
     },
-    /// The journal of a matcher with another number of shards.
-    #[error(
-        "the journal is that of a matcher with {written} shards, and `matcher.shards` is {wanted}: everything in it \
-         belongs to a shard by that number; set `matcher.shards = {written}`, or let the matcher drain and begin anew \
-         with its folder moved away"
-    )]
-    Shards {
-        /// What the journal has.
-        written: u16,
-        /// What was asked for.
-        wanted: u16,
-    },
 }
 
 fn io_error(what: &'static str) -> impl Fn(io::Error) -> JournalError {
@@ -166,7 +154,7 @@ struct Work {
 /// A matcher that was read back, and the journal to go on with.
 #[derive(Debug)]
 pub(crate) struct Recovered {
-    pub(crate) shards: Shards,
+    pub(crate) matcher: Matcher,
     pub(crate) journal: Option<Journal>,
     /// Records that were replayed.
     pub(crate) replayed: u64,
@@ -177,8 +165,6 @@ pub(crate) struct OpenOptions<'a> {
     pub(crate) fs: Option<Arc<dyn Fs>>,
     pub(crate) durability: Durability,
     pub(crate) config: Config,
-    /// How many, 1 to 16.
-    pub(crate) shards: u16,
     pub(crate) secret: [u8; 32],
     pub(crate) now: u64,
     pub(crate) salvage: bool,
@@ -194,10 +180,10 @@ pub(crate) fn no_flushes() -> Histogram {
 impl Journal {
     /// Reads what is there and opens a new segment behind it.
     pub(crate) fn open(options: OpenOptions<'static>) -> Result<Recovered, JournalError> {
-        let OpenOptions { fs, durability, config, shards: wanted, secret, now, salvage, wake } = options;
+        let OpenOptions { fs, durability, config, secret, now, salvage, wake } = options;
         let Some(fs) = fs.filter(|_| durability != Durability::None) else {
-            let shards = Shards::new(&config, secret, now, wanted);
-            return Ok(Recovered { shards, journal: None, replayed: 0 });
+            let matcher = Matcher::new(config, secret, now);
+            return Ok(Recovered { matcher, journal: None, replayed: 0 });
         };
         for folder in [LOG, SNAPSHOTS] {
             fs.create_dir(folder).map_err(io_error("cannot make a folder of the journal"))?;
@@ -205,14 +191,11 @@ impl Journal {
         fs.sync_dir("").map_err(io_error("cannot make the journal's folders durable"))?;
         let mut replay = Replay::begin(&*fs, config.clone(), salvage)?;
         replay.run(&*fs)?.mend(&*fs)?;
-        if let Some(shards) = replay.shards.as_ref().filter(|_| replay.skipped) {
+        if let Some(matcher) = replay.matcher.as_ref().filter(|_| replay.skipped) {
             // The next start has nothing to skip.
-            write_snapshot(&*fs, replay.sequence, &shards.snapshot())?;
+            write_snapshot(&*fs, replay.sequence, &matcher.snapshot())?;
         }
-        let Replay { shards, sequence, replayed, snapshot_bytes, log_bytes, .. } = replay;
-        if let Some(written) = shards.as_ref().map(Shards::count).filter(|written| *written != wanted) {
-            return Err(JournalError::Shards { written, wanted });
-        }
+        let Replay { matcher, sequence, replayed, snapshot_bytes, log_bytes, .. } = replay;
         let file = create_segment(&*fs, sequence)?;
         let flusher = Arc::new(Flusher {
             state: Mutex::new(Work { written: sequence, files: vec![Arc::clone(&file)], ..Work::default() }),
@@ -242,62 +225,32 @@ impl Journal {
             flusher,
             thread: Some(thread),
         };
-        let shards = match shards {
-            Some(mut shards) => {
+        let matcher = match matcher {
+            Some(mut matcher) => {
                 // Later than all before, also after a clock that went back: epochs of streams begin at the time of the
                 // start, and two starts in one moment would share them.
-                let now = now.max(shards.now() + 1);
+                let now = now.max(matcher.now() + 1);
                 journal.append(now, Input::Configure(&config_json(&config)));
-                shards.reconfigure(&config);
-                journal.recover(now, &mut shards);
-                shards
+                matcher.reconfigure(config);
+                journal.append(now, Input::Recovered);
+                // Nobody is there yet to hear of it.
+                matcher.handle_recovered(now, &mut Notices::default());
+                while matcher.poll_question().is_some() || matcher.poll_answered().is_some() {}
+                matcher
             }
             None => {
-                journal.append(now, Input::Begin { secret, shards: wanted as u8 });
+                journal.append(now, Input::Begin { secret });
                 journal.append(now, Input::Configure(&config_json(&config)));
-                Shards::new(&config, secret, now, wanted)
+                Matcher::new(config, secret, now)
             }
         };
-        Ok(Recovered { shards, journal: Some(journal), replayed })
-    }
-
-    /// What a restart does to shards: mail that was on its way arrives, then each begins anew, then what that gave rise to
-    /// arrives, so that nothing is claimed or under way any more.
-    fn recover(&mut self, now: u64, shards: &mut Shards) {
-        self.deliver(now, shards);
-        for shard in 0..shards.count() {
-            self.apply(shard, now, Input::Recovered, shards);
-        }
-        self.deliver(now, shards);
-    }
-
-    fn deliver(&mut self, now: u64, shards: &mut Shards) {
-        loop {
-            let next = shards.pending().next();
-            let Some((from, to)) = next else { return };
-            self.apply(to, now, Input::Mail { from: from as u8 }, shards);
-        }
-    }
-
-    fn apply(&mut self, shard: u16, now: u64, input: Input<'_>, shards: &mut Shards) {
-        write_record_of(shard as u8, &mut self.buf, self.sequence, now, input);
-        self.sequence += 1;
-        // Nobody is there yet to hear of it.
-        shards.apply(shard, now, input, &mut Vec::new(), &mut Notices::default());
-        let matcher = shards.shard_mut(shard);
-        while matcher.poll_question().is_some() || matcher.poll_answered().is_some() {}
+        Ok(Recovered { matcher, journal: Some(journal), replayed })
     }
 
     /// Adds a record; it is written by the next [`commit`](Journal::commit).
     pub(crate) fn append(&mut self, now: u64, input: Input<'_>) {
-        write_record_of(0, &mut self.buf, self.sequence, now, input);
+        write_record(&mut self.buf, self.sequence, now, input);
         self.sequence += 1;
-    }
-
-    /// Adds the records of a shard's turn, which have no numbers yet.
-    pub(crate) fn append_records(&mut self, records: &mut Vec<u8>) {
-        self.sequence = renumber(records, self.sequence);
-        self.buf.append(records);
     }
 
     /// Hands what was appended to the system. Returns the number of the next record: what came before is on disk when

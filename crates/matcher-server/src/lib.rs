@@ -1,5 +1,4 @@
-//! The matcher as a service: one thread that owns the state machine, its journal and its connections. With several
-//! shards each has a thread of its own behind that one.
+//! The matcher as a service: one thread that owns the state machine, its journal and its connections.
 //!
 //! ```text
 //!  TCP, TLS ──▶ net::EventLoop ──▶ frames ──▶ Engine: Matcher::handle + journal ──▶ answers, notices
@@ -11,7 +10,6 @@
 //! that arrives in one read is executed as one batch: one write to the journal, one write per connection.
 #![forbid(unsafe_code)]
 
-mod core;
 mod engine;
 mod frames;
 mod http;
@@ -20,9 +18,7 @@ mod journal;
 #[cfg(feature = "nats")]
 mod nats;
 mod notify;
-mod order;
 mod policy;
-mod pool;
 mod service;
 mod session;
 #[cfg(test)]
@@ -60,10 +56,6 @@ pub struct Report {
     pub queues: Vec<throng_matcher::QueueReport>,
     /// Questions to policies that wait for their verdict.
     pub open_questions: usize,
-    /// Requests and matches that claim players on several shards.
-    pub open_claims: usize,
-    /// Inputs that wait for the shard with the most of them; 0 with one shard.
-    pub shard_queue: usize,
     /// Counters of the state machine.
     pub core: throng_matcher::Stats,
     /// Entries queued for sessions.

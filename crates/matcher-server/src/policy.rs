@@ -87,11 +87,6 @@ impl Policies {
         self
     }
 
-    /// Who takes what comes later.
-    pub(crate) fn late(&self) -> Option<&Handle> {
-        self.handle.as_ref()
-    }
-
     /// Whether a mode's policy can be asked.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use throng_matcher::{Answered, Config, Notices, Scope, Shards, Verdict, json};
+use throng_matcher::{Answered, Config, Matcher, Notices, Scope, Verdict, json};
 use throng_net::{Clock, CloseMode, EventLoop, Limits, ListenerSpec, TlsAcceptor, Transport, Waker};
 use throng_platform::{Folder, Fs};
 use throng_stdx::Instant;
@@ -17,12 +17,10 @@ use throng_wire::matcher::{Method, Status, method, method_named};
 use tokio::sync::watch;
 
 use crate::Report;
-use crate::core::Core;
-use crate::engine::{Engine, Log};
+use crate::engine::Engine;
 use crate::hub::{Act, Hub};
 use crate::journal::{Durability, Journal, JournalError, OpenOptions, Recovered, Replay};
 use crate::policy::Policies;
-use crate::pool::{Begin, Pool};
 use crate::session::Sink;
 use crate::tokens::Tokens;
 use crate::trials::Trials;
@@ -48,8 +46,6 @@ pub struct Options {
     pub tls: Option<TlsAcceptor>,
     /// Modes and limits.
     pub config: Config,
-    /// Shards, 1 to 16. One runs on the thread that has the connections; of several each has a thread of its own.
-    pub shards: u16,
     /// When answers leave.
     pub durability: Durability,
     /// Folder of the journal; may be absent with [`Durability::None`].
@@ -140,10 +136,8 @@ pub(crate) enum Post {
         id: u64,
         verdict: Option<Verdict>,
     },
-    Tried {
-        shard: u16,
-        answered: Answered,
-    },
+    /// A trial is done.
+    Tried(Answered),
     Stop,
 }
 
@@ -286,9 +280,9 @@ impl Handle {
         self.post(Post::Verdict { id, verdict });
     }
 
-    /// A shard's trial is done.
-    pub(crate) fn give_tried(&self, shard: u16, answered: Answered) {
-        self.post(Post::Tried { shard, answered });
+    /// A trial is done.
+    pub(crate) fn give_tried(&self, answered: Answered) {
+        self.post(Post::Tried(answered));
     }
 
     /// Completes when the service has ended: it was stopped, or its journal failed.
@@ -378,7 +372,7 @@ impl Drop for Service {
 /// # Errors
 /// See [`StartError`]; nothing stays behind then.
 pub fn start(options: Options) -> Result<Service, StartError> {
-    let Options { addr, unix, tls, config, shards, durability, fs, tokens, area, secret, salvage, policies } =
+    let Options { addr, unix, tls, config, durability, fs, tokens, area, secret, salvage, policies } =
         options;
     let system = |what| move |source| StartError::System { what, source };
     let mut event_loop = EventLoop::new().map_err(system("cannot make an event loop"))?;
@@ -389,8 +383,8 @@ pub fn start(options: Options) -> Result<Service, StartError> {
         Box::new(move || waker.wake())
     };
     let now = wall_ms();
-    let open = OpenOptions { fs, durability, config, shards, secret, now, salvage, wake };
-    let recovered = Journal::open(open)?;
+    let open = OpenOptions { fs, durability, config, secret, now, salvage, wake };
+    let Recovered { matcher, mut journal, replayed } = Journal::open(open)?;
     let mut bound = None;
     if let Some(addr) = addr {
         let spec = ListenerSpec { tls, ..ListenerSpec::new(addr, Transport::Tcp) };
@@ -410,13 +404,16 @@ pub fn start(options: Options) -> Result<Service, StartError> {
         subscriptions: Arc::default(),
         ended: Arc::new(watch::Sender::new(false)),
     };
-    let replayed = recovered.replayed;
-    let now = now.max(recovered.shards.now());
+    let now = now.max(matcher.now());
+    if let Some(journal) = &mut journal {
+        journal.commit(now).map_err(system("cannot write the journal"))?;
+    }
     // Epochs of different lives of the process differ: they begin at the wall time.
     let wall_start = now.saturating_sub(clock.now().as_nanos() / 1_000_000);
     let policies = policies.answered_by(handle.clone());
-    let core = begin(recovered, policies, now, (&handle.waker, clock, wall_start))?;
-    let hub = Hub::new(core, tokens, area, format!("{now:x}"), now, now << 16, inbox, report, wall_start);
+    let trials = Trials::answered_by(handle.clone());
+    let engine = Engine { matcher, journal, notices: Notices::default(), policies, trials };
+    let hub = Hub::new(engine, tokens, area, format!("{now:x}"), now, now << 16, inbox, report, wall_start);
     let ends = Ends(handle.clone());
     let thread = std::thread::Builder::new()
         .name("matcher".to_owned())
@@ -426,32 +423,6 @@ pub fn start(options: Options) -> Result<Service, StartError> {
         })
         .map_err(system("cannot start the matcher's thread"))?;
     Ok(Service { handle, addr: bound, replayed, thread: Some(thread) })
-}
-
-/// Puts what was recovered on its threads.
-fn begin(
-    recovered: Recovered,
-    policies: Policies,
-    now: u64,
-    (waker, clock, wall_start): (&Waker, Clock, u64),
-) -> Result<Core, StartError> {
-    let system = |what| move |source| StartError::System { what, source };
-    let Recovered { shards, mut journal, .. } = recovered;
-    if let Some(journal) = &mut journal {
-        journal.commit(now).map_err(system("cannot write the journal"))?;
-    }
-    if shards.count() > 1 {
-        let wake = waker.clone();
-        let wake = Box::new(move || wake.wake());
-        let mut pool = Pool::new(Begin { shards, journal, policies, wake });
-        pool.spawn(clock, wall_start).map_err(system("cannot start a shard's thread"))?;
-        return Ok(Core::Many(Box::new(pool)));
-    }
-    let log = journal.map_or(Log::None, Log::Own);
-    let matcher = shards.into_only();
-    let trials = Trials::of_shard(policies.late(), 0, &Arc::default());
-    let notices = Notices::default();
-    Ok(Core::One(Box::new(Engine { matcher, log, notices, policies, trials, shard: (0, 1) })))
 }
 
 /// What [`replay`] found.
@@ -480,7 +451,7 @@ pub fn replay(folder: &Path, verify: bool, salvage: bool) -> Result<Verified, Jo
         let mut replay = Replay::begin(&fs, Config::default(), salvage)?;
         replay.run(&fs)?;
         let elapsed = began.elapsed();
-        let digest = replay.shards.as_ref().map_or([0; 32], Shards::digest);
+        let digest = replay.matcher.as_ref().map_or([0; 32], Matcher::digest);
         Ok((replay.replayed, replay.sequence, digest, elapsed))
     };
     let first = once()?;
@@ -495,7 +466,7 @@ pub fn replay(folder: &Path, verify: bool, salvage: bool) -> Result<Verified, Jo
 fn drive(mut event_loop: EventLoop, mut hub: Hub, clock: Clock, wall_start: u64) {
     let mut tidied = 0;
     loop {
-        let next = hub.core.next_timeout().unwrap_or(u64::MAX).min(tidied + TIDY_MS);
+        let next = hub.engine.next_timeout().unwrap_or(u64::MAX).min(tidied + TIDY_MS);
         let deadline = if hub.has_fresh() || next <= hub.now {
             clock.now()
         } else {
@@ -527,7 +498,7 @@ fn drive(mut event_loop: EventLoop, mut hub: Hub, clock: Clock, wall_start: u64)
                     return;
                 }
             }
-            hub.core.last_snapshot(hub.now);
+            hub.engine.last_snapshot(hub.now);
             return;
         }
     }

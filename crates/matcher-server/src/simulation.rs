@@ -13,11 +13,9 @@ use throng_platform::{DiskState, Fs, SimulatedDisk};
 use throng_stdx::{Instant, Rng};
 use throng_wire::matcher::{Method, REQUEST_KEY_FIELD, Status, Writer, method};
 
-use crate::core::Core;
-use crate::engine::{Engine, Log};
+use crate::engine::Engine;
 use crate::hub::Hub;
 use crate::journal::{Durability, Journal, OpenOptions, Replay};
-use crate::pool::{Begin, Pool};
 use crate::service::{Call, Post};
 use crate::session::{Batch, Sink, Taken};
 use crate::{Policies, Tokens};
@@ -89,37 +87,28 @@ struct Simulation {
     /// Of everything that servers were told.
     trace: u32,
     checks_boundaries: bool,
-    shards: u16,
 }
 
-fn open(disk: &SimulatedDisk, now: u64, shards: u16) -> (Hub, Arc<Mutex<Vec<Post>>>) {
+fn open(disk: &SimulatedDisk, now: u64) -> (Hub, Arc<Mutex<Vec<Post>>>) {
     let recovered = Journal::open(OpenOptions {
         fs: Some(Arc::new(disk.clone()) as Arc<dyn Fs>),
         durability: Durability::Async,
         config: config(),
-        shards,
         secret: [5; 32],
         now,
         salvage: false,
         wake: Box::new(|| {}),
     });
     let recovered = recovered.unwrap();
-    let (shards, mut journal) = (recovered.shards, recovered.journal.unwrap());
-    let now = now.max(shards.now());
+    let (matcher, mut journal) = (recovered.matcher, recovered.journal.unwrap());
+    let now = now.max(matcher.now());
     journal.commit(now).unwrap();
     let policies = Policies::default();
-    let core = if shards.count() > 1 {
-        // Without threads: the shards have their turns where the simulation says.
-        let begin = Begin { shards, journal: Some(journal), policies, wake: Box::new(|| {}) };
-        Core::Many(Box::new(Pool::new(begin)))
-    } else {
-        let (matcher, log) = (shards.into_only(), Log::Own(journal));
-        let (notices, trials) = (Notices::default(), crate::trials::Trials::default());
-        Core::One(Box::new(Engine { matcher, log, notices, policies, trials, shard: (0, 1) }))
-    };
+    let (notices, trials) = (Notices::default(), crate::trials::Trials::default());
+    let engine = Engine { matcher, journal: Some(journal), notices, policies, trials };
     let inbox: Arc<Mutex<Vec<Post>>> = Arc::default();
     let hub = Hub::new(
-        core,
+        engine,
         Tokens::default(),
         String::new(),
         "sim".to_owned(),
@@ -133,9 +122,9 @@ fn open(disk: &SimulatedDisk, now: u64, shards: u16) -> (Hub, Arc<Mutex<Vec<Post
 }
 
 impl Simulation {
-    fn new(seed: u64, shards: u16) -> Simulation {
+    fn new(seed: u64) -> Simulation {
         let disk = SimulatedDisk::new(DiskState::default());
-        let (hub, inbox) = open(&disk, START_MS, shards);
+        let (hub, inbox) = open(&disk, START_MS);
         let servers = (0..SERVERS).map(|number| Server {
             name: format!("s{number}"),
             mailbox: Arc::default(),
@@ -157,7 +146,6 @@ impl Simulation {
             kills: 0,
             trace: 0,
             checks_boundaries: true,
-            shards,
         }
     }
 
@@ -233,7 +221,6 @@ impl Simulation {
     fn turn(&mut self, asked: &[Asked]) {
         self.hub.polled(Instant::from_millis(self.clock_ms));
         self.hub.take_posts();
-        self.hub.core.turn_all(self.hub.now);
         self.hub.end().unwrap();
         self.hub.release();
         self.hub.tidy();
@@ -254,17 +241,15 @@ impl Simulation {
         let disk = SimulatedDisk::new(self.disk.state());
         let mut replay = Replay::begin(&disk, config(), false).unwrap();
         replay.run(&disk).unwrap();
-        let replayed = replay.shards.expect("a journal begins with a matcher");
-        assert!(replayed.snapshot() == self.hub.core.state(), "a restart here loses something");
+        let replayed = replay.matcher.expect("a journal begins with a matcher");
+        assert!(replayed.snapshot() == self.hub.engine.matcher.snapshot(), "a restart here loses something");
     }
 
     fn rooms_of(&mut self, server: usize) -> Value {
         let (mut answer, mut notices) = (Vec::new(), Notices::default());
         let caller = Caller { srv: &self.servers[server].name, scope: Scope::Server };
-        self.hub.core.each(|matcher| {
-            let now = matcher.now();
-            matcher.handle(now, caller, Method::LIST_MINE, &[], &mut answer, &mut notices);
-        });
+        let matcher = &mut self.hub.engine.matcher;
+        matcher.handle(matcher.now(), caller, Method::LIST_MINE, &[], &mut answer, &mut notices);
         let mut text = String::new();
         json::decode(method(Method::LIST_MINE).unwrap().response, &answer, &mut text);
         let mine: Value = serde_json::from_str(&text).unwrap();
@@ -370,7 +355,7 @@ impl Simulation {
     fn kill(&mut self) {
         self.kills += 1;
         self.disk = SimulatedDisk::new(self.disk.state());
-        (self.hub, self.inbox) = open(&self.disk, START_MS + self.clock_ms, self.shards);
+        (self.hub, self.inbox) = open(&self.disk, START_MS + self.clock_ms);
         self.servers.iter_mut().for_each(|server| server.subscription = None);
     }
 
@@ -477,8 +462,8 @@ impl Simulation {
 }
 
 /// Runs a seed; gives what it has seen of gaps and kills, and a digest of all that was said.
-fn run(seed: u64, shards: u16, steps: u32, storm: bool) -> (u64, u32, u32) {
-    let mut simulation = Simulation::new(seed, shards);
+fn run(seed: u64, steps: u32, storm: bool) -> (u64, u32, u32) {
+    let mut simulation = Simulation::new(seed);
     for _ in 0..steps {
         simulation.step();
     }
@@ -497,9 +482,7 @@ fn run(seed: u64, shards: u16, steps: u32, storm: bool) -> (u64, u32, u32) {
 fn nothing_is_lost_whatever_fails_together() {
     let (mut gaps, mut kills) = (0, 0);
     for seed in 0..10 {
-        // Half of them with several shards.
-        let shards = 1 + (seed % 2) as u16 * (1 + (seed / 2 % 3) as u16);
-        let seen = run(seed, shards, 150, seed < 2);
+        let seen = run(seed, 150, seed < 2);
         gaps += seen.0;
         kills += seen.1;
     }
@@ -508,7 +491,5 @@ fn nothing_is_lost_whatever_fails_together() {
 
 #[test]
 fn a_seed_is_one_history() {
-    for shards in [1, 3] {
-        assert_eq!(run(99, shards, 80, false), run(99, shards, 80, false));
-    }
+    assert_eq!(run(99, 80, false), run(99, 80, false));
 }

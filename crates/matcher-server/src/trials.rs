@@ -10,17 +10,16 @@ use throng_wire::matcher::{Status, Writer};
 
 use crate::service::Handle;
 
-/// Trials at a time, of all shards; beyond, requests are refused as `OVERLOADED`.
+/// Trials at a time; beyond, requests are refused as `OVERLOADED`.
 const TRIALS_MAX: usize = 2;
 /// Numbers of requests from here on are those of trials; a matcher never counts so far.
 const FIRST: u64 = 1 << 63;
 
-/// Trials of a shard.
+/// Trials that are copied or run.
 #[derive(Default)]
 pub(crate) struct Trials {
     /// Takes what came of them; without one they are done at once.
     handle: Option<Handle>,
-    shard: u16,
     running: Arc<AtomicUsize>,
     begun: u64,
     copying: VecDeque<(u64, Trial, Slot)>,
@@ -44,9 +43,9 @@ impl Drop for Slot {
 }
 
 impl Trials {
-    /// Those of one shard of several, that share their bound.
-    pub(crate) fn of_shard(handle: Option<&Handle>, shard: u16, running: &Arc<AtomicUsize>) -> Trials {
-        Trials { handle: handle.cloned(), shard, running: Arc::clone(running), ..Trials::default() }
+    /// Trials whose results come through a handle.
+    pub(crate) fn answered_by(handle: Handle) -> Trials {
+        Trials { handle: Some(handle), ..Trials::default() }
     }
 
     /// Begins to copy what is to be tried.
@@ -89,11 +88,10 @@ impl Trials {
         let Some(handle) = self.handle.clone() else {
             return self.take_done(Answered { request, status: Status::Ok, body: trial.run() });
         };
-        let shard = self.shard;
         let work = move || {
             let (status, body) = run(&trial);
             drop(slot);
-            handle.give_tried(shard, Answered { request, status, body });
+            handle.give_tried(Answered { request, status, body });
         };
         if std::thread::Builder::new().name("matcher-trial".to_owned()).spawn(work).is_err() {
             let body = refusal("the system refuses a thread");

@@ -4,20 +4,18 @@ use serde::{Deserialize, Serialize};
 use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 use throng_wire::{Field, fields};
 
-use crate::claims::{RoomCopy, SeatAsked};
 use crate::config::{Caller, Scope};
 use crate::id::Id;
 use crate::info::{Text, bytes, entry, text};
 use crate::matcher::Matcher;
-use crate::matches::Stage;
-use crate::notices::Notices;
-use crate::problem::{Outcome, Problem, forbidden, invalid, not_found, too_large};
+use crate::problem::{Outcome, Problem, invalid, not_found, too_large};
 use crate::queue::{
     Anchor, BackfillPriority, Compiled, Facts, PlayerFacts, PlayerInput, Pool, REGIONS_MAX, Start, ordered,
     role_hash,
 };
 use crate::slab::NONE;
 use crate::timers::Timer;
+use crate::turn::Turn;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Backfill {
@@ -144,43 +142,32 @@ impl<'a> Asked<'a> {
 }
 
 impl Matcher {
-    pub(crate) fn start_backfill(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-    ) -> Outcome {
+    pub(crate) fn start_backfill(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         self.check_not_draining()?;
         let asked = Asked::parse(body)?;
-        let missing = || not_found("room does not exist");
-        let id = Id::parse(asked.id).ok_or_else(missing)?;
-        let room = self.view_room(id).ok_or_else(missing)?;
-        if caller.scope == Scope::Server && !room.servers.iter().any(|srv| **srv == *caller.srv.as_bytes()) {
-            return Err(forbidden(
-                "only the room's maker, a member's server or a trusted server may do this",
-            ));
-        }
+        let room = self.find_room(asked.id)?;
+        self.check_has_part_in(turn.caller, room)?;
         let queue = self.queues.find(asked.queue).ok_or_else(|| not_found("queue does not exist"))?;
         let compiled = self.queues.list[queue].rules();
-        if room.closed {
+        let entry = &self.rooms[room];
+        if entry.deleting || entry.sealed {
             return Err(Problem::new(Status::RoomClosed, "the room accepts nobody any more"));
         }
-        if room.has_backfill {
+        if entry.backfill != NONE {
             return Err(invalid("the room has a backfill"));
         }
         let open = asked.open_of(&compiled)?;
-        if open.iter().sum::<u32>() > room.free {
-            return Err(Problem::new(Status::RoomFull, "the room has fewer places"));
-        }
-        let owner = self.people.server_entry(caller.srv.as_bytes());
-        let index = self.insert_backfill(queue, (id, &room), owner, open, asked.attrs)?;
+        self.check_has_places(room, &open)?;
+        let owner = self.people.server_entry(turn.caller.srv.as_bytes());
+        let index = self.insert_backfill(queue, room, owner, open, asked.attrs)?;
         self.queues.list[queue].backfills.insert(index);
-        self.tie_backfill(index, compiled.sides.iter().map(|(name, _)| name.clone()).collect());
+        self.rooms[room].backfill = index;
+        self.rooms[room].begin_sides(compiled.sides.iter().map(|(name, _)| name.as_bytes()));
         self.keep_alive(index);
         self.watch_backfill(index);
         self.wake_backfill(index);
-        write_bytes(answer, 1, &self.backfills[index].id.text());
-        write_u64(answer, 2, 1);
+        write_bytes(turn.answer, 1, &self.backfills[index].id.text());
+        write_u64(turn.answer, 2, 1);
         Ok(())
     }
 
@@ -188,16 +175,14 @@ impl Matcher {
     fn insert_backfill(
         &mut self,
         queue: u32,
-        (room, seen): (Id, &RoomCopy),
+        room: u32,
         owner: u32,
         open: Vec<u32>,
         attrs: Vec<(Text, Vec<u8>)>,
     ) -> Outcome<u32> {
         let compiled = self.queues.list[queue].rules();
-        let region = seen
-            .region
-            .as_ref()
-            .and_then(|region| region_number(&mut self.queues.list[queue].regions, region));
+        let region = self.region_of_room(room);
+        let region = region.and_then(|region| region_number(&mut self.queues.list[queue].regions, &region));
         let priority = compiled.set.backfill.as_ref().map_or(BackfillPriority::Normal, |rule| rule.priority);
         self.people.servers[owner].holds += 1;
         let index = self.backfills.next_index();
@@ -205,7 +190,7 @@ impl Matcher {
         let backfill = Backfill {
             id,
             queue,
-            room,
+            room: self.rooms[room].id,
             owner,
             rev: 1,
             open,
@@ -221,7 +206,7 @@ impl Matcher {
             pending: None,
         };
         self.backfills.insert(backfill);
-        if let Err(problem) = self.refresh_backfill(index, seen) {
+        if let Err(problem) = self.refresh_backfill(index) {
             self.backfills.remove(index);
             self.people.servers[owner].holds -= 1;
             self.people.release_server(owner);
@@ -230,8 +215,26 @@ impl Matcher {
         Ok(index)
     }
 
+    fn free_places(&self, room: u32) -> u32 {
+        let room = &self.rooms[room];
+        room.free(self.modes[room.mode].rules.capacity)
+    }
+
+    fn check_has_places(&self, room: u32, open: &[u32]) -> Outcome {
+        if open.iter().sum::<u32>() > self.free_places(room) {
+            return Err(Problem::new(Status::RoomFull, "the room has fewer places"));
+        }
+        Ok(())
+    }
+
+    /// Where the match of a room is played.
+    fn region_of_room(&self, room: u32) -> Option<Text> {
+        let found = &self.matches[self.match_of(self.rooms[room].matched?)?];
+        self.queues.list[found.queue].regions.get(usize::from(found.region?)).cloned()
+    }
+
     /// Works out who is in the room now and in which part of the pool players are looked for.
-    fn refresh_backfill(&mut self, index: u32, room: &RoomCopy) -> Outcome {
+    fn refresh_backfill(&mut self, index: u32) -> Outcome {
         let backfill = &self.backfills[index];
         let queue = backfill.queue;
         let compiled = self.queues.list[queue].rules();
@@ -254,7 +257,7 @@ impl Matcher {
         let refused = |why: String| Problem::new(Status::RuleInvalid, why);
         let mut fixed = Vec::with_capacity(compiled.sides.len());
         let mut no_regions = Vec::new();
-        let sides = room.sides.list();
+        let sides = self.rooms[backfill.room.index].sides.list();
         for side in 0..compiled.sides.len() {
             let names = sides.get(side).map_or(&[][..], |side| &side.players);
             let party: Vec<PlayerInput<'_>> = names.iter().map(|name| input(name)).collect();
@@ -303,31 +306,23 @@ impl Matcher {
         backfill.ack_until = self.now + rules.set.backfill.clone().unwrap_or_default().ack_s * 1_000;
     }
 
-    /// A backfill that the caller may speak for, and its room.
-    fn find_backfill(&self, caller: Caller<'_>, id: &[u8]) -> Outcome<(u32, RoomCopy)> {
-        let missing = || not_found("backfill does not exist");
+    /// A backfill that the caller may speak for.
+    fn find_backfill(&self, caller: Caller<'_>, id: &[u8]) -> Outcome<u32> {
         let index = Id::parse(id)
             .filter(|id| self.backfills.get(id.index).is_some_and(|backfill| backfill.id == *id))
             .map(|id| id.index)
-            .ok_or_else(missing)?;
+            .ok_or_else(|| not_found("backfill does not exist"))?;
         let owner = self.backfills[index].owner;
         let own = self.people.servers[owner].id.as_slice() == caller.srv.as_bytes();
         if !own {
             crate::matcher::require(caller, Scope::Trusted)?;
         }
-        let room = self.view_room(self.backfills[index].room).ok_or_else(missing)?;
-        Ok((index, room))
+        Ok(index)
     }
 
-    pub(crate) fn update_backfill(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn update_backfill(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let asked = Asked::parse(body)?;
-        let (index, room) = self.find_backfill(caller, asked.id)?;
+        let index = self.find_backfill(turn.caller, asked.id)?;
         if asked.rev != self.backfills[index].rev {
             return Err(
                 invalid("the backfill has changed since").with("Rev", self.backfills[index].rev.to_string())
@@ -335,51 +330,42 @@ impl Matcher {
         }
         let compiled = self.queues.list[self.backfills[index].queue].rules();
         let open = asked.open_of(&compiled)?;
-        if open.iter().sum::<u32>() > room.free {
-            return Err(Problem::new(Status::RoomFull, "the room has fewer places"));
-        }
+        self.check_has_places(self.backfills[index].room.index, &open)?;
         let old = std::mem::replace(&mut self.backfills[index].attrs, asked.attrs);
-        if let Err(problem) = self.refresh_backfill(index, &room) {
+        if let Err(problem) = self.refresh_backfill(index) {
             self.backfills[index].attrs = old;
             return Err(problem);
         }
         let backfill = &mut self.backfills[index];
         backfill.open = open;
         backfill.rev += 1;
-        write_u64(answer, 1, backfill.rev);
-        // One that has asked for seats holds the room's claim: this request would wait.
+        write_u64(turn.answer, 1, backfill.rev);
         let pending = backfill.pending;
         if let Some(pending) = pending.filter(|found| !self.fits(*found, &self.backfills[index].open)) {
-            self.break_match_of_backfill(pending, "no_places", notices);
+            self.break_match_of_backfill(turn, pending, "no_places");
         }
         self.keep_alive(index);
         self.wake_backfill(index);
         Ok(())
     }
 
-    pub(crate) fn ack_backfill(&mut self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
-        let (index, room) = self.find_backfill(caller, crate::team::two_texts(body)?.0)?;
+    pub(crate) fn ack_backfill(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
+        let index = self.find_backfill(turn.caller, crate::team::two_texts(body)?.0)?;
         self.keep_alive(index);
-        self.refresh_backfill(index, &room)?;
+        self.refresh_backfill(index)?;
         self.wake_backfill(index);
-        self.write_backfill(index, &room, answer);
+        self.write_backfill(index, turn.answer);
         Ok(())
     }
 
-    pub(crate) fn stop_backfill(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
-        let (index, room) = self.find_backfill(caller, crate::team::two_texts(body)?.0)?;
-        self.write_backfill(index, &room, answer);
-        self.stop_backfill_of(index, "stopped", notices);
+    pub(crate) fn stop_backfill(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
+        let index = self.find_backfill(turn.caller, crate::team::two_texts(body)?.0)?;
+        self.write_backfill(index, turn.answer);
+        self.end_backfill(turn, index, "stopped");
         Ok(())
     }
 
-    fn write_backfill(&self, index: u32, room: &RoomCopy, answer: &mut Vec<u8>) {
+    fn write_backfill(&self, index: u32, answer: &mut Vec<u8>) {
         let backfill = &self.backfills[index];
         let compiled = self.queues.list[backfill.queue].rules();
         write_nested(answer, 1, |out| {
@@ -390,8 +376,8 @@ impl Matcher {
                     write_u64(out, 2, u64::from(*open));
                 });
             }
-            for role in &room.seats {
-                write_bytes(out, 3, role);
+            for seat in &self.rooms[backfill.room.index].seats {
+                write_bytes(out, 3, &self.people.players[seat.player].id);
             }
         });
     }
@@ -407,7 +393,7 @@ impl Matcher {
     }
 
     /// A backfill's limits may have grown, or no sign of life came.
-    pub(crate) fn backfill_is_due(&mut self, id: Id, notices: &mut Notices) {
+    pub(crate) fn backfill_is_due(&mut self, turn: &mut Turn<'_>, id: Id) {
         let Some(backfill) = self.backfills.get(id.index).filter(|backfill| backfill.id == id) else {
             return;
         };
@@ -416,42 +402,28 @@ impl Matcher {
             self.watch_backfill(id.index);
             self.wake_backfill(id.index);
         } else {
-            self.stop_backfill_of(id.index, "no_ack", notices);
-        }
-    }
-
-    /// Ends a backfill, where it has asked for seats as soon as they are there.
-    pub(crate) fn stop_backfill_of(&mut self, index: u32, reason: &str, notices: &mut Notices) {
-        if !self.ends_after_seating(self.backfills[index].id, reason) {
-            self.end_backfill(index, reason, notices);
+            self.end_backfill(turn, id.index, "no_ack");
         }
     }
 
     /// Ends a backfill; tickets that were proposed to it search on.
-    pub(crate) fn end_backfill(&mut self, index: u32, reason: &str, notices: &mut Notices) {
-        self.tell_backfill(index, reason, &[], notices);
+    pub(crate) fn end_backfill(&mut self, turn: &mut Turn<'_>, index: u32, reason: &str) {
+        self.tell_backfill(turn, index, reason, &[]);
         if let Some(pending) = self.backfills[index].pending {
-            self.break_match_of_backfill(pending, reason, notices);
+            self.break_match_of_backfill(turn, pending, reason);
         }
         let Some(backfill) = self.backfills.remove(index) else { return };
         let queue = &mut self.queues.list[backfill.queue];
         queue.backfills.remove(&index);
         queue.pool.partitions[backfill.partition].backfills -= 1;
         queue.pool.release(backfill.partition);
-        self.claims.forget_end(backfill.id);
-        self.untie_backfill(backfill.room, backfill.id);
+        self.rooms[backfill.room.index].backfill = NONE;
         self.people.servers[backfill.owner].holds -= 1;
         self.people.release_server(backfill.owner);
     }
 
     /// Seats were made in a backfill's room.
-    pub(crate) fn backfill_placed(
-        &mut self,
-        index: u32,
-        room: &RoomCopy,
-        sides: &[Vec<u32>],
-        notices: &mut Notices,
-    ) {
+    pub(crate) fn backfill_placed(&mut self, turn: &mut Turn<'_>, index: u32, room: u32, sides: &[Vec<u32>]) {
         let mut roles = Vec::new();
         for (side, tickets) in sides.iter().enumerate() {
             for player in tickets.iter().flat_map(|ticket| &self.tickets[*ticket].players) {
@@ -464,8 +436,9 @@ impl Matcher {
         backfill.pending = None;
         backfill.rev += 1;
         // Attributes that were taken once are taken again.
-        let _ = self.refresh_backfill(index, room);
-        self.tell_backfill(index, "matched", &roles, notices);
+        debug_assert_eq!(self.backfills[index].room, self.rooms[room].id);
+        let _ = self.refresh_backfill(index);
+        self.tell_backfill(turn, index, "matched", &roles);
         self.wake_backfill(index);
     }
 
@@ -479,85 +452,14 @@ impl Matcher {
         backfill.rev += 1;
     }
 
-    /// The backfill that a match is for.
-    pub(crate) fn backfill_of_match(&self, found: Id) -> Option<Id> {
-        let backfill = self.matches[self.match_of(found)?].backfill?;
-        self.backfills.get(backfill).map(|backfill| backfill.id)
-    }
-
-    /// Whether a backfill has asked for seats in a room of another shard.
-    pub(crate) fn is_seating(&self, id: Id) -> bool {
-        let backfill = self.backfills.get(id.index).filter(|backfill| backfill.id == id);
-        let pending = backfill.and_then(|backfill| self.matches.get(backfill.pending?));
-        pending.is_some_and(|found| found.stage == Stage::Seating)
-    }
-
-    /// The room of a match that fills one, until when its seats are kept, and for whom.
-    pub(crate) fn seats_to_ask(&self, found: Id) -> Option<(Id, u64, Vec<SeatAsked>)> {
-        let found = &self.matches[self.match_of(found)?];
-        let backfill = self.backfills.get(found.backfill.filter(|_| found.stage == Stage::Claiming)?)?;
-        let mut seats = Vec::new();
-        for (side, tickets) in found.sides.iter().enumerate() {
-            for ticket in tickets.iter().map(|ticket| &self.tickets[*ticket]) {
-                seats.extend(ticket.players.iter().map(|player| SeatAsked {
-                    side: side as u16,
-                    role: self.people.players[player.player].id.clone(),
-                    server: Text::from_slice(self.people.server_of(player.player)),
-                    team: Text::from_slice(&ticket.team),
-                }));
-            }
-        }
-        let until = self.now + self.queues.list[found.queue].rules().set.seat_ttl_s * 1_000;
-        Some((backfill.room, until, seats))
-    }
-
-    /// Seats were asked for that are kept until a time.
-    pub(crate) fn begin_seating(&mut self, found: Id, until: u64) {
-        if let Some(found) = self.match_of(found) {
-            let found = &mut self.matches[found];
-            (found.stage, found.deadline) = (Stage::Seating, until);
-        }
-    }
-
-    /// A match has its seats in a room of another shard, or does not get them.
-    pub(crate) fn place_seated(
-        &mut self,
-        found: Id,
-        done: bool,
-        room: Option<RoomCopy>,
-        notices: &mut Notices,
-    ) {
-        let Some(index) = self.match_of(found) else { return };
-        let Some(backfill) = self.matches[index].backfill else { return };
-        let Some(room) = room.as_ref().filter(|_| done) else {
-            return self.refuse_seats(index, backfill, room.as_ref(), notices);
-        };
-        let compiled = self.queues.list[self.matches[index].queue].rules();
-        self.matches[index].positions = self.positions_of(index, &compiled);
-        let players = self.players_of_match(index);
-        self.end_other_tickets(index, &players, notices);
-        let (id, sides) = (self.backfills[backfill].room, self.matches[index].sides.clone());
-        for ticket in sides.iter().flatten() {
-            self.tickets[*ticket].room = Some(id);
-        }
-        self.note_placed(index, id);
-        self.backfill_placed(backfill, room, &sides, notices);
-        self.make_ready(index, self.matches[index].deadline, Some(room), notices);
-    }
-
     /// A match does not fit its backfill's room any more: its tickets search on, the backfill offers what there is.
-    pub(crate) fn refuse_seats(
-        &mut self,
-        index: u32,
-        backfill: u32,
-        room: Option<&RoomCopy>,
-        notices: &mut Notices,
-    ) {
-        self.break_match_of_backfill(index, "room_closed", notices);
-        self.shrink_backfill(backfill, room.map_or(0, |room| room.free));
+    pub(crate) fn refuse_seats(&mut self, turn: &mut Turn<'_>, index: u32, backfill: u32) {
+        self.break_match_of_backfill(turn, index, "room_closed");
+        let free = self.backfills.get(backfill).map_or(0, |backfill| self.free_places(backfill.room.index));
+        self.shrink_backfill(backfill, free);
     }
 
-    fn tell_backfill(&mut self, index: u32, reason: &str, roles: &[Text], notices: &mut Notices) {
+    fn tell_backfill(&mut self, turn: &mut Turn<'_>, index: u32, reason: &str, roles: &[Text]) {
         let backfill = &self.backfills[index];
         let (id, room, rev, owner) = (backfill.id, backfill.room, backfill.rev, backfill.owner);
         self.event(Event::BACKFILL_UPDATE, |out| {
@@ -569,7 +471,7 @@ impl Matcher {
             write_bytes(out, 20, &room.text());
             write_u64(out, 21, rev);
         });
-        notices.push(owner, std::iter::empty(), &self.scratch.event, 0);
+        turn.notices.push(owner, std::iter::empty(), &self.scratch.event, 0);
     }
 }
 

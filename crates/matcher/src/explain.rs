@@ -8,6 +8,7 @@ use crate::matcher::Matcher;
 use crate::problem::Outcome;
 use crate::queue::{Compiled, Obstacle, Search, Start, View};
 use crate::ticket::{State, distance};
+use crate::turn::Turn;
 
 /// Candidates that are shown.
 const CANDIDATES_MAX: usize = 32;
@@ -24,15 +25,15 @@ struct Shown {
 }
 
 impl Matcher {
-    pub(crate) fn explain_ticket(&self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+    pub(crate) fn explain_ticket(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let index = self.find_ticket(crate::team::two_texts(body)?.0)?;
         let ticket = &self.tickets[index];
         let compiled = self.queues.list[ticket.queue].rules();
-        write_nested(answer, 1, |out| self.write_ticket(index, out));
+        write_nested(turn.answer, 1, |out| self.write_ticket(index, out));
         let level = &compiled.levels[usize::from(ticket.level)];
         let needs: u32 = level.mins.iter().sum();
         if ticket.state != State::Searching {
-            write_bytes(answer, 2, b"it does not search");
+            write_bytes(turn.answer, 2, b"it does not search");
             return Ok(());
         }
         let shown = self.candidates(index, &compiled, needs as usize);
@@ -63,12 +64,12 @@ impl Matcher {
                 if names.len() > 1 { "any one of them" } else { "it" }
             )
         };
-        write_bytes(answer, 2, summary.as_bytes());
-        write_u64(answer, 3, u64::from(ticket.level));
+        write_bytes(turn.answer, 2, summary.as_bytes());
+        write_u64(turn.answer, 3, u64::from(ticket.level));
         let now = self.clock.max(self.now);
         for other in shown.iter().take(CANDIDATES_MAX) {
             let candidate = &self.tickets[other.ticket];
-            write_nested(answer, 4, |out| {
+            write_nested(turn.answer, 4, |out| {
                 write_bytes(out, 1, &self.ticket_text(other.ticket));
                 write_u64(out, 2, u64::from(candidate.facts.size));
                 write_f64(out, 3, other.distance);
@@ -76,9 +77,9 @@ impl Matcher {
                 write_u64(out, 5, now.saturating_sub(candidate.created));
             });
         }
-        write_u64(answer, 5, fits);
-        write_u64(answer, 6, u64::from(needs));
-        together.iter().for_each(|fail| write_fail(answer, 7, fail));
+        write_u64(turn.answer, 5, fits);
+        write_u64(turn.answer, 6, u64::from(needs));
+        together.iter().for_each(|fail| write_fail(turn.answer, 7, fail));
         Ok(())
     }
 

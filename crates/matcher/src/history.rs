@@ -9,6 +9,7 @@ use crate::matcher::Matcher;
 use crate::people::People;
 use crate::problem::Outcome;
 use crate::slab::Slab;
+use crate::turn::Turn;
 
 /// Changes that are shown,
 const SHOWN: usize = 100;
@@ -99,9 +100,9 @@ impl History {
 }
 
 impl Matcher {
-    pub(crate) fn get_room_history(&self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+    pub(crate) fn get_room_history(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let room = self.find_room(crate::team::two_texts(body)?.0)?;
-        answer.extend_from_slice(self.rooms[room].history.shown());
+        turn.answer.extend_from_slice(self.rooms[room].history.shown());
         Ok(())
     }
 

@@ -48,7 +48,6 @@
 #![forbid(unsafe_code)]
 
 mod backfill;
-mod claims;
 mod config;
 mod crc32c;
 mod dispatch;
@@ -73,25 +72,19 @@ mod rating;
 pub mod record;
 mod room;
 mod room_service;
-mod route;
 mod seats;
-mod shard;
-mod shards;
 mod sides;
 mod slab;
 mod stats;
 mod team;
 mod ticket;
 mod timers;
+mod turn;
 mod updates;
 
-pub use claims::Mail;
 pub use config::{Caller, Config, HookPoint, Limit, ModeRules, OnFull, Scope, Select, Snapshot};
 pub use matcher::{BadSnapshot, Matcher, check_server_name};
 pub use notices::{Notice, Notices};
 pub use policy::{Answered, Handled, Question, Verdict};
 pub use queue::{QueueRules, RuleProblem, Trial};
-pub use route::{Answers, Route, named, route};
-pub use shard::SHARDS_MAX;
-pub use shards::Shards;
 pub use stats::{Counts, Histogram, ModeCounts, QueueReport, Stats};

@@ -6,12 +6,13 @@ use serde_json::Value;
 use throng_wire::fields;
 use throng_wire::matcher::{write_bytes, write_nested};
 
-use crate::config::{Caller, Scope};
+use crate::config::Scope;
 use crate::info::{bytes, check_id, check_len, text};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, invalid, not_found, too_large};
 use crate::room::Room;
 use crate::slab::NONE;
+use crate::turn::Turn;
 
 const ROOMS_PER_MODE_MAX: usize = 100;
 /// Rooms of a mode that one call looks at; a filter that few rooms pass needs more calls, not a longer one.
@@ -104,7 +105,7 @@ impl Filter {
 }
 
 impl Matcher {
-    pub(crate) fn list_mine(&mut self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+    pub(crate) fn list_mine(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let mut srv = &[][..];
         for field in fields(body) {
             let field = field?;
@@ -113,9 +114,9 @@ impl Matcher {
             }
         }
         if srv.is_empty() {
-            srv = caller.srv.as_bytes();
-        } else if srv != caller.srv.as_bytes() {
-            require(caller, Scope::Trusted)?;
+            srv = turn.caller.srv.as_bytes();
+        } else if srv != turn.caller.srv.as_bytes() {
+            require(turn.caller, Scope::Trusted)?;
         }
         let Some(server) = self.people.server(srv) else { return Ok(()) };
         let (mut rooms, mut teams, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
@@ -130,39 +131,39 @@ impl Matcher {
             list.dedup();
         }
         for room in rooms {
-            write_nested(answer, 1, |out| self.write_room(room, None, out));
+            write_nested(turn.answer, 1, |out| self.write_room(room, None, out));
         }
         for team in teams {
-            write_nested(answer, 2, |out| self.write_team(team, out));
+            write_nested(turn.answer, 2, |out| self.write_team(team, out));
         }
         for ticket in tickets {
-            write_nested(answer, 3, |out| self.write_ticket(ticket, out));
+            write_nested(turn.answer, 3, |out| self.write_ticket(ticket, out));
         }
         Ok(())
     }
 
     /// Everything that a role is in.
-    pub(crate) fn get_role(&self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+    pub(crate) fn get_role(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let role = crate::team::two_texts(body)?.0;
         check_id(role, "RoleID")?;
         let player = self.people.player(role).ok_or_else(|| not_found("role is in nothing"))?;
-        self.check_acts_for(caller, player)?;
+        self.check_acts_for(turn.caller, player)?;
         let entry = &self.people.players[player];
-        write_bytes(answer, 1, role);
-        write_bytes(answer, 2, self.people.server_of(player));
+        write_bytes(turn.answer, 1, role);
+        write_bytes(turn.answer, 2, self.people.server_of(player));
         for room in &entry.rooms {
-            write_nested(answer, 3, |out| self.write_room(*room, None, out));
+            write_nested(turn.answer, 3, |out| self.write_room(*room, None, out));
         }
         if entry.team != NONE {
-            write_nested(answer, 4, |out| self.write_team(entry.team, out));
+            write_nested(turn.answer, 4, |out| self.write_team(entry.team, out));
         }
         for ticket in &entry.tickets {
-            write_nested(answer, 5, |out| self.write_ticket(*ticket, out));
+            write_nested(turn.answer, 5, |out| self.write_ticket(*ticket, out));
         }
         Ok(())
     }
 
-    pub(crate) fn list_rooms(&mut self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+    pub(crate) fn list_rooms(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (mut modes, mut filters) = (Vec::new(), Vec::new());
         let (mut sort, mut limit, mut token) = ("", ROOMS_PER_MODE_MAX, "");
         for field in fields(body) {
@@ -218,7 +219,7 @@ impl Matcher {
             let more = mode.visible.range(last + 1..).next().is_some() && looked > 0;
             next.push(more.then_some(last));
             if !found.is_empty() {
-                write_nested(answer, 1, |out| {
+                write_nested(turn.answer, 1, |out| {
                     write_bytes(out, 1, mode_name);
                     for (_, room) in &found {
                         write_nested(out, 2, |out| self.write_room(*room, None, out));
@@ -229,7 +230,7 @@ impl Matcher {
         if next.iter().any(Option::is_some) {
             let parts: Vec<String> =
                 next.iter().map(|at| at.map_or_else(|| "-".to_owned(), |order| order.to_string())).collect();
-            write_bytes(answer, 2, parts.join(".").as_bytes());
+            write_bytes(turn.answer, 2, parts.join(".").as_bytes());
         }
         Ok(())
     }

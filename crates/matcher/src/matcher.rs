@@ -8,7 +8,6 @@ use throng_wire::fields;
 use throng_wire::matcher::{REQUEST_KEY_FIELD, Status, method, write_bytes, write_u64};
 
 use crate::backfill::Backfill;
-use crate::claims::Claims;
 use crate::config::{Caller, Config, HookPoint, Scope};
 use crate::id::{Id, Nonces};
 use crate::info::{RoleRef, Text, check_len};
@@ -17,17 +16,18 @@ use crate::matches::Match;
 use crate::modes::Modes;
 use crate::notices::Notices;
 use crate::people::People;
-use crate::policy::{Asked, Handled, Hooks};
+use crate::policy::{Asked, Handled, Hooks, Verdict};
 use crate::problem::{Outcome, Problem, forbidden, invalid};
 use crate::queue::{Queues, Waiting};
 use crate::rating::Ratings;
+use crate::record::Input;
 use crate::room::Room;
-use crate::shard::Shard;
 use crate::slab::{NONE, Slab};
 use crate::stats::{Counts, ModeCounts, Stats};
 use crate::team::Team;
 use crate::ticket::{EndedTickets, FORGOTTEN_PER_INPUT, State, Ticket};
 use crate::timers::{Timer, Timers};
+use crate::turn::Turn;
 
 /// The matcher. See the crate's documentation for how to drive it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -59,11 +59,6 @@ pub struct Matcher {
     pub(crate) clock: u64,
     #[serde(skip)]
     pub(crate) config: Config,
-    /// Which shard this is. Not a part of the snapshot, nor are its claims: those of several shards have their own form.
-    #[serde(skip)]
-    pub(crate) shard: Shard,
-    #[serde(skip)]
-    pub(crate) claims: Claims,
     #[serde(skip)]
     pub(crate) stats: Stats,
     #[serde(skip)]
@@ -105,17 +100,12 @@ impl Matcher {
     /// time in ms since the epoch.
     #[must_use]
     pub fn new(config: Config, secret: [u8; 32], now: u64) -> Matcher {
-        Matcher::new_shard(config, secret, now, Shard::default())
-    }
-
-    /// One of several that make a matcher together, which share the secret.
-    pub(crate) fn new_shard(config: Config, secret: [u8; 32], now: u64, shard: Shard) -> Matcher {
         let mut matcher = Matcher {
             now,
             draining: false,
             order: 0,
-            nonces: Nonces::new(shard.secret(secret)),
-            people: People::noting_gone(!shard.is_alone()),
+            nonces: Nonces::new(secret),
+            people: People::default(),
             teams: Slab::default(),
             rooms: Slab::default(),
             modes: Modes::new(&config),
@@ -133,23 +123,17 @@ impl Matcher {
             hooks: Hooks::default(),
             clock: now,
             config,
-            shard,
-            claims: Claims::default(),
             stats: Stats::default(),
             scratch: Scratch::default(),
         };
-        matcher.divide_limits();
         matcher.put_configured_queues();
         matcher
     }
 
     fn put_configured_queues(&mut self) {
         for rules in self.config.queues.clone() {
-            if !self.shard.owns(rules.name().as_bytes()) {
-                continue;
-            }
             // They were checked when they were read; what they end has no session to hear of it yet.
-            let _ = self.put_queue(&rules, &mut Notices::default());
+            let _ = self.put_queue(&mut Turn::of_matcher(&mut Vec::new(), &mut Notices::default()), &rules);
         }
     }
 
@@ -170,71 +154,66 @@ impl Matcher {
             Problem::new(Status::UnknownMethod, "no such method").write(answer);
             return Handled::Done(Status::UnknownMethod);
         };
+        let turn = &mut Turn { caller, answer, notices };
         if method.mutates {
-            self.advance(now, notices);
+            self.advance(turn, now);
         } else {
             // Reads are not in the log, so they must leave no trace: a timer that they fired would fire elsewhere in a
             // replay.
             self.clock = self.now.max(now);
         }
-        let handled = self.execute(caller, Asked::new(method, body, self.now), answer, notices);
-        self.pump(notices);
-        handled
+        self.execute(turn, Asked::new(method, body, self.now))
     }
 
-    /// Executes a request, for the first time or again now that a policy has said something or a claim was granted.
-    pub(crate) fn execute(
+    /// Gives the matcher an input of a log. The result of a request; `None` for others.
+    pub fn apply(
         &mut self,
-        caller: Caller<'_>,
-        asked: Asked<'_>,
+        now: u64,
+        input: Input<'_>,
         answer: &mut Vec<u8>,
         notices: &mut Notices,
-    ) -> Handled {
-        if self.shard.is_alone() {
-            return self.execute_once(caller, asked, answer, notices);
+    ) -> Option<Handled> {
+        match input {
+            Input::Begin { .. } | Input::Durable(_) | Input::Configure(_) => {}
+            Input::Request { srv, scope, method, body } => {
+                return Some(self.handle(now, Caller { srv, scope }, method, body, answer, notices));
+            }
+            Input::Session { srv, up } => {
+                self.handle_session(now, srv, up, notices);
+            }
+            Input::Timeout => self.handle_timeout(now, notices),
+            Input::Recovered => self.handle_recovered(now, notices),
+            Input::Verdict { id, verdict } => {
+                self.handle_verdict(now, id, verdict.and_then(Verdict::parse).as_ref(), notices);
+            }
         }
-        let number = asked.number;
-        self.use_claims(number);
-        let handled = self.execute_once(caller, asked, answer, notices);
-        self.put_claims_away();
-        if let (Handled::Done(_), Some(number)) = (handled, number) {
-            self.finish_claims(number);
-        }
-        handled
+        None
     }
 
-    fn execute_once(
-        &mut self,
-        caller: Caller<'_>,
-        mut asked: Asked<'_>,
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Handled {
-        let (start, method, body) = (answer.len(), asked.method, asked.body);
+    /// Executes a request, for the first time or again after a policy's verdict.
+    pub(crate) fn execute(&mut self, turn: &mut Turn<'_>, mut asked: Asked<'_>) -> Handled {
+        let (start, method, body) = (turn.answer.len(), asked.method, asked.body);
         let key = if method.mutates { request_key(body) } else { Ok(None) };
         let key = match key {
-            Ok(key) => key.map(|key| (self.people.server_entry(caller.srv.as_bytes()), key)),
-            Err(problem) => return Handled::Done(refuse(&problem, answer, start)),
+            Ok(key) => key.map(|key| (self.people.server_entry(turn.caller.srv.as_bytes()), key)),
+            Err(problem) => return Handled::Done(refuse(&problem, turn.answer, start)),
         };
         if let Some((server, key)) = key
-            && let Some(known) = self.keys.find(server, key).or_else(|| self.claims.answered_elsewhere())
+            && let Some(known) = self.keys.find(server, key)
         {
-            answer.extend_from_slice(&known.body);
+            turn.answer.extend_from_slice(&known.body);
             let status = Status::from_code(known.status).unwrap_or(Status::Internal);
             self.stats.replayed_answers += 1;
             self.people.release_server(server);
             return Handled::Done(status);
         }
-        let mut kept = self.keep_behind(caller, &mut asked, answer);
-        if kept.is_none() {
-            kept = self.claim(caller, &mut asked, answer);
-        }
+        let mut kept = self.keep_behind(turn.caller, &mut asked, turn.answer);
         let mut outcome = Ok(());
         if kept.is_none() {
             self.hooks.verdicts = std::mem::take(&mut asked.verdicts);
-            outcome = self.dispatch(caller, method.number, body, answer, notices);
+            outcome = self.dispatch(turn, method.number, body);
             asked.verdicts = std::mem::take(&mut self.hooks.verdicts);
-            kept = self.keep_stopped(caller, &mut asked, answer, start);
+            kept = self.keep_stopped(turn.caller, &mut asked, turn.answer, start);
         }
         if let Some(kept) = kept {
             if let Some((server, _)) = key {
@@ -244,7 +223,7 @@ impl Matcher {
         }
         let status = match outcome {
             Ok(()) => Status::Ok,
-            Err(problem) => refuse(&problem, answer, start),
+            Err(problem) => refuse(&problem, turn.answer, start),
         };
         if let Some((server, key)) = key {
             // What is transient may go better next time.
@@ -254,7 +233,7 @@ impl Matcher {
             ) {
                 self.people.release_server(server);
             } else {
-                let kept = Answer { status: status as u16, body: answer[start..].to_vec() };
+                let kept = Answer { status: status as u16, body: turn.answer[start..].to_vec() };
                 let (until, max) = (self.now + self.config.key_ttl_ms, self.config.keys_per_server);
                 if self.keys.keep(until, server, key, kept, max) {
                     self.people.servers[server].holds += 1;
@@ -267,7 +246,7 @@ impl Matcher {
     /// A server's session began (`up`) or was lost. Returns the server's number in [`Notices`], which stays until the
     /// server has no session and no roles.
     pub fn handle_session(&mut self, now: u64, srv: &str, up: bool, notices: &mut Notices) -> u32 {
-        self.advance(now, notices);
+        self.advance(&mut Turn::of_matcher(&mut Vec::new(), notices), now);
         let index = self.people.server_entry(srv.as_bytes());
         let server = &mut self.people.servers[index];
         server.connected = up;
@@ -276,16 +255,16 @@ impl Matcher {
             let at = server.grace_until;
             self.timers.set(at, Timer::Grace(index));
         }
-        self.pump(notices);
         index
     }
 
     /// Does what is due at `now`, a bounded part at a time, and a part of a queue's search: call again while [`next_timeout`](Matcher::next_timeout) is not
     /// after `now`.
     pub fn handle_timeout(&mut self, now: u64, notices: &mut Notices) {
-        self.advance(now, notices);
-        self.search_slice(notices);
-        self.pump(notices);
+        let mut no_answer = Vec::new();
+        let turn = &mut Turn::of_matcher(&mut no_answer, notices);
+        self.advance(turn, now);
+        self.search_slice(turn);
     }
 
     /// When [`handle_timeout`](Matcher::handle_timeout) has work, in ms since the epoch.
@@ -310,17 +289,16 @@ impl Matcher {
             self.timers.set(until, Timer::Grace(index));
         }
         self.forget_questions();
-        self.forget_claims();
-        self.reopen_proposals(notices);
+        let mut no_answer = Vec::new();
+        let turn = &mut Turn::of_matcher(&mut no_answer, notices);
+        self.reopen_proposals(turn);
         let now = self.now;
-        self.advance(now, notices);
-        self.pump(notices);
+        self.advance(turn, now);
     }
 
     /// Applies changed rules of modes. A mode that still has rooms keeps its way of selecting.
     pub fn reconfigure(&mut self, config: Config) {
         self.configure_modes(config);
-        self.divide_limits();
         self.put_configured_queues();
     }
 
@@ -423,13 +401,7 @@ impl Matcher {
     /// When memory for it cannot be had.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
-        let own = postcard::to_extend(self, SNAPSHOT_MAGIC.to_vec());
-        let all = if self.shard.is_alone() {
-            own
-        } else {
-            own.and_then(|own| postcard::to_extend(&self.claims, own))
-        };
-        all.expect("plain data can be encoded into memory")
+        postcard::to_extend(self, SNAPSHOT_MAGIC.to_vec()).expect("plain data can be encoded into memory")
     }
 
     /// The matcher that [`snapshot`](Matcher::snapshot) saw, under a configuration.
@@ -437,29 +409,16 @@ impl Matcher {
     /// # Errors
     /// [`BadSnapshot`] for anything else.
     pub fn restore(config: Config, snapshot: &[u8]) -> Result<Matcher, BadSnapshot> {
-        Matcher::restore_shard(config, snapshot, Shard::default())
-    }
-
-    pub(crate) fn restore_shard(
-        config: Config,
-        snapshot: &[u8],
-        shard: Shard,
-    ) -> Result<Matcher, BadSnapshot> {
         let body = snapshot
             .strip_prefix(SNAPSHOT_MAGIC)
             .ok_or_else(|| BadSnapshot("it begins otherwise".to_owned()))?;
-        let bad = |error: postcard::Error| BadSnapshot(error.to_string());
-        let (mut matcher, rest): (Matcher, &[u8]) = postcard::take_from_bytes(body).map_err(bad)?;
-        if !shard.is_alone() {
-            matcher.claims = postcard::from_bytes(rest).map_err(bad)?;
-        }
-        (matcher.shard, matcher.people.notes_gone) = (shard, !shard.is_alone());
+        let mut matcher: Matcher =
+            postcard::from_bytes(body).map_err(|error| BadSnapshot(error.to_string()))?;
         matcher.people.reindex();
         matcher.count_again();
         matcher.queues.reindex().map_err(|problem| BadSnapshot(problem.to_string()))?;
         matcher.clock = matcher.now;
         matcher.configure_modes(config);
-        matcher.divide_limits();
         Ok(matcher)
     }
 
@@ -470,38 +429,36 @@ impl Matcher {
     }
 
     /// Moves time on and fires what is due, in order, at most [`TIMERS_PER_INPUT`]: the rest stays due.
-    pub(crate) fn advance(&mut self, now: u64, notices: &mut Notices) {
+    pub(crate) fn advance(&mut self, turn: &mut Turn<'_>, now: u64) {
         for _ in 0..TIMERS_PER_INPUT {
             let Some((at, timer)) = self.timers.pop_due(now) else { break };
             self.now = self.now.max(at);
-            self.fire(at, timer, notices);
+            self.fire(turn, at, timer);
         }
         self.now = self.now.max(now);
         self.clock = self.now;
         self.forget_tickets();
         self.forget_matches();
         for _ in 0..FORGOTTEN_PER_INPUT {
-            let due = self.keys.expire(self.now).or_else(|| self.claims.expire_used(self.now));
-            let Some(server) = due else { break };
+            let Some(server) = self.keys.expire(self.now) else { break };
             self.people.servers[server].holds -= 1;
             self.people.release_server(server);
         }
     }
 
-    fn fire(&mut self, at: u64, timer: Timer, notices: &mut Notices) {
+    fn fire(&mut self, turn: &mut Turn<'_>, at: u64, timer: Timer) {
         match timer {
-            Timer::RoomEnd(id) => self.end_room(id, notices),
-            Timer::Seats(id) => self.expire_seats(id, notices),
-            Timer::Grace(server) => self.give_up_server(server, notices),
+            Timer::RoomEnd(id) => self.end_room(turn, id),
+            Timer::Seats(id) => self.expire_seats(turn, id),
+            Timer::Grace(server) => self.give_up_server(turn, server),
             Timer::Tick(queue) => self.begin_tick(queue, at),
-            Timer::Proposal(id) => self.end_proposal(id, notices),
-            Timer::Assign(id) => self.end_without_server(id, notices),
-            Timer::Backfill(id) => self.backfill_is_due(id, notices),
-            Timer::Updates(queue) => self.send_updates(queue, notices),
+            Timer::Proposal(id) => self.end_proposal(turn, id),
+            Timer::Assign(id) => self.end_without_server(turn, id),
+            Timer::Backfill(id) => self.backfill_is_due(turn, id),
+            Timer::Updates(queue) => self.send_updates(turn, queue),
             Timer::Period(pool) => self.end_rating_period(&pool),
             Timer::Cooldown(player) => self.end_cooldown(player),
-            Timer::Policy(id) => self.settle_question(id, None, notices),
-            Timer::Claim(id) => self.expire_claims(id, notices),
+            Timer::Policy(id) => self.settle_question(turn, id, None),
         }
     }
 
@@ -514,8 +471,7 @@ impl Matcher {
             return Ok(role.srv);
         }
         if caller.scope == Scope::Server {
-            let here = self.people.player(role.id).map(|player| self.people.server_of(player));
-            let known = here.or_else(|| Some(self.elsewhere(role.id)?.server.as_slice()));
+            let known = self.people.player(role.id).map(|player| self.people.server_of(player));
             let is_lost = |server| {
                 self.people.server(server).is_some_and(|index| self.people.servers[index].grace_until > 0)
             };
@@ -539,7 +495,7 @@ impl Matcher {
     }
 
     /// A lost server did not come back: its roles leave everything.
-    fn give_up_server(&mut self, index: u32, notices: &mut Notices) {
+    fn give_up_server(&mut self, turn: &mut Turn<'_>, index: u32) {
         let Some(server) = self.people.servers.get_mut(index) else { return };
         if server.connected || server.grace_until == 0 || server.grace_until > self.now {
             return;
@@ -549,33 +505,33 @@ impl Matcher {
         server.holds += 1;
         let players: Vec<u32> = self.people.players_of(index).collect();
         for player in players {
-            self.disconnect_player(player, notices);
+            self.disconnect_player(turn, player);
         }
         self.people.servers[index].holds -= 1;
         self.people.release_server(index);
     }
 
-    fn disconnect_player(&mut self, player: u32, notices: &mut Notices) {
+    fn disconnect_player(&mut self, turn: &mut Turn<'_>, player: u32) {
         let Some(entry) = self.people.players.get_mut(player) else { return };
         entry.holds += 1;
-        self.drop_from_tickets(player, "disconnected", notices);
+        self.drop_from_tickets(turn, player, "disconnected");
         let team = self.people.players[player].team;
         if team != NONE {
-            self.remove_from_team(team, player, "disconnected", notices);
+            self.remove_from_team(turn, team, player, "disconnected");
         }
         let rooms = self.people.players[player].rooms.clone();
         for room in rooms {
             if !self.rooms[room].deleting {
                 self.tell_policy(HookPoint::OnDeletingRole, room, Some(player));
             }
-            self.remove_from_room(room, player, "disconnected", notices);
+            self.remove_from_room(turn, room, player, "disconnected");
         }
         self.people.players[player].holds -= 1;
         self.people.release(player);
     }
 
     pub(crate) fn new_id(&mut self, index: u32) -> Id {
-        Id { index, nonce: self.shard.sign(self.nonces.next()) }
+        Id { index, nonce: self.nonces.next() }
     }
 }
 

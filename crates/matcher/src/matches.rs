@@ -5,15 +5,15 @@ use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 
-use crate::config::Caller;
 use crate::id::Id;
 use crate::info::{Text, check_id, text};
 use crate::matcher::{Matcher, fan_out};
-use crate::notices::Notices;
+use crate::placing::Placement;
 use crate::problem::{Outcome, Problem, not_found};
 use crate::queue::{Compiled, Filling, OnNo, Placed, RuleKind, View};
 use crate::ticket::{FORGOTTEN_PER_INPUT, State, TicketPlayer};
 use crate::timers::Timer;
+use crate::turn::Turn;
 
 /// A match stays known for this long after its room, so that its result can be reported.
 const KNOWN_MS: u64 = 3_600_000;
@@ -26,10 +26,6 @@ pub(crate) enum Stage {
     Assigning,
     /// It is a room like any other.
     Made,
-    /// Its players are claimed on other shards.
-    Claiming,
-    /// It waits for seats in a room of another shard.
-    Seating,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -81,7 +77,7 @@ impl Matcher {
 
     /// Makes matches of the fillings of a queue that were [taken](Matcher::take): their players are asked, or they are
     /// placed at once.
-    pub(crate) fn propose_taken(&mut self, queue: u32, compiled: &Compiled, notices: &mut Notices) {
+    pub(crate) fn propose_taken(&mut self, turn: &mut Turn<'_>, queue: u32, compiled: &Compiled) {
         let mut found = std::mem::take(&mut self.scratch.found);
         // As in the search: one load does not wait for another.
         let touch = |all: u64, player: &TicketPlayer| {
@@ -93,10 +89,10 @@ impl Matcher {
         std::hint::black_box(players.fold(0, touch));
         let mut ready = std::mem::take(&mut self.scratch.ready);
         for (filling, backfill) in found.drain(..) {
-            ready.extend(self.propose(queue, compiled, filling, backfill, notices));
+            ready.extend(self.propose(turn, queue, compiled, filling, backfill));
         }
         for (index, until) in ready.drain(..) {
-            self.make_ready(index, until, None, notices);
+            self.make_ready(turn, index, until);
         }
         (self.scratch.found, self.scratch.ready) = (found, ready);
     }
@@ -104,11 +100,11 @@ impl Matcher {
     /// Asks the players of a filling, or places it. Its match and until when its seats are held, if it is ready.
     fn propose(
         &mut self,
+        turn: &mut Turn<'_>,
         queue: u32,
         compiled: &Compiled,
         filling: Filling,
         backfill: Option<u32>,
-        notices: &mut Notices,
     ) -> Option<(u32, u64)> {
         let index = self.matches.next_index();
         let id = self.new_id(index);
@@ -146,10 +142,13 @@ impl Matcher {
         });
         if asks {
             self.timers.set(deadline, Timer::Proposal(id));
-            self.tell_proposed(index, compiled.set.accept.reveal, notices);
+            self.tell_proposed(turn, index, compiled.set.accept.reveal);
             return None;
         }
-        self.place(index, compiled, notices)
+        match self.place(turn, index, compiled) {
+            Placement::Ready(until) => Some((index, until)),
+            Placement::Waits | Placement::Refused => None,
+        }
     }
 
     /// What players of a match have in common by the rules that ask for it, with those whom a backfill finds there.
@@ -200,11 +199,7 @@ impl Matcher {
         }
     }
 
-    pub(crate) fn region_of_match(&self, index: u32) -> Option<u16> {
-        self.matches[index].region
-    }
-
-    fn tell_proposed(&mut self, index: u32, reveal: bool, notices: &mut Notices) {
+    fn tell_proposed(&mut self, turn: &mut Turn<'_>, index: u32, reveal: bool) {
         let players = self.players_of_match(index);
         let found = &self.matches[index];
         for ticket in found.tickets() {
@@ -221,12 +216,12 @@ impl Matcher {
                 }
             });
             let own = self.tickets[ticket].players.iter().map(|player| player.player);
-            fan_out(&self.people, own, &event, 0, notices);
+            fan_out(&self.people, own, &event, 0, turn.notices);
             self.scratch.event = event;
         }
     }
 
-    pub(crate) fn accept_match(&mut self, caller: Caller<'_>, body: &[u8], notices: &mut Notices) -> Outcome {
+    pub(crate) fn accept_match(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (mut id, mut ticket, mut role, mut yes) = (&[][..], &[][..], &[][..], false);
         for field in fields(body) {
             let field = field?;
@@ -253,13 +248,13 @@ impl Matcher {
             .player(role)
             .filter(|player| self.tickets[ticket].players.iter().any(|member| member.player == *player))
             .ok_or_else(|| Problem::new(Status::NotAMember, "the role is not in the ticket"))?;
-        self.check_acts_for(caller, player)?;
+        self.check_acts_for(turn.caller, player)?;
         if !yes {
             let queue = self.matches[index].queue;
             self.cool_down(player, queue);
             let requeue = self.queues.list[queue].rules().set.accept.on_decline == OnNo::Requeue;
             self.queues.list[queue].figures.declined += 1;
-            self.refuse_match(index, ticket, requeue, "declined", notices);
+            self.refuse_match(turn, index, ticket, requeue, "declined");
             return Ok(());
         }
         let found = &mut self.matches[index];
@@ -272,65 +267,64 @@ impl Matcher {
                 self.change_ticket(ticket, State::Placing, "");
             }
             let compiled = self.queues.list[self.matches[index].queue].rules();
-            if let Some((index, until)) = self.place(index, &compiled, notices) {
-                self.make_ready(index, until, None, notices);
+            if let Placement::Ready(until) = self.place(turn, index, &compiled) {
+                self.make_ready(turn, index, until);
             }
         }
         Ok(())
     }
 
     /// A proposed ticket was cancelled by its owner, which counts as declining.
-    pub(crate) fn decline(&mut self, ticket: u32, notices: &mut Notices) {
+    pub(crate) fn decline(&mut self, turn: &mut Turn<'_>, ticket: u32) {
         let players: Vec<u32> = self.tickets[ticket].players.iter().map(|player| player.player).collect();
         for player in players {
             self.cool_down(player, self.tickets[ticket].queue);
         }
         if let Some(index) = self.tickets[ticket].matched.and_then(|id| self.match_of(id)) {
             self.queues.list[self.tickets[ticket].queue].figures.declined += 1;
-            self.refuse_match(index, ticket, false, "declined", notices);
+            self.refuse_match(turn, index, ticket, false, "declined");
         }
     }
 
     /// A player of a proposed ticket is gone. With `requeue` the ticket searches on, as the others do.
-    pub(crate) fn withdraw(&mut self, ticket: u32, requeue: bool, reason: &str, notices: &mut Notices) {
+    pub(crate) fn withdraw(&mut self, turn: &mut Turn<'_>, ticket: u32, requeue: bool, reason: &str) {
         if let Some(index) = self.tickets[ticket].matched.and_then(|id| self.match_of(id)) {
-            self.refuse_match(index, ticket, requeue, reason, notices);
+            self.refuse_match(turn, index, ticket, requeue, reason);
         }
     }
 
     /// Ends a proposal because of one ticket; the others search on.
-    fn refuse_match(&mut self, index: u32, refused: u32, requeue: bool, reason: &str, notices: &mut Notices) {
-        for ticket in self.break_match(index, reason, notices) {
+    fn refuse_match(&mut self, turn: &mut Turn<'_>, index: u32, refused: u32, requeue: bool, reason: &str) {
+        for ticket in self.break_match(turn, index, reason) {
             if ticket == refused && !requeue {
-                self.end_ticket(ticket, State::Cancelled, reason, notices);
+                self.end_ticket(turn, ticket, State::Cancelled, reason);
             } else {
-                self.return_ticket(ticket, notices);
+                self.return_ticket(turn, ticket);
             }
         }
     }
 
     /// The deadline of a proposal: who said yes searches on, the others as configured.
-    pub(crate) fn end_proposal(&mut self, id: Id, notices: &mut Notices) {
+    pub(crate) fn end_proposal(&mut self, turn: &mut Turn<'_>, id: Id) {
         let open = |index: &u32| self.matches[*index].stage == Stage::Proposed;
         let Some(index) = self.match_of(id).filter(open) else { return };
         let queue = self.matches[index].queue;
         let requeue = self.queues.list[queue].rules().set.accept.on_silence == OnNo::Requeue;
         let accepted = self.matches[index].accepted.clone();
-        for ticket in self.break_match(index, "no_answer", notices) {
+        for ticket in self.break_match(turn, index, "no_answer") {
             let all = self.tickets[ticket].players.iter().all(|player| accepted.contains(&player.player));
             if all || requeue {
-                self.return_ticket(ticket, notices);
+                self.return_ticket(turn, ticket);
             } else {
-                self.end_ticket(ticket, State::Cancelled, "no_answer", notices);
+                self.end_ticket(turn, ticket, State::Cancelled, "no_answer");
             }
         }
     }
 
     /// Tells everybody that a match is off and forgets it. Gives its tickets.
-    fn break_match(&mut self, index: u32, reason: &str, notices: &mut Notices) -> Vec<u32> {
+    fn break_match(&mut self, turn: &mut Turn<'_>, index: u32, reason: &str) -> Vec<u32> {
         let players = self.players_of_match(index);
         let Some(found) = self.matches.remove(index) else { return Vec::new() };
-        self.unclaim_match(found.id);
         self.event(Event::MATCH_CANCELLED, |out| {
             write_bytes(out, 1, &found.id.text());
             write_bytes(out, 2, reason.as_bytes());
@@ -338,7 +332,7 @@ impl Matcher {
                 write_bytes(out, 20, &room.text());
             }
         });
-        fan_out(&self.people, players.iter().copied(), &self.scratch.event, 0, notices);
+        fan_out(&self.people, players.iter().copied(), &self.scratch.event, 0, turn.notices);
         if let Some(backfill) = found.backfill.and_then(|backfill| self.backfills.get_mut(backfill)) {
             backfill.pending = None;
         }
@@ -357,29 +351,28 @@ impl Matcher {
     }
 
     /// Breaks the match that a backfill waits for; its tickets search on.
-    pub(crate) fn break_match_of_backfill(&mut self, index: u32, reason: &str, notices: &mut Notices) {
-        for ticket in self.break_match(index, reason, notices) {
-            self.return_ticket(ticket, notices);
+    pub(crate) fn break_match_of_backfill(&mut self, turn: &mut Turn<'_>, index: u32, reason: &str) {
+        for ticket in self.break_match(turn, index, reason) {
+            self.return_ticket(turn, ticket);
         }
     }
 
     /// Open proposals of a queue whose rules have changed are off.
-    pub(crate) fn break_proposals(&mut self, queue: u32, notices: &mut Notices) {
-        let is_open = |stage| matches!(stage, Stage::Proposed | Stage::Claiming);
-        let open = |found: &Match| found.queue == queue && is_open(found.stage);
+    pub(crate) fn break_proposals(&mut self, turn: &mut Turn<'_>, queue: u32) {
+        let open = |found: &Match| found.queue == queue && found.stage == Stage::Proposed;
         let all: Vec<u32> = self.matches.iter().filter(|(_, found)| open(found)).map(|(at, _)| at).collect();
         for index in all {
-            self.break_match_of_backfill(index, "rules_changed", notices);
+            self.break_match_of_backfill(turn, index, "rules_changed");
         }
     }
 
-    fn return_ticket(&mut self, ticket: u32, notices: &mut Notices) {
+    fn return_ticket(&mut self, turn: &mut Turn<'_>, ticket: u32) {
         let entry = &mut self.tickets[ticket];
         (entry.matched, entry.room, entry.region) = (None, None, None);
         // The rules may be others by now.
-        self.recheck(ticket, notices);
+        self.recheck(turn, ticket);
         if self.tickets[ticket].state == State::Searching {
-            self.tell_ticket(ticket, notices);
+            self.tell_ticket(turn, ticket);
         }
     }
 
@@ -400,21 +393,21 @@ impl Matcher {
     }
 
     /// No server was given: the room goes, the tickets search on.
-    pub(crate) fn end_unassigned(&mut self, id: Id, reason: &str, notices: &mut Notices) {
+    pub(crate) fn end_unassigned(&mut self, turn: &mut Turn<'_>, id: Id, reason: &str) {
         let waits = |index: &u32| self.matches[*index].stage == Stage::Assigning;
         let Some(index) = self.match_of(id).filter(waits) else { return };
         let room = self.matches[index].room;
-        let tickets = self.break_match(index, reason, notices);
+        let tickets = self.break_match(turn, index, reason);
         for ticket in tickets {
-            self.return_ticket(ticket, notices);
+            self.return_ticket(turn, ticket);
         }
         if let Some(room) = room.filter(|room| self.rooms.get(room.index).is_some_and(|r| r.id == *room)) {
-            self.begin_end(room.index, notices);
+            self.begin_end(turn, room.index);
         }
     }
 
     /// After a restart: open proposals are off and nobody is blamed; what has a room is a match.
-    pub(crate) fn reopen_proposals(&mut self, notices: &mut Notices) {
+    pub(crate) fn reopen_proposals(&mut self, turn: &mut Turn<'_>) {
         let open: Vec<u32> =
             self.matches.iter().filter(|(_, m)| m.stage != Stage::Made).map(|(i, _)| i).collect();
         for index in open {
@@ -425,11 +418,11 @@ impl Matcher {
             match room.filter(|_| self.matches[index].stage == Stage::Assigning) {
                 Some(room) => {
                     let until = room.seats.iter().map(|seat| seat.until).max().unwrap_or(self.now);
-                    self.make_ready(index, until, None, notices);
+                    self.make_ready(turn, index, until);
                 }
                 None => {
-                    for ticket in self.break_match(index, "restarted", notices) {
-                        self.return_ticket(ticket, notices);
+                    for ticket in self.break_match(turn, index, "restarted") {
+                        self.return_ticket(turn, ticket);
                     }
                 }
             }

@@ -72,11 +72,6 @@ impl Index {
 pub(crate) struct People {
     pub(crate) players: Slab<Player>,
     pub(crate) servers: Slab<Server>,
-    /// Where there are several shards: roles that were in something here and are not any more.
-    #[serde(skip)]
-    pub(crate) gone: Vec<Text>,
-    #[serde(skip)]
-    pub(crate) notes_gone: bool,
     #[serde(skip)]
     player_index: Index,
     #[serde(skip)]
@@ -84,10 +79,6 @@ pub(crate) struct People {
 }
 
 impl People {
-    pub(crate) fn noting_gone(notes_gone: bool) -> People {
-        People { notes_gone, ..People::default() }
-    }
-
     /// Makes the tables again after a snapshot was read.
     pub(crate) fn reindex(&mut self) {
         for (index, player) in self.players.iter() {
@@ -163,9 +154,6 @@ impl People {
         self.unlink(index);
         if let Some(player) = self.players.remove(index) {
             self.player_index.remove(&player.id, index);
-            if self.notes_gone {
-                self.gone.push(player.id);
-            }
         }
         self.release_server(server);
     }

@@ -4,14 +4,12 @@ use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 
-use crate::claims::RoomCopy;
-use crate::config::{Caller, HookPoint, Scope};
+use crate::config::{HookPoint, Scope};
 use crate::history::Change;
 use crate::id::Id;
 use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, Text, check_len, entry, text};
 use crate::matcher::{Matcher, fan_out};
 use crate::matches::{Players, Stage};
-use crate::notices::Notices;
 use crate::people::People;
 use crate::problem::{Outcome, Problem, forbidden, quote};
 use crate::queue::{Assign, Bucket, Compiled, Kind, PlayerFacts, assign, role_hash};
@@ -20,6 +18,7 @@ use crate::sides::Sides;
 use crate::slab::{NONE, Slab};
 use crate::ticket::{State, Ticket};
 use crate::timers::Timer;
+use crate::turn::Turn;
 
 const CONNECTION_BYTES_MAX: usize = 4 << 10;
 /// Key of a room's data that says where to connect.
@@ -27,7 +26,7 @@ const CONNECTION_KEY: &str = "connection";
 
 /// What has come of placing a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Placed {
+pub(crate) enum Placement {
     /// Its players are to be [told](Matcher::make_ready); until when their seats are held.
     Ready(u64),
     /// It waits for a server.
@@ -47,64 +46,15 @@ fn ids_of<'a>(
 }
 
 impl Matcher {
-    /// Places a match, where there are other shards as soon as its players are claimed. The match and until when its seats
-    /// are held, if it is ready.
-    pub(crate) fn place(
-        &mut self,
-        index: u32,
-        compiled: &Compiled,
-        notices: &mut Notices,
-    ) -> Option<(u32, u64)> {
-        if self.shard.is_alone() {
-            return match self.place_now(index, compiled, notices) {
-                Placed::Ready(until) => Some((index, until)),
-                Placed::Waits | Placed::Refused => None,
-            };
-        }
-        let found = &mut self.matches[index];
-        found.stage = Stage::Claiming;
-        let id = found.id;
-        let roles: Vec<Text> = self
-            .players_of_match(index)
-            .iter()
-            .map(|player| self.people.players[*player].id.clone())
-            .collect();
-        let room = self.backfill_of_match(id).map(|backfill| self.backfills[backfill.index].room);
-        self.claim_match(id, roles.into_iter(), room);
-        None
-    }
-
-    /// The players of a match are claimed. Whether it was placed.
-    pub(crate) fn place_claimed(&mut self, id: Id, notices: &mut Notices) -> bool {
-        let Some(index) = self.match_of(id).filter(|index| self.matches[*index].stage == Stage::Claiming)
-        else {
-            return false;
-        };
-        let compiled = self.queues.list[self.matches[index].queue].rules();
-        let placed = self.place_now(index, &compiled, notices);
-        if let Placed::Ready(until) = placed {
-            self.make_ready(index, until, None, notices);
-        }
-        placed != Placed::Refused
-    }
-
-    /// The players of a match could not be claimed: its tickets search on.
-    pub(crate) fn unplace(&mut self, id: Id, notices: &mut Notices) {
-        if let Some(index) = self.match_of(id).filter(|index| self.matches[*index].stage == Stage::Claiming) {
-            self.break_match_of_backfill(index, "players_not_free", notices);
-        }
-    }
-
     /// Makes the room, or takes the backfill's, with a seat for everybody; ends the players' other tickets.
-    fn place_now(&mut self, index: u32, compiled: &Compiled, notices: &mut Notices) -> Placed {
+    pub(crate) fn place(&mut self, turn: &mut Turn<'_>, index: u32, compiled: &Compiled) -> Placement {
         let (queue, backfill) = (self.matches[index].queue, self.matches[index].backfill);
         let room = match backfill {
             Some(backfill) => match self.room_to_fill(index, backfill) {
                 Some(room) => room,
                 None => {
-                    let room = self.copy_room(self.backfills[backfill].room);
-                    self.refuse_seats(index, backfill, room.as_ref(), notices);
-                    return Placed::Refused;
+                    self.refuse_seats(turn, index, backfill);
+                    return Placement::Refused;
                 }
             },
             None => self.room_of_match(index, queue),
@@ -124,7 +74,7 @@ impl Matcher {
         let id = self.rooms[room].id;
         let players = self.players_of_match(index);
         let sides = std::mem::take(&mut self.matches[index].sides);
-        self.end_other_tickets(index, &players, notices);
+        self.end_other_tickets(turn, index, &players);
         let seats = self.rooms[room].seats.len();
         self.rooms[room].seats.reserve(players.len());
         self.put_on_sides(room, compiled, &sides);
@@ -133,26 +83,24 @@ impl Matcher {
         self.timers.set(until, Timer::Seats(id));
         self.reindex_room(room);
         self.note_placed(index, id);
-        if let Some(backfill) = backfill
-            && let Some(room) = self.copy_room(id)
-        {
-            self.backfill_placed(backfill, &room, &sides, notices);
+        if let Some(backfill) = backfill {
+            self.backfill_placed(turn, backfill, room, &sides);
         }
         self.matches[index].sides = sides;
         if external {
-            self.await_server(index, compiled, notices);
+            self.await_server(turn, index, compiled);
         } else if asks {
             self.matches[index].stage = Stage::Assigning;
             let found = self.matches[index].id;
             self.ask_for_server(found, room);
         } else {
-            return Placed::Ready(until);
+            return Placement::Ready(until);
         }
-        Placed::Waits
+        Placement::Waits
     }
 
     /// Counts a match whose seats are there.
-    pub(crate) fn note_placed(&mut self, index: u32, room: Id) {
+    fn note_placed(&mut self, index: u32, room: Id) {
         let now = self.now;
         let found = &mut self.matches[index];
         found.room = Some(room);
@@ -219,7 +167,7 @@ impl Matcher {
         (!entry.deleting && !entry.sealed && free >= newcomers).then_some(room)
     }
 
-    pub(crate) fn positions_of(&self, index: u32, compiled: &Compiled) -> Vec<(u32, u8)> {
+    fn positions_of(&self, index: u32, compiled: &Compiled) -> Vec<(u32, u8)> {
         let mut positions = Vec::new();
         if compiled.set.positions.is_empty() {
             return positions;
@@ -241,13 +189,13 @@ impl Matcher {
     }
 
     /// The players of a match wait for nothing else any more.
-    pub(crate) fn end_other_tickets(&mut self, index: u32, players: &[u32], notices: &mut Notices) {
+    fn end_other_tickets(&mut self, turn: &mut Turn<'_>, index: u32, players: &[u32]) {
         let found = Some(self.matches[index].id);
         // Their entries are all over the memory: here one load does not wait for another.
         let waits_elsewhere = |player: &&u32| self.people.players[**player].tickets.len() > 1;
         let busy: SmallVec<[u32; 8]> = players.iter().filter(waits_elsewhere).copied().collect();
         for player in busy {
-            self.end_tickets_of(player, found, notices);
+            self.end_tickets_of(turn, player, found);
         }
     }
 
@@ -290,44 +238,28 @@ impl Matcher {
     }
 
     /// A player was matched: tickets of any other match, or of none, are over.
-    fn end_tickets_of(&mut self, player: u32, found: Option<Id>, notices: &mut Notices) {
+    fn end_tickets_of(&mut self, turn: &mut Turn<'_>, player: u32, found: Option<Id>) {
         for other in self.people.players[player].tickets.clone() {
             let matched = self.tickets[other].matched;
-            let claims = || {
-                let found = matched.and_then(|id| self.match_of(id));
-                found.is_some_and(|found| self.matches[found].stage == Stage::Claiming)
-            };
             match self.tickets[other].state {
                 _ if matched.is_some() && matched == found => {}
-                State::Searching => self.end_ticket(other, State::Cancelled, "matched_elsewhere", notices),
-                State::Proposed => self.withdraw(other, false, "matched_elsewhere", notices),
-                State::Placing if claims() => self.withdraw(other, false, "matched_elsewhere", notices),
+                State::Searching => self.end_ticket(turn, other, State::Cancelled, "matched_elsewhere"),
+                State::Proposed => self.withdraw(turn, other, false, "matched_elsewhere"),
                 _ => {}
             }
         }
     }
 
-    /// A role was matched on another shard.
-    pub(crate) fn matched_elsewhere(&mut self, role: &[u8], notices: &mut Notices) {
-        if let Some(player) = self.people.player(role) {
-            // Held, as the last ticket may be what keeps the entry.
-            self.people.players[player].holds += 1;
-            self.end_tickets_of(player, None, notices);
-            self.people.players[player].holds -= 1;
-            self.people.release(player);
-        }
-    }
-
-    fn await_server(&mut self, index: u32, compiled: &Compiled, notices: &mut Notices) {
+    fn await_server(&mut self, turn: &mut Turn<'_>, index: u32, compiled: &Compiled) {
         let deadline = self.now + compiled.set.assign_timeout_s * 1_000;
         let found = &mut self.matches[index];
         (found.stage, found.deadline) = (Stage::Assigning, deadline);
         let id = found.id;
         self.timers.set(deadline, Timer::Assign(id));
         let Some(server) = self.people.server(compiled.set.allocator.as_bytes()) else { return };
-        let rest = self.ready_for_all(index, 0, None);
+        let rest = self.ready_for_all(index, 0);
         self.write_ready(index, b"", &[], &rest);
-        notices.push(server, std::iter::empty(), &self.scratch.event, 0);
+        turn.notices.push(server, std::iter::empty(), &self.scratch.event, 0);
     }
 
     /// Writes the event that a match is ready, for the players of a side or for who gives it a server. `rest` is what
@@ -353,12 +285,11 @@ impl Matcher {
         self.scratch.event = event;
     }
 
-    /// What the event that a match is ready tells everybody, as fields. `there`: its room, if that is with another shard.
-    fn ready_for_all(&self, index: u32, seat_until: u64, there: Option<&RoomCopy>) -> Vec<u8> {
+    /// What the event that a match is ready tells everybody, as fields.
+    fn ready_for_all(&self, index: u32, seat_until: u64) -> Vec<u8> {
         let found = &self.matches[index];
         let queue = &self.queues.list[found.queue];
-        let here = found.room.filter(|_| there.is_none()).and_then(|room| self.rooms.get(room.index));
-        let connection = there.map_or_else(|| here.and_then(connection_of), |room| room.connection.clone());
+        let connection = found.room.and_then(|room| self.rooms.get(room.index)).and_then(connection_of);
         let mut out = Vec::with_capacity(128);
         write_bytes(&mut out, 4, connection.unwrap_or_default().as_bytes());
         if let Some(region) = found.region.and_then(|region| queue.regions.get(usize::from(region))) {
@@ -374,20 +305,13 @@ impl Matcher {
     }
 
     /// Tells the players where they play; their tickets have ended well.
-    pub(crate) fn make_ready(
-        &mut self,
-        index: u32,
-        seat_until: u64,
-        there: Option<&RoomCopy>,
-        notices: &mut Notices,
-    ) {
+    pub(crate) fn make_ready(&mut self, turn: &mut Turn<'_>, index: u32, seat_until: u64) {
         let queue = self.matches[index].queue;
         let compiled = self.queues.list[queue].rules();
         let sides = std::mem::take(&mut self.matches[index].sides);
-        let rest = self.ready_for_all(index, seat_until, there);
-        let here = self.matches[index].room.and_then(|room| self.rooms.get(room.index));
-        let names = there.map(|room| &room.sides).or(here.map(|room| &room.sides)).map(Sides::names);
-        let mut names = names.unwrap_or_default().into_iter();
+        let rest = self.ready_for_all(index, seat_until);
+        let room = self.matches[index].room.and_then(|room| self.rooms.get(room.index));
+        let mut names = room.map(|room| room.sides.names()).unwrap_or_default().into_iter();
         for side in &sides {
             let name = names.next().unwrap_or_default();
             if side.is_empty() {
@@ -396,7 +320,7 @@ impl Matcher {
             let mut players = Players::new();
             self.players_of(side, &mut players);
             self.write_ready(index, &name, &players, &rest);
-            fan_out(&self.people, players.iter().copied(), &self.scratch.event, 0, notices);
+            fan_out(&self.people, players.iter().copied(), &self.scratch.event, 0, turn.notices);
         }
         let found = &mut self.matches[index];
         found.stage = Stage::Made;
@@ -432,7 +356,7 @@ impl Matcher {
         }
     }
 
-    pub(crate) fn assign_match(&mut self, caller: Caller<'_>, body: &[u8], notices: &mut Notices) -> Outcome {
+    pub(crate) fn assign_match(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (mut room, mut connection, mut data) = (&[][..], &[][..], Vec::new());
         for field in fields(body) {
             let field = field?;
@@ -451,8 +375,8 @@ impl Matcher {
             return Err(closed());
         }
         let rules = self.queues.list[self.matches[index].queue].rules();
-        let is_allocator = !caller.srv.is_empty() && rules.set.allocator == caller.srv;
-        if caller.scope == Scope::Server && !is_allocator {
+        let is_allocator = !turn.caller.srv.is_empty() && rules.set.allocator == turn.caller.srv;
+        if turn.caller.scope == Scope::Server && !is_allocator {
             return Err(forbidden("only the queue's allocator or a trusted server may assign a match"));
         }
         let mut values = self.rooms[room].data.clone();
@@ -460,7 +384,7 @@ impl Matcher {
             values.set(ROOM_DATA_FIELD, key, value.map_or(&[][..], |value| value.value))?;
         }
         values.set(ROOM_DATA_FIELD, CONNECTION_KEY.as_bytes(), quote(connection).as_bytes())?;
-        self.give_server(self.matches[index].id, room, values, notices);
+        self.give_server(turn, self.matches[index].id, room, values);
         Ok(())
     }
 
@@ -472,7 +396,7 @@ impl Matcher {
     }
 
     /// A match has its server, as the room's data say: its players hear of it.
-    pub(crate) fn give_server(&mut self, found: Id, room: u32, data: DataMap, notices: &mut Notices) {
+    pub(crate) fn give_server(&mut self, turn: &mut Turn<'_>, found: Id, room: u32, data: DataMap) {
         let Some(index) = self.match_of(found) else { return };
         let rules = self.queues.list[self.matches[index].queue].rules();
         let until = self.now + rules.set.seat_ttl_s * 1_000;
@@ -483,11 +407,11 @@ impl Matcher {
         let id = entry.id;
         self.note_change(room, Change::of("assigned"), &[]);
         self.timers.set(until, Timer::Seats(id));
-        self.make_ready(index, until, None, notices);
+        self.make_ready(turn, index, until);
     }
 }
 
 /// Where players connect, as a room's data say.
-pub(crate) fn connection_of(room: &Room) -> Option<String> {
+fn connection_of(room: &Room) -> Option<String> {
     serde_json::from_slice(room.data.get(CONNECTION_KEY)?).ok()
 }

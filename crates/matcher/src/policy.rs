@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 use throng_wire::fields;
 use throng_wire::matcher::{Method, Status, Type, write_bool, write_bytes, write_nested, write_u64};
 
-use crate::claims::Limit;
 use crate::config::{Caller, HookPoint, Scope};
 use crate::id::Id;
 use crate::info::{DataMap, bytes, text};
@@ -25,12 +24,13 @@ use crate::problem::{Outcome, Problem};
 use crate::queue::Assign;
 use crate::room::{CreateInfo, Newcomer};
 use crate::timers::Timer;
+use crate::turn::Turn;
 
 pub use verdict::Verdict;
 
-/// Questions that wait for a verdict, of all shards; beyond, requests fail at once.
-pub(crate) const PENDING_MAX: usize = 1_000;
-/// Requests that wait behind questions about their rooms, of each shard; beyond, they are refused as `OVERLOADED`.
+/// Questions that wait for a verdict; beyond, requests fail at once.
+const PENDING_MAX: usize = 1_000;
+/// Requests that wait behind questions about their rooms; beyond, they are refused as `OVERLOADED`.
 const WAITING_MAX: usize = 10_000;
 /// A request that waited longer is not executed any more.
 const WAIT_MS: u64 = 3_000;
@@ -140,8 +140,6 @@ enum Stop {
     Ask { room: Option<Id>, point: HookPoint, mode: u16, body: Vec<u8> },
     /// It waits for the end of another question about the room.
     Behind(Id),
-    /// It would ask, but this shard has no question left; another may have.
-    Lacks,
 }
 
 /// Everything that waits for policies.
@@ -197,9 +195,10 @@ impl Matcher {
 
     /// A policy has answered question `id`, or cannot (`None`). One that nobody waits for any more is ignored.
     pub fn handle_verdict(&mut self, now: u64, id: u64, verdict: Option<&Verdict>, notices: &mut Notices) {
-        self.advance(now, notices);
-        self.settle_question(id, verdict.cloned(), notices);
-        self.pump(notices);
+        let mut no_answer = Vec::new();
+        let turn = &mut Turn::of_matcher(&mut no_answer, notices);
+        self.advance(turn, now);
+        self.settle_question(turn, id, verdict.cloned());
     }
 
     /// Questions that wait for their verdict.
@@ -250,9 +249,6 @@ impl Matcher {
         }
         let kept = self.keep_request(caller, asked);
         let number = kept.number;
-        if !matches!(stop, Stop::Lacks) {
-            self.has_question(number);
-        }
         match stop {
             Stop::Ask { room, point, mode, body } => {
                 self.ask(point, mode, body, room, Waiter::Request(kept));
@@ -261,7 +257,6 @@ impl Matcher {
                 self.hooks.held.entry(room).or_default().push_back(kept);
                 self.hooks.waiting += 1;
             }
-            Stop::Lacks => self.wait_for_question(kept),
         }
         Handled::Waits(number)
     }
@@ -296,16 +291,16 @@ impl Matcher {
     }
 
     /// A question is over: what waited for it goes on, then what waited for its room.
-    pub(crate) fn settle_question(&mut self, id: u64, verdict: Option<Verdict>, notices: &mut Notices) {
+    pub(crate) fn settle_question(&mut self, turn: &mut Turn<'_>, id: u64, verdict: Option<Verdict>) {
         let Some(Pending { point, room, waiter }) = self.hooks.pending.remove(&id) else { return };
         let behind = room.and_then(|room| self.hooks.held.remove(&room)).unwrap_or_default();
         self.hooks.waiting -= behind.len();
         self.stats.policy_failures += u64::from(verdict.is_none());
         match (waiter, verdict) {
-            (Waiter::Match(found), verdict) => self.policy_gave_server(found, verdict, notices),
+            (Waiter::Match(found), verdict) => self.policy_gave_server(turn, found, verdict),
             (Waiter::Request(mut kept), Some(verdict)) => {
                 kept.verdicts.push(Said { point, room, verdict });
-                self.resume(kept, notices);
+                self.resume(turn, kept);
             }
             (Waiter::Request(kept), None) => {
                 self.give_up(&kept, Status::PolicyUnavailable, "the mode's policy did not answer in time");
@@ -321,12 +316,12 @@ impl Matcher {
                 self.hooks.waiting += queue.len() - before;
                 return;
             }
-            self.resume(next, notices);
+            self.resume(turn, next);
         }
     }
 
-    pub(crate) fn resume(&mut self, kept: Kept, notices: &mut Notices) {
-        let in_time = self.now <= kept.until && self.holds_claims(kept.number);
+    pub(crate) fn resume(&mut self, turn: &mut Turn<'_>, kept: Kept) {
+        let in_time = self.now <= kept.until;
         let method = throng_wire::matcher::method(kept.method).filter(|_| in_time);
         let Some(method) = method else {
             return self.give_up(&kept, Status::Timeout, "the deadline passed; nothing was done");
@@ -340,13 +335,13 @@ impl Matcher {
             verdicts: kept.verdicts.clone(),
         };
         let mut body = Vec::new();
-        if let Handled::Done(status) = self.execute(caller, asked, &mut body, notices) {
+        let turn = &mut Turn { caller, answer: &mut body, notices: turn.notices };
+        if let Handled::Done(status) = self.execute(turn, asked) {
             self.hooks.answered.push_back(Answered { request: kept.number, status, body });
         }
     }
 
     pub(crate) fn give_up(&mut self, kept: &Kept, status: Status, why: &'static str) {
-        self.finish_claims(kept.number);
         let mut body = Vec::new();
         Problem::new(status, why).write(&mut body);
         self.hooks.answered.push_back(Answered { request: kept.number, status, body });
@@ -376,8 +371,7 @@ impl Matcher {
             }
             return Ok(verdict.clone());
         }
-        if !self.has_left(Limit::Questions) {
-            self.hooks.stop = self.may_get_question().then_some(Stop::Lacks);
+        if self.hooks.pending.len() >= PENDING_MAX {
             return Err(Problem::new(Status::PolicyUnavailable, "too many questions to policies are open"));
         }
         let body = self.question(point, mode, write);
@@ -540,41 +534,23 @@ impl Matcher {
         let _ = changes.set_data(&mut room.data);
     }
 
-    /// Asks for the server of a match whose room is there, where another shard has a question left as soon as that gave it.
-    pub(crate) fn ask_for_server(&mut self, found: Id, room: u32) {
-        if self.has_left(Limit::Questions) {
-            self.ask_for_server_now(found, room);
-        } else if self.may_ask_others() {
-            self.wait_for_question_of_match(found);
-        } else {
-            self.go_without_question(found);
-        }
-    }
-
-    /// All shards were asked for a question for a match.
-    pub(crate) fn ask_for_server_at_last(&mut self, found: Id) {
-        match self.room_that_waits(found) {
-            Some(room) if self.has_left(Limit::Questions) => self.ask_for_server_now(found, room),
-            _ => self.go_without_question(found),
-        }
-    }
-
-    /// No shard has a question left: the match ends as if the policy had not answered in time. Not at once: its tickets would
-    /// be matched again in the same tick, again and again for as long as the others' questions are open.
-    fn go_without_question(&mut self, found: Id) {
-        self.timers.set(self.now + self.config.policy_timeout_ms, Timer::Assign(found));
-    }
-
     /// Nobody gave a match its server in time.
-    pub(crate) fn end_without_server(&mut self, found: Id, notices: &mut Notices) {
+    pub(crate) fn end_without_server(&mut self, turn: &mut Turn<'_>, found: Id) {
         let asks = self.match_of(found).is_some_and(|index| {
             self.queues.list[self.matches[index].queue].rules().set.assign == Assign::Policy
         });
         let reason = if asks { "policy_unavailable" } else { "no_server" };
-        self.end_unassigned(found, reason, notices);
+        self.end_unassigned(turn, found, reason);
     }
 
-    fn ask_for_server_now(&mut self, found: Id, room: u32) {
+    /// Asks for the server of a match whose room is there.
+    pub(crate) fn ask_for_server(&mut self, found: Id, room: u32) {
+        if self.hooks.pending.len() >= PENDING_MAX {
+            // The match ends as if the policy had not answered in time. Not at once: its tickets would be matched again in
+            // the same tick, again and again for as long as the other questions are open.
+            self.timers.set(self.now + self.config.policy_timeout_ms, Timer::Assign(found));
+            return;
+        }
         let (mode, id) = (self.rooms[room].mode, self.rooms[room].id);
         let body = self.question(HookPoint::OnCreate, mode, |matcher, out| {
             write_nested(out, 3, |out| matcher.write_room(room, None, out));
@@ -585,15 +561,15 @@ impl Matcher {
         self.ask(HookPoint::OnCreate, mode, body, Some(id), Waiter::Match(found));
     }
 
-    fn policy_gave_server(&mut self, found: Id, verdict: Option<Verdict>, notices: &mut Notices) {
+    fn policy_gave_server(&mut self, turn: &mut Turn<'_>, found: Id, verdict: Option<Verdict>) {
         let Some(room) = self.room_that_waits(found) else { return };
         let mut data = self.rooms[room].data.clone();
         match verdict {
             Some(verdict) if !verdict.refuse && verdict.set_data(&mut data).is_ok() => {
-                self.give_server(found, room, data, notices);
+                self.give_server(turn, found, room, data);
             }
-            Some(_) => self.end_unassigned(found, "refused", notices),
-            None => self.end_unassigned(found, "policy_unavailable", notices),
+            Some(_) => self.end_unassigned(turn, found, "refused"),
+            None => self.end_unassigned(turn, found, "policy_unavailable"),
         }
     }
 }

@@ -3,13 +3,12 @@
 use throng_wire::matcher::{Status, write_bytes, write_f64, write_nested, write_u64};
 use throng_wire::{fields, write_varint};
 
-use crate::claims::Limit;
-use crate::config::{Caller, ModeRules, OnFull, Scope};
+use crate::config::{ModeRules, OnFull, Scope};
 use crate::info::bytes;
 use crate::matcher::{Matcher, require};
-use crate::notices::Notices;
 use crate::problem::{Outcome, Problem, not_found, quote};
-use crate::queue::{Compiled, QueueRules, RuleProblem, number};
+use crate::queue::{Compiled, QUEUES_MAX, QueueRules, RuleProblem, number};
+use crate::turn::Turn;
 
 /// Buckets of one answer.
 const BUCKETS_MAX: usize = 200;
@@ -24,14 +23,8 @@ impl Matcher {
         self.modes.put(name, ModeRules { capacity: compiled.set.players_max(), ..rules })
     }
 
-    pub(crate) fn put_queue_request(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
-        require(caller, Scope::Admin)?;
+    pub(crate) fn put_queue_request(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
+        require(turn.caller, Scope::Admin)?;
         let mut json = &[][..];
         for field in fields(body) {
             let field = field?;
@@ -41,7 +34,7 @@ impl Matcher {
         }
         let rules = QueueRules::parse(json).map_err(refused)?;
         let is_new = !self.queues.by_name.contains_key(rules.name());
-        if is_new && !self.has_left(Limit::Queues) {
+        if is_new && self.queues.by_name.len() >= QUEUES_MAX {
             return Err(Problem::new(Status::TooLarge, "the matcher has as many queues as it takes"));
         }
         let rated = rules.rating();
@@ -51,14 +44,14 @@ impl Matcher {
             let reason = "the pool is of the other system; name another pool".to_owned();
             return Err(refused(RuleProblem { path: "rating.system".to_owned(), reason }));
         }
-        let index = self.put_queue(&rules, notices).map_err(refused)?;
-        self.write_queue(index, answer);
+        let index = self.put_queue(turn, &rules).map_err(refused)?;
+        self.write_queue(index, turn.answer);
         Ok(())
     }
 
-    pub(crate) fn list_queues(&self, answer: &mut Vec<u8>) -> Outcome {
+    pub(crate) fn list_queues(&mut self, turn: &mut Turn<'_>, _: &[u8]) -> Outcome {
         for index in self.queues.by_name.values() {
-            self.write_queue(*index, answer);
+            self.write_queue(*index, turn.answer);
         }
         Ok(())
     }
@@ -73,44 +66,44 @@ impl Matcher {
         });
     }
 
-    pub(crate) fn get_queue_stats(&self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+    pub(crate) fn get_queue_stats(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let index = self.queues.find(crate::team::two_texts(body)?.0);
         let index = index.ok_or_else(|| not_found("queue does not exist"))?;
         let (queue, now) = (&self.queues.list[index], self.clock.max(self.now));
         let figures = &queue.figures;
-        write_bytes(answer, 1, queue.name.as_bytes());
-        write_u64(answer, 2, queue.pool.size);
-        write_f64(answer, 3, figures.per_minute(now));
-        write_u64(answer, 4, figures.matches);
-        write_u64(answer, 5, figures.timed_out);
-        write_u64(answer, 6, figures.cancelled);
-        write_u64(answer, 7, figures.declined);
+        write_bytes(turn.answer, 1, queue.name.as_bytes());
+        write_u64(turn.answer, 2, queue.pool.size);
+        write_f64(turn.answer, 3, figures.per_minute(now));
+        write_u64(turn.answer, 4, figures.matches);
+        write_u64(turn.answer, 5, figures.timed_out);
+        write_u64(turn.answer, 6, figures.cancelled);
+        write_u64(turn.answer, 7, figures.declined);
         for (field, part) in [(8, 0.5), (9, 0.9), (10, 0.99)] {
             if let Some(wait) = queue.estimates.quantile(now, part) {
-                write_varint(answer, field << 3);
-                write_varint(answer, wait);
+                write_varint(turn.answer, field << 3);
+                write_varint(turn.answer, wait);
             }
         }
-        write_f64(answer, 11, figures.quality(0.1));
-        write_f64(answer, 12, figures.quality(0.5));
-        write_u64(answer, 13, queue.pool.partitions.len() as u64);
-        write_u64(answer, 14, figures.scans);
+        write_f64(turn.answer, 11, figures.quality(0.1));
+        write_f64(turn.answer, 12, figures.quality(0.5));
+        write_u64(turn.answer, 13, queue.pool.partitions.len() as u64);
+        write_u64(turn.answer, 14, figures.scans);
         for (field, part) in [(17, 0.5), (18, 0.99)] {
             if let Some(seconds) = queue.observed.ticks.quantile(part) {
-                write_varint(answer, field << 3);
-                write_varint(answer, (seconds * 1e6) as u64);
+                write_varint(turn.answer, field << 3);
+                write_varint(turn.answer, (seconds * 1e6) as u64);
             }
         }
         for ((players, from), tickets) in self.buckets(index) {
-            write_nested(answer, 15, |out| {
+            write_nested(turn.answer, 15, |out| {
                 write_u64(out, 1, u64::from(players));
                 write_f64(out, 2, from as f64);
                 write_u64(out, 3, tickets);
             });
         }
         for count in &figures.expansions {
-            write_varint(answer, 16 << 3);
-            write_varint(answer, *count);
+            write_varint(turn.answer, 16 << 3);
+            write_varint(turn.answer, *count);
         }
         Ok(())
     }

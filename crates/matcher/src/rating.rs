@@ -1,6 +1,5 @@
 //! Ratings: pools of them, the results that change them, and who asks.
 
-mod shared;
 mod systems;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -9,15 +8,15 @@ use serde::{Deserialize, Serialize};
 use throng_wire::fields;
 use throng_wire::matcher::{write_bytes, write_f64, write_nested, write_u64};
 
-use crate::config::{Caller, Scope};
+use crate::config::Scope;
 use crate::id::Id;
 use crate::info::{Text, bytes, check_id, entry, text};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, invalid, not_found, too_large};
 use crate::queue::{Compiled, System};
 use crate::timers::Timer;
+use crate::turn::Turn;
 
-pub(crate) use shared::SharedRatings;
 pub(crate) use systems::{Rating, win_chance};
 use systems::{glicko2_period, weng_lin};
 
@@ -96,6 +95,37 @@ impl Ratings {
                 self.reports.remove(&oldest);
             }
         }
+    }
+}
+
+/// Some players of a pool and their ratings, for a trial.
+#[derive(Clone, Debug)]
+pub(crate) struct RatingCopy {
+    pool: String,
+    system: System,
+    period_ms: u64,
+    players: Vec<(Text, Rated)>,
+}
+
+impl RatingCopy {
+    /// Adds others of the same pool.
+    pub(crate) fn add(&mut self, more: RatingCopy) {
+        self.players.extend(more.players);
+    }
+}
+
+impl Ratings {
+    /// Ratings of some players of a pool; `None` while there is no such pool.
+    pub(crate) fn copy(&self, name: &str, roles: impl Iterator<Item = Text>) -> Option<RatingCopy> {
+        let pool = self.pools.get(name)?;
+        let players = roles.map(|role| (role.clone(), pool.of(&role))).collect();
+        Some(RatingCopy { pool: name.to_owned(), system: pool.system, period_ms: pool.period_ms, players })
+    }
+
+    /// Takes what was copied from another matcher.
+    pub(crate) fn take_copy(&mut self, copy: RatingCopy) {
+        let RatingCopy { pool, system, period_ms, players } = copy;
+        self.pool(&pool, system, period_ms).players.extend(players);
     }
 }
 
@@ -280,14 +310,11 @@ impl<'a> Reported<'a> {
 }
 
 impl Matcher {
-    pub(crate) fn report_result(&mut self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
-        require(caller, Scope::Trusted)?;
-        if let Some(result) = self.claims.take_result() {
-            return Matcher::answer_rated(result, answer);
-        }
+    pub(crate) fn report_result(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
+        require(turn.caller, Scope::Trusted)?;
         let report = Reported::parse(body)?;
         let about = self.rated_by(report.id, report.room, report.pool)?;
-        self.rate_report(about, &report, answer)
+        self.rate_report(about, &report, turn.answer)
     }
 
     /// Counts a result, of a match or room in a pool, once.
@@ -313,10 +340,6 @@ impl Matcher {
         }
         let changes = self.rate(about, name, system, period_ms, result, known.as_ref())?;
         changes.iter().for_each(|change| change.write(answer));
-        // What is taken back changes players too.
-        let before = known.iter().flat_map(|known| &known.changes);
-        let roles: Vec<Text> = changes.iter().chain(before).map(|change| change.role.clone()).collect();
-        self.share_players(name, roles.into_iter());
         self.ratings.remember(key, Report { digest: *digest, changes });
         Ok(())
     }
@@ -420,10 +443,6 @@ impl Matcher {
         if pool.period_ends > 0 {
             self.timers.set(pool.period_ends, Timer::Period(name.clone()));
         }
-        if !self.shard.is_alone() {
-            let everybody: Vec<Text> = self.ratings.pools[&*shown].players.keys().cloned().collect();
-            self.share_players(&shown, everybody.into_iter());
-        }
     }
 
     /// The system of a pool: that of its ratings, or of a queue but one that declares it.
@@ -436,7 +455,7 @@ impl Matcher {
         known.or_else(|| others.map(|queue| queue.rules()).find_map(|rules| declared(&rules)))
     }
 
-    pub(crate) fn get_ratings(&self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+    pub(crate) fn get_ratings(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (mut name, mut roles) = (&[][..], Vec::new());
         for field in fields(body) {
             let field = field?;
@@ -451,13 +470,13 @@ impl Matcher {
         }
         let name = String::from_utf8_lossy(name);
         match self.ratings.pools.get(&*name) {
-            Some(pool) => roles.iter().for_each(|role| pool.of(role).write(role, answer)),
+            Some(pool) => roles.iter().for_each(|role| pool.of(role).write(role, turn.answer)),
             None => {
                 let system = self.system_of_pool(&name, "");
                 let system = system.ok_or_else(|| not_found("rating pool does not exist"))?;
                 let mut empty = Ratings::default();
                 let pool = empty.pool(&name, system, 0);
-                roles.iter().for_each(|role| pool.of(role).write(role, answer));
+                roles.iter().for_each(|role| pool.of(role).write(role, turn.answer));
             }
         }
         Ok(())

@@ -5,7 +5,7 @@
 //!          u32                 u32                          u64       u64         u8
 //! ```
 //!
-//! The low half of the type is the input's, the high half its shard. Numbers are little-endian. Where records lie, and when they are on disk, is the business of whoever keeps the log.
+//! Numbers are little-endian. The journal decides where records lie and when they are on disk.
 
 use crate::config::Scope;
 pub use crate::crc32c::crc32c;
@@ -22,8 +22,6 @@ pub enum Input<'a> {
     Begin {
         /// Makes ids unguessable.
         secret: [u8; 32],
-        /// How many shards there are, 1 to 16.
-        shards: u8,
     },
     /// Rules of modes and limits, as JSON.
     Configure(&'a [u8]),
@@ -58,11 +56,6 @@ pub enum Input<'a> {
         /// The encoded verdict; `None`: it cannot.
         verdict: Option<&'a [u8]>,
     },
-    /// The next mail of another shard has arrived. What it says follows from the sender's records.
-    Mail {
-        /// The sender.
-        from: u8,
-    },
 }
 
 /// A record that checks.
@@ -72,8 +65,6 @@ pub struct Record<'a> {
     pub sequence: u64,
     /// Wall time of the input, in ms since the epoch.
     pub time: u64,
-    /// Whose input it is.
-    pub shard: u8,
     /// Type of the body; see [`parse_input`].
     pub kind: u8,
     /// Body.
@@ -96,8 +87,8 @@ pub fn read_record(bytes: &[u8]) -> Option<Record<'_>> {
     if crc32c(&bytes[8..HEADER_BYTES + size]) != crc {
         return None;
     }
-    let (shard, kind) = (head[24] >> 4, head[24] & 15);
-    Some(Record { sequence: word(8), time: word(16), shard, kind, body, len: HEADER_BYTES + size })
+    let kind = head[24];
+    Some(Record { sequence: word(8), time: word(16), kind, body, len: HEADER_BYTES + size })
 }
 
 /// Where the next record begins that checks and comes after `sequence`, looking at every byte.
@@ -111,23 +102,16 @@ pub fn next_record(bytes: &[u8], sequence: u64) -> Option<usize> {
     })
 }
 
-/// Appends a record of the first shard.
+/// Appends a record.
 pub fn write_record(out: &mut Vec<u8>, sequence: u64, now: u64, input: Input<'_>) {
-    write_record_of(0, out, sequence, now, input);
-}
-
-/// Appends a record of a shard below 16.
-pub fn write_record_of(shard: u8, out: &mut Vec<u8>, sequence: u64, now: u64, input: Input<'_>) {
     let start = out.len();
     out.extend_from_slice(&[0; 8]);
     out.extend_from_slice(&sequence.to_le_bytes());
     out.extend_from_slice(&now.to_le_bytes());
     match input {
-        Input::Begin { secret, shards } => {
+        Input::Begin { secret } => {
             out.push(0);
             out.extend_from_slice(&secret);
-            // One is what those have that say nothing.
-            out.extend((shards != 1).then_some(shards));
         }
         Input::Configure(json) => {
             out.push(1);
@@ -158,49 +142,18 @@ pub fn write_record_of(shard: u8, out: &mut Vec<u8>, sequence: u64, now: u64, in
             out.push(u8::from(verdict.is_some()));
             out.extend_from_slice(verdict.unwrap_or_default());
         }
-        Input::Mail { from } => {
-            out.push(8);
-            out.push(from);
-        }
     }
     let body = (out.len() - start - HEADER_BYTES) as u32;
     out[start..start + 4].copy_from_slice(&body.to_le_bytes());
-    out[start + HEADER_BYTES - 1] |= shard << 4;
-    seal(&mut out[start..]);
-}
-
-/// Writes the checksum of a record.
-fn seal(record: &mut [u8]) {
-    let crc = crc32c(&record[8..]);
-    record[4..8].copy_from_slice(&crc.to_le_bytes());
-}
-
-/// Numbers records that lie one after the other from `first` on; gives the number after the last.
-pub fn renumber(records: &mut [u8], first: u64) -> u64 {
-    let (mut sequence, mut rest) = (first, records);
-    while let Some(size) = rest.first_chunk::<4>().map(|size| u32::from_le_bytes(*size) as usize) {
-        let Some((record, behind)) = rest.split_at_mut_checked(HEADER_BYTES + size) else { break };
-        record[8..16].copy_from_slice(&sequence.to_le_bytes());
-        seal(record);
-        sequence += 1;
-        rest = behind;
-    }
-    sequence
+    let crc = crc32c(&out[start + 8..]);
+    out[start + 4..start + 8].copy_from_slice(&crc.to_le_bytes());
 }
 
 /// The input that a record holds. Total: any bytes give one or nothing.
 #[must_use]
 pub fn parse_input(kind: u8, body: &[u8]) -> Option<Input<'_>> {
     Some(match kind {
-        0 => {
-            let (secret, rest) = body.split_first_chunk::<32>()?;
-            let shards = match rest {
-                [] => 1,
-                [shards @ 2..=16] => *shards,
-                _ => return None,
-            };
-            Input::Begin { secret: *secret, shards }
-        }
+        0 => Input::Begin { secret: body.try_into().ok()? },
         1 => Input::Configure(body),
         2 => {
             let (head, rest) = body.split_first_chunk::<4>()?;
@@ -231,10 +184,6 @@ pub fn parse_input(kind: u8, body: &[u8]) -> Option<Input<'_>> {
             };
             Input::Verdict { id: u64::from_le_bytes(*id), verdict }
         }
-        8 => match body {
-            [from] => Input::Mail { from: *from },
-            _ => return None,
-        },
         _ => return None,
     })
 }
@@ -257,9 +206,7 @@ mod tests {
     #[test]
     fn every_input_survives_its_record_and_no_byte_may_change() {
         let inputs = [
-            Input::Begin { secret: [7; 32], shards: 1 },
-            Input::Begin { secret: [7; 32], shards: 3 },
-            Input::Mail { from: 2 },
+            Input::Begin { secret: [7; 32] },
             Input::Configure(b"{}"),
             Input::Request { srv: "s", scope: Scope::Trusted, method: 30, body: b"body" },
             Input::Session { srv: "s", up: true },
@@ -285,20 +232,5 @@ mod tests {
             }
             rest = &rest[record.len..];
         }
-    }
-
-    #[test]
-    fn records_of_a_shard_are_numbered_when_their_place_is_known() {
-        let mut log = Vec::new();
-        for input in [Input::Timeout, Input::Mail { from: 1 }, Input::Configure(b"{}")] {
-            write_record_of(5, &mut log, 0, 7, input);
-        }
-        assert_eq!(renumber(&mut log, 40), 43);
-        let (mut rest, mut seen) = (&log[..], Vec::new());
-        while let Some(record) = read_record(rest) {
-            seen.push((record.sequence, record.shard, record.kind));
-            rest = &rest[record.len..];
-        }
-        assert_eq!(seen, [(40, 5, 4), (41, 5, 8), (42, 5, 1)]);
     }
 }

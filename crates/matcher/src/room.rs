@@ -14,11 +14,11 @@ use crate::history::{Change, History};
 use crate::id::Id;
 use crate::info::{DataMap, Info, ROOM_DATA_FIELD, RoleRef, bytes, check_growth, entry, text, write_entry};
 use crate::matcher::{Matcher, fan_out, write_about};
-use crate::notices::Notices;
 use crate::policy::Verdict;
 use crate::problem::{Outcome, Problem, not_found, quote, quote_all};
 use crate::sides::Sides;
 use crate::slab::NONE;
+use crate::turn::Turn;
 
 /// Members up to which an event carries all of them, where the mode does not say.
 const SNAPSHOT_MEMBERS_MAX: usize = 16;
@@ -140,9 +140,9 @@ impl Room {
     }
 
     /// Gives a room that has no sides those of its backfill.
-    pub(crate) fn begin_sides(&mut self, names: &[String]) {
+    pub(crate) fn begin_sides<'a>(&mut self, names: impl Iterator<Item = &'a [u8]>) {
         if self.sides.is_empty() {
-            self.sides = Sides::new(names.iter().map(|name| (name.as_bytes(), [])), &mut Vec::new());
+            self.sides = Sides::new(names.map(|name| (name, [])), &mut Vec::new());
         }
     }
 
@@ -200,7 +200,8 @@ impl Matcher {
     }
 
     pub(crate) fn already_in(&self, room: u32) -> Problem {
-        crate::claims::already_in(self.rooms[room].id)
+        let id = self.rooms[room].id;
+        Problem::new(Status::AlreadyInRoom, "the role is in another room").with("RoomID", quote(&id.text()))
     }
 
     /// A random join's room: the first candidate whose policy admits the newcomers, or `None`.
@@ -257,10 +258,10 @@ impl Matcher {
     /// Makes a room with its first members. The caller has checked capacity and limits.
     pub(crate) fn make_room(
         &mut self,
+        turn: &mut Turn<'_>,
         mode: u16,
         create: &CreateInfo<'_>,
         mut newcomers: Newcomers,
-        notices: &mut Notices,
     ) -> Outcome<u32> {
         self.check_not_draining()?;
         check_unique(&self.modes[mode].rules, std::iter::empty(), &newcomers)?;
@@ -270,7 +271,7 @@ impl Matcher {
         newcomers.iter_mut().for_each(|newcomer| self.move_newcomer(newcomer));
         let creator = newcomers.first().map_or(NONE, |first| self.people.players[first.player].server);
         let room = self.insert_room(mode, hidden, data, creator);
-        self.admit(room, newcomers, &changes, notices);
+        self.admit(turn, room, newcomers, &changes);
         Ok(room)
     }
 
@@ -313,10 +314,10 @@ impl Matcher {
     /// `scratch.room`.
     pub(crate) fn admit(
         &mut self,
+        turn: &mut Turn<'_>,
         index: u32,
         mut newcomers: Newcomers,
         changes: &Verdict,
-        notices: &mut Notices,
     ) {
         newcomers.iter_mut().for_each(|newcomer| self.move_newcomer(newcomer));
         let room = &mut self.rooms[index];
@@ -355,18 +356,18 @@ impl Matcher {
         }
         self.change_by_policy(index, changes);
         let deleting = self.rooms[index].deleting;
-        self.announce_members(index, first, notices);
+        self.announce_members(turn, index, first);
         if deleting {
-            self.begin_end(index, notices);
+            self.begin_end(turn, index);
         } else {
             if self.rooms[index].sealed {
-                self.end_backfill_of(index, notices);
+                self.end_backfill_of(turn, index);
             }
             self.reindex_room(index);
         }
     }
 
-    fn announce_members(&mut self, index: u32, first: usize, notices: &mut Notices) {
+    fn announce_members(&mut self, turn: &mut Turn<'_>, index: u32, first: usize) {
         let mut encoded = std::mem::take(&mut self.scratch.room);
         encoded.clear();
         self.write_room(index, None, &mut encoded);
@@ -387,7 +388,7 @@ impl Matcher {
         });
         self.scratch.event = event;
         self.scratch.room = encoded;
-        self.tell_room(index, 0, notices);
+        self.tell_room(turn, index, 0);
     }
 
     fn sends_partial(&self, index: u32) -> bool {
@@ -438,10 +439,10 @@ impl Matcher {
     }
 
     /// Sends the event in `scratch.event` to the room's members.
-    pub(crate) fn tell_room(&self, index: u32, collapse: u64, notices: &mut Notices) {
+    pub(crate) fn tell_room(&self, turn: &mut Turn<'_>, index: u32, collapse: u64) {
         let members = &self.rooms[index].members;
         let players = members.iter().map(|member| member.player);
-        fan_out(&self.people, players, &self.scratch.event, collapse, notices);
+        fan_out(&self.people, players, &self.scratch.event, collapse, turn.notices);
     }
 
     /// Encodes a room; `only` lists these members instead of all and says so.

@@ -10,12 +10,12 @@ use crate::config::{Caller, Scope};
 use crate::history::Change;
 use crate::info::{ROOM_DATA_FIELD, RoleRef, Update, bytes, check_growth, check_id, text};
 use crate::matcher::{Matcher, collapse_key, write_about};
-use crate::notices::Notices;
 use crate::problem::{Outcome, Problem, forbidden, invalid};
 use crate::room::{CreateInfo, Newcomer, Newcomers};
 use crate::slab::NONE;
 use crate::team::{text_and_message, two_texts};
 use crate::timers::Timer;
+use crate::turn::Turn;
 
 /// Rooms that one answer lists.
 pub(crate) const ROOM_LIST_MAX: usize = 1_000;
@@ -24,35 +24,28 @@ const RESERVE_S_MAX: u64 = 3_600;
 const INFOS_MAX: usize = 1_000;
 
 impl Matcher {
-    pub(crate) fn role_join_random_room(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn role_join_random_room(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (role, create, reserve) = Self::parse_role_and(body)?;
         let create = CreateInfo::parse(create)?;
         let mode = self.modes.resolve(create.mode)?;
-        if self.modes[mode].rules.exclusive {
-            if let Some(room) = self.room_of(role.id) {
-                if self.rooms[room].mode == mode {
-                    return self.answer_join(room, false, true, answer);
-                }
-                return Err(self.already_in(room));
+        if self.modes[mode].rules.exclusive
+            && let Some(room) = self.room_of(role.id)
+        {
+            if self.rooms[room].mode == mode {
+                return self.answer_join(room, false, true, turn.answer);
             }
-            self.check_not_elsewhere(role.id)?;
+            return Err(self.already_in(room));
         }
         self.check_open_to(mode, 1)?;
         self.modes[mode].rules.check_limits(&role)?;
         if reserve > RESERVE_S_MAX {
             return Err(invalid(format!("a seat is reserved for at most {RESERVE_S_MAX} s")));
         }
-        let newcomer = self.newcomer(caller, &role)?;
+        let newcomer = self.newcomer(turn.caller, &role)?;
         let player = newcomer.player;
         let joined = match reserve {
-            0 => self.join_any(mode, &create, smallvec![newcomer], answer, notices),
-            _ => self.reserve_any(mode, &create, newcomer, self.now + reserve * 1_000, answer),
+            0 => self.join_any(turn, mode, &create, smallvec![newcomer]),
+            _ => self.reserve_any(mode, &create, newcomer, self.now + reserve * 1_000, turn.answer),
         };
         if joined.is_err() {
             self.people.release(player);
@@ -63,22 +56,21 @@ impl Matcher {
     /// All newcomers join an open room that admits them, or one is made.
     fn join_any(
         &mut self,
+        turn: &mut Turn<'_>,
         mode: u16,
         create: &CreateInfo<'_>,
         newcomers: Newcomers,
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
     ) -> Outcome {
         if let Some(room) = self.pick_room(mode, &newcomers)? {
             if self.rooms[room].has_member(newcomers[0].player) {
-                return self.answer_join(room, false, true, answer);
+                return self.answer_join(room, false, true, turn.answer);
             }
             let changes = self.ask_to_admit(room, &newcomers)?;
-            self.admit(room, newcomers, &changes, notices);
-            return self.answer_encoded(false, answer);
+            self.admit(turn, room, newcomers, &changes);
+            return self.answer_encoded(false, turn.answer);
         }
-        self.make_room(mode, create, newcomers, notices)?;
-        self.answer_encoded(true, answer)
+        self.make_room(turn, mode, create, newcomers)?;
+        self.answer_encoded(true, turn.answer)
     }
 
     /// The same with a seat instead of membership: the policy is asked when it is claimed.
@@ -106,74 +98,50 @@ impl Matcher {
         self.answer_join(room, true, false, answer)
     }
 
-    pub(crate) fn role_create_room(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn role_create_room(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (role, create, _) = Self::parse_role_and(body)?;
         let create = CreateInfo::parse(create)?;
         let mode = self.modes.resolve(create.mode)?;
         if let Some(room) = self.room_of(role.id).filter(|_| self.modes[mode].rules.exclusive) {
             return Err(self.already_in(room));
         }
-        if self.modes[mode].rules.exclusive {
-            self.check_not_elsewhere(role.id)?;
-        }
         self.check_open_to(mode, 1)?;
         self.modes[mode].rules.check_limits(&role)?;
-        let newcomer = self.newcomer(caller, &role)?;
-        self.make_room_or_release(mode, &create, smallvec![newcomer], notices)?;
-        write_bytes(answer, 1, &self.scratch.room);
+        let newcomer = self.newcomer(turn.caller, &role)?;
+        self.make_room_or_release(turn, mode, &create, smallvec![newcomer])?;
+        write_bytes(turn.answer, 1, &self.scratch.room);
         Ok(())
     }
 
-    pub(crate) fn role_join_room(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn role_join_room(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (role, room, _) = Self::parse_role_and(body)?;
         let room = self.find_room(room)?;
         let known = self.people.player(role.id);
         if known.is_some_and(|player| self.rooms[room].has_member(player)) && !self.rooms[room].deleting {
-            return self.answer_join(room, false, true, answer);
+            return self.answer_join(room, false, true, turn.answer);
         }
         if let Some(other) = self.room_of(role.id).filter(|_| self.is_exclusive(room)) {
             return Err(self.already_in(other));
         }
-        if self.is_exclusive(room) {
-            self.check_not_elsewhere(role.id)?;
-        }
         if let Some(player) =
             known.filter(|player| self.rooms[room].seats.iter().any(|seat| seat.player == *player))
         {
-            self.home_of(caller, &role)?;
-            self.check_acts_for(caller, player)?;
-            self.take_seat(room, player, Some((caller, &role)), notices)?;
-            return self.answer_encoded(false, answer);
+            self.home_of(turn.caller, &role)?;
+            self.check_acts_for(turn.caller, player)?;
+            self.take_seat(turn, room, player, Some((turn.caller, &role)))?;
+            return self.answer_encoded(false, turn.answer);
         }
         self.check_joinable(room, 1)?;
         let mode = self.rooms[room].mode;
         self.modes[mode].rules.check_limits(&role)?;
-        let newcomers: Newcomers = smallvec![self.newcomer(caller, &role)?];
+        let newcomers: Newcomers = smallvec![self.newcomer(turn.caller, &role)?];
         let allowed = self.check_fits(room, &newcomers).and_then(|()| self.ask_to_admit(room, &newcomers));
         let changes = allowed.inspect_err(|_| self.release_newcomers(&newcomers))?;
-        self.admit(room, newcomers, &changes, notices);
-        self.answer_encoded(false, answer)
+        self.admit(turn, room, newcomers, &changes);
+        self.answer_encoded(false, turn.answer)
     }
 
-    pub(crate) fn role_leave_room(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn role_leave_room(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (mut role, mut room, mut actor) = (&[][..], &[][..], &[][..]);
         for field in fields(body) {
             let field = field?;
@@ -187,45 +155,35 @@ impl Matcher {
         check_id(role, "RoleID")?;
         let index = self.find_room(room)?;
         let player = self.member_of_room(index, role)?;
-        let own = self.people.server_of(player) == caller.srv.as_bytes();
-        if !own && !self.owns_room(caller, index) {
+        let own = self.people.server_of(player) == turn.caller.srv.as_bytes();
+        if !own && !self.owns_room(turn.caller, index) {
             return Err(forbidden(
                 "only the role's server, the room's maker or a trusted server may do this",
             ));
         }
-        let kicked = !actor.is_empty() && actor != role || !own && caller.scope == Scope::Server;
+        let kicked = !actor.is_empty() && actor != role || !own && turn.caller.scope == Scope::Server;
         let changes = self.ask_to_remove(index, player)?;
         // The room outlives this call: a deleting room lingers, and linger is not shorter than one step.
-        self.remove_from_room(index, player, if kicked { "kicked" } else { "left" }, notices);
-        self.change_after_leaving(index, &changes, notices);
-        write_nested(answer, 1, |out| self.write_room(index, None, out));
+        self.remove_from_room(turn, index, player, if kicked { "kicked" } else { "left" });
+        self.change_after_leaving(turn, index, &changes);
+        write_nested(turn.answer, 1, |out| self.write_room(index, None, out));
         Ok(())
     }
 
-    pub(crate) fn broadcast_room(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn broadcast_room(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (room, message) = text_and_message(body)?;
         let index = self.find_room(room)?;
-        self.check_has_part_in(caller, index)?;
+        self.check_has_part_in(turn.caller, index)?;
         let (id, rev) = (self.rooms[index].id, self.rooms[index].rev);
         self.event(Event::BROADCAST_ROOM, |out| {
             write_bytes(out, 1, message);
             write_about(out, id, rev, "");
         });
-        self.tell_room(index, 0, notices);
+        self.tell_room(turn, index, 0);
         Ok(())
     }
 
-    pub(crate) fn set_room_data(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn set_room_data(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (mut room, mut key, mut value) = (&[][..], &[][..], &[][..]);
         for field in fields(body) {
             let field = field?;
@@ -237,7 +195,7 @@ impl Matcher {
             }
         }
         let index = self.find_room(room)?;
-        self.check_has_part_in(caller, index)?;
+        self.check_has_part_in(turn.caller, index)?;
         let room = &mut self.rooms[index];
         let rules = &self.modes[room.mode].rules;
         if !rules.count_key.is_empty() && rules.count_key.as_bytes() == key {
@@ -253,16 +211,11 @@ impl Matcher {
             write_bytes(out, 3, if value.is_empty() { b"null" } else { value });
             write_about(out, id, rev, "");
         });
-        self.tell_room(index, collapse, notices);
+        self.tell_room(turn, index, collapse);
         Ok(())
     }
 
-    pub(crate) fn update_room_role_data(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn update_room_role_data(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let mut encoded = &[][..];
         for field in fields(body) {
             let field = field?;
@@ -273,8 +226,8 @@ impl Matcher {
         let update = Update::parse(encoded)?;
         let index = self.find_room(update.room)?;
         let player = self.member_of_room(index, update.role)?;
-        if !self.owns_room(caller, index) {
-            self.check_acts_for(caller, player)?;
+        if !self.owns_room(turn.caller, index) {
+            self.check_acts_for(turn.caller, player)?;
         }
         let room = &mut self.rooms[index];
         let at = room.members.iter().position(|member| member.player == player).unwrap_or_default();
@@ -297,35 +250,29 @@ impl Matcher {
             write_bytes(out, 1, encoded);
             write_about(out, id, rev, "");
         });
-        self.tell_room(index, collapse, notices);
+        self.tell_room(turn, index, collapse);
         Ok(())
     }
 
-    pub(crate) fn delete_room(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn delete_room(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let Ok(index) = self.find_room(two_texts(body)?.0) else { return Ok(()) };
         if self.rooms[index].deleting {
             return Ok(());
         }
-        self.check_has_part_in(caller, index)?;
+        self.check_has_part_in(turn.caller, index)?;
         self.rooms[index].rev += 1;
-        self.begin_end(index, notices);
-        write_bool(answer, 1, true);
+        self.begin_end(turn, index);
+        write_bool(turn.answer, 1, true);
         Ok(())
     }
 
-    pub(crate) fn get_room_info(&mut self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+    pub(crate) fn get_room_info(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let index = self.find_room(two_texts(body)?.0)?;
-        write_nested(answer, 1, |out| self.write_room(index, None, out));
+        write_nested(turn.answer, 1, |out| self.write_room(index, None, out));
         Ok(())
     }
 
-    pub(crate) fn get_room_infos(&mut self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+    pub(crate) fn get_room_infos(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let mut count = 0;
         for field in fields(body) {
             let field = field?;
@@ -337,29 +284,23 @@ impl Matcher {
                 return Err(crate::problem::too_large(format!("more than {INFOS_MAX} RoomIDs")));
             }
             if let Ok(index) = self.find_room(text(&field)?) {
-                write_nested(answer, 1, |out| self.write_room(index, None, out));
+                write_nested(turn.answer, 1, |out| self.write_room(index, None, out));
             }
         }
         Ok(())
     }
 
-    pub(crate) fn get_room_list(&mut self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+    pub(crate) fn get_room_list(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (mode, _) = two_texts(body)?;
         if let Some(mode) = self.modes.find(mode) {
             for room in mode.visible.values().take(ROOM_LIST_MAX) {
-                write_bytes(answer, 1, &self.rooms[*room].id.text());
+                write_bytes(turn.answer, 1, &self.rooms[*room].id.text());
             }
         }
         Ok(())
     }
 
-    pub(crate) fn set_room_flags(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn set_room_flags(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (mut room, mut hidden, mut full) = (&[][..], None, None);
         for field in fields(body) {
             let field = field?;
@@ -371,7 +312,7 @@ impl Matcher {
             }
         }
         let index = self.find_room(room)?;
-        if !self.owns_room(caller, index) {
+        if !self.owns_room(turn.caller, index) {
             return Err(forbidden("only the room's maker or a trusted server may set its flags"));
         }
         let room = &mut self.rooms[index];
@@ -399,18 +340,12 @@ impl Matcher {
             write_bool(out, 2, full);
             write_about(out, id, rev, "");
         });
-        self.tell_room(index, 0, notices);
-        write_nested(answer, 1, |out| self.write_room(index, None, out));
+        self.tell_room(turn, index, 0);
+        write_nested(turn.answer, 1, |out| self.write_room(index, None, out));
         Ok(())
     }
 
-    pub(crate) fn claim_seat(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn claim_seat(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (mut room, mut id, mut role) = (&[][..], &[][..], None);
         for field in fields(body) {
             let field = field?;
@@ -428,23 +363,23 @@ impl Matcher {
         }
         let room = self.find_room(room)?;
         let player = self.people.player(id).ok_or_else(seat_expired)?;
-        self.check_acts_for(caller, player)?;
+        self.check_acts_for(turn.caller, player)?;
         if self.rooms[room].has_member(player) {
-            write_nested(answer, 1, |out| self.write_room(room, None, out));
+            write_nested(turn.answer, 1, |out| self.write_room(room, None, out));
             return Ok(());
         }
-        self.take_seat(room, player, None, notices)?;
-        write_bytes(answer, 1, &self.scratch.room);
+        self.take_seat(turn, room, player, None)?;
+        write_bytes(turn.answer, 1, &self.scratch.room);
         Ok(())
     }
 
     /// Turns a seat into membership; the room is left in `scratch.room`.
     fn take_seat(
         &mut self,
+        turn: &mut Turn<'_>,
         room: u32,
         player: u32,
         info: Option<(Caller<'_>, &RoleRef<'_>)>,
-        notices: &mut Notices,
     ) -> Outcome {
         // Its timer may still wait behind others.
         let now = self.now;
@@ -456,9 +391,6 @@ impl Matcher {
         let other = self.people.players[player].room;
         if other != NONE && other != room && self.is_exclusive(room) {
             return Err(self.already_in(other));
-        }
-        if self.is_exclusive(room) {
-            self.check_not_elsewhere(&self.people.players[player].id)?;
         }
         let kept = self.info_of_seat(&self.rooms[room].seats[at]);
         let info = match info {
@@ -473,7 +405,7 @@ impl Matcher {
         self.note_change(room, Change::of("seat_claimed"), &[player]);
         let mode = self.rooms[room].mode;
         self.modes[mode].seats -= 1;
-        self.admit(room, newcomers, &changes, notices);
+        self.admit(turn, room, newcomers, &changes);
         self.people.players[player].holds -= 1;
         let left = self.rooms[room].seats.iter().map(|seat| seat.until).min();
         if let Some(until) = left {
@@ -484,7 +416,7 @@ impl Matcher {
     }
 
     /// Refuses servers that have nothing to do with a room.
-    fn check_has_part_in(&self, caller: Caller<'_>, room: u32) -> Outcome {
+    pub(crate) fn check_has_part_in(&self, caller: Caller<'_>, room: u32) -> Outcome {
         if self.owns_room(caller, room) || self.hosts_in_room(caller, room) {
             return Ok(());
         }
@@ -527,13 +459,13 @@ impl Matcher {
 
     fn make_room_or_release(
         &mut self,
+        turn: &mut Turn<'_>,
         mode: u16,
         create: &CreateInfo<'_>,
         newcomers: Newcomers,
-        notices: &mut Notices,
     ) -> Outcome<u32> {
         let player = newcomers[0].player;
-        let made = self.make_room(mode, create, newcomers, notices);
+        let made = self.make_room(turn, mode, create, newcomers);
         if made.is_err() {
             self.people.release(player);
         }

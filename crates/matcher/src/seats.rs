@@ -6,13 +6,13 @@ use crate::history::Change;
 use crate::id::Id;
 use crate::info::{Info, RoleRef};
 use crate::matcher::{Matcher, write_about};
-use crate::notices::Notices;
 use crate::room::{Newcomer, Seat};
 use crate::timers::Timer;
+use crate::turn::Turn;
 
 impl Matcher {
     /// Seats whose time is over become free.
-    pub(crate) fn expire_seats(&mut self, id: Id, notices: &mut Notices) {
+    pub(crate) fn expire_seats(&mut self, turn: &mut Turn<'_>, id: Id) {
         let index = id.index;
         if self.rooms.get(index).is_none_or(|room| room.id != id || room.deleting) {
             return;
@@ -32,14 +32,14 @@ impl Matcher {
                 write_bytes(out, 1, &role);
                 write_about(out, id, rev, "");
             });
-            self.tell_room(index, 0, notices);
+            self.tell_room(turn, index, 0);
             // The one who lost it hears it too.
             let player = &self.people.players[seat.player];
-            notices.push(player.server, std::iter::once(role.as_slice()), &self.scratch.event, 0);
+            turn.notices.push(player.server, std::iter::once(role.as_slice()), &self.scratch.event, 0);
             self.people.players[seat.player].holds -= 1;
             self.people.release(seat.player);
         }
-        self.after_leaving(index, notices);
+        self.after_leaving(turn, index);
     }
 
     /// Reserves a place for a role until a time.

@@ -15,43 +15,6 @@ pub struct Stats {
     pub policy_questions: u64,
     /// Questions without a verdict in time.
     pub policy_failures: u64,
-    /// Mail sent to other shards.
-    pub mail_sent: u64,
-    /// Claims of players and teams that were granted.
-    pub claims_granted: u64,
-    /// Claims that had to wait for others.
-    pub claims_waited: u64,
-    /// Claims that were not granted in time.
-    pub claims_expired: u64,
-}
-
-impl Stats {
-    /// The sum over shards.
-    pub fn add(&mut self, other: &Stats) {
-        self.rooms_created += other.rooms_created;
-        self.rooms_destroyed += other.rooms_destroyed;
-        self.roles_joined += other.roles_joined;
-        self.replayed_answers += other.replayed_answers;
-        self.policy_questions += other.policy_questions;
-        self.policy_failures += other.policy_failures;
-        self.mail_sent += other.mail_sent;
-        self.claims_granted += other.claims_granted;
-        self.claims_waited += other.claims_waited;
-        self.claims_expired += other.claims_expired;
-    }
-}
-
-impl Counts {
-    /// The sum over shards, each of which counts a role or server that it knows.
-    pub fn add(&mut self, other: &Counts) {
-        self.rooms += other.rooms;
-        self.teams += other.teams;
-        self.players += other.players;
-        self.servers += other.servers;
-        self.tickets += other.tickets;
-        self.matches += other.matches;
-        self.backfills += other.backfills;
-    }
 }
 
 /// Objects that exist.
@@ -134,7 +97,7 @@ pub struct QueueReport {
     pub scans: u64,
     /// Tickets whose players are asked whether they accept.
     pub proposed: u64,
-    /// Tickets whose match waits for its players on other shards or for its server.
+    /// Tickets whose match waits for its server.
     pub placing: u64,
     /// Qualities of its matches, 0 to 1.
     pub qualities: Histogram,

@@ -12,9 +12,9 @@ use crate::info::{
     check_id, check_json, check_len, entry, text,
 };
 use crate::matcher::{Matcher, collapse_key, fan_out, stored, write_about};
-use crate::notices::Notices;
 use crate::problem::{Outcome, Problem, forbidden, invalid, not_found, quote};
 use crate::slab::NONE;
+use crate::turn::Turn;
 
 /// Wrong passwords of one server for one team before it has to wait.
 const WRONG_TRIES_MAX: u32 = 10;
@@ -58,13 +58,7 @@ impl Matcher {
             .ok_or_else(|| not_found("team does not exist"))
     }
 
-    pub(crate) fn create_team(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn create_team(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         self.check_not_draining()?;
         let (mut creator, mut info) = (None, &[][..]);
         for field in fields(body) {
@@ -94,7 +88,7 @@ impl Matcher {
             .filter(|max| *max > 0)
             .ok_or_else(|| invalid("MaxRole must be over 0"))?;
         check_len(password, PASSWORD_BYTES_MAX, "Passwd")?;
-        let srv = self.home_of(caller, &creator)?;
+        let srv = self.home_of(turn.caller, &creator)?;
         self.check_in_no_team(creator.id)?;
 
         let index = self.teams.next_index();
@@ -115,18 +109,12 @@ impl Matcher {
             rev: 1,
             wrong: Vec::new(),
         });
-        self.announce_join(index, 0, notices);
-        write_nested(answer, 1, |out| self.write_team(index, out));
+        self.announce_join(turn, index, 0);
+        write_nested(turn.answer, 1, |out| self.write_team(index, out));
         Ok(())
     }
 
-    pub(crate) fn join_team(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn join_team(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (mut role, mut team, mut password) = (None, &[][..], &[][..]);
         for field in fields(body) {
             let field = field?;
@@ -138,10 +126,10 @@ impl Matcher {
             }
         }
         let role = role.ok_or_else(|| invalid("RoleInfo is missing"))?;
-        let srv = self.home_of(caller, &role)?;
+        let srv = self.home_of(turn.caller, &role)?;
         let index = self.find_team(team)?;
         if self.people.player(role.id).is_some_and(|player| self.people.players[player].team == index) {
-            write_nested(answer, 1, |out| self.write_team(index, out));
+            write_nested(turn.answer, 1, |out| self.write_team(index, out));
             return Ok(());
         }
         self.check_in_no_team(role.id)?;
@@ -160,12 +148,12 @@ impl Matcher {
         team.members.push(TeamMember { player, info });
         team.rev += 1;
         let at = team.members.len() - 1;
-        self.announce_join(index, at, notices);
-        write_nested(answer, 1, |out| self.write_team(index, out));
+        self.announce_join(turn, index, at);
+        write_nested(turn.answer, 1, |out| self.write_team(index, out));
         Ok(())
     }
 
-    pub(crate) fn leave_team(&mut self, caller: Caller<'_>, body: &[u8], notices: &mut Notices) -> Outcome {
+    pub(crate) fn leave_team(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (mut member, mut team, mut actor) = (&[][..], &[][..], &[][..]);
         for field in fields(body) {
             let field = field?;
@@ -180,25 +168,20 @@ impl Matcher {
         let index = self.find_team(team)?;
         let player = self.member_of_team(index, member)?;
         let is_actor = actor.is_empty() || actor == member;
-        let own = self.people.server_of(player) == caller.srv.as_bytes();
+        let own = self.people.server_of(player) == turn.caller.srv.as_bytes();
         let leader = self.teams[index].leader;
-        let leads = self.people.server_of(leader) == caller.srv.as_bytes()
+        let leads = self.people.server_of(leader) == turn.caller.srv.as_bytes()
             && (actor.is_empty() || self.people.players[leader].id.as_slice() == actor);
-        let allowed = caller.scope > Scope::Server || is_actor && own || leads;
+        let allowed = turn.caller.scope > Scope::Server || is_actor && own || leads;
         if !allowed {
             return Err(forbidden("only the leader or a trusted server may kick"));
         }
-        let reason = if is_actor && (own || caller.scope > Scope::Server) { "left" } else { "kicked" };
-        self.remove_from_team(index, player, reason, notices);
+        let reason = if is_actor && (own || turn.caller.scope > Scope::Server) { "left" } else { "kicked" };
+        self.remove_from_team(turn, index, player, reason);
         Ok(())
     }
 
-    pub(crate) fn change_team_leader(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn change_team_leader(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (team, leader) = two_texts(body)?;
         let index = self.find_team(team)?;
         if self.people.players[self.teams[index].leader].id.as_slice() == leader {
@@ -208,17 +191,12 @@ impl Matcher {
             problem.message = "new leader is not a member".into();
             problem
         })?;
-        self.check_acts_for(caller, self.teams[index].leader)?;
-        self.set_leader(index, player, notices);
+        self.check_acts_for(turn.caller, self.teams[index].leader)?;
+        self.set_leader(turn, index, player);
         Ok(())
     }
 
-    pub(crate) fn set_team_data(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn set_team_data(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (mut team, mut key, mut value) = (&[][..], &[][..], &[][..]);
         for field in fields(body) {
             let field = field?;
@@ -230,7 +208,7 @@ impl Matcher {
             }
         }
         let index = self.find_team(team)?;
-        self.check_hosts_member(caller, index)?;
+        self.check_hosts_member(turn.caller, index)?;
         let team = &mut self.teams[index];
         team.data.set_within(TEAM_DATA_FIELD, key, value, team.size())?;
         team.rev += 1;
@@ -240,53 +218,48 @@ impl Matcher {
             write_bytes(out, 3, if value.is_empty() { b"null" } else { value });
             write_about(out, id, rev, "");
         });
-        self.tell_team(index, collapse_key(false, id, Event::SET_TEAM_DATA, key), notices);
+        self.tell_team(turn, index, collapse_key(false, id, Event::SET_TEAM_DATA, key));
         Ok(())
     }
 
-    pub(crate) fn broadcast_team(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn broadcast_team(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (team, message) = text_and_message(body)?;
         let index = self.find_team(team)?;
-        self.check_hosts_member(caller, index)?;
+        self.check_hosts_member(turn.caller, index)?;
         let team = &self.teams[index];
         let (id, rev) = (team.id, team.rev);
         self.event(Event::BROADCAST_TEAM, |out| {
             write_bytes(out, 1, message);
             write_about(out, id, rev, "");
         });
-        self.tell_team(index, 0, notices);
+        self.tell_team(turn, index, 0);
         Ok(())
     }
 
-    pub(crate) fn get_team_info(&mut self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+    pub(crate) fn get_team_info(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let index = self.find_team(two_texts(body)?.0)?;
-        write_nested(answer, 1, |out| self.write_team(index, out));
+        write_nested(turn.answer, 1, |out| self.write_team(index, out));
         Ok(())
     }
 
-    pub(crate) fn delete_team(&mut self, caller: Caller<'_>, body: &[u8], notices: &mut Notices) -> Outcome {
+    pub(crate) fn delete_team(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let index = self.find_team(two_texts(body)?.0)?;
-        self.check_acts_for(caller, self.teams[index].leader)?;
+        self.check_acts_for(turn.caller, self.teams[index].leader)?;
         // From the youngest on: nobody becomes leader of a team that is being dissolved but its longest-standing member.
         while let Some(member) = self.teams.get(index).and_then(|team| team.members.last()) {
             let player = member.player;
-            self.remove_from_team(index, player, "deleted", notices);
+            self.remove_from_team(turn, index, player, "deleted");
         }
         Ok(())
     }
 
     /// Takes a member out: a new leader first, then the removal, then the event to those who stay and the leaver.
-    pub(crate) fn remove_from_team(&mut self, index: u32, player: u32, reason: &str, notices: &mut Notices) {
+    pub(crate) fn remove_from_team(&mut self, turn: &mut Turn<'_>, index: u32, player: u32, reason: &str) {
         let team = &self.teams[index];
         if team.leader == player && team.members.len() > 1 {
             let next = team.members.iter().map(|member| member.player).find(|member| *member != player);
             if let Some(next) = next {
-                self.set_leader(index, next, notices);
+                self.set_leader(turn, index, next);
             }
         }
         let team = &mut self.teams[index];
@@ -297,7 +270,7 @@ impl Matcher {
             write_bytes(out, 1, &role);
             write_about(out, id, rev, reason);
         });
-        self.tell_team(index, 0, notices);
+        self.tell_team(turn, index, 0);
         let team = &mut self.teams[index];
         team.members.retain(|member| member.player != player);
         if team.members.is_empty() {
@@ -320,7 +293,7 @@ impl Matcher {
         write_u64(out, 7, team.rev);
     }
 
-    fn set_leader(&mut self, index: u32, player: u32, notices: &mut Notices) {
+    fn set_leader(&mut self, turn: &mut Turn<'_>, index: u32, player: u32) {
         let team = &mut self.teams[index];
         team.leader = player;
         team.rev += 1;
@@ -330,10 +303,10 @@ impl Matcher {
             write_bytes(out, 1, &role);
             write_about(out, id, rev, "");
         });
-        self.tell_team(index, 0, notices);
+        self.tell_team(turn, index, 0);
     }
 
-    fn announce_join(&mut self, index: u32, member: usize, notices: &mut Notices) {
+    fn announce_join(&mut self, turn: &mut Turn<'_>, index: u32, member: usize) {
         let mut event = std::mem::take(&mut self.scratch.event);
         let team = &self.teams[index];
         event.clear();
@@ -342,13 +315,13 @@ impl Matcher {
             write_about(out, team.id, team.rev, "");
         });
         self.scratch.event = event;
-        self.tell_team(index, 0, notices);
+        self.tell_team(turn, index, 0);
     }
 
-    fn tell_team(&self, index: u32, collapse: u64, notices: &mut Notices) {
+    fn tell_team(&self, turn: &mut Turn<'_>, index: u32, collapse: u64) {
         let members = &self.teams[index].members;
         let players = members.iter().map(|member| member.player);
-        fan_out(&self.people, players, &self.scratch.event, collapse, notices);
+        fan_out(&self.people, players, &self.scratch.event, collapse, turn.notices);
     }
 
     /// Writes the event that the next `tell_*` sends.
@@ -359,9 +332,8 @@ impl Matcher {
 
     fn check_in_no_team(&self, role: &[u8]) -> Outcome {
         let team = self.people.player(role).map_or(NONE, |player| self.people.players[player].team);
-        let here = self.teams.get(team).map(|team| team.id);
-        let Some(id) = here.or_else(|| self.elsewhere(role)?.team) else { return Ok(()) };
-        let id = id.text();
+        let Some(team) = self.teams.get(team) else { return Ok(()) };
+        let id = team.id.text();
         Err(Problem::new(Status::AlreadyInTeam, "the role is in another team").with("TeamID", quote(&id)))
     }
 

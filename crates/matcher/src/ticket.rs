@@ -10,10 +10,10 @@ use throng_wire::{Field, fields};
 use crate::id::Id;
 use crate::info::{ID_BYTES_MAX, bytes, check_id, check_len, entry, text};
 use crate::matcher::{Matcher, fan_out};
-use crate::notices::Notices;
 use crate::problem::{Outcome, not_found, too_large};
 use crate::queue::{Compiled, Facts, Key, Kind, OnMemberLost, PlayerInput, anchor_of, number, ordered};
 use crate::slab::NONE;
+use crate::turn::Turn;
 
 /// Attributes of one player.
 const ATTRIBUTES_MAX: usize = 32;
@@ -280,12 +280,12 @@ impl Matcher {
     }
 
     /// A ticket's waiting time has reached a level or its end.
-    pub(crate) fn ticket_is_due(&mut self, index: u32, at: u64, compiled: &Compiled, notices: &mut Notices) {
+    pub(crate) fn ticket_is_due(&mut self, turn: &mut Turn<'_>, index: u32, at: u64, compiled: &Compiled) {
         let ticket = &mut self.tickets[index];
         if at >= ticket.expires {
             let queue = ticket.queue;
             self.queues.list[queue].figures.timed_out += 1;
-            self.end_ticket(index, State::TimedOut, "timeout", notices);
+            self.end_ticket(turn, index, State::TimedOut, "timeout");
             return;
         }
         let Some(place) = ticket.place() else { return };
@@ -303,14 +303,14 @@ impl Matcher {
     }
 
     /// A ticket's end: its players are free, it stays readable for a while.
-    pub(crate) fn end_ticket(&mut self, index: u32, state: State, reason: &str, notices: &mut Notices) {
+    pub(crate) fn end_ticket(&mut self, turn: &mut Turn<'_>, index: u32, state: State, reason: &str) {
         if self.tickets[index].place().is_some() {
             let compiled = self.queues.list[self.tickets[index].queue].rules();
             self.leave_pool(index, &compiled);
         }
         self.change_ticket(index, state, reason);
         if state != State::Matched {
-            self.tell_ticket(index, notices);
+            self.tell_ticket(turn, index);
         }
         self.live_tickets -= 1;
         let ticket = &mut self.tickets[index];
@@ -397,19 +397,19 @@ impl Matcher {
     }
 
     /// Tells the servers of a live ticket's players how it stands.
-    pub(crate) fn tell_ticket(&mut self, index: u32, notices: &mut Notices) {
+    pub(crate) fn tell_ticket(&mut self, turn: &mut Turn<'_>, index: u32) {
         let mut event = std::mem::take(&mut self.scratch.event);
         event.clear();
         write_nested(&mut event, Event::TICKET_UPDATE, |out| {
             write_nested(out, 1, |out| self.write_ticket(index, out));
         });
         let players = self.tickets[index].players.iter().map(|player| player.player);
-        fan_out(&self.people, players, &event, 0, notices);
+        fan_out(&self.people, players, &event, 0, turn.notices);
         self.scratch.event = event;
     }
 
     /// A player is gone: the tickets go, or go on without them.
-    pub(crate) fn drop_from_tickets(&mut self, player: u32, reason: &str, notices: &mut Notices) {
+    pub(crate) fn drop_from_tickets(&mut self, turn: &mut Turn<'_>, player: u32, reason: &str) {
         let tickets = self.people.players[player].tickets.clone();
         for index in tickets {
             let queue = self.tickets[index].queue;
@@ -418,29 +418,29 @@ impl Matcher {
             match self.tickets[index].state {
                 State::Searching if !shrinks => {
                     self.queues.list[queue].figures.cancelled += 1;
-                    self.end_ticket(index, State::Cancelled, reason, notices);
+                    self.end_ticket(turn, index, State::Cancelled, reason);
                 }
-                State::Proposed => self.withdraw(index, shrinks, reason, notices),
+                State::Proposed => self.withdraw(turn, index, shrinks, reason),
                 // The seat outlasts the connection.
                 _ => {}
             }
             if shrinks && self.tickets[index].state == State::Searching {
-                self.shrink(index, player, notices);
+                self.shrink(turn, index, player);
             }
         }
     }
 
-    fn shrink(&mut self, index: u32, player: u32, notices: &mut Notices) {
+    fn shrink(&mut self, turn: &mut Turn<'_>, index: u32, player: u32) {
         let compiled = self.queues.list[self.tickets[index].queue].rules();
         self.leave_pool(index, &compiled);
         self.tickets[index].players.retain(|member| member.player != player);
         self.people.players[player].tickets.retain(|ticket| *ticket != index);
-        self.recheck(index, notices);
+        self.recheck(turn, index);
         self.people.release(player);
     }
 
     /// Reads a ticket's players again, under the rules as they are now, and lets it search or fail.
-    pub(crate) fn recheck(&mut self, index: u32, notices: &mut Notices) {
+    pub(crate) fn recheck(&mut self, turn: &mut Turn<'_>, index: u32) {
         let ticket = &self.tickets[index];
         let queue = ticket.queue;
         let compiled = self.queues.list[queue].rules();
@@ -462,7 +462,7 @@ impl Matcher {
             }
             Err(why) => {
                 self.queues.list[queue].figures.failed += 1;
-                self.end_ticket(index, State::Failed, &why, notices);
+                self.end_ticket(turn, index, State::Failed, &why);
             }
         }
     }

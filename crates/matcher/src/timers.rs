@@ -33,8 +33,6 @@ pub(crate) enum Timer {
     Cooldown(u32),
     /// A policy did not answer.
     Policy(u64),
-    /// Claims were not granted in time.
-    Claim(u64),
 }
 
 /// Timers in order of time, then of being set.

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use crate::matcher::Matcher;
-use crate::notices::Notices;
 use crate::queue::{Anchor, anchor_of};
 use crate::timers::Timer;
+use crate::turn::Turn;
 
 /// Tickets that are told in one step, about half a millisecond.
 const TOLD_PER_STEP: usize = 500;
@@ -56,9 +56,9 @@ impl Matcher {
     }
 
     /// Goes on with a queue's round, or begins the next.
-    pub(crate) fn send_updates(&mut self, index: u32, notices: &mut Notices) {
+    pub(crate) fn send_updates(&mut self, turn: &mut Turn<'_>, index: u32) {
         let mut round = self.queues.list[index].round.take().unwrap_or_default();
-        if !self.put_in_order(index, &mut round) || !self.tell_next(index, &mut round, notices) {
+        if !self.put_in_order(index, &mut round) || !self.tell_next(turn, index, &mut round) {
             self.queues.list[index].round = Some(round);
             self.timers.set(self.now + STEP_MS, Timer::Updates(index));
             return;
@@ -84,7 +84,7 @@ impl Matcher {
     }
 
     /// Tells the next tickets. Whether all are told.
-    fn tell_next(&mut self, index: u32, round: &mut Round, notices: &mut Notices) -> bool {
+    fn tell_next(&mut self, turn: &mut Turn<'_>, index: u32, round: &mut Round) -> bool {
         let mut told = 0;
         for _ in 0..SORTED_PER_STEP {
             let Some((part, anchor)) = round.left.pop_first() else { return true };
@@ -99,7 +99,7 @@ impl Matcher {
             let ahead = if round.passed.0 == part { round.passed.1 } else { 0 };
             round.passed = (part, ahead + 1);
             self.tickets[ticket].position = ahead;
-            self.tell_ticket(ticket, notices);
+            self.tell_ticket(turn, ticket);
             told += 1;
             if told == TOLD_PER_STEP {
                 return round.left.is_empty();

@@ -75,7 +75,6 @@ pub(crate) fn start(
         unix: (!matcher.unix_path.is_empty()).then(|| PathBuf::from(&matcher.unix_path)),
         tls: tls::acceptor_from(&matcher.tls_cert, &matcher.tls_key).map_err(StartError::File)?,
         config,
-        shards: matcher.shards,
         durability,
         fs,
         tokens: tokens.clone(),

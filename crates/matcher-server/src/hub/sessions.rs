@@ -10,7 +10,7 @@ use crate::session::{Batch, Queued, Reader, Session, Sink};
 impl Hub {
     /// Hands notices to their sessions.
     pub(super) fn distribute(&mut self) {
-        let mut notices = std::mem::take(self.core.notices());
+        let mut notices = std::mem::take(&mut self.engine.notices);
         for notice in notices.iter() {
             let Some(index) = self.by_server.get(notice.server as usize).filter(|index| **index != NOBODY)
             else {
@@ -38,7 +38,7 @@ impl Hub {
             }
         }
         notices.clear();
-        *self.core.notices() = notices;
+        self.engine.notices = notices;
     }
 
     /// Makes frames of what came for connections; for a sink it waits for the journal's `mark`.
@@ -99,7 +99,7 @@ impl Hub {
         let Some(session) = self.sessions[index].as_mut() else { return };
         let old = session.reader_conn();
         let mut missed = Vec::new();
-        session.change_to_sink(self.core.durable());
+        session.change_to_sink(self.engine.durable());
         session.reader = Reader::Sink { sink, id, full: false };
         let (epoch, seq) = after.unwrap_or((session.epoch, session.next() - 1));
         // Without an epoch whichever is in use: the reader sees which one that is.
@@ -125,7 +125,7 @@ impl Hub {
 
     /// The session of a server, made if there is none; the server counts as connected.
     fn session_of(&mut self, srv: &str) -> usize {
-        let server = self.core.session(self.now, srv, true);
+        let server = self.engine.session(self.now, srv, true);
         let index = match self.by_srv.get(srv) {
             Some(index) => *index,
             None => {
@@ -154,7 +154,7 @@ impl Hub {
         let Some(session) = self.sessions[index].as_mut() else { return };
         session.reader = Reader::Nobody;
         let srv = session.srv.clone();
-        self.core.session(self.now, &srv, false);
+        self.engine.session(self.now, &srv, false);
     }
 
     pub(super) fn hello(&mut self, index: usize, conn: &mut Conn, body: &[u8]) -> bool {

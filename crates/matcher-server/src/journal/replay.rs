@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use throng_matcher::record::{Input, Record, next_record, parse_input, read_record};
-use throng_matcher::{Config, Notices, Shards};
+use throng_matcher::{Config, Matcher, Notices};
 use throng_platform::{File, Fs};
 
 use super::{JournalError, LOG, SNAPSHOTS, io_error, numbers, read_snapshot, segment_name, snapshot_name};
 
 /// Reads a journal into a matcher.
 pub(crate) struct Replay {
-    pub(crate) shards: Option<Shards>,
+    pub(crate) matcher: Option<Matcher>,
     config: Config,
     /// Number of the next record.
     pub(crate) sequence: u64,
@@ -30,7 +30,7 @@ impl Replay {
     /// Begins at the newest snapshot that is whole.
     pub(crate) fn begin(fs: &dyn Fs, config: Config, salvage: bool) -> Result<Replay, JournalError> {
         let mut replay = Replay {
-            shards: None,
+            matcher: None,
             config,
             sequence: 0,
             replayed: 0,
@@ -47,10 +47,10 @@ impl Replay {
                 replay.damaged.get_or_insert(sequence);
                 continue;
             };
-            let shards = Shards::restore(&replay.config, &bytes)
+            let matcher = Matcher::restore(replay.config.clone(), &bytes)
                 .map_err(|error| JournalError::Unknown { sequence, why: error.to_string() })?;
             replay.snapshot_bytes = bytes.len() as u64;
-            (replay.shards, replay.sequence) = (Some(shards), sequence);
+            (replay.matcher, replay.sequence) = (Some(matcher), sequence);
             break;
         }
         Ok(replay)
@@ -66,7 +66,7 @@ impl Replay {
                 continue;
             }
             let name = segment_name(*first);
-            if *first > self.sequence && ends.replayed.is_empty() && !(self.salvage && self.shards.is_some())
+            if *first > self.sequence && ends.replayed.is_empty() && !(self.salvage && self.matcher.is_some())
             {
                 return Err(self.without_beginning(*first));
             }
@@ -114,14 +114,14 @@ impl Replay {
         }
         match self.damaged {
             // No log is left either.
-            Some(first) if self.shards.is_none() => Err(self.without_beginning(first)),
+            Some(first) if self.matcher.is_none() => Err(self.without_beginning(first)),
             _ => Ok(ends),
         }
     }
 
     fn without_beginning(&self, first: u64) -> JournalError {
         let damaged = self.damaged.map(snapshot_name);
-        JournalError::Snapshot { first, damaged, older: self.shards.is_some() }
+        JournalError::Snapshot { first, damaged, older: self.matcher.is_some() }
     }
 
     /// Replays from the front; returns where it stopped.
@@ -165,24 +165,19 @@ impl Replay {
         self.sequence = sequence + 1;
         self.replayed += 1;
         let now = record.time;
-        if let Input::Begin { secret, shards } = input {
-            self.shards = Some(Shards::new(&self.config, secret, now, u16::from(shards)));
+        if let Input::Begin { secret } = input {
+            self.matcher = Some(Matcher::new(self.config.clone(), secret, now));
             return Ok(());
         }
-        let Some(shards) = &mut self.shards else {
+        let Some(matcher) = &mut self.matcher else {
             return Err(unknown("it comes before the beginning; a segment is missing".to_owned()));
         };
-        let shard = u16::from(record.shard);
-        if shard >= shards.count() {
-            return Err(unknown(format!("there is no shard {shard}")));
-        }
         if let Input::Configure(json) = input {
             let config = serde_json::from_slice(json).map_err(|error| unknown(error.to_string()))?;
-            shards.reconfigure(&config);
+            matcher.reconfigure(config);
             return Ok(());
         }
-        shards.apply(shard, now, input, &mut self.answer, &mut self.notices);
-        let matcher = shards.shard_mut(shard);
+        matcher.apply(now, input, &mut self.answer, &mut self.notices);
         // They were asked and answered then.
         while matcher.poll_question().is_some() || matcher.poll_answered().is_some() {}
         self.answer.clear();

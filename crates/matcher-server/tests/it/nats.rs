@@ -42,7 +42,6 @@ impl Node {
             area: "1".to_owned(),
             secret: [secret; 32],
             salvage: false,
-            shards: 1,
             policies: throng_matcher_server::Policies::default(),
         })
         .unwrap();

@@ -39,7 +39,6 @@ fn serve(policy: &str, policies: Policies, folder: Option<&Path>) -> Service {
         area: String::new(),
         secret: [3; 32],
         salvage: false,
-        shards: 1,
         policies,
     })
     .unwrap()

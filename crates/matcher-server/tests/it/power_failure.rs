@@ -24,7 +24,6 @@ fn options(disk: SimulatedDisk, durability: Durability) -> Options {
         area: String::new(),
         secret: [3; 32],
         salvage: false,
-        shards: 1,
         policies: throng_matcher_server::Policies::default(),
     }
 }
@@ -127,9 +126,9 @@ fn an_event_is_on_disk_before_anybody_sees_it() {
 
 #[test]
 fn a_matcher_that_cannot_write_its_journal_takes_nothing_more() {
-    for (shards, durability) in [(1, Durability::Sync), (1, Durability::Async), (3, Durability::Sync)] {
+    for durability in [Durability::Sync, Durability::Async] {
         let disk = SimulatedDisk::new(DiskState::default());
-        let service = start(Options { shards, ..options(disk.clone(), durability) }).unwrap();
+        let service = start(options(disk.clone(), durability)).unwrap();
         join(&service, "before");
         let mut watch = service.handle().watch("s", None);
         disk.set_hook(Some(Box::new(|_: &DiskState| Err(io::ErrorKind::StorageFull.into()))));
@@ -141,7 +140,7 @@ fn a_matcher_that_cannot_write_its_journal_takes_nothing_more() {
         runtime.block_on(async { while watch.next().await.is_some() {} });
         service.stop();
         disk.set_hook(None);
-        let service = start(Options { shards, ..options(disk, durability) }).unwrap();
+        let service = start(options(disk, durability)).unwrap();
         assert_eq!(joined(&service).first().map(String::as_str), Some("before"));
     }
 }

@@ -30,7 +30,6 @@ fn options(folder: Option<&Path>, durability: Durability) -> Options {
         area: "1".to_owned(),
         secret: [3; 32],
         salvage: false,
-        shards: 1,
         policies: throng_matcher_server::Policies::default(),
     }
 }
@@ -433,59 +432,4 @@ fn a_unix_socket_serves_the_same_and_its_file_goes_with_it() {
     assert_eq!(kinds, [(Kind::HelloAck, 0), (Kind::Response, 5)]);
     service.stop();
     assert!(!path.exists());
-}
-
-/// A service of several shards, each on its thread.
-fn serve_shards(folder: &Path, durability: Durability, shards: u16) -> (Service, SocketAddr) {
-    let service = start(Options { shards, ..options(Some(folder), durability) }).unwrap();
-    let addr = service.addr().unwrap();
-    (service, addr)
-}
-
-#[test]
-fn shards_on_threads_have_the_rules_of_one() {
-    let folder = tempfile::tempdir().unwrap();
-    for durability in [Durability::Async, Durability::Sync] {
-        let (service, addr) = serve_shards(folder.path(), durability, 4);
-        let mut client = Client::connect(addr, "s", (0, 0));
-        let mode = |mode: &str| Writer::new().str(1, mode);
-        let (mut rooms, mut ids) = (Vec::new(), Vec::new());
-        for number in 3..11 {
-            let body =
-                Writer::new().nested(1, Writer::new().str(1, "host")).nested(2, mode(&format!("1v{number}")));
-            let (status, answer) = client.ask(Method::ROLE_CREATE_ROOM, body);
-            if status == Status::Ok {
-                rooms.push(Reader::new(&answer).unwrap().nested(1).unwrap().str(1).unwrap().to_owned());
-            } else {
-                assert_eq!(status, Status::AlreadyInRoom);
-            }
-        }
-        assert_eq!(rooms.len(), 1, "one role, one room, whatever the shard");
-        // Not waiting for answers: what is about one room happens in order, and one role is in one room.
-        for _ in 0..50 {
-            let role = Writer::new().nested(1, Writer::new().str(1, "guest"));
-            ids.push((client.send(Method::ROLE_JOIN_ROOM, role.str(2, &rooms[0])), Status::Ok));
-            let broadcast = Writer::new().str(1, &rooms[0]).str(2, "1");
-            ids.push((client.send(Method::BROADCAST_ROOM, broadcast), Status::Ok));
-            let leave = Writer::new().str(1, "guest").str(2, &rooms[0]);
-            ids.push((client.send(Method::ROLE_LEAVE_ROOM, leave), Status::Ok));
-        }
-        for _ in 0..ids.len() {
-            let (id, status, _) = loop {
-                if let Some(answer) = client.frame() {
-                    break answer;
-                }
-            };
-            assert!(ids.contains(&(id, status)), "{id}: {status:?}");
-        }
-        let (status, answer) = client.ask(Method::LIST_MINE, Writer::new());
-        assert_eq!((status, Reader::new(&answer).unwrap().all(1).count()), (Status::Ok, 1));
-        client.ask(Method::ROLE_LEAVE_ROOM, Writer::new().str(1, "host").str(2, &rooms[0]));
-        let verified = throng_matcher_server::replay(crashed(folder.path()).path(), true, false).unwrap();
-        assert!(verified.records > 150, "{verified:?}");
-        service.stop();
-    }
-    let refused =
-        start(Options { shards: 3, ..options(Some(folder.path()), Durability::Async) }).unwrap_err();
-    assert!(refused.to_string().contains("set `matcher.shards = 4`"), "{refused}");
 }

@@ -48,11 +48,11 @@ pub use trial::Trial;
 use crate::backfill::Backfill;
 use crate::info::Text;
 use crate::matcher::Matcher;
-use crate::notices::Notices;
 use crate::slab::Slab;
 use crate::stats::{Histogram, QUALITY_BOUNDS, QueueReport, TICK_BOUNDS_S, WAIT_BOUNDS_S};
 use crate::ticket::Ticket;
 use crate::timers::Timer;
+use crate::turn::Turn;
 use crate::updates::Round;
 
 /// Work of one slice of a search, in neighbours looked at: about a millisecond.
@@ -310,11 +310,7 @@ impl Ticket {
 
 impl Matcher {
     /// Makes or replaces a queue. Live tickets are checked again; those that can never be matched any more fail.
-    pub(crate) fn put_queue(
-        &mut self,
-        rules: &QueueRules,
-        notices: &mut Notices,
-    ) -> Result<u32, RuleProblem> {
+    pub(crate) fn put_queue(&mut self, turn: &mut Turn<'_>, rules: &QueueRules) -> Result<u32, RuleProblem> {
         let compiled = Arc::new(self.check_rules(rules)?);
         let mode = self.put_queue_mode(&compiled);
         let Some(index) = self.queues.by_name.get(&rules.name).copied() else {
@@ -348,7 +344,7 @@ impl Matcher {
         }
         let backfills: Vec<u32> = self.queues.list[index].backfills.iter().copied().collect();
         for backfill in backfills {
-            self.stop_backfill_of(backfill, "stopped", notices);
+            self.end_backfill(turn, backfill, "stopped");
         }
         let waiting: Vec<u32> = self.searching_tickets(index);
         let before = self.queues.list[index].rules();
@@ -358,9 +354,9 @@ impl Matcher {
         let queue = &mut self.queues.list[index];
         (queue.source, queue.compiled, queue.mode) = (rules.source.clone(), Some(compiled), mode);
         for ticket in waiting {
-            self.recheck(ticket, notices);
+            self.recheck(turn, ticket);
         }
-        self.break_proposals(index, notices);
+        self.break_proposals(turn, index);
         Ok(index)
     }
 
@@ -420,7 +416,7 @@ impl Matcher {
     }
 
     /// A part of a tick: bounded, so that requests do not wait for it.
-    pub(crate) fn search_slice(&mut self, notices: &mut Notices) {
+    pub(crate) fn search_slice(&mut self, turn: &mut Turn<'_>) {
         let Some(index) = self.queues.searching.first().copied() else { return };
         let compiled = self.queues.list[index].rules();
         let queue = &mut self.queues.list[index];
@@ -433,7 +429,7 @@ impl Matcher {
             let queue = &mut self.queues.list[index];
             if let Some((at, ticket)) = queue.due.pop(&mut self.waiting, index, tick_now) {
                 if let Some(ticket) = ticket {
-                    self.ticket_is_due(ticket, at, &compiled, notices);
+                    self.ticket_is_due(turn, ticket, at, &compiled);
                 }
                 if self.queues.list[index].due.first().is_none_or(|next| next > tick_now) {
                     self.wake_backfills(index);
@@ -458,7 +454,7 @@ impl Matcher {
             ahead = ahead.saturating_sub(gone as usize);
             let Some(anchor) = next else {
                 if !self.scratch.found.is_empty() {
-                    self.propose_taken(index, &compiled, notices);
+                    self.propose_taken(turn, index, &compiled);
                     continue;
                 }
                 queue.searching = false;
@@ -469,9 +465,9 @@ impl Matcher {
                 return;
             };
             ahead = ahead.saturating_sub(1);
-            steps += ANCHOR_STEPS + self.try_anchor(index, &compiled, anchor, notices);
+            steps += ANCHOR_STEPS + self.try_anchor(turn, index, &compiled, anchor);
         }
-        self.propose_taken(index, &compiled, notices);
+        self.propose_taken(turn, index, &compiled);
         self.scratch.slice = Some(Slice { queue: index, ended: false, steps });
     }
 
@@ -533,10 +529,10 @@ impl Matcher {
     /// Looks for a match around an anchor and makes it. Returns the steps that it counts.
     fn try_anchor(
         &mut self,
+        turn: &mut Turn<'_>,
         index: u32,
         compiled: &Arc<Compiled>,
         anchor: Anchor,
-        notices: &mut Notices,
     ) -> u64 {
         let tickets = &self.tickets;
         let queue = &self.queues.list[index];
@@ -576,7 +572,7 @@ impl Matcher {
                 self.take(filling, backfill, compiled);
                 // A backfill's room is not as it was.
                 if backfill.is_some() || self.scratch.found.len() == BATCH {
-                    self.propose_taken(index, compiled, notices);
+                    self.propose_taken(turn, index, compiled);
                 }
                 return steps + MATCHED_STEPS * taken as u64;
             }

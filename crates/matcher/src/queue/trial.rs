@@ -18,9 +18,10 @@ use crate::matcher::{Matcher, require};
 use crate::notices::Notices;
 use crate::problem::Outcome;
 use crate::queue_service::refused;
-use crate::rating::SharedRatings;
+use crate::rating::RatingCopy;
 use crate::ticket::{Place, Standing, State, Ticket, next_due};
 use crate::timers::Timer;
+use crate::turn::Turn;
 
 /// Tickets that are copied, the first in the order of fairness.
 const COPIED_MAX: usize = 20_000;
@@ -46,7 +47,7 @@ pub struct Trial {
     /// The draft's pool of ratings, if tickets are checked again by ratings as they are now.
     rated: Option<String>,
     live: Option<Live>,
-    ratings: Option<SharedRatings>,
+    ratings: Option<RatingCopy>,
     now: u64,
     seconds: u64,
     /// What is to be copied; the number of the next ticket to look at.
@@ -90,10 +91,10 @@ impl Matcher {
     }
 
     /// The whole of it, at once.
-    pub(crate) fn try_queue(&self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
-        let mut trial = self.begin_trial(self.clock, caller, body)?;
+    pub(crate) fn try_queue(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
+        let mut trial = self.begin_trial(self.clock, turn.caller, body)?;
         while !trial.copy(self) {}
-        answer.extend_from_slice(&trial.run());
+        turn.answer.extend_from_slice(&trial.run());
         Ok(())
     }
 
@@ -235,9 +236,11 @@ impl Trial {
         let mut matcher = self.matcher();
         let (mut notices, mut figures) = (Notices::default(), Figures::default());
         if let Some(draft) = draft {
-            matcher.advance(self.now, &mut notices);
+            let mut no_answer = Vec::new();
+            let turn = &mut Turn::of_matcher(&mut no_answer, &mut notices);
+            matcher.advance(turn, self.now);
             // It was checked; what ends is counted below.
-            let _ = matcher.put_queue(&draft.for_trial(), &mut notices);
+            let _ = matcher.put_queue(turn, &draft.for_trial());
             figures.take_ended(&mut matcher);
         }
         let until = self.now + self.seconds * 1_000;
@@ -264,10 +267,12 @@ impl Trial {
         let mut matcher = Matcher::new(Config::default(), [0; 32], now);
         let Some(live) = &self.live else { return matcher };
         if let Some(ratings) = &self.ratings {
-            matcher.take_ratings(ratings.clone());
+            matcher.ratings.take_copy(ratings.clone());
         }
         // It was checked when it was put.
-        let Ok(queue) = matcher.put_queue(&live.rules.for_trial(), &mut Notices::default()) else {
+        let (mut no_answer, mut notices) = (Vec::new(), Notices::default());
+        let turn = &mut Turn::of_matcher(&mut no_answer, &mut notices);
+        let Ok(queue) = matcher.put_queue(turn, &live.rules.for_trial()) else {
             return matcher;
         };
         matcher.queues.list[queue].regions.clone_from(&live.regions);

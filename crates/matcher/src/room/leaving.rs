@@ -6,20 +6,20 @@ use crate::config::HookPoint;
 use crate::history::Change;
 use crate::id::Id;
 use crate::matcher::{Matcher, write_about};
-use crate::notices::Notices;
 use crate::policy::Verdict;
 use crate::slab::NONE;
 use crate::timers::Timer;
+use crate::turn::Turn;
 
 impl Matcher {
     /// Takes a member out, if it is one: the event with the room as it was, then the removal.
-    pub(crate) fn remove_from_room(&mut self, index: u32, player: u32, reason: &str, notices: &mut Notices) {
+    pub(crate) fn remove_from_room(&mut self, turn: &mut Turn<'_>, index: u32, player: u32, reason: &str) {
         let Some(room) = self.rooms.get_mut(index) else { return };
         let Some(at) = room.members.iter().position(|member| member.player == player) else { return };
         room.rev += 1;
         self.note_change(index, Change { reason, ..Change::of("left") }, &[player]);
         self.leave_event(index, at, reason);
-        self.tell_room(index, 0, notices);
+        self.tell_room(turn, index, 0);
         let room = &mut self.rooms[index];
         let member = room.members.remove(at);
         let mode = &mut self.modes[room.mode];
@@ -34,30 +34,30 @@ impl Matcher {
         }
         self.people.release(player);
         if !deleting {
-            self.after_leaving(index, notices);
+            self.after_leaving(turn, index);
         }
     }
 
     /// What the policy wants of a room that a role has left.
-    pub(crate) fn change_after_leaving(&mut self, index: u32, changes: &Verdict, notices: &mut Notices) {
+    pub(crate) fn change_after_leaving(&mut self, turn: &mut Turn<'_>, index: u32, changes: &Verdict) {
         if self.rooms.get(index).is_none_or(|room| room.deleting) || *changes == Verdict::default() {
             return;
         }
         self.change_by_policy(index, changes);
         if self.rooms[index].deleting {
-            self.begin_end(index, notices);
+            self.begin_end(turn, index);
         } else {
             self.reindex_room(index);
         }
     }
 
     /// A room with a free place more: it goes, opens again, or stays sealed.
-    pub(crate) fn after_leaving(&mut self, index: u32, notices: &mut Notices) {
+    pub(crate) fn after_leaving(&mut self, turn: &mut Turn<'_>, index: u32) {
         let room = &mut self.rooms[index];
         let rules = &self.modes[room.mode].rules;
         if room.members.is_empty() && room.seats.is_empty() && !rules.keep_empty {
             room.deleting = true;
-            self.begin_end(index, notices);
+            self.begin_end(turn, index);
             return;
         }
         if !room.sealed && !room.forced_full {
@@ -80,7 +80,7 @@ impl Matcher {
     }
 
     /// A room that is deleting leaves all indexes, releases its members and ends after its linger.
-    pub(crate) fn begin_end(&mut self, index: u32, notices: &mut Notices) {
+    pub(crate) fn begin_end(&mut self, turn: &mut Turn<'_>, index: u32) {
         let room = &mut self.rooms[index];
         room.deleting = true;
         let (id, linger) = (room.id, self.modes[room.mode].rules.linger_ms);
@@ -99,20 +99,19 @@ impl Matcher {
         }
         self.reindex_room(index);
         self.timers.set(self.now + linger, Timer::RoomEnd(id));
-        self.end_backfill_of(index, notices);
+        self.end_backfill_of(turn, index);
     }
 
     /// A room that accepts nobody any more needs no players.
-    pub(super) fn end_backfill_of(&mut self, index: u32, notices: &mut Notices) {
+    pub(super) fn end_backfill_of(&mut self, turn: &mut Turn<'_>, index: u32) {
         let backfill = self.rooms[index].backfill;
         if backfill != NONE {
-            self.stop_backfill_of(backfill, "room_closed", notices);
+            self.end_backfill(turn, backfill, "room_closed");
         }
-        self.close_to_others(self.rooms[index].id);
     }
 
     /// The end of the linger: every remaining member gets one leave event, then the room is gone.
-    pub(crate) fn end_room(&mut self, id: Id, notices: &mut Notices) {
+    pub(crate) fn end_room(&mut self, turn: &mut Turn<'_>, id: Id) {
         let index = id.index;
         if self.rooms.get(index).is_none_or(|room| room.id != id) {
             return;
@@ -139,7 +138,7 @@ impl Matcher {
                 write_bytes(out, 2, &player.id);
                 write_about(out, id, room.rev, "room_deleted");
             });
-            notices.push(player.server, std::iter::once(player.id.as_slice()), &event, 0);
+            turn.notices.push(player.server, std::iter::once(player.id.as_slice()), &event, 0);
         }
         self.scratch.event = event;
         self.scratch.room = encoded;

@@ -8,74 +8,56 @@ use crate::config::{Caller, Scope};
 use crate::id::Id;
 use crate::info::RoleRef;
 use crate::matcher::Matcher;
-use crate::notices::Notices;
 use crate::problem::{Outcome, Problem, not_found, quote, quote_all};
 use crate::room::{CreateInfo, Newcomer, Newcomers};
 use crate::slab::NONE;
 use crate::team::{TeamMember, strange_to_team, two_texts};
+use crate::turn::Turn;
 
 impl Matcher {
-    pub(crate) fn team_join_random_room(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn team_join_random_room(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (team, create) = id_and_bytes(body)?;
         let create = CreateInfo::parse(create)?;
-        self.move_team(caller, team, |matcher, newcomers| {
+        self.move_team(turn.caller, team, |matcher, newcomers| {
             let mode = matcher.modes.resolve(create.mode)?;
             let same = matcher.room_of_whole_team(&newcomers);
             if let Some(room) = same.filter(|room| matcher.rooms[*room].mode == mode) {
-                return matcher.answer_join(room, false, true, answer);
+                return matcher.answer_join(room, false, true, turn.answer);
             }
             matcher.check_team(&newcomers, mode)?;
-            matcher.join_any(mode, &create, newcomers, answer, notices)
+            matcher.join_any(turn, mode, &create, newcomers)
         })
     }
 
-    pub(crate) fn team_create_room(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn team_create_room(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (team, create) = id_and_bytes(body)?;
         let create = CreateInfo::parse(create)?;
-        self.move_team(caller, team, |matcher, newcomers| {
+        self.move_team(turn.caller, team, |matcher, newcomers| {
             let mode = matcher.modes.resolve(create.mode)?;
             matcher.check_team(&newcomers, mode)?;
-            matcher.make_room(mode, &create, newcomers, notices)?;
-            write_bytes(answer, 1, &matcher.scratch.room);
+            matcher.make_room(turn, mode, &create, newcomers)?;
+            write_bytes(turn.answer, 1, &matcher.scratch.room);
             Ok(())
         })
     }
 
-    pub(crate) fn team_join_room(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn team_join_room(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (team, room) = two_texts(body)?;
-        self.move_team(caller, team, |matcher, newcomers| {
+        self.move_team(turn.caller, team, |matcher, newcomers| {
             let room = matcher.find_room(room)?;
             if matcher.room_of_whole_team(&newcomers) == Some(room) || matcher.are_all_in(room, &newcomers) {
-                return matcher.answer_join(room, false, true, answer);
+                return matcher.answer_join(room, false, true, turn.answer);
             }
             matcher.check_team(&newcomers, matcher.rooms[room].mode)?;
             matcher.check_joinable(room, newcomers.len())?;
             matcher.check_fits(room, &newcomers)?;
             let changes = matcher.ask_to_admit(room, &newcomers)?;
-            matcher.admit(room, newcomers, &changes, notices);
-            matcher.answer_encoded(false, answer)
+            matcher.admit(turn, room, newcomers, &changes);
+            matcher.answer_encoded(false, turn.answer)
         })
     }
 
-    /// Does something with the members of a team, of whatever shard, for a server that hosts one of them or is trusted.
+    /// Does something with the members of a team for a server that hosts one of them or is trusted.
     fn move_team(
         &mut self,
         caller: Caller<'_>,
@@ -101,10 +83,6 @@ impl Matcher {
     /// All members of a team as newcomers.
     fn team_newcomers(&mut self, id: &[u8]) -> Outcome<Newcomers> {
         let missing = || not_found("can not find team");
-        let parsed = Id::parse(id).ok_or_else(missing)?;
-        if self.shard.of_id(parsed).is_some_and(|home| home != self.shard.index) {
-            return self.newcomers_from_elsewhere(parsed);
-        }
         let team = self.find_team(id).map_err(|_| missing())?;
         let members = &self.teams[team].members;
         if members.is_empty() {
@@ -134,8 +112,7 @@ impl Matcher {
         if rules.exclusive {
             let rooms = members.iter().map(|member| {
                 let player = &self.people.players[member.player];
-                let here = self.rooms.get(player.room).map(|room| room.id);
-                (player.id.as_slice(), here.or_else(|| self.room_elsewhere(&player.id)))
+                (player.id.as_slice(), self.rooms.get(player.room).map(|room| room.id))
             });
             let busy: SmallVec<[(&[u8], Id); 4]> =
                 rooms.filter_map(|(role, room)| Some((role, room?))).collect();

@@ -5,14 +5,13 @@ use throng_wire::matcher::{Status, write_bytes, write_nested};
 use throng_wire::{WireType, fields};
 
 use super::{Standing, State, Ticket, TicketPlayer, parse_players};
-use crate::claims::Limit;
 use crate::config::{Caller, Scope};
 use crate::info::{RoleRef, bytes, entry, text};
-use crate::matcher::{Matcher, check_acts_on, require};
-use crate::notices::Notices;
+use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, Problem, invalid, not_found, quote, quote_all, too_large};
 use crate::queue::{Compiled, Facts, PlayerInput};
 use crate::slab::NONE;
+use crate::turn::Turn;
 
 /// Players of one ticket.
 const PLAYERS_MAX: usize = 64;
@@ -22,20 +21,14 @@ const TICKET_BYTES_MAX: usize = 4 << 10;
 const LIST_MAX: usize = 1_000;
 
 impl Matcher {
-    pub(crate) fn create_ticket(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        _: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn create_ticket(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         self.check_not_draining()?;
         let mut asked = Asked::parse(body)?;
         let queue = self.queues.find(asked.queue).ok_or_else(|| not_found("queue does not exist"))?;
         if asked.priority != 0 {
-            require(caller, Scope::Trusted)?;
+            require(turn.caller, Scope::Trusted)?;
         }
-        if !self.has_left(Limit::Tickets) {
+        if self.live_tickets >= self.config.tickets_max {
             return Err(Problem::new(Status::Overloaded, "as many tickets wait as this matcher takes"));
         }
         let compiled = self.queues.list[queue].rules();
@@ -43,12 +36,12 @@ impl Matcher {
         let bodies = if asked.team.is_empty() {
             std::mem::take(&mut asked.players)
         } else {
-            from_team = self.team_as_players(caller, asked.team, &compiled)?;
+            from_team = self.team_as_players(turn.caller, asked.team, &compiled)?;
             from_team.iter().map(Vec::as_slice).collect()
         };
         check_size(&bodies)?;
         let mut inputs = parse_players(&bodies)?;
-        let servers = self.check_players(caller, queue, &compiled, &inputs, !asked.team.is_empty())?;
+        let servers = self.check_players(turn.caller, queue, &compiled, &inputs, !asked.team.is_empty())?;
         self.fill_in_ratings(&compiled, inputs.iter_mut().map(|(input, _)| input));
         let party: Vec<PlayerInput<'_>> = inputs.into_iter().map(|(input, _)| input).collect();
         let refused = |why: String| Problem::new(Status::RuleInvalid, why);
@@ -67,7 +60,7 @@ impl Matcher {
         self.live_tickets += 1;
         self.queues.list[queue].live += 1;
         self.enter_pool(index);
-        write_nested(answer, 1, |out| self.write_ticket(index, out));
+        write_nested(turn.answer, 1, |out| self.write_ticket(index, out));
         Ok(())
     }
 
@@ -116,12 +109,8 @@ impl Matcher {
             // A team's members live where they joined it from.
             let server = if from_team { srv } else { self.home_of(caller, &role)? };
             servers.push(server.to_vec());
-            if !from_team {
-                match (self.people.player(input.role), self.elsewhere(input.role)) {
-                    (Some(player), _) => self.check_acts_for(caller, player)?,
-                    (None, Some(facts)) => check_acts_on(caller, &facts.server)?,
-                    (None, None) => {}
-                }
+            if !from_team && let Some(player) = self.people.player(input.role) {
+                self.check_acts_for(caller, player)?;
             }
             self.check_may_wait(queue, compiled, input.role)?;
         }
@@ -130,43 +119,36 @@ impl Matcher {
 
     /// Refuses a player who may not have one more ticket.
     fn check_may_wait(&self, queue: u32, compiled: &Compiled, role: &[u8]) -> Outcome {
-        let (here, elsewhere) = (self.people.player(role), self.elsewhere(role));
-        let here = here.map(|player| &self.people.players[player]);
-        let cooldown_until = here.map_or(0, |player| player.cooldown_until);
-        let cooldown_until = cooldown_until.max(elsewhere.map_or(0, |facts| facts.cooldown_until));
-        if cooldown_until > self.now {
+        let Some(player) = self.people.player(role) else { return Ok(()) };
+        let player = &self.people.players[player];
+        if player.cooldown_until > self.now {
             let message = "the player declined a match lately";
-            return Err(Problem::new(Status::Cooldown, message).with("Until", cooldown_until.to_string()));
+            let until = player.cooldown_until.to_string();
+            return Err(Problem::new(Status::Cooldown, message).with("Until", until));
         }
-        let tickets = here.map_or(&[][..], |player| &player.tickets);
-        let others = elsewhere.map_or(&[][..], |facts| &facts.tickets);
-        let is_here = tickets.iter().any(|ticket| self.tickets[*ticket].queue == queue);
-        if is_here || tickets.len() + others.len() >= self.config.tickets_per_player {
-            let ids: Vec<[u8; 32]> = tickets.iter().map(|ticket| self.ticket_text(*ticket)).collect();
-            let detail =
-                quote_all(ids.iter().map(<[u8; 32]>::as_slice).chain(others.iter().map(|id| id.as_slice())));
+        let is_here = player.tickets.iter().any(|ticket| self.tickets[*ticket].queue == queue);
+        if is_here || player.tickets.len() >= self.config.tickets_per_player {
+            let ids: Vec<[u8; 32]> = player.tickets.iter().map(|ticket| self.ticket_text(*ticket)).collect();
+            let detail = quote_all(ids.iter().map(<[u8; 32]>::as_slice));
             let message = "the player has live tickets";
             return Err(Problem::new(Status::AlreadyInQueue, message).with("TicketIDs", detail));
         }
-        if compiled.set.allow_in_room {
-            return Ok(());
+        if player.room != NONE && !compiled.set.allow_in_room {
+            return Err(self.already_in(player.room));
         }
-        match here.map_or(NONE, |player| player.room) {
-            NONE => self.check_not_elsewhere(role),
-            room => Err(self.already_in(room)),
-        }
+        Ok(())
     }
 
     /// The members of a team as players: numbers and texts of their infos are attributes where the queue declares them.
     fn team_as_players(&self, caller: Caller<'_>, team: &[u8], compiled: &Compiled) -> Outcome<Vec<Vec<u8>>> {
-        let team = self.view_team(team)?;
-        check_acts_on(caller, &team.server)?;
+        let team = &self.teams[self.find_team(team)?];
+        self.check_acts_for(caller, team.leader)?;
         let declared = |key: &[u8]| compiled.set.attributes.keys().any(|known| known.as_bytes() == key);
         let mut players = Vec::with_capacity(team.members.len());
         for member in &team.members {
             let mut body = Vec::new();
-            write_bytes(&mut body, 1, &member.role);
-            write_bytes(&mut body, 2, &member.server);
+            write_bytes(&mut body, 1, &self.people.players[member.player].id);
+            write_bytes(&mut body, 2, self.people.server_of(member.player));
             for field in fields(member.info.bytes()).map_while(Result::ok) {
                 if !matches!(field.number, 4 | 5) {
                     continue;
@@ -192,28 +174,22 @@ impl Matcher {
         Ok(players)
     }
 
-    pub(crate) fn cancel_ticket(
-        &mut self,
-        caller: Caller<'_>,
-        body: &[u8],
-        answer: &mut Vec<u8>,
-        notices: &mut Notices,
-    ) -> Outcome {
+    pub(crate) fn cancel_ticket(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let index = self.find_ticket(crate::team::two_texts(body)?.0)?;
-        self.check_owns_ticket(caller, index)?;
+        self.check_owns_ticket(turn.caller, index)?;
         match self.tickets[index].state {
             State::Searching => {
                 let queue = self.tickets[index].queue;
                 self.queues.list[queue].figures.cancelled += 1;
-                self.end_ticket(index, State::Cancelled, "cancelled", notices);
+                self.end_ticket(turn, index, State::Cancelled, "cancelled");
             }
-            State::Proposed => self.decline(index, notices),
+            State::Proposed => self.decline(turn, index),
             State::Cancelled => {}
             State::Placing | State::Matched | State::TimedOut | State::Failed => {
                 return Err(Problem::new(Status::TicketClosed, "the ticket is placing or ended"));
             }
         }
-        write_nested(answer, 1, |out| self.write_ticket(index, out));
+        write_nested(turn.answer, 1, |out| self.write_ticket(index, out));
         Ok(())
     }
 
@@ -229,22 +205,22 @@ impl Matcher {
         Ok(())
     }
 
-    pub(crate) fn get_ticket(&self, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+    pub(crate) fn get_ticket(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let index = self.find_ticket(crate::team::two_texts(body)?.0)?;
-        write_nested(answer, 1, |out| self.write_ticket(index, out));
+        write_nested(turn.answer, 1, |out| self.write_ticket(index, out));
         Ok(())
     }
 
-    pub(crate) fn list_tickets(&self, caller: Caller<'_>, body: &[u8], answer: &mut Vec<u8>) -> Outcome {
+    pub(crate) fn list_tickets(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (role, queue) = crate::team::two_texts(body)?;
         let mut found: Vec<u32> = Vec::new();
         if !role.is_empty() {
             if let Some(player) = self.people.player(role) {
-                self.check_acts_for(caller, player)?;
+                self.check_acts_for(turn.caller, player)?;
                 found.extend(&self.people.players[player].tickets);
             }
         } else {
-            require(caller, Scope::Trusted)?;
+            require(turn.caller, Scope::Trusted)?;
             let queue = self.queues.find(queue).ok_or_else(|| not_found("queue does not exist"))?;
             let all =
                 self.tickets.iter().filter(|(_, ticket)| ticket.queue == queue && ticket.state.is_live());
@@ -252,7 +228,7 @@ impl Matcher {
             found.extend(all.map(|(index, _)| index).take(most));
         }
         for index in found {
-            write_nested(answer, 1, |out| self.write_ticket(index, out));
+            write_nested(turn.answer, 1, |out| self.write_ticket(index, out));
         }
         Ok(())
     }

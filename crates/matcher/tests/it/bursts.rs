@@ -25,11 +25,11 @@ fn a_burst_of_due_rooms_does_not_block_a_request() {
     world.now += 1_000;
     world.join_random("s", "late", "1v1");
     assert!(world.take_heard().len() < 2_500, "one request paid for a bounded part only");
-    assert!(world.matcher().next_timeout().is_some_and(|at| at <= world.now), "and the rest is still due");
+    assert!(world.matcher.next_timeout().is_some_and(|at| at <= world.now), "and the rest is still due");
     world.pass(0);
     let left = world.take_heard().into_iter().filter(|heard| heard.kind == Event::ROLE_LEAVE_ROOM).count();
     assert!(left > ROOMS * MEMBERS - 2_500, "{left}");
-    assert_eq!(world.counts().rooms, 1, "every room went, but for the late one's");
+    assert_eq!(world.matcher.counts().rooms, 1, "every room went, but for the late one's");
 }
 
 #[test]
@@ -40,14 +40,7 @@ fn requests_that_are_not_logged_fire_no_timers() {
         let now = with_reads.now + step * 100;
         let caller = Caller { srv: "s", scope: Scope::Server };
         let list = Writer::new().str(1, "2v2").into_bytes();
-        with_reads.matcher_mut().handle(
-            now,
-            caller,
-            Method::GET_ROOM_LIST,
-            &list,
-            &mut Vec::new(),
-            &mut notices,
-        );
+        with_reads.matcher.handle(now, caller, Method::GET_ROOM_LIST, &list, &mut Vec::new(), &mut notices);
         assert!(notices.is_empty());
     }
     let end = without.now + 3_000;
@@ -55,5 +48,5 @@ fn requests_that_are_not_logged_fire_no_timers() {
         world.now = end;
         world.join_random("s", "last", "1v1");
     }
-    assert_eq!(with_reads.matcher().digest(), without.matcher().digest());
+    assert_eq!(with_reads.matcher.digest(), without.matcher.digest());
 }

@@ -89,7 +89,7 @@ fn a06_a_team_without_places_is_invalid() {
         let body = Writer::new().nested(1, role("a")).nested(2, team(max, ""));
         assert_eq!(world.ask("s", Method::CREATE_TEAM, body).0, Status::Invalid);
     }
-    assert_eq!(world.counts().teams, 0);
+    assert_eq!(world.matcher.counts().teams, 0);
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn a07_a_join_after_the_last_one_left_finds_no_team() {
     let team = world.create_team("s", "a", 2, "");
     world.ok("s", Method::LEAVE_TEAM, Writer::new().str(1, "a").str(2, &team));
     assert_eq!(world.join_team("s", "b", &team, ""), Status::NotFound);
-    assert_eq!(world.counts(), throng_matcher::Counts::default(), "nothing stays behind");
+    assert_eq!(world.matcher.counts(), throng_matcher::Counts::default(), "nothing stays behind");
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn a11_every_room_is_destroyed_on_time_and_tells_each_member_once() {
         world.pass(1);
     }
     world.pass(1_000);
-    assert_eq!(world.counts(), throng_matcher::Counts::default());
+    assert_eq!(world.matcher.counts(), throng_matcher::Counts::default());
     let mut left: Vec<String> = world
         .take_heard()
         .into_iter()
@@ -254,10 +254,10 @@ fn a20_a_restart_loses_nothing() {
     let mut world = keeping();
     let room = world.create_room("s", "a", "keep");
     let before = world.room(&room);
-    let bytes = world.shards.snapshot();
-    let again = throng_matcher::Shards::restore(&Config::default(), &bytes).unwrap();
-    assert_eq!(again.digest(), world.shards.digest());
-    world.shards = again;
+    let bytes = world.matcher.snapshot();
+    let again = throng_matcher::Matcher::restore(Config::default(), &bytes).unwrap();
+    assert_eq!(again.digest(), world.matcher.digest());
+    world.matcher = again;
     assert_eq!(world.room(&room), before);
     assert_eq!(world.join_random("s", "b", "keep"), room);
 }
@@ -268,14 +268,14 @@ fn a17_no_request_sets_a_timer_of_its_own() {
     let mut world = keeping();
     let room = world.create_room("s", "a", "keep");
     let team = world.create_team("s", "a", 3, "");
-    assert_eq!(world.matcher().next_timeout(), None);
+    assert_eq!(world.matcher.next_timeout(), None);
     for _ in 0..1_000 {
         world.ok("s", Method::PING, Writer::new());
         world.ok("s", Method::GET_ROOM_INFO, Writer::new().str(1, &room));
         world.ok("s", Method::SET_ROOM_DATA, Writer::new().str(1, &room).str(2, "k").bytes(3, b"1"));
         world.ok("s", Method::BROADCAST_TEAM, Writer::new().str(1, &team).bytes(2, b"1"));
     }
-    assert_eq!(world.matcher().next_timeout(), None);
+    assert_eq!(world.matcher.next_timeout(), None);
 }
 
 /// In a mode whose members may be in other rooms too, a team of which some are in the room does not come in as a whole,
@@ -305,17 +305,15 @@ fn a_team_joins_a_shared_room_as_a_whole_or_not_at_all() {
 fn an_exclusive_room_does_not_keep_a_role_out_of_shared_ones() {
     let shared = ModeRules { capacity: 4, exclusive: false, ..ModeRules::default() };
     let config = Config { modes: [("lobby".to_owned(), shared)].into(), ..Config::default() };
-    for shards in [1, 3] {
-        let mut world = World::of_shards(config.clone(), shards);
-        let lobby = world.create_room("s", "host", "lobby");
-        for id in ["a", "b", "c"] {
-            world.create_room("s", id, "2v2");
-        }
-        world.ok("s", Method::ROLE_JOIN_ROOM, to_room("a", &lobby));
-        assert_eq!(world.join_random("s", "b", "lobby"), lobby);
-        world.create_room("s", "c", "lobby");
-        assert_eq!(roles_in(&world.room(&lobby).1, 4), ["host", "a", "b"]);
+    let mut world = World::new(config);
+    let lobby = world.create_room("s", "host", "lobby");
+    for id in ["a", "b", "c"] {
+        world.create_room("s", id, "2v2");
     }
+    world.ok("s", Method::ROLE_JOIN_ROOM, to_room("a", &lobby));
+    assert_eq!(world.join_random("s", "b", "lobby"), lobby);
+    world.create_room("s", "c", "lobby");
+    assert_eq!(roles_in(&world.room(&lobby).1, 4), ["host", "a", "b"]);
 }
 
 #[test]

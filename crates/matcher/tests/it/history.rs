@@ -4,7 +4,7 @@ use crate::world;
 
 use std::collections::BTreeMap;
 
-use throng_matcher::{Config, ModeRules, OnFull, Scope, Shards};
+use throng_matcher::{Config, Matcher, ModeRules, OnFull, Scope};
 use throng_stdx::Rng;
 use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
 use world::{Heard, World, role, team, to_mode, to_room};
@@ -99,57 +99,51 @@ fn operate(world: &mut World, rooms: &[String], rng: &mut Rng) {
 
 #[test]
 fn every_event_is_a_change_in_order() {
-    for shards in [1, 3] {
-        let mut world = World::of_shards(config(), shards);
-        (0..3).for_each(|server| world.session(&format!("s{server}"), true));
-        let (mut rng, mut expected) = (Rng::new(5), BTreeMap::<String, Vec<Change>>::new());
-        let (mut compared, mut kinds) = (0, BTreeMap::<String, u64>::new());
-        for step in 0..OPERATIONS {
-            let rooms: Vec<String> = expected.keys().cloned().collect();
-            operate(&mut world, &rooms, &mut rng);
-            for heard in world.take_heard() {
-                let Some(change) = told(&heard) else { continue };
-                let own = expected.entry(heard.str(20)).or_default();
-                // Each server hears of it.
-                if own.last() != Some(&change) {
-                    own.push(change);
-                }
-            }
-            if step % 10 != 0 {
-                continue;
-            }
-            for room in rooms {
-                let (status, changes, times) = history(&mut world, &room);
-                if status == Status::NotFound {
-                    expected.remove(&room);
-                    continue;
-                }
-                assert!(changes.len() <= 100 && times.is_sorted() && times.iter().all(|at| *at <= world.now));
-                assert!(changes.windows(2).all(|pair| pair[0].0 <= pair[1].0), "{changes:?}");
-                changes.iter().for_each(|change| *kinds.entry(change.1.clone()).or_default() += 1);
-                // Nobody hears of seats, of the end before it comes, or of a room without members.
-                let silent = |kind: &str| matches!(kind, "seats_made" | "seat_claimed" | "deleting");
-                let heard = &expected[&room];
-                let seen = |change: &&Change| {
-                    !silent(&change.1)
-                        && (heard.contains(change) || change.1 != "data" && change.1 != "flags")
-                };
-                let shown: Vec<&Change> = changes.iter().filter(seen).collect();
-                let wanted = &heard[heard.len().saturating_sub(shown.len())..];
-                assert!(
-                    shown.iter().copied().eq(wanted),
-                    "{shards} shards, {room}: {shown:#?} of {wanted:#?}"
-                );
-                compared += 1;
-            }
-            if step % 5_000 == 0 {
-                let again = Shards::restore(&config(), &world.shards.snapshot()).unwrap();
-                assert_eq!(again.digest(), world.shards.digest());
-                world.shards = again;
+    let mut world = World::new(config());
+    (0..3).for_each(|server| world.session(&format!("s{server}"), true));
+    let (mut rng, mut expected) = (Rng::new(5), BTreeMap::<String, Vec<Change>>::new());
+    let (mut compared, mut kinds) = (0, BTreeMap::<String, u64>::new());
+    for step in 0..OPERATIONS {
+        let rooms: Vec<String> = expected.keys().cloned().collect();
+        operate(&mut world, &rooms, &mut rng);
+        for heard in world.take_heard() {
+            let Some(change) = told(&heard) else { continue };
+            let own = expected.entry(heard.str(20)).or_default();
+            // Each server hears of it.
+            if own.last() != Some(&change) {
+                own.push(change);
             }
         }
-        assert!(compared > 10_000 && kinds.len() == 9, "{compared} {kinds:?}");
+        if step % 10 != 0 {
+            continue;
+        }
+        for room in rooms {
+            let (status, changes, times) = history(&mut world, &room);
+            if status == Status::NotFound {
+                expected.remove(&room);
+                continue;
+            }
+            assert!(changes.len() <= 100 && times.is_sorted() && times.iter().all(|at| *at <= world.now));
+            assert!(changes.windows(2).all(|pair| pair[0].0 <= pair[1].0), "{changes:?}");
+            changes.iter().for_each(|change| *kinds.entry(change.1.clone()).or_default() += 1);
+            // Nobody hears of seats, of the end before it comes, or of a room without members.
+            let silent = |kind: &str| matches!(kind, "seats_made" | "seat_claimed" | "deleting");
+            let heard = &expected[&room];
+            let seen = |change: &&Change| {
+                !silent(&change.1) && (heard.contains(change) || change.1 != "data" && change.1 != "flags")
+            };
+            let shown: Vec<&Change> = changes.iter().filter(seen).collect();
+            let wanted = &heard[heard.len().saturating_sub(shown.len())..];
+            assert!(shown.iter().copied().eq(wanted), "{room}: {shown:#?} of {wanted:#?}");
+            compared += 1;
+        }
+        if step % 5_000 == 0 {
+            let again = Matcher::restore(config(), &world.matcher.snapshot()).unwrap();
+            assert_eq!(again.digest(), world.matcher.digest());
+            world.matcher = again;
+        }
     }
+    assert!(compared > 10_000 && kinds.len() == 9, "{compared} {kinds:?}");
 }
 
 #[test]
@@ -170,28 +164,26 @@ fn a_match_says_whose_seats_it_made_and_that_it_has_a_server() {
 
 #[test]
 fn a_role_is_found_with_all_that_it_is_in() {
-    for shards in [1, 2, 3, 5] {
-        let mut world = World::of_shards(Config::default(), shards);
-        let rules = r#"{"name": "duel", "sides": [{"name": "side", "count": 2, "min": 1, "max": 1}], "allow_in_room": true}"#;
-        world.put_queue(rules);
-        let body = Writer::new().nested(1, role("ann")).nested(2, team(3, ""));
-        let team = world::id_in(&world.ok("s1", Method::CREATE_TEAM, body));
-        let room = world.join_random("s1", "ann", "2v2");
-        let ticket = world.ticket("s1", "duel", vec![role("ann")]);
-        let ask = |world: &mut World, srv: &str, scope, id: &str| {
-            world.ask_as(srv, scope, Method::GET_ROLE, Writer::new().str(1, id))
-        };
-        let (status, answer) = ask(&mut world, "s1", Scope::Server, "ann");
-        assert_eq!(status, Status::Ok);
-        let answer = Reader::new(&answer).unwrap();
-        assert_eq!((answer.str(1), answer.str(2)), (Ok("ann"), Ok("s1")));
-        for (number, id) in [(3, &room), (4, &team), (5, &ticket)] {
-            assert_eq!(answer.all(number).count(), 1);
-            assert_eq!(answer.nested(number).unwrap().str(1), Ok(id.as_str()));
-        }
-        assert_eq!(ask(&mut world, "s2", Scope::Server, "ann").0, Status::Forbidden);
-        assert_eq!(ask(&mut world, "s2", Scope::Trusted, "ann").0, Status::Ok);
-        assert_eq!(ask(&mut world, "", Scope::Admin, "nobody").0, Status::NotFound);
-        assert_eq!(ask(&mut world, "", Scope::Admin, "").0, Status::Invalid);
+    let mut world = World::new(Config::default());
+    let rules = r#"{"name": "duel", "sides": [{"name": "side", "count": 2, "min": 1, "max": 1}], "allow_in_room": true}"#;
+    world.put_queue(rules);
+    let body = Writer::new().nested(1, role("ann")).nested(2, team(3, ""));
+    let team = world::id_in(&world.ok("s1", Method::CREATE_TEAM, body));
+    let room = world.join_random("s1", "ann", "2v2");
+    let ticket = world.ticket("s1", "duel", vec![role("ann")]);
+    let ask = |world: &mut World, srv: &str, scope, id: &str| {
+        world.ask_as(srv, scope, Method::GET_ROLE, Writer::new().str(1, id))
+    };
+    let (status, answer) = ask(&mut world, "s1", Scope::Server, "ann");
+    assert_eq!(status, Status::Ok);
+    let answer = Reader::new(&answer).unwrap();
+    assert_eq!((answer.str(1), answer.str(2)), (Ok("ann"), Ok("s1")));
+    for (number, id) in [(3, &room), (4, &team), (5, &ticket)] {
+        assert_eq!(answer.all(number).count(), 1);
+        assert_eq!(answer.nested(number).unwrap().str(1), Ok(id.as_str()));
     }
+    assert_eq!(ask(&mut world, "s2", Scope::Server, "ann").0, Status::Forbidden);
+    assert_eq!(ask(&mut world, "s2", Scope::Trusted, "ann").0, Status::Ok);
+    assert_eq!(ask(&mut world, "", Scope::Admin, "nobody").0, Status::NotFound);
+    assert_eq!(ask(&mut world, "", Scope::Admin, "").0, Status::Invalid);
 }

@@ -60,29 +60,9 @@ fn pick<'a>(rng: &mut Rng, items: impl ExactSizeIterator<Item = &'a String>) -> 
 
 #[test]
 fn two_hundred_thousand_operations_agree_with_the_model() {
-    agree(1);
-}
-
-#[test]
-fn two_shards_agree_with_the_same_model() {
-    agree(2);
-}
-
-#[test]
-fn three_shards_agree_with_the_same_model() {
-    agree(3);
-}
-
-#[test]
-fn four_shards_agree_with_the_same_model() {
-    agree(4);
-}
-
-/// Commands one after the other, so that more shards may change nothing at all.
-fn agree(shards: u16) {
     let rules = ModeRules { capacity: CAPACITY as u32, on_full: OnFull::Keep, ..ModeRules::default() };
     let config = Config { modes: [("keep".to_owned(), rules)].into(), ..Config::default() };
-    let mut world = World::of_shards(config.clone(), shards);
+    let mut world = World::new(config.clone());
     (0..SERVERS).for_each(|server| world.session(&format!("s{server}"), true));
     let mut model = Model::default();
     let mut rng = Rng::new(7);
@@ -121,13 +101,12 @@ fn agree(shards: u16) {
         if step % 5_000 == 0 {
             compare(&mut world, &model);
             // A restart in between changes nothing that anybody sees.
-            let again = throng_matcher::Shards::restore(&config, &world.shards.snapshot()).unwrap();
-            assert_eq!(again.digest(), world.shards.digest(), "step {step}");
-            world.shards = again;
+            let again = throng_matcher::Matcher::restore(config.clone(), &world.matcher.snapshot()).unwrap();
+            assert_eq!(again.digest(), world.matcher.digest(), "step {step}");
+            world.matcher = again;
         }
     }
     compare(&mut world, &model);
-    world.check_idle(shards > 1);
 }
 
 fn random_join(world: &mut World, model: &mut Model, id: &str, srv: &str, mode: &str) {
@@ -273,7 +252,7 @@ fn compare(world: &mut World, model: &Model) {
         let answer = world.ok("s0", Method::GET_TEAM_INFO, Writer::new().str(1, id));
         assert_eq!(&roles_in(&answer, 5), members);
     }
-    assert_eq!(world.counts().teams, model.teams.len());
+    assert_eq!(world.matcher.counts().teams, model.teams.len());
     for mode in ["2v2", "keep"] {
         let answer = world.ok("s0", Method::GET_ROOM_LIST, Writer::new().str(1, mode));
         let listed: BTreeSet<String> =

@@ -5,7 +5,7 @@ use crate::world;
 use std::collections::BTreeMap;
 
 use throng_matcher::{
-    Config, Handled, HookPoint, Matcher, ModeRules, Notices, Question, QueueRules, Route, Verdict, route,
+    Config, Handled, HookPoint, Matcher, ModeRules, Notices, Question, QueueRules, Verdict,
 };
 use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
 use world::{START, World, role, to_mode, to_room};
@@ -38,14 +38,14 @@ fn waits(handled: Handled) -> u64 {
 
 /// The only open question.
 fn question(world: &mut World, point: HookPoint) -> Question {
-    let question = world.matcher_mut().poll_question().expect("a question");
+    let question = world.matcher.poll_question().expect("a question");
     assert_eq!((question.point, &question.policy[..]), (point, "p"));
-    assert!(world.matcher_mut().poll_question().is_none());
+    assert!(world.matcher.poll_question().is_none());
     question
 }
 
 fn answered(world: &mut World, number: u64) -> (Status, Vec<u8>) {
-    let answered = world.matcher_mut().poll_answered().expect("an answer");
+    let answered = world.matcher.poll_answered().expect("an answer");
     assert_eq!(answered.request, number);
     (answered.status, answered.body)
 }
@@ -77,7 +77,7 @@ fn a_policy_is_asked_at_every_point_of_a_rooms_life() {
     assert_eq!((body.str(1).unwrap(), body.str(2).unwrap()), ("OnAddingRoles", "m"));
     assert_eq!(body.nested(4).unwrap().str(1).unwrap(), "ann");
     assert!(asked.body.windows(5).any(|part| part == b"\"h:1\""), "the room as OnCreate made it");
-    assert_eq!(world.counts().rooms, 0, "nothing is there yet");
+    assert_eq!(world.matcher.counts().rooms, 0, "nothing is there yet");
     assert!(world.take_heard().is_empty());
     let asked = question(&mut world, HookPoint::OnAddedRoles);
     assert_eq!(Reader::new(&asked.body).unwrap().nested(3).unwrap().u64(12), 1, "with its first member");
@@ -95,7 +95,7 @@ fn a_policy_is_asked_at_every_point_of_a_rooms_life() {
     assert_eq!(answered(&mut world, number).0, Status::Ok);
     world.pass(2_000);
     let told = question(&mut world, HookPoint::OnDestroy);
-    assert!(!told.waits && world.counts().rooms == 0);
+    assert!(!told.waits && world.matcher.counts().rooms == 0);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_veto_leads_a_random_join_to_the_next_room_and_then_to_a_new_one() {
     allow(&mut world, HookPoint::OnAddingRoles);
     let (status, body) = answered(&mut world, number);
     assert_eq!((status, Reader::new(&body).unwrap().u64(2)), (Status::Ok, 1), "made for her");
-    assert_eq!(world.counts().rooms, 3);
+    assert_eq!(world.matcher.counts().rooms, 3);
     let number = waits(world.begin(Method::ROLE_JOIN_ROOM, to_room("d", &rooms[0])));
     let asked = question(&mut world, HookPoint::OnAddingRoles);
     world.verdict(asked.id, Some(&Verdict::refusal("not you")));
@@ -123,25 +123,25 @@ fn a_veto_leads_a_random_join_to_the_next_room_and_then_to_a_new_one() {
 #[test]
 fn without_a_verdict_the_request_fails_and_nothing_has_changed() {
     let mut world = world(&HookPoint::ALL);
-    let before = world.counts();
+    let before = world.matcher.counts();
     let number = waits(world.begin(Method::ROLE_CREATE_ROOM, to_mode("ann", "m").bytes(100, &[1; 16])));
     let asked = question(&mut world, HookPoint::OnCreate);
     world.pass(199);
-    assert!(world.matcher_mut().poll_answered().is_none());
+    assert!(world.matcher.poll_answered().is_none());
     world.pass(1);
     assert_eq!(answered(&mut world, number).0, Status::PolicyUnavailable);
-    assert_eq!((world.counts().rooms, world.counts().players), (before.rooms, before.players));
-    world.verdict(asked.id, Some(&Verdict::default()));
-    assert!(
-        world.matcher_mut().poll_answered().is_none() && world.matcher_mut().poll_question().is_none(),
-        "too late"
+    assert_eq!(
+        (world.matcher.counts().rooms, world.matcher.counts().players),
+        (before.rooms, before.players)
     );
+    world.verdict(asked.id, Some(&Verdict::default()));
+    assert!(world.matcher.poll_answered().is_none() && world.matcher.poll_question().is_none(), "too late");
     let again = waits(world.begin(Method::ROLE_CREATE_ROOM, to_mode("ann", "m").bytes(100, &[1; 16])));
     assert_ne!(again, number, "its key was not spent");
     let asked = question(&mut world, HookPoint::OnCreate);
     world.verdict(asked.id, None);
     assert_eq!(answered(&mut world, again).0, Status::PolicyUnavailable);
-    assert_eq!(world.matcher().stats().policy_failures, 2);
+    assert_eq!(world.matcher.stats().policy_failures, 2);
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn only_the_room_of_an_open_question_waits() {
     world.verdict(asked.id, Some(&Verdict::default()));
     assert_eq!(answered(&mut world, joins).0, Status::Ok);
     assert_eq!(answered(&mut world, sets).0, Status::Ok);
-    assert!(world.matcher_mut().poll_answered().is_none(), "the second join has a question of its own");
+    assert!(world.matcher.poll_answered().is_none(), "the second join has a question of its own");
     allow(&mut world, HookPoint::OnAddingRoles);
     assert_eq!(answered(&mut world, second).0, Status::Ok);
     assert_eq!(answered(&mut world, leaves).0, Status::Ok);
@@ -175,126 +175,46 @@ fn only_the_room_of_an_open_question_waits() {
     assert_eq!(answered(&mut world, held).0, Status::NotAMember);
 }
 
-/// Two modes and what is waited for in them, on so many shards.
-struct Many(World);
-
-impl Many {
-    fn new(shards: u16, queues: Vec<QueueRules>) -> Many {
-        let mut config = Config { queues, ..config(&[HookPoint::OnCreate, HookPoint::OnDeletingRole]) };
-        // Of 2, 3 and 5 shards, each of these is on one of its own.
-        config.modes.insert(OTHER.to_owned(), config.modes["m"].clone());
-        Many(World::of_shards(config, shards))
+/// Makes rooms until so many questions more are open.
+fn open_questions(world: &mut World, count: usize) {
+    let before = world.matcher.open_questions();
+    for index in before..before + count {
+        waits(world.begin(Method::ROLE_CREATE_ROOM, to_mode(&format!("r{index}"), "m")));
     }
-
-    fn open(&self) -> usize {
-        (0..self.0.shards.count()).map(|shard| self.0.shards.shard(shard).open_questions()).sum()
-    }
-
-    /// Makes rooms until so many questions more are open.
-    fn create(&mut self, mode: &str, count: usize) {
-        let before = self.open();
-        for index in before..before + count {
-            self.0.begin(Method::ROLE_CREATE_ROOM, to_mode(&format!("r{index}"), mode));
-        }
-        assert_eq!(self.0.take_answered(), [], "all wait");
-        assert_eq!(self.open(), before + count);
-    }
-
-    /// What comes of one request more.
-    fn beyond(&mut self, method: u16, body: Writer) -> Status {
-        match self.0.begin(method, body) {
-            Handled::Done(status) => status,
-            Handled::Waits(_) => self.0.take_answered()[0],
-        }
-    }
-}
-
-const OTHER: &str = "n";
-
-fn shard_of(mode: &str, shards: u16) -> u16 {
-    match route(Method::ROLE_CREATE_ROOM, &to_mode("ann", mode).into_bytes(), shards) {
-        Route::One(shard) => shard,
-        Route::All => panic!("a mode has one shard"),
-    }
+    assert_eq!(world.matcher.open_questions(), before + count);
 }
 
 #[test]
-fn at_most_a_thousand_questions_are_open_whatever_the_shards() {
-    for shards in [1, 2, 3, 5] {
-        let mut many = Many::new(shards, Vec::new());
-        assert!(shards == 1 || shard_of(OTHER, shards) != shard_of("m", shards));
-        many.create("m", 999);
-        many.create(OTHER, 1);
-        for mode in ["m", OTHER] {
-            let refused = many.beyond(Method::ROLE_CREATE_ROOM, to_mode("beyond", mode));
-            assert_eq!(refused, Status::PolicyUnavailable, "{shards} shards");
-        }
-        many.0.pass(200);
-        let answered = many.0.take_answered();
-        assert!(answered.len() == 1_000 && answered.iter().all(|s| *s == Status::PolicyUnavailable));
-        assert_eq!((many.open(), many.0.counts().players), (0, 0));
-        // What one mode has had, the other gets back.
-        many.create(OTHER, 1_000);
-        many.0.pass(5_000);
-        many.0.check_idle(shards > 1);
-    }
+fn at_most_a_thousand_questions_are_open() {
+    let mut world = world(&[HookPoint::OnCreate]);
+    open_questions(&mut world, 1_000);
+    let refused = world.begin(Method::ROLE_CREATE_ROOM, to_mode("beyond", "m"));
+    assert_eq!(refused, Handled::Done(Status::PolicyUnavailable));
+    world.pass(200);
+    let answered = world.take_answered();
+    assert!(answered.len() == 1_000 && answered.iter().all(|s| *s == Status::PolicyUnavailable));
+    assert_eq!((world.matcher.open_questions(), world.matcher.counts().players), (0, 0));
+    open_questions(&mut world, 1_000);
 }
 
 #[test]
-fn a_request_without_claims_gets_a_question_of_another_shard() {
-    for shards in [1, 2, 3, 5] {
-        let mut many = Many::new(shards, Vec::new());
-        let home = shard_of("m", shards);
-        many.0.begin(Method::ROLE_CREATE_ROOM, to_mode("ann", "m"));
-        let asked = many.0.shards.shard_mut(home).poll_question().unwrap();
-        many.0.verdict_on(home, asked.id, Some(&Verdict::default()));
-        let answered = many.0.shards.shard_mut(home).poll_answered().unwrap();
-        let room = Reader::new(&answered.body).unwrap().nested(1).unwrap().str(1).unwrap().to_owned();
-        many.create(OTHER, 1_000);
-        let leaves = || Writer::new().str(1, "ann").str(2, &room);
-        let refused = many.beyond(Method::ROLE_LEAVE_ROOM, leaves());
-        assert_eq!(refused, Status::PolicyUnavailable, "{shards} shards");
-        let other = shard_of(OTHER, shards);
-        let asked = many.0.shards.shard_mut(other).poll_question().unwrap();
-        many.0.verdict_on(other, asked.id, None);
-        assert_eq!(many.0.take_answered(), [Status::PolicyUnavailable]);
-        waits(many.0.begin(Method::ROLE_LEAVE_ROOM, leaves()));
-        assert_eq!((many.open(), many.0.take_answered()), (1_000, vec![]), "{shards} shards");
-        let shard = many.0.shards.shard_mut(home);
-        let asked = std::iter::from_fn(|| shard.poll_question()).last().unwrap();
-        assert_eq!(asked.point, HookPoint::OnDeletingRole);
-        many.0.verdict_on(home, asked.id, Some(&Verdict::default()));
-        assert_eq!(many.0.take_answered(), [Status::Ok]);
-        many.0.pass(5_000);
-        many.0.check_idle(shards > 1);
+fn a_match_that_gets_no_question_ends_as_if_the_policy_were_silent() {
+    let queue = QueueRules::parse(ONE_VS_ONE.as_bytes()).unwrap();
+    let mut world = World::new(Config { queues: vec![queue], ..config(&[HookPoint::OnCreate]) });
+    world.session("s", true);
+    open_questions(&mut world, 998);
+    for id in ["a", "b", "c", "d", "e", "f"] {
+        world.ok("s", Method::CREATE_TICKET, Writer::new().str(1, "m").nested(2, role(id)));
     }
-}
-
-#[test]
-fn a_match_gets_a_question_of_another_shard_or_its_tickets_search_on() {
-    for shards in [1, 2, 3, 5] {
-        let mut many = Many::new(shards, vec![QueueRules::parse(ONE_VS_ONE.as_bytes()).unwrap()]);
-        many.0.session("s", true);
-        many.create(OTHER, 998);
-        for id in ["a", "b", "c", "d", "e", "f"] {
-            many.0.ok("s", Method::CREATE_TICKET, Writer::new().str(1, "m").nested(2, role(id)));
-        }
-        many.0.pass(100);
-        assert_eq!(many.open(), 1_000, "{shards} shards: two of the matches ask");
-        // The third ends with them, neither earlier nor again and again.
-        many.0.pass(199);
-        assert_eq!(many.0.take_kind(Event::MATCH_CANCELLED), []);
-        many.0.pass(1);
-        let cancelled = many.0.take_kind(Event::MATCH_CANCELLED);
-        assert_eq!(cancelled.len(), 3);
-        assert!(cancelled.iter().all(|heard| heard.str(2) == "policy_unavailable"));
-        many.0.pass(100);
-        let home = shard_of("m", shards);
-        let shard = many.0.shards.shard_mut(home);
-        let asked = std::iter::from_fn(|| shard.poll_question()).last().unwrap();
-        many.0.verdict_on(home, asked.id, Some(&Verdict::default()));
-        assert_eq!(many.0.take_kind(Event::MATCH_READY).len(), 2);
-    }
+    world.pass(100);
+    assert_eq!(world.matcher.open_questions(), 1_000, "two of the matches ask");
+    // The third ends with them, neither earlier nor again and again.
+    world.pass(199);
+    assert_eq!(world.take_kind(Event::MATCH_CANCELLED), []);
+    world.pass(1);
+    let cancelled = world.take_kind(Event::MATCH_CANCELLED);
+    assert_eq!(cancelled.len(), 3);
+    assert!(cancelled.iter().all(|heard| heard.str(2) == "policy_unavailable"));
 }
 
 #[test]
@@ -316,7 +236,7 @@ fn a_match_gets_its_server_from_the_policy_or_its_tickets_search_on() {
     let cancelled = heard.iter().find(|heard| heard.kind == Event::MATCH_CANCELLED).unwrap();
     assert_eq!(cancelled.str(2), "refused");
     world.pass(200);
-    let asked = world.matcher_mut().poll_question().expect("they are matched again");
+    let asked = world.matcher.poll_question().expect("they are matched again");
     let server =
         Verdict { data: vec![("connection".to_owned(), "\"h:7\"".to_owned())], ..Verdict::default() };
     world.take_heard();
@@ -332,10 +252,10 @@ fn a_snapshot_keeps_what_waits_and_a_restart_ends_it() {
     let mut world = world(&[HookPoint::OnAddingRoles]);
     let number = waits(world.begin(Method::ROLE_CREATE_ROOM, to_mode("a", "m")));
     let asked = question(&mut world, HookPoint::OnAddingRoles);
-    let snapshot = world.matcher().snapshot();
+    let snapshot = world.matcher.snapshot();
     let rules = config(&[HookPoint::OnAddingRoles]);
     let mut again = Matcher::restore(rules, &snapshot).unwrap();
-    assert_eq!(again.digest(), world.matcher().digest());
+    assert_eq!(again.digest(), world.matcher.digest());
     let mut notices = Notices::default();
     again.handle_verdict(START, asked.id, Some(&Verdict::default()), &mut notices);
     let reply = again.poll_answered().unwrap();

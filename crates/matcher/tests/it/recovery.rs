@@ -37,7 +37,10 @@ fn a_server_that_does_not_come_back_after_a_restart_is_given_up() {
     world.now += 5_000;
     world.recover();
     world.pass(60_000);
-    assert_eq!((world.counts().rooms, world.counts().players, world.counts().servers), (0, 0, 0));
+    assert_eq!(
+        (world.matcher.counts().rooms, world.matcher.counts().players, world.matcher.counts().servers),
+        (0, 0, 0)
+    );
 }
 
 /// Draining is for the process that stops; the one that starts from its journal serves again.

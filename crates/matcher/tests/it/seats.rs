@@ -75,7 +75,7 @@ fn teams_in_rooms_are_counted_by_mode() {
     let rules = ModeRules { capacity: 9, ..ModeRules::default() };
     let modes = [("m".to_owned(), rules)].into();
     let mut world = World::new(Config { modes, ..Config::default() });
-    let teams = |world: &World| world.matcher().mode_counts(1)[0].teams;
+    let teams = |world: &World| world.matcher.mode_counts(1)[0].teams;
     let mut room = String::new();
     for (leader, other) in [("a", "b"), ("c", "d")] {
         let team = world.create_team("s", leader, 4, "");
@@ -84,12 +84,12 @@ fn teams_in_rooms_are_counted_by_mode() {
         room = id_in(&world.ok("s", Method::TEAM_JOIN_RANDOM_ROOM, join));
     }
     world.join_random("s", "alone", "m");
-    assert_eq!((world.counts().rooms, teams(&world)), (1, 2));
+    assert_eq!((world.matcher.counts().rooms, teams(&world)), (1, 2));
     for (member, left) in [("a", 2), ("d", 2), ("b", 1), ("alone", 1)] {
         world.ok("s", Method::ROLE_LEAVE_ROOM, Writer::new().str(1, member).str(2, &room));
         assert_eq!(teams(&world), left, "{member} left");
     }
     world.ask_as("s", Scope::Admin, Method::DELETE_ROOM, Writer::new().str(1, &room));
     world.pass(2_000);
-    assert_eq!((world.counts().rooms, teams(&world)), (0, 0));
+    assert_eq!((world.matcher.counts().rooms, teams(&world)), (0, 0));
 }

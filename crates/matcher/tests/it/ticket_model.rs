@@ -4,7 +4,7 @@ use crate::world;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use throng_matcher::{Config, Shards};
+use throng_matcher::{Config, Matcher};
 use throng_stdx::Rng;
 use throng_wire::matcher::{Event, Method, Status, Writer};
 use world::{Heard, World, player, shown};
@@ -80,27 +80,7 @@ fn server(role: &str) -> String {
 
 #[test]
 fn two_hundred_thousand_ticket_operations_agree_with_the_model() {
-    agree(1);
-}
-
-#[test]
-fn two_shards_agree_with_the_same_model() {
-    agree(2);
-}
-
-#[test]
-fn three_shards_agree_with_the_same_model() {
-    agree(3);
-}
-
-#[test]
-fn four_shards_agree_with_the_same_model() {
-    agree(4);
-}
-
-/// Commands one after the other, so that more shards may change nothing at all.
-fn agree(shards: u16) {
-    let mut world = World::of_shards(Config::default(), shards);
+    let mut world = World::new(Config::default());
     for queue in QUEUES {
         assert_eq!(world.put_queue(&rules(queue)).0, Status::Ok);
     }
@@ -121,9 +101,9 @@ fn agree(shards: u16) {
         hear(&mut world, &mut model);
         if step % 2_000 == 0 {
             compare(&mut world, &model, step);
-            let again = Shards::restore(&Config::default(), &world.shards.snapshot()).unwrap();
-            assert_eq!(again.digest(), world.shards.digest(), "step {step}");
-            world.shards = again;
+            let again = Matcher::restore(Config::default(), &world.matcher.snapshot()).unwrap();
+            assert_eq!(again.digest(), world.matcher.digest(), "step {step}");
+            world.matcher = again;
         }
     }
     for what in [
@@ -147,7 +127,6 @@ fn agree(shards: u16) {
             model.counts
         );
     }
-    world.check_idle(shards > 1);
 }
 
 fn create(world: &mut World, model: &mut Model, rng: &mut Rng) {
@@ -296,7 +275,7 @@ fn hear(world: &mut World, model: &mut Model) {
 
 fn proposed(world: &World, model: &mut Model, heard: &Heard) {
     let id = heard.str(4);
-    if world.counts().tickets == 0 {
+    if world.matcher.counts().tickets == 0 {
         return;
     }
     if let Some(ticket) = model.live.get_mut(&id) {
@@ -364,7 +343,7 @@ fn made(world: &mut World, model: &mut Model, mode: &str, seat: (String, u64), s
 }
 
 fn compare(world: &mut World, model: &Model, step: u64) {
-    assert_eq!(world.counts().tickets, model.live.len(), "step {step}");
+    assert_eq!(world.matcher.counts().tickets, model.live.len(), "step {step}");
     for (id, ticket) in &model.live {
         let seen = world.get_ticket(id);
         assert_eq!(seen.status, ticket.state, "step {step}: {ticket:?}");

@@ -131,7 +131,7 @@ fn what_does_not_fit_the_declarations_is_refused_with_the_key() {
     assert_eq!(world.try_ticket("s", "duel", vec![]).0, Status::Invalid);
     let twice = vec![player("a", &[]), player("a", &[])];
     assert_eq!(world.try_ticket("s", "duel", twice).0, Status::Invalid);
-    assert_eq!(world.counts(), throng_matcher::Counts::default(), "nothing stays behind");
+    assert_eq!(world.matcher.counts(), throng_matcher::Counts::default(), "nothing stays behind");
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn a_replaced_rule_set_fails_tickets_that_can_never_match_now() {
     assert_eq!(low.status, "failed");
     assert!(low.reason.contains("skill"), "{}", low.reason);
     assert_eq!(world.get_ticket(&high).status, "searching");
-    let report = &world.matcher().queue_reports(1)[0];
+    let report = &world.matcher.queue_reports(1)[0];
     assert_eq!((report.searching, report.failed, report.cancelled), (1, 1, 0));
 }
 
@@ -230,10 +230,10 @@ fn a_lost_server_cancels_its_tickets_and_a_restart_blames_nobody() {
     world.session("s1", true);
     let (a, b) = (world.solo("s1", "duel", "a", 0.0), world.solo("s2", "duel", "b", 0.0));
     world.pass(250);
-    let bytes = world.shards.snapshot();
-    let again = throng_matcher::Shards::restore(&Config::default(), &bytes).unwrap();
-    assert_eq!(again.digest(), world.shards.digest());
-    world.shards = again;
+    let bytes = world.matcher.snapshot();
+    let again = throng_matcher::Matcher::restore(Config::default(), &bytes).unwrap();
+    assert_eq!(again.digest(), world.matcher.digest());
+    world.matcher = again;
     world.recover();
     assert_eq!(world.get_ticket(&a).status, "searching");
     world.pass(250);
@@ -248,14 +248,14 @@ fn a_lost_server_cancels_its_tickets_and_a_restart_blames_nobody() {
 fn tickets_are_counted_by_what_they_wait_for() {
     let mut world = duel_with(&format!(r#"{ACCEPT}, "assign": "external", "assign_timeout_s": 5"#));
     let count = |world: &World| {
-        let [report] = &world.matcher().queue_reports(1)[..] else { panic!("one queue") };
+        let [report] = &world.matcher.queue_reports(1)[..] else { panic!("one queue") };
         (report.searching, report.proposed, report.placing)
     };
     let (a, b) = (world.solo("s1", "duel", "a", 0.0), world.solo("s2", "duel", "b", 0.0));
     assert_eq!(count(&world), (2, 0, 0));
     world.pass(250);
     assert_eq!(count(&world), (0, 2, 0));
-    world.shards = throng_matcher::Shards::restore(&Config::default(), &world.shards.snapshot()).unwrap();
+    world.matcher = throng_matcher::Matcher::restore(Config::default(), &world.matcher.snapshot()).unwrap();
     assert_eq!(count(&world), (0, 2, 0), "counted again");
     for (srv, ticket, role) in [("s1", &a, "a"), ("s2", &b, "b")] {
         let ticket = world.get_ticket(ticket);
@@ -423,11 +423,11 @@ fn a_mode_of_a_queue_has_room_for_its_players_after_a_restart() {
     let mut world = World::new(config.clone());
     let sides = r#"[{"name": "side", "count": 2, "min": 1, "max": 1}]"#;
     assert_eq!(world.put_queue(&format!(r#"{{"name": "duel", "sides": {sides}}}"#)).0, Status::Ok);
-    let bytes = world.shards.snapshot();
-    let mut again = throng_matcher::Shards::restore(&config, &bytes).unwrap();
-    assert_eq!(again.digest(), world.shards.digest());
-    again.reconfigure(&config);
-    assert_eq!(again.digest(), world.shards.digest());
+    let bytes = world.matcher.snapshot();
+    let mut again = throng_matcher::Matcher::restore(config.clone(), &bytes).unwrap();
+    assert_eq!(again.digest(), world.matcher.digest());
+    again.reconfigure(config.clone());
+    assert_eq!(again.digest(), world.matcher.digest());
 }
 
 /// Spec: D.2 rule 3.

@@ -4,7 +4,7 @@ use crate::world;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use throng_matcher::{Caller, Config, Scope, Shards};
+use throng_matcher::{Caller, Config, Matcher, Scope};
 use throng_stdx::Rng;
 use throng_wire::matcher::{Event, Method, Reader, Status, Writer, method};
 use world::{World, player, shown};
@@ -165,7 +165,7 @@ fn nearest<T: Copy>(sorted: &[T], part: f64) -> Option<T> {
 
 fn again(world: &World) -> World {
     let mut other = World::new(Config::default());
-    other.shards = Shards::restore(&Config::default(), &world.shards.snapshot()).unwrap();
+    other.matcher = Matcher::restore(Config::default(), &world.matcher.snapshot()).unwrap();
     other.now = world.now;
     other
 }
@@ -179,10 +179,10 @@ fn both_columns_say_what_the_matcher_then_does() {
         let draft = if seed % 3 == 0 { live.clone() } else { draft };
         let mut known = Known::default();
         let Some(mut world) = filled(&mut rng, &live, &mut known) else { continue };
-        let digest = world.shards.digest();
+        let digest = world.matcher.digest();
         let seconds = 1 + rng.below(20);
         let (status, answer) = try_queue(&mut world, &draft, seconds);
-        assert_eq!(world.shards.digest(), digest, "a trial changes nothing");
+        assert_eq!(world.matcher.digest(), digest, "a trial changes nothing");
         if status == Status::RuleInvalid {
             assert_eq!(world.put_queue(&draft), (status, answer), "refused as if it were put");
             continue;
@@ -279,39 +279,22 @@ fn what_changes_while_it_is_copied_does_no_harm() {
     let leaver = world.solo("s1", "duel", "ben", 50.0);
     let body = Writer::new().str(1, DUEL).u64(2, 5).into_bytes();
     let admin = Caller { srv: "", scope: Scope::Admin };
-    let mut trial = world.matcher().trial(world.now, admin, &body).unwrap();
+    let mut trial = world.matcher.trial(world.now, admin, &body).unwrap();
     world.pass(20);
     world.solo("s1", "duel", "cat", 12.0);
     world.cancel("s1", &leaver);
-    while !trial.copy(world.matcher()) {}
+    while !trial.copy(&world.matcher) {}
     let answer = trial.run();
     let answer = Reader::new(&answer).unwrap();
     assert_eq!((answer.u64(2), answer.u64(3)), (2, 1), "ben has left, cat came too late");
     assert_eq!(answer.nested(6).unwrap().u64(4), 1);
 
-    let mut trial = world.matcher().trial(world.now, admin, &body).unwrap();
+    let mut trial = world.matcher.trial(world.now, admin, &body).unwrap();
     let other =
         DUEL.replace("attributes\": {", "attributes\": {\"early\": {\"type\": \"number\", \"default\": 1}, ");
     assert_eq!(world.put_queue(&other).0, Status::Ok);
-    while !trial.copy(world.matcher()) {}
+    while !trial.copy(&world.matcher) {}
     let answer = trial.run();
     let live = Reader::new(&answer).unwrap().nested(6).unwrap();
     assert_eq!(live.u64(1), 1, "ann and cat meet under the rules that are in force by now");
-}
-
-#[test]
-fn several_shards_say_the_same() {
-    let mut answers = Vec::new();
-    for shards in [1, 2, 3, 5] {
-        let mut world = World::of_shards(Config::default(), shards);
-        world.put_queue(DUEL);
-        for number in 0..41_u32 {
-            world.solo("s1", "duel", &format!("r{number}"), f64::from(number * 10));
-        }
-        world.pass(3_000);
-        answers.push(try_queue(&mut world, &DUEL.replace("\"max\": 5", "\"max\": 90"), 10));
-    }
-    assert!(answers.windows(2).all(|pair| pair[0] == pair[1]));
-    let draft = Reader::new(&answers[0].1).unwrap().nested(5).unwrap();
-    assert!(draft.u64(1) > 0);
 }

@@ -32,7 +32,7 @@ fn ten_wrong_passwords_in_a_minute_are_enough() {
         "nor does it say that this is it"
     );
     assert_eq!(world.join_team("u", "c", &team, "word"), Status::Ok, "others go on");
-    world.pass_everywhere(60_001);
+    world.pass_to_input(60_001);
     assert_eq!(world.join_team("t", "b", &team, "word"), Status::Ok);
 }
 
@@ -48,11 +48,11 @@ fn a_stranger_does_not_learn_that_a_locked_team_is_full() {
 fn wrong_passwords_of_many_servers_take_bounded_memory() {
     let mut world = plain();
     let team = world.create_team("s", "a", 4, "word");
-    let before = world.shards.snapshot().len();
+    let before = world.matcher.snapshot().len();
     for server in 0..5_000 {
         world.join_team(&format!("{server:0>120}"), "b", &team, "guess");
     }
-    let grown = world.shards.snapshot().len() - before;
+    let grown = world.matcher.snapshot().len() - before;
     assert!(grown < 200_000, "{grown} bytes");
     assert_eq!(world.join_team("t", "b", &team, "word"), Status::Ok);
 }
@@ -90,7 +90,7 @@ fn data_over_the_limits_changes_nothing() {
     let message = Writer::new().str(1, &room).str(2, &format!("\"{}\"", long(64 << 10)));
     assert_eq!(world.ask("s", Method::BROADCAST_ROOM, message).0, Status::TooLarge);
     assert_eq!(world.take_heard(), []);
-    assert_eq!((roles_in(&world.room(&room).1, 4).len(), world.counts().players), (1, 1));
+    assert_eq!((roles_in(&world.room(&room).1, 4).len(), world.matcher.counts().players), (1, 1));
 }
 
 #[test]
@@ -103,13 +103,13 @@ fn clocks_that_jump_lose_nothing_and_end_nothing_early() {
     // Back by an hour: the matcher's own time stands still.
     world.now -= 3_600_000;
     let joined = world.ok("s", Method::ROLE_JOIN_RANDOM_ROOM, to_mode("c", "m"));
-    assert_eq!((id_in(&joined), world.matcher().now()), (room.clone(), start));
-    world.pass_everywhere(3_600_000 + 29_000);
+    assert_eq!((id_in(&joined), world.matcher.now()), (room.clone(), start));
+    world.pass_to_input(3_600_000 + 29_000);
     assert_eq!(world.take_kind(Event::SEAT_EXPIRED), [], "it lives as long as was said");
     // A day ahead: what is due by then happens once, and the rest is there.
-    world.pass_everywhere(86_400_000);
+    world.pass_to_input(86_400_000);
     assert!(!world.take_kind(Event::SEAT_EXPIRED).is_empty());
-    world.pass_everywhere(86_400_000);
+    world.pass_to_input(86_400_000);
     assert_eq!(world.take_kind(Event::SEAT_EXPIRED), []);
     assert_eq!(roles_in(&world.room(&room).1, 4), ["a", "c"]);
 }
@@ -180,7 +180,7 @@ fn members_count_for_the_size_of_their_room_and_team() {
     let team = id_in(&world.ok("s", Method::CREATE_TEAM, team));
     let join = Writer::new().nested(1, large("d")).str(2, &team);
     assert_eq!(world.ask("s", Method::JOIN_TEAM, join).0, Status::TooLarge);
-    assert_eq!(world.counts().players, 3);
+    assert_eq!(world.matcher.counts().players, 3);
 }
 
 /// An update names at most as much as an info can hold; the time that it takes is not the square of its length.

@@ -669,11 +669,6 @@ section! {
         /// TOML file with match modes, a table `[modes.NAME]` each, and queues, a table
         /// `[[queues]]` each.
         rules: String = "", Kind::Path;
-        /// Shards, each on a thread of its own; 1 runs on the thread that has the connections.
-        /// Rooms belong to a shard by their mode, tickets by their queue, so several shards pay off
-        /// only if several modes or queues keep more than one core busy. A journal is bound to the
-        /// number that it began with.
-        shards: u16 = 1, int(1, 16), "shards";
         /// Time for which roles of a lost server keep their seats in rooms and teams.
         presence_grace_ms: u64 = 10_000, int(0, 600_000), "ms";
         /// Skips damaged records of the journal instead of refusing to start; their effects are

@@ -236,6 +236,9 @@ fn unknown_key(
 ) -> Problem {
     let what = if prefix.is_empty() { "key or section" } else { "key" };
     let problem = source.problem(ProblemKind::UnknownKey, name.span(), format!("unknown {what} `{path}`"));
+    if let Some(way_out) = removed(path) {
+        return problem.note(way_out);
+    }
     let dot = if prefix.is_empty() { String::new() } else { format!("{prefix}.") };
     let mut here: Vec<&str> = KEYS
         .iter()
@@ -262,7 +265,22 @@ fn unknown_key(
     problem.note(format!("allowed {place}: {}", here.join(", ")))
 }
 
+/// Keys of earlier builds, with the way out.
+const REMOVED: &[(&str, &str)] = &[(
+    "matcher.shards",
+    "a matcher is one state machine on one thread; remove the key, and for more than one core's work run one matcher for \
+     each area (`matcher.area`)",
+)];
+
+/// The way out, if `path` is a key of an earlier build.
+fn removed(path: &str) -> Option<&'static str> {
+    REMOVED.iter().find(|(known, _)| *known == path).map(|(_, way_out)| *way_out)
+}
+
 fn with_suggestion<'a>(problem: Problem, word: &str, candidates: impl Iterator<Item = &'a str>) -> Problem {
+    if let Some(way_out) = removed(word) {
+        return problem.note(way_out);
+    }
     match nearest(word, candidates) {
         Some(near) => problem.note(format!("did you mean `{near}`?")),
         None => problem.note("`throng config default` lists every key"),

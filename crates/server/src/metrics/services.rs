@@ -139,32 +139,6 @@ pub(super) fn matcher_families(report: &throng_matcher_server::Report) -> Vec<Fa
             "Policy requests waiting for a decision; at most 1,000.",
             report.open_questions as f64,
         ),
-        counter("throng_matcher_shard_mail", "Mail between shards.", report.core.mail_sent),
-        gauge(
-            "throng_matcher_shard_queue",
-            "Inputs waiting for the busiest shard; a value that stays high shows that this shard is the bottleneck.",
-            report.shard_queue as f64,
-        ),
-        counter(
-            "throng_matcher_claims",
-            "Locks on players and teams that were granted.",
-            report.core.claims_granted,
-        ),
-        counter(
-            "throng_matcher_claims_waited",
-            "Locks that waited for another command on the same player or team.",
-            report.core.claims_waited,
-        ),
-        counter(
-            "throng_matcher_claims_expired",
-            "Requests and matches that gave up their locks after 5 s without effect.",
-            report.core.claims_expired,
-        ),
-        gauge(
-            "throng_matcher_claims_open",
-            "Requests and matches that currently lock players on several shards.",
-            report.open_claims as f64,
-        ),
         counter("throng_matcher_notices", "Notification entries queued.", report.notices_queued),
         counter(
             "throng_matcher_notices_collapsed",
@@ -265,7 +239,7 @@ fn queue_families(queues: &[throng_matcher::QueueReport]) -> Vec<Family> {
         ),
         by_queue(
             "throng_matcher_queue_placing",
-            "Tickets whose match waits for players on other shards or for its server, by queue.",
+            "Tickets whose match waits for its server, by queue.",
             Gauge,
             |queue| queue.placing as f64,
         ),

@@ -29,12 +29,11 @@ const KILLS: usize = 6;
 /// and operations for each of its lives; it ends when half of them are answered.
 const OPERATIONS: usize = 130;
 
-fn start(folder: &Path, port: u16, shards: u16) -> Process {
+fn start(folder: &Path, port: u16) -> Process {
     let mut command = up(folder, "matcher", "d");
     command
         .args(["--matcher.rules", "modes.toml", "--matcher.presence_grace_ms", "600000"])
-        .args(["--matcher.addr", &format!("127.0.0.1:{port}")])
-        .args(["--matcher.shards", &shards.to_string()]);
+        .args(["--matcher.addr", &format!("127.0.0.1:{port}")]);
     Process::ready(&mut command).0
 }
 
@@ -125,23 +124,13 @@ async fn act(matcher: &Matcher, rooms: &[String], rng: &mut Rng) -> Operation {
 
 #[test]
 fn membership_is_linearizable_though_the_process_is_killed() {
-    play(1);
-}
-
-#[test]
-fn membership_is_linearizable_with_rooms_on_three_shards() {
-    play(3);
-}
-
-fn play(shards: u16) {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    // Each room has a mode of its own, as a mode's rooms are on one shard.
     let rules = format!("capacity = {CAPACITY}\non_full = \"keep\"\nkeep_empty = true\n");
     let modes: String = MODES.iter().map(|mode| format!("[modes.{mode}]\n{rules}")).collect();
     std::fs::write(folder.path().join("modes.toml"), modes).expect("it is writable");
     // Free a moment ago, and the same in all lives: clients come back by themselves.
     let port = TcpListener::bind("127.0.0.1:0").and_then(|at| at.local_addr()).expect("a free port").port();
-    let mut process = start(folder.path(), port, shards);
+    let mut process = start(folder.path(), port);
     let runtime = tokio::runtime::Runtime::new().expect("threads");
     let connect = |number: u64| {
         let patient = Duration::from_secs(60);
@@ -193,7 +182,7 @@ fn play(shards: u16) {
         wait_for(wanted);
         if life < KILLS {
             process.kill();
-            process = start(folder.path(), port, shards);
+            process = start(folder.path(), port);
         }
     }
     wait_for(OPERATIONS / 2);

@@ -1,6 +1,11 @@
 //! Both sides of the interoperability tests: a host of ours on a socket, and another program.
 
 #![allow(dead_code, reason = "each test uses a part")]
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "drives the core over real sockets, in real time"
+)]
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Lines};

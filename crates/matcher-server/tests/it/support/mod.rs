@@ -37,7 +37,6 @@ pub(crate) fn serve_behind(tls: Option<Tls>, tokens: &str, requests_max: usize) 
         area: String::new(),
         secret: [3; 32],
         salvage: false,
-        shards: 1,
         policies: throng_matcher_server::Policies::default(),
     })
     .unwrap();

@@ -2,9 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use throng_matcher::record::Input;
-use throng_matcher::{
-    Answers, Config, Counts, Handled, Matcher, Notices, Route, Scope, Shards, Verdict, route,
-};
+use throng_matcher::{Config, Handled, Matcher, Notices, Scope, Verdict};
 use throng_wire::fields;
 use throng_wire::matcher::{Method, Reader, Status, Writer};
 
@@ -28,7 +26,7 @@ impl Heard {
 }
 
 pub(crate) struct World {
-    pub(crate) shards: Shards,
+    pub(crate) matcher: Matcher,
     pub(crate) now: u64,
     pub(crate) heard: Vec<Heard>,
     notices: Notices,
@@ -38,29 +36,8 @@ pub(crate) const START: u64 = 1_700_000_000_000;
 
 impl World {
     pub(crate) fn new(config: Config) -> World {
-        World::of_shards(config, 1)
-    }
-
-    /// A matcher of several shards, between which mail takes no time.
-    pub(crate) fn of_shards(config: Config, count: u16) -> World {
-        let shards = Shards::new(&config, [9; 32], START, count);
-        World { shards, now: START, heard: Vec::new(), notices: Notices::default() }
-    }
-
-    /// The first shard.
-    pub(crate) fn matcher(&self) -> &Matcher {
-        self.shards.shard(0)
-    }
-
-    pub(crate) fn matcher_mut(&mut self) -> &mut Matcher {
-        self.shards.shard_mut(0)
-    }
-
-    /// Objects of all shards.
-    pub(crate) fn counts(&self) -> Counts {
-        let mut counts = Counts::default();
-        (0..self.shards.count()).for_each(|shard| counts.add(&self.shards.shard(shard).counts()));
-        counts
+        let matcher = Matcher::new(config, [9; 32], START);
+        World { matcher, now: START, heard: Vec::new(), notices: Notices::default() }
     }
 
     pub(crate) fn ask(&mut self, srv: &str, method: u16, body: Writer) -> (Status, Vec<u8>) {
@@ -68,98 +45,35 @@ impl World {
     }
 
     pub(crate) fn ask_as(&mut self, srv: &str, scope: Scope, method: u16, body: Writer) -> (Status, Vec<u8>) {
-        let body = body.into_bytes();
-        let count = self.shards.count();
-        match route(method, &body, count) {
-            Route::One(shard) => self.ask_shard(shard, srv, scope, method, &body),
-            Route::All => {
-                let mut answers = Answers::new(method, &body, count);
-                let mut all = None;
-                for shard in 0..count {
-                    let (status, answer) = self.ask_shard(shard, srv, scope, method, &body);
-                    all = answers.add(shard, status, answer);
-                }
-                all.expect("every shard has answered")
-            }
-        }
-    }
-
-    fn ask_shard(
-        &mut self,
-        shard: u16,
-        srv: &str,
-        scope: Scope,
-        method: u16,
-        body: &[u8],
-    ) -> (Status, Vec<u8>) {
-        let mut answer = Vec::new();
-        let input = Input::Request { srv, scope, method, body };
-        let handled = self.apply(shard, input, &mut answer).expect("a request");
-        self.deliver();
-        match handled {
+        let (body, mut answer) = (body.into_bytes(), Vec::new());
+        let input = Input::Request { srv, scope, method, body: &body };
+        match self.apply(input, &mut answer).expect("a request") {
             Handled::Done(status) => (status, answer),
-            Handled::Waits(number) => {
-                let answered = self.shards.shard_mut(shard).poll_answered();
-                let answered = answered.expect("no policy is asked, and nobody else claims");
-                assert_eq!(answered.request, number);
-                (answered.status, answered.body)
-            }
+            Handled::Waits(number) => panic!("request {number} waits for a policy"),
         }
     }
 
-    fn apply(&mut self, shard: u16, input: Input<'_>, answer: &mut Vec<u8>) -> Option<Handled> {
-        let handled = self.shards.apply(shard, self.now, input, answer, &mut self.notices);
-        self.listen(shard);
+    fn apply(&mut self, input: Input<'_>, answer: &mut Vec<u8>) -> Option<Handled> {
+        let handled = self.matcher.apply(self.now, input, answer, &mut self.notices);
+        self.listen();
         handled
     }
 
-    /// Mail between shards arrives until there is none.
-    fn deliver(&mut self) {
-        loop {
-            let next = self.shards.pending().next();
-            let Some((from, to)) = next else { return };
-            self.apply(to, Input::Mail { from: from as u8 }, &mut Vec::new());
-        }
-    }
-
-    /// Nothing is claimed any more; `talks`: shards have spoken to each other.
-    pub(crate) fn check_idle(&self, talks: bool) {
-        let all = || (0..self.shards.count()).map(|shard| self.shards.shard(shard));
-        assert!(all().all(|shard| (shard.open_claims(), shard.claimed_here()) == (0, 0)));
-        let mail: u64 = all().map(|shard| shard.stats().mail_sent).sum();
-        assert_eq!(mail > 100, talks, "{mail} letters");
-    }
-
-    /// A request that may have to wait for a policy. On several shards it waits for others, too.
+    /// A request that may have to wait for a policy.
     pub(crate) fn begin(&mut self, method: u16, body: Writer) -> Handled {
         let body = body.into_bytes();
         let input = Input::Request { srv: "s", scope: Scope::Admin, method, body: &body };
-        let Route::One(shard) = route(method, &body, self.shards.count()) else {
-            panic!("method {method} goes to all shards");
-        };
-        let handled = self.apply(shard, input, &mut Vec::new()).expect("a request");
-        self.deliver();
-        handled
+        self.apply(input, &mut Vec::new()).expect("a request")
     }
 
-    /// Answers of requests that had waited, of all shards.
+    /// Answers of requests that had waited.
     pub(crate) fn take_answered(&mut self) -> Vec<Status> {
-        let mut answered = Vec::new();
-        for shard in 0..self.shards.count() {
-            let shard = self.shards.shard_mut(shard);
-            answered.extend(std::iter::from_fn(|| shard.poll_answered()).map(|answered| answered.status));
-        }
-        answered
+        std::iter::from_fn(|| self.matcher.poll_answered()).map(|answered| answered.status).collect()
     }
 
     pub(crate) fn verdict(&mut self, id: u64, verdict: Option<&Verdict>) {
-        self.verdict_on(0, id, verdict);
-    }
-
-    pub(crate) fn verdict_on(&mut self, shard: u16, id: u64, verdict: Option<&Verdict>) {
         let verdict = verdict.map(Verdict::to_bytes);
-        self.apply(shard, Input::Verdict { id, verdict: verdict.as_deref() }, &mut Vec::new());
-        self.deliver();
+        self.apply(Input::Verdict { id, verdict: verdict.as_deref() }, &mut Vec::new());
     }
 
     /// The answer of a request that must succeed.
@@ -171,51 +85,37 @@ impl World {
     }
 
     pub(crate) fn session(&mut self, srv: &str, up: bool) {
-        for shard in 0..self.shards.count() {
-            self.apply(shard, Input::Session { srv, up }, &mut Vec::new());
-        }
-        self.deliver();
+        self.apply(Input::Session { srv, up }, &mut Vec::new());
     }
 
     /// What a restart does.
     pub(crate) fn recover(&mut self) {
-        (0..self.shards.count()).for_each(|shard| {
-            self.apply(shard, Input::Recovered, &mut Vec::new());
-        });
-        self.deliver();
-    }
-
-    /// Lets time pass on every shard, whether anything is due there or not.
-    pub(crate) fn pass_everywhere(&mut self, ms: u64) {
-        self.pass(ms);
-        for shard in 0..self.shards.count() {
-            self.apply(shard, Input::Timeout, &mut Vec::new());
-        }
-        self.deliver();
+        self.apply(Input::Recovered, &mut Vec::new());
     }
 
     /// Lets time pass; everything that is due happens on time.
     pub(crate) fn pass(&mut self, ms: u64) {
         let end = self.now + ms;
-        let due = |shards: &Shards| {
-            let next = |shard| shards.shard(shard).next_timeout().map(|at| (at, shard));
-            (0..shards.count()).filter_map(next).min().filter(|(at, _)| *at <= end)
-        };
-        while let Some((at, shard)) = due(&self.shards) {
+        while let Some(at) = self.matcher.next_timeout().filter(|at| *at <= end) {
             self.now = self.now.max(at);
-            self.apply(shard, Input::Timeout, &mut Vec::new());
-            self.deliver();
+            self.apply(Input::Timeout, &mut Vec::new());
         }
         self.now = end;
+    }
+
+    /// The same with one more input at the end, whether anything is due or not.
+    pub(crate) fn pass_to_input(&mut self, ms: u64) {
+        self.pass(ms);
+        self.apply(Input::Timeout, &mut Vec::new());
     }
 
     pub(crate) fn take_heard(&mut self) -> Vec<Heard> {
         std::mem::take(&mut self.heard)
     }
 
-    fn listen(&mut self, shard: u16) {
+    fn listen(&mut self) {
         for notice in self.notices.iter() {
-            let server = self.shards.shard(shard).server_name(notice.server).unwrap_or(b"?");
+            let server = self.matcher.server_name(notice.server).unwrap_or(b"?");
             let entry = fields(notice.entry).next().unwrap().unwrap();
             assert_eq!(entry.number, 1);
             let mut heard = Heard {
