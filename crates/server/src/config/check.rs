@@ -23,7 +23,7 @@ const PROFILES: &[&str] = &["reflect", "removable", "unreal"];
 pub(super) fn check(config: &Config) -> Vec<Problem> {
     let mut problems = Vec::new();
     let settings = &config.settings;
-    check_features(config, &mut problems);
+    check_features(config, is_built, &mut problems);
     check_services(config, &mut problems);
     check_listener(config, "gateway.servers", &settings.servers, &mut problems);
     check_listener(config, "gateway.clients", &settings.clients, &mut problems);
@@ -47,19 +47,26 @@ fn at(config: &Config, kind: ProblemKind, key: &str, message: impl Into<String>)
     Problem::new(kind, config.origin(key).clone(), message)
 }
 
-/// Refuses keys whose feature this program was built without.
-fn check_features(config: &Config, problems: &mut Vec<Problem>) {
+/// Features that this program was built with, of those that a key may need.
+fn is_built(feature: &str) -> bool {
+    match feature {
+        "jwt" => cfg!(feature = "jwt"),
+        "nats" => cfg!(feature = "nats"),
+        _ => cfg!(feature = "object-storage"),
+    }
+}
+
+/// Refuses keys that need a feature which is not built.
+fn check_features(config: &Config, is_built: impl Fn(&str) -> bool, problems: &mut Vec<Problem>) {
     let settings = &config.settings;
-    let (jwt, nats, object_storage) =
-        (cfg!(feature = "jwt"), cfg!(feature = "nats"), cfg!(feature = "object-storage"));
-    for (key, is_set, feature, is_built) in [
-        ("gateway.auth.kind", settings.auth.kind == "jwt", "jwt", jwt),
-        ("ddc.jwt_keys_file", !settings.ddc.jwt_keys_file.is_empty(), "jwt", jwt),
-        ("ddc.jwt_jwks_url", !settings.ddc.jwt_jwks_url.is_empty(), "jwt", jwt),
-        ("ddc.tier.url", !settings.ddc_tier.url.is_empty(), "object-storage", object_storage),
-        ("matcher.nats_url", !settings.matcher.nats_url.is_empty(), "nats", nats),
+    for (key, is_set, feature) in [
+        ("gateway.auth.kind", settings.auth.kind == "jwt", "jwt"),
+        ("ddc.jwt_keys_file", !settings.ddc.jwt_keys_file.is_empty(), "jwt"),
+        ("ddc.jwt_jwks_url", !settings.ddc.jwt_jwks_url.is_empty(), "jwt"),
+        ("ddc.tier.url", !settings.ddc_tier.url.is_empty(), "object-storage"),
+        ("matcher.nats_url", !settings.matcher.nats_url.is_empty(), "nats"),
     ] {
-        if is_set && !is_built {
+        if is_set && !is_built(feature) {
             let message =
                 format!("`{key}` needs the feature `{feature}`, which this program was built without");
             problems.push(
@@ -464,5 +471,45 @@ fn check_exists(config: &Config, key: &str, path: &str, problems: &mut Vec<Probl
             problem = problem.note("relative paths count from the working directory, not from the file");
         }
         problems.push(problem);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Loader;
+
+    #[test]
+    fn a_key_whose_feature_is_missing_is_refused_by_name() {
+        let keys = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(keys.path(), "0123456789abcdef0123456789abcdef").unwrap();
+        let mut loader = Loader::new();
+        for (key, value) in [
+            ("gateway.auth.kind", "jwt"),
+            ("gateway.auth.jwt_jwks_url", "http://127.0.0.1:1/keys"),
+            ("ddc.jwt_keys_file", keys.path().to_str().unwrap()),
+            ("ddc.jwt_algorithms", "HS256"),
+            ("ddc.tier.url", "s3://bucket"),
+            ("matcher.nats_url", "nats://127.0.0.1"),
+            ("matcher.area", "1"),
+        ] {
+            loader = loader.flag("a flag", key, value);
+        }
+        let config = loader.load().unwrap();
+        let mut problems = Vec::new();
+        check_features(&config, |_| true, &mut problems);
+        assert!(problems.is_empty());
+        check_features(&config, |_| false, &mut problems);
+        let found: Vec<&str> = problems.iter().map(|problem| problem.message.as_str()).collect();
+        let wanted = [
+            ("gateway.auth.kind", "jwt"),
+            ("ddc.jwt_keys_file", "jwt"),
+            ("ddc.tier.url", "object-storage"),
+            ("matcher.nats_url", "nats"),
+        ];
+        assert_eq!(found.len(), wanted.len(), "{found:?}");
+        for (message, (key, feature)) in found.iter().zip(wanted) {
+            assert!(message.contains(key) && message.contains(feature), "{message}");
+        }
     }
 }
