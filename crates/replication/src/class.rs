@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::keyed::{ARRAYS_MAX, Keyed, KeyedClass};
+use crate::wire::PROTOCOL_VERSION;
 use crate::quantise::{Codec, Motion, Quantiser, QuantiserError, Value, ValueMismatch, WORDS_MAX};
 
 /// Most properties of one class: the bits of a change mask.
@@ -230,6 +231,7 @@ pub(crate) struct Flags {
     pub(crate) required: bool,
     pub(crate) temporary: bool,
     pub(crate) retain: bool,
+    pub(crate) callable: bool,
     /// Frames a second with which positions are predicted.
     pub(crate) predict: Option<f64>,
 }
@@ -277,6 +279,13 @@ impl ClassBuilder {
     #[must_use]
     pub fn retain(mut self, on: bool) -> Self {
         self.flags.retain = on;
+        self
+    }
+
+    /// Every client that has an object of the class may call on it, not its owner alone.
+    #[must_use]
+    pub fn callable(mut self, on: bool) -> Self {
+        self.flags.callable = on;
         self
     }
 
@@ -361,6 +370,8 @@ pub struct Class {
     pub(crate) token_mask: u64,
     /// References that are hidden from receivers that do not know the target.
     pub(crate) hide_mask: u64,
+    /// Properties that are references, or arrays of them.
+    pub(crate) handle_mask: u64,
     pub(crate) hash: u64,
     /// Wire bits of each word of the quantised block.
     pub(crate) word_bits: Vec<u8>,
@@ -392,8 +403,9 @@ impl Class {
         if keyed.len() > ARRAYS_MAX {
             return Err(ClassError::TooManyArrays { class: name, count: keyed.len() });
         }
+        let mut hash = hash_of(&name, &properties, &keyed, flags);
         let mut class = Self {
-            hash: hash_of(&name, &properties, &keyed, flags),
+            hash: 0,
             name,
             props: Vec::with_capacity(properties.len()),
             words: 0,
@@ -415,6 +427,7 @@ impl Class {
             groups: Vec::new(),
             token_mask: 0,
             hide_mask: 0,
+            handle_mask: 0,
             record_bytes_max: 0,
             word_bits: Vec::new(),
             plain: true,
@@ -438,6 +451,14 @@ impl Class {
                 return Err(ClassError::Predict { class: class.name });
             }
         }
+        // Create items leave defaults out, so peers must agree on them.
+        for word in &class.defaults {
+            hash = fnv(hash, &word.to_le_bytes());
+        }
+        for (bytes, bits) in &class.heap_defaults {
+            hash = fnv(fnv(hash, &bits.to_le_bytes()), bytes);
+        }
+        class.hash = hash;
         // Index, mask and flags, then every property.
         let total: u32 = class.props.iter().map(|prop| prop.codec.bits_max()).sum();
         class.record_bytes_max = 5 + (total as usize + class.props.len() + 4 + 6).div_ceil(8);
@@ -512,6 +533,7 @@ impl Class {
         self.live_words += codec.live_words();
         let hide = matches!(quantiser, Quantiser::Handle { hide: true });
         self.hide_mask |= if hide { bit } else { 0 };
+        self.handle_mask |= if codec.has_handles() { bit } else { 0 };
         self.token_mask |= if codec.token_table().is_some() { bit } else { 0 };
         self.props.push(Prop { name, codec, word, live, heap });
         Ok(())
@@ -625,19 +647,19 @@ impl Class {
 /// FNV-1a, 64 bits, over the description in words.
 fn hash_of(name: &str, properties: &[Property], keyed: &[Keyed], flags: Flags) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut add = |text: &str| {
-        for byte in text.bytes().chain([0]) {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-    };
+    let mut add = |text: &str| hash = fnv(fnv(hash, text.as_bytes()), &[0]);
     add(name);
     add(if flags.delta { "delta" } else { "" });
+    add(if flags.callable { "callable" } else { "" });
     if let Some(rate) = flags.predict {
         add(&format!("predict {rate:e}"));
     }
     for property in properties {
         if property.velocity {
             add("velocity");
+        }
+        if property.position {
+            add("position");
         }
         add(&property.name);
         add(&describe(&property.quantiser));
@@ -651,6 +673,10 @@ fn hash_of(name: &str, properties: &[Property], keyed: &[Keyed], flags: Flags) -
         }
     }
     hash
+}
+
+fn fnv(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// Kind and parameters in words that do not depend on how the compiler prints a type.
@@ -688,6 +714,33 @@ pub struct Classes {
 /// Names a class within [`Classes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClassId(pub u16);
+
+/// Version of the wire format and hashes of all classes by id: what two peers must agree on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Protocol {
+    /// [`PROTOCOL_VERSION`] of the peer.
+    pub version: u16,
+    /// [`Class::protocol_hash`] of each class.
+    pub classes: Vec<u64>,
+}
+
+impl Protocol {
+    /// The description as bytes for a handshake: u16 version, then u64 for each class, little endian.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let classes = self.classes.iter().flat_map(|hash| hash.to_le_bytes());
+        self.version.to_le_bytes().into_iter().chain(classes).collect()
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote; `None` for other lengths.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (version, rest) = bytes.split_first_chunk::<2>()?;
+        let (classes, []) = rest.as_chunks::<8>() else { return None };
+        let classes = classes.iter().map(|hash| u64::from_le_bytes(*hash)).collect();
+        Some(Self { version: u16::from_le_bytes(*version), classes })
+    }
+}
 
 impl Classes {
     /// No classes yet.
@@ -727,10 +780,10 @@ impl Classes {
         self.list.is_empty()
     }
 
-    /// What peers exchange when they connect: the protocol hash of every class, by id.
+    /// Description that peers exchange when they connect, for [`Server::check_protocol`](crate::Server::check_protocol).
     #[must_use]
-    pub fn protocol_hashes(&self) -> Vec<u64> {
-        self.list.iter().map(|class| class.hash).collect()
+    pub fn protocol(&self) -> Protocol {
+        Protocol { version: PROTOCOL_VERSION, classes: self.list.iter().map(|class| class.hash).collect() }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Class>> {

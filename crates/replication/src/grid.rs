@@ -51,7 +51,7 @@ struct Cell {
 
 /// Where an object is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct GridSlot {
     level: u8,
     cell: u32,
     slot: u32,
@@ -97,7 +97,7 @@ pub(crate) struct GridIndex {
     exit_factor: f32,
     levels: Vec<Level>,
     /// By object index.
-    places: Vec<Option<Place>>,
+    slots: Vec<Option<GridSlot>>,
     pub(crate) clamped_total: u64,
 }
 
@@ -107,7 +107,7 @@ impl GridIndex {
             config,
             exit_factor: exit_factor.max(1.0),
             levels: Vec::new(),
-            places: Vec::new(),
+            slots: Vec::new(),
             clamped_total: 0,
         }
     }
@@ -128,12 +128,12 @@ impl GridIndex {
         while self.levels.len() <= usize::from(level) {
             self.levels.push(Level::new(&self.config, self.levels.len()));
         }
-        if self.places.len() <= object as usize {
-            self.places.resize(object as usize + 1, None);
+        if self.slots.len() <= object as usize {
+            self.slots.resize(object as usize + 1, None);
         }
         let (cell, clamped) = self.levels[usize::from(level)].cell_of(&self.config, position);
         self.clamped_total += u64::from(clamped);
-        match self.places[object as usize] {
+        match self.slots[object as usize] {
             Some(place) if place.level == level && place.cell == cell => {
                 let cell = &mut self.levels[usize::from(level)].cells[cell as usize];
                 cell.put(place.slot as usize, object, position, cull * cull);
@@ -145,20 +145,20 @@ impl GridIndex {
                 level_at.counts[cell as usize] += 1;
                 level_at.objects += 1;
                 level_at.cells[cell as usize].push(object, position, cull * cull);
-                self.places[object as usize] = Some(Place { level, cell, slot });
+                self.slots[object as usize] = Some(GridSlot { level, cell, slot });
             }
         }
     }
 
     pub(crate) fn remove(&mut self, object: u32) {
-        let Some(place) = self.places.get_mut(object as usize).and_then(Option::take) else { return };
+        let Some(place) = self.slots.get_mut(object as usize).and_then(Option::take) else { return };
         let level = &mut self.levels[usize::from(place.level)];
         level.counts[place.cell as usize] -= 1;
         level.objects -= 1;
         let cell = &mut level.cells[place.cell as usize];
         if let Some(moved) = cell.swap_remove(place.slot as usize) {
-            let moved = &mut self.places[moved as usize];
-            *moved = moved.map(|old| Place { slot: place.slot, ..old });
+            let moved = &mut self.slots[moved as usize];
+            *moved = moved.map(|old| GridSlot { slot: place.slot, ..old });
         }
     }
 

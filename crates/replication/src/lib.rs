@@ -167,9 +167,9 @@ pub mod wire;
 
 pub use attach::{AttachError, Attachment};
 pub use class::{
-    Class, ClassBuilder, ClassError, ClassId, Classes, Condition, PROPERTIES_MAX, Property, Role,
+    Class, ClassBuilder, ClassError, ClassId, Classes, Condition, PROPERTIES_MAX, Property, Protocol, Role,
 };
-pub use client::{Client, ClientConfig, ClientEvent, Received, Replica};
+pub use client::{Client, ClientConfig, ClientEvent, InputError, Received, Replica};
 pub use grid::GridConfig;
 pub use handle::Handle;
 pub use interest::{Area, CustomFilter, FilterBatch, Shape};

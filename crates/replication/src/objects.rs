@@ -270,6 +270,8 @@ pub(crate) struct Objects {
     /// Its class gives some connections other properties than the rest.
     pub(crate) conditional: Bitmap,
     pub(crate) dormant: Bitmap,
+    /// Dormant, and awake for the next frame.
+    pub(crate) flushing: Sparse,
     /// Destroyed with its last changes still to be sent.
     pub(crate) flush: Bitmap,
     pub(crate) destroy_reason: Vec<u8>,
@@ -321,6 +323,7 @@ impl Objects {
             }
             self.dirty.grow(len / 64);
             self.always.grow(len / 64);
+            self.flushing.grow(len / 64);
             // Index 0 names nothing.
             self.free.extend((first.max(1)..len as u32).rev());
         }

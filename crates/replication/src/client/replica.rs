@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::bits::BitReader;
 use crate::class::Class;
+use crate::handle::Handle;
 use crate::keyed::Elements;
 use crate::quantise::{Value, WORDS_MAX};
 use crate::wire::{BASELINE_AGE_MAX, DecodeError, HeapValue, bits_of, read_mask};
@@ -15,6 +16,7 @@ const HISTORY: usize = BASELINE_AGE_MAX as usize + 1;
 #[derive(Clone, Debug)]
 pub struct Replica {
     pub(super) class: Arc<Class>,
+    pub(super) index: u32,
     pub(super) generation: u32,
     pub(super) words: Vec<u64>,
     pub(super) heap: Vec<HeapValue>,
@@ -24,8 +26,10 @@ pub struct Replica {
     /// What it is made from, or its name in the map.
     pub(super) archetype: Option<Arc<str>>,
     pub(super) startup: bool,
-    /// Properties changed since the change was taken.
-    pub(super) changed: u64,
+    /// Number of the event that further changes join, if it was not taken yet.
+    pub(super) update_at: Option<u64>,
+    /// Objects that its references name, by property.
+    pub(super) links: Vec<(usize, u32)>,
     /// Elements of the class' keyed arrays.
     pub(super) keyed: Vec<Elements>,
     /// Frames of the states that differences build on, by frame modulo `HISTORY`; empty for classes without differences.
@@ -106,6 +110,12 @@ impl Replica {
         self.keyed.get(array).unwrap_or(&NONE).keys().copied()
     }
 
+    /// Name of the object.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        Handle::from_parts(self.index, self.generation)
+    }
+
     pub(super) fn reset(&mut self) {
         self.keyed.iter_mut().for_each(Elements::clear);
         self.words.copy_from_slice(&self.class.defaults);
@@ -129,6 +139,16 @@ impl Replica {
     pub(super) fn state_at(&self, frame: u32) -> Option<&[u64]> {
         let (at, len) = (frame as usize % HISTORY, self.words.len());
         (*self.history.get(at)? == Some(frame)).then(|| &self.states[at * len..][..len])
+    }
+}
+
+/// Equal when an application sees the same object in the same state.
+impl PartialEq for Replica {
+    fn eq(&self, other: &Self) -> bool {
+        let of = |replica: &Self| (replica.handle(), replica.frame, replica.owner, replica.parent);
+        of(self) == of(other)
+            && self.class.protocol_hash() == other.class.protocol_hash()
+            && (&self.words, &self.heap, &self.keyed) == (&other.words, &other.heap, &other.keyed)
     }
 }
 

@@ -37,6 +37,7 @@ impl Stage<'_> {
 
         self.hold();
         self.write_destroys();
+        self.write_roles();
         if !self.conn.endings.is_empty() {
             self.write_endings();
         }
@@ -70,8 +71,9 @@ impl Stage<'_> {
             conn.held.clear(transfer.object);
         }
         // With nothing to send, an empty packet after a round trip asks what became of the last ones.
-        let round_trip = || Duration::from_nanos(conn.rtt_ns + conn.rtt_ns / 4);
-        if scratch.out.is_empty() && (conn.ack_owed || conn.log.is_quiet(sh.now - round_trip())) {
+        let asks = conn.unheard.is_some()
+            && conn.log.is_quiet(sh.now - Duration::from_nanos(conn.rtt_ns + conn.rtt_ns / 4));
+        if scratch.out.is_empty() && (conn.ack_owed || asks) {
             scratch.out.acknowledge(&mut conn.log);
         }
         if let Some(interval) = sh.config.clock_interval
@@ -89,6 +91,9 @@ impl Stage<'_> {
         scratch.out.close(&mut conn.log);
         if !scratch.out.ends().is_empty() {
             conn.ack_owed = false;
+        }
+        if conn.unheard.is_none() && conn.log.is_laden() {
+            conn.unheard = Some(sh.now);
         }
         if let Some(budget) = &mut conn.budget {
             budget.tokens -= scratch.out.spent() as f64;
@@ -385,7 +390,7 @@ impl Stage<'_> {
         let len = cached.unwrap_or(&self.scratch.record).len();
         let exports = &mut self.scratch.exports;
         exports.clear();
-        exports.need_of(&conn.told, sh, (&store.class, mask), words, store.heap(slot));
+        exports.need_of(&conn.known_tokens, sh, (&store.class, mask), words, store.heap(slot));
         if exports.len() + len + 2 > room {
             return self.write_in_parts(object, mask);
         }

@@ -191,8 +191,13 @@ impl Codec {
         }
     }
 
-    pub(crate) fn is_handle(&self) -> bool {
-        matches!(self.op, Op::Handle)
+    /// The value is a reference, or a list of them.
+    pub(crate) fn has_handles(&self) -> bool {
+        match &self.op {
+            Op::Handle => true,
+            Op::Array(element, _) => element.has_handles(),
+            _ => false,
+        }
     }
 
     /// Writes `value` as live words. Costs a few nanoseconds.
@@ -319,7 +324,8 @@ impl Codec {
                 out[0] = value;
             }
             Op::Token(_) => out[0] = u64::from(live[0]),
-            Op::Handle => out[0] = two(0),
+            // No object has the index 0, whatever its generation.
+            Op::Handle => out[0] = if live[0] == 0 { 0 } else { two(0) },
             Op::Blob(_) | Op::Array(..) => {}
             Op::Custom(custom) => {
                 custom.quantise(&live[..usize::from(self.live_words)], &mut out[..usize::from(self.words)])
@@ -372,8 +378,11 @@ impl Codec {
             }
         } else if let Op::Custom(custom) = &self.op {
             custom.write(&q[..usize::from(self.words)], writer);
-        } else if self.is_handle() {
+        } else if let Op::Handle = self.op {
             writer.put_varint(q[0] & mask(32));
+            if q[0] & mask(32) != 0 {
+                writer.put_varint(q[0] >> 32);
+            }
         } else {
             writer.put_varint(q[0]);
         }
@@ -392,10 +401,16 @@ impl Codec {
         } else if let Op::Custom(custom) = &self.op {
             custom.read(reader, &mut q[..usize::from(self.words)])?;
         } else {
-            q[0] = reader.get_varint()?;
-            if matches!(self.op, Op::Token(_) | Op::Handle) && q[0] > u64::from(u32::MAX) {
+            let number = reader.get_varint()?;
+            let generation = match self.op {
+                Op::Handle if number != 0 => reader.get_varint()?,
+                _ => 0,
+            };
+            let short = matches!(self.op, Op::Token(_) | Op::Handle);
+            if short && number.max(generation) > u64::from(u32::MAX) {
                 return Err(DecodeError::Value);
             }
+            q[0] = number | generation << 32;
         }
         Ok(())
     }

@@ -140,8 +140,7 @@ impl Server {
         connections: &[ConnId],
     ) -> Result<(), ObjectError> {
         let index = self.known(handle)?;
-        let list = connections.iter().map(|id| id.0).collect();
-        self.statics.entry(index).or_default().list = Some((allow, list));
+        self.statics.entry(index).or_default().list = Some((allow, connections.to_vec()));
         self.set_filter(handle, Filter::Always)?;
         self.decide_all(index);
         Ok(())
@@ -180,11 +179,14 @@ impl Server {
 
     /// Opens a group for a connection, or closes it. Costs a look at each member.
     pub fn open_group(&mut self, group: u16, id: ConnId, open: bool) {
+        if self.conn(id).is_none() {
+            return;
+        }
         let Some(entry) = self.groups.get_mut(&group) else { return };
-        entry.open.assign(id.0, open);
+        entry.open.assign(id.index(), open);
         let members: Vec<u32> = entry.members.iter().collect();
         for object in members {
-            self.decide(object, id.0);
+            self.decide(object, id.index());
         }
     }
 
@@ -204,7 +206,7 @@ impl Server {
             refused |= filter.only_to_owner && !owner;
             forced |= filter.only_to_owner && owner;
             if let Some((allow, list)) = &filter.list {
-                refused |= list.contains(&id) != *allow;
+                refused |= list.contains(&conn.id) != *allow;
             }
             for name in &filter.groups {
                 let Some(group) = self.groups.get(name) else { continue };

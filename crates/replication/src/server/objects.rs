@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{ConnId, DestroyReason, Filter, FollowerKind, ObjectError, Server};
+use super::{ConnId, DestroyReason, Event, Filter, FollowerKind, ObjectError, Server};
 use crate::class::{ClassId, Condition};
 use crate::connection::Connection;
 use crate::handle::Handle;
@@ -59,6 +59,7 @@ impl Server {
         objects.conditional.assign(index, class.is_conditional());
         self.shared.any_special |= special;
         objects.dormant.clear(index);
+        objects.flushing.clear(index);
         objects.flush.clear(index);
         if self.filters.len() <= at {
             self.filters.resize(objects.class.len(), Filter::default());
@@ -71,7 +72,7 @@ impl Server {
             gathering.forget(index);
         }
         for at in 0..self.refusing.len() {
-            self.decide(index, self.refusing[at].0);
+            self.decide(index, self.refusing[at].index());
         }
         Ok(Handle::from_parts(index, generation))
     }
@@ -85,7 +86,7 @@ impl Server {
         self.end_relations(index, reason, flush);
         self.end_name(index, reason as u8);
         let owner = self.shared.objects.owner[index as usize];
-        if let Some(conn) = self.conn(ConnId(owner)) {
+        if let Some(Some(conn)) = self.connections.get_mut(owner as usize) {
             conn.owned.clear(index);
             conn.owned_special.clear(index);
         }
@@ -118,6 +119,13 @@ impl Server {
             conn.forced_in.clear(index);
             conn.forced_out.clear(index);
             conn.end_retained(index, reason as u8);
+            // Connections that have the object in scope report their dropped calls when it leaves.
+            if !conn.scope.get(index)
+                && let count @ 1.. = conn.attachments.target_gone(index)
+            {
+                let connection = conn.id;
+                self.events.push_back(Event::AttachmentsDropped { connection, object: handle, count });
+            }
         }
         self.dying.push(index);
         Ok(())
@@ -217,7 +225,15 @@ impl Server {
         Some(self.shared.store(index).quant(self.shared.objects.slot[index as usize]))
     }
 
-    /// Gives the object to a connection, or to nobody. Its scope and conditions follow in the next frame.
+    /// The owner of an object; `None` for an object without one, or that does not exist.
+    #[must_use]
+    pub fn owner(&self, handle: Handle) -> Option<ConnId> {
+        let owner = self.shared.objects.owner[self.index(handle)? as usize];
+        self.connections.get(owner as usize)?.as_ref().map(|conn| conn.id)
+    }
+
+    /// Gives the object to a connection, or to nobody. Its scope and conditions follow in the next frame; the former and
+    /// the new owner are notified ([`ClientEvent::OwnerChanged`](crate::ClientEvent::OwnerChanged)).
     ///
     /// # Errors
     /// When the object or the connection does not exist.
@@ -230,14 +246,15 @@ impl Server {
         }
         let before = core::mem::replace(
             &mut self.shared.objects.owner[index as usize],
-            owner.map_or(NOBODY, |owner| owner.0),
+            owner.map_or(NOBODY, ConnId::index),
         );
         let special = self.shared.objects.conditional.get(index);
         let shared = &self.shared;
         let class = &shared.store(index).class;
         if let Some(Some(conn)) = self.connections.get_mut(before as usize) {
             conn.owned.clear(index);
-            conn.look_again(index);
+            conn.recheck_arrays(index);
+            conn.queue_role(index);
             conn.owned_special.clear(index);
             if special {
                 conn.reveal(
@@ -248,10 +265,11 @@ impl Server {
             }
         }
         if let Some(owner) = owner
-            && let Some(Some(conn)) = self.connections.get_mut(owner.0 as usize)
+            && let Some(Some(conn)) = self.connections.get_mut(owner.at())
         {
             conn.owned.set(index);
-            conn.look_again(index);
+            conn.recheck_arrays(index);
+            conn.queue_role(index);
             if special {
                 conn.owned_special.set(index);
                 conn.reveal(
@@ -342,27 +360,23 @@ impl Server {
     pub fn set_dormant(&mut self, handle: Handle, dormant: bool) -> Result<(), ObjectError> {
         let index = self.known(handle)?;
         self.shared.objects.dormant.assign(index, dormant);
+        self.shared.objects.flushing.clear(index);
         if !dormant {
             self.wake(index);
         }
         Ok(())
     }
 
-    /// Sends what changed while the object slept; it sleeps on.
+    /// Sends what changed while the object slept, up to the next frame; it sleeps on.
     ///
     /// # Errors
     /// When the object does not exist.
     pub fn flush_dormant(&mut self, handle: Handle) -> Result<(), ObjectError> {
         let index = self.known(handle)?;
         if self.shared.objects.dormant.get(index) {
-            // What was marked since the last frame belongs to the flush.
-            let slot = self.shared.objects.slot[index as usize];
-            let marked = core::mem::take(&mut self.shared.objects.dirty_mask[index as usize]);
-            let class = usize::from(self.shared.objects.class[index as usize]);
-            let (changed, nans) = self.shared.stores[class].quantise(slot, marked);
-            self.stats.nans += u64::from(nans);
-            *self.slept.entry(index).or_default() |= changed;
             self.wake(index);
+            // Marks up to the next frame belong to the flush: that frame takes the object for awake.
+            self.shared.objects.flushing.set(index);
         }
         Ok(())
     }

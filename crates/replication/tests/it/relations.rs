@@ -134,7 +134,7 @@ fn objects_of_classes_that_differ_stay_away() {
     let id = server.connect().unwrap();
     server.set_views(id, &[View::default()]);
     let before = server.create(throng_replication::ClassId(3)).unwrap();
-    let refused = server.check_protocol(id, &theirs.protocol_hashes()).unwrap();
+    let refused = server.check_protocol(id, &theirs.protocol()).unwrap();
     assert_eq!(refused, [throng_replication::ClassId(3)]);
     assert_eq!(server.stats().protocol_mismatches, 1);
     let after = server.create(throng_replication::ClassId(3)).unwrap();
@@ -155,9 +155,9 @@ fn a_required_class_that_differs_ends_the_connection() {
     let (ours, theirs) = two_worlds(true);
     let mut server = Server::new(ServerConfig::default(), &ours);
     let id = server.connect().unwrap();
-    assert_eq!(server.check_protocol(id, &ours.protocol_hashes()), Ok(Vec::new()));
-    let error = server.check_protocol(id, &theirs.protocol_hashes()).unwrap_err();
-    assert_eq!(error.class, "changed");
+    assert_eq!(server.check_protocol(id, &ours.protocol()), Ok(Vec::new()));
+    let error = server.check_protocol(id, &theirs.protocol()).unwrap_err();
+    assert_eq!(error, throng_replication::ProtocolMismatch::Class { class: "changed".into() });
 }
 
 #[test]
