@@ -183,7 +183,9 @@ impl Stage<'_> {
             if self.conn.transfers(object) {
                 continue;
             }
-            if self.conn.pending.mask(object) != 0 {
+            // State of this frame, whether it waits by itself or in a band of detail.
+            let changed = self.conn.pending.mask(object) | self.conn.gathered(self.sh, object).1;
+            if ready == Ready::Yes && changed != 0 {
                 let together =
                     self.sh.record_bytes_max(object) + self.conn.attachments.first_bytes(object) + 8;
                 let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);

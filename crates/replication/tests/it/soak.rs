@@ -109,6 +109,8 @@ struct Model {
     flushed: bool,
     position: [f32; 3],
     count: u32,
+    /// Frame before which it changed last.
+    changed: u32,
     health: u32,
     /// Count and health that receivers of a dormant object may still have.
     shown: Option<(u32, u32)>,
@@ -281,6 +283,7 @@ impl World {
             flushed: false,
             position: [0.0; 3],
             count: 0,
+            changed: 0,
             health: 100,
             shown: None,
             target: None,
@@ -313,6 +316,7 @@ impl World {
     fn change(&mut self, at: usize) {
         let (rng, server, object) = (&mut self.rng, &mut self.server, &mut self.objects[at]);
         object.count += 1;
+        object.changed = self.frame;
         server.set(object.handle, COUNT, object.count).expect("it exists");
         if rng.chance(0.5) {
             object.health = rng.below(1000) as u32;
@@ -495,8 +499,9 @@ impl World {
     fn call_down(&mut self, to: ConnId, at: usize, reliable: bool) {
         self.serial += 1;
         let object = &self.objects[at];
-        // What a sleeper has, or what goes in parts, may lie behind.
-        let count = if object.dormant || object.kind == Kind::Large { 0 } else { object.count };
+        // A call is not sent before the state of its frame. Sleepers, and what goes in parts, may lie behind.
+        let waits = object.changed == self.frame && !object.dormant && object.kind != Kind::Large;
+        let count = if waits { object.count } else { 0 };
         let mut bytes = count.to_le_bytes().to_vec();
         if reliable && self.rng.chance(0.2) {
             bytes.resize(4 + self.rng.below(1200) as usize, 7);
@@ -833,7 +838,8 @@ fn everything_at_once_converges() {
         play(seed);
         return;
     }
-    for seed in number("THRONG_SEEDS_FROM").unwrap_or(0)..number("THRONG_SEEDS").unwrap_or(1000) {
-        play(seed);
-    }
+    let seeds = number("THRONG_SEEDS_FROM").unwrap_or(0)..number("THRONG_SEEDS").unwrap_or(1000);
+    let fails = |seed: &u64| std::panic::catch_unwind(|| play(*seed)).is_err();
+    let failed: Vec<u64> = seeds.filter(fails).take(20).collect();
+    assert!(failed.is_empty(), "seeds {failed:?} fail; see above, and replay one with THRONG_SEED");
 }
