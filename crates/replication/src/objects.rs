@@ -1,5 +1,6 @@
 //! Objects: dense arrays by network index, and one block of state each by class.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::bitmap::{Bitmap, Sparse};
@@ -219,7 +220,7 @@ impl ClassStore {
         let words = self.class.words;
         let mut at = frame;
         // A state as old as the ring is being overwritten in this very frame.
-        while now.wrapping_sub(at) < HISTORY as u32 {
+        while now.wrapping_sub(at) < HISTORY as u32 && at != NEVER {
             let place = at as usize % HISTORY * self.history_slots + slot as usize;
             if self.history_frames[place] == at {
                 return Some(&self.history[place * words..][..words]);
@@ -270,8 +271,8 @@ pub(crate) struct Objects {
     /// Its class gives some connections other properties than the rest.
     pub(crate) conditional: Bitmap,
     pub(crate) dormant: Bitmap,
-    /// Dormant, and awake for the next frame.
-    pub(crate) flushing: Sparse,
+    /// Properties of dormant objects that the next frame sends: marked before they fell asleep, or flushed.
+    pub(crate) flushing: BTreeMap<u32, u64>,
     /// Destroyed with its last changes still to be sent.
     pub(crate) flush: Bitmap,
     pub(crate) destroy_reason: Vec<u8>,
@@ -323,7 +324,6 @@ impl Objects {
             }
             self.dirty.grow(len / 64);
             self.always.grow(len / 64);
-            self.flushing.grow(len / 64);
             // Index 0 names nothing.
             self.free.extend((first.max(1)..len as u32).rev());
         }

@@ -149,7 +149,10 @@ impl Stage<'_> {
                 for object in [follower.object, root] {
                     let (word, bit) = (object as usize / 64, 1_u64 << (object % 64));
                     let refused = conn.forced_out.get(object) || !sh.objects.alive.get(object);
-                    if refused || scratch.scope[word] & bit != 0 {
+                    if refused {
+                        break;
+                    }
+                    if scratch.scope[word] & bit != 0 {
                         continue;
                     }
                     scratch.scope[word] |= bit;

@@ -57,7 +57,7 @@ impl Server {
                 }
             }
         }
-        shared.objects.flushing.clear_all();
+        shared.objects.flushing.clear();
         for band in 0..shared.gatherings.len() {
             let mut due = core::mem::take(&mut self.due);
             due.clear();
@@ -205,9 +205,16 @@ fn collect(
     if mask == 0 || objects.refs[at] == 0 || store.class.flags.temporary {
         return;
     }
-    if objects.dormant.get(index) && !objects.flushing.get(index) {
-        *slept.entry(index).or_default() |= mask;
-        return;
+    let mut mask = mask;
+    if objects.dormant.get(index) {
+        let awake = objects.flushing.get(&index).copied().unwrap_or(0);
+        if mask & !awake != 0 {
+            *slept.entry(index).or_default() |= mask & !awake;
+        }
+        mask &= awake;
+        if mask == 0 {
+            return;
+        }
     }
     if !shared.gatherings.is_empty() && objects.lod.get(index) {
         for gathering in &mut shared.gatherings {

@@ -59,7 +59,7 @@ impl Server {
         objects.conditional.assign(index, class.is_conditional());
         self.shared.any_special |= special;
         objects.dormant.clear(index);
-        objects.flushing.clear(index);
+        objects.flushing.remove(&index);
         objects.flush.clear(index);
         if self.filters.len() <= at {
             self.filters.resize(objects.class.len(), Filter::default());
@@ -353,14 +353,20 @@ impl Server {
         Ok(())
     }
 
-    /// Puts the object to sleep or wakes it (spec §15). Changes while asleep are kept, and sent on waking.
+    /// Puts the object to sleep or wakes it (spec §15). Changes from before are still sent; changes while asleep are kept,
+    /// and sent on waking.
     ///
     /// # Errors
     /// When the object does not exist.
     pub fn set_dormant(&mut self, handle: Handle, dormant: bool) -> Result<(), ObjectError> {
         let index = self.known(handle)?;
-        self.shared.objects.dormant.assign(index, dormant);
-        self.shared.objects.flushing.clear(index);
+        let objects = &mut self.shared.objects;
+        if !dormant {
+            objects.flushing.remove(&index);
+        } else if !objects.dormant.get(index) {
+            objects.flushing.insert(index, objects.dirty_mask[index as usize]);
+        }
+        objects.dormant.assign(index, dormant);
         if !dormant {
             self.wake(index);
         }
@@ -376,7 +382,7 @@ impl Server {
         if self.shared.objects.dormant.get(index) {
             self.wake(index);
             // Marks up to the next frame belong to the flush: that frame takes the object for awake.
-            self.shared.objects.flushing.set(index);
+            self.shared.objects.flushing.insert(index, u64::MAX);
         }
         Ok(())
     }
