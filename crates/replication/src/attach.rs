@@ -52,6 +52,12 @@ pub enum AttachError {
     /// The client neither owns the object nor is its class [callable](crate::ClassBuilder::callable).
     #[error("the client does not own the object and its class is not callable; own it or declare the class callable")]
     NoRight,
+    /// The call goes the other way, or its class does not describe it.
+    #[error("the call goes the other way, or the object's class does not name it")]
+    Direction,
+    /// An argument does not fit.
+    #[error("argument: {0}")]
+    Argument(crate::quantise::ValueMismatch),
     /// No such connection.
     #[error("the connection does not exist")]
     UnknownConnection,
@@ -355,7 +361,7 @@ pub(crate) struct ItemView<'a> {
     pub(crate) object: u32,
     flags: u8,
     sequence: Option<u8>,
-    method: u64,
+    pub(crate) method: u64,
     bytes: &'a [u8],
 }
 

@@ -257,6 +257,8 @@ pub(crate) struct Objects {
     pub(crate) alive: Bitmap,
     /// In scope of everybody whom no static filter excludes.
     pub(crate) always: Sparse,
+    /// Its priority may be below the threshold: it is computed in every frame with a change.
+    pub(crate) throttled: Bitmap,
     /// Not sent through common records: conditions by group, hidden references.
     pub(crate) special: Bitmap,
     /// Its class sends differences.
@@ -310,6 +312,7 @@ impl Objects {
             self.destroy_reason.resize(len, 0);
             for bitmap in [
                 &mut self.alive,
+                &mut self.throttled,
                 &mut self.special,
                 &mut self.delta,
                 &mut self.atomic,

@@ -15,7 +15,7 @@ use throng_stdx::Instant;
 
 use crate::attach::{AttachError, Attachment, Attachments, ItemView, Outgoing, Ready};
 use crate::bits::{BitReader, write_varint};
-use crate::class::{ClassId, Classes};
+use crate::class::{ClassId, Classes, Direction};
 use crate::handle::Handle;
 use crate::keyed::{Elements, Tally};
 use crate::quantise::{Value, WORDS_MAX};
@@ -366,7 +366,12 @@ impl Client {
                 };
                 let events = &mut self.events;
                 let before = events.len();
-                let deliver = &mut |attachment| events.push_back(ClientEvent::Attachment(attachment));
+                let class = &replica.class;
+                let deliver = &mut |call: Attachment| {
+                    if class.takes(Direction::ToClients, call.method, call.reliable, &call.bytes) {
+                        events.push_back(ClientEvent::Attachment(call));
+                    }
+                };
                 self.attachments.receive(replica.generation, &item, deliver);
                 if self.events.len() > before {
                     // Later changes are reported after the call.
@@ -697,7 +702,7 @@ impl Client {
         reliable: bool,
     ) -> Result<(), AttachError> {
         let replica = self.get(object).ok_or(AttachError::UnknownObject)?;
-        if !replica.owner && !replica.class.flags.callable {
+        if !replica.owner && !replica.class.is_callable(method) {
             return Err(AttachError::NoRight);
         }
         self.attachments.push(object, method, &Arc::from(bytes), reliable)
@@ -715,6 +720,16 @@ impl Client {
     #[must_use]
     pub fn get(&self, handle: Handle) -> Option<&Replica> {
         self.replica(handle.index()).filter(|replica| replica.generation == handle.generation())
+    }
+
+    pub(crate) fn class(&self, id: ClassId) -> Option<&crate::Class> {
+        self.classes.get(id).map(|class| &**class)
+    }
+
+    /// The class of a struct that was [added](Classes::add).
+    #[must_use]
+    pub fn id_of<T: crate::Replicate>(&self) -> Option<ClassId> {
+        self.classes.id_of::<T>()
     }
 
     /// All replicas by index.

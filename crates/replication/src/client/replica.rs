@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::bits::BitReader;
 use crate::class::Class;
+use crate::field::{Field, FieldReader};
 use crate::handle::Handle;
 use crate::keyed::Elements;
 use crate::quantise::{Value, WORDS_MAX};
@@ -96,6 +97,35 @@ impl Replica {
             return prop.codec.read_heap(&self.heap[prop.heap].0).ok();
         }
         Some(prop.codec.dequantise(prop.words(&self.words)))
+    }
+
+    /// Reads a property into a field that exists.
+    pub(crate) fn read_field(&self, property: usize, field: &mut impl Field) -> Option<()> {
+        let prop = self.class.props.get(property)?;
+        if prop.codec.is_heap() {
+            let mut bits = BitReader::new(&self.heap[prop.heap].0);
+            return field.read_from(&mut FieldReader::of_bits(&prop.codec, &mut bits));
+        }
+        field.read_from(&mut FieldReader::of_words(&prop.codec, prop.words(&self.words)))
+    }
+
+    pub(crate) fn has_element(&self, array: usize, key: u32) -> bool {
+        self.keyed.get(array).is_some_and(|elements| elements.contains_key(&key))
+    }
+
+    /// Calls `each` with the key and the fields of every element of an array.
+    pub(crate) fn read_elements(
+        &self,
+        array: usize,
+        each: &mut dyn FnMut(u32, &mut dyn Iterator<Item = FieldReader<'_, '_>>) -> Option<()>,
+    ) -> Option<()> {
+        let class = self.class.keyed.get(array)?;
+        for (key, words) in self.keyed.get(array)? {
+            let mut fields =
+                class.fields.iter().map(|field| FieldReader::of_words(&field.codec, &words[field.word..]));
+            each(*key, &mut fields)?;
+        }
+        Some(())
     }
 
     /// The element of a keyed array, field by field.

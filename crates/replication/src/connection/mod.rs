@@ -24,6 +24,7 @@ use crate::attach::Attachments;
 use crate::bitmap::{Bitmap, Sparse};
 use crate::class::{Condition, Role};
 use crate::frames::RING;
+use crate::grid::Nearby;
 use crate::interest::Area;
 use crate::keyed::Cursor;
 use crate::pairs::{Bases, Pending};
@@ -108,6 +109,8 @@ impl core::hash::Hasher for FixedHasher {
 pub(crate) struct Connection {
     pub(crate) id: ConnId,
     pub(crate) views: Vec<View>,
+    /// Objects around each view that stand still.
+    nearby: Vec<Nearby>,
     /// Watched beside the views.
     pub(crate) areas: Vec<Area>,
     pub(crate) teams: u64,
@@ -193,6 +196,7 @@ impl Connection {
         Self {
             id,
             views: Vec::new(),
+            nearby: Vec::new(),
             areas: Vec::new(),
             teams: 0,
             teamed: Sparse::default(),
@@ -321,9 +325,9 @@ impl Connection {
     }
 
     /// Whether a call of the client on the object counts: it owns the object, or sees a callable one.
-    pub(crate) fn may_call(&self, sh: &Shared, object: u32) -> bool {
+    pub(crate) fn may_call(&self, sh: &Shared, object: u32, method: u64) -> bool {
         let owned = sh.objects.owner[object as usize] == self.id.index();
-        let callable = sh.store(object).class.flags.callable && self.live.get(object);
+        let callable = sh.store(object).class.is_callable(method) && self.live.get(object);
         sh.objects.alive.get(object) && (owned || callable)
     }
 
@@ -556,6 +560,7 @@ impl Connection {
             [&self.scope, &self.forced_in, &self.teamed].map(Sparse::heap_bytes).iter().sum::<usize>();
         bitmaps
             + sparse
+            + self.nearby.iter().map(Nearby::heap_bytes).sum::<usize>()
             + self.answers.iter().map(Sparse::heap_bytes).sum::<usize>()
             + self.bands.iter().map(Sparse::heap_bytes).sum::<usize>()
             + self.pending.heap_bytes()

@@ -2,7 +2,7 @@
 
 use super::{Connection, Count, Pair, Stage};
 use crate::bitmap::{Sparse, members};
-use crate::grid::Query;
+use crate::grid::{Nearby, Query};
 use crate::interest::FilterBatch;
 use crate::handle::Handle;
 use crate::server::{Event, FollowerKind};
@@ -16,10 +16,11 @@ impl Stage<'_> {
         conn.grow(words, sh.streams.len());
         scratch.grow(words, sh.bands.len());
         let exit = sh.config.exit_factor * sh.config.exit_factor;
-        for view in &conn.views {
+        conn.nearby.resize_with(conn.views.len(), Nearby::default);
+        for (view, nearby) in conn.views.iter().zip(&mut conn.nearby) {
             let bands = &sh.bands[..];
             let query = Query { view: view.position, exit, before: &conn.scope, bands };
-            sh.grid.query(&query, &mut scratch.found(&mut conn.stats.objects_tested));
+            sh.grid.query(&query, nearby, &mut scratch.found(&mut conn.stats.objects_tested));
         }
         for area in &conn.areas {
             sh.grid.query_area(area, &mut scratch.found(&mut conn.stats.objects_tested));

@@ -302,7 +302,8 @@ impl Stage<'_> {
     #[inline]
     fn write_word(&mut self, index: usize, stream: &Stream, word: &Word, mut bits: u64) {
         let sh = self.sh;
-        let below = self.prioritise(word.word, bits);
+        let throttled = bits & sh.objects.throttled.word(word.word as usize);
+        let below = if throttled != 0 { self.prioritise(word.word, throttled) } else { 0 };
         if below != 0 {
             self.postpone(stream, word, bits & below);
             bits &= !below;
@@ -313,7 +314,15 @@ impl Stage<'_> {
         let first = word.first as usize;
         let offsets = &stream.offsets[first..];
         let left = copy_records(self, (index, word, bits), offsets, &stream.bytes);
-        self.postpone(stream, word, left);
+        self.postpone_all(stream, word, left);
+    }
+
+    /// Postpones what found no room.
+    fn postpone_all(&mut self, stream: &Stream, word: &Word, bits: u64) {
+        if bits != 0 {
+            self.prioritise(word.word, bits);
+            self.postpone(stream, word, bits);
+        }
     }
 
     /// Copies differences to what the receiver is known to hold; returns the objects that are sent plain.
@@ -335,7 +344,7 @@ impl Stage<'_> {
             let (offsets, bytes) = variants.records(sh, (index, stream), word, age, built);
             let left = copy_records(self, (index, word, group), offsets, bytes);
             self.scratch.variants = variants;
-            self.postpone(stream, word, left);
+            self.postpone_all(stream, word, left);
             rest &= !group;
             bits &= !group;
         }

@@ -107,13 +107,17 @@ impl Server {
         Some(PrioritiserId(id))
     }
 
-    /// Chooses the prioritiser; without one an object has priority 1.
+    /// Chooses the prioritiser; without one an object has priority 1. One whose least value reaches
+    /// [`ServerConfig::send_threshold`](crate::ServerConfig::send_threshold) costs nothing before a budget runs out.
     ///
     /// # Errors
-    /// When the object does not exist.
+    /// When the object or the prioritiser does not exist.
     pub fn set_prioritiser(&mut self, handle: Handle, prioritiser: PrioritiserId) -> Result<(), ObjectError> {
         let index = self.known(handle)?;
-        self.shared.objects.prioritiser[index as usize] = prioritiser.0;
+        let shared = &mut self.shared;
+        let kind = shared.prioritisers.get(usize::from(prioritiser.0)).ok_or(ObjectError::Prioritiser)?;
+        shared.objects.prioritiser[index as usize] = prioritiser.0;
+        shared.objects.throttled.assign(index, kind.least() < shared.config.send_threshold);
         Ok(())
     }
 

@@ -31,6 +31,7 @@ impl Server {
         }
         let shared = &mut self.shared;
         let frame = shared.frame;
+        shared.grid.settle(frame);
         let count = shared.objects.class.len();
         for stream in &mut shared.streams {
             stream.begin(frame, count);

@@ -11,6 +11,7 @@ mod relations;
 mod tokens;
 mod types;
 
+use core::any::TypeId;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -187,6 +188,8 @@ struct Group {
 pub struct Server {
     shared: Shared,
     connections: Vec<Option<Box<Connection>>>,
+    /// Classes of replicated structs.
+    pub(crate) types: BTreeMap<TypeId, ClassId>,
     /// Generation of the next connection at each place.
     connection_generations: Vec<u32>,
     scratch: Vec<Scratch>,
@@ -266,6 +269,7 @@ impl Server {
                 config,
             },
             connections: Vec::new(),
+            types: classes.types.clone(),
             connection_generations: Vec::new(),
             scratch: Vec::new(),
             refusing: Vec::new(),

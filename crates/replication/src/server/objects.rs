@@ -9,6 +9,7 @@ use crate::handle::Handle;
 use crate::keyed::KeyedArray;
 use crate::objects::NOBODY;
 use crate::quantise::Value;
+use crate::typed::Creation;
 
 impl Server {
     pub(super) fn index(&self, handle: Handle) -> Option<u32> {
@@ -24,11 +25,38 @@ impl Server {
         self.index(handle).ok_or(ObjectError::Unknown)
     }
 
-    /// Creates an object with the defaults of its class. Receivers get it with the values it has at the next frame.
+    /// Creates an object: of a [`ClassId`] with the defaults of the class, or of a reference to a replicated struct with
+    /// its values, which then names its handle. Receivers get it with the values it has at the next frame.
     ///
     /// # Errors
-    /// For an unknown class, or at the limit of objects.
-    pub fn create(&mut self, class: ClassId) -> Result<Handle, ObjectError> {
+    /// For an unknown class, a value that does not fit, or at the limit of objects.
+    pub fn create<C: Creation>(&mut self, what: C) -> Result<C::Handle, ObjectError> {
+        what.create(self, None)
+    }
+
+    /// Creates a part of `root`, as [`create`](Self::create) does: a component that comes and goes. It is in scope where
+    /// the root is, created after it and destroyed with it, and belongs to its owner. Where the root moves, the part moves,
+    /// for prioritisers.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create), and when the root does not exist, is itself a part or has 255 parts.
+    pub fn create_part<T, C: Creation>(&mut self, root: Handle<T>, what: C) -> Result<C::Handle, ObjectError> {
+        what.create(self, Some(root.untyped()))
+    }
+
+    /// The class of an object.
+    #[must_use]
+    pub fn class(&self, handle: Handle) -> Option<&crate::Class> {
+        self.index(handle).map(|index| &*self.shared.store(index).class)
+    }
+
+    /// The class of an object, by number.
+    #[must_use]
+    pub fn class_id(&self, handle: Handle) -> Option<ClassId> {
+        self.index(handle).map(|index| ClassId(self.shared.objects.class[index as usize]))
+    }
+
+    pub(crate) fn create_object(&mut self, class: ClassId) -> Result<Handle, ObjectError> {
         let objects = &mut self.shared.objects;
         let store = self.shared.stores.get_mut(usize::from(class.0)).ok_or(ObjectError::UnknownClass)?;
         let max = self.shared.config.objects_max;
@@ -53,6 +81,7 @@ impl Server {
         objects.delta.assign(index, class.flags.delta);
         objects.atomic.assign(index, class.flags.atomic);
         objects.lod.assign(index, class.position.is_some());
+        objects.throttled.assign(index, 1.0 < self.shared.config.send_threshold);
         objects.leads.clear(index);
         objects.follows.clear(index);
         objects.special.assign(index, special);

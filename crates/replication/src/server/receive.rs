@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::{ConnId, Event, Server, Shared};
-use crate::attach::{AttachError, ItemView};
+use crate::attach::{AttachError, Attachment, ItemView};
 use crate::bits::BitReader;
+use crate::class::Direction;
 use crate::connection::Connection;
 use crate::handle::Handle;
 use crate::wire::{DecodeError, Header, kind};
@@ -141,10 +142,17 @@ fn receive(shared: &Shared, conn: &mut Connection, packet: &[u8]) -> Result<(), 
     let id = conn.id;
     for item in &attachments {
         // An honest client can call while the object ends or changes its owner.
-        if conn.may_call(shared, item.object) {
+        if conn.may_call(shared, item.object, item.method) {
             let generation = shared.objects.generation[item.object as usize];
-            let events = &mut conn.events;
-            let deliver = &mut |attachment| events.push_back(Event::Attachment(id, attachment));
+            let class = &shared.store(item.object).class;
+            let (events, refused) = (&mut conn.events, &mut conn.stats.calls_refused);
+            let deliver = &mut |call: Attachment| {
+                if class.takes(Direction::ToServer, call.method, call.reliable, &call.bytes) {
+                    events.push_back(Event::Attachment(id, call));
+                } else {
+                    *refused += 1;
+                }
+            };
             conn.attachments.receive(generation, item, deliver);
         } else {
             conn.stats.calls_refused += 1;

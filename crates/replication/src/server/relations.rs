@@ -10,20 +10,14 @@ const SUBS_MAX: usize = 255;
 const DEPTH_MAX: usize = 8;
 
 impl Server {
-    /// Creates a part of `root`: it is in scope where the root is, created after it and destroyed with it, and belongs to
-    /// its owner. Where the root moves, the part moves, for prioritisers.
-    ///
-    /// # Errors
-    /// When the root or the class does not exist, the root is itself a part or has 255 parts, or at the limit of
-    /// objects.
-    pub fn create_sub(&mut self, root: Handle, class: ClassId) -> Result<Handle, ObjectError> {
+    pub(crate) fn create_sub(&mut self, root: Handle, class: ClassId) -> Result<Handle, ObjectError> {
         let above = self.known(root)?;
         let is_sub =
             self.shared.objects.follows.get(above) && self.shared.objects.parent[above as usize] != 0;
         if is_sub || self.count(above, |kind| kind == FollowerKind::Sub) >= SUBS_MAX {
             return Err(ObjectError::Relation);
         }
-        let handle = self.create(class)?;
+        let handle = self.create_object(class)?;
         let index = handle.index();
         self.set_filter(handle, super::Filter::Never)?;
         let owner = self.owner(root);
@@ -33,6 +27,8 @@ impl Server {
         let (from, to) = (above as usize, index as usize);
         let objects = &mut self.shared.objects;
         objects.prioritiser[to] = objects.prioritiser[from];
+        let throttled = objects.throttled.get(above);
+        objects.throttled.assign(index, throttled);
         for axis in [&mut objects.x, &mut objects.y, &mut objects.z] {
             axis[to] = axis[from];
         }

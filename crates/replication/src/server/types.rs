@@ -232,6 +232,9 @@ pub enum ObjectError {
     /// It would lead back to where it began, or too deep, or has too many beside it.
     #[error("the relation would form a circle, be deeper than 8, or be the 256th of its parent")]
     Relation,
+    /// No such prioritiser.
+    #[error("the prioritiser does not exist on this server")]
+    Prioritiser,
     /// Its condition is fixed by the class.
     #[error("the condition of property {0} is not dynamic, or not one of those that can be chosen")]
     Condition(usize),
@@ -241,6 +244,9 @@ pub enum ObjectError {
     /// The text gets no number.
     #[error(transparent)]
     Token(#[from] crate::tokens::TokenError),
+    /// An element of a keyed array.
+    #[error(transparent)]
+    Element(crate::keyed::ElementError),
     /// A connection was named that does not exist.
     #[error("the connection does not exist")]
     UnknownConnection,

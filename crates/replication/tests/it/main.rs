@@ -14,6 +14,7 @@ mod scope;
 mod soak;
 mod threads;
 mod together;
+mod typed;
 mod tokens;
 mod transfers;
 mod upkeep;

@@ -268,7 +268,7 @@ impl World {
         let number = self.rng.below(KINDS.len() as u64) as usize;
         let class = ClassId(number as u16);
         let handle = match root {
-            Some(root) => match self.server.create_sub(self.objects[root].handle, class) {
+            Some(root) => match self.server.create_part(self.objects[root].handle, class) {
                 Ok(handle) => handle,
                 Err(_) => return,
             },

@@ -410,7 +410,7 @@ fn ends_of_parts_cost_what_they_end() {
         for _ in 0..roots {
             let root = net.server.create(THING).unwrap();
             for _ in 0..20 {
-                net.server.create_sub(root, THING).unwrap();
+                net.server.create_part(root, THING).unwrap();
             }
             all.push(root);
         }
@@ -459,7 +459,7 @@ fn calls_without_arguments_are_bounded() {
 fn an_object_cannot_hang_on_its_own_part() {
     let mut net = Net::new(1);
     let root = net.server.create(THING).unwrap();
-    let part = net.server.create_sub(root, THING).unwrap();
+    let part = net.server.create_part(root, THING).unwrap();
     assert_eq!(net.server.set_parent(root, Some(part)), Err(ObjectError::Relation));
     // Another object can; the part's root comes with it.
     let rider = net.server.create(THING).unwrap();
