@@ -179,8 +179,8 @@ fn look(client: &mut Client, before: u64, applied: bool) -> u64 {
         match event {
             ClientEvent::Attachment(attachment) => assert!(attachment.bytes.len() <= 64 * 1024),
             ClientEvent::Created(handle) => read(client, handle.index()),
-            ClientEvent::Updated { object, .. } | ClientEvent::Elements { object, .. } => {
-                read(client, object)
+            ClientEvent::Updated { handle, .. } | ClientEvent::Elements { handle, .. } => {
+                read(client, handle.index());
             }
             _ => {}
         }

@@ -55,7 +55,7 @@ fn run(number: u8, chests: Chests, delta: bool, frames: u32) {
         let mut sent = Vec::with_capacity(group.connections);
         for mut lane in shared.server.lanes(1) {
             lane.run(&mut |out| {
-                let state = &mut acks[out.connection.0 as usize];
+                let state = &mut acks[out.connection.index() as usize];
                 for packet in out.iter() {
                     state.applied(u16::from_le_bytes([packet[0], packet[1]]));
                     if frame > 60 {
@@ -64,7 +64,7 @@ fn run(number: u8, chests: Chests, delta: bool, frames: u32) {
                     }
                 }
                 let (newest, bits) = state.fields();
-                sent.push((out.connection.0 as u16, newest, bits));
+                sent.push((out.connection.index() as u16, newest, bits));
             });
         }
         let run = thread_cpu_ns();

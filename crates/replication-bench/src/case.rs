@@ -135,7 +135,7 @@ pub struct Verified {
 
 /// What was measured. Times are microseconds of thread CPU time a frame.
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct CaseReport {
     /// 1 to 5.
     pub group: u8,
     /// Name of the method.
@@ -193,7 +193,7 @@ pub struct Outcome {
     pub verify: Option<Verified>,
 }
 
-impl Outcome {
+impl CaseReport {
     /// Nothing differs from what was published or should have been received.
     #[must_use]
     pub fn holds(&self) -> bool {
@@ -208,13 +208,13 @@ enum Method {
 
 /// Runs a case; nothing leaves the process.
 #[must_use]
-pub fn run(case: &Case) -> Outcome {
+pub fn run(case: &Case) -> CaseReport {
     run_over(case, None)
 }
 
-/// Runs a case whose packets go out over `sockets` too, which cost [`Outcome::socket_us`].
+/// Runs a case whose packets go out over `sockets` too, which cost [`CaseReport::socket_us`].
 #[must_use]
-pub fn run_over(case: &Case, mut sockets: Option<&mut Sockets>) -> Outcome {
+pub fn run_over(case: &Case, mut sockets: Option<&mut Sockets>) -> CaseReport {
     let group = case.group;
     let mut world = World::new(group, case.chests, case.seed_base);
     let count = group.connections;
@@ -333,7 +333,7 @@ pub fn run_over(case: &Case, mut sockets: Option<&mut Sockets>) -> Outcome {
     let verify = case.verify.then(|| compare(&world.things, &clients, &classes));
     let published = group.checksum(case.chests).filter(|_| case.seed_base == SEED_BASE && measured >= 300);
     let clients_frames = f64::from(case.frames) * count as f64;
-    Outcome {
+    CaseReport {
         group: group.number,
         mode: case.mode.name(),
         chests: if case.chests == Chests::Sparse { "sparse" } else { "full" },
@@ -391,7 +391,7 @@ fn shared_frame(
     let conn_ns = if threads <= 1 {
         for mut lane in shared.server.lanes(1) {
             lane.run(&mut |out: Packets<'_>| {
-                out.iter().for_each(|packet| sink(out.connection.0 as usize, packet))
+                out.iter().for_each(|packet| sink(out.connection.index() as usize, packet))
             });
         }
         thread_cpu_ns() - begun
@@ -414,7 +414,7 @@ fn shared_frame(
         let mut total = 0;
         for (ns, packets) in written {
             total += ns;
-            packets.iter().for_each(|(id, packet)| sink(id.0 as usize, packet));
+            packets.iter().for_each(|(id, packet)| sink(id.index() as usize, packet));
         }
         total
     };

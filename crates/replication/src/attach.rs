@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::bits::{BitReader, write_varint};
-use crate::wire::DecodeError;
+use crate::handle::Handle;
+use crate::wire::{DecodeError, HEADER_BYTES};
 
 /// Unreliable attachments that wait for one object; the oldest is dropped for the next.
 const UNRELIABLE_MAX: usize = 16;
@@ -14,12 +15,21 @@ const WINDOW: usize = 128;
 const RELIABLE_BYTES_MAX: usize = 256 * 1024;
 /// Bytes of one reliable attachment.
 const ATTACHMENT_BYTES_MAX: usize = 64 * 1024;
-/// Bytes of one part: fits every packet beside its header.
+/// Bytes of one part of a reliable attachment at most: it finds room in packets that others have begun.
 const PART_BYTES: usize = 512;
+/// Bytes of an unreliable attachment at most.
+const UNRELIABLE_BYTES_MAX: usize = 1024;
+/// Bytes of an item around its arguments at most.
+const ITEM_BYTES: usize = 24;
 
 const RELIABLE: u8 = 1;
 const FIRST: u8 = 2;
 const LAST: u8 = 4;
+/// The sender has nothing in flight before this one: a receiver that waits for an earlier one waits in vain.
+const OLDEST: u8 = 8;
+
+/// Bytes that a reliable attachment counts beside its arguments, so that calls without arguments are bounded too.
+const CALL_BYTES: usize = 64;
 
 /// Why an attachment was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,6 +49,17 @@ pub enum AttachError {
     /// No such object.
     #[error("the object does not exist")]
     UnknownObject,
+    /// The client neither owns the object nor is its class [callable](crate::ClassBuilder::callable).
+    #[error(
+        "the client does not own the object and its class is not callable; own it or declare the class callable"
+    )]
+    NoRight,
+    /// The call goes the other way, or its class does not describe it.
+    #[error("the call goes the other way, or the object's class does not name it")]
+    Direction,
+    /// An argument does not fit.
+    #[error("argument: {0}")]
+    Argument(crate::quantise::ValueMismatch),
     /// No such connection.
     #[error("the connection does not exist")]
     UnknownConnection,
@@ -47,9 +68,9 @@ pub enum AttachError {
 /// An attachment that arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
-    /// Network index of its object.
-    pub object: u32,
-    /// What is called, as the two sides agreed.
+    /// Object of the call.
+    pub object: Handle,
+    /// Number of the call, as the two sides agreed.
     pub method: u64,
     /// Arguments.
     pub bytes: Vec<u8>,
@@ -87,6 +108,17 @@ struct Part {
     state: State,
 }
 
+impl Part {
+    fn is_last(&self) -> bool {
+        self.to == self.bytes.len()
+    }
+
+    /// Bytes that the part counts against the limit of its connection.
+    fn weight(&self) -> usize {
+        self.to - self.from + if self.is_last() { CALL_BYTES } else { 0 }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Queued,
@@ -94,8 +126,11 @@ enum State {
     Delivered,
 }
 
+/// Both directions of one object. It outlives the object's absence from the receiver: numbers go on where they were when
+/// the object of this generation comes back.
 #[derive(Clone, Debug, Default)]
 struct Queue {
+    generation: u32,
     unreliable: VecDeque<(u64, Arc<[u8]>)>,
     reliable: VecDeque<Part>,
     /// Sequence of the first of `reliable`.
@@ -104,15 +139,23 @@ struct Queue {
 }
 
 /// Both directions of one connection. Empty queues cost nothing.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Attachments {
     queues: BTreeMap<u32, Queue>,
     waiting: usize,
     reliable_bytes: usize,
+    /// Bytes of arguments that fit a packet beside its header.
+    item_bytes: usize,
     pub(crate) dropped_total: u64,
 }
 
 impl Attachments {
+    /// For packets of so many bytes.
+    pub(crate) fn new(packet_bytes_max: usize) -> Self {
+        let item_bytes = packet_bytes_max.saturating_sub(HEADER_BYTES + 2 + ITEM_BYTES).max(1);
+        Self { queues: BTreeMap::new(), waiting: 0, reliable_bytes: 0, item_bytes, dropped_total: 0 }
+    }
+
     /// Nothing waits to be written.
     pub(crate) fn is_idle(&self) -> bool {
         self.waiting == 0
@@ -136,24 +179,24 @@ impl Attachments {
             (None, Some((_, bytes))) => bytes.len(),
             (None, None) => 0,
         };
-        bytes + 24
+        bytes + ITEM_BYTES
     }
 
     pub(crate) fn push(
         &mut self,
-        object: u32,
+        object: Handle,
         method: u64,
         bytes: &Arc<[u8]>,
         reliable: bool,
     ) -> Result<(), AttachError> {
-        let max = if reliable { ATTACHMENT_BYTES_MAX } else { PART_BYTES * 2 };
+        let max = if reliable { ATTACHMENT_BYTES_MAX } else { UNRELIABLE_BYTES_MAX.min(self.item_bytes) };
         if bytes.len() > max {
             return Err(AttachError::TooLong { bytes: bytes.len(), max });
         }
-        if reliable && self.reliable_bytes + bytes.len() > RELIABLE_BYTES_MAX {
+        if reliable && self.reliable_bytes + bytes.len() + CALL_BYTES > RELIABLE_BYTES_MAX {
             return Err(AttachError::Overflow);
         }
-        let queue = self.queues.entry(object).or_default();
+        let queue = queue_of(&mut self.queues, object);
         if !reliable {
             if queue.unreliable.len() == UNRELIABLE_MAX {
                 queue.unreliable.pop_front();
@@ -164,10 +207,10 @@ impl Attachments {
             self.waiting += 1;
             return Ok(());
         }
-        self.reliable_bytes += bytes.len();
+        self.reliable_bytes += bytes.len() + CALL_BYTES;
         let mut from = 0;
         loop {
-            let to = (from + PART_BYTES).min(bytes.len());
+            let to = (from + PART_BYTES.min(self.item_bytes)).min(bytes.len());
             queue.reliable.push_back(Part {
                 method,
                 bytes: Arc::clone(bytes),
@@ -203,8 +246,9 @@ impl Attachments {
                 continue;
             }
             let flags = RELIABLE
+                | if at == 0 { OLDEST } else { 0 }
                 | if part.from == 0 { FIRST } else { 0 }
-                | if part.to == part.bytes.len() { LAST } else { 0 };
+                | if part.is_last() { LAST } else { 0 };
             let outgoing = Outgoing {
                 object,
                 sequence: Some(first.wrapping_add(at as u8)),
@@ -241,7 +285,7 @@ impl Attachments {
         let Some(queue) = self.queues.get_mut(&object) else { return };
         while queue.reliable.front().is_some_and(|part| part.state == State::Delivered) {
             if let Some(part) = queue.reliable.pop_front() {
-                self.reliable_bytes -= part.to - part.from;
+                self.reliable_bytes -= part.weight();
             }
             queue.first = queue.first.wrapping_add(1);
         }
@@ -259,28 +303,49 @@ impl Attachments {
         let Some(queue) = self.queues.remove(&object) else { return 0 };
         self.waiting -= queue.unreliable.len();
         self.waiting -= queue.reliable.iter().filter(|part| part.state == State::Queued).count();
-        self.reliable_bytes -= queue.reliable.iter().map(|part| part.to - part.from).sum::<usize>();
-        let whole = |part: &&Part| part.to == part.bytes.len() && part.state != State::Delivered;
+        self.reliable_bytes -= queue.reliable.iter().map(Part::weight).sum::<usize>();
+        let whole = |part: &&Part| part.is_last() && part.state != State::Delivered;
         queue.reliable.iter().filter(whole).count()
     }
 
-    /// What arrived, checked before; complete attachments go to `deliver`. One that grows beyond the limit is dropped.
-    pub(crate) fn receive(&mut self, item: &ItemView<'_>, deliver: &mut dyn FnMut(Attachment)) {
-        self.queues.entry(item.object).or_default().inbox.receive(item, deliver);
+    /// Takes an item for the object of this generation; complete attachments go to `deliver`. One that grows beyond the
+    /// limit is dropped.
+    pub(crate) fn receive(
+        &mut self,
+        generation: u32,
+        item: &ItemView<'_>,
+        deliver: &mut dyn FnMut(Attachment),
+    ) {
+        let object = Handle::from_parts(item.object, generation);
+        if item.sequence.is_none() {
+            let bytes = item.bytes.to_vec();
+            deliver(Attachment { object, method: item.method, bytes, reliable: false });
+            return;
+        }
+        queue_of(&mut self.queues, object).inbox.receive(object, item, true, deliver);
     }
 
-    /// Whether `receive` would refuse the item; changes nothing.
-    pub(crate) fn check(&self, item: &ItemView<'_>) -> Result<(), DecodeError> {
-        let Some(sequence) = item.sequence else { return Ok(()) };
-        let expected = self.queues.get(&item.object).map_or(0, |queue| queue.inbox.expected);
-        let ahead = sequence.wrapping_sub(expected);
-        // Behind the window lies what was received already.
-        if (WINDOW as u8..=u8::MAX - WINDOW as u8).contains(&ahead) {
-            Err(DecodeError::Window)
-        } else {
-            Ok(())
+    /// Passes over an item that its sender had no right to send: later ones do not wait for it. Nothing is kept for an
+    /// object of which nothing was taken before.
+    pub(crate) fn refuse(&mut self, item: &ItemView<'_>) {
+        if let Some(queue) = self.queues.get_mut(&item.object) {
+            let object = Handle::from_parts(item.object, queue.generation);
+            queue.inbox.receive(object, item, false, &mut |_| {});
         }
     }
+
+    /// The receiver has an object of this generation from now on: what belongs to another one is dropped.
+    pub(crate) fn target_begins(&mut self, object: Handle) {
+        if self.queues.get(&object.index()).is_some_and(|queue| queue.generation != object.generation()) {
+            self.target_gone(object.index());
+        }
+    }
+}
+
+/// The queue of an object, without anything of an earlier generation.
+fn queue_of(queues: &mut BTreeMap<u32, Queue>, object: Handle) -> &mut Queue {
+    let generation = object.generation();
+    queues.entry(object.index()).or_insert_with(|| Queue { generation, ..Queue::default() })
 }
 
 /// Whether an object's attachments may be written now.
@@ -298,7 +363,7 @@ pub(crate) struct ItemView<'a> {
     pub(crate) object: u32,
     flags: u8,
     sequence: Option<u8>,
-    method: u64,
+    pub(crate) method: u64,
     bytes: &'a [u8],
 }
 
@@ -306,7 +371,7 @@ impl<'a> ItemView<'a> {
     pub(crate) fn read(reader: &mut BitReader<'a>) -> Result<Self, DecodeError> {
         let object = u32::try_from(reader.get_varint()?).map_err(|_| DecodeError::Index)?;
         let flags = reader.get(8)? as u8;
-        if flags > 7 {
+        if flags > 15 {
             return Err(DecodeError::Value);
         }
         let sequence = if flags & RELIABLE != 0 { Some(reader.get(8)? as u8) } else { None };
@@ -321,48 +386,75 @@ impl<'a> ItemView<'a> {
     }
 }
 
+/// Flags, method and bytes of a part that arrived.
+type ParkedPart = (u8, u64, Vec<u8>);
+
 #[derive(Clone, Debug, Default)]
 struct Inbox {
-    /// Next sequence to deliver.
-    expected: u8,
-    /// Parts that came before their turn, by sequence.
-    parked: BTreeMap<u8, (u8, u64, Vec<u8>)>,
+    /// Next sequence to deliver; none before the first that says that nothing comes before it.
+    expected: Option<u8>,
+    /// Parts that came before their turn, by sequence; none for those that are passed over.
+    parked: BTreeMap<u8, Option<ParkedPart>>,
     partial: Vec<u8>,
-    /// The attachment being put together is beyond the limit; the rest of it is dropped.
-    too_long: bool,
+    /// The attachment being put together lacks its beginning or is beyond the limit; the rest of it is dropped.
+    broken: bool,
 }
 
 impl Inbox {
-    fn receive(&mut self, item: &ItemView<'_>, deliver: &mut dyn FnMut(Attachment)) {
-        let Some(sequence) = item.sequence else {
-            let bytes = item.bytes.to_vec();
-            deliver(Attachment { object: item.object, method: item.method, bytes, reliable: false });
-            return;
-        };
-        let ahead = sequence.wrapping_sub(self.expected);
+    fn receive(
+        &mut self,
+        object: Handle,
+        item: &ItemView<'_>,
+        admitted: bool,
+        deliver: &mut dyn FnMut(Attachment),
+    ) {
+        let Some(sequence) = item.sequence else { return };
+        let ahead = sequence.wrapping_sub(self.expected.unwrap_or(sequence));
         if usize::from(ahead) >= WINDOW {
             // Received before: the acknowledgement was lost.
             return;
         }
-        self.parked.entry(sequence).or_insert_with(|| (item.flags, item.method, item.bytes.to_vec()));
-        while let Some((flags, method, bytes)) = self.parked.remove(&self.expected) {
-            self.expected = self.expected.wrapping_add(1);
-            if flags & FIRST != 0 {
-                self.partial.clear();
-                self.too_long = false;
+        if item.flags & OLDEST != 0 && (ahead > 0 || self.expected.is_none()) {
+            // The sender knows everything before it as settled: what is missing was refused.
+            let mut before = self.expected.unwrap_or(sequence.wrapping_sub(WINDOW as u8 - 1));
+            while before != sequence {
+                let part = self.parked.remove(&before).flatten();
+                self.take(object, part, deliver);
+                before = before.wrapping_add(1);
             }
-            if self.partial.len() + bytes.len() > ATTACHMENT_BYTES_MAX {
-                self.partial = Vec::new();
-                self.too_long = true;
-            }
-            if self.too_long {
-                continue;
-            }
-            self.partial.extend_from_slice(&bytes);
-            if flags & LAST != 0 {
-                let bytes = core::mem::take(&mut self.partial);
-                deliver(Attachment { object: item.object, method, bytes, reliable: true });
-            }
+            self.expected = Some(sequence);
+        }
+        let part = admitted.then(|| (item.flags, item.method, item.bytes.to_vec()));
+        if self.parked.len() < WINDOW {
+            self.parked.entry(sequence).or_insert(part);
+        }
+        while let Some(expected) = self.expected
+            && let Some(part) = self.parked.remove(&expected)
+        {
+            self.expected = Some(expected.wrapping_add(1));
+            self.take(object, part, deliver);
+        }
+    }
+
+    /// Appends the next part; none if it is missing.
+    fn take(&mut self, object: Handle, part: Option<ParkedPart>, deliver: &mut dyn FnMut(Attachment)) {
+        let Some((flags, method, bytes)) = part else {
+            self.broken = true;
+            return;
+        };
+        if flags & FIRST != 0 {
+            self.partial.clear();
+            self.broken = false;
+        }
+        self.broken |= self.partial.len() + bytes.len() > ATTACHMENT_BYTES_MAX;
+        if self.broken {
+            self.partial = Vec::new();
+            return;
+        }
+        self.partial.extend_from_slice(&bytes);
+        if flags & LAST != 0 {
+            let bytes = core::mem::take(&mut self.partial);
+            deliver(Attachment { object, method, bytes, reliable: true });
         }
     }
 }

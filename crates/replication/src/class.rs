@@ -1,9 +1,13 @@
 //! Classes: the static description of a replicated type.
 
+use core::any::TypeId;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::bits::BitReader;
 use crate::keyed::{ARRAYS_MAX, Keyed, KeyedClass};
 use crate::quantise::{Codec, Motion, Quantiser, QuantiserError, Value, ValueMismatch, WORDS_MAX};
+use crate::wire::PROTOCOL_VERSION;
 
 /// Most properties of one class: the bits of a change mask.
 pub const PROPERTIES_MAX: usize = 64;
@@ -219,8 +223,68 @@ pub struct ClassBuilder {
     name: String,
     properties: Vec<Property>,
     keyed: Vec<Keyed>,
+    calls: Vec<Call>,
     cull_distance: f32,
     flags: Flags,
+}
+
+/// Side that a call goes to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Direction {
+    /// From clients to the server.
+    #[default]
+    ToServer,
+    /// From the server to clients.
+    ToClients,
+}
+
+/// Describes a call on objects of a class, for [`ClassBuilder::call`].
+#[derive(Clone, Debug)]
+pub struct Call {
+    name: String,
+    arguments: Vec<Quantiser>,
+    direction: Direction,
+    reliable: bool,
+    callable: bool,
+}
+
+impl Call {
+    /// A reliable call without arguments, which only an object's owner may send to the server.
+    #[must_use]
+    pub fn new(name: impl Into<String>, direction: Direction) -> Self {
+        Self { name: name.into(), arguments: Vec::new(), direction, reliable: true, callable: false }
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn argument(mut self, quantiser: Quantiser) -> Self {
+        self.arguments.push(quantiser);
+        self
+    }
+
+    /// Sends the call at most once, without order.
+    #[must_use]
+    pub fn unreliable(mut self) -> Self {
+        self.reliable = false;
+        self
+    }
+
+    /// Lets every client that has the object send the call.
+    #[must_use]
+    pub fn callable(mut self) -> Self {
+        self.callable = true;
+        self
+    }
+}
+
+/// A described call, ready for use.
+#[derive(Clone, Debug)]
+pub(crate) struct CallClass {
+    /// An enum of one variant, whose fields are the arguments.
+    pub(crate) codec: Codec,
+    pub(crate) direction: Direction,
+    pub(crate) reliable: bool,
+    pub(crate) callable: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -230,6 +294,7 @@ pub(crate) struct Flags {
     pub(crate) required: bool,
     pub(crate) temporary: bool,
     pub(crate) retain: bool,
+    pub(crate) callable: bool,
     /// Frames a second with which positions are predicted.
     pub(crate) predict: Option<f64>,
 }
@@ -246,6 +311,13 @@ impl ClassBuilder {
     #[must_use]
     pub fn keyed(mut self, keyed: Keyed) -> Self {
         self.keyed.push(keyed);
+        self
+    }
+
+    /// Adds a call; its method number is the count of those before it. A class with described calls takes no others.
+    #[must_use]
+    pub fn call(mut self, call: Call) -> Self {
+        self.calls.push(call);
         self
     }
 
@@ -277,6 +349,13 @@ impl ClassBuilder {
     #[must_use]
     pub fn retain(mut self, on: bool) -> Self {
         self.flags.retain = on;
+        self
+    }
+
+    /// Every client that has an object of the class may call on it, not its owner alone.
+    #[must_use]
+    pub fn callable(mut self, on: bool) -> Self {
+        self.flags.callable = on;
         self
     }
 
@@ -361,10 +440,13 @@ pub struct Class {
     pub(crate) token_mask: u64,
     /// References that are hidden from receivers that do not know the target.
     pub(crate) hide_mask: u64,
+    /// Properties that are references, or arrays of them.
+    pub(crate) handle_mask: u64,
     pub(crate) hash: u64,
     /// Wire bits of each word of the quantised block.
     pub(crate) word_bits: Vec<u8>,
     pub(crate) keyed: Vec<Arc<KeyedClass>>,
+    pub(crate) calls: Vec<CallClass>,
     /// Every property is one word of fixed width, so that property and word have the same number.
     pub(crate) plain: bool,
     /// No record is longer, values on the heap aside.
@@ -379,21 +461,23 @@ impl Class {
             name: name.into(),
             properties: Vec::new(),
             keyed: Vec::new(),
+            calls: Vec::new(),
             cull_distance: 250.0,
             flags: Flags::default(),
         }
     }
 
     fn new(builder: ClassBuilder) -> Result<Self, ClassError> {
-        let ClassBuilder { name, properties, keyed, cull_distance, flags } = builder;
+        let ClassBuilder { name, properties, keyed, calls, cull_distance, flags } = builder;
         if properties.len() > PROPERTIES_MAX {
             return Err(ClassError::TooManyProperties { class: name, count: properties.len() });
         }
         if keyed.len() > ARRAYS_MAX {
             return Err(ClassError::TooManyArrays { class: name, count: keyed.len() });
         }
+        let mut hash = hash_of((&name, flags), &properties, &keyed, &calls);
         let mut class = Self {
-            hash: hash_of(&name, &properties, &keyed, flags),
+            hash: 0,
             name,
             props: Vec::with_capacity(properties.len()),
             words: 0,
@@ -415,10 +499,12 @@ impl Class {
             groups: Vec::new(),
             token_mask: 0,
             hide_mask: 0,
+            handle_mask: 0,
             record_bytes_max: 0,
             word_bits: Vec::new(),
             plain: true,
             keyed: Vec::new(),
+            calls: Vec::new(),
         };
         for property in properties {
             class.add(property)?;
@@ -432,12 +518,29 @@ impl Class {
                 })?;
             class.keyed.push(Arc::new(compiled));
         }
+        for Call { name, arguments, direction, reliable, callable } in calls {
+            let quantiser = Quantiser::Enum(vec![(name.clone(), arguments)]);
+            let codec = Codec::compile(&quantiser).map_err(|error| ClassError::Quantiser {
+                class: class.name.clone(),
+                property: name,
+                error,
+            })?;
+            class.calls.push(CallClass { codec, direction, reliable, callable });
+        }
         if let Some(rate) = flags.predict {
             class.motion = class.motion_at(rate);
             if class.motion.is_none() {
                 return Err(ClassError::Predict { class: class.name });
             }
         }
+        // Create items leave defaults out, so peers must agree on them.
+        for word in &class.defaults {
+            hash = fnv(hash, &word.to_le_bytes());
+        }
+        for (bytes, bits) in &class.heap_defaults {
+            hash = fnv(fnv(hash, &bits.to_le_bytes()), bytes);
+        }
+        class.hash = hash;
         // Index, mask and flags, then every property.
         let total: u32 = class.props.iter().map(|prop| prop.codec.bits_max()).sum();
         class.record_bytes_max = 5 + (total as usize + class.props.len() + 4 + 6).div_ceil(8);
@@ -453,7 +556,7 @@ impl Class {
         })?;
         let bit = 1 << self.props.len();
         if position {
-            if self.position.is_some() || !matches!(quantiser, Quantiser::Vec3(_)) {
+            if self.position.is_some() || !matches!(quantiser, Quantiser::Vec3(_) | Quantiser::Floats(3)) {
                 return Err(ClassError::Position { class: self.name.clone() });
             }
             self.position = Some(self.props.len());
@@ -487,7 +590,7 @@ impl Class {
         let refused =
             |_: ValueMismatch| ClassError::Default { class: self.name.clone(), property: name.clone() };
         if codec.is_heap() {
-            let value = default.unwrap_or_else(|| codec.dequantise(&[0]));
+            let value = default.unwrap_or_else(|| codec.default_value());
             let mut bytes = Vec::new();
             let bits = codec.write_heap(&value, &mut bytes).map_err(refused)?;
             self.heap_defaults.push((bytes.into(), bits));
@@ -512,6 +615,7 @@ impl Class {
         self.live_words += codec.live_words();
         let hide = matches!(quantiser, Quantiser::Handle { hide: true });
         self.hide_mask |= if hide { bit } else { 0 };
+        self.handle_mask |= if codec.has_handles() { bit } else { 0 };
         self.token_mask |= if codec.token_table().is_some() { bit } else { 0 };
         self.props.push(Prop { name, codec, word, live, heap });
         Ok(())
@@ -542,6 +646,26 @@ impl Class {
         moved.copy_from_slice(words);
         motion.advance((&prop.codec, moved), (&velocity.codec, velocity.words(base)), age);
         moved
+    }
+
+    /// Whether a call that arrived is one of the class': a class that describes none takes any. The bytes must be the
+    /// arguments and nothing else.
+    pub(crate) fn takes(&self, direction: Direction, method: u64, reliable: bool, bytes: &[u8]) -> bool {
+        if self.calls.is_empty() {
+            return true;
+        }
+        let call = usize::try_from(method).ok().and_then(|method| self.calls.get(method));
+        call.is_some_and(|call| {
+            let mut copy = Vec::new();
+            let whole = call.codec.copy_heap(&mut BitReader::new(bytes), &mut copy);
+            (call.direction, call.reliable) == (direction, reliable) && whole.is_ok() && copy == bytes
+        })
+    }
+
+    /// Every client that has an object of the class may send this call.
+    pub(crate) fn is_callable(&self, method: u64) -> bool {
+        let call = usize::try_from(method).ok().and_then(|method| self.calls.get(method));
+        self.flags.callable || call.is_some_and(|call| call.callable)
     }
 
     /// Name as registered.
@@ -623,15 +747,12 @@ impl Class {
 }
 
 /// FNV-1a, 64 bits, over the description in words.
-fn hash_of(name: &str, properties: &[Property], keyed: &[Keyed], flags: Flags) -> u64 {
+fn hash_of((name, flags): (&str, Flags), properties: &[Property], keyed: &[Keyed], calls: &[Call]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut add = |text: &str| {
-        for byte in text.bytes().chain([0]) {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-    };
+    let mut add = |text: &str| hash = fnv(fnv(hash, text.as_bytes()), &[0]);
     add(name);
     add(if flags.delta { "delta" } else { "" });
+    add(if flags.callable { "callable" } else { "" });
     if let Some(rate) = flags.predict {
         add(&format!("predict {rate:e}"));
     }
@@ -639,9 +760,17 @@ fn hash_of(name: &str, properties: &[Property], keyed: &[Keyed], flags: Flags) -
         if property.velocity {
             add("velocity");
         }
+        if property.position {
+            add("position");
+        }
         add(&property.name);
         add(&describe(&property.quantiser));
         add(&format!("{:?}", property.condition));
+    }
+    for call in calls {
+        let Call { name, arguments, direction, reliable, callable } = call;
+        add(&format!("call {name} {direction:?} {reliable} {callable}"));
+        arguments.iter().for_each(|argument| add(&describe(argument)));
     }
     for Keyed { name, fields, max, condition } in keyed {
         add(&format!("keyed {name} {max} {condition:?}"));
@@ -651,6 +780,10 @@ fn hash_of(name: &str, properties: &[Property], keyed: &[Keyed], flags: Flags) -
         }
     }
     hash
+}
+
+fn fnv(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// Kind and parameters in words that do not depend on how the compiler prints a type.
@@ -674,7 +807,17 @@ fn describe(quantiser: &Quantiser) -> String {
         Quantiser::Token(table) => format!("token {table}"),
         Quantiser::Handle { hide } => format!("handle {hide}"),
         Quantiser::Blob(max) => format!("blob {max}"),
+        Quantiser::Text(max) => format!("text {max}"),
         Quantiser::Array(element, max) => format!("array {max} {}", describe(element)),
+        Quantiser::Option(inner) => format!("option {}", describe(inner)),
+        Quantiser::Enum(variants) => {
+            let variants = variants.iter().map(|(name, fields)| {
+                let fields: Vec<String> = fields.iter().map(describe).collect();
+                format!("{name}({})", fields.join(","))
+            });
+            format!("enum {}", variants.collect::<Vec<_>>().join("|"))
+        }
+        Quantiser::Floats(count) => format!("floats {count}"),
         Quantiser::Custom(custom) => format!("custom {}", custom.name()),
     }
 }
@@ -683,11 +826,40 @@ fn describe(quantiser: &Quantiser) -> String {
 #[derive(Clone, Debug, Default)]
 pub struct Classes {
     list: Vec<Arc<Class>>,
+    /// Classes of replicated structs.
+    pub(crate) types: BTreeMap<TypeId, ClassId>,
 }
 
 /// Names a class within [`Classes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClassId(pub u16);
+
+/// Version of the wire format and hashes of all classes by id: what two peers must agree on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Protocol {
+    /// [`PROTOCOL_VERSION`] of the peer.
+    pub version: u16,
+    /// [`Class::protocol_hash`] of each class.
+    pub classes: Vec<u64>,
+}
+
+impl Protocol {
+    /// The description as bytes for a handshake: u16 version, then u64 for each class, little endian.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let classes = self.classes.iter().flat_map(|hash| hash.to_le_bytes());
+        self.version.to_le_bytes().into_iter().chain(classes).collect()
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote; `None` for other lengths.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (version, rest) = bytes.split_first_chunk::<2>()?;
+        let (classes, []) = rest.as_chunks::<8>() else { return None };
+        let classes = classes.iter().map(|hash| u64::from_le_bytes(*hash)).collect();
+        Some(Self { version: u16::from_le_bytes(*version), classes })
+    }
+}
 
 impl Classes {
     /// No classes yet.
@@ -727,10 +899,10 @@ impl Classes {
         self.list.is_empty()
     }
 
-    /// What peers exchange when they connect: the protocol hash of every class, by id.
+    /// Description that peers exchange when they connect, for [`Server::check_protocol`](crate::Server::check_protocol).
     #[must_use]
-    pub fn protocol_hashes(&self) -> Vec<u64> {
-        self.list.iter().map(|class| class.hash).collect()
+    pub fn protocol(&self) -> Protocol {
+        Protocol { version: PROTOCOL_VERSION, classes: self.list.iter().map(|class| class.hash).collect() }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Class>> {

@@ -2,6 +2,9 @@
 //!
 //! Cells hold their objects' positions as arrays, so that a query is arithmetic over contiguous memory. An object lives
 //! in one cell of the level whose cell edge is at least its cull distance: three by three cells then hold everything.
+//!
+//! Objects that stand still are kept apart. A view remembers which of them are certainly in range as long as it stays
+//! within some metres ([`Nearby`]), so a frame tests the few at the border of its range, and those that move.
 
 use crate::bitmap::Sparse;
 use crate::interest::Area;
@@ -43,18 +46,55 @@ struct Lanes {
 const NO_LANES: Lanes =
     Lanes { x: [0.0; LANES], y: [0.0; LANES], z: [0.0; LANES], cull: [-1.0; LANES], objects: [0; LANES] };
 
+/// Metres that a view may move before the objects that stand still are tested again. Longer makes that rarer and the
+/// border wider: 8 m are a second of running, and an eighth of the objects within 250 m.
+const REACH: f32 = 8.0;
+/// Beyond what rounding of distances within the largest world amounts to.
+const ROUNDING: f32 = 0.5;
+/// Frames between two looks for objects that have come to rest, and frames for which they must not have moved.
+const SETTLE_FRAMES: u32 = 16;
+
+/// Some objects, in no order.
 #[derive(Clone, Debug, Default)]
-struct Cell {
+struct List {
     lanes: Vec<Lanes>,
     count: usize,
 }
 
+#[derive(Clone, Debug, Default)]
+struct Cell {
+    /// Objects that stand still, and the others.
+    settled: List,
+    moving: List,
+    /// Number of the last change of `settled`; 0 before the first.
+    version: u64,
+}
+
+/// What a view knows of the objects around it that stand still.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Nearby {
+    /// Position at which they were tested, and the versions of the cells around it, mixed.
+    origin: [f32; 3],
+    versions: u64,
+    /// Objects in range from anywhere within [`REACH`] of `origin`, by word.
+    inside: Vec<(u32, u64)>,
+    /// Objects of which that is not certain, nor the contrary.
+    border: List,
+}
+
+impl Nearby {
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.inside.capacity() * 16 + self.border.lanes.capacity() * size_of::<Lanes>()
+    }
+}
+
 /// Where an object is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct GridSlot {
     level: u8,
     cell: u32,
     slot: u32,
+    moving: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -97,7 +137,13 @@ pub(crate) struct GridIndex {
     exit_factor: f32,
     levels: Vec<Level>,
     /// By object index.
-    places: Vec<Option<Place>>,
+    slots: Vec<Option<GridSlot>>,
+    /// Frame of the last move, by object index; and the objects that are kept as moving.
+    moved: Vec<u32>,
+    movers: Vec<u32>,
+    frame: u32,
+    /// Count of changes of settled lists.
+    changes: u64,
     pub(crate) clamped_total: u64,
 }
 
@@ -107,7 +153,11 @@ impl GridIndex {
             config,
             exit_factor: exit_factor.max(1.0),
             levels: Vec::new(),
-            places: Vec::new(),
+            slots: Vec::new(),
+            moved: Vec::new(),
+            movers: Vec::new(),
+            frame: 0,
+            changes: 0,
             clamped_total: 0,
         }
     }
@@ -128,37 +178,87 @@ impl GridIndex {
         while self.levels.len() <= usize::from(level) {
             self.levels.push(Level::new(&self.config, self.levels.len()));
         }
-        if self.places.len() <= object as usize {
-            self.places.resize(object as usize + 1, None);
+        if self.slots.len() <= object as usize {
+            self.slots.resize(object as usize + 1, None);
+            self.moved.resize(object as usize + 1, 0);
         }
         let (cell, clamped) = self.levels[usize::from(level)].cell_of(&self.config, position);
         self.clamped_total += u64::from(clamped);
-        match self.places[object as usize] {
-            Some(place) if place.level == level && place.cell == cell => {
-                let cell = &mut self.levels[usize::from(level)].cells[cell as usize];
-                cell.put(place.slot as usize, object, position, cull * cull);
+        if let Some(slot) =
+            self.slots[object as usize].filter(|slot| (slot.level, slot.cell) == (level, cell))
+        {
+            let cell = &mut self.levels[usize::from(level)].cells[cell as usize];
+            let list = if slot.moving { &mut cell.moving } else { &mut cell.settled };
+            if list.holds(slot.slot as usize, position, cull * cull) {
+                return;
             }
-            _ => {
-                self.remove(object);
-                let level_at = &mut self.levels[usize::from(level)];
-                let slot = level_at.counts[cell as usize];
-                level_at.counts[cell as usize] += 1;
-                level_at.objects += 1;
-                level_at.cells[cell as usize].push(object, position, cull * cull);
-                self.places[object as usize] = Some(Place { level, cell, slot });
+            if slot.moving {
+                list.put(slot.slot as usize, object, position, cull * cull);
+                self.moved[object as usize] = self.frame;
+                return;
             }
         }
+        self.remove(object);
+        let slot = GridSlot { level, cell, slot: 0, moving: true };
+        self.add(object, slot, position, cull * cull);
+        self.moved[object as usize] = self.frame;
+        self.movers.push(object);
+    }
+
+    /// Begins a frame: now and then objects that have not moved for some frames are settled. Costs a look at each moving
+    /// object in every 16th frame.
+    pub(crate) fn settle(&mut self, frame: u32) {
+        self.frame = frame;
+        if !frame.is_multiple_of(SETTLE_FRAMES) {
+            return;
+        }
+        let mut movers = core::mem::take(&mut self.movers);
+        movers.retain(|object| {
+            let Some(slot) = self.slots[*object as usize].filter(|slot| slot.moving) else { return false };
+            if frame.wrapping_sub(self.moved[*object as usize]) < SETTLE_FRAMES {
+                return true;
+            }
+            let cell = &self.levels[usize::from(slot.level)].cells[slot.cell as usize];
+            let (position, cull) = cell.moving.get(slot.slot as usize);
+            self.remove(*object);
+            self.add(*object, GridSlot { moving: false, ..slot }, position, cull);
+            false
+        });
+        // An object that left the grid and came back within these frames is listed twice.
+        movers.sort_unstable();
+        movers.dedup();
+        self.movers = movers;
+    }
+
+    fn add(&mut self, object: u32, slot: GridSlot, position: [f32; 3], cull: f32) {
+        let level = &mut self.levels[usize::from(slot.level)];
+        level.counts[slot.cell as usize] += 1;
+        level.objects += 1;
+        let cell = &mut level.cells[slot.cell as usize];
+        let list = if slot.moving { &mut cell.moving } else { &mut cell.settled };
+        list.push(object, position, cull);
+        let slot = GridSlot { slot: list.count as u32 - 1, ..slot };
+        if !slot.moving {
+            self.changes += 1;
+            cell.version = self.changes;
+        }
+        self.slots[object as usize] = Some(slot);
     }
 
     pub(crate) fn remove(&mut self, object: u32) {
-        let Some(place) = self.places.get_mut(object as usize).and_then(Option::take) else { return };
-        let level = &mut self.levels[usize::from(place.level)];
-        level.counts[place.cell as usize] -= 1;
+        let Some(slot) = self.slots.get_mut(object as usize).and_then(Option::take) else { return };
+        let level = &mut self.levels[usize::from(slot.level)];
+        level.counts[slot.cell as usize] -= 1;
         level.objects -= 1;
-        let cell = &mut level.cells[place.cell as usize];
-        if let Some(moved) = cell.swap_remove(place.slot as usize) {
-            let moved = &mut self.places[moved as usize];
-            *moved = moved.map(|old| Place { slot: place.slot, ..old });
+        let cell = &mut level.cells[slot.cell as usize];
+        if !slot.moving {
+            self.changes += 1;
+            cell.version = self.changes;
+        }
+        let list = if slot.moving { &mut cell.moving } else { &mut cell.settled };
+        if let Some(moved) = list.swap_remove(slot.slot as usize) {
+            let moved = &mut self.slots[moved as usize];
+            *moved = moved.map(|old| GridSlot { slot: slot.slot, ..old });
         }
     }
 
@@ -172,7 +272,8 @@ impl GridIndex {
                     let at = (row * level.columns + column) as usize;
                     if level.counts[at] > 0 {
                         *found.tested += u64::from(level.counts[at]);
-                        level.cells[at].query_area(area, found);
+                        level.cells[at].settled.query_area(area, found);
+                        level.cells[at].moving.query_area(area, found);
                     }
                 }
             }
@@ -180,21 +281,74 @@ impl GridIndex {
     }
 
     /// Sets the bits of all objects in range in `found`, which must have room for each object. Costs a nanosecond for
-    /// a few objects of the three by three cells, and one for each in range.
-    pub(crate) fn query(&self, query: &Query<'_>, found: &mut Found<'_>) {
+    /// a few moving objects of the three by three cells, and for a few at the border of the range; `nearby` remembers the
+    /// others between frames.
+    pub(crate) fn query(&self, query: &Query<'_>, nearby: &mut Nearby, found: &mut Found<'_>) {
+        // What depends on the frame before, or on bands, is tested anew.
+        if query.exit > 1.0 || !query.bands.is_empty() {
+            self.around(query.view, |cell| {
+                *found.tested += (cell.settled.count + cell.moving.count) as u64;
+                cell.settled.query(query, found);
+                cell.moving.query(query, found);
+            });
+            return;
+        }
+        let mut versions = 0_u64;
+        self.around(query.view, |cell| {
+            versions = (versions ^ cell.version).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+            if cell.moving.count > 0 {
+                *found.tested += cell.moving.count as u64;
+                cell.moving.query(query, found);
+            }
+        });
+        let square: f32 = (0..3).map(|i| (query.view[i] - nearby.origin[i]).powi(2)).sum();
+        // A view that is not a number is near nothing.
+        if versions != nearby.versions || !(square <= REACH * REACH) {
+            nearby.origin = query.view;
+            nearby.versions = versions;
+            nearby.inside.clear();
+            nearby.border.clear();
+            self.around(query.view, |cell| {
+                *found.tested += cell.settled.count as u64;
+                cell.settled.remember(query.view, nearby);
+            });
+            nearby.join();
+        }
+        for (word, bits) in &nearby.inside {
+            found.scope[*word as usize] |= bits;
+            found.top[*word as usize / 64] |= 1 << (word % 64);
+        }
+        *found.tested += nearby.border.count as u64;
+        nearby.border.query(query, found);
+    }
+
+    /// Calls `each` with the cells that have objects, three by three on each level.
+    #[inline]
+    fn around(&self, view: [f32; 3], mut each: impl FnMut(&Cell)) {
         for level in self.levels.iter().filter(|level| level.objects > 0) {
-            let column = level.column(&self.config, query.view[0]);
-            let row = level.row(&self.config, query.view[1]);
+            let column = level.column(&self.config, view[0]);
+            let row = level.row(&self.config, view[1]);
             for row in (row - 1).max(0)..=(row + 1).min(level.rows - 1) {
                 for column in (column - 1).max(0)..=(column + 1).min(level.columns - 1) {
                     let at = (row * level.columns + column) as usize;
                     if level.counts[at] > 0 {
-                        *found.tested += u64::from(level.counts[at]);
-                        level.cells[at].query(query, found);
+                        each(&level.cells[at]);
                     }
                 }
             }
         }
+    }
+}
+
+impl Nearby {
+    /// Joins the bits of one word: objects of neighbouring cells have neighbouring indices.
+    fn join(&mut self) {
+        self.inside.sort_unstable_by_key(|(word, _)| *word);
+        self.inside.dedup_by(|(word, bits), (before, joined)| {
+            let same = word == before;
+            *joined |= if same { *bits } else { 0 };
+            same
+        });
     }
 }
 
@@ -225,7 +379,42 @@ impl Level {
     }
 }
 
-impl Cell {
+impl List {
+    fn clear(&mut self) {
+        self.lanes.clear();
+        self.count = 0;
+    }
+
+    /// Position and squared cull distance of an object.
+    fn get(&self, slot: usize) -> ([f32; 3], f32) {
+        let (lanes, lane) = (&self.lanes[slot / LANES], slot % LANES);
+        ([lanes.x[lane], lanes.y[lane], lanes.z[lane]], lanes.cull[lane])
+    }
+
+    fn holds(&self, slot: usize, position: [f32; 3], cull: f32) -> bool {
+        let (held, limit) = self.get(slot);
+        held.map(f32::to_bits) == position.map(f32::to_bits) && limit.to_bits() == cull.to_bits()
+    }
+
+    /// Sorts the objects into those in range from everywhere near the view, and those that have to be tested.
+    fn remember(&self, view: [f32; 3], nearby: &mut Nearby) {
+        for slot in 0..self.count {
+            let (position, cull) = self.get(slot);
+            let object = self.lanes[slot / LANES].objects[slot % LANES];
+            let distance = (0..3).map(|i| (position[i] - view[i]).powi(2)).sum::<f32>().sqrt();
+            let limit = cull.sqrt();
+            if distance + REACH + ROUNDING <= limit {
+                let (word, bit) = (object / 64, 1_u64 << (object % 64));
+                match nearby.inside.last_mut() {
+                    Some((last, bits)) if *last == word => *bits |= bit,
+                    _ => nearby.inside.push((word, bit)),
+                }
+            } else if distance <= limit + REACH + ROUNDING {
+                nearby.border.push(object, position, cull);
+            }
+        }
+    }
+
     fn push(&mut self, object: u32, position: [f32; 3], cull: f32) {
         if self.count.is_multiple_of(LANES) {
             self.lanes.push(NO_LANES);
@@ -384,9 +573,14 @@ mod tests {
     use super::*;
 
     fn seen(grid: &GridIndex, view: [f32; 3]) -> Vec<u32> {
+        seen_near(grid, view, &mut Nearby::default())
+    }
+
+    fn seen_near(grid: &GridIndex, view: [f32; 3], nearby: &mut Nearby) -> Vec<u32> {
         let (mut scope, mut top) = (vec![0; 256], vec![0; 4]);
         let mut found = Found { scope: &mut scope, top: &mut top, near: &mut [], tested: &mut 0 };
-        grid.query(&Query { view, exit: 1.0, before: &Sparse::default(), bands: &[] }, &mut found);
+        let query = Query { view, exit: 1.0, before: &Sparse::default(), bands: &[] };
+        grid.query(&query, nearby, &mut found);
         let words: Vec<usize> = crate::bitmap::members(top.iter().copied()).collect();
         assert!(scope.iter().enumerate().all(|(at, word)| (*word != 0) == words.contains(&at)));
         crate::bitmap::members(scope.into_iter()).map(|object| object as u32).collect()
@@ -409,7 +603,12 @@ mod tests {
         let mut grid = GridIndex::new(GridConfig { min: [-500.0; 2], max: [500.0; 2], cell: 100.0 }, 1.0);
         let mut objects = vec![None; 2000];
         let mut draw = |limit: f64| ((rng.f64() * 2.0 - 1.0) * limit) as f32;
+        let (mut nearby, mut walker) = (Nearby::default(), [0.0; 3]);
         for round in 0..20_000_u32 {
+            // Most objects come to rest for a while: twenty changes a frame of two thousand.
+            if round % 20 == 0 {
+                grid.settle(round / 20);
+            }
             let object = (draw(1000.0) + 1000.0) as u32 % 2000;
             if round % 7 == 0 {
                 grid.remove(object);
@@ -419,8 +618,14 @@ mod tests {
                 grid.place(object, position, cull);
                 objects[object as usize] = Some((position, cull));
             }
-            if round % 500 == 0 {
-                let view = [draw(550.0), draw(550.0), draw(20.0)];
+            if round % 100 == 0 {
+                // A view that stands still, walks, or is somewhere else.
+                walker = match round / 100 % 8 {
+                    0 => [draw(550.0), draw(550.0), draw(20.0)],
+                    1..=3 => walker,
+                    _ => walker.map(|part: f32| part + draw(3.0)),
+                };
+                let view = walker;
                 let expected: Vec<u32> = (0..2000)
                     .filter(|object| {
                         objects[*object as usize].is_some_and(|(position, cull): ([f32; 3], f32)| {
@@ -429,7 +634,7 @@ mod tests {
                         })
                     })
                     .collect();
-                assert_eq!(seen(&grid, view), expected);
+                assert_eq!(seen_near(&grid, view, &mut nearby), expected);
             }
         }
         assert!(grid.clamped_total > 0);

@@ -149,7 +149,7 @@ struct Element {
 
 /// How far a receiver is in an array. Earlier places are less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct Cursor {
     /// The newest change when the receiver began with nothing.
     since: u64,
     /// The newest change when the receiver lacked nothing last: it has every element of then that is still there. Of later
@@ -245,7 +245,7 @@ impl KeyedArray {
     }
 
     /// A receiver at this place lacks nothing.
-    pub(crate) fn is_reached(&self, place: Option<Place>) -> bool {
+    pub(crate) fn is_reached(&self, place: Option<Cursor>) -> bool {
         self.newest == place.map_or(0, |place| place.at)
     }
 
@@ -254,10 +254,10 @@ impl KeyedArray {
     pub(crate) fn write(
         &self,
         class: &KeyedClass,
-        place: Option<Place>,
+        place: Option<Cursor>,
         bytes_max: usize,
         out: &mut Vec<u8>,
-    ) -> Place {
+    ) -> Cursor {
         // What was removed and forgotten while the receiver had it would stay for ever.
         let place = place.filter(|place| place.at.max(place.since) >= self.forgotten);
         let start = out.len();
@@ -266,8 +266,8 @@ impl KeyedArray {
         if begins != 0 {
             put_op(out, 0, Op::Clear, |_| {});
         }
-        let mut reached = place.unwrap_or(Place { since: self.newest, complete: 0, at: 0 });
-        let Place { at: from, complete, .. } = reached;
+        let mut reached = place.unwrap_or(Cursor { since: self.newest, complete: 0, at: 0 });
+        let Cursor { at: from, complete, .. } = reached;
         let mut count = begins;
         for (number, key) in self.order.range(from + 1..) {
             let before = out.len();
@@ -526,7 +526,7 @@ mod tests {
         let class = class(10_000);
         let mut array = KeyedArray::new();
         let (mut replica, mut place) = (Elements::new(), None);
-        let catch_up = |array: &KeyedArray, place: &mut Option<Place>, replica: &mut Elements| {
+        let catch_up = |array: &KeyedArray, place: &mut Option<Cursor>, replica: &mut Elements| {
             for _ in 0..200 {
                 let mut out = Vec::new();
                 *place = Some(array.write(&class, *place, 1000, &mut out));
@@ -563,7 +563,7 @@ mod tests {
         let mut tally = Tally::new(1);
         assert_eq!(check_ops(&class, &mut BitReader::new(&out), &known, &mut tally), Ok(()));
         out.clear();
-        array.write(&class, Some(Place { since: 0, complete: 0, at: 0 }), 100, &mut out);
+        array.write(&class, Some(Cursor { since: 0, complete: 0, at: 0 }), 100, &mut out);
         let refused = check_ops(&class, &mut BitReader::new(&out), &known, &mut Tally::new(1));
         assert_eq!(refused, Err(DecodeError::TooLong));
     }

@@ -80,7 +80,7 @@
 //! # let player = server.connect().expect("the first");
 //! let (knight, horse) = (server.create(class)?, server.create(class)?);
 //! // A part: where the knight is, created after it, destroyed with it.
-//! let sword = server.create_sub(knight, class)?;
+//! let sword = server.create_part(knight, class)?;
 //! // Another object that must not be missing where the knight is.
 //! server.add_dependent(knight, horse, Hint::After)?;
 //! // The owner has its character in scope wherever it looks from.
@@ -148,6 +148,7 @@ pub mod bits;
 mod class;
 mod client;
 mod connection;
+mod field;
 mod frames;
 mod grid;
 mod handle;
@@ -159,19 +160,21 @@ mod pairs;
 mod predict;
 mod priority;
 mod quantise;
-mod replicate;
 mod sent;
 mod server;
 mod tokens;
+mod typed;
 pub mod wire;
 
 pub use attach::{AttachError, Attachment};
 pub use class::{
-    Class, ClassBuilder, ClassError, ClassId, Classes, Condition, PROPERTIES_MAX, Property, Role,
+    Call, Class, ClassBuilder, ClassError, ClassId, Classes, Condition, Direction, PROPERTIES_MAX, Property,
+    Protocol, Role,
 };
-pub use client::{Client, ClientConfig, ClientEvent, Received, Replica};
+pub use client::{Client, ClientConfig, ClientEvent, InputError, Received, Replica};
+pub use field::{Field, FieldReader, VariantReader};
 pub use grid::GridConfig;
-pub use handle::Handle;
+pub use handle::{Any, Handle};
 pub use interest::{Area, CustomFilter, FilterBatch, Shape};
 pub use keyed::{ELEMENT_FIELDS_MAX, ElementError, Keyed};
 pub use lod::{BANDS_MAX, Band, LodProfile};
@@ -180,13 +183,15 @@ pub use priority::{CountLimiter, CustomPrioritiser, FieldOfView, LimitMode, Prio
 pub use quantise::{
     Axis, Codec, CustomQuantiser, Quantiser, QuantiserError, Value, ValueMismatch, WORDS_MAX,
 };
-pub use replicate::{FromValue, Replicate};
 pub use sent::Adaptive;
 pub use server::{
     ClassStats, ConnId, ConnectionStats, DestroyReason, Event, FRAME_INTERVAL, Filter, FilterId, GroupKind,
     Hint, Lane, Marker, ObjectError, Packets, PrioritiserId, ProtocolMismatch, Server, ServerConfig,
     ServerStats, properties_of,
 };
-/// Implements the trait of the same name for a struct; options are described there.
-pub use throng_replication_derive::Replicate;
+/// Implement the traits of the same names; their options are described there.
+pub use throng_replication_derive::{Call, Element, Field, Replicate};
 pub use tokens::{TOKEN_BYTES_MAX, TokenError};
+pub use typed::{CallOn, Creation, Element, Ref, Replicate, TypedCall};
+#[doc(hidden)]
+pub use typed::{keyed_of, read_elements, read_field, write_elements};

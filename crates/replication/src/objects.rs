@@ -1,5 +1,6 @@
 //! Objects: dense arrays by network index, and one block of state each by class.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::bitmap::{Bitmap, Sparse};
@@ -219,7 +220,7 @@ impl ClassStore {
         let words = self.class.words;
         let mut at = frame;
         // A state as old as the ring is being overwritten in this very frame.
-        while now.wrapping_sub(at) < HISTORY as u32 {
+        while now.wrapping_sub(at) < HISTORY as u32 && at != NEVER {
             let place = at as usize % HISTORY * self.history_slots + slot as usize;
             if self.history_frames[place] == at {
                 return Some(&self.history[place * words..][..words]);
@@ -256,6 +257,8 @@ pub(crate) struct Objects {
     pub(crate) alive: Bitmap,
     /// In scope of everybody whom no static filter excludes.
     pub(crate) always: Sparse,
+    /// Its priority may be below the threshold: it is computed in every frame with a change.
+    pub(crate) throttled: Bitmap,
     /// Not sent through common records: conditions by group, hidden references.
     pub(crate) special: Bitmap,
     /// Its class sends differences.
@@ -270,6 +273,8 @@ pub(crate) struct Objects {
     /// Its class gives some connections other properties than the rest.
     pub(crate) conditional: Bitmap,
     pub(crate) dormant: Bitmap,
+    /// Properties of dormant objects that the next frame sends: marked before they fell asleep, or flushed.
+    pub(crate) flushing: BTreeMap<u32, u64>,
     /// Destroyed with its last changes still to be sent.
     pub(crate) flush: Bitmap,
     pub(crate) destroy_reason: Vec<u8>,
@@ -307,6 +312,7 @@ impl Objects {
             self.destroy_reason.resize(len, 0);
             for bitmap in [
                 &mut self.alive,
+                &mut self.throttled,
                 &mut self.special,
                 &mut self.delta,
                 &mut self.atomic,

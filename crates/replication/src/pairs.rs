@@ -161,13 +161,13 @@ struct BaseWord {
     /// Something of these objects was lost and not sent again yet: no acknowledgement proves anything.
     broken: u64,
     /// (frame, objects): what was lost was sent again in that frame; acknowledgements of earlier ones prove nothing.
-    mended: Vec<(u32, u64)>,
+    resent: Vec<(u32, u64)>,
 }
 
 impl BaseWord {
     fn forget(&mut self, bits: u64) {
         take(&mut self.held, bits);
-        take(&mut self.mended, bits);
+        take(&mut self.resent, bits);
     }
 }
 
@@ -212,14 +212,14 @@ impl Bases {
     pub(crate) fn delivered(&mut self, word: u32, bits: u64, frame: u32) {
         let at = self.at(word);
         let mut whole = bits & !at.broken;
-        for (since, members) in &mut at.mended {
+        for (since, members) in &mut at.resent {
             if since.wrapping_sub(frame) as i32 > 0 {
                 whole &= !*members;
             } else {
                 *members &= !bits;
             }
         }
-        at.mended.retain(|(_, members)| *members != 0);
+        at.resent.retain(|(_, members)| *members != 0);
         if whole != 0 {
             put(&mut at.held, frame, whole);
         }
@@ -229,7 +229,7 @@ impl Bases {
     pub(crate) fn lost(&mut self, word: u32, bits: u64) {
         let at = self.at(word);
         at.broken |= bits;
-        take(&mut at.mended, bits);
+        take(&mut at.resent, bits);
     }
 
     /// What was lost of these objects has been sent again, in `frame` at the latest.
@@ -238,7 +238,7 @@ impl Bases {
         let bits = bits & at.broken;
         if bits != 0 {
             at.broken &= !bits;
-            put(&mut at.mended, frame, bits);
+            put(&mut at.resent, frame, bits);
         }
     }
 
@@ -257,7 +257,7 @@ impl Bases {
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        let groups = |word: &BaseWord| (word.held.capacity() + word.mended.capacity()) * 16;
+        let groups = |word: &BaseWord| (word.held.capacity() + word.resent.capacity()) * 16;
         self.words.capacity() * size_of::<BaseWord>() + self.words.iter().map(groups).sum::<usize>()
     }
 }

@@ -40,6 +40,10 @@ impl Sphere {
         if distance > self.r_out { self.p_outside } else { inside }
     }
 
+    fn least(&self) -> f32 {
+        self.p_in.min(self.p_out).min(self.p_outside)
+    }
+
     fn slope(&self) -> f32 {
         let width = self.r_out - self.r_in;
         if width > 0.0 { (self.p_out - self.p_in) / width } else { 0.0 }
@@ -192,6 +196,16 @@ impl Default for Batch {
 }
 
 impl Prioritiser {
+    /// No object ever has a lower priority.
+    pub(crate) fn least(&self) -> f32 {
+        match self {
+            Self::Static(p) => *p,
+            Self::Sphere(sphere) => sphere.least(),
+            Self::SphereOwnerBoost(sphere, boost) => sphere.least() + boost.min(0.0),
+            Self::FieldOfView(_) | Self::CountLimiter(_) | Self::Custom(_) => f32::MIN,
+        }
+    }
+
     /// The priority of one object by itself, where that is quicker than a batch: the same value.
     #[inline]
     pub(crate) fn single(&self, views: &[View], [x, y, z]: [f32; 3]) -> Option<f32> {
@@ -204,7 +218,8 @@ impl Prioritiser {
                     let (dx, dy, dz) = (x - vx, y - vy, z - vz);
                     sphere.at(dx * dx + dy * dy + dz * dz, slope)
                 };
-                Some(views.iter().map(over).fold(f32::MIN, f32::max))
+                let outside = if views.is_empty() { sphere.p_outside } else { f32::MIN };
+                Some(views.iter().map(over).fold(outside, f32::max))
             }
             _ => None,
         }
@@ -258,7 +273,7 @@ fn run_sphere(sphere: &Sphere, views: &[View], batch: &mut Batch) {
     let slope = sphere.slope();
     // Whole lanes of four; what the last one computes too much is never read.
     let len = batch.len.next_multiple_of(4);
-    batch.p[..len].fill(f32::MIN);
+    batch.p[..len].fill(if views.is_empty() { sphere.p_outside } else { f32::MIN });
     for view in views {
         let [vx, vy, vz] = view.position;
         let lanes = batch.p[..len].iter_mut().zip(&batch.x[..len]).zip(&batch.y[..len]).zip(&batch.z[..len]);

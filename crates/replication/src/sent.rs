@@ -8,7 +8,7 @@ use std::time::Duration;
 use throng_stdx::Instant;
 
 use crate::frames::SLACK;
-use crate::keyed::Place;
+use crate::keyed::Cursor;
 use crate::wire::{AckState, HEADER_BYTES, Header};
 
 /// Items of one section at most, so that the count is one byte.
@@ -38,7 +38,7 @@ pub(crate) enum Item {
     Keyed {
         object: u32,
         array: u8,
-        from: Option<Place>,
+        from: Option<Cursor>,
     },
     /// A part of a transfer.
     Part {
@@ -53,6 +53,10 @@ pub(crate) enum Item {
     Ending {
         token: u32,
         reason: u8,
+    },
+    /// Whether the receiver owns the object.
+    Role {
+        object: u32,
     },
     /// A request of the receiver for a whole state.
     Reset {
@@ -141,9 +145,14 @@ pub(crate) struct SentLog {
 }
 
 impl SentLog {
-    /// Something is in flight, and the newest packet was sent before `since`: time to ask what became of it.
+    /// The newest packet was sent before `since`.
     pub(crate) fn is_quiet(&self, since: Instant) -> bool {
-        self.laden > 0 && self.newest_at <= since
+        self.newest_at <= since
+    }
+
+    /// Some packet in flight contains anything.
+    pub(crate) fn is_laden(&self) -> bool {
+        self.laden > 0
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -273,6 +282,13 @@ impl PacketOut {
         (self.allowance, self.packet_max, self.overhead) = (allowance, packet_max, overhead);
         self.ack = acks.fields();
         (self.frame, self.now) = (frame, now);
+    }
+
+    /// Leaves nothing of another connection's frame behind.
+    pub(crate) fn discard(&mut self) {
+        self.at = 0;
+        self.open = false;
+        self.ends.clear();
     }
 
     /// Makes room for an item of `len` bytes in a section of `kind`, in this packet or a new one; false when the budget

@@ -102,13 +102,13 @@ pub(crate) fn read_export<'a>(reader: &mut BitReader<'a>) -> Result<(u32, &'a st
     Ok((key, text.map_err(|_| DecodeError::Value)?))
 }
 
-/// What a receiver has been told.
+/// What a receiver has been texts.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct TokenTexts {
     texts: BTreeMap<u32, Arc<str>>,
 }
 
-impl Told {
+impl TokenTexts {
     pub(crate) fn get(&self, table: u8, id: u32) -> Option<&Arc<str>> {
         self.texts.get(&key_of(table, id)?)
     }
@@ -161,9 +161,9 @@ mod tests {
         for bytes in [&[7, 1, 1, 0xff][..], &[7, 0, 0], &[7, 1, 0x80, 2], &[7, 0x80, 0x80, 0x80, 8, 0]] {
             assert!(read_export(&mut BitReader::new(bytes)).is_err());
         }
-        let mut told = Told::default();
-        told.apply(key, text);
-        assert_eq!(told.get(7, 300).map(|text| &**text), Some("naïve"));
-        assert_eq!((told.check(key, text), told.check(key, "other")), (Ok(false), Err(DecodeError::Value)));
+        let mut texts = TokenTexts::default();
+        texts.apply(key, text);
+        assert_eq!(texts.get(7, 300).map(|text| &**text), Some("naïve"));
+        assert_eq!((texts.check(key, text), texts.check(key, "other")), (Ok(false), Err(DecodeError::Value)));
     }
 }

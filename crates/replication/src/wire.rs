@@ -1,4 +1,4 @@
-//! Packets, version 1 (spec §7). Little endian.
+//! Packets, version 2 (spec §7). Little endian.
 //!
 //! A packet is a header of [`HEADER_BYTES`] and sections until its end. A section is `u8 kind`, `varint count` and
 //! `count` items, each byte aligned. `docs/replication.md` has the tables with a worked example.
@@ -6,6 +6,8 @@
 use crate::bits::{BitReader, BitWriter};
 use crate::class::Class;
 
+/// Version of the format. Peers of another version are refused by [`Server::check_protocol`](crate::Server::check_protocol).
+pub const PROTOCOL_VERSION: u16 = 2;
 /// Bytes before the first section.
 pub const HEADER_BYTES: usize = 16;
 /// Packets that one acknowledgement can speak of: the newest and 64 before it.
@@ -33,6 +35,8 @@ pub mod kind {
     pub const TIME: u8 = 0x08;
     /// Operations on keyed arrays: varint index, u8 array, u16 length, operations.
     pub const KEYED: u8 = 0x09;
+    /// Changes of owners: varint index, u8 role (0 other, 1 owner).
+    pub const ROLE: u8 = 0x0a;
     /// Kinds from here on carry a length and may be skipped.
     pub const SKIPPABLE: u8 = 0x80;
     /// From receiver to sender: varint indices of objects whose baseline is missing.
@@ -77,9 +81,6 @@ pub enum DecodeError {
     /// Something that this side of the protocol must not send.
     #[error("the peer sent what its side must not send")]
     Forbidden,
-    /// More reliable attachments than the window holds.
-    #[error("the window of reliable attachments was exceeded")]
-    Window,
 }
 
 /// The first 16 bytes of a packet.

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use throng_replication_bench::case::{self, Case, Mode, Outcome};
+use throng_replication_bench::case::{self, Case, CaseReport, Mode};
 use throng_replication_bench::scaling;
 use throng_replication_bench::socket::Sockets;
 use throng_replication_bench::workload::{Chests, Group, SEED_BASE};
@@ -171,14 +171,14 @@ fn run_cases(args: &ReplicationArgs) -> Result<bool, AnyError> {
     if let Some(folder) = &args.out {
         write_report(folder, &report(&outcomes))?;
     }
-    Ok(outcomes.iter().all(Outcome::holds))
+    Ok(outcomes.iter().all(CaseReport::holds))
 }
 
 /// Runs what the flags ask for; `say` gets the lines of the table, or of JSON.
 fn outcomes(
     args: &ReplicationArgs,
     say: &mut dyn FnMut(&str) -> Result<(), AnyError>,
-) -> Result<Vec<Outcome>, AnyError> {
+) -> Result<Vec<CaseReport>, AnyError> {
     let groups: Vec<u8> = args.group.filter(|_| !args.all).map_or((1..=5).collect(), |group| vec![group]);
     let modes: Vec<Mode> = match args.mode.filter(|_| !args.all) {
         None => Mode::ALL.to_vec(),
@@ -274,7 +274,7 @@ fn heading(number: u8, chests: Chests) -> String {
     )
 }
 
-fn row(outcome: &Outcome) -> String {
+fn row(outcome: &CaseReport) -> String {
     let net = outcome.net_us;
     let mut row = format!(
         "{:<14}{:>10.1}{:>10.1}{:>10.1}{:>10.1}{:>12.3}{:>12.1}{:>10.1}{:>9.1}",

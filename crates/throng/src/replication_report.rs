@@ -1,7 +1,7 @@
 //! The results of `throng bench replication` as a report.
 
 use throng_load::report::{Better, Report, Row};
-use throng_replication_bench::case::Outcome;
+use throng_replication_bench::case::CaseReport;
 
 use crate::replication::PUBLISHED;
 
@@ -29,7 +29,7 @@ const LEGACY: &[(u8, &str, f64)] = &[
 const SOURCE: &str = "published for another engine, on another machine";
 
 /// The figures of whatever cases ran, judged where the legacy method ran beside them.
-pub(crate) fn report(outcomes: &[Outcome]) -> Report {
+pub(crate) fn report(outcomes: &[CaseReport]) -> Report {
     let mut report = Report::new("replication");
     let find = |group: u8, chests: &str, mode: &str| {
         outcomes.iter().find(|it| (it.group, it.chests, it.mode) == (group, chests, mode))
@@ -82,9 +82,8 @@ pub(crate) fn report(outcomes: &[Outcome]) -> Report {
     report
 }
 
-/// Marks for this machine: those of the design's, times how much longer the legacy method takes
-/// here.
-fn judge(row: Row, outcome: &Outcome, legacy: &Outcome) -> Row {
+/// Marks for this machine: those of the design's, times how much longer the legacy method takes here.
+fn judge(row: Row, outcome: &CaseReport, legacy: &CaseReport) -> Row {
     let of = (outcome.group, outcome.chests);
     let marks = MARKS.iter().find(|(group, chests, ..)| (*group, *chests) == of);
     let there = LEGACY.iter().find(|(group, chests, _)| (*group, *chests) == of);

@@ -403,7 +403,7 @@ mod tests {
             write_input(&mut bytes, number, 0.0);
         }
         write_input(&mut bytes, 2000, f32::NAN);
-        pair.player.client.send_input(&bytes);
+        pair.player.client.send_input(&bytes).expect("short");
         let packet = pair.player.client.poll_packet(Instant::from_millis(1000)).unwrap().to_vec();
         pair.arena.server.receive(pair.id, &packet).unwrap();
         pair.arena.step();

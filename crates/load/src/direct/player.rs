@@ -37,7 +37,7 @@ impl Player {
         while let Some(event) = self.client.poll_event() {
             let object = match event {
                 ClientEvent::Created(handle) => handle.index(),
-                ClientEvent::Updated { object, .. } => object,
+                ClientEvent::Updated { handle, .. } => handle.index(),
                 ClientEvent::Destroyed { handle, .. } => {
                     self.own = self.own.filter(|own| *own != handle.index());
                     continue;
@@ -76,7 +76,9 @@ impl Player {
         for (number, heading) in open.skip(skipped) {
             write_input(&mut bytes, number, *heading);
         }
-        self.client.send_input(&bytes);
+        // Ten bytes for each repeated input fit every packet.
+        let sent = self.client.send_input(&bytes);
+        debug_assert!(sent.is_ok(), "{sent:?}");
     }
 
     #[cfg(test)]

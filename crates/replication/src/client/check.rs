@@ -9,6 +9,7 @@ use crate::attach::ItemView;
 use crate::bits::BitReader;
 use crate::class::{Class, ClassId};
 use crate::connection::state_hash;
+use crate::handle::Handle;
 use crate::keyed::{Elements, Tally, apply_ops, check_ops};
 use crate::server::DestroyReason;
 use crate::tokens::{NAMES, key_of, read_export};
@@ -35,7 +36,7 @@ impl Client {
     /// Reads a packet's sections without changing a replica; what it needs to know for that is forgotten with the next.
     pub(super) fn check(&mut self, body: &[u8]) -> Result<(), DecodeError> {
         self.created.clear();
-        self.spoken_of.clear();
+        self.referenced.clear();
         self.tallies.clear();
         self.new_tokens.clear();
         self.parts.clear();
@@ -103,7 +104,7 @@ impl Client {
         match section {
             kind::UPDATE => {
                 let index = self.read_index(reader)?;
-                self.spoken_of.push(index);
+                self.referenced.push(index);
                 let class = self.class_of(index).ok_or(DecodeError::UnknownObject)?;
                 skim_record(&class, reader)
             }
@@ -113,7 +114,7 @@ impl Client {
                 reader.skip_bytes(len)?;
                 let mut record = BitReader::new(&reader.bytes()[from..from + len]);
                 let index = self.read_index(&mut record)?;
-                self.spoken_of.push(index);
+                self.referenced.push(index);
                 match self.class_of(index) {
                     Some(class) => skim_record(&class, &mut record),
                     None => Ok(()),
@@ -128,7 +129,7 @@ impl Client {
                 let of_other_class =
                     |class: Option<Arc<Class>>| class.is_none_or(|class| !Arc::ptr_eq(&class, &create.class));
                 let again = self.created.iter().any(|(index, _)| *index == create.index)
-                    || self.spoken_of.contains(&create.index);
+                    || self.referenced.contains(&create.index);
                 if again && of_other_class(self.class_of(create.index)) {
                     return Err(DecodeError::Class);
                 }
@@ -145,10 +146,10 @@ impl Client {
             }
             kind::TOKENS => {
                 let (key, text) = read_export(reader)?;
-                if self.told.check(key, text)? {
+                if self.texts.check(key, text)? {
                     self.new_tokens.push(key);
                 }
-                let many = self.told.len() + self.new_tokens.len() > self.config.tokens_max;
+                let many = self.texts.len() + self.new_tokens.len() > self.config.tokens_max;
                 if many { Err(DecodeError::TooLong) } else { Ok(()) }
             }
             kind::PART => {
@@ -159,21 +160,26 @@ impl Client {
             }
             kind::ATTACH => {
                 let item = ItemView::read(reader)?;
-                if item.object >= self.config.objects_max {
-                    return Err(DecodeError::Index);
-                }
-                self.attachments.check(&item)
+                if item.object >= self.config.objects_max { Err(DecodeError::Index) } else { Ok(()) }
             }
             kind::TIME => reader.get(64).map(|_| ()),
+            kind::ROLE => self.read_role(reader).map(|_| ()),
             kind::KEYED => self.check_keyed(reader),
             _ => Err(DecodeError::Section),
         }
     }
 
+    /// Index, and whether this client owns the object.
+    pub(super) fn read_role(&self, reader: &mut BitReader<'_>) -> Result<(u32, bool), DecodeError> {
+        let index = self.read_index(reader)?;
+        let role = reader.get(8)?;
+        if role > 1 { Err(DecodeError::Value) } else { Ok((index, role == 1)) }
+    }
+
     /// A name must have been told, in this packet at the latest.
     fn check_name(&self, id: u32) -> Result<(), DecodeError> {
         let new = key_of(NAMES, id).is_some_and(|key| self.new_tokens.contains(&key));
-        if new || self.told.get(NAMES, id).is_some() { Ok(()) } else { Err(DecodeError::Value) }
+        if new || self.texts.get(NAMES, id).is_some() { Ok(()) } else { Err(DecodeError::Value) }
     }
 
     /// Index, reason, and the token of the name of a startup object if the index is 0.
@@ -204,7 +210,7 @@ impl Client {
     fn check_keyed(&mut self, reader: &mut BitReader<'_>) -> Result<(), DecodeError> {
         static NONE: Elements = Elements::new();
         let (index, array, mut ops) = self.read_keyed(reader)?;
-        self.spoken_of.push(index);
+        self.referenced.push(index);
         let Some(class) = self.class_of(index) else { return Ok(()) };
         let class = class.keyed.get(array).ok_or(DecodeError::Value)?;
         // What the packet creates begins empty.
@@ -231,7 +237,8 @@ impl Client {
         let class = Arc::clone(&replica.class);
         let class = class.keyed.get(array).ok_or(DecodeError::Value)?;
         apply_ops(class, &mut ops, replica.keyed.get_mut(array).ok_or(DecodeError::Value)?)?;
-        self.events.push_back(ClientEvent::Elements { object: index, array });
+        let handle = Handle::from_parts(index, replica.generation);
+        self.events.push_back(ClientEvent::Elements { handle, array });
         Ok(())
     }
 

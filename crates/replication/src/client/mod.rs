@@ -15,14 +15,14 @@ use throng_stdx::Instant;
 
 use crate::attach::{AttachError, Attachment, Attachments, ItemView, Outgoing, Ready};
 use crate::bits::{BitReader, write_varint};
-use crate::class::{ClassId, Classes};
+use crate::class::{ClassId, Classes, Direction};
 use crate::handle::Handle;
 use crate::keyed::{Elements, Tally};
 use crate::quantise::{Value, WORDS_MAX};
 use crate::sent::{Item, PacketOut, SentLog};
 use crate::server::DestroyReason;
-use crate::tokens::{NAMES, Told, read_export};
-use crate::wire::{AckState, DecodeError, Header, bits_of, kind};
+use crate::tokens::{NAMES, TokenTexts, read_export};
+use crate::wire::{AckState, DecodeError, HEADER_BYTES, Header, bits_of, kind};
 
 use check::Create;
 pub use replica::Replica;
@@ -60,21 +60,31 @@ impl Default for ClientConfig {
 pub enum ClientEvent {
     /// An object appeared, with all of its state.
     Created(Handle),
-    /// Properties of an object changed; several changes since the last look are one.
+    /// Properties of an object changed, or the target of a reference appeared. Changes that were not taken yet join, up to
+    /// the next call on the object.
     Updated {
-        /// Network index.
-        object: u32,
-        /// Which properties.
+        /// The object.
+        handle: Handle,
+        /// Properties, one bit each.
         mask: u64,
-        /// The server's frame of the newest.
+        /// The server's frame of the newest change.
         frame: u32,
     },
-    /// An object went away. When it was torn off, this is the game's last chance to read it.
-    Destroyed {
-        /// Which.
+    /// This client owns an object from now on, or no longer.
+    OwnerChanged {
+        /// The object.
         handle: Handle,
-        /// Why.
+        /// This client is the owner.
+        owner: bool,
+    },
+    /// An object went away.
+    Destroyed {
+        /// The object.
+        handle: Handle,
+        /// Reason of the end.
         reason: DestroyReason,
+        /// Its last state.
+        last: Box<Replica>,
     },
     /// An object of the client's map has ended, in this session or before this client joined: it is not to be there. If it
     /// was replicated here, [`Destroyed`](Self::Destroyed) says so apart.
@@ -86,9 +96,9 @@ pub enum ClientEvent {
     },
     /// Elements of a keyed array came, changed or went.
     Elements {
-        /// Network index.
-        object: u32,
-        /// Which array.
+        /// The object.
+        handle: Handle,
+        /// Number of the array in its class.
         array: usize,
     },
     /// The server called something on an object.
@@ -96,14 +106,30 @@ pub enum ClientEvent {
     /// A property was not what the server has, without any packet missing, and is now: an error in memory or in one of
     /// the two programs. See [`ServerConfig::check_frames`](crate::ServerConfig::check_frames).
     Diverged {
-        /// Network index.
-        object: u32,
-        /// Which property.
+        /// The object.
+        handle: Handle,
+        /// Number of the property in its class.
         property: usize,
         /// What the replica held when the difference was seen.
         held: Value,
         /// What the server sent instead.
         sent: Value,
+    },
+}
+
+/// Reason to refuse an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InputError {
+    /// No packet holds it.
+    #[error(
+        "an input of {bytes} bytes exceeds the limit of {max}; raise packet_bytes_max on both sides or split it"
+    )]
+    TooLong {
+        /// Length of the input.
+        bytes: usize,
+        /// Longest possible input.
+        max: usize,
     },
 }
 
@@ -130,9 +156,11 @@ pub struct Client {
     ack_owed: bool,
     server_frame: u32,
     frame: u32,
-    /// Objects whose `changed` is not zero.
-    changed: VecDeque<u32>,
     events: VecDeque<ClientEvent>,
+    /// Count of the events that were taken.
+    events_taken: u64,
+    /// References to objects, there or not: referrer and property by target.
+    referrers: BTreeMap<u32, BTreeSet<(u32, usize)>>,
     resets: BTreeSet<u32>,
     inputs: VecDeque<Vec<u8>>,
     attachments: Attachments,
@@ -148,12 +176,12 @@ pub struct Client {
     /// What the packet being checked does to keyed arrays: (object, array).
     tallies: Vec<((u32, usize), Tally)>,
     /// Texts that the server told, and those that are new in the packet being checked.
-    told: Told,
+    texts: TokenTexts,
     new_tokens: Vec<u32>,
     /// Objects that the packet being checked creates.
     created: Vec<(u32, ClassId)>,
     /// Objects that it says something else of.
-    spoken_of: Vec<u32>,
+    referenced: Vec<u32>,
     decode_errors: u64,
     /// What replicas held that differ from the server's, until their whole state comes.
     suspects: BTreeMap<u32, (u64, Vec<u64>)>,
@@ -166,6 +194,7 @@ impl Client {
     #[must_use]
     pub fn new(config: ClientConfig, classes: &Classes) -> Self {
         Self {
+            attachments: Attachments::new(config.packet_bytes_max),
             config,
             classes: classes.clone(),
             replicas: Vec::new(),
@@ -174,11 +203,11 @@ impl Client {
             ack_owed: false,
             server_frame: 0,
             frame: 0,
-            changed: VecDeque::new(),
             events: VecDeque::new(),
+            events_taken: 0,
+            referrers: BTreeMap::new(),
             resets: BTreeSet::new(),
             inputs: VecDeque::new(),
-            attachments: Attachments::default(),
             log: SentLog::default(),
             out: PacketOut::default(),
             sections: Vec::new(),
@@ -187,10 +216,10 @@ impl Client {
             assembly: Assembly::default(),
             joined: Vec::new(),
             tallies: Vec::new(),
-            told: Told::default(),
+            texts: TokenTexts::default(),
             new_tokens: Vec::new(),
             created: Vec::new(),
-            spoken_of: Vec::new(),
+            referenced: Vec::new(),
             decode_errors: 0,
             suspects: BTreeMap::new(),
             clock: None,
@@ -208,6 +237,9 @@ impl Client {
     }
 
     fn try_receive(&mut self, packet: &[u8]) -> Result<Received, DecodeError> {
+        if packet.len() > self.config.packet_bytes_max {
+            return Err(DecodeError::TooLong);
+        }
         let (header, body) = Header::parse(packet)?;
         if !self.acks.is_new(header.seq) {
             return Ok(Received::Stale);
@@ -235,7 +267,7 @@ impl Client {
         if !self.parts.is_empty() {
             self.apply_parts(frame, body);
         }
-        for wanted in [kind::DESTROY, kind::ATTACH, kind::TIME] {
+        for wanted in [kind::DESTROY, kind::ROLE, kind::ATTACH, kind::TIME] {
             self.apply_kinds(frame, body, &sections, &[wanted]);
         }
         for (section, count, from) in &sections {
@@ -299,22 +331,27 @@ impl Client {
             }
             kind::TOKENS => {
                 let (key, text) = read_export(reader)?;
-                self.told.apply(key, text);
+                self.texts.apply(key, text);
                 Ok(())
             }
             kind::DESTROY => {
                 let (index, reason, name) = self.read_destroy(reader)?;
-                if let Some(name) = self.told.get(NAMES, name).filter(|_| index == 0) {
+                if let Some(name) = self.texts.get(NAMES, name).filter(|_| index == 0) {
                     let name = Arc::clone(name);
                     self.events.push_back(ClientEvent::StartupDestroyed { name, reason });
                     return Ok(());
                 }
-                if let Some(replica) = self.replicas.get_mut(index as usize).and_then(Option::take) {
-                    self.count -= 1;
-                    self.attachments.target_gone(index);
-                    self.suspects.remove(&index);
-                    let handle = Handle::from_parts(index, replica.generation);
-                    self.events.push_back(ClientEvent::Destroyed { handle, reason });
+                self.end(index, reason);
+                Ok(())
+            }
+            kind::ROLE => {
+                let (index, owner) = self.read_role(reader)?;
+                if let Some(Some(replica)) = self.replicas.get_mut(index as usize)
+                    && replica.owner != owner
+                {
+                    replica.owner = owner;
+                    let handle = replica.handle();
+                    self.events.push_back(ClientEvent::OwnerChanged { handle, owner });
                 }
                 Ok(())
             }
@@ -325,15 +362,112 @@ impl Client {
             }
             _ => {
                 let item = ItemView::read(reader)?;
-                // A reliable one for an object that is gone is taken, and dropped, so that the window moves on.
-                let exists = self.replica(item.object).is_some();
-                let events = &mut self.events;
-                if !exists {
+                let Some(Some(replica)) = self.replicas.get_mut(item.object as usize) else {
+                    self.attachments.refuse(&item);
                     return Ok(());
+                };
+                let events = &mut self.events;
+                let before = events.len();
+                let class = &replica.class;
+                let deliver = &mut |call: Attachment| {
+                    if class.takes(Direction::ToClients, call.method, call.reliable, &call.bytes) {
+                        events.push_back(ClientEvent::Attachment(call));
+                    }
+                };
+                self.attachments.receive(replica.generation, &item, deliver);
+                if self.events.len() > before {
+                    // Later changes are reported after the call.
+                    replica.update_at = None;
                 }
-                let deliver = &mut |attachment| events.push_back(ClientEvent::Attachment(attachment));
-                self.attachments.receive(&item, deliver);
                 Ok(())
+            }
+        }
+    }
+
+    /// The replica goes.
+    fn end(&mut self, index: u32, reason: DestroyReason) {
+        let Some(last) = self.replicas.get_mut(index as usize).and_then(Option::take) else { return };
+        self.count -= 1;
+        // An object that may come back keeps the numbers of its calls, and those that wait.
+        if reason != DestroyReason::OutOfScope {
+            self.attachments.target_gone(index);
+        }
+        self.suspects.remove(&index);
+        for (property, target) in &last.links {
+            self.unlink(*target, (index, *property));
+        }
+        self.events.push_back(ClientEvent::Destroyed { handle: last.handle(), reason, last });
+    }
+
+    /// Reports a change, in the event of an earlier one that was not taken yet if nothing stands between.
+    fn changed(&mut self, index: u32, mask: u64, frame: u32) {
+        let Some(Some(replica)) = self.replicas.get_mut(index as usize) else { return };
+        let open = replica.update_at.and_then(|at| at.checked_sub(self.events_taken));
+        if let Some(ClientEvent::Updated { mask: joined, frame: newest, .. }) =
+            open.and_then(|at| self.events.get_mut(at as usize))
+        {
+            (*joined, *newest) = (*joined | mask, frame);
+            return;
+        }
+        replica.update_at = Some(self.events_taken + self.events.len() as u64);
+        self.events.push_back(ClientEvent::Updated { handle: replica.handle(), mask, frame });
+    }
+
+    /// Notes which objects the references of `mask` name now.
+    fn link(&mut self, index: u32, mask: u64) {
+        let Some(Some(replica)) = self.replicas.get_mut(index as usize) else { return };
+        let mask = mask & replica.class.handle_mask;
+        if mask == 0 {
+            return;
+        }
+        let mut links = core::mem::take(&mut replica.links);
+        let (old, mut kept): (Vec<_>, Vec<_>) =
+            links.drain(..).partition(|(property, _)| mask >> property & 1 != 0);
+        for property in bits_of(mask) {
+            let prop = &replica.class.props[property];
+            let mut add = |word: u64| {
+                if word as u32 != 0 {
+                    kept.push((property, word as u32));
+                }
+            };
+            if prop.codec.is_heap() {
+                prop.codec.each_word(&replica.heap[prop.heap].0, &mut add);
+            } else {
+                add(prop.words(&replica.words)[0]);
+            }
+        }
+        for (property, target) in &kept {
+            self.referrers.entry(*target).or_default().insert((index, *property));
+        }
+        replica.links = kept;
+        for (property, target) in old {
+            let Some(Some(replica)) = self.replicas.get(index as usize) else { return };
+            if !replica.links.contains(&(property, target)) {
+                self.unlink(target, (index, property));
+            }
+        }
+    }
+
+    fn unlink(&mut self, target: u32, referrer: (u32, usize)) {
+        if let Some(referrers) = self.referrers.get_mut(&target) {
+            referrers.remove(&referrer);
+            if referrers.is_empty() {
+                self.referrers.remove(&target);
+            }
+        }
+    }
+
+    /// The object appeared: references to it name something now.
+    fn resolved(&mut self, target: Handle, frame: u32) {
+        let Some(referrers) = self.referrers.get(&target.index()) else { return };
+        for (referrer, property) in referrers.clone() {
+            let names = |replica: &Replica| match replica.value(property) {
+                Some(Value::Handle(handle)) => handle == target,
+                Some(Value::List(values)) => values.contains(&Value::Handle(target)),
+                _ => false,
+            };
+            if self.replica(referrer).is_some_and(names) {
+                self.changed(referrer, 1 << property, frame);
             }
         }
     }
@@ -348,19 +482,14 @@ impl Client {
         if self.replicas.len() <= at {
             self.replicas.resize_with(at + 1, || None);
         }
-        let place = &mut self.replicas[at];
-        let same = place
+        let same = self.replicas[at]
             .as_ref()
             .is_some_and(|old| old.generation == create.generation && Arc::ptr_eq(&old.class, &create.class));
         if !same {
-            if let Some(old) = place.take() {
-                let handle = Handle::from_parts(create.index, old.generation);
-                self.events.push_back(ClientEvent::Destroyed { handle, reason: DestroyReason::Destroyed });
-                self.count -= 1;
-                self.attachments.target_gone(create.index);
-            }
+            self.end(create.index, DestroyReason::Destroyed);
+            self.attachments.target_begins(Handle::from_parts(create.index, create.generation));
             self.count += 1;
-            *place = Some(Box::new(Replica {
+            self.replicas[at] = Some(Box::new(Replica {
                 words: create.class.defaults.clone(),
                 heap: create
                     .class
@@ -368,32 +497,38 @@ impl Client {
                     .iter()
                     .map(|(bytes, bits)| (bytes.to_vec(), *bits))
                     .collect(),
+                index: create.index,
                 generation: create.generation,
                 frame,
                 parent: create.parent,
                 owner: create.owner,
                 archetype: None,
                 startup: false,
-                changed: 0,
+                update_at: None,
+                links: Vec::new(),
                 keyed: vec![Elements::new(); create.class.keyed.len()],
                 history: Vec::new(),
                 states: Vec::new(),
                 class: create.class,
             }));
         }
-        let Some(replica) = place else { return Ok(()) };
+        let Some(replica) = &mut self.replicas[at] else { return Ok(()) };
         if same {
             replica.reset();
         }
+        replica.update_at = None;
         self.suspects.remove(&create.index);
         (replica.parent, replica.owner, replica.frame) = (create.parent, create.owner, frame);
-        replica.archetype = create.name.and_then(|id| self.told.get(NAMES, id).cloned());
+        replica.archetype = create.name.and_then(|id| self.texts.get(NAMES, id).cloned());
         replica.startup = create.startup;
         for property in bits_of(create.mask) {
             read_property(replica, property, None, reader)?;
         }
         replica.remember(frame);
-        self.events.push_back(ClientEvent::Created(Handle::from_parts(create.index, create.generation)));
+        let handle = replica.handle();
+        self.events.push_back(ClientEvent::Created(handle));
+        self.link(create.index, u64::MAX);
+        self.resolved(handle, frame);
         Ok(())
     }
 
@@ -438,14 +573,15 @@ impl Client {
                 let (before, now) = (prop.words(&held), prop.words(&replica.words));
                 if !prop.codec.is_heap() && before != now {
                     let (held, sent) = (prop.codec.dequantise(before), prop.codec.dequantise(now));
-                    self.events.push_back(ClientEvent::Diverged { object: index, property, held, sent });
+                    let handle = replica.handle();
+                    self.events.push_back(ClientEvent::Diverged { handle, property, held, sent });
                 }
             }
         }
-        if replica.changed == 0 && head.mask != 0 {
-            self.changed.push_back(index);
+        self.link(index, head.mask);
+        if head.mask != 0 {
+            self.changed(index, head.mask, frame);
         }
-        replica.changed |= head.mask;
         Ok(())
     }
 
@@ -478,7 +614,13 @@ impl Client {
     /// The packet that this client sends now, if it has anything to say: acknowledgements, calls, inputs. Call it once
     /// in each of the client's own frames.
     pub fn poll_packet(&mut self, now: Instant) -> Option<&[u8]> {
-        if !self.ack_owed && self.resets.is_empty() && self.inputs.is_empty() && self.attachments.is_idle() {
+        // Calls on objects that are out of scope wait until they are back.
+        let waits = |object: u32| self.replica(object).is_some();
+        if !self.ack_owed
+            && self.resets.is_empty()
+            && self.inputs.is_empty()
+            && (self.attachments.is_idle() || !self.attachments.objects().any(waits))
+        {
             return None;
         }
         self.frame = self.frame.wrapping_add(1);
@@ -533,27 +675,38 @@ impl Client {
         Some(&self.out.bytes()[..first])
     }
 
-    /// Queues bytes for the game on the server: at most once, in order. At most 60,000 bytes.
-    pub fn send_input(&mut self, bytes: &[u8]) {
+    /// Queues bytes for the game on the server: at most once, in order. The oldest of 16 that wait is dropped for the next.
+    ///
+    /// # Errors
+    /// [`InputError::TooLong`] when no packet holds the bytes.
+    pub fn send_input(&mut self, bytes: &[u8]) -> Result<(), InputError> {
+        // Kind, count and length of the section.
+        let max = self.config.packet_bytes_max.saturating_sub(HEADER_BYTES + 4);
+        if bytes.len() > max {
+            return Err(InputError::TooLong { bytes: bytes.len(), max });
+        }
         if self.inputs.len() == INPUTS_MAX {
             self.inputs.pop_front();
         }
         self.inputs.push_back(bytes.to_vec());
+        Ok(())
     }
 
-    /// Queues a call on an object that this client owns.
+    /// Queues a call on an object that this client owns, or whose class is [callable](crate::ClassBuilder::callable). The
+    /// server drops a call that arrives after the object ended or changed its owner.
     ///
     /// # Errors
-    /// When there is no such object, the bytes are too many, or the queue is full.
+    /// When there is no such object or no right to call on it, the bytes are too many, or the queue is full.
     pub fn attach(
         &mut self,
-        object: u32,
+        object: Handle,
         method: u64,
         bytes: &[u8],
         reliable: bool,
     ) -> Result<(), AttachError> {
-        if self.replica(object).is_none() {
-            return Err(AttachError::UnknownObject);
+        let replica = self.get(object).ok_or(AttachError::UnknownObject)?;
+        if !replica.owner && !replica.class.is_callable(method) {
+            return Err(AttachError::NoRight);
         }
         self.attachments.push(object, method, &Arc::from(bytes), reliable)
     }
@@ -564,6 +717,22 @@ impl Client {
     #[must_use]
     pub fn replica(&self, index: u32) -> Option<&Replica> {
         self.replicas.get(index as usize)?.as_deref()
+    }
+
+    /// The replica of an object; `None` for an earlier user of the same index too.
+    #[must_use]
+    pub fn get(&self, handle: Handle) -> Option<&Replica> {
+        self.replica(handle.index()).filter(|replica| replica.generation == handle.generation())
+    }
+
+    pub(crate) fn class(&self, id: ClassId) -> Option<&crate::Class> {
+        self.classes.get(id).map(|class| &**class)
+    }
+
+    /// The class of a struct that was [added](Classes::add).
+    #[must_use]
+    pub fn id_of<T: crate::Replicate>(&self) -> Option<ClassId> {
+        self.classes.id_of::<T>()
     }
 
     /// All replicas by index.
@@ -586,30 +755,20 @@ impl Client {
     /// What a reference names here: `None` while the target is not (or no longer) on this receiver.
     #[must_use]
     pub fn resolve(&self, reference: Handle) -> Option<Handle> {
-        let replica = self.replica(reference.index())?;
-        Some(Handle::from_parts(reference.index(), replica.generation))
+        self.get(reference).map(Replica::handle)
     }
 
-    /// The oldest event not taken yet. Changes of one object that were not taken are joined.
+    /// The oldest event not taken yet, in the order of packets; within a packet creations, changes, ends, owners, calls.
     pub fn poll_event(&mut self) -> Option<ClientEvent> {
-        if let Some(event) = self.events.pop_front() {
-            return Some(event);
-        }
-        while let Some(object) = self.changed.pop_front() {
-            if let Some(Some(replica)) = self.replicas.get_mut(object as usize) {
-                let mask = core::mem::take(&mut replica.changed);
-                if mask != 0 {
-                    return Some(ClientEvent::Updated { object, mask, frame: replica.frame });
-                }
-            }
-        }
-        None
+        let event = self.events.pop_front()?;
+        self.events_taken += 1;
+        Some(event)
     }
 
     /// The text of a [`Value::Token`] of a table, if the server told it. It does in the packet that first uses the number.
     #[must_use]
     pub fn token(&self, table: u8, id: u32) -> Option<&str> {
-        self.told.get(table, id).map(|text| &**text)
+        self.texts.get(table, id).map(|text| &**text)
     }
 
     /// The server's frame of the newest packet that was applied.

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use crate::bits::BitReader;
 use crate::class::Class;
+use crate::field::{Field, FieldReader};
+use crate::handle::Handle;
 use crate::keyed::Elements;
 use crate::quantise::{Value, WORDS_MAX};
 use crate::wire::{BASELINE_AGE_MAX, DecodeError, HeapValue, bits_of, read_mask};
@@ -15,6 +17,7 @@ const HISTORY: usize = BASELINE_AGE_MAX as usize + 1;
 #[derive(Clone, Debug)]
 pub struct Replica {
     pub(super) class: Arc<Class>,
+    pub(super) index: u32,
     pub(super) generation: u32,
     pub(super) words: Vec<u64>,
     pub(super) heap: Vec<HeapValue>,
@@ -24,8 +27,10 @@ pub struct Replica {
     /// What it is made from, or its name in the map.
     pub(super) archetype: Option<Arc<str>>,
     pub(super) startup: bool,
-    /// Properties changed since the change was taken.
-    pub(super) changed: u64,
+    /// Number of the event that further changes join, if it was not taken yet.
+    pub(super) update_at: Option<u64>,
+    /// Objects that its references name, by property.
+    pub(super) links: Vec<(usize, u32)>,
     /// Elements of the class' keyed arrays.
     pub(super) keyed: Vec<Elements>,
     /// Frames of the states that differences build on, by frame modulo `HISTORY`; empty for classes without differences.
@@ -94,6 +99,35 @@ impl Replica {
         Some(prop.codec.dequantise(prop.words(&self.words)))
     }
 
+    /// Reads a property into a field that exists.
+    pub(crate) fn read_field(&self, property: usize, field: &mut impl Field) -> Option<()> {
+        let prop = self.class.props.get(property)?;
+        if prop.codec.is_heap() {
+            let mut bits = BitReader::new(&self.heap[prop.heap].0);
+            return field.read_from(&mut FieldReader::of_bits(&prop.codec, &mut bits));
+        }
+        field.read_from(&mut FieldReader::of_words(&prop.codec, prop.words(&self.words)))
+    }
+
+    pub(crate) fn has_element(&self, array: usize, key: u32) -> bool {
+        self.keyed.get(array).is_some_and(|elements| elements.contains_key(&key))
+    }
+
+    /// Calls `each` with the key and the fields of every element of an array.
+    pub(crate) fn read_elements(
+        &self,
+        array: usize,
+        each: &mut dyn FnMut(u32, &mut dyn Iterator<Item = FieldReader<'_, '_>>) -> Option<()>,
+    ) -> Option<()> {
+        let class = self.class.keyed.get(array)?;
+        for (key, words) in self.keyed.get(array)? {
+            let mut fields =
+                class.fields.iter().map(|field| FieldReader::of_words(&field.codec, &words[field.word..]));
+            each(*key, &mut fields)?;
+        }
+        Some(())
+    }
+
     /// The element of a keyed array, field by field.
     #[must_use]
     pub fn element(&self, array: usize, key: u32) -> Option<Vec<Value>> {
@@ -104,6 +138,12 @@ impl Replica {
     pub fn element_keys(&self, array: usize) -> impl ExactSizeIterator<Item = u32> + '_ {
         static NONE: Elements = Elements::new();
         self.keyed.get(array).unwrap_or(&NONE).keys().copied()
+    }
+
+    /// Name of the object.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        Handle::from_parts(self.index, self.generation)
     }
 
     pub(super) fn reset(&mut self) {
@@ -129,6 +169,16 @@ impl Replica {
     pub(super) fn state_at(&self, frame: u32) -> Option<&[u64]> {
         let (at, len) = (frame as usize % HISTORY, self.words.len());
         (*self.history.get(at)? == Some(frame)).then(|| &self.states[at * len..][..len])
+    }
+}
+
+/// Equal when an application sees the same object in the same state.
+impl PartialEq for Replica {
+    fn eq(&self, other: &Self) -> bool {
+        let of = |replica: &Self| (replica.handle(), replica.frame, replica.owner, replica.parent);
+        of(self) == of(other)
+            && self.class.protocol_hash() == other.class.protocol_hash()
+            && (&self.words, &self.heap, &self.keyed) == (&other.words, &other.heap, &other.keyed)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Memory of a stage: the packets being written, and record variants that connections share (spec §6).
 
 use super::tokens::Exports;
-use crate::bitmap::Bitmap;
+use crate::bitmap::{Bitmap, Sparse};
 use crate::frames::{SLACK, Stream, Word};
 use crate::grid::Found;
 use crate::priority::Batch;
@@ -28,6 +28,8 @@ pub(crate) struct Scratch {
     /// An object's words with hidden references taken out.
     pub(super) block: Vec<u64>,
     pub(super) words: Vec<u32>,
+    /// Objects whose time of lingering is up; empty between connections.
+    pub(super) expired: Sparse,
     pub(super) candidates: Vec<u64>,
     /// Objects whose turn count limiters say it is; cleared before each connection's.
     pub(super) chosen: Bitmap,
@@ -35,7 +37,7 @@ pub(crate) struct Scratch {
     pub(super) entered: Vec<u32>,
     pub(super) left: Vec<u32>,
     /// Connections that left counts or events behind in this frame.
-    pub(crate) stirred: Vec<u32>,
+    pub(crate) touched: Vec<u32>,
     pub(super) cache: RecordCache,
     pub(super) variants: Variants,
 }

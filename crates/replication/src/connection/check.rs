@@ -35,7 +35,11 @@ impl Stage<'_> {
                     continue;
                 }
                 let store = sh.store(object);
-                let mask = conn.mask_for(sh, object, false) & !store.class.hide_mask;
+                let mut mask = conn.mask_for(sh, object, false) & !store.class.hide_mask;
+                // A far band withholds properties.
+                if let (band @ 1.., _) = conn.gathered(sh, object) {
+                    mask &= sh.gatherings[band - 1].properties;
+                }
                 write_varint(&mut scratch.record, u64::from(object));
                 write_varint(&mut scratch.record, mask);
                 let words = store.quant(sh.objects.slot[object as usize]);

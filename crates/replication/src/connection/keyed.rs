@@ -3,7 +3,7 @@
 use super::{BURST_PACKETS, Connection, Pair, Stage};
 use crate::bits::write_varint;
 use crate::class::Condition;
-use crate::keyed::Place;
+use crate::keyed::Cursor;
 use crate::sent::Item;
 use crate::server::Shared;
 use crate::wire::{bits_of, kind};
@@ -22,15 +22,15 @@ impl Connection {
     pub(super) fn begin_arrays(&mut self, sh: &Shared, object: u32) {
         let count = sh.store(object).class.keyed.len();
         if count > 0 {
-            self.places.insert(object, vec![None; count]);
+            self.cursors.insert(object, vec![None; count]);
             self.behind.set(object);
         }
     }
 
     /// An item was lost: what came after `from` goes out again.
-    pub(super) fn set_back(&mut self, object: u32, array: u8, from: Option<Place>) {
+    pub(super) fn set_back(&mut self, object: u32, array: u8, from: Option<Cursor>) {
         if let Some(place) =
-            self.places.get_mut(&object).and_then(|places| places.get_mut(usize::from(array)))
+            self.cursors.get_mut(&object).and_then(|cursors| cursors.get_mut(usize::from(array)))
         {
             *place = (*place).min(from);
             self.behind.set(object);
@@ -38,14 +38,14 @@ impl Connection {
     }
 
     /// Who may get other arrays now, because owner, groups or role changed.
-    pub(crate) fn look_again(&mut self, object: u32) {
-        if self.places.contains_key(&object) {
+    pub(crate) fn recheck_arrays(&mut self, object: u32) {
+        if self.cursors.contains_key(&object) {
             self.behind.set(object);
         }
     }
 
     pub(super) fn end_arrays(&mut self, object: u32) {
-        if self.places.remove(&object).is_some() {
+        if self.cursors.remove(&object).is_some() {
             self.behind.clear(object);
         }
     }
@@ -56,12 +56,12 @@ impl Stage<'_> {
     /// stays behind until the next frame.
     pub(super) fn write_arrays(&mut self, allowance: usize) {
         let (conn, sh) = (&mut *self.conn, self.sh);
-        if conn.places.is_empty() {
+        if conn.cursors.is_empty() {
             return;
         }
         for word in crate::bitmap::members(sh.keyed_changed.top().iter().copied()) {
             for bit in bits_of(sh.keyed_changed.word(word) & conn.scope.word(word)) {
-                conn.look_again((word * 64 + bit) as u32);
+                conn.recheck_arrays((word * 64 + bit) as u32);
             }
         }
         let mut objects = core::mem::take(&mut self.scratch.words);
@@ -96,7 +96,7 @@ impl Stage<'_> {
                 if scratch.out.ends().len() >= BURST_PACKETS {
                     return false;
                 }
-                let Some(place) = conn.places.get(&object).map(|places| places[at]) else { return true };
+                let Some(place) = conn.cursors.get(&object).map(|cursors| cursors[at]) else { return true };
                 if array.is_reached(place) || !conn.gets_array(sh, object, keyed.condition) {
                     break;
                 }
@@ -109,7 +109,7 @@ impl Stage<'_> {
                 record.extend_from_slice(&(scratch.delta.len() as u16).to_le_bytes());
                 record.extend_from_slice(&scratch.delta);
                 scratch.exports.clear();
-                scratch.exports.need_of_ops(&conn.told, sh, keyed, &scratch.delta);
+                scratch.exports.need_of_ops(&conn.known_tokens, sh, keyed, &scratch.delta);
                 let len = record.len();
                 if !self.write_exports(len + 2) {
                     return false;
@@ -121,8 +121,8 @@ impl Stage<'_> {
                 scratch.out.put(&scratch.record);
                 conn.log.push_item(Item::Keyed { object, array: at as u8, from: place });
                 conn.stats.elements_sent += u64::from(scratch.delta[0]);
-                if let Some(places) = conn.places.get_mut(&object) {
-                    places[at] = Some(reached);
+                if let Some(cursors) = conn.cursors.get_mut(&object) {
+                    cursors[at] = Some(reached);
                 }
             }
         }

@@ -13,7 +13,7 @@ use crate::wire::{HEADER_BYTES, bits_of, kind, write_record};
 
 /// What became of a creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Written {
+enum CreateResult {
     Yes,
     /// Nor is there room for others.
     NoRoom,
@@ -27,7 +27,10 @@ impl Stage<'_> {
         if conn.destroys.is_empty() {
             return;
         }
-        let queued = core::mem::take(&mut conn.destroys);
+        let mut queued = core::mem::take(&mut conn.destroys);
+        // An object that came back and left again is listed twice.
+        queued.sort_unstable();
+        queued.dedup();
         let mut kept = Vec::new();
         for object in queued {
             let conn = &mut *self.conn;
@@ -88,12 +91,45 @@ impl Stage<'_> {
         self.conn.destroys = kept;
     }
 
+    /// Notifies the receiver of the objects that it owns now, or no longer.
+    fn write_role(&mut self, object: u32) -> bool {
+        let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
+        scratch.record.clear();
+        write_varint(&mut scratch.record, u64::from(object));
+        scratch.record.push(u8::from(conn.role(sh, object) == Role::Owner));
+        if !scratch.out.reserve(&mut conn.log, kind::ROLE, scratch.record.len()) {
+            return false;
+        }
+        scratch.out.put(&scratch.record);
+        conn.log.push_item(Item::Role { object });
+        true
+    }
+
+    /// Notifies the receiver of changes of owners. Kept replicas out of scope wait until they are back.
+    pub(super) fn write_roles(&mut self) {
+        let mut from = 0;
+        while let Some(object) = self.conn.roles.range(from..).next().copied() {
+            from = object + 1;
+            if self.conn.transfers(object) || !self.conn.has(object) {
+                let waits = self.conn.transfers(object) || self.conn.retained.contains_key(&object);
+                if !waits {
+                    // The next creation carries the role of then.
+                    self.conn.roles.remove(&object);
+                }
+            } else if self.write_role(object) {
+                self.conn.roles.remove(&object);
+            } else {
+                return;
+            }
+        }
+    }
+
     /// Tells which objects of the receiver's map have ended, by name.
     pub(super) fn write_endings(&mut self) {
         while let Some((token, reason)) = self.conn.endings.last().copied() {
             let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
             scratch.exports.clear();
-            scratch.exports.need(&conn.told, sh, NAMES, token);
+            scratch.exports.need(&conn.known_tokens, sh, NAMES, token);
             scratch.record.clear();
             // Index 0 names no object.
             scratch.record.extend_from_slice(&[0, reason]);
@@ -147,7 +183,9 @@ impl Stage<'_> {
             if self.conn.transfers(object) {
                 continue;
             }
-            if self.conn.pending.mask(object) != 0 {
+            // State of this frame, whether it waits by itself or in a band of detail.
+            let changed = self.conn.pending.mask(object) | self.conn.gathered(self.sh, object).1;
+            if ready == Ready::Yes && changed != 0 {
                 let together =
                     self.sh.record_bytes_max(object) + self.conn.attachments.first_bytes(object) + 8;
                 let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
@@ -180,47 +218,62 @@ impl Stage<'_> {
             return;
         }
         let sh = self.sh;
-        let mut queued = core::mem::take(&mut self.conn.creates);
+        let conn = &mut *self.conn;
+        let quota = if conn.joining { sh.create_quota.1 } else { sh.create_quota.0 };
         let share = if waiting { (allowance as f64 * sh.config.create_share) as usize } else { allowance };
-        let parent = &sh.objects.parent;
-        if self.conn.budget.is_some() {
-            let views = &self.conn.views;
-            let square = |object: u32| {
-                let at = object as usize;
-                let position = [sh.objects.x[at], sh.objects.y[at], sh.objects.z[at]];
-                let to = |view: &View| (0..3).map(|i| (view.position[i] - position[i]).powi(2)).sum::<f32>();
-                views.iter().map(to).fold(f32::MAX, f32::min)
-            };
-            queued.sort_by(|a, b| square(*a).total_cmp(&square(*b)).then(a.cmp(b)));
-        } else {
-            queued.sort_unstable();
+        let mut queued = core::mem::take(&mut conn.creates);
+        queued.retain(|object| matches!(conn.pairs.get(object), Some(Pair::CreateQueued { .. })));
+        let mut nearest = core::mem::take(&mut self.scratch.waiting);
+        nearest.clear();
+        let views = if conn.budget.is_some() || queued.len() > quota { &conn.views[..] } else { &[] };
+        let square = |object: u32| {
+            let at = object as usize;
+            let position = [sh.objects.x[at], sh.objects.y[at], sh.objects.z[at]];
+            let to = |view: &View| (0..3).map(|i| (view.position[i] - position[i]).powi(2)).sum::<f32>();
+            // Squares are not negative: they order like their bits.
+            views.iter().map(to).fold(f32::MAX, f32::min).to_bits()
+        };
+        nearest.extend(queued.drain(..).map(|object| (square(object), object)));
+        // Those beyond the quota wait in any order.
+        if nearest.len() > quota {
+            nearest.select_nth_unstable(quota);
         }
-        let mut kept = Vec::new();
+        let count = quota.min(nearest.len());
+        nearest[..count].sort_unstable();
+        queued.extend(nearest[count..].iter().map(|(_, object)| *object));
         let mut full = false;
-        for object in queued {
-            if !matches!(self.conn.pairs.get(&object), Some(Pair::CreateQueued { .. })) {
+        let mut before = 0;
+        for (_, object) in &nearest[..count] {
+            // An object that left and came back is listed twice.
+            if core::mem::replace(&mut before, *object) == *object {
                 continue;
             }
             // A parent's creation comes first, in this packet or an earlier one.
-            let above = parent[object as usize];
+            let above = sh.objects.parent[*object as usize];
             let orphan = above != 0
-                && (matches!(self.conn.pairs.get(&above), Some(Pair::CreateQueued { .. }))
-                    || self.conn.transfers(above));
+                && self.conn.scope.get(above)
+                && (!self.conn.has(above) || self.conn.transfers(above));
             full |= self.scratch.out.ends().len() >= BURST_PACKETS || self.scratch.out.spent() > share;
-            let written = if full || orphan { Written::Later } else { self.write_create(object) };
-            full |= written == Written::NoRoom;
-            if written != Written::Yes {
-                kept.push(object);
+            let written = if full || orphan { CreateResult::Later } else { self.write_create(*object) };
+            full |= written == CreateResult::NoRoom;
+            if written != CreateResult::Yes {
+                queued.push(*object);
             }
         }
-        self.conn.creates.extend(kept);
+        self.scratch.waiting = nearest;
+        let conn = &mut *self.conn;
+        conn.creates = queued;
+        if conn.joining == conn.creates.is_empty() {
+            conn.joining = !conn.joining;
+            conn.counts.push(if conn.joining { Count::Join } else { Count::Joined });
+        }
     }
 
-    fn write_create(&mut self, object: u32) -> Written {
+    fn write_create(&mut self, object: u32) -> CreateResult {
         let sh = self.sh;
         let room = sh.config.packet_bytes_max - HEADER_BYTES - 2;
         if self.conn.transfer.is_some() && sh.record_bytes_max(object) + 24 > room {
-            return Written::Later;
+            return CreateResult::Later;
         }
         self.make_create(object);
         let (record, exports) = (&self.scratch.record, &self.scratch.exports);
@@ -231,21 +284,21 @@ impl Stage<'_> {
             body.extend_from_slice(&[kind::CREATE, 1]);
             body.extend_from_slice(record);
             if !self.begin_transfer(object, Purpose::Create, body) {
-                return Written::Later;
+                return CreateResult::Later;
             }
         } else {
             if !self.write_exports(len + 2) {
-                return Written::NoRoom;
+                return CreateResult::NoRoom;
             }
             let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
             if !scratch.out.reserve(&mut conn.log, kind::CREATE, len) {
-                return Written::NoRoom;
+                return CreateResult::NoRoom;
             }
             scratch.out.put(&scratch.record);
             conn.log.push_item(Item::Create { object });
         }
         self.begin_life(object);
-        Written::Yes
+        CreateResult::Yes
     }
 
     /// Makes the create item, and the exports that it needs.
@@ -301,9 +354,9 @@ impl Stage<'_> {
         let exports = &mut self.scratch.exports;
         exports.clear();
         if let Some(named) = named {
-            exports.need(&conn.told, sh, NAMES, named.token);
+            exports.need(&conn.known_tokens, sh, NAMES, named.token);
         }
-        exports.need_of(&conn.told, sh, (class, mask), quant, heap);
+        exports.need_of(&conn.known_tokens, sh, (class, mask), quant, heap);
     }
 
     /// The object's creation is on its way.

@@ -15,7 +15,8 @@ mod tokens;
 mod transfer;
 mod write;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
 
 use hashbrown::HashMap;
 
@@ -23,8 +24,9 @@ use crate::attach::Attachments;
 use crate::bitmap::{Bitmap, Sparse};
 use crate::class::{Condition, Role};
 use crate::frames::RING;
+use crate::grid::Nearby;
 use crate::interest::Area;
-use crate::keyed::Place;
+use crate::keyed::Cursor;
 use crate::pairs::{Bases, Pending};
 use crate::priority::View;
 use crate::sent::{Budget, Item, SentLog, SentWord};
@@ -63,6 +65,9 @@ pub(crate) enum Count {
     Unref(u32),
     Know(u32),
     Forget(u32),
+    /// Creations wait on the connection, and no longer do.
+    Join,
+    Joined,
 }
 
 /// Maps whose order never reaches the output: what is iterated is sorted first.
@@ -104,6 +109,8 @@ impl core::hash::Hasher for FixedHasher {
 pub(crate) struct Connection {
     pub(crate) id: ConnId,
     pub(crate) views: Vec<View>,
+    /// Objects around each view that stand still.
+    nearby: Vec<Nearby>,
     /// Watched beside the views.
     pub(crate) areas: Vec<Area>,
     pub(crate) teams: u64,
@@ -130,6 +137,8 @@ pub(crate) struct Connection {
     pub(crate) owned_special: Bitmap,
     pairs: Map<Pair>,
     creates: Vec<u32>,
+    /// Some waited after the last frame.
+    pub(crate) joining: bool,
     destroys: Vec<u32>,
     /// Objects that the dynamic filter refused, and the frame in which they leave.
     lingering: Vec<(u32, u32)>,
@@ -151,11 +160,17 @@ pub(crate) struct Connection {
     /// When it got the time last.
     clock_at: Option<Instant>,
     /// How far the receiver is in each keyed array of the objects that it has, and which objects have more for it.
-    places: Map<Vec<Option<Place>>>,
+    cursors: Map<Vec<Option<Cursor>>>,
     behind: Bitmap,
     /// Turns of count limiters, by prioritiser, and when objects had theirs.
     turns: Turns,
     pub(crate) attachments: Attachments,
+    /// Objects whose owner changed since the receiver was sent its role.
+    roles: BTreeSet<u32>,
+    /// When the oldest packet was sent that nothing has answered.
+    unheard: Option<Instant>,
+    /// Nothing was acknowledged for too long; the server ends the connection after the frame.
+    pub(crate) unresponsive: bool,
     /// Objects whose state travels with their attachments in this frame, and the same as bits.
     calling: Vec<u32>,
     held: Bitmap,
@@ -165,7 +180,7 @@ pub(crate) struct Connection {
     transfer: Option<Transfer>,
     transfer_id: u16,
     /// Tokens whose text the receiver has.
-    told: Map<()>,
+    known_tokens: Map<()>,
     /// Startup objects whose end it has not been told: token of the name, reason.
     pub(crate) endings: Vec<(u32, u8)>,
     /// Classes that the peer describes differently.
@@ -177,10 +192,11 @@ pub(crate) struct Connection {
     rtt_ns: u64,
 }
 impl Connection {
-    pub(crate) fn new(id: ConnId) -> Self {
+    pub(crate) fn new(id: ConnId, packet_bytes_max: usize) -> Self {
         Self {
             id,
             views: Vec::new(),
+            nearby: Vec::new(),
             areas: Vec::new(),
             teams: 0,
             teamed: Sparse::default(),
@@ -197,6 +213,7 @@ impl Connection {
             owned_special: Bitmap::default(),
             pairs: Map::default(),
             creates: Vec::new(),
+            joining: false,
             destroys: Vec::new(),
             lingering: Vec::new(),
             pending: Pending::default(),
@@ -211,15 +228,18 @@ impl Connection {
             losses_seen: 0,
             clock_at: None,
             turns: Turns::default(),
-            places: Map::default(),
+            cursors: Map::default(),
             behind: Bitmap::default(),
-            attachments: Attachments::default(),
+            attachments: Attachments::new(packet_bytes_max),
+            roles: BTreeSet::new(),
+            unheard: None,
+            unresponsive: false,
             calling: Vec::new(),
             held: Bitmap::default(),
             holds: false,
             transfer: None,
             transfer_id: 0,
-            told: Map::default(),
+            known_tokens: Map::default(),
             endings: Vec::new(),
             refused_classes: Vec::new(),
             counts: Vec::new(),
@@ -262,7 +282,7 @@ impl Connection {
     fn role(&self, sh: &Shared, object: u32) -> Role {
         if self.replay {
             Role::Replay
-        } else if sh.objects.owner[object as usize] == self.id.0 {
+        } else if sh.objects.owner[object as usize] == self.id.index() {
             Role::Owner
         } else {
             Role::Other
@@ -292,9 +312,28 @@ impl Connection {
         mask
     }
 
+    /// The receiver has the object, or its create item is on its way.
+    pub(crate) fn has(&self, object: u32) -> bool {
+        self.live.get(object) || self.pairs.get(&object) == Some(&Pair::Creating)
+    }
+
+    /// The owner of an object changed from or to this connection.
+    pub(crate) fn queue_role(&mut self, object: u32) {
+        if self.has(object) || self.retained.contains_key(&object) {
+            self.roles.insert(object);
+        }
+    }
+
+    /// Whether a call of the client on the object counts: it owns the object, or sees a callable one.
+    pub(crate) fn may_call(&self, sh: &Shared, object: u32, method: u64) -> bool {
+        let owned = sh.objects.owner[object as usize] == self.id.index();
+        let callable = sh.store(object).class.is_callable(method) && self.live.get(object);
+        sh.objects.alive.get(object) && (owned || callable)
+    }
+
     /// Properties that became visible to this connection: they are sent with their present value.
     pub(crate) fn reveal(&mut self, sh: &Shared, object: u32, mask: u64) {
-        if self.live.get(object) || self.pairs.get(&object) == Some(&Pair::Creating) {
+        if self.has(object) {
             let mask = mask & self.mask_for(sh, object, false);
             self.pending.add(object, mask);
         }
@@ -319,8 +358,10 @@ impl Connection {
                 let sample = sh.now.as_nanos().saturating_sub(packet.at.as_nanos());
                 self.rtt_ns =
                     if self.rtt_ns == 0 { sample } else { self.rtt_ns - self.rtt_ns / 8 + sample / 8 };
+                self.stats.rtt = Duration::from_nanos(self.rtt_ns);
             }
             if age == 0 || age <= 64 && bits >> (age - 1) & 1 != 0 {
+                self.unheard = None;
                 self.delivered(sh);
             } else {
                 self.lost(sh);
@@ -387,8 +428,8 @@ impl Connection {
                 Item::Destroy { object } => self.destroyed(object),
                 Item::Attach { object, sequence } => self.attachments.delivered(object, sequence),
                 Item::Part { id, part } => self.part_delivered(id, part),
-                Item::Token { key } => drop(self.told.insert(key, ())),
-                Item::Keyed { .. } | Item::Reset { .. } | Item::Ending { .. } => {}
+                Item::Token { key } => drop(self.known_tokens.insert(key, ())),
+                Item::Keyed { .. } | Item::Reset { .. } | Item::Ending { .. } | Item::Role { .. } => {}
             }
         }
         self.fate = fate;
@@ -419,8 +460,7 @@ impl Connection {
                     if sh.is_delta(object) {
                         self.bases.lost(object / 64, 1 << (object % 64));
                     }
-                    let known = self.live.get(object) || self.pairs.get(&object) == Some(&Pair::Creating);
-                    if known && self.scope.get(object) {
+                    if self.has(object) && self.scope.get(object) {
                         let mask = mask & self.mask_for(sh, object, false);
                         self.stats.properties_resent += u64::from(mask.count_ones());
                         self.pending.add(object, mask);
@@ -442,6 +482,7 @@ impl Connection {
                 Item::Attach { object, sequence } => self.attachments.lost(object, sequence),
                 Item::Keyed { object, array, from } => self.set_back(object, array, from),
                 Item::Part { id, part } => self.part_lost(id, part),
+                Item::Role { object } => self.queue_role(object),
                 Item::Ending { token, reason } => self.endings.push((token, reason)),
                 // A text goes out again with the next use.
                 Item::Reset { .. } | Item::Token { .. } => {}
@@ -519,6 +560,7 @@ impl Connection {
             [&self.scope, &self.forced_in, &self.teamed].map(Sparse::heap_bytes).iter().sum::<usize>();
         bitmaps
             + sparse
+            + self.nearby.iter().map(Nearby::heap_bytes).sum::<usize>()
             + self.answers.iter().map(Sparse::heap_bytes).sum::<usize>()
             + self.bands.iter().map(Sparse::heap_bytes).sum::<usize>()
             + self.pending.heap_bytes()
@@ -548,6 +590,12 @@ impl Stage<'_> {
     /// Decides and writes everything of this frame; the packets are in `scratch.out` then.
     pub(crate) fn run(&mut self) {
         self.conn.pending.frame = self.sh.frame;
+        let patience = self.sh.config.unresponsive_after;
+        if self.conn.unheard.is_some_and(|since| self.sh.now.since(since) >= patience) {
+            self.conn.unresponsive = true;
+            self.scratch.out.discard();
+            return;
+        }
         self.conn.expire(self.sh);
         self.update_scope();
         if !self.scratch.entered.is_empty() || !self.scratch.left.is_empty() {

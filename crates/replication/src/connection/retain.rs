@@ -48,7 +48,7 @@ impl Connection {
         self.live.set(object);
         self.bases.invalidate(object);
         self.pending.add(object, mask & self.mask_for(sh, object, false));
-        self.look_again(object);
+        self.recheck_arrays(object);
         true
     }
 

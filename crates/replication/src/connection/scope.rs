@@ -2,9 +2,10 @@
 
 use super::{Connection, Count, Pair, Stage};
 use crate::bitmap::{Sparse, members};
-use crate::grid::Query;
+use crate::grid::{Nearby, Query};
+use crate::handle::Handle;
 use crate::interest::FilterBatch;
-use crate::server::Event;
+use crate::server::{Event, FollowerKind};
 use crate::wire::bits_of;
 
 impl Stage<'_> {
@@ -15,10 +16,11 @@ impl Stage<'_> {
         conn.grow(words, sh.streams.len());
         scratch.grow(words, sh.bands.len());
         let exit = sh.config.exit_factor * sh.config.exit_factor;
-        for view in &conn.views {
+        conn.nearby.resize_with(conn.views.len(), Nearby::default);
+        for (view, nearby) in conn.views.iter().zip(&mut conn.nearby) {
             let bands = &sh.bands[..];
             let query = Query { view: view.position, exit, before: &conn.scope, bands };
-            sh.grid.query(&query, &mut scratch.found(&mut conn.stats.objects_tested));
+            sh.grid.query(&query, nearby, &mut scratch.found(&mut conn.stats.objects_tested));
         }
         for area in &conn.areas {
             sh.grid.query_area(area, &mut scratch.found(&mut conn.stats.objects_tested));
@@ -30,7 +32,7 @@ impl Stage<'_> {
             }
         }
         if !sh.custom.is_empty() {
-            self.ask_filters();
+            self.run_filters();
         }
         let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
         // What is in scope without the grid, then what is out in spite of everything.
@@ -68,12 +70,12 @@ impl Stage<'_> {
     }
 
     /// Asks the game's filters whose turn it is, and takes the last answers of the others.
-    fn ask_filters(&mut self) {
+    fn run_filters(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         let objects = &sh.objects;
         conn.answers.resize_with(sh.custom.len(), Sparse::default);
         for (slot, answers) in sh.custom.iter().zip(&mut conn.answers) {
-            let due = sh.frame.wrapping_add(conn.id.0).is_multiple_of(slot.period);
+            let due = sh.frame.wrapping_add(conn.id.index()).is_multiple_of(slot.period);
             answers.grow(slot.members.words().len());
             for word in members(slot.members.top().iter().copied()) {
                 let bits = slot.members.word(word);
@@ -98,8 +100,8 @@ impl Stage<'_> {
         let keeps =
             |conn: &Connection, object: u32| sh.objects.alive.get(object) && !conn.forced_out.get(object);
         // Those whose time is up are out in this frame; they must not begin to linger again.
-        let mut expired = core::mem::take(&mut scratch.words);
-        expired.clear();
+        let mut expired = core::mem::take(&mut scratch.expired);
+        expired.grow(scratch.scope.len());
         let mut lingering = core::mem::take(&mut conn.lingering);
         lingering.retain(|(object, until)| {
             let (word, bit) = (*object as usize / 64, 1_u64 << (object % 64));
@@ -107,7 +109,7 @@ impl Stage<'_> {
                 return false;
             }
             if sh.frame.wrapping_sub(*until) as i32 >= 0 {
-                expired.push(*object);
+                expired.set(*object);
                 return false;
             }
             scratch.scope[word] |= bit;
@@ -116,10 +118,10 @@ impl Stage<'_> {
         });
         let until = sh.frame.wrapping_add(u32::from(sh.config.hysteresis_frames));
         for word in members(conn.scope.top().iter().copied()) {
-            let refused = conn.scope.word(word) & !scratch.scope[word];
+            let refused = conn.scope.word(word) & !scratch.scope[word] & !expired.word(word);
             for place in bits_of(refused) {
                 let object = (word * 64 + place) as u32;
-                if keeps(conn, object) && !expired.contains(&object) && !sh.objects.follows.get(object) {
+                if keeps(conn, object) && !sh.objects.follows.get(object) {
                     scratch.scope[word] |= 1 << place;
                     scratch.top[word / 64] |= 1 << (word % 64);
                     lingering.push((object, until));
@@ -127,7 +129,8 @@ impl Stage<'_> {
             }
         }
         conn.lingering = lingering;
-        scratch.words = expired;
+        expired.clear_all();
+        scratch.expired = expired;
     }
 
     /// Sub-objects are where their root is; dependents and creation parents of what is in scope come with it (step 9).
@@ -141,16 +144,23 @@ impl Stage<'_> {
         }
         while let Some(leader) = queue.pop() {
             for follower in sh.followers.get(&leader).into_iter().flatten() {
-                let object = follower.object;
-                let (word, bit) = (object as usize / 64, 1_u64 << (object % 64));
-                let refused = conn.forced_out.get(object) || !sh.objects.alive.get(object);
-                if refused || scratch.scope[word] & bit != 0 {
-                    continue;
-                }
-                scratch.scope[word] |= bit;
-                scratch.top[word / 64] |= 1 << (word % 64);
-                if sh.objects.leads.get(object) {
-                    queue.push(object);
+                // A part that is followed needs its root: the root is created before it.
+                let root = sh.objects.parent[follower.object as usize];
+                let root = if follower.kind == FollowerKind::Parent { root } else { 0 };
+                for object in [follower.object, root] {
+                    let (word, bit) = (object as usize / 64, 1_u64 << (object % 64));
+                    let refused = conn.forced_out.get(object) || !sh.objects.alive.get(object);
+                    if refused {
+                        break;
+                    }
+                    if scratch.scope[word] & bit != 0 {
+                        continue;
+                    }
+                    scratch.scope[word] |= bit;
+                    scratch.top[word / 64] |= 1 << (word % 64);
+                    if sh.objects.leads.get(object) {
+                        queue.push(object);
+                    }
                 }
             }
         }
@@ -189,9 +199,13 @@ impl Stage<'_> {
                         continue;
                     }
                     conn.bands[band + 1].put_word(word, inside);
-                    let stays = scratch.scope[word] & conn.scope.word(word) & conn.live.word(word);
+                    // A creation on its way has the values of when it was written: it lacks what gathered since.
+                    let stays = scratch.scope[word] & conn.scope.word(word);
                     for bit in bits_of(before & !inside & stays) {
                         let object = (word * 64 + bit) as u32;
+                        if !conn.has(object) {
+                            continue;
+                        }
                         let missing = sh.missing(band + 1, object) & conn.mask_for(sh, object, false);
                         conn.pending.add(object, missing);
                     }
@@ -213,7 +227,7 @@ impl Stage<'_> {
                 if sh.objects.alive.get(object) { 1 } else { sh.objects.destroy_reason[object as usize] };
             match conn.pairs.get(&object) {
                 Some(Pair::CreateQueued { known }) => {
-                    conn.creates.retain(|queued| *queued != object);
+                    // Entries of queues that no longer say so are passed over when they are written.
                     if *known {
                         conn.pairs.insert(object, Pair::DestroyQueued(reason));
                         conn.destroys.push(object);
@@ -232,6 +246,7 @@ impl Stage<'_> {
             if !sh.objects.alive.get(object) {
                 let count = conn.attachments.target_gone(object);
                 if count > 0 {
+                    let object = Handle::from_parts(object, sh.objects.generation[object as usize]);
                     conn.events.push_back(Event::AttachmentsDropped { connection: conn.id, object, count });
                 }
             }
@@ -239,9 +254,10 @@ impl Stage<'_> {
         for object in scratch.entered.drain(..) {
             conn.counts.push(Count::Ref(object));
             for (referrer, property) in conn.hidden.remove(&object).unwrap_or_default() {
-                if conn.live.get(referrer) && conn.scope.get(referrer) {
-                    conn.pending.add(referrer, property);
+                if conn.has(referrer) && conn.scope.get(referrer) {
+                    conn.pending.add(referrer, property & conn.mask_for(sh, referrer, false));
                 }
+                conn.reveal_retained(referrer, property);
             }
             if conn.resume(sh, object) {
                 continue;
@@ -249,7 +265,6 @@ impl Stage<'_> {
             match conn.pairs.get(&object) {
                 // A destroy that was not written yet is taken back; the receiver's copy is brought up to date.
                 Some(Pair::DestroyQueued(_)) => {
-                    conn.destroys.retain(|queued| *queued != object);
                     conn.pairs.insert(object, Pair::CreateQueued { known: true });
                     conn.creates.push(object);
                 }

@@ -34,9 +34,9 @@ impl Exports {
     }
 
     /// Adds a token unless the receiver knows it. Numbers without a text are the game's own.
-    pub(super) fn need(&mut self, told: &Map<()>, sh: &Shared, table: u8, id: u32) {
+    pub(super) fn need(&mut self, known: &Map<()>, sh: &Shared, table: u8, id: u32) {
         let (Some(text), Some(key)) = (sh.tokens.text(table, id), key_of(table, id)) else { return };
-        if !told.contains_key(&key) && !self.items.iter().any(|(known, _)| *known == key) {
+        if !known.contains_key(&key) && !self.items.iter().any(|(listed, _)| *listed == key) {
             write_export(&mut self.bytes, table, id, text);
             self.items.push((key, self.bytes.len()));
         }
@@ -45,7 +45,7 @@ impl Exports {
     /// Adds what the properties of `mask` use.
     pub(super) fn need_of(
         &mut self,
-        told: &Map<()>,
+        known: &Map<()>,
         sh: &Shared,
         (class, mask): (&Class, u64),
         words: &[u64],
@@ -58,17 +58,17 @@ impl Exports {
             let prop = &class.props[at];
             let Some(table) = prop.codec.token_table() else { continue };
             if prop.codec.is_heap() {
-                prop.codec.each_word(&heap[prop.heap].0, &mut |id| self.need(told, sh, table, id as u32));
+                prop.codec.each_word(&heap[prop.heap].0, &mut |id| self.need(known, sh, table, id as u32));
             } else {
-                self.need(told, sh, table, prop.words(words)[0] as u32);
+                self.need(known, sh, table, prop.words(words)[0] as u32);
             }
         }
     }
 
     /// Adds what operations on a keyed array use.
-    pub(super) fn need_of_ops(&mut self, told: &Map<()>, sh: &Shared, class: &KeyedClass, ops: &[u8]) {
+    pub(super) fn need_of_ops(&mut self, known: &Map<()>, sh: &Shared, class: &KeyedClass, ops: &[u8]) {
         if !sh.tokens.is_empty() && class.has_tokens {
-            each_token(class, &mut BitReader::new(ops), &mut |table, id| self.need(told, sh, table, id));
+            each_token(class, &mut BitReader::new(ops), &mut |table, id| self.need(known, sh, table, id));
         }
     }
 

@@ -37,6 +37,7 @@ impl Stage<'_> {
 
         self.hold();
         self.write_destroys();
+        self.write_roles();
         if !self.conn.endings.is_empty() {
             self.write_endings();
         }
@@ -70,8 +71,9 @@ impl Stage<'_> {
             conn.held.clear(transfer.object);
         }
         // With nothing to send, an empty packet after a round trip asks what became of the last ones.
-        let round_trip = || Duration::from_nanos(conn.rtt_ns + conn.rtt_ns / 4);
-        if scratch.out.is_empty() && (conn.ack_owed || conn.log.is_quiet(sh.now - round_trip())) {
+        let asks = conn.unheard.is_some()
+            && conn.log.is_quiet(sh.now - Duration::from_nanos(conn.rtt_ns + conn.rtt_ns / 4));
+        if scratch.out.is_empty() && (conn.ack_owed || asks) {
             scratch.out.acknowledge(&mut conn.log);
         }
         if let Some(interval) = sh.config.clock_interval
@@ -89,6 +91,9 @@ impl Stage<'_> {
         scratch.out.close(&mut conn.log);
         if !scratch.out.ends().is_empty() {
             conn.ack_owed = false;
+        }
+        if conn.unheard.is_none() && conn.log.is_laden() {
+            conn.unheard = Some(sh.now);
         }
         if let Some(budget) = &mut conn.budget {
             budget.tokens -= scratch.out.spent() as f64;
@@ -297,7 +302,8 @@ impl Stage<'_> {
     #[inline]
     fn write_word(&mut self, index: usize, stream: &Stream, word: &Word, mut bits: u64) {
         let sh = self.sh;
-        let below = self.prioritise(word.word, bits);
+        let throttled = bits & sh.objects.throttled.word(word.word as usize);
+        let below = if throttled != 0 { self.prioritise(word.word, throttled) } else { 0 };
         if below != 0 {
             self.postpone(stream, word, bits & below);
             bits &= !below;
@@ -308,7 +314,15 @@ impl Stage<'_> {
         let first = word.first as usize;
         let offsets = &stream.offsets[first..];
         let left = copy_records(self, (index, word, bits), offsets, &stream.bytes);
-        self.postpone(stream, word, left);
+        self.postpone_all(stream, word, left);
+    }
+
+    /// Postpones what found no room.
+    fn postpone_all(&mut self, stream: &Stream, word: &Word, bits: u64) {
+        if bits != 0 {
+            self.prioritise(word.word, bits);
+            self.postpone(stream, word, bits);
+        }
     }
 
     /// Copies differences to what the receiver is known to hold; returns the objects that are sent plain.
@@ -330,7 +344,7 @@ impl Stage<'_> {
             let (offsets, bytes) = variants.records(sh, (index, stream), word, age, built);
             let left = copy_records(self, (index, word, group), offsets, bytes);
             self.scratch.variants = variants;
-            self.postpone(stream, word, left);
+            self.postpone_all(stream, word, left);
             rest &= !group;
             bits &= !group;
         }
@@ -385,7 +399,7 @@ impl Stage<'_> {
         let len = cached.unwrap_or(&self.scratch.record).len();
         let exports = &mut self.scratch.exports;
         exports.clear();
-        exports.need_of(&conn.told, sh, (&store.class, mask), words, store.heap(slot));
+        exports.need_of(&conn.known_tokens, sh, (&store.class, mask), words, store.heap(slot));
         if exports.len() + len + 2 > room {
             return self.write_in_parts(object, mask);
         }

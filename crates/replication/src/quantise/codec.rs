@@ -13,6 +13,11 @@ use crate::bits::{BitReader, BitWriter};
 use crate::handle::Handle;
 use crate::wire::DecodeError;
 
+/// Most variants of an enum.
+const ENUM_VARIANTS_MAX: usize = 256;
+/// Deepest nesting of lists, options and enums.
+const DEPTH_MAX: usize = 7;
+
 /// A quantiser made ready for the hot path.
 #[derive(Clone, Debug)]
 pub struct Codec {
@@ -44,7 +49,13 @@ pub(super) enum Op {
     Token(u8),
     Handle,
     Blob(u32),
+    Text(u32),
     Array(Box<Codec>, u32),
+    Option(Box<Codec>),
+    /// Fields of each variant.
+    Enum(Vec<Vec<Codec>>),
+    /// Two to four numbers of single precision.
+    Floats,
     Custom(Arc<dyn CustomQuantiser>),
 }
 
@@ -120,12 +131,38 @@ impl Codec {
             Quantiser::Token(table) => varying(Op::Token(table), 1),
             Quantiser::Handle { .. } => varying(Op::Handle, 2),
             Quantiser::Blob(max) => varying(Op::Blob(max), 0),
+            Quantiser::Text(max) => varying(Op::Text(max), 0),
             Quantiser::Array(ref element, max) => {
-                let element = Self::compile(element)?;
-                if element.is_heap() || matches!(element.op, Op::Custom(_)) {
+                varying(Op::Array(Box::new(Self::compile_inner(element)?), max), 0)
+            }
+            Quantiser::Option(ref inner) => {
+                let inner = Self::compile_inner(inner)?;
+                if inner.token_table().is_some() {
                     return Err(QuantiserError::Nested);
                 }
-                varying(Op::Array(Box::new(element), max), 0)
+                varying(Op::Option(Box::new(inner)), 0)
+            }
+            Quantiser::Enum(ref variants) => {
+                let mut compiled = Vec::new();
+                for (_, fields) in variants {
+                    let fields: Result<Vec<_>, _> = fields.iter().map(Self::compile_inner).collect();
+                    let fields = fields?;
+                    if fields.iter().any(|field| field.token_table().is_some()) {
+                        return Err(QuantiserError::Nested);
+                    }
+                    compiled.push(fields);
+                }
+                if !(1..=ENUM_VARIANTS_MAX).contains(&compiled.len()) {
+                    return Err(QuantiserError::Variants { count: compiled.len() });
+                }
+                varying(Op::Enum(compiled), 0)
+            }
+            Quantiser::Floats(count) => {
+                if !(2..=4).contains(&count) {
+                    return Err(QuantiserError::Bits { bits: count, max: 4 });
+                }
+                let word_bits = [64, if count > 2 { 32 * (count - 2) } else { 0 }, 0];
+                Self { op: Op::Floats, word_bits, words: count.div_ceil(2), live_words: count }
             }
             Quantiser::Custom(ref custom) => {
                 let (live_words, words) = custom.words();
@@ -136,6 +173,29 @@ impl Codec {
                 Self { op, word_bits: [0; WORDS_MAX], words: words as u8, live_words: live_words as u8 }
             }
         })
+    }
+
+    /// Prepares what stands within another value.
+    fn compile_inner(quantiser: &Quantiser) -> Result<Self, QuantiserError> {
+        let inner = Self::compile(quantiser)?;
+        let depth = inner.depth();
+        // A hidden reference is hidden property by property.
+        if depth > DEPTH_MAX
+            || matches!(inner.op, Op::Custom(_))
+            || matches!(quantiser, Quantiser::Handle { hide: true })
+        {
+            return Err(QuantiserError::Nested);
+        }
+        Ok(inner)
+    }
+
+    fn depth(&self) -> usize {
+        let inner = match &self.op {
+            Op::Array(inner, _) | Op::Option(inner) => inner.depth(),
+            Op::Enum(variants) => variants.iter().flatten().map(Self::depth).max().unwrap_or(0),
+            _ => 0,
+        };
+        inner + 1
     }
 
     /// 64-bit words of the quantised value.
@@ -171,11 +231,11 @@ impl Codec {
         &self.word_bits[..usize::from(self.words)]
     }
 
-    /// The value lives outside the words: blob or array.
+    /// The value lives outside the words: blob, string, list, option or enum.
     #[must_use]
     #[inline]
     pub fn is_heap(&self) -> bool {
-        matches!(self.op, Op::Blob(_) | Op::Array(..))
+        matches!(self.op, Op::Blob(_) | Op::Text(_) | Op::Array(..) | Op::Option(_) | Op::Enum(_))
     }
 
     pub(crate) fn is_custom(&self) -> bool {
@@ -191,8 +251,14 @@ impl Codec {
         }
     }
 
-    pub(crate) fn is_handle(&self) -> bool {
-        matches!(self.op, Op::Handle)
+    /// The value is a reference, or a list of them.
+    pub(crate) fn has_handles(&self) -> bool {
+        match &self.op {
+            Op::Handle => true,
+            Op::Array(inner, _) | Op::Option(inner) => inner.has_handles(),
+            Op::Enum(variants) => variants.iter().flatten().any(Self::has_handles),
+            _ => false,
+        }
     }
 
     /// Writes `value` as live words. Costs a few nanoseconds.
@@ -226,6 +292,9 @@ impl Codec {
             (Op::Vec2(_), Value::Vec2(value)) => store_floats(live, value),
             (Op::Vec3(_) | Op::Unit3(_), Value::Vec3(value)) => store_floats(live, value),
             (Op::Quat(_), Value::Quat(value)) => store_floats(live, value),
+            (Op::Floats, Value::Vec2(value)) if self.live_words == 2 => store_floats(live, value),
+            (Op::Floats, Value::Vec3(value)) if self.live_words == 3 => store_floats(live, value),
+            (Op::Floats, Value::Quat(value)) if self.live_words == 4 => store_floats(live, value),
             (Op::Token(_), Value::Token(id)) => live[0] = *id,
             (Op::Handle, Value::Handle(handle)) => {
                 live[0] = handle.index();
@@ -319,8 +388,20 @@ impl Codec {
                 out[0] = value;
             }
             Op::Token(_) => out[0] = u64::from(live[0]),
-            Op::Handle => out[0] = two(0),
-            Op::Blob(_) | Op::Array(..) => {}
+            // No object has the index 0, whatever its generation.
+            Op::Handle => out[0] = if live[0] == 0 { 0 } else { two(0) },
+            Op::Blob(_) | Op::Text(_) | Op::Array(..) | Op::Option(_) | Op::Enum(_) => {}
+            Op::Floats => {
+                let bits = |at: usize| match live.get(at).filter(|_| at < usize::from(self.live_words)) {
+                    Some(word) => u64::from(canonical(f32::from_bits(*word)).to_bits()),
+                    None => 0,
+                };
+                for (at, word) in out.iter_mut().take(usize::from(self.words)).enumerate() {
+                    *word = bits(2 * at) | bits(2 * at + 1) << 32;
+                }
+                let numbers = live.iter().take(usize::from(self.live_words));
+                return numbers.filter(|word| f32::from_bits(**word).is_nan()).count() as u32;
+            }
             Op::Custom(custom) => {
                 custom.quantise(&live[..usize::from(self.live_words)], &mut out[..usize::from(self.words)])
             }
@@ -357,7 +438,18 @@ impl Codec {
             Op::F64 => Value::F64(f64::from_bits(q[0])),
             Op::Token(_) => Value::Token(q[0] as u32),
             Op::Handle => Value::Handle(Handle::from_parts(q[0] as u32, (q[0] >> 32) as u32)),
+            Op::Floats => {
+                let at = |at: usize| f32::from_bits((q[at / 2] >> (32 * (at % 2))) as u32);
+                match self.live_words {
+                    2 => Value::Vec2([at(0), at(1)]),
+                    3 => Value::Vec3([at(0), at(1), at(2)]),
+                    _ => Value::Quat([at(0), at(1), at(2), at(3)]),
+                }
+            }
             Op::Blob(_) => Value::Bytes(Vec::new()),
+            Op::Text(_) => Value::Text(String::new()),
+            Op::Option(_) => Value::Option(None),
+            Op::Enum(_) => Value::Enum(0, Vec::new()),
             Op::Array(..) => Value::List(Vec::new()),
             Op::Custom(custom) => custom.dequantise(&q[..usize::from(self.words)]),
         }
@@ -372,8 +464,11 @@ impl Codec {
             }
         } else if let Op::Custom(custom) = &self.op {
             custom.write(&q[..usize::from(self.words)], writer);
-        } else if self.is_handle() {
+        } else if let Op::Handle = self.op {
             writer.put_varint(q[0] & mask(32));
+            if q[0] & mask(32) != 0 {
+                writer.put_varint(q[0] >> 32);
+            }
         } else {
             writer.put_varint(q[0]);
         }
@@ -392,10 +487,16 @@ impl Codec {
         } else if let Op::Custom(custom) = &self.op {
             custom.read(reader, &mut q[..usize::from(self.words)])?;
         } else {
-            q[0] = reader.get_varint()?;
-            if matches!(self.op, Op::Token(_) | Op::Handle) && q[0] > u64::from(u32::MAX) {
+            let number = reader.get_varint()?;
+            let generation = match self.op {
+                Op::Handle if number != 0 => reader.get_varint()?,
+                _ => 0,
+            };
+            let short = matches!(self.op, Op::Token(_) | Op::Handle);
+            if short && number.max(generation) > u64::from(u32::MAX) {
                 return Err(DecodeError::Value);
             }
+            q[0] = number | generation << 32;
         }
         Ok(())
     }

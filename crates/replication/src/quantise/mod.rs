@@ -67,8 +67,17 @@ pub enum Quantiser {
     },
     /// Bytes, at most this many.
     Blob(u32),
-    /// List of elements of one quantiser (not itself a list or blob), at most this many; the whole list is one property.
+    /// String of at most this many bytes; other bytes than UTF-8 refuse the packet.
+    Text(u32),
+    /// List of elements of one quantiser, at most this many; the whole list is one property.
     Array(Box<Quantiser>, u32),
+    /// A value or none: one bit, and the value's.
+    Option(Box<Quantiser>),
+    /// One of 1 to 256 variants, by name, each with the quantisers of its fields; a variant that does not exist refuses
+    /// the packet.
+    Enum(Vec<(String, Vec<Quantiser>)>),
+    /// Two, three or four numbers of single precision, side by side, each as [`F32`](Self::F32).
+    Floats(u8),
     /// The game's own.
     Custom(Arc<dyn CustomQuantiser>),
 }
@@ -105,9 +114,15 @@ pub enum QuantiserError {
     /// Values that floating point cannot tell apart.
     #[error("the step is finer than floating point at the axis' end; use fewer bits or smaller bounds")]
     Precision,
-    /// List of lists, of blobs or of a game's own values.
-    #[error("elements of an array must have a plain quantiser")]
+    /// Tokens in options or enums, hidden references or a game's own values within others, or nesting deeper than 8.
+    #[error("a value within another must have a plain quantiser, and lie at most 8 deep")]
     Nested,
+    /// No variant, or too many.
+    #[error("an enum of {count} variants, where 1 to 256 are possible")]
+    Variants {
+        /// Count of the variants.
+        count: usize,
+    },
     /// A game's own quantiser with no words, or too many.
     #[error("a custom quantiser has 1 to 4 live words and 1 to {WORDS_MAX} quantised ones")]
     Words,
@@ -127,11 +142,11 @@ pub enum Value {
     F32(f32),
     /// For every quantiser of one number.
     F64(f64),
-    /// For [`Quantiser::Vec2`].
+    /// For [`Quantiser::Vec2`] and two [`Quantiser::Floats`].
     Vec2([f32; 2]),
-    /// For [`Quantiser::Vec3`] and [`Quantiser::Unit3`].
+    /// For [`Quantiser::Vec3`], [`Quantiser::Unit3`] and three [`Quantiser::Floats`].
     Vec3([f32; 3]),
-    /// For [`Quantiser::Quat`]: x, y, z, w.
+    /// For [`Quantiser::Quat`] and four [`Quantiser::Floats`]: x, y, z, w.
     Quat([f32; 4]),
     /// For [`Quantiser::Token`]: the number that the table gave the string.
     Token(u32),
@@ -141,6 +156,12 @@ pub enum Value {
     Bytes(Vec<u8>),
     /// For [`Quantiser::Array`].
     List(Vec<Value>),
+    /// For [`Quantiser::Text`].
+    Text(String),
+    /// For [`Quantiser::Option`].
+    Option(Option<Box<Value>>),
+    /// For [`Quantiser::Enum`]: number of the variant, and its fields.
+    Enum(u32, Vec<Value>),
 }
 
 macro_rules! value_from {
@@ -153,7 +174,8 @@ macro_rules! value_from {
     };
 }
 value_from!(bool => Bool, u8 => UInt, u16 => UInt, u32 => UInt, u64 => UInt, i8 => Int, i16 => Int, i32 => Int, i64 => Int,
-    f32 => F32, f64 => F64, [f32; 2] => Vec2, [f32; 3] => Vec3, [f32; 4] => Quat, Handle => Handle, Vec<u8> => Bytes);
+    f32 => F32, f64 => F64, [f32; 2] => Vec2, [f32; 3] => Vec3, [f32; 4] => Quat, Handle => Handle, Vec<u8> => Bytes,
+    String => Text);
 
 /// The value has another type than the property's quantiser takes, or is longer than it allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -107,13 +107,17 @@ impl Server {
         Some(PrioritiserId(id))
     }
 
-    /// Chooses the prioritiser; without one an object has priority 1.
+    /// Chooses the prioritiser; without one an object has priority 1. One whose least value reaches
+    /// [`ServerConfig::send_threshold`](crate::ServerConfig::send_threshold) costs nothing before a budget runs out.
     ///
     /// # Errors
-    /// When the object does not exist.
+    /// When the object or the prioritiser does not exist.
     pub fn set_prioritiser(&mut self, handle: Handle, prioritiser: PrioritiserId) -> Result<(), ObjectError> {
         let index = self.known(handle)?;
-        self.shared.objects.prioritiser[index as usize] = prioritiser.0;
+        let shared = &mut self.shared;
+        let kind = shared.prioritisers.get(usize::from(prioritiser.0)).ok_or(ObjectError::Prioritiser)?;
+        shared.objects.prioritiser[index as usize] = prioritiser.0;
+        shared.objects.throttled.assign(index, kind.least() < shared.config.send_threshold);
         Ok(())
     }
 
@@ -140,8 +144,7 @@ impl Server {
         connections: &[ConnId],
     ) -> Result<(), ObjectError> {
         let index = self.known(handle)?;
-        let list = connections.iter().map(|id| id.0).collect();
-        self.statics.entry(index).or_default().list = Some((allow, list));
+        self.statics.entry(index).or_default().list = Some((allow, connections.to_vec()));
         self.set_filter(handle, Filter::Always)?;
         self.decide_all(index);
         Ok(())
@@ -180,11 +183,14 @@ impl Server {
 
     /// Opens a group for a connection, or closes it. Costs a look at each member.
     pub fn open_group(&mut self, group: u16, id: ConnId, open: bool) {
+        if self.conn(id).is_none() {
+            return;
+        }
         let Some(entry) = self.groups.get_mut(&group) else { return };
-        entry.open.assign(id.0, open);
+        entry.open.assign(id.index(), open);
         let members: Vec<u32> = entry.members.iter().collect();
         for object in members {
-            self.decide(object, id.0);
+            self.decide(object, id.index());
         }
     }
 
@@ -204,7 +210,7 @@ impl Server {
             refused |= filter.only_to_owner && !owner;
             forced |= filter.only_to_owner && owner;
             if let Some((allow, list)) = &filter.list {
-                refused |= list.contains(&id) != *allow;
+                refused |= list.contains(&conn.id) != *allow;
             }
             for name in &filter.groups {
                 let Some(group) = self.groups.get(name) else { continue };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use throng_stdx::Instant;
 
-use super::{ClassStats, ConnId, Filter, FollowerKind, Server, ServerStats, Shared};
+use super::{ClassStats, ConnId, Event, Filter, FollowerKind, Server, ServerStats, Shared};
 use crate::connection::{Connection, Count, Scratch, Stage};
 use crate::objects::{NOBODY, Objects};
 use crate::wire::{bits_of, write_record};
@@ -31,6 +31,7 @@ impl Server {
         }
         let shared = &mut self.shared;
         let frame = shared.frame;
+        shared.grid.settle(frame);
         let count = shared.objects.class.len();
         for stream in &mut shared.streams {
             stream.begin(frame, count);
@@ -39,6 +40,8 @@ impl Server {
             gathering.grow(count);
         }
         shared.any_slow = false;
+        let among = |count: usize| (shared.config.creates_per_frame as usize / count.max(1)).max(CREATES_MIN);
+        shared.create_quota = (among(self.connections.len()), among(self.joining as usize));
         for slot in &mut shared.custom {
             slot.filter.begin_frame(frame);
         }
@@ -55,6 +58,7 @@ impl Server {
                 }
             }
         }
+        shared.objects.flushing.clear();
         for band in 0..shared.gatherings.len() {
             let mut due = core::mem::take(&mut self.due);
             due.clear();
@@ -90,13 +94,18 @@ impl Server {
         if self.shared.keyed_changed.top().iter().any(|top| *top != 0) {
             self.shared.keyed_changed.clear_all();
         }
-        for scratch in &mut self.scratch {
-            for place in scratch.stirred.drain(..) {
+        for lane in 0..self.scratch.len() {
+            for place in core::mem::take(&mut self.scratch[lane].touched) {
                 let Some(Some(conn)) = self.connections.get_mut(place as usize) else { continue };
                 for count in conn.counts.drain(..) {
-                    apply_count(&mut self.shared.objects, count);
+                    apply_count(&mut self.shared.objects, &mut self.joining, count);
                 }
                 self.events.extend(conn.events.drain(..));
+                if conn.unresponsive {
+                    let id = conn.id;
+                    self.disconnect(id);
+                    self.events.push_back(Event::Unresponsive(id));
+                }
             }
         }
         let objects = &mut self.shared.objects;
@@ -126,6 +135,9 @@ impl Server {
         self.stats
     }
 }
+
+/// Create items that every connection is sent in a frame if it lacks some.
+const CREATES_MIN: usize = 32;
 
 /// What the shared stage counts.
 struct Counts<'a> {
@@ -194,9 +206,16 @@ fn collect(
     if mask == 0 || objects.refs[at] == 0 || store.class.flags.temporary {
         return;
     }
+    let mut mask = mask;
     if objects.dormant.get(index) {
-        *slept.entry(index).or_default() |= mask;
-        return;
+        let awake = objects.flushing.get(&index).copied().unwrap_or(0);
+        if mask & !awake != 0 {
+            *slept.entry(index).or_default() |= mask & !awake;
+        }
+        mask &= awake;
+        if mask == 0 {
+            return;
+        }
     }
     if !shared.gatherings.is_empty() && objects.lod.get(index) {
         for gathering in &mut shared.gatherings {
@@ -247,8 +266,10 @@ fn list(shared: &mut Shared, counts: Counts<'_>, record: &mut Vec<u8>, stream: u
     stream.push(index, mask, fast);
 }
 
-pub(super) fn apply_count(objects: &mut Objects, count: Count) {
+pub(super) fn apply_count(objects: &mut Objects, joining: &mut u32, count: Count) {
     match count {
+        Count::Join => *joining += 1,
+        Count::Joined => *joining -= 1,
         Count::Ref(object) => objects.refs[object as usize] += 1,
         Count::Unref(object) => objects.refs[object as usize] -= 1,
         Count::Know(object) => objects.known[object as usize] += 1,
@@ -271,8 +292,8 @@ impl Lane<'_> {
         for conn in self.connections.iter_mut().flatten() {
             let id = conn.id;
             Stage { conn, sh: self.shared, scratch: self.scratch }.run();
-            if !(conn.counts.is_empty() && conn.events.is_empty()) {
-                self.scratch.stirred.push(id.0);
+            if !(conn.counts.is_empty() && conn.events.is_empty()) || conn.unresponsive {
+                self.scratch.touched.push(id.index());
             }
             let out = &self.scratch.out;
             if !out.ends().is_empty() {

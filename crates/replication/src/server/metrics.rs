@@ -50,6 +50,8 @@ impl ConnectionStats {
         self.budget_saturated_frames += other.budget_saturated_frames;
         self.starvation_frames_max = self.starvation_frames_max.max(other.starvation_frames_max);
         self.packets_stale += other.packets_stale;
+        self.calls_refused += other.calls_refused;
+        self.rtt = self.rtt.max(other.rtt);
     }
 }
 
@@ -107,6 +109,7 @@ impl Server {
             ("oversized", "Attempts to send what exceeds transfer_bytes_max.", total.oversized),
             ("tokens_sent", "Texts of tokens written.", total.tokens_sent),
             ("budget_saturated_frames", "Frames without room for everything.", total.budget_saturated_frames),
+            ("calls_refused", "Calls of clients without the right to them.", total.calls_refused),
             ("stale_mark", "Marks of objects that do not exist.", stats.stale_marks),
             ("unmarked_changes", "Changes that verify_push found unmarked.", stats.unmarked_changes),
             ("nans", "Numbers that were none.", stats.nans),

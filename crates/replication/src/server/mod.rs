@@ -11,13 +11,14 @@ mod relations;
 mod tokens;
 mod types;
 
+use core::any::TypeId;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use throng_stdx::Instant;
 
 use crate::bitmap::{Bitmap, Sparse};
-use crate::class::{Class, ClassId, Classes, Condition};
+use crate::class::{Class, ClassId, Classes, Condition, Protocol};
 use crate::connection::{Connection, Scratch};
 use crate::frames::Stream;
 use crate::grid::GridIndex;
@@ -29,6 +30,7 @@ use crate::objects::{ClassStore, NOBODY, Objects};
 use crate::priority::{Prioritiser, View};
 use crate::sent::{Adaptive, Budget};
 use crate::tokens::Tokens;
+use crate::wire::PROTOCOL_VERSION;
 
 pub use frame::{FRAME_INTERVAL, Lane, Packets, properties_of};
 pub use marks::Marker;
@@ -73,6 +75,9 @@ pub(crate) struct Shared {
     pub(crate) any_team: bool,
     /// Some object of this frame is not sent through its common record though others of its kind are.
     pub(crate) any_slow: bool,
+    /// Create items that one connection may be sent in a frame: one that had none waiting before the frame, and one
+    /// that had.
+    pub(crate) create_quota: (usize, usize),
     pub(crate) tokens: Tokens,
     /// Archetypes and startup objects.
     pub(crate) named: BTreeMap<u32, Named>,
@@ -95,14 +100,14 @@ pub(crate) struct FilterSlot {
 }
 
 /// An object that is in scope where another one is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Follower {
     pub(crate) object: u32,
     pub(crate) kind: FollowerKind,
 }
 
 /// Why an object follows another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum FollowerKind {
     /// A part of it: created after it, destroyed with it, scheduled as it.
     Sub,
@@ -113,7 +118,7 @@ pub(crate) enum FollowerKind {
 }
 
 /// When a dependent is written relative to its parent (spec §17.2). It is loose: they need not share a packet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hint {
     /// After it.
     #[default]
@@ -152,7 +157,7 @@ impl Shared {
 struct StaticFilter {
     only_to_owner: bool,
     /// Connections, and whether they are those admitted or those refused.
-    list: Option<(bool, Vec<u32>)>,
+    list: Option<(bool, Vec<ConnId>)>,
     groups: Vec<u16>,
 }
 
@@ -183,9 +188,15 @@ struct Group {
 pub struct Server {
     shared: Shared,
     connections: Vec<Option<Box<Connection>>>,
+    /// Classes of replicated structs.
+    pub(crate) types: BTreeMap<TypeId, ClassId>,
+    /// Generation of the next connection at each place.
+    connection_generations: Vec<u32>,
     scratch: Vec<Scratch>,
     /// Connections whose peers describe some class differently.
     refusing: Vec<ConnId>,
+    /// Objects that bring an object into scope, ascending: the way back of `Shared::followers`.
+    leaders: BTreeMap<u32, Vec<u32>>,
     statics: BTreeMap<u32, StaticFilter>,
     groups: BTreeMap<u16, Group>,
     filters: Vec<Filter>,
@@ -197,6 +208,8 @@ pub struct Server {
     ended: BTreeMap<u32, u8>,
     /// What changed while an object was dormant.
     slept: BTreeMap<u32, u64>,
+    /// Connections on which creations wait.
+    joining: u32,
     events: VecDeque<Event>,
     stats: ServerStats,
     /// Counts of connections that have ended.
@@ -246,6 +259,7 @@ impl Server {
                 any_team: false,
                 any_limiter: false,
                 any_slow: false,
+                create_quota: (0, 0),
                 tokens: Tokens::default(),
                 named: BTreeMap::new(),
                 any_delta: classes.iter().any(|class| class.flags.delta),
@@ -255,8 +269,11 @@ impl Server {
                 config,
             },
             connections: Vec::new(),
+            types: classes.types.clone(),
+            connection_generations: Vec::new(),
             scratch: Vec::new(),
             refusing: Vec::new(),
+            leaders: BTreeMap::new(),
             statics: BTreeMap::new(),
             groups: BTreeMap::new(),
             filters: Vec::new(),
@@ -264,6 +281,7 @@ impl Server {
             dying: Vec::new(),
             ended: BTreeMap::new(),
             slept: BTreeMap::new(),
+            joining: 0,
             events: VecDeque::new(),
             stats: ServerStats::default(),
             departed: ConnectionStats::default(),
@@ -285,23 +303,28 @@ impl Server {
         if place >= self.shared.config.connections_max as usize {
             return None;
         }
-        let id = ConnId(place as u32);
         if place == self.connections.len() {
             self.connections.push(None);
+            self.connection_generations.push(0);
         }
-        let mut conn = Box::new(Connection::new(id));
+        let id = ConnId::from_parts(place as u32, self.connection_generations[place]);
+        let mut conn = Box::new(Connection::new(id, self.shared.config.packet_bytes_max));
         conn.endings.extend(self.ended.iter().map(|(token, reason)| (*token, *reason)));
         self.connections[place] = Some(conn);
         let filtered: Vec<u32> = self.statics.keys().copied().collect();
         for object in filtered {
-            self.decide(object, id.0);
+            self.decide(object, id.index());
         }
         Some(id)
     }
 
     /// Removes a connection. Objects that it owned belong to nobody then. Costs a look at each object it knows.
     pub fn disconnect(&mut self, id: ConnId) {
-        let Some(conn) = self.connections.get_mut(id.0 as usize).and_then(Option::take) else { return };
+        if self.conn(id).is_none() {
+            return;
+        }
+        let Some(conn) = self.connections[id.at()].take() else { return };
+        self.connection_generations[id.at()] = id.generation().wrapping_add(1);
         self.departed.add(&conn.stats);
         for object in conn.scope.iter() {
             self.shared.objects.refs[object as usize] -= 1;
@@ -309,32 +332,39 @@ impl Server {
         for object in conn.known() {
             self.shared.objects.known[object as usize] -= 1;
         }
+        self.joining -= u32::from(conn.joining);
         for count in &conn.counts {
-            frame::apply_count(&mut self.shared.objects, *count);
+            frame::apply_count(&mut self.shared.objects, &mut self.joining, *count);
         }
         for object in conn.owned.iter() {
             self.shared.objects.owner[object as usize] = NOBODY;
         }
         for group in self.groups.values_mut() {
-            group.open.clear(id.0);
+            group.open.clear(id.index());
         }
         self.refusing.retain(|refusing| *refusing != id);
     }
 
-    /// Compares what a peer says of its classes with our own, class by class in the order of registration (see
-    /// [`Classes::protocol_hashes`]). Objects of classes that differ, or that the peer lacks, never come into its scope;
-    /// returns these classes.
+    /// Compares a peer's description of its classes (see [`Classes::protocol`]) with our own, class by class in the order
+    /// of registration. Objects of classes that differ, or that the peer lacks, never come into its scope; returns these
+    /// classes.
     ///
     /// # Errors
-    /// The first class that differs and is [required](crate::ClassBuilder::required): the connection should be closed.
-    pub fn check_protocol(&mut self, id: ConnId, hashes: &[u64]) -> Result<Vec<ClassId>, ProtocolMismatch> {
+    /// Another version of the wire format, or a class that differs and is [required](crate::ClassBuilder::required): the
+    /// connection should be closed.
+    pub fn check_protocol(&mut self, id: ConnId, peer: &Protocol) -> Result<Vec<ClassId>, ProtocolMismatch> {
+        if peer.version != PROTOCOL_VERSION {
+            self.stats.protocol_mismatches += 1;
+            return Err(ProtocolMismatch::Version { theirs: peer.version, ours: PROTOCOL_VERSION });
+        }
+        let hashes = &peer.classes;
         let stores = self.shared.stores.iter().enumerate();
         let differing = stores.filter(|(at, store)| hashes.get(*at) != Some(&store.class.protocol_hash()));
         let mut refused = Vec::new();
         for (at, store) in differing {
             self.stats.protocol_mismatches += 1;
             if store.class.flags.required {
-                return Err(ProtocolMismatch { class: store.class.name().to_owned() });
+                return Err(ProtocolMismatch::Class { class: store.class.name().to_owned() });
             }
             refused.push(ClassId(at as u16));
         }
@@ -344,14 +374,18 @@ impl Server {
             self.refusing.push(id);
             let objects: Vec<u32> = self.shared.objects.alive.iter().collect();
             for object in objects {
-                self.decide(object, id.0);
+                self.decide(object, id.index());
             }
         }
         Ok(refused)
     }
 
     fn conn(&mut self, id: ConnId) -> Option<&mut Connection> {
-        self.connections.get_mut(id.0 as usize)?.as_deref_mut()
+        named(&mut self.connections, id)
+    }
+
+    fn connection(&self, id: ConnId) -> Option<&Connection> {
+        self.connections.get(id.at())?.as_deref().filter(|conn| conn.id == id)
     }
 
     /// Places from which the connection looks: one, or up to four for split screens. More are ignored.
@@ -374,7 +408,7 @@ impl Server {
     /// Puts the connection into teams, bit by bit: it sees the objects whose filter is
     /// [`Teams`](Filter::Teams) with one of these bits. Costs a look at each such object.
     pub fn set_teams(&mut self, id: ConnId, teams: u64) {
-        let Some(Some(conn)) = self.connections.get_mut(id.0 as usize) else { return };
+        let Some(conn) = named(&mut self.connections, id) else { return };
         conn.teams = teams;
         for (object, wanted) in &self.team_members {
             conn.teamed.assign(*object, teams & wanted != 0);
@@ -409,14 +443,14 @@ impl Server {
     /// Bytes a second that the connection may get now; `None` without a budget.
     #[must_use]
     pub fn budget_rate(&self, id: ConnId) -> Option<f64> {
-        Some(self.connections.get(id.0 as usize)?.as_ref()?.budget.as_ref()?.rate)
+        Some(self.connection(id)?.budget.as_ref()?.rate)
     }
 
     /// Makes the connection a recording: it gets what [`Condition`]s give to replays.
     pub fn set_replay(&mut self, id: ConnId, replay: bool) {
         if let Some(conn) = self.conn(id) {
             let objects: Vec<u32> = conn.scope.iter().collect();
-            objects.into_iter().for_each(|object| conn.look_again(object));
+            objects.into_iter().for_each(|object| conn.recheck_arrays(object));
             conn.replay = replay;
         }
     }
@@ -425,12 +459,12 @@ impl Server {
     /// are new to it are sent with their present value.
     pub fn set_condition_groups(&mut self, id: ConnId, groups: u64) {
         let shared = &self.shared;
-        let Some(Some(conn)) = self.connections.get_mut(id.0 as usize) else { return };
+        let Some(conn) = named(&mut self.connections, id) else { return };
         let new = groups & !conn.groups;
         conn.groups = groups;
         let objects: Vec<u32> = conn.scope.iter().collect();
         for object in objects {
-            conn.look_again(object);
+            conn.recheck_arrays(object);
             let class = &shared.store(object).class;
             let mask = class.groups.iter().filter(|(group, _)| new >> group & 1 != 0);
             let mut mask = mask.fold(0, |all, (_, properties)| all | properties);
@@ -447,26 +481,30 @@ impl Server {
     /// Counts of a connection.
     #[must_use]
     pub fn connection_stats(&self, id: ConnId) -> Option<ConnectionStats> {
-        Some(self.connections.get(id.0 as usize)?.as_ref()?.stats)
+        Some(self.connection(id)?.stats)
     }
 
     /// Bytes that a connection keeps about objects.
     #[must_use]
     pub fn connection_bytes(&self, id: ConnId) -> Option<usize> {
-        Some(self.connections.get(id.0 as usize)?.as_ref()?.heap_bytes())
+        Some(self.connection(id)?.heap_bytes())
     }
 
     /// Whether the object should be on the connection's receiver.
     #[must_use]
     pub fn in_scope(&self, id: ConnId, handle: Handle) -> bool {
-        let conn = self.connections.get(id.0 as usize).and_then(Option::as_ref);
-        conn.is_some_and(|conn| self.index(handle).is_some_and(|object| conn.scope.get(object)))
+        self.connection(id)
+            .is_some_and(|conn| self.index(handle).is_some_and(|object| conn.scope.get(object)))
     }
 
     /// Whether the receiver has confirmed the object's creation.
     #[must_use]
     pub fn is_live(&self, id: ConnId, handle: Handle) -> bool {
-        let conn = self.connections.get(id.0 as usize).and_then(Option::as_ref);
-        conn.is_some_and(|conn| self.index(handle).is_some_and(|object| conn.is_live(object)))
+        self.connection(id).is_some_and(|conn| self.index(handle).is_some_and(|object| conn.is_live(object)))
     }
+}
+
+/// The connection that an id names, unless it has ended.
+fn named(connections: &mut [Option<Box<Connection>>], id: ConnId) -> Option<&mut Connection> {
+    connections.get_mut(id.at())?.as_deref_mut().filter(|conn| conn.id == id)
 }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use super::{ConnId, DestroyReason, Filter, FollowerKind, ObjectError, Server};
+use super::{ConnId, DestroyReason, Event, Filter, FollowerKind, ObjectError, Server};
 use crate::class::{ClassId, Condition};
 use crate::connection::Connection;
 use crate::handle::Handle;
 use crate::keyed::KeyedArray;
 use crate::objects::NOBODY;
 use crate::quantise::Value;
+use crate::typed::Creation;
 
 impl Server {
     pub(super) fn index(&self, handle: Handle) -> Option<u32> {
@@ -24,11 +25,42 @@ impl Server {
         self.index(handle).ok_or(ObjectError::Unknown)
     }
 
-    /// Creates an object with the defaults of its class. Receivers get it with the values it has at the next frame.
+    /// Creates an object: of a [`ClassId`] with the defaults of the class, or of a reference to a replicated struct with
+    /// its values, which then names its handle. Receivers get it with the values it has at the next frame.
     ///
     /// # Errors
-    /// For an unknown class, or at the limit of objects.
-    pub fn create(&mut self, class: ClassId) -> Result<Handle, ObjectError> {
+    /// For an unknown class, a value that does not fit, or at the limit of objects.
+    pub fn create<C: Creation>(&mut self, what: C) -> Result<C::Handle, ObjectError> {
+        what.create(self, None)
+    }
+
+    /// Creates a part of `root`, as [`create`](Self::create) does: a component that comes and goes. It is in scope where
+    /// the root is, created after it and destroyed with it, and belongs to its owner. Where the root moves, the part moves,
+    /// for prioritisers.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create), and when the root does not exist, is itself a part or has 255 parts.
+    pub fn create_part<T, C: Creation>(
+        &mut self,
+        root: Handle<T>,
+        what: C,
+    ) -> Result<C::Handle, ObjectError> {
+        what.create(self, Some(root.untyped()))
+    }
+
+    /// The class of an object.
+    #[must_use]
+    pub fn class(&self, handle: Handle) -> Option<&crate::Class> {
+        self.index(handle).map(|index| &*self.shared.store(index).class)
+    }
+
+    /// The class of an object, by number.
+    #[must_use]
+    pub fn class_id(&self, handle: Handle) -> Option<ClassId> {
+        self.index(handle).map(|index| ClassId(self.shared.objects.class[index as usize]))
+    }
+
+    pub(crate) fn create_object(&mut self, class: ClassId) -> Result<Handle, ObjectError> {
         let objects = &mut self.shared.objects;
         let store = self.shared.stores.get_mut(usize::from(class.0)).ok_or(ObjectError::UnknownClass)?;
         let max = self.shared.config.objects_max;
@@ -53,12 +85,14 @@ impl Server {
         objects.delta.assign(index, class.flags.delta);
         objects.atomic.assign(index, class.flags.atomic);
         objects.lod.assign(index, class.position.is_some());
+        objects.throttled.assign(index, 1.0 < self.shared.config.send_threshold);
         objects.leads.clear(index);
         objects.follows.clear(index);
         objects.special.assign(index, special);
         objects.conditional.assign(index, class.is_conditional());
         self.shared.any_special |= special;
         objects.dormant.clear(index);
+        objects.flushing.remove(&index);
         objects.flush.clear(index);
         if self.filters.len() <= at {
             self.filters.resize(objects.class.len(), Filter::default());
@@ -71,7 +105,7 @@ impl Server {
             gathering.forget(index);
         }
         for at in 0..self.refusing.len() {
-            self.decide(index, self.refusing[at].0);
+            self.decide(index, self.refusing[at].index());
         }
         Ok(Handle::from_parts(index, generation))
     }
@@ -85,7 +119,7 @@ impl Server {
         self.end_relations(index, reason, flush);
         self.end_name(index, reason as u8);
         let owner = self.shared.objects.owner[index as usize];
-        if let Some(conn) = self.conn(ConnId(owner)) {
+        if let Some(Some(conn)) = self.connections.get_mut(owner as usize) {
             conn.owned.clear(index);
             conn.owned_special.clear(index);
         }
@@ -118,6 +152,13 @@ impl Server {
             conn.forced_in.clear(index);
             conn.forced_out.clear(index);
             conn.end_retained(index, reason as u8);
+            // Connections that have the object in scope report their dropped calls when it leaves.
+            if !conn.scope.get(index)
+                && let count @ 1.. = conn.attachments.target_gone(index)
+            {
+                let connection = conn.id;
+                self.events.push_back(Event::AttachmentsDropped { connection, object: handle, count });
+            }
         }
         self.dying.push(index);
         Ok(())
@@ -217,7 +258,15 @@ impl Server {
         Some(self.shared.store(index).quant(self.shared.objects.slot[index as usize]))
     }
 
-    /// Gives the object to a connection, or to nobody. Its scope and conditions follow in the next frame.
+    /// The owner of an object; `None` for an object without one, or that does not exist.
+    #[must_use]
+    pub fn owner(&self, handle: Handle) -> Option<ConnId> {
+        let owner = self.shared.objects.owner[self.index(handle)? as usize];
+        self.connections.get(owner as usize)?.as_ref().map(|conn| conn.id)
+    }
+
+    /// Gives the object to a connection, or to nobody. Its scope and conditions follow in the next frame; the former and
+    /// the new owner are notified ([`ClientEvent::OwnerChanged`](crate::ClientEvent::OwnerChanged)).
     ///
     /// # Errors
     /// When the object or the connection does not exist.
@@ -230,14 +279,15 @@ impl Server {
         }
         let before = core::mem::replace(
             &mut self.shared.objects.owner[index as usize],
-            owner.map_or(NOBODY, |owner| owner.0),
+            owner.map_or(NOBODY, ConnId::index),
         );
         let special = self.shared.objects.conditional.get(index);
         let shared = &self.shared;
         let class = &shared.store(index).class;
         if let Some(Some(conn)) = self.connections.get_mut(before as usize) {
             conn.owned.clear(index);
-            conn.look_again(index);
+            conn.recheck_arrays(index);
+            conn.queue_role(index);
             conn.owned_special.clear(index);
             if special {
                 conn.reveal(
@@ -248,10 +298,11 @@ impl Server {
             }
         }
         if let Some(owner) = owner
-            && let Some(Some(conn)) = self.connections.get_mut(owner.0 as usize)
+            && let Some(Some(conn)) = self.connections.get_mut(owner.at())
         {
             conn.owned.set(index);
-            conn.look_again(index);
+            conn.recheck_arrays(index);
+            conn.queue_role(index);
             if special {
                 conn.owned_special.set(index);
                 conn.reveal(
@@ -335,34 +386,36 @@ impl Server {
         Ok(())
     }
 
-    /// Puts the object to sleep or wakes it (spec §15). Changes while asleep are kept, and sent on waking.
+    /// Puts the object to sleep or wakes it (spec §15). Changes from before are still sent; changes while asleep are kept,
+    /// and sent on waking.
     ///
     /// # Errors
     /// When the object does not exist.
     pub fn set_dormant(&mut self, handle: Handle, dormant: bool) -> Result<(), ObjectError> {
         let index = self.known(handle)?;
-        self.shared.objects.dormant.assign(index, dormant);
+        let objects = &mut self.shared.objects;
+        if !dormant {
+            objects.flushing.remove(&index);
+        } else if !objects.dormant.get(index) {
+            objects.flushing.insert(index, objects.dirty_mask[index as usize]);
+        }
+        objects.dormant.assign(index, dormant);
         if !dormant {
             self.wake(index);
         }
         Ok(())
     }
 
-    /// Sends what changed while the object slept; it sleeps on.
+    /// Sends what changed while the object slept, up to the next frame; it sleeps on.
     ///
     /// # Errors
     /// When the object does not exist.
     pub fn flush_dormant(&mut self, handle: Handle) -> Result<(), ObjectError> {
         let index = self.known(handle)?;
         if self.shared.objects.dormant.get(index) {
-            // What was marked since the last frame belongs to the flush.
-            let slot = self.shared.objects.slot[index as usize];
-            let marked = core::mem::take(&mut self.shared.objects.dirty_mask[index as usize]);
-            let class = usize::from(self.shared.objects.class[index as usize]);
-            let (changed, nans) = self.shared.stores[class].quantise(slot, marked);
-            self.stats.nans += u64::from(nans);
-            *self.slept.entry(index).or_default() |= changed;
             self.wake(index);
+            // Marks up to the next frame belong to the flush: that frame takes the object for awake.
+            self.shared.objects.flushing.insert(index, u64::MAX);
         }
         Ok(())
     }

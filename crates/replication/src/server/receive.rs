@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::{ConnId, Event, Server, Shared};
-use crate::attach::{AttachError, ItemView};
+use crate::attach::{AttachError, Attachment, ItemView};
 use crate::bits::BitReader;
+use crate::class::Direction;
 use crate::connection::Connection;
 use crate::handle::Handle;
 use crate::wire::{DecodeError, Header, kind};
@@ -17,7 +18,7 @@ impl Server {
     /// When the client sent what it must not; nothing was changed, and the connection should be closed.
     pub fn receive(&mut self, id: ConnId, packet: &[u8]) -> Result<(), DecodeError> {
         let shared = &self.shared;
-        let Some(Some(conn)) = self.connections.get_mut(id.0 as usize) else { return Ok(()) };
+        let Some(conn) = super::named(&mut self.connections, id) else { return Ok(()) };
         let result = receive(shared, conn, packet);
         if !conn.events.is_empty() {
             self.events.extend(conn.events.drain(..));
@@ -45,9 +46,9 @@ impl Server {
         bytes: &[u8],
         reliable: bool,
     ) -> Result<(), AttachError> {
-        let index = self.index(handle).ok_or(AttachError::UnknownObject)?;
+        self.index(handle).ok_or(AttachError::UnknownObject)?;
         let conn = self.conn(id).ok_or(AttachError::UnknownConnection)?;
-        conn.attachments.push(index, method, &Arc::from(bytes), reliable)
+        conn.attachments.push(handle, method, &Arc::from(bytes), reliable)
     }
 
     /// Queues a call on an object for every connection that has it in scope; the bytes are shared. Connections whose
@@ -66,7 +67,7 @@ impl Server {
         let bytes: Arc<[u8]> = Arc::from(bytes);
         let mut full = Vec::new();
         for conn in self.connections.iter_mut().flatten().filter(|conn| conn.scope.get(index)) {
-            match conn.attachments.push(index, method, &bytes, reliable) {
+            match conn.attachments.push(handle, method, &bytes, reliable) {
                 Ok(()) => {}
                 Err(AttachError::Overflow) => full.push(conn.id),
                 Err(error) => return Err(error),
@@ -77,6 +78,9 @@ impl Server {
 }
 
 fn receive(shared: &Shared, conn: &mut Connection, packet: &[u8]) -> Result<(), DecodeError> {
+    if packet.len() > shared.config.packet_bytes_max {
+        return Err(DecodeError::TooLong);
+    }
     let (header, sections) = Header::parse(packet)?;
     if !conn.is_new(header.seq) {
         conn.stats.packets_stale += 1;
@@ -99,11 +103,9 @@ fn receive(shared: &Shared, conn: &mut Connection, packet: &[u8]) -> Result<(), 
             kind::ATTACH => {
                 for _ in 0..count {
                     let item = ItemView::read(&mut reader)?;
-                    let owned = shared.objects.owner.get(item.object as usize) == Some(&conn.id.0);
-                    if !owned || !shared.objects.alive.get(item.object) {
-                        return Err(DecodeError::Forbidden);
+                    if item.object as usize >= shared.objects.class.len() {
+                        return Err(DecodeError::Index);
                     }
-                    conn.attachments.check(&item)?;
                     attachments.push(item);
                 }
             }
@@ -138,11 +140,25 @@ fn receive(shared: &Shared, conn: &mut Connection, packet: &[u8]) -> Result<(), 
         conn.reset_baseline(shared, index);
     }
     let id = conn.id;
-    let mut arrived = Vec::new();
     for item in &attachments {
-        conn.attachments.receive(item, &mut |attachment| arrived.push(Event::Attachment(id, attachment)));
+        // An honest client can call while the object ends or changes its owner.
+        if conn.may_call(shared, item.object, item.method) {
+            let generation = shared.objects.generation[item.object as usize];
+            let class = &shared.store(item.object).class;
+            let (events, refused) = (&mut conn.events, &mut conn.stats.calls_refused);
+            let deliver = &mut |call: Attachment| {
+                if class.takes(Direction::ToServer, call.method, call.reliable, &call.bytes) {
+                    events.push_back(Event::Attachment(id, call));
+                } else {
+                    *refused += 1;
+                }
+            };
+            conn.attachments.receive(generation, item, deliver);
+        } else {
+            conn.stats.calls_refused += 1;
+            conn.attachments.refuse(item);
+        }
     }
-    conn.events.extend(arrived);
     conn.events.extend(inputs.into_iter().map(|bytes| Event::Input(id, bytes.to_vec())));
     Ok(())
 }

@@ -10,30 +10,25 @@ const SUBS_MAX: usize = 255;
 const DEPTH_MAX: usize = 8;
 
 impl Server {
-    /// Creates a part of `root`: it is in scope where the root is, created after it and destroyed with it, and belongs to
-    /// its owner. Where the root moves, the part moves, for prioritisers.
-    ///
-    /// # Errors
-    /// When the root or the class does not exist, the root is itself a part or has 255 parts, or at the limit of
-    /// objects.
-    pub fn create_sub(&mut self, root: Handle, class: ClassId) -> Result<Handle, ObjectError> {
+    pub(crate) fn create_sub(&mut self, root: Handle, class: ClassId) -> Result<Handle, ObjectError> {
         let above = self.known(root)?;
         let is_sub =
             self.shared.objects.follows.get(above) && self.shared.objects.parent[above as usize] != 0;
         if is_sub || self.count(above, |kind| kind == FollowerKind::Sub) >= SUBS_MAX {
             return Err(ObjectError::Relation);
         }
-        let handle = self.create(class)?;
+        let handle = self.create_object(class)?;
         let index = handle.index();
         self.set_filter(handle, super::Filter::Never)?;
-        let owner = self.shared.objects.owner[above as usize];
-        let owner = (owner != crate::objects::NOBODY).then_some(super::ConnId(owner));
+        let owner = self.owner(root);
         self.shared.objects.parent[index as usize] = above;
         self.follow(above, Follower { object: index, kind: FollowerKind::Sub });
         self.set_owner(handle, owner)?;
         let (from, to) = (above as usize, index as usize);
         let objects = &mut self.shared.objects;
         objects.prioritiser[to] = objects.prioritiser[from];
+        let throttled = objects.throttled.get(above);
+        objects.throttled.assign(index, throttled);
         for axis in [&mut objects.x, &mut objects.y, &mut objects.z] {
             axis[to] = axis[from];
         }
@@ -54,9 +49,17 @@ impl Server {
         }
         if let Some(above) = above {
             self.check_relation(index, above)?;
+            // The way back through creation parents: an object cannot wait for its own part.
+            let mut before = above;
+            while before != 0 {
+                if before == index {
+                    return Err(ObjectError::Relation);
+                }
+                before = self.shared.objects.parent[before as usize];
+            }
         }
         if old != 0 {
-            self.unfollow(index, |follower| follower.object == old && follower.kind == FollowerKind::Parent);
+            self.unfollow(index, old, |kind| kind == FollowerKind::Parent);
         }
         self.shared.objects.parent[index as usize] = above.unwrap_or(0);
         if let Some(above) = above {
@@ -73,9 +76,7 @@ impl Server {
     pub fn add_dependent(&mut self, parent: Handle, child: Handle, hint: Hint) -> Result<(), ObjectError> {
         let (above, below) = (self.known(parent)?, self.known(child)?);
         self.check_relation(above, below)?;
-        self.unfollow(above, |follower| {
-            follower.object == below && matches!(follower.kind, FollowerKind::Dependent(_))
-        });
+        self.unfollow(above, below, |kind| matches!(kind, FollowerKind::Dependent(_)));
         self.follow(above, Follower { object: below, kind: FollowerKind::Dependent(hint) });
         Ok(())
     }
@@ -86,9 +87,7 @@ impl Server {
     /// When an object does not exist.
     pub fn remove_dependent(&mut self, parent: Handle, child: Handle) -> Result<(), ObjectError> {
         let (above, below) = (self.known(parent)?, self.known(child)?);
-        self.unfollow(above, |follower| {
-            follower.object == below && matches!(follower.kind, FollowerKind::Dependent(_))
-        });
+        self.unfollow(above, below, |kind| matches!(kind, FollowerKind::Dependent(_)));
         Ok(())
     }
 
@@ -120,40 +119,74 @@ impl Server {
     }
 
     fn follow(&mut self, leader: u32, follower: Follower) {
-        self.shared.followers.entry(leader).or_default().push(follower);
+        let list = self.shared.followers.entry(leader).or_default();
+        if let Err(at) = list.binary_search(&follower) {
+            list.insert(at, follower);
+        }
+        let leaders = self.leaders.entry(follower.object).or_default();
+        if let Err(at) = leaders.binary_search(&leader) {
+            leaders.insert(at, leader);
+        }
         self.shared.objects.leads.set(leader);
         self.shared.objects.follows.set(follower.object);
         self.shared.any_follower = true;
     }
 
-    fn unfollow(&mut self, leader: u32, which: impl Fn(&Follower) -> bool) {
-        if let Some(list) = self.shared.followers.get_mut(&leader) {
-            list.retain(|follower| !which(follower));
-            if list.is_empty() {
-                self.shared.followers.remove(&leader);
-                self.shared.objects.leads.clear(leader);
+    /// Ends what makes `object` follow `leader`, as far as `which` says so.
+    fn unfollow(&mut self, leader: u32, object: u32, which: impl Fn(FollowerKind) -> bool) {
+        let Some(list) = self.shared.followers.get_mut(&leader) else { return };
+        // Sorted by object: all of one lie side by side.
+        let from = list.partition_point(|follower| follower.object < object);
+        let mut to = from;
+        let mut kept = false;
+        while list.get(to).is_some_and(|follower| follower.object == object) {
+            if which(list[to].kind) {
+                list.remove(to);
+            } else {
+                (to, kept) = (to + 1, true);
+            }
+        }
+        if list.is_empty() {
+            self.shared.followers.remove(&leader);
+            self.shared.objects.leads.clear(leader);
+        }
+        if kept {
+            return;
+        }
+        if let Some(leaders) = self.leaders.get_mut(&object) {
+            if let Ok(at) = leaders.binary_search(&leader) {
+                leaders.remove(at);
+            }
+            if leaders.is_empty() {
+                self.leaders.remove(&object);
+                self.shared.objects.follows.clear(object);
             }
         }
     }
 
-    /// The object ends: its parts end with it, and nothing follows it or is followed by it any more.
+    /// The object ends: its parts end with it, and nothing follows it or is followed by it any more. Costs a look at each
+    /// of its relations.
     pub(super) fn end_relations(&mut self, index: u32, reason: DestroyReason, flush: bool) {
         if !self.shared.objects.leads.get(index) && !self.shared.objects.follows.get(index) {
             return;
         }
-        for follower in self.shared.followers.remove(&index).unwrap_or_default() {
+        for follower in self.shared.followers.get(&index).cloned().unwrap_or_default() {
+            self.stats.relations_ended += 1;
+            self.unfollow(index, follower.object, |_| true);
             if follower.kind == FollowerKind::Sub {
                 let generation = self.shared.objects.generation[follower.object as usize];
                 // A part that was destroyed by itself is not listed any more.
                 let _ = self.destroy(Handle::from_parts(follower.object, generation), reason, flush);
             }
         }
-        let leaders: Vec<u32> = self.shared.followers.keys().copied().collect();
-        for leader in leaders {
-            self.unfollow(leader, |follower| follower.object == index);
+        for leader in self.leaders.get(&index).cloned().unwrap_or_default() {
+            self.stats.relations_ended += 1;
+            self.unfollow(leader, index, |_| true);
+            // What was created after the object stands by itself now.
+            if self.shared.objects.parent[leader as usize] == index {
+                self.shared.objects.parent[leader as usize] = 0;
+            }
         }
-        self.shared.objects.leads.clear(index);
-        self.shared.objects.follows.clear(index);
         self.shared.any_follower = !self.shared.followers.is_empty();
     }
 }

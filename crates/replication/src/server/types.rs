@@ -47,6 +47,12 @@ pub struct ServerConfig {
     /// state, and repaired when it differs (see [`ClientEvent::Diverged`](crate::ClientEvent::Diverged)). Costs bytes
     /// and time for each pair in scope, spread over the frames. Default 0: never.
     pub check_frames: u16,
+    /// Time without an acknowledgement, while packets are in flight, after which the server ends a connection
+    /// ([`Event::Unresponsive`]): a silent receiver holds the indices of ended objects. Default 10 s.
+    pub unresponsive_after: Duration,
+    /// Create items that all connections together are sent in one frame, at least 32 for each connection: a crowd that
+    /// joins at once is spread over frames. Default 8,192.
+    pub creates_per_frame: u32,
     /// Most texts of tokens, archetypes and startup objects' names together. Default 16,384.
     pub tokens_max: u32,
     /// Bytes of the longest creation or update that goes in parts because no packet holds it; a longer one is never sent,
@@ -77,6 +83,8 @@ impl Default for ServerConfig {
             class_stats: false,
             clock_interval: None,
             check_frames: 0,
+            unresponsive_after: Duration::from_secs(10),
+            creates_per_frame: 8192,
             tokens_max: 16_384,
             transfer_bytes_max: 1 << 20,
             grid: GridConfig::default(),
@@ -85,9 +93,37 @@ impl Default for ServerConfig {
     }
 }
 
-/// Names a connection of a [`Server`](crate::Server). Numbers are used again.
+/// Names a connection of a [`Server`](crate::Server): a place, and a generation that tells apart the connections that
+/// had the place one after the other. The id of an ended connection names nothing for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ConnId(pub u32);
+pub struct ConnId {
+    index: u32,
+    generation: u32,
+}
+
+impl ConnId {
+    /// An id from its parts. Whether it names a connection shows on use.
+    #[must_use]
+    pub const fn from_parts(index: u32, generation: u32) -> Self {
+        Self { index, generation }
+    }
+
+    /// Place among the connections, below [`ServerConfig::connections_max`]; used again when the connection ends.
+    #[must_use]
+    pub const fn index(self) -> u32 {
+        self.index
+    }
+
+    /// Count of the connections that had the place before.
+    #[must_use]
+    pub const fn generation(self) -> u32 {
+        self.generation
+    }
+
+    pub(crate) const fn at(self) -> usize {
+        self.index as usize
+    }
+}
 
 /// Names a prioritiser of a [`Server`](crate::Server).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,13 +198,16 @@ pub enum Event {
     Input(ConnId, Vec<u8>),
     /// Reliable attachments will never arrive: their object is gone.
     AttachmentsDropped {
-        /// For whom they were.
+        /// Receiver of the calls.
         connection: ConnId,
-        /// Network index of the object.
-        object: u32,
-        /// How many.
+        /// Object that ended.
+        object: Handle,
+        /// Count of the calls.
         count: usize,
     },
+    /// The connection acknowledged nothing for [`ServerConfig::unresponsive_after`] though packets were in flight. The
+    /// server has ended it.
+    Unresponsive(ConnId),
 }
 
 /// Why an operation on an object failed.
@@ -193,6 +232,9 @@ pub enum ObjectError {
     /// It would lead back to where it began, or too deep, or has too many beside it.
     #[error("the relation would form a circle, be deeper than 8, or be the 256th of its parent")]
     Relation,
+    /// No such prioritiser.
+    #[error("the prioritiser does not exist on this server")]
+    Prioritiser,
     /// Its condition is fixed by the class.
     #[error("the condition of property {0} is not dynamic, or not one of those that can be chosen")]
     Condition(usize),
@@ -202,6 +244,9 @@ pub enum ObjectError {
     /// The text gets no number.
     #[error(transparent)]
     Token(#[from] crate::tokens::TokenError),
+    /// An element of a keyed array.
+    #[error(transparent)]
+    Element(crate::keyed::ElementError),
     /// A connection was named that does not exist.
     #[error("the connection does not exist")]
     UnknownConnection,
@@ -250,6 +295,11 @@ pub struct ConnectionStats {
     pub starvation_frames_max: u64,
     /// Packets discarded because a newer one had been applied.
     pub packets_stale: u64,
+    /// Calls of the client that were dropped because it neither owns the object nor sees a callable one.
+    pub calls_refused: u64,
+    /// Round-trip time, smoothed over eight samples; zero before the first acknowledgement. In a sum over connections
+    /// the largest.
+    pub rtt: Duration,
 }
 
 /// Counts of the shared stage, from the beginning.
@@ -271,12 +321,28 @@ pub struct ServerStats {
     pub decode_errors: u64,
     /// Classes that a peer describes differently, summed over peers.
     pub protocol_mismatches: u64,
+    /// Relations of objects that ended: parts, dependents, creation parents.
+    pub relations_ended: u64,
 }
 
-/// The peer describes a class differently that both must share.
+/// Reason to refuse a peer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("protocol_mismatch: the peer's description of the required class {class} differs")]
-pub struct ProtocolMismatch {
-    /// Name of the class.
-    pub class: String,
+#[non_exhaustive]
+pub enum ProtocolMismatch {
+    /// The peer speaks another version of the wire format.
+    #[error(
+        "protocol_mismatch: the peer speaks version {theirs}, this server {ours}; update the older of the two"
+    )]
+    Version {
+        /// Version of the peer.
+        theirs: u16,
+        /// [`PROTOCOL_VERSION`](crate::wire::PROTOCOL_VERSION).
+        ours: u16,
+    },
+    /// The peer describes a required class differently.
+    #[error("protocol_mismatch: the peer's description of the required class {class} differs")]
+    Class {
+        /// Name of the class.
+        class: String,
+    },
 }

@@ -332,8 +332,8 @@ fn a_client_calls_on_what_it_owns() {
     net.steps(5);
     net.link.loss = 0.3;
     for call in 0..50 {
-        net.peers[0].client.attach(thing.index(), call, b"fire", true).unwrap();
-        net.peers[0].client.send_input(&[call as u8]);
+        net.peers[0].client.attach(thing, call, b"fire", true).unwrap();
+        net.peers[0].client.send_input(&[call as u8]).unwrap();
         net.step();
     }
     net.settle(20);
@@ -351,17 +351,14 @@ fn a_client_calls_on_what_it_owns() {
     }
     assert!(methods.into_iter().eq(0..50));
     assert!(inputs.len() > 20 && inputs.is_sorted());
-    // The other client does not own it: refused, nothing applied.
-    net.peers[1].client.attach(thing.index(), 1, b"steal", false).unwrap();
-    let packet = net.peers[1].client.poll_packet(net.now).unwrap().to_vec();
-    let id = net.peers[1].id;
-    assert_eq!(net.server.receive(id, &packet), Err(throng_replication::wire::DecodeError::Forbidden));
+    // The other client does not own it.
+    assert_eq!(net.peers[1].client.attach(thing, 1, b"steal", false), Err(AttachError::NoRight));
 }
 
 #[test]
 fn an_input_is_there_before_the_next_frame() {
     let mut net = Net::new(1);
-    net.peers[0].client.send_input(b"jump");
+    net.peers[0].client.send_input(b"jump").unwrap();
     let packet = net.peers[0].client.poll_packet(net.now).unwrap().to_vec();
     net.server.receive(net.peers[0].id, &packet).unwrap();
     let id = net.peers[0].id;

@@ -20,7 +20,7 @@ fn net(profile: LodProfile, peers: usize) -> (Net, [Handle; 3]) {
 /// Frames in which the peer got an update of the object.
 fn updates(net: &mut Net, handle: Handle) -> usize {
     let events = std::mem::take(&mut net.peers[0].events);
-    let of = |event: &&throng_replication::ClientEvent| matches!(event, throng_replication::ClientEvent::Updated { object, .. } if *object == handle.index());
+    let of = |event: &&throng_replication::ClientEvent| matches!(event, throng_replication::ClientEvent::Updated { handle: of, .. } if *of == handle);
     let count = events.iter().filter(of).count();
     net.peers[0].events = events;
     count

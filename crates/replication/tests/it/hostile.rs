@@ -125,8 +125,8 @@ fn a_server_withstands_any_client() {
     let (mut refused, mut taken) = (0, 0);
     for round in 0..20_000_u32 {
         let client = &mut net.peers[0].client;
-        client.attach(thing.index(), u64::from(round), &[7; 20], rng.chance(0.5)).unwrap_or(());
-        client.send_input(&[1, 2, 3]);
+        client.attach(thing, u64::from(round), &[7; 20], rng.chance(0.5)).unwrap_or(());
+        client.send_input(&[1, 2, 3]).unwrap();
         let Some(packet) = client.poll_packet(net.now) else { continue };
         let mut bytes = packet.to_vec();
         damage(&mut bytes, if rng.chance(0.8) { HEADER_BYTES } else { 0 }, &mut rng);

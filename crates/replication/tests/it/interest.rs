@@ -27,7 +27,7 @@ impl CustomFilter for Parity {
         assert_eq!(views.len(), 1);
         let allowed = |bit: &u32| {
             candidates.x[*bit as usize] < 0.0
-                && (candidates.first + bit).is_multiple_of(2) == connection.0.is_multiple_of(2)
+                && (candidates.first + bit).is_multiple_of(2) == connection.index().is_multiple_of(2)
         };
         (0..64).filter(allowed).fold(0, |all, bit| all | 1 << bit)
     }
@@ -184,8 +184,8 @@ fn sends(limiter: CountLimiter, frames: u32, owned: bool) -> Vec<u32> {
         }
         net.step();
         for event in net.peers[0].events.drain(..) {
-            if let throng_replication::ClientEvent::Updated { object, .. } = event {
-                let at = things.iter().position(|thing| thing.index() == object).unwrap();
+            if let throng_replication::ClientEvent::Updated { handle, .. } = event {
+                let at = things.iter().position(|thing| *thing == handle).unwrap();
                 sends[at] += 1;
             }
         }

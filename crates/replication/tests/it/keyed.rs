@@ -61,7 +61,7 @@ fn elements_come_change_and_go() {
     assert_eq!(net.server.remove_element(chest, 0, 7), Ok(false));
     net.settle(3);
     assert_eq!(on_client(&net, 1, chest, 0), on_server(&net, chest, 0));
-    assert_eq!(net.peers[0].events, [ClientEvent::Elements { object: chest.index(), array: 0 }]);
+    assert_eq!(net.peers[0].events, [ClientEvent::Elements { handle: chest, array: 0 }]);
     // The same values are no change.
     let before = net.server.total_stats().elements_sent;
     net.server.set_element(chest, 0, 3, &values(3, 9)).unwrap();

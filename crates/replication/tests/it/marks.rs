@@ -44,7 +44,7 @@ fn polled_objects_are_compared_in_turn() {
 fn force_brings_root_parts_and_dependents() {
     let mut net = Net::new(1);
     let root = net.server.create(THING).unwrap();
-    let part = net.server.create_sub(root, THING).unwrap();
+    let part = net.server.create_part(root, THING).unwrap();
     let beside = net.server.create(THING).unwrap();
     net.server.add_dependent(root, beside, throng_replication::Hint::After).unwrap();
     net.settle(5);

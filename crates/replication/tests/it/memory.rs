@@ -54,7 +54,7 @@ impl World {
         for (at, state) in acks.iter().enumerate() {
             let (ack, ack_bits) = state.fields();
             let header = Header { seq: self.frame as u16, ack, ack_bits, frame: self.frame };
-            let id = throng_replication::ConnId(at as u32);
+            let id = throng_replication::ConnId::from_parts(at as u32, 0);
             count += measure(|| server.receive(id, &header.to_bytes()).unwrap()).count_total;
         }
         for (at, thing) in things.iter().enumerate() {
@@ -71,7 +71,7 @@ impl World {
             server.tick(*now, |packets| {
                 for packet in packets.iter() {
                     if !rng.chance(*loss) {
-                        acks[packets.connection.0 as usize]
+                        acks[packets.connection.index() as usize]
                             .applied(u16::from_le_bytes([packet[0], packet[1]]));
                     }
                 }
@@ -115,7 +115,7 @@ fn pairs_are_small() {
         for _ in 0..60 {
             world.frame();
         }
-        let bytes = world.server.connection_bytes(throng_replication::ConnId(0)).unwrap();
+        let bytes = world.server.connection_bytes(throng_replication::ConnId::from_parts(0, 0)).unwrap();
         assert!(bytes / 6400 <= limit, "{} bytes a pair, differences {delta}", bytes / 6400);
     }
 }
@@ -124,12 +124,13 @@ fn pairs_are_small() {
 fn what_is_out_of_scope_is_a_few_bits() {
     let world = |things| {
         let mut world = World::new(ServerConfig::default(), false, 1, things);
-        world
-            .server
-            .set_views(throng_replication::ConnId(0), &[View { position: [1900.0; 3], ..View::default() }]);
+        world.server.set_views(
+            throng_replication::ConnId::from_parts(0, 0),
+            &[View { position: [1900.0; 3], ..View::default() }],
+        );
         world.frame();
         world.frame();
-        world.server.connection_bytes(throng_replication::ConnId(0)).unwrap()
+        world.server.connection_bytes(throng_replication::ConnId::from_parts(0, 0)).unwrap()
     };
     let bytes = world(51_200) - world(6400);
     // Five bitmaps, one bit each, and their summaries.

@@ -23,7 +23,7 @@ fn sees(net: &mut Net, handle: Handle) -> bool {
 fn sub_objects_live_and_die_with_their_root() {
     let mut net = Net::with(ServerConfig { hysteresis_frames: 0, ..ServerConfig::default() }, 1);
     let root = at(&mut net, 10.0);
-    let part = net.server.create_sub(root, THING).unwrap();
+    let part = net.server.create_part(root, THING).unwrap();
     net.server.set(part, HEALTH, 5_u32).unwrap();
     assert!(sees(&mut net, root) && sees(&mut net, part));
     let created = net.peers[0].events.iter().filter_map(|event| match event {
@@ -43,7 +43,7 @@ fn sub_objects_live_and_die_with_their_root() {
     assert!(sees(&mut net, part));
     let id = net.peers[0].id;
     net.server.set_owner(root, Some(id)).unwrap();
-    assert!(net.server.create_sub(part, THING) == Err(ObjectError::Relation));
+    assert!(net.server.create_part(part, THING) == Err(ObjectError::Relation));
     net.server.destroy(root, DestroyReason::Destroyed, false).unwrap();
     assert!(!net.server.exists(part));
     assert!(!sees(&mut net, part) && !sees(&mut net, root));
@@ -54,9 +54,9 @@ fn a_root_has_at_most_255_parts() {
     let mut net = Net::new(1);
     let root = at(&mut net, 0.0);
     for _ in 0..255 {
-        net.server.create_sub(root, THING).unwrap();
+        net.server.create_part(root, THING).unwrap();
     }
-    assert_eq!(net.server.create_sub(root, THING), Err(ObjectError::Relation));
+    assert_eq!(net.server.create_part(root, THING), Err(ObjectError::Relation));
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn sub_objects_survive_loss() {
     for frame in 0..30_u32 {
         let root = at(&mut net, frame as f32);
         all.push(root);
-        all.push(net.server.create_sub(root, PAWN).unwrap());
+        all.push(net.server.create_part(root, PAWN).unwrap());
         for (place, handle) in all.iter().enumerate() {
             net.server.set(*handle, HEALTH, frame + place as u32).unwrap();
         }
@@ -134,7 +134,7 @@ fn objects_of_classes_that_differ_stay_away() {
     let id = server.connect().unwrap();
     server.set_views(id, &[View::default()]);
     let before = server.create(throng_replication::ClassId(3)).unwrap();
-    let refused = server.check_protocol(id, &theirs.protocol_hashes()).unwrap();
+    let refused = server.check_protocol(id, &theirs.protocol()).unwrap();
     assert_eq!(refused, [throng_replication::ClassId(3)]);
     assert_eq!(server.stats().protocol_mismatches, 1);
     let after = server.create(throng_replication::ClassId(3)).unwrap();
@@ -155,9 +155,9 @@ fn a_required_class_that_differs_ends_the_connection() {
     let (ours, theirs) = two_worlds(true);
     let mut server = Server::new(ServerConfig::default(), &ours);
     let id = server.connect().unwrap();
-    assert_eq!(server.check_protocol(id, &ours.protocol_hashes()), Ok(Vec::new()));
-    let error = server.check_protocol(id, &theirs.protocol_hashes()).unwrap_err();
-    assert_eq!(error.class, "changed");
+    assert_eq!(server.check_protocol(id, &ours.protocol()), Ok(Vec::new()));
+    let error = server.check_protocol(id, &theirs.protocol()).unwrap_err();
+    assert_eq!(error, throng_replication::ProtocolMismatch::Class { class: "changed".into() });
 }
 
 #[test]

@@ -230,8 +230,8 @@ fn nobody_starves_and_no_frame_overspends() {
             let spent = net.bytes_sent(0) + net.peers[0].sent.len() * 28;
             assert!(spent <= budget + 1, "frame {frame} spent {spent} of {budget}");
             for event in net.peers[0].events.drain(..) {
-                if let throng_replication::ClientEvent::Updated { object, .. } = event {
-                    let at = things.iter().position(|thing| thing.index() == object).unwrap();
+                if let throng_replication::ClientEvent::Updated { handle, .. } = event {
+                    let at = things.iter().position(|thing| *thing == handle).unwrap();
                     if last[at] > 0 {
                         longest = longest.max(frame - last[at]);
                     }

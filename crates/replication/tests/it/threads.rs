@@ -52,7 +52,9 @@ fn bytes(threads: usize) -> Vec<u64> {
                 scope.spawn(move || {
                     let mut packets = Vec::new();
                     lane.run(&mut |out: throng_replication::Packets<'_>| {
-                        packets.extend(out.iter().map(|packet| (out.connection.0 as usize, packet.to_vec())));
+                        packets.extend(
+                            out.iter().map(|packet| (out.connection.index() as usize, packet.to_vec())),
+                        );
                     });
                     packets
                 })

@@ -161,7 +161,7 @@ fn the_last_state_of_a_large_object_arrives_before_its_end() {
     let mask = 1 << BODY;
     let told = &net.peers[0].events;
     assert!(
-        matches!(&told[..], [ClientEvent::Destroyed { handle, reason: DestroyReason::TornOff }] if *handle == big)
+        matches!(&told[..], [ClientEvent::Destroyed { handle, reason: DestroyReason::TornOff, .. }] if *handle == big)
             || matches!(&told[..], [ClientEvent::Updated { mask: changed, .. }, _] if changed & mask != 0),
         "{told:?}"
     );

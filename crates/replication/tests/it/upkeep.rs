@@ -192,8 +192,8 @@ fn a_replica_that_is_wrong_is_found_named_and_mended() {
         .iter()
         .filter(|event| matches!(event, ClientEvent::Diverged { property: AMMO, .. }))
         .collect();
-    let ClientEvent::Diverged { object, held, sent, .. } = found[0] else { panic!("filtered") };
-    assert_eq!((*object, sent), (thing.index(), &Value::UInt(0xa5)));
+    let ClientEvent::Diverged { handle, held, sent, .. } = found[0] else { panic!("filtered") };
+    assert_eq!((*handle, sent), (thing, &Value::UInt(0xa5)));
     assert_ne!(held, sent);
     assert_eq!(found.len(), 1);
 }

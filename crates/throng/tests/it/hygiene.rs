@@ -137,7 +137,7 @@ const CORE_TABLE: &[(&str, &[&str])] = &[
     // A derive macro reads and writes Rust.
     ("throng-replication-derive", &["proc-macro2", "quote", "syn"]),
     // What a connection keeps of few objects (hashbrown).
-    ("throng-replication", &["hashbrown", "thiserror"]),
+    ("throng-replication", &["glam", "hashbrown", "thiserror"]),
     // Ids are BLAKE3 of a counter; tables of names that callers choose need a keyed hasher (hashbrown); snapshots are
     // postcard (serde); free-form values are JSON; small lists of members (smallvec); what is wrong in a rule set is named
     // by its path (serde_path_to_error); Glicko-2 (skillratings).

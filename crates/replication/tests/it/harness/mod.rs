@@ -54,6 +54,7 @@ pub struct Net {
     pub fate: Option<Fate>,
     /// Does the same for packets to the server.
     pub up_lost: bool,
+    client_config: ClientConfig,
 }
 
 /// Class 0: position, health, ammo. Class 1: as 0, with differences. Class 2: owner conditions.
@@ -113,8 +114,11 @@ impl Net {
     }
 
     pub fn of(classes: Classes, config: ServerConfig, peers: usize) -> Self {
+        let client_config =
+            ClientConfig { packet_bytes_max: config.packet_bytes_max, ..ClientConfig::default() };
         let server = Server::new(config, &classes);
         let mut net = Self {
+            client_config,
             server,
             peers: Vec::new(),
             link: Link::default(),
@@ -136,7 +140,7 @@ impl Net {
         self.server.set_views(id, &[View::default()]);
         self.peers.push(Peer {
             id,
-            client: Client::new(ClientConfig::default(), &self.classes),
+            client: Client::new(self.client_config.clone(), &self.classes),
             down: VecDeque::new(),
             up: VecDeque::new(),
             sent: Vec::new(),
