@@ -355,7 +355,7 @@ impl LaneState {
         }
     }
 
-    /// Bytes that the waiting packets hold; for checking the books.
+    /// Bytes that the waiting packets hold.
     pub(crate) fn held_bytes(&self) -> usize {
         self.waiting.values().chain(self.loose.values()).map(Incoming::cost).sum()
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use throng_enet::secure::{Claims, ConnectToken, Entry, Gate, GateConfig, Opened, TokenKey};
+use throng_enet::secure::{TokenClaims, ConnectToken, Entry, Gate, GateConfig, Opened, TokenKey};
 use throng_enet::wire::{Body, CHANNEL_NONE, Command, Handshake, Header, PEER_ID_NONE, SESSION_UNUSED};
 use throng_enet::{
     Bytes, Compressor, Config, Delivery, Event, Host, Lane, Naming, PeerId, PeerState, RangeCoder,
@@ -552,7 +552,7 @@ pub fn enet_gate(input: &[u8]) {
     let [choice, steps @ ..] = input else { return };
     let (now, unix_s) = (Instant::from_millis(5), 1_000);
     let key = TokenKey::new([3; 32]);
-    let claims = Claims { user_id: 7, expires_unix_s: 1_030, servers: vec![address(1)], ..Claims::default() };
+    let claims = TokenClaims { user_id: 7, expires_unix_s: 1_030, servers: vec![address(1)], ..TokenClaims::default() };
     let token = key.issue(&claims, [5; 88]).expect("one server");
     let config = GateConfig { servers: vec![address(1)], plain: choice & 1 != 0, ..GateConfig::new(key, 1) };
     let mut gate = Gate::new(now, config);

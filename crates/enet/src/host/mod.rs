@@ -1,10 +1,10 @@
 //! All connections of one socket.
 
 mod bandwidth;
-mod books;
 mod closed;
 mod handshake;
-mod looking;
+mod index;
+mod introspection;
 mod receiving;
 mod requests;
 mod sealing;

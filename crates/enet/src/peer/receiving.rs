@@ -202,7 +202,7 @@ impl Peer {
         self.lowest_rtt_ms = self.lowest_rtt_ms.min(rtt_ms);
     }
 
-    /// Takes a command that was acknowledged out of the books.
+    /// Takes a command that was acknowledged out of the log.
     pub(super) fn forget_sent(&mut self, ctx: &mut Context, index: SentIndex) -> Content {
         let sent = self.sent.get(index);
         let (channel, number, len) = (sent.channel, sent.number, sent.content.data_len());

@@ -56,7 +56,7 @@ impl Host {
         self.slots[index].peer = Some(Box::new(peer));
     }
 
-    /// Brings the host's books in line with a peer that was touched. `mark`: whether it may have something to send.
+    /// Updates the host's tables after a peer changed. `mark`: the peer may have something to send.
     pub(super) fn settle(&mut self, index: u32, mark: bool) {
         let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { return };
         if peer.state == State::Over {
