@@ -19,7 +19,7 @@
 //!
 //! ```
 //! use throng_enet::secure::{TokenClaims, Entry, Gate, GateConfig, Opened, TokenKey};
-//! use throng_stdx::Instant;
+//! use throng_enet::Instant;
 //!
 //! # fn entropy<const N: usize>() -> [u8; N] { [7; N] }
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

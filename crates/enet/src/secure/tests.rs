@@ -304,3 +304,24 @@ fn enet_connects_through_the_gate_on_a_lossy_link() {
         );
     }
 }
+
+#[test]
+fn a_challenge_admits_only_the_address_that_it_was_sent_to() {
+    let (mut gate, now) = (gate(), Instant::ZERO);
+    let mut entry = Entry::new(now, &token(1), 1);
+    let (mut request, mut response, mut scratch) = (Vec::new(), Vec::new(), Vec::new());
+    assert!(entry.poll_transmit(now, &mut request));
+    let Opened::Answer(challenge) = gate.open(now, UNIX_S, client(1), &request, &mut scratch) else {
+        panic!("no challenge")
+    };
+    assert_eq!(entry.open(now, challenge, &mut Vec::new()), Opened::Nothing);
+    assert!(entry.poll_transmit(now, &mut response));
+    // Another address of the same client, and another port, both before the right one.
+    let other_port = SocketAddr::new(client(1).ip(), client(1).port() + 1);
+    for from in [client(2), other_port] {
+        assert_eq!(gate.open(now, UNIX_S, from, &response, &mut scratch), Opened::Nothing);
+    }
+    assert_eq!((gate.session_count(), gate.stats().refused_tokens), (0, 2));
+    let _ = gate.open(now, UNIX_S, client(1), &response, &mut scratch);
+    assert_eq!(gate.session_count(), 1);
+}

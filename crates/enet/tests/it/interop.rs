@@ -188,7 +188,7 @@ fn expect_timeout(their: &Peer, our: &mut Ours, peer: PeerId) {
 
 /// Builds the C program; `None`, with a word about it, where the library is not installed.
 static PEER: LazyLock<Option<Program>> = LazyLock::new(|| {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peer/peer.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/peer/peer.c");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("enet-peer");
     let mut probe = Command::new("cc");
     probe.args(["-E", "-include", "enet/enet.h", "-x", "c", "/dev/null", "-o", "/dev/null"]);

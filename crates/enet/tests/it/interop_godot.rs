@@ -146,7 +146,7 @@ static GODOT: LazyLock<Option<Program>> = LazyLock::new(|| {
         eprintln!("skipped: no godot3-server; scripts/setup --tests installs it");
         return None;
     }
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peer/godot.gd");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/peer/godot.gd");
     let words = ["godot3-server", "-s", script.to_str().expect("a plain path"), "--"];
     Some(words.map(str::to_owned).to_vec())
 });

@@ -37,6 +37,6 @@ static PEER: LazyLock<Option<Program>> = LazyLock::new(|| {
         eprintln!("skipped: no Python with the module enet; scripts/setup --tests installs python3-enet");
         return None;
     };
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peer/peer.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/peer/peer.py");
     Some(vec![python.to_owned(), script.to_str().expect("a plain path").to_owned()])
 });
