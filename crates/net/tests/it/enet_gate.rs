@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use common::*;
 use throng_net::enet::HostFigures;
-use throng_net::enet::secure::{TokenClaims, ConnectToken, GateConfig, TokenKey};
+use throng_net::enet::secure::{ConnectToken, GateConfig, TokenClaims, TokenKey};
 use throng_net::*;
 
 const KEY: [u8; 32] = [9; 32];

@@ -19,7 +19,7 @@ fn remote_procedure_calls_pass_through_the_relay() {
     if !has_godot() {
         return;
     }
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/godot/rpc.gd");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/godot/rpc.gd");
     let [answered, asked] = relayed(Relay::config, &script, ["answer", "ask"]);
     assert_eq!(asked, ["came", "hello everybody from me", "done"]);
     assert_eq!(answered, ["came", "hello everybody from them", "went"]);
