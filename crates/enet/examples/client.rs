@@ -14,8 +14,7 @@ use std::error::Error;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant as Clock};
 
-use throng_enet::{Config, Delivery, Event, Host, Lane};
-use throng_stdx::Instant;
+use throng_enet::{Config, Delivery, Event, Host, Instant, Lane};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let server: SocketAddr = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:7777".into()).parse()?;

@@ -16,8 +16,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::net::UdpSocket;
 use std::time::{Duration, Instant as Clock};
 
-use throng_enet::{Config, Event, Host};
-use throng_stdx::Instant;
+use throng_enet::{Config, Event, Host, Instant};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:7777".into());

@@ -14,12 +14,20 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Whether `cost` more bytes fit. What is next in its lane may use everything, the rest half: otherwise packets behind
-    /// a gap could keep out the one that closes it.
+    /// Whether `cost` more bytes fit. The next packet of a lane may use all of the peer's share, the others half:
+    /// otherwise packets behind a gap could keep out the one that closes it. The last eighth of the host's bytes is for
+    /// peers that hold little.
     pub(crate) fn has_room(&self, peer: Held, cost: usize, is_next: bool) -> bool {
         let peer_max = if is_next { self.peer_max } else { self.peer_max / 2 };
         let after = peer.0 + cost;
-        after <= peer_max && (after <= GUARANTEED || self.total.0 + cost <= self.host_max)
+        let host_max = if after <= GUARANTEED { self.host_max } else { self.host_max - self.host_max / 8 };
+        after <= peer_max && self.total.0 + cost <= host_max
+    }
+
+    /// Whether `cost` bytes may be set aside before they arrive: only while half of the host's bytes are free, so that
+    /// announcing long packets cannot use up what others need.
+    pub(crate) fn may_reserve(&self, peer: Held, cost: usize, is_next: bool) -> bool {
+        self.has_room(peer, cost, is_next) && self.total.0 + cost <= self.host_max / 2
     }
 
     pub(crate) fn take(&mut self, peer: &mut Held, cost: usize) {
@@ -34,7 +42,7 @@ impl Budget {
     }
 }
 
-/// What a packet or fragment costs beside its bytes: its entry in a map or queue and the allocation's header, rounded up.
-pub(crate) const OVERHEAD: usize = 96;
-/// What a peer may hold even when the host's budget is used up by others: the small packets of a game.
+/// Bytes that a packet in a queue costs beside its content: its entry, and that of a queue which has just doubled.
+pub(crate) const OVERHEAD: usize = 128;
+/// Bytes held up to which a peer may use the last eighth of the host's: the small packets of a game.
 const GUARANTEED: usize = 16 * 1024;

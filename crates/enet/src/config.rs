@@ -37,7 +37,7 @@ pub struct Config {
     /// [`Host::poll_event`](crate::Host::poll_event). Beyond it, what arrives is dropped and not acknowledged; what is
     /// not next in its lane may use half. At least twice [`packet_bytes_max`](Self::packet_bytes_max). Default 65 MiB.
     pub peer_bytes_max: usize,
-    /// The same for all peers together; beyond it, only peers that hold less than 16 KiB are served. Default 1 GiB.
+    /// The same for all peers together; the last eighth is kept for peers that hold less than 16 KiB. Default 1 GiB.
     pub host_bytes_max: usize,
     /// Bytes that may wait to be sent or acknowledged, per peer; beyond it [`Host::send`](crate::Host::send) fails. A
     /// packet sent to many peers counts at each, though it is stored once. Default 64 MiB.
@@ -68,6 +68,22 @@ pub struct Config {
     pub bandwidth_reports: BandwidthReports,
     /// When peers that have connected to this host are pinged.
     pub pings: Pings,
+    /// How much reliable data may be on its way to a peer.
+    pub windows: Windows,
+}
+
+/// Limits of a [`Config`] that can be changed while the host runs, with
+/// [`Host::set_limits`](crate::Host::set_limits). Each is explained at the field of the same name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// See [`Config::peers_per_ip_max`].
+    pub peers_per_ip_max: usize,
+    /// See [`Config::lanes_max`].
+    pub lanes_max: u8,
+    /// See [`Config::packet_bytes_max`].
+    pub packet_bytes_max: usize,
+    /// See [`Config::peer_bytes_max`].
+    pub peer_bytes_max: usize,
 }
 
 /// How a host names its connections.
@@ -91,6 +107,18 @@ pub enum Pings {
     WhenSilent,
     /// Whenever nothing was acknowledged for the ping interval, whatever has arrived meanwhile, as the C library does it.
     Always,
+}
+
+/// How much reliable data may be on its way to a peer at the same time. Never more than both ends agreed on, 64 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Windows {
+    /// As much as the path carries, measured by the rate of acknowledgements and the lowest round trip; the throttle
+    /// decides about unreliable packets only. Queues on the way stay short, and links are shared.
+    #[default]
+    Adaptive,
+    /// All that was agreed on, times the throttle, as the C library does it. For comparing bytes with it.
+    Throttled,
 }
 
 /// When a host sends BANDWIDTH_LIMIT.
@@ -139,6 +167,7 @@ impl Config {
             naming: Naming::Random,
             bandwidth_reports: BandwidthReports::WhenLimited,
             pings: Pings::WhenSilent,
+            windows: Windows::Adaptive,
         }
     }
 
@@ -146,6 +175,23 @@ impl Config {
     #[must_use]
     pub fn client(seed: u128) -> Self {
         Self { accept: false, ..Self::new(seed) }
+    }
+
+    /// The limits that can be changed while a host runs.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        Limits {
+            peers_per_ip_max: self.peers_per_ip_max,
+            lanes_max: self.lanes_max,
+            packet_bytes_max: self.packet_bytes_max,
+            peer_bytes_max: self.peer_bytes_max,
+        }
+    }
+
+    pub(crate) fn set_limits(&mut self, limits: Limits) {
+        let Limits { peers_per_ip_max, lanes_max, packet_bytes_max, peer_bytes_max } = limits;
+        (self.peers_per_ip_max, self.lanes_max) = (peers_per_ip_max, lanes_max);
+        (self.packet_bytes_max, self.peer_bytes_max) = (packet_bytes_max, peer_bytes_max);
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {

@@ -93,6 +93,12 @@ impl Estimate {
         self.counter = (self.counter + THROTTLE_SCALE - THROTTLE_COUNTER_STEP) % THROTTLE_SCALE;
     }
 
+    /// Time that a command has before others that were sent later tell that it is lost: what is reordered comes within a
+    /// quarter of a round trip.
+    pub(crate) fn patience_ms(&self) -> u32 {
+        self.rtt_ms.saturating_add((self.rtt_ms / 4).max(self.variance_ms).max(2))
+    }
+
     /// Time after which a command sent now counts as lost, in milliseconds.
     pub(crate) fn resend_after_ms(&self, floor_ms: u32) -> u32 {
         self.rtt_ms.saturating_add(self.variance_ms.saturating_mul(4)).max(floor_ms).max(1)

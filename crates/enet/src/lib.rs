@@ -31,8 +31,7 @@
 //!
 //! ```no_run
 //! use std::{net::UdpSocket, time::{Duration, Instant as Clock}};
-//! use throng_enet::{Config, Event, Host};
-//! use throng_stdx::Instant;
+//! use throng_enet::{Config, Event, Host, Instant};
 //!
 //! # fn entropy() -> u128 { 7 }
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -65,8 +64,7 @@
 //! A client and a server in one thread, without a socket:
 //!
 //! ```
-//! use throng_enet::{Config, Delivery, Event, Host, Lane};
-//! use throng_stdx::Instant;
+//! use throng_enet::{Config, Delivery, Event, Host, Instant, Lane};
 //!
 //! let now = Instant::ZERO;
 //! let (client_address, server_address) = ("10.0.0.1:5000".parse()?, "10.0.0.2:7777".parse()?);
@@ -104,7 +102,7 @@
 //!
 //! ENet neither encrypts nor authenticates: whoever sits on the path can read and change everything. The
 //! [checksum](Config::checksum) keeps out forgers who do not; [`secure`] puts both below ENet for clients of one's own. Throughput to one peer is bounded by the protocol's window
-//! of 64 KiB per round trip. Reliable packets end with the connection: what was not acknowledged then may or may not have
+//! of 64 KiB per round trip, and by what its path carries. Reliable packets end with the connection: what was not acknowledged then may or may not have
 //! arrived.
 //!
 //! # Costs
@@ -112,13 +110,12 @@
 //! An idle connection takes about 1.3 KiB, tables included, and sends one ping every half second. The driver needs one call of
 //! [`Host::handle_timeout`] when [`Host::next_timeout`] says so, and none while nobody is connected.
 
-#![cfg_attr(not(test), no_std)]
+#![cfg_attr(not(any(test, fuzzing)), no_std)]
 #![forbid(unsafe_code)]
 
 extern crate alloc;
 
 mod address;
-mod assembly;
 mod budget;
 mod checksum;
 mod compress;
@@ -127,6 +124,7 @@ mod estimate;
 mod half_open;
 mod host;
 mod lane;
+mod path;
 mod peer;
 mod range_coder;
 mod secret;
@@ -137,16 +135,21 @@ mod statistics;
 #[cfg(test)]
 mod tests;
 mod types;
+mod waiting;
 pub mod wire;
 mod work;
 
 pub use bytes::Bytes;
 pub use compress::{Compressor, CorruptBlock};
-pub use config::{BandwidthReports, Config, Naming, Pings};
+pub use config::{BandwidthReports, Config, Limits, Naming, Pings, Windows};
 pub use host::{Hook, Host, Intercept};
 pub use range_coder::RangeCoder;
 pub use statistics::{RoundTrips, Traffic};
+pub use throng_stdx::Instant;
 pub use types::{
     ConfigError, ConnectError, Delivery, Event, Lane, PeerId, PeerInfo, PeerState, Reason, SendError, Stats,
-    Transmit,
+    Transmit, Via,
 };
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use work::steps;

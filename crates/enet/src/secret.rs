@@ -20,7 +20,7 @@ impl Secret {
     /// Sixty-four fresh bits.
     pub(crate) fn draw(&mut self) -> u64 {
         self.drawn += 1;
-        let mut hasher = Sip::new(self.key);
+        let mut hasher = Sip::<2, 4>::new(self.key);
         hasher.write_u64(self.drawn);
         hasher.finish()
     }
@@ -36,21 +36,23 @@ impl Secret {
 pub(crate) struct Keyed([u64; 2]);
 
 impl BuildHasher for Keyed {
-    type Hasher = Sip;
+    type Hasher = Sip<1, 3>;
 
-    fn build_hasher(&self) -> Sip {
+    fn build_hasher(&self) -> Self::Hasher {
         Sip::new(self.0)
     }
 }
 
-/// SipHash-2-4 over 64-bit words; shorter writes are padded, so it is not the byte-stream variant.
+/// SipHash with `C` rounds for each word and `D` at the end, over 64-bit words; shorter writes are padded, so it is not the
+/// byte-stream variant. Numbers that others see are drawn with 2 and 4; tables, whose hashes nobody sees, have 1 and 3, as
+/// those of the standard library.
 #[derive(Clone, Debug)]
-pub(crate) struct Sip {
+pub(crate) struct Sip<const C: usize, const D: usize> {
     state: [u64; 4],
     words: u64,
 }
 
-impl Sip {
+impl<const C: usize, const D: usize> Sip<C, D> {
     fn new([k0, k1]: [u64; 2]) -> Self {
         let state = [
             k0 ^ 0x736F_6D65_7073_6575,
@@ -64,14 +66,14 @@ impl Sip {
     fn word(&mut self, word: u64) {
         self.words += 1;
         self.state[3] ^= word;
-        for _ in 0..2 {
+        for _ in 0..C {
             self.state = round(self.state);
         }
         self.state[0] ^= word;
     }
 }
 
-impl Hasher for Sip {
+impl<const C: usize, const D: usize> Hasher for Sip<C, D> {
     fn write(&mut self, bytes: &[u8]) {
         for part in bytes.chunks(8) {
             let mut word = [0; 8];
@@ -85,7 +87,7 @@ impl Hasher for Sip {
         last.word(self.words << 56);
         last.state[2] ^= 0xFF;
         let mut state = last.state;
-        for _ in 0..4 {
+        for _ in 0..D {
             state = round(state);
         }
         state[0] ^ state[1] ^ state[2] ^ state[3]

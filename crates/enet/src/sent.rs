@@ -12,6 +12,7 @@ use core::cmp::Reverse;
 
 use bytes::Bytes;
 
+use crate::path::Snapshot;
 use crate::wire::{Body, CHANNEL_NONE, Command, Fragment};
 use crate::work;
 
@@ -60,10 +61,6 @@ pub(crate) struct Sent {
     pub(crate) attempts: u8,
     /// False while the command waits to be sent again.
     pub(crate) in_flight: bool,
-    /// Was resent before its time; that happens once.
-    pub(crate) resent_early: bool,
-    /// Acknowledgements of commands that were sent later than this one.
-    overtaken: u8,
     pub(crate) timeout_ms: u32,
     /// Time of the last transmission.
     pub(crate) sent_ms: u64,
@@ -71,6 +68,8 @@ pub(crate) struct Sent {
     times: [u16; TIMES],
     /// Number of the last transmission among all of this peer's.
     order: u64,
+    /// The path at the last transmission of data.
+    pub(crate) snapshot: Snapshot,
     previous: u32,
     next: u32,
 }
@@ -98,6 +97,8 @@ pub(crate) struct SentLog {
     deadlines: BinaryHeap<Reverse<(u64, u64, SentIndex)>>,
     in_flight: usize,
     transmissions: u64,
+    /// Latest transmission that was acknowledged.
+    acknowledged: u64,
 }
 
 impl SentLog {
@@ -110,6 +111,7 @@ impl SentLog {
             deadlines: BinaryHeap::new(),
             in_flight: 0,
             transmissions: 0,
+            acknowledged: 0,
         }
     }
 
@@ -141,12 +143,11 @@ impl SentLog {
             content,
             attempts: 0,
             in_flight: false,
-            resent_early: false,
-            overtaken: 0,
             timeout_ms,
             sent_ms: now_ms,
             times: [0; TIMES],
             order: 0,
+            snapshot: Snapshot::default(),
             previous: NONE,
             next: NONE,
         };
@@ -179,7 +180,6 @@ impl SentLog {
         sent.times[usize::from(sent.attempts) % TIMES] = now_ms as u16;
         sent.attempts = sent.attempts.saturating_add(1);
         sent.in_flight = true;
-        sent.overtaken = 0;
         sent.sent_ms = now_ms;
         sent.order = order;
         (sent.previous, sent.next) = (tail, NONE);
@@ -245,20 +245,22 @@ impl SentLog {
         }
     }
 
-    /// Notes that the transmission numbered `order` was acknowledged, and returns the oldest command in flight if three
-    /// later ones have now overtaken it. Spec: enet A10
-    pub(crate) fn overtake(&mut self, order: u64) -> Option<SentIndex> {
-        let index = self.head;
-        let sent = self.entries.get_mut(index as usize)?;
-        if sent.order >= order || sent.resent_early {
-            return None;
-        }
-        sent.overtaken += 1;
-        if sent.overtaken < OVERTAKEN_MAX {
-            return None;
-        }
-        sent.resent_early = true;
-        Some(index)
+    /// Notes that the transmission numbered `order` was acknowledged.
+    pub(crate) fn note_acknowledged(&mut self, order: u64) {
+        self.acknowledged = self.acknowledged.max(order);
+    }
+
+    /// The oldest command in flight if it counts as lost: one sent three transmissions later was acknowledged, and it has
+    /// had `patience_ms`. Spec: enet A10
+    pub(crate) fn overtaken(&self, now_ms: u64, patience_ms: u32) -> Option<SentIndex> {
+        let sent = self.entries.get(self.head as usize)?;
+        let is_overtaken = sent.order + OVERTAKEN_BY <= self.acknowledged;
+        let is_late = now_ms.saturating_sub(sent.sent_ms) >= u64::from(patience_ms);
+        (is_overtaken && is_late).then_some(self.head)
+    }
+
+    pub(crate) fn set_snapshot(&mut self, index: SentIndex, snapshot: Snapshot) {
+        self.entries[index as usize].snapshot = snapshot;
     }
 
     /// Whether a command is in the log and not in flight.
@@ -362,7 +364,7 @@ pub(crate) const CONTROL: u8 = CHANNEL_NONE;
 const NONE: SentIndex = SentIndex::MAX;
 const TIMES: usize = 8;
 /// As in TCP: two later ones may just have been reordered.
-const OVERTAKEN_MAX: u8 = 3;
+const OVERTAKEN_BY: u64 = 3;
 /// Room for commands that a connection keeps when all were acknowledged, about 10 KiB once it has needed that much.
 const KEPT: usize = 64;
 
@@ -421,16 +423,24 @@ mod tests {
     }
 
     #[test]
-    fn three_later_acknowledgements_overtake_once() {
+    fn a_command_is_lost_when_later_ones_were_acknowledged_and_it_had_its_time() {
+        // Sent at 100, 101, and so on.
         let (mut log, numbers) = log(5);
-        let mut early = Vec::new();
-        for number in 1..5 {
+        let first = numbers.get(0).expect("unacknowledged");
+        let acknowledge = |log: &mut SentLog, number: u16| {
             let index = numbers.get(number).expect("unacknowledged");
             let order = log.order(index);
             log.remove(index);
-            early.extend(log.overtake(order));
-        }
-        assert_eq!(early, [numbers.get(0).expect("unacknowledged")]);
+            log.note_acknowledged(order);
+        };
+        acknowledge(&mut log, 2);
+        assert_eq!(log.overtaken(500, 25), None, "two later may have been reordered");
+        acknowledge(&mut log, 3);
+        assert_eq!(log.overtaken(124, 25), None, "it may still be on its way");
+        assert_eq!(log.overtaken(125, 25), Some(first));
+        log.land(first);
+        log.transmit(125, first);
+        assert_eq!(log.overtaken(500, 25), None, "the next may have been reordered");
     }
 
     #[test]

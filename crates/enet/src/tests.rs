@@ -6,8 +6,8 @@ use core::time::Duration;
 
 use throng_stdx::{Instant, Rng};
 
-use crate::wire::{Command, Header};
-use crate::{BandwidthReports, Config, Delivery, Event, Host, Lane, PeerId, work};
+use crate::wire::{Body, CHANNEL_NONE, Command, Fragment, Handshake, Header, PEER_ID_NONE, SESSION_UNUSED};
+use crate::{BandwidthReports, Config, Delivery, Event, Host, Lane, PeerId, SendError, work};
 
 /// A client and a server, ten milliseconds apart.
 struct Pair {
@@ -214,4 +214,226 @@ fn sharing_bandwidth_takes_one_look_at_each_peer_whatever_they_announce() {
     assert_eq!(server.peer_count(), 200);
     let later = steps(now + Duration::from_secs(1), &mut server, &mut clients);
     assert!((200..=200 * 8).contains(&later), "{later} steps for 200 peers");
+}
+
+/// The header under which a connected client's datagrams reach the server of `pair`.
+fn client_header(pair: &mut Pair, peer: PeerId) -> Header {
+    pair.hosts[0].send(peer, Lane(0), &b"x"[..], Delivery::Unreliable).expect("there is room");
+    let mut datagram = Vec::new();
+    let _ = pair.hosts[0].poll_transmit(pair.now, &mut datagram).expect("a datagram");
+    let header = Header::decode(&datagram).expect("a header").0;
+    Header { sent_time: Some(0), ..header }
+}
+
+/// Hands the server of `pair` one command that its client could have sent.
+fn inject(pair: &mut Pair, header: Header, command: Command<'_>) {
+    let mut datagram = Vec::new();
+    header.encode(&mut datagram);
+    command.encode(&mut datagram);
+    pair.hosts[1].handle_datagram(pair.now, address(0), &datagram);
+}
+
+fn loose_fragment(number: u16, count: u32, index: u32) -> Command<'static> {
+    let fragment = Fragment { start: number, count, index, total: count, offset: index, payload: b"x" };
+    let body = Body::SendUnreliableFragment(fragment);
+    Command { channel: 0, number: 0, acknowledge: false, unsequenced: false, body }
+}
+
+#[test]
+fn incomplete_unreliable_packets_do_not_slow_down_complete_ones() {
+    let mut pair = Pair::new(Config::new(2));
+    let peer = pair.connect(1);
+    let header = client_header(&mut pair, peer);
+    // The second halves of 10,000 packets, then 10,000 whole ones before them.
+    for number in 20_000..30_000 {
+        inject(&mut pair, header, loose_fragment(number, 2, 1));
+    }
+    let before = work::steps();
+    for number in 1..10_000 {
+        inject(&mut pair, header, loose_fragment(number, 1, 0));
+    }
+    let steps = work::steps() - before;
+    let received = core::iter::from_fn(|| pair.hosts[1].poll_event()).count();
+    assert_eq!(received, 9_999);
+    assert!(steps < 50_000, "{steps} steps for 9,999 packets");
+}
+
+#[test]
+fn a_crowded_address_gets_its_last_id_in_a_few_steps() {
+    let config = Config { half_open_per_ip_max: 8_192, half_open_per_prefix_max: 1 << 20, ..Config::new(2) };
+    let mut pair = Pair::new(Config { half_open_max: 1 << 20, ..config });
+    let now = pair.now;
+    let mut steps_max = 0;
+    for _ in 0..4_095 {
+        let before = work::steps();
+        let connected = pair.hosts[0].connect(now, address(1), 1, 0);
+        connected.expect("an id is free");
+        steps_max = steps_max.max(work::steps() - before);
+    }
+    assert!(steps_max <= 200, "{steps_max} steps for one connection");
+    assert!(pair.hosts[0].connect(now, address(1), 1, 0).is_err(), "all ids are in use");
+    for _ in 0..4 {
+        pair.turn();
+    }
+    assert_eq!(pair.hosts[1].peer_count(), 4_095);
+    // Another 1,000 CONNECTs from the full address, as a stranger can send them.
+    let before = work::steps();
+    for n in 0..1_000 {
+        let datagram = connect_datagram(n, (n % 4_000) as u16);
+        pair.hosts[1].handle_datagram(pair.now, address(0), &datagram);
+    }
+    let steps = work::steps() - before;
+    assert!(steps <= 70_000, "{steps} steps for 1,000 CONNECTs");
+    for host in &pair.hosts {
+        host.check_invariants();
+    }
+}
+
+fn connect_datagram(connect_id: u32, peer_id: u16) -> Vec<u8> {
+    let handshake = Handshake {
+        peer_id,
+        incoming_session: SESSION_UNUSED,
+        outgoing_session: SESSION_UNUSED,
+        mtu: 1400,
+        window: 65_536,
+        channels: 1,
+        incoming_bandwidth: 0,
+        outgoing_bandwidth: 0,
+        throttle_interval: 5_000,
+        throttle_acceleration: 2,
+        throttle_deceleration: 2,
+        connect_id: connect_id.to_be_bytes(),
+    };
+    let body = Body::Connect(handshake, 0);
+    let mut out = Vec::new();
+    Header { peer_id: PEER_ID_NONE, session: 0, compressed: false, sent_time: Some(0) }.encode(&mut out);
+    Command { channel: CHANNEL_NONE, number: 1, acknowledge: true, unsequenced: false, body }
+        .encode(&mut out);
+    out
+}
+
+#[test]
+fn the_refusal_of_a_long_packet_names_the_longest_that_the_lane_takes_now() {
+    let mut pair = Pair::new(Config::new(2));
+    let peer = pair.connect(1);
+    for _ in 0..4_080 {
+        pair.hosts[0].send(peer, Lane(0), &b"x"[..], Delivery::Reliable).expect("there is room");
+    }
+    let refused = pair.hosts[0].send(peer, Lane(0), alloc::vec![0; 32 << 20], Delivery::Reliable);
+    let Err(SendError::TooLongNow { len, max, lane }) = refused else { panic!("{refused:?}") };
+    assert_eq!((len, lane), (32 << 20, 0));
+    let refused = pair.hosts[0].send(peer, Lane(0), alloc::vec![0; max + 1], Delivery::Reliable);
+    assert_eq!(refused, Err(SendError::TooLongNow { len: max + 1, max, lane }));
+    assert_eq!(pair.hosts[0].send(peer, Lane(0), alloc::vec![0; max], Delivery::Reliable), Ok(()));
+}
+
+#[test]
+fn a_full_budget_is_not_counted_as_malformed() {
+    let config = Config { packet_bytes_max: 1_000, peer_bytes_max: 2_000, ..Config::new(2) };
+    let mut pair = Pair::new(config);
+    let peer = pair.connect(1);
+    let header = client_header(&mut pair, peer);
+    for number in 2..100 {
+        let body = Body::SendReliable { payload: &[7; 100] };
+        let command = Command { channel: 0, number, acknowledge: true, unsequenced: false, body };
+        inject(&mut pair, header, command);
+    }
+    let stats = pair.hosts[1].stats();
+    assert!(stats.dropped_full > 80, "{stats:?}");
+    assert_eq!(stats.dropped_malformed, 0);
+}
+
+#[test]
+fn a_datagram_with_another_session_is_not_the_peers() {
+    let mut pair = Pair::new(Config::new(2));
+    let peer = pair.connect(1);
+    let header = client_header(&mut pair, peer);
+    for session in 0..4 {
+        inject(&mut pair, Header { session, ..header }, loose_fragment(1 + u16::from(session), 1, 0));
+    }
+    let received = core::iter::from_fn(|| pair.hosts[1].poll_event()).count();
+    assert_eq!((received, pair.hosts[1].stats().dropped_unknown), (1, 3));
+}
+
+#[test]
+fn acknowledgements_that_wait_for_one_peer_are_bounded() {
+    let mut pair = Pair::new(Config::new(2));
+    let peer = pair.connect(1);
+    let header = client_header(&mut pair, peer);
+    for _ in 0..10_000 {
+        let command = Command {
+            channel: CHANNEL_NONE,
+            number: 9,
+            acknowledge: true,
+            unsequenced: false,
+            body: Body::Ping,
+        };
+        inject(&mut pair, header, command);
+    }
+    let mut datagram = Vec::new();
+    let mut bytes = 0;
+    while pair.hosts[1].poll_transmit(pair.now, &mut datagram).is_some() {
+        bytes += datagram.len();
+    }
+    assert!((4_096 * 8..4_096 * 8 + 10_000).contains(&bytes), "{bytes} bytes of acknowledgements");
+    assert_eq!(pair.hosts[1].stats().dropped_full, 10_000 - 4_096);
+}
+
+#[test]
+fn a_verify_connect_with_another_connect_id_is_refused() {
+    let mut pair = Pair::new(Config::new(2));
+    let peer = pair.hosts[0].connect(pair.now, address(1), 1, 0).expect("there is room");
+    let mut datagram = Vec::new();
+    let _ = pair.hosts[0].poll_transmit(pair.now, &mut datagram).expect("a CONNECT");
+    pair.hosts[1].handle_datagram(pair.now, address(0), &datagram);
+    let _ = pair.hosts[1].poll_transmit(pair.now, &mut datagram).expect("a VERIFY_CONNECT");
+    let (header, at) = Header::decode(&datagram).expect("a header");
+    let Ok((Command { body: Body::VerifyConnect(handshake), number, channel, .. }, _)) =
+        Command::decode(&datagram[at..])
+    else {
+        panic!("{datagram:?}")
+    };
+    let mut connect_id = handshake.connect_id;
+    connect_id[3] ^= 1;
+    let body = Body::VerifyConnect(Handshake { connect_id, ..handshake });
+    let mut forged = Vec::new();
+    header.encode(&mut forged);
+    Command { channel, number, acknowledge: true, unsequenced: false, body }.encode(&mut forged);
+    pair.hosts[0].handle_datagram(pair.now, address(1), &forged);
+    let event = pair.hosts[0].poll_event();
+    assert_eq!(event, Some(Event::Disconnected { peer, data: 0, reason: crate::Reason::Refused }));
+}
+
+#[test]
+fn repeated_connects_from_an_unproven_address_are_never_answered_with_more_bytes() {
+    // A compressor that shrinks CONNECT makes the answer the longer datagram.
+    let config = Config { compressor: Some(alloc::boxed::Box::new(OneConnect)), ..Config::new(2) };
+    let mut pair = Pair::new(config);
+    let mut packed = Vec::new();
+    Header { peer_id: PEER_ID_NONE, session: 0, compressed: true, sent_time: Some(0) }.encode(&mut packed);
+    packed.push(1);
+    let (mut bytes_in, mut bytes_out, mut datagram) = (0, 0, Vec::new());
+    for _ in 0..200 {
+        bytes_in += packed.len();
+        pair.hosts[1].handle_datagram(pair.now, address(0), &packed);
+        while pair.hosts[1].poll_transmit(pair.now, &mut datagram).is_some() {
+            bytes_out += datagram.len();
+        }
+        assert!(bytes_out <= bytes_in, "{bytes_in} bytes in, {bytes_out} out");
+    }
+    assert!(bytes_out > 0, "the balance allows an answer in the end");
+}
+
+/// Unpacks any block to one CONNECT, and packs nothing.
+struct OneConnect;
+
+impl crate::Compressor for OneConnect {
+    fn compress(&mut self, _: &[u8], _: usize, _: &mut Vec<u8>) -> bool {
+        false
+    }
+
+    fn decompress(&mut self, _: &[u8], _: usize, output: &mut Vec<u8>) -> Result<(), crate::CorruptBlock> {
+        output.extend_from_slice(&connect_datagram(7, 0)[4..]);
+        Ok(())
+    }
 }

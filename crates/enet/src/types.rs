@@ -120,7 +120,14 @@ pub enum PeerState {
 pub struct Transmit {
     /// The destination.
     pub to: SocketAddr,
+    /// The own address to send from.
+    pub via: Via,
 }
+
+/// One of the socket's own addresses, as its driver numbers them: answers leave from the address that was asked, on a
+/// server that has several. 0 leaves the choice to the system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Via(pub u16);
 
 /// A look at one connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,6 +137,14 @@ pub struct PeerInfo {
     pub address: SocketAddr,
     /// Where the connection stands.
     pub state: PeerState,
+    /// Id by which the other end is addressed; 4,095 until it is known.
+    pub remote_id: u16,
+    /// Number that the client chose for the connection, as it stands on the wire.
+    pub connect_id: [u8; 4],
+    /// Bytes per second that the other end takes, 0 for no limit.
+    pub incoming_bandwidth: u32,
+    /// Bytes per second that the other end sends at most, 0 for no limit.
+    pub outgoing_bandwidth: u32,
     /// Lanes agreed upon: 0 to `lanes - 1` can be used.
     pub lanes: u8,
     /// Longest datagram in bytes.
@@ -206,7 +221,7 @@ pub struct Stats {
     pub dropped_connects: u64,
     /// Handshakes that were not completed in time or made room for others.
     pub dropped_half_open: u64,
-    /// Packets or fragments dropped, and not acknowledged, because too much is waiting.
+    /// Packets, fragments or requests for acknowledgement dropped because too much is waiting; none was acknowledged.
     pub dropped_full: u64,
     /// Acknowledgements dropped because nothing was sent at the time they name.
     pub dropped_acks: u64,
@@ -328,6 +343,18 @@ pub enum SendError {
         len: usize,
         /// The most that this connection can carry.
         max: usize,
+    },
+    /// The packet needs more sequence numbers than the lane has before its next window.
+    #[error(
+        "a packet of {len} bytes exceeds the {max} that lane {lane} takes now; send up to {max}, or use another lane"
+    )]
+    TooLongNow {
+        /// Its length in bytes.
+        len: usize,
+        /// The longest that the lane takes now, 24,576 to 28,671 fragments.
+        max: usize,
+        /// The lane.
+        lane: u8,
     },
     /// Too much is waiting for this peer already.
     #[error("{queued} bytes are waiting to be sent; wait, or raise send_bytes_max")]

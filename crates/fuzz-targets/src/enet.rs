@@ -5,12 +5,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use throng_enet::secure::{Claims, ConnectToken, Entry, Gate, GateConfig, Opened, TokenKey};
+use throng_enet::secure::{ConnectToken, Entry, Gate, GateConfig, Opened, TokenClaims, TokenKey};
 use throng_enet::wire::{Body, CHANNEL_NONE, Command, Handshake, Header, PEER_ID_NONE, SESSION_UNUSED};
 use throng_enet::{
     Bytes, Compressor, Config, Delivery, Event, Host, Lane, Naming, PeerId, PeerState, RangeCoder,
 };
 use throng_stdx::Instant;
+
+use crate::bounded;
 
 /// One datagram: its header and its commands.
 ///
@@ -59,6 +61,14 @@ pub fn enet_range_coder(input: &[u8]) {
 /// limit, that the books balance, and that time gets on. One input in four has half a minute of silence at its end, after
 /// which nobody and nothing may be left.
 pub fn enet_datagram(input: &[u8]) {
+    bounded(DATAGRAM_BYTES_MAX, DATAGRAM_STEPS_MAX, || feed(input));
+}
+
+/// One host with 100,000 bytes for what it receives and 48 packets of 4,000 bytes to send, and the test's own buffers.
+const DATAGRAM_BYTES_MAX: u64 = 1 << 20;
+const DATAGRAM_STEPS_MAX: u64 = 50_000;
+
+fn feed(input: &[u8]) {
     let [choice, steps @ ..] = input else { return };
     let mut end = Lone::new(*choice);
     let mut rest = steps;
@@ -251,20 +261,33 @@ impl Lone {
     }
 }
 
-/// Two hosts over a network that does what the input says; at the end it heals. With the lowest bit of the first byte set
-/// the network also makes datagrams up, and only what protects the hosts is asserted. Otherwise:
+/// Two hosts over a network that does what the input says; at the end it heals.
 ///
 /// Asserts that reliable packets arrive once and in order, and all of them when the network has healed or the connection
 /// has ended with an event; that others arrive at most once and do not overtake within their lane, unless they may.
 pub fn enet_session(input: &[u8]) {
+    bounded(SESSION_BYTES_MAX, SESSION_STEPS_MAX, || play(input, false));
+}
+
+/// The same, with a network that also makes datagrams up. Asserts only what protects the hosts.
+pub fn enet_hostile_session(input: &[u8]) {
+    bounded(SESSION_BYTES_MAX, SESSION_STEPS_MAX, || play(input, true));
+}
+
+/// Two hosts with at most 60 packets of 9,000 bytes, in both queues and on both wires.
+const SESSION_BYTES_MAX: u64 = 6 << 20;
+const SESSION_STEPS_MAX: u64 = 200_000;
+
+fn play(input: &[u8], is_hostile: bool) {
     let [choice, steps @ ..] = input else { return };
-    let mut link = Link::new(*choice);
+    let mut link = Link::new(*choice & !1 | u8::from(is_hostile));
     let mut rest = steps;
     let mut count = 0;
     while let [step, amount, tail @ ..] = rest {
         rest = tail;
         count += 1;
-        if count > 120 {
+        // What more steps would reach, other inputs reach with fewer.
+        if count > 60 {
             break;
         }
         let from = usize::from(step & 1);
@@ -375,7 +398,7 @@ impl Link {
 
     fn send(&mut self, from: usize, amount: u8) {
         let Some(peer) = self.peers[from] else { return };
-        if self.total >= 120
+        if self.total >= 60
             || self.hosts[from].peer(peer).is_none_or(|info| info.state != PeerState::Connected)
         {
             return;
@@ -552,7 +575,12 @@ pub fn enet_gate(input: &[u8]) {
     let [choice, steps @ ..] = input else { return };
     let (now, unix_s) = (Instant::from_millis(5), 1_000);
     let key = TokenKey::new([3; 32]);
-    let claims = Claims { user_id: 7, expires_unix_s: 1_030, servers: vec![address(1)], ..Claims::default() };
+    let claims = TokenClaims {
+        user_id: 7,
+        expires_unix_s: 1_030,
+        servers: vec![address(1)],
+        ..TokenClaims::default()
+    };
     let token = key.issue(&claims, [5; 88]).expect("one server");
     let config = GateConfig { servers: vec![address(1)], plain: choice & 1 != 0, ..GateConfig::new(key, 1) };
     let mut gate = Gate::new(now, config);

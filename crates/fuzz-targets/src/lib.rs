@@ -26,7 +26,9 @@ use throng_stdx::Rng;
 
 pub use data::data;
 pub use ddc::{compact_binary, compressed_buffer, ddc_batch, ddc_package, ddc_routes};
-pub use enet::{enet_command, enet_datagram, enet_gate, enet_range_coder, enet_session};
+pub use enet::{
+    enet_command, enet_datagram, enet_gate, enet_hostile_session, enet_range_coder, enet_session,
+};
 pub use files::{channel_settings, state_machine};
 pub use gateway::gateway;
 pub use kcp::{kcp, kcp_link};
@@ -63,6 +65,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "enet_command", run: enet_command },
     Target { name: "enet_datagram", run: enet_datagram },
     Target { name: "enet_gate", run: enet_gate },
+    Target { name: "enet_hostile_session", run: enet_hostile_session },
     Target { name: "enet_range_coder", run: enet_range_coder },
     Target { name: "enet_session", run: enet_session },
     Target { name: "frame", run: frame },
@@ -85,6 +88,22 @@ pub const TARGETS: &[Target] = &[
     Target { name: "state_machine", run: state_machine },
     Target { name: "websocket", run: websocket },
 ];
+
+/// Runs a target's body and asserts that it never holds more than `bytes_max` bytes and takes at most `steps_max` turns of
+/// loops whose length depends on the input. Steps are counted where the code is built for fuzzing.
+pub(crate) fn bounded(bytes_max: u64, steps_max: u64, run: impl FnOnce()) {
+    #[cfg(fuzzing)]
+    let before = throng_enet::steps();
+    let used = allocation_counter::measure(run).bytes_max;
+    assert!(used <= bytes_max, "{used} bytes at once, {bytes_max} are allowed");
+    #[cfg(fuzzing)]
+    {
+        let steps = throng_enet::steps() - before;
+        assert!(steps <= steps_max, "{steps} steps, {steps_max} are allowed");
+    }
+    #[cfg(not(fuzzing))]
+    let _ = steps_max;
+}
 
 /// One to four small changes of one of `inputs`, of which there is at least one.
 ///

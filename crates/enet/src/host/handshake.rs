@@ -8,7 +8,7 @@ use crate::address::Key;
 use crate::config::{LANES_MAX, MTU_MAX, MTU_MIN, Naming, WINDOW_MAX, WINDOW_MIN};
 use crate::half_open::{HalfOpen, HalfOpenIndex};
 use crate::peer::{Envelope, Names, Peer, Terms, window};
-use crate::types::Reason;
+use crate::types::{Reason, Transmit};
 use crate::wire::{
     Body, CHANNEL_NONE, Command, Dialect, Handshake, Header, PEER_ID_NONE, SESSION_MASK, SESSION_UNUSED,
 };
@@ -116,7 +116,7 @@ impl Host {
             window(config.incoming_bandwidth, 0).min(connect.window).clamp(WINDOW_MIN, WINDOW_MAX);
         let entry = HalfOpen::new(names, terms, announced, data, self.ctx.now_ms);
         let index = self.half_open.insert(entry);
-        self.by_local.insert(Key::new(from, local_id), Owner::HalfOpen(index));
+        self.local_ids.insert(from, local_id, Owner::HalfOpen(index));
         self.arm_half_open();
         Some(index)
     }
@@ -170,7 +170,7 @@ impl Host {
         if let Some(entry) = self.half_open.get_mut(index) {
             entry.note_answer(sent_time, now_ms, datagram.len());
         }
-        self.loose.push_back((names.address, datagram));
+        self.loose.push_back((Transmit { to: names.address, via: self.via }, datagram));
     }
 
     /// A datagram with the right id and session for a handshake in progress: hopefully the acknowledgement.
@@ -211,7 +211,7 @@ impl Host {
     fn promote(&mut self, index: HalfOpenIndex, rtt_ms: u32, rest: &[u8], sent_time: Option<u16>) {
         let Some(entry) = self.half_open.remove(index) else { return };
         let HalfOpen { names, terms, data, .. } = entry;
-        self.by_local.remove(&Key::new(names.address, names.local_id));
+        self.local_ids.remove(names.address, names.local_id);
         if let Some(&old) = self.by_remote.get(&Key::new(names.address, names.remote_id)) {
             // The same client under the same name: it has forgotten the old connection. Spec: enet A9
             if let Some(peer) = self.slots[old as usize].peer.as_deref_mut() {
@@ -236,10 +236,11 @@ impl Host {
             };
             let mut datagram = Vec::new();
             self.seal_command(envelope, None, &command, &mut datagram);
-            return self.send_raw(names.address, datagram);
+            return self.answer(names.address, datagram);
         }
         let id = self.reserve();
-        let peer = Peer::accepted(&mut self.ctx, id, names, terms, data, rtt_ms);
+        let mut peer = Peer::accepted(&mut self.ctx, id, names, terms, data, rtt_ms);
+        peer.via = self.via;
         self.install(peer);
         self.ctx.stats.connects += 1;
         self.read_commands(id.index, rest, sent_time);
@@ -288,7 +289,7 @@ impl Host {
             };
             let mut datagram = Vec::new();
             self.seal_command(envelope, None, &ack, &mut datagram);
-            self.send_raw(from, datagram);
+            self.answer(from, datagram);
         }
     }
 }

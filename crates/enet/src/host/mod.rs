@@ -1,10 +1,11 @@
 //! All connections of one socket.
 
 mod bandwidth;
-mod books;
 mod closed;
 mod handshake;
-mod looking;
+mod index;
+mod introspection;
+mod local_ids;
 mod receiving;
 mod requests;
 mod sealing;
@@ -20,6 +21,7 @@ use throng_stdx::{Instant, TimerWheel};
 
 use bandwidth::Bandwidth;
 use closed::Closed;
+use local_ids::LocalIds;
 
 use crate::address::{Block, Key};
 use crate::budget::{Budget, Held};
@@ -28,7 +30,7 @@ use crate::estimate::THROTTLE_SCALE;
 use crate::half_open::{HalfOpenIndex, HalfOpens, Limits};
 use crate::peer::{Context, Peer, State};
 use crate::secret::{Keyed, Secret};
-use crate::types::{ConfigError, Event, PeerId, Stats, Transmit};
+use crate::types::{ConfigError, Event, PeerId, Stats, Transmit, Via};
 use crate::wire::{Dialect, Header, PEER_ID_NONE};
 
 /// All ENet connections of one UDP socket, in both roles.
@@ -42,7 +44,7 @@ pub struct Host {
     free: Vec<u32>,
     /// Connections that are not over, in no particular order; each knows its place here.
     live: Vec<u32>,
-    by_local: HashMap<Key, Owner, Keyed>,
+    local_ids: LocalIds,
     by_remote: HashMap<Key, u32, Keyed>,
     /// Connections per IP address; kept only when there is a limit on them.
     per_ip: HashMap<Block, usize, Keyed>,
@@ -59,7 +61,9 @@ pub struct Host {
     /// Datagrams sent in a row to the first of `dirty`.
     burst: u32,
     /// Datagrams that belong to no connection.
-    loose: VecDeque<(SocketAddr, Vec<u8>)>,
+    loose: VecDeque<(Transmit, Vec<u8>)>,
+    /// The own address that the present datagram came to.
+    via: Via,
     hook: Option<Hook>,
     bandwidth: Bandwidth,
     /// Attempts addressed to the broadcast address, which take the address of the first answer.
@@ -125,7 +129,7 @@ impl Host {
             slots: Vec::new(),
             free: Vec::new(),
             live: Vec::new(),
-            by_local: HashMap::with_hasher(secret.table_key()),
+            local_ids: LocalIds::new(&mut secret),
             by_remote: HashMap::with_hasher(secret.table_key()),
             per_ip: HashMap::with_hasher(secret.table_key()),
             half_open: HalfOpens::new(limits, &mut secret),
@@ -137,6 +141,7 @@ impl Host {
             ready: VecDeque::new(),
             burst: 0,
             loose: VecDeque::new(),
+            via: Via::default(),
             hook: None,
             bandwidth: Bandwidth {
                 epoch_ms: now_ms,
@@ -169,14 +174,21 @@ impl Host {
     /// A batch is best taken in whole before [`poll_transmit`](Self::poll_transmit): acknowledgements and answers then
     /// share datagrams.
     pub fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
+        self.handle_datagram_via(now, from, Via::default(), datagram);
+    }
+
+    /// As [`handle_datagram`](Self::handle_datagram), for a datagram that came to one of several own addresses. What goes
+    /// back names it in [`Transmit::via`].
+    pub fn handle_datagram_via(&mut self, now: Instant, from: SocketAddr, via: Via, datagram: &[u8]) {
         self.advance(now);
+        self.via = via;
         self.ctx.stats.datagrams_in += 1;
         self.ctx.stats.bytes_in += datagram.len() as u64;
         if let Some(hook) = &mut self.hook {
             match hook(from, datagram) {
                 Intercept::Pass => {}
                 Intercept::Consumed => return,
-                Intercept::Answer(bytes) => return self.send_raw(from, bytes),
+                Intercept::Answer(bytes) => return self.answer(from, bytes),
             }
         }
         // Spec: enet §9
@@ -203,6 +215,7 @@ impl Host {
             None => [0; 4],
             Some(Owner::Peer(index)) => {
                 self.slots[index as usize].peer.as_deref_mut().map_or([0; 4], |peer| {
+                    peer.via = via;
                     peer.traffic.datagrams_in += 1;
                     peer.traffic.bytes_in += datagram.len() as u64;
                     peer.connect_id
@@ -266,9 +279,10 @@ impl Host {
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
         self.advance(now);
         buf.clear();
-        if let Some((to, bytes)) = self.loose.pop_front() {
+        if let Some((transmit, bytes)) = self.loose.pop_front() {
             buf.extend_from_slice(&bytes);
-            return Some(self.note_transmit(to, buf.len()));
+            self.note_transmit(buf.len());
+            return Some(transmit);
         }
         let mut body = core::mem::take(&mut self.body);
         let mut written = None;
@@ -276,7 +290,7 @@ impl Host {
             body.clear();
             if let Some(peer) = self.slots[index as usize].peer.as_deref_mut().filter(|peer| peer.in_dirty) {
                 if let Some(needs_time) = peer.write_commands(&mut self.ctx, &mut body) {
-                    let (to, envelope) = (peer.address, peer.envelope());
+                    let (transmit, envelope) = (peer.transmit(), peer.envelope());
                     let sent_time = needs_time.then_some(self.ctx.now_ms as u16);
                     self.seal(envelope, sent_time, &body, buf);
                     if let Some(peer) = self.slots[index as usize].peer.as_deref_mut() {
@@ -289,7 +303,8 @@ impl Host {
                         self.dirty.rotate_left(1);
                     }
                     self.settle(index, false);
-                    written = Some(self.note_transmit(to, buf.len()));
+                    self.note_transmit(buf.len());
+                    written = Some(transmit);
                     break;
                 }
                 peer.in_dirty = false;
@@ -323,6 +338,13 @@ impl Host {
             return Some(event);
         }
         None
+    }
+
+    /// Takes the next event of one peer if it is a packet. `None` when another event comes first, or none is there.
+    pub fn poll_packet(&mut self, peer: PeerId) -> Option<Event> {
+        let found = find(&mut self.slots, peer)?;
+        // If it was the last, its turn in `poll_event` passes.
+        found.pop_packet(&mut self.ctx.budget)
     }
 
     /// Whether [`poll_event`](Self::poll_event) may have something. Sending can end a connection, so a driver that is about

@@ -4,7 +4,6 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use super::{Host, Owner};
-use crate::address::Key;
 use crate::checksum::Crc32;
 use crate::config::MTU_MAX;
 use crate::peer::Flow;
@@ -12,7 +11,7 @@ use crate::wire::{Command, Dialect, Header, PEER_ID_NONE};
 
 impl Host {
     pub(super) fn find_owner(&mut self, from: SocketAddr, header: &Header) -> Option<Owner> {
-        let mut owner = self.by_local.get(&Key::new(from, header.peer_id)).copied();
+        let mut owner = self.local_ids.get(from, header.peer_id);
         if owner.is_none() && self.broadcasts > 0 {
             owner = self.adopt_broadcast(from, header.peer_id);
         }
@@ -36,7 +35,7 @@ impl Host {
             let is_csharp = first & 0xC0 == 0x40 && !self.ctx.config.checksum;
             return if is_csharp { Dialect::CSharp } else { Dialect::Stock };
         }
-        match self.by_local.get(&Key::new(from, id)).copied() {
+        match self.local_ids.get(from, id) {
             Some(Owner::Peer(index)) => self.slots[index as usize].peer.as_ref().map(|peer| peer.dialect),
             Some(Owner::HalfOpen(index)) => self.half_open.get_mut(index).map(|entry| entry.names.dialect),
             None => self.closed.find(self.ctx.now_ms, from, id).map(|entry| entry.dialect),
@@ -47,11 +46,11 @@ impl Host {
     /// The first answer to an attempt at the broadcast address settles its address. Spec: enet §9.2
     pub(super) fn adopt_broadcast(&mut self, from: SocketAddr, id: u16) -> Option<Owner> {
         let everybody = SocketAddr::new(IpAddr::V4(Ipv4Addr::BROADCAST), from.port());
-        let &owner = self.by_local.get(&Key::new(everybody, id))?;
+        let owner = self.local_ids.get(everybody, id)?;
         let Owner::Peer(index) = owner else { return None };
         let peer = self.slots[index as usize].peer.as_deref_mut()?;
-        self.by_local.remove(&Key::new(everybody, id));
-        self.by_local.insert(Key::new(from, id), owner);
+        self.local_ids.remove(everybody, id);
+        self.local_ids.insert(from, id, owner);
         peer.address = from;
         self.broadcasts -= 1;
         Some(owner)
@@ -101,10 +100,12 @@ impl Host {
                 commands = &commands[len..];
                 peer.handle_command(&mut self.ctx, &command, sent_time)
             });
-            if flow == Flow::Stop {
-                self.ctx.stats.dropped_malformed += 1;
-                return;
+            match flow {
+                Flow::Continue => continue,
+                Flow::Stop => self.ctx.stats.dropped_malformed += 1,
+                Flow::Full => self.ctx.stats.dropped_full += 1,
             }
+            return;
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What an application asks of its host: connections, packets, farewells, settings.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -8,10 +9,11 @@ use bytes::Bytes;
 use throng_stdx::Instant;
 
 use super::{Hook, Host, LOOSE_MAX, find, is_broadcast};
-use crate::config::LANES_MAX;
+use crate::Compressor;
+use crate::config::{LANES_MAX, Limits};
 use crate::estimate::{THROTTLE_INTERVAL_MS, THROTTLE_STEP};
 use crate::peer::{Names, Peer, State, Terms, window};
-use crate::types::{ConnectError, Delivery, Lane, PeerId, SendError};
+use crate::types::{ConfigError, ConnectError, Delivery, Lane, PeerId, SendError, Transmit, Via};
 use crate::wire::{Dialect, PEER_ID_NONE};
 
 impl Host {
@@ -167,6 +169,44 @@ impl Host {
         }
     }
 
+    /// Sends a ping now. One that measures the round trip leaves by itself whenever the connection is quiet.
+    pub fn ping(&mut self, peer: PeerId) {
+        if let Some(found) = find(&mut self.slots, peer).filter(|peer| peer.state == State::Connected) {
+            found.ping();
+            self.settle(peer.index, true);
+        }
+    }
+
+    /// Changes limits of the configuration. Connections beyond them stay.
+    ///
+    /// # Errors
+    /// When they contradict each other. Nothing is changed then.
+    pub fn set_limits(&mut self, limits: Limits) -> Result<(), ConfigError> {
+        let Limits { peers_per_ip_max, peer_bytes_max, .. } = limits;
+        let config = &mut self.ctx.config;
+        let before = config.limits();
+        config.set_limits(limits);
+        if let Err(error) = config.check() {
+            config.set_limits(before);
+            return Err(error);
+        }
+        self.ctx.budget.peer_max = peer_bytes_max;
+        if (peers_per_ip_max == usize::MAX) != (before.peers_per_ip_max == usize::MAX) {
+            self.count_per_ip();
+        }
+        Ok(())
+    }
+
+    /// Switches the checksum of all datagrams on or off. Both ends must agree.
+    pub fn set_checksum(&mut self, checksum: bool) {
+        self.ctx.config.checksum = checksum;
+    }
+
+    /// Changes the compressor of all datagrams. Both ends must agree.
+    pub fn set_compressor(&mut self, compressor: Option<Box<dyn Compressor>>) {
+        self.ctx.config.compressor = compressor;
+    }
+
     /// Sets how long a connection may be quiet before its life is tested. Default 500 ms.
     pub fn set_ping_interval(&mut self, peer: PeerId, interval: Duration) {
         if let Some(found) = find(&mut self.slots, peer) {
@@ -192,7 +232,7 @@ impl Host {
     /// Sends a datagram that is not ENet's through the same socket. Dropped when 16,384 of them are waiting.
     pub fn send_raw(&mut self, to: SocketAddr, datagram: Vec<u8>) {
         if self.loose.len() < LOOSE_MAX {
-            self.loose.push_back((to, datagram));
+            self.loose.push_back((Transmit { to, via: Via::default() }, datagram));
         }
     }
 

@@ -3,17 +3,23 @@
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
-use super::Host;
+use super::{Host, LOOSE_MAX};
 use crate::checksum::Crc32;
 use crate::peer::Envelope;
 use crate::types::Transmit;
 use crate::wire::{Command, Dialect, Header, PEER_ID_NONE};
 
 impl Host {
-    pub(super) fn note_transmit(&mut self, to: SocketAddr, len: usize) -> Transmit {
+    pub(super) fn note_transmit(&mut self, len: usize) {
         self.ctx.stats.datagrams_out += 1;
         self.ctx.stats.bytes_out += len as u64;
-        Transmit { to }
+    }
+
+    /// Sends an answer to the present datagram that belongs to no connection, if there is room for one more.
+    pub(super) fn answer(&mut self, to: SocketAddr, datagram: Vec<u8>) {
+        if self.loose.len() < LOOSE_MAX {
+            self.loose.push_back((Transmit { to, via: self.via }, datagram));
+        }
     }
 
     /// Puts commands into a datagram. Spec: enet §2, §3, §4.1
@@ -60,10 +66,10 @@ impl Host {
 
     pub(super) fn queue_farewell(&mut self, index: u32, farewell: &Command<'_>) {
         let Some(peer) = self.slots[index as usize].peer.as_ref() else { return };
-        let (to, envelope) = (peer.address, peer.envelope());
+        let (transmit, envelope) = (peer.transmit(), peer.envelope());
         let mut datagram = Vec::new();
         self.seal_command(envelope, None, farewell, &mut datagram);
         // Not bounded by LOOSE_MAX: there is one per connection.
-        self.loose.push_back((to, datagram));
+        self.loose.push_back((transmit, datagram));
     }
 }

@@ -12,12 +12,14 @@ use bytes::Bytes;
 use throng_stdx::TimerKey;
 
 use crate::budget::{Budget, Held, OVERHEAD};
-use crate::config::{Config, FRAGMENTS_MAX, Pings, WINDOW_MAX, WINDOW_MIN};
+use crate::config::{Config, FRAGMENTS_MAX, Pings, WINDOW_MAX, WINDOW_MIN, Windows};
 use crate::estimate::{Estimate, Loss};
 use crate::lane::LaneState;
+use crate::path::Path;
 use crate::sent::{CONTROL, Numbers, SentIndex, SentLog};
 use crate::statistics::{Counts, Traffic};
-use crate::types::{Delivery, Event, Lane, PeerId, PeerInfo, PeerState, Reason, SendError, Stats};
+use crate::types::{Delivery, Event, Lane, PeerId, PeerInfo, PeerState, Reason, SendError, Stats, Via};
+use crate::waiting::Waiting;
 use crate::wire::{Body, Command, Dialect, Handshake};
 use crate::work;
 
@@ -55,6 +57,8 @@ pub(crate) enum State {
 pub(crate) struct Peer {
     pub(crate) id: PeerId,
     pub(crate) address: SocketAddr,
+    /// The own address that the other end last sent to.
+    pub(crate) via: Via,
     pub(crate) state: State,
     /// The number by which the other end addresses us, and by which we address it.
     pub(crate) local_id: u16,
@@ -104,6 +108,8 @@ pub(crate) struct Peer {
     resend_control: VecDeque<Queued<SentIndex>>,
     resend_data: VecDeque<Queued<SentIndex>>,
     sent: SentLog,
+    /// From the first reliable packet on, and where [`Config::windows`] says so.
+    path: Option<Box<Path>>,
     control_unacknowledged: Numbers,
     in_flight_bytes: usize,
     acks: VecDeque<Ack>,
@@ -116,6 +122,7 @@ pub(crate) struct Peer {
     group_base: u16,
     groups_seen: Option<Box<[u64; receiving::GROUPS / 64]>>,
     held: Held,
+    waiting: Waiting,
     inbox: VecDeque<Event>,
 
     // Kept by the host.
@@ -171,7 +178,10 @@ struct Ack {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
     Continue,
+    /// A command is malformed, or not allowed now.
     Stop,
+    /// A queue or the budget has no room for a command.
+    Full,
 }
 
 /// How to address a datagram to this peer.
@@ -217,6 +227,7 @@ impl Peer {
         Self {
             id,
             address: names.address,
+            via: Via::default(),
             state,
             local_id: names.local_id,
             remote_id: names.remote_id,
@@ -253,6 +264,7 @@ impl Peer {
             resend_control: VecDeque::new(),
             resend_data: VecDeque::new(),
             sent: SentLog::new(),
+            path: None,
             control_unacknowledged: Numbers::default(),
             in_flight_bytes: 0,
             acks: VecDeque::new(),
@@ -262,6 +274,7 @@ impl Peer {
             group_base: 0,
             groups_seen: None,
             held: Held::default(),
+            waiting: Waiting::default(),
             inbox: VecDeque::new(),
             in_ready: false,
             in_dirty: false,
@@ -343,6 +356,9 @@ impl Peer {
         if ctx.queued_bytes + (queued - self.queued_bytes) > ctx.config.host_send_bytes_max {
             return Err(SendError::HostQueueFull { queued: ctx.queued_bytes });
         }
+        if self.path.is_none() && ctx.config.windows == Windows::Adaptive {
+            self.path = Some(Box::new(Path::new(ctx.now_ms)));
+        }
         let state = lane_mut(&mut self.lanes, lane.0);
         let is_whole = count == 1;
         // Spec: enet §11.1, §11.2
@@ -363,9 +379,10 @@ impl Peer {
         };
         let number = match kind {
             Kind::Reliable => {
-                if !state.can_carry(count as u32) {
-                    let max = part * 6 * 4096;
-                    return Err(SendError::TooLong { len: data.len(), max });
+                let numbers_max = state.numbers_max();
+                if count as u32 > numbers_max {
+                    let max = part * numbers_max as usize;
+                    return Err(SendError::TooLongNow { len: data.len(), max, lane: lane.0 });
                 }
                 let first = state.reliable_out.wrapping_add(1);
                 state.reliable_out = state.reliable_out.wrapping_add(count as u16);
@@ -439,6 +456,13 @@ impl Peer {
         self.queue_control(Body::ThrottleConfigure { interval, acceleration, deceleration });
     }
 
+    pub(crate) fn ping(&mut self) {
+        // One that waits already says the same.
+        if self.control.is_empty() {
+            self.queue_control(Body::Ping);
+        }
+    }
+
     pub(crate) fn set_ping_interval_ms(&mut self, interval_ms: u32) {
         self.ping_interval_ms = interval_ms.max(1);
     }
@@ -457,9 +481,9 @@ impl Peer {
         debug_assert_ne!(self.state, State::Over);
         self.clear_outgoing(ctx);
         self.acks = VecDeque::new();
-        for lane in core::mem::take(&mut self.lanes) {
-            ctx.budget.give_back(&mut self.held, lane.held_bytes());
-        }
+        self.lanes = Vec::new();
+        let waiting = core::mem::take(&mut self.waiting);
+        ctx.budget.give_back(&mut self.held, waiting.held_bytes());
         self.state = State::Over;
         self.inbox.push_back(Event::Disconnected { peer: self.id, data, reason });
         ctx.stats.disconnects += 1;
@@ -482,6 +506,12 @@ impl Peer {
             self.inbox = VecDeque::new();
         }
         Some(event)
+    }
+
+    /// The next event if it is a packet, which no longer counts as held.
+    pub(crate) fn pop_packet(&mut self, budget: &mut Budget) -> Option<Event> {
+        let is_packet = matches!(self.inbox.front(), Some(Event::Received { .. }));
+        if is_packet { self.pop_event(budget) } else { None }
     }
 
     /// Gives back everything that the peer holds; it is about to be forgotten.
@@ -511,6 +541,10 @@ impl Peer {
                 }
                 State::Over => PeerState::Over,
             },
+            remote_id: self.remote_id,
+            connect_id: self.connect_id,
+            incoming_bandwidth: self.incoming_bandwidth,
+            outgoing_bandwidth: self.outgoing_bandwidth,
             lanes: self.lanes_max,
             mtu: self.mtu,
             window_bytes: self.window,
@@ -612,7 +646,6 @@ impl Peer {
 
     /// Checks what must always hold; for tests.
     pub(crate) fn check_invariants(&self) {
-        let lanes: usize = self.lanes.iter().map(|lane| lane.held_bytes()).sum();
         let inbox: usize = self
             .inbox
             .iter()
@@ -621,7 +654,7 @@ impl Peer {
                 _ => 0,
             })
             .sum();
-        assert_eq!(self.held.0, lanes + inbox, "what is held is in the lanes or in the inbox");
+        assert_eq!(self.held.0, self.waiting.held_bytes() + inbox, "what is held waits or is in the inbox");
         assert!(self.in_flight_bytes <= self.queued_bytes, "what is in flight was queued");
         assert!(self.lanes.is_sorted_by_key(|lane| lane.id));
         if self.state == State::Over {
@@ -688,8 +721,8 @@ mod tests {
     #[test]
     fn an_idle_connection_is_small() {
         // Beside this: two entries in hash tables, a timer, and room for a ping and its acknowledgement.
-        assert!(size_of::<Peer>() <= 832, "{} bytes", size_of::<Peer>());
-        assert!(size_of::<LaneState>() <= 192, "{} bytes", size_of::<LaneState>());
+        assert!(size_of::<Peer>() <= 896, "{} bytes", size_of::<Peer>());
+        assert!(size_of::<LaneState>() <= 144, "{} bytes", size_of::<LaneState>());
     }
 
     #[test]

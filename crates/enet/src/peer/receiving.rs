@@ -7,10 +7,11 @@ use bytes::Bytes;
 use super::{Ack, Context, Flow, Peer, State, find_lane, lane_mut, window};
 use crate::budget::{Budget, Held, OVERHEAD};
 use crate::config::{FRAGMENTS_MAX, LANES_MAX, MTU_MAX, MTU_MIN, WINDOW_MAX, WINDOW_MIN};
-use crate::lane::Receipt;
+use crate::lane::{Inward, Receipt};
 use crate::sent::{CONTROL, Content, SentIndex};
 use crate::types::{Delivery, Event, Lane, Reason};
 use crate::wire::{Body, Command, Fragment, Handshake, PEER_ID_NONE};
+use crate::work;
 
 impl Peer {
     /// Obeys one command of a datagram.
@@ -23,10 +24,7 @@ impl Peer {
         let Some(receipt) = self.obey(ctx, command, sent_time) else { return Flow::Stop };
         match receipt {
             Receipt::Malformed => return Flow::Stop,
-            Receipt::Full => {
-                ctx.stats.dropped_full += 1;
-                return Flow::Stop;
-            }
+            Receipt::Full => return Flow::Full,
             Receipt::Ahead => return Flow::Continue,
             Receipt::Taken => {}
         }
@@ -44,7 +42,7 @@ impl Peer {
             _ => false,
         };
         if self.acks.len() >= ACKS_MAX {
-            return Flow::Stop;
+            return Flow::Full;
         }
         self.meter(ctx, 8);
         self.acks.push_back(Ack { channel: command.channel, number: command.number, sent_time, is_last });
@@ -109,7 +107,7 @@ impl Peer {
     fn receive(&mut self, ctx: &mut Context, command: &Command<'_>) -> Receipt {
         let Context { budget, stats, .. } = ctx;
         let (peer, lane) = (self.id, Lane(command.channel));
-        let Self { inbox, held, lanes, traffic, .. } = self;
+        let Self { inbox, held, lanes, waiting, traffic, .. } = self;
         let mut deliver = |budget: &mut Budget, held: &mut Held, data: Bytes, delivery| {
             budget.take(held, data.len() + OVERHEAD);
             stats.packets_in += 1;
@@ -129,18 +127,15 @@ impl Peer {
         }
         let state = lane_mut(lanes, command.channel);
         let number = command.number;
+        let mut inward = Inward { waiting, budget, held, deliver: &mut deliver };
         match command.body {
-            Body::SendReliable { payload } => {
-                state.receive_reliable(number, payload, budget, held, &mut deliver)
-            }
+            Body::SendReliable { payload } => state.receive_reliable(number, payload, &mut inward),
             Body::SendUnreliable { unreliable_number, payload } => {
-                state.receive_unreliable(number, unreliable_number, payload, budget, held, &mut deliver)
+                state.receive_unreliable(number, unreliable_number, payload, &mut inward)
             }
-            Body::SendFragment(fragment) => {
-                state.receive_fragment(number, &fragment, budget, held, &mut deliver)
-            }
+            Body::SendFragment(fragment) => state.receive_fragment(number, &fragment, &mut inward),
             Body::SendUnreliableFragment(fragment) => {
-                state.receive_unreliable_fragment(number, &fragment, budget, held, &mut deliver)
+                state.receive_unreliable_fragment(number, &fragment, &mut inward)
             }
             _ => Receipt::Malformed,
         }
@@ -174,13 +169,22 @@ impl Peer {
             return false;
         }
         let was_in_flight = sent.in_flight;
+        // An answer to one of several transmissions does not tell which.
+        let sample = (was_in_flight && sent.attempts == 1).then_some(sent.snapshot);
         self.measure(ctx, rtt_ms);
         self.last_ack_ms = Some(ctx.now_ms);
         self.earliest_loss_ms = None;
         let order = self.sent.order(index);
         let content = self.forget_sent(ctx, index);
-        let overtaken = if was_in_flight { self.sent.overtake(order) } else { None };
-        if let Some(overtaken) = overtaken {
+        if let Some(path) = self.path.as_mut().filter(|_| content.is_data()) {
+            path.note_delivered(ctx.now_ms, content.data_len(), sample, self.mtu);
+        }
+        if was_in_flight {
+            self.sent.note_acknowledged(order);
+        }
+        let patience_ms = self.estimate.patience_ms();
+        while let Some(overtaken) = self.sent.overtaken(ctx.now_ms, patience_ms) {
+            work::step();
             ctx.stats.resent_early += 1;
             self.sent.land(overtaken);
             self.queue_resend(ctx, overtaken);
@@ -200,9 +204,13 @@ impl Peer {
         self.round_trips.add(rtt_ms);
         ctx.stats.round_trips.add(rtt_ms);
         self.lowest_rtt_ms = self.lowest_rtt_ms.min(rtt_ms);
+        let is_busy = !self.reliable.is_empty() || !self.resend_data.is_empty();
+        if let Some(path) = &mut self.path {
+            path.measure(ctx.now_ms, rtt_ms, is_busy);
+        }
     }
 
-    /// Takes a command that was acknowledged out of the books.
+    /// Takes a command that was acknowledged out of the log.
     pub(super) fn forget_sent(&mut self, ctx: &mut Context, index: SentIndex) -> Content {
         let sent = self.sent.get(index);
         let (channel, number, len) = (sent.channel, sent.number, sent.content.data_len());

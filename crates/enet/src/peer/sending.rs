@@ -9,7 +9,7 @@ use super::{Ack, Context, Envelope, Kind, Outgoing, Peer, Queued, State, find_la
 use crate::budget::OVERHEAD;
 use crate::estimate::THROTTLE_SCALE;
 use crate::sent::{CONTROL, Content, SentIndex};
-use crate::types::Reason;
+use crate::types::{Reason, Transmit};
 use crate::wire::{Body, Command, Fragment, PEER_ID_NONE};
 use crate::work;
 
@@ -23,6 +23,11 @@ impl Peer {
             && self.resend_control.is_empty()
             && self.resend_data.is_empty())
             || self.ping_is_due(now_ms)
+    }
+
+    /// Where the peer's datagrams go, and from where.
+    pub(crate) fn transmit(&self) -> Transmit {
+        Transmit { to: self.address, via: self.via }
     }
 
     pub(crate) fn envelope(&self) -> Envelope {
@@ -100,8 +105,8 @@ impl Peer {
             }
             let len = sent.content.data_len();
             queue.pop_front();
-            self.in_flight_bytes += len;
             self.sent.transmit(ctx.now_ms, index);
+            self.note_flight(ctx, index, len);
             *needs_time = true;
         }
     }
@@ -115,10 +120,22 @@ impl Peer {
         self.sent.waits(index) && self.sent.get(index).channel != CONTROL
     }
 
+    fn note_flight(&mut self, ctx: &Context, index: SentIndex, len: usize) {
+        if let Some(path) = self.path.as_mut().filter(|_| len > 0) {
+            self.sent.set_snapshot(index, path.note_sent(ctx.now_ms, self.in_flight_bytes));
+        }
+        self.in_flight_bytes += len;
+    }
+
     fn window_has_room(&self, len: usize) -> bool {
-        let window =
-            (u64::from(self.estimate.throttle) * u64::from(self.window) / u64::from(THROTTLE_SCALE)) as usize;
-        self.in_flight_bytes + len <= window.max(self.mtu.into())
+        let window = match &self.path {
+            Some(path) => path.window().min(self.window),
+            None => {
+                let throttled = u64::from(self.estimate.throttle) * u64::from(self.window);
+                (throttled / u64::from(THROTTLE_SCALE)) as u32
+            }
+        };
+        self.in_flight_bytes + len <= window.max(self.mtu.into()) as usize
     }
 
     /// Writes queued commands in the order they were queued, reliable data aside while the window holds it back.
@@ -143,6 +160,11 @@ impl Peer {
             match fits {
                 None => return,
                 Some(is_reliable) => *needs_time |= is_reliable,
+            }
+        }
+        if self.reliable.is_empty() && self.resend_data.is_empty() {
+            if let Some(path) = &mut self.path {
+                path.note_idle(self.in_flight_bytes);
             }
         }
         // Spec: enet §12.5
@@ -216,8 +238,8 @@ impl Peer {
             self.release_queued(ctx, OVERHEAD);
             self.reliable.pop_front();
         }
-        self.in_flight_bytes += len;
         let index = self.sent.insert(ctx.now_ms, lane, number, content, timeout_ms);
+        self.note_flight(ctx, index, len);
         let lane = lane_mut(&mut self.lanes, lane);
         lane.note_sent(number);
         lane.unacknowledged.push(number, index);

@@ -18,8 +18,8 @@
 //! session), so plain clients can share the port if the gate [lets them](GateConfig::plain).
 //!
 //! ```
-//! use throng_enet::secure::{Claims, Entry, Gate, GateConfig, Opened, TokenKey};
-//! use throng_stdx::Instant;
+//! use throng_enet::secure::{TokenClaims, Entry, Gate, GateConfig, Opened, TokenKey};
+//! use throng_enet::Instant;
 //!
 //! # fn entropy<const N: usize>() -> [u8; N] { [7; N] }
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -27,7 +27,7 @@
 //! let (now, unix_s) = (Instant::ZERO, 1_700_000_000);
 //! // Backend and gate share 32 secret bytes.
 //! let key = TokenKey::new(entropy());
-//! let claims = Claims { user_id: 42, expires_unix_s: unix_s + 30, servers: vec![server_address], ..Claims::default() };
+//! let claims = TokenClaims { user_id: 42, expires_unix_s: unix_s + 30, servers: vec![server_address], ..TokenClaims::default() };
 //! let token = key.issue(&claims, entropy())?;
 //!
 //! let mut gate = Gate::new(now, GateConfig { servers: vec![server_address], ..GateConfig::new(key, 1) });
@@ -60,7 +60,7 @@ pub use entry::Entry;
 pub use gate::{Gate, GateConfig, GateStats, Identity};
 pub use ledger::{Claim, Ledger, UsedTokens, Verdict};
 pub use seal::SEAL_BYTES;
-pub use token::{Claims, ConnectToken, TokenError, TokenKey, USER_DATA_BYTES};
+pub use token::{ConnectToken, TokenClaims, TokenError, TokenKey, USER_DATA_BYTES};
 
 /// What a datagram turned out to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -32,8 +32,12 @@ fn entropy(seed: u64) -> [u8; 88] {
 }
 
 fn token(seed: u64) -> ConnectToken {
-    let claims =
-        Claims { user_id: seed, expires_unix_s: UNIX_S + 30, servers: vec![server()], ..Claims::default() };
+    let claims = TokenClaims {
+        user_id: seed,
+        expires_unix_s: UNIX_S + 30,
+        servers: vec![server()],
+        ..TokenClaims::default()
+    };
     key().issue(&claims, entropy(seed)).expect("one server")
 }
 
@@ -71,7 +75,7 @@ fn a_token_survives_its_way_to_the_client() {
     for len in 0..bytes.len() {
         assert_eq!(ConnectToken::decode(&bytes[..len]), Err(TokenError::Malformed));
     }
-    let claims = Claims { servers: vec![server(); 5], ..Claims::default() };
+    let claims = TokenClaims { servers: vec![server(); 5], ..TokenClaims::default() };
     assert_eq!(key().issue(&claims, entropy(1)).err(), Some(TokenError::Servers(5)));
 }
 
@@ -84,15 +88,15 @@ fn only_genuine_tokens_for_this_server_and_time_are_let_in() {
         enter(&mut gate, now, unix_s, client(1), &mut entry).0
     };
     assert!(!let_in(&token(1), UNIX_S + 30), "expired");
-    let elsewhere = Claims {
+    let elsewhere = TokenClaims {
         expires_unix_s: UNIX_S + 30,
         servers: vec![SocketAddr::from(([10, 0, 0, 3], 7_777))],
-        ..Claims::default()
+        ..TokenClaims::default()
     };
     assert!(!let_in(&key().issue(&elsewhere, entropy(2)).expect("one server"), UNIX_S), "for another server");
-    let other = Claims { protocol: 7, servers: vec![server()], ..elsewhere.clone() };
+    let other = TokenClaims { protocol: 7, servers: vec![server()], ..elsewhere.clone() };
     assert!(!let_in(&key().issue(&other, entropy(3)).expect("one server"), UNIX_S), "for another game");
-    let forged = TokenKey::new([8; 32]).issue(&Claims { protocol: 0, ..other }, entropy(4));
+    let forged = TokenKey::new([8; 32]).issue(&TokenClaims { protocol: 0, ..other }, entropy(4));
     assert!(!let_in(&forged.expect("one server"), UNIX_S), "not the backend's");
     // Any bit of the request matters.
     let genuine = token(5).encode();
@@ -299,4 +303,25 @@ fn enet_connects_through_the_gate_on_a_lossy_link() {
             hosts[0].peer(peer)
         );
     }
+}
+
+#[test]
+fn a_challenge_admits_only_the_address_that_it_was_sent_to() {
+    let (mut gate, now) = (gate(), Instant::ZERO);
+    let mut entry = Entry::new(now, &token(1), 1);
+    let (mut request, mut response, mut scratch) = (Vec::new(), Vec::new(), Vec::new());
+    assert!(entry.poll_transmit(now, &mut request));
+    let Opened::Answer(challenge) = gate.open(now, UNIX_S, client(1), &request, &mut scratch) else {
+        panic!("no challenge")
+    };
+    assert_eq!(entry.open(now, challenge, &mut Vec::new()), Opened::Nothing);
+    assert!(entry.poll_transmit(now, &mut response));
+    // Another address of the same client, and another port, both before the right one.
+    let other_port = SocketAddr::new(client(1).ip(), client(1).port() + 1);
+    for from in [client(2), other_port] {
+        assert_eq!(gate.open(now, UNIX_S, from, &response, &mut scratch), Opened::Nothing);
+    }
+    assert_eq!((gate.session_count(), gate.stats().refused_tokens), (0, 2));
+    let _ = gate.open(now, UNIX_S, client(1), &response, &mut scratch);
+    assert_eq!(gate.session_count(), 1);
 }

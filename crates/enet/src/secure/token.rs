@@ -15,7 +15,7 @@ pub struct TokenKey([u8; KEY]);
 
 /// What a token says about its bearer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claims {
+pub struct TokenClaims {
     /// Number of the game or its version: only gates with the same one accept the token.
     pub protocol: u64,
     /// Who comes.
@@ -29,7 +29,7 @@ pub struct Claims {
     pub servers: Vec<SocketAddr>,
 }
 
-impl Default for Claims {
+impl Default for TokenClaims {
     /// Nobody, never, nowhere.
     fn default() -> Self {
         Self {
@@ -88,7 +88,7 @@ impl TokenKey {
     ///
     /// # Errors
     /// When the claims name no server, or more than four.
-    pub fn issue(&self, claims: &Claims, entropy: [u8; 88]) -> Result<ConnectToken, TokenError> {
+    pub fn issue(&self, claims: &TokenClaims, entropy: [u8; 88]) -> Result<ConnectToken, TokenError> {
         if !(1..=SERVERS_MAX).contains(&claims.servers.len()) {
             return Err(TokenError::Servers(claims.servers.len()));
         }

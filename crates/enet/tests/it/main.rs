@@ -1,5 +1,6 @@
 //! The integration tests of this crate, one module per behaviour, in one program that links once.
 
+mod congestion;
 mod fixture;
 mod golden;
 mod interop;

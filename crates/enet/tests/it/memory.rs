@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use allocation_counter::measure;
-use throng_enet::wire::{Body, CHANNEL_NONE, Command, Handshake, Header, PEER_ID_NONE, SESSION_UNUSED};
+use throng_enet::wire::{
+    Body, CHANNEL_NONE, Command, Fragment, Handshake, Header, PEER_ID_NONE, SESSION_UNUSED,
+};
 use throng_enet::{Config, Delivery, Event, Host, Lane};
 use throng_stdx::Instant;
 
@@ -145,4 +147,99 @@ fn an_echo_allocates_nothing_but_the_packet() {
     let warm = counts.iter().skip(500);
     let (allocations, packets) = warm.fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1));
     assert!(packets >= 1_490 && allocations <= packets, "{allocations} allocations for {packets} packets");
+}
+
+/// One command in a datagram from the client at `address`, whose connection has id 0 and session 0.
+fn command(command: Command<'_>) -> Vec<u8> {
+    let mut out = Vec::new();
+    Header { peer_id: 0, session: 0, compressed: false, sent_time: Some(0) }.encode(&mut out);
+    command.encode(&mut out);
+    out
+}
+
+/// What four peers send: a packet number, a fragment, and whether it is reliable.
+type Flood = fn(u32) -> (u16, Fragment<'static>, bool);
+
+#[test]
+fn what_peers_make_a_host_allocate_is_charged_and_bounded() {
+    const FLOODS: [(&str, Flood); 6] = [
+        ("second fragments of reliable packets", |n| {
+            let start = (2 * n % 28_000 + 2) as u16;
+            (start + 1, fragment(start, 2, 1, 1_000, 999, b"x"), true)
+        }),
+        ("second fragments of unreliable packets", |n| (1, fragment(n as u16, 2, 1, 2, 1, b"x"), false)),
+        ("first fragments of unreliable packets", |n| {
+            (1, fragment(n as u16, 2_000, 0, 1 << 20, 0, b"x"), false)
+        }),
+        ("every other fragment of one packet", |n| {
+            (1, fragment(7, 1 << 20, (2 * n + 1) % (1 << 20), 32 << 20, (2 * n + 1) % (1 << 20), b"x"), false)
+        }),
+        ("fragments in falling order", |n| {
+            let index = 900_000 - n % 900_000;
+            (1, fragment(7, 1 << 20, index, 32 << 20, index, &[7; 40]), false)
+        }),
+        ("the beginning of a long packet", |n| {
+            let (start, index) = ((n / 400) as u16, n % 400);
+            (1, fragment(start, 30_000, index, 32 << 20, index * 1_024, &[7; 1_024]), false)
+        }),
+    ];
+    for (name, flood) in FLOODS {
+        let config =
+            Config { naming: throng_enet::Naming::Sequential, host_bytes_max: 40 << 20, ..Config::new(1) };
+        let now = Instant::from_millis(1_000);
+        let mut host = Host::new(now, config).expect("sound");
+        let address = |n: u8| SocketAddr::from(([10, 0, 0, n], 5_000));
+        let (mut heard, mut said) = (Vec::with_capacity(2_000), Vec::with_capacity(2_000));
+        for n in 0..4 {
+            host.handle_datagram(now, address(n), &connect_datagram());
+            let _ = host.poll_transmit(now, &mut heard).expect("an answer");
+            assert!(answer(&heard, now, &mut said));
+            host.handle_datagram(now, address(n), &said);
+        }
+        while host.poll_event().is_some() {}
+        assert_eq!(host.held_bytes(), 0);
+        let mut charged_max = 0;
+        let used = measure(|| {
+            for n in 0..250_000 {
+                let (number, fragment, is_reliable) = flood(n);
+                let body = if is_reliable {
+                    Body::SendFragment(fragment)
+                } else {
+                    Body::SendUnreliableFragment(fragment)
+                };
+                let datagram = command(Command {
+                    channel: (n / 65_536) as u8,
+                    number,
+                    acknowledge: false,
+                    unsequenced: false,
+                    body,
+                });
+                for peer in 0..4 {
+                    host.handle_datagram(now, address(peer), &datagram);
+                }
+                charged_max = charged_max.max(host.held_bytes());
+            }
+        });
+        assert!(charged_max <= 40 << 20, "{name}: {charged_max} bytes charged");
+        assert!(charged_max >= 20 << 20, "{name}: {charged_max} bytes charged");
+        let limit = charged_max as u64 * 13 / 10;
+        assert!(used.bytes_max <= limit, "{name}: {} bytes allocated, {charged_max} charged", used.bytes_max);
+        host.check_invariants();
+        let peers: Vec<_> = host.peers().collect();
+        for peer in peers {
+            host.reset(peer);
+        }
+        assert_eq!(host.held_bytes(), 0);
+    }
+}
+
+fn fragment(
+    start: u16,
+    count: u32,
+    index: u32,
+    total: u32,
+    offset: u32,
+    payload: &'static [u8],
+) -> Fragment<'static> {
+    Fragment { start, count, index, total, offset, payload }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use fixture::{bytes, flag, number, scenarios, steps, vectors};
 use network::{CONDITIONS, Condition, Line, Season, Weather};
 use serde_json::Value;
-use throng_enet::{BandwidthReports, Config, Delivery, Event, Host, Naming, Pings, RangeCoder};
+use throng_enet::{BandwidthReports, Config, Delivery, Event, Host, Naming, Pings, RangeCoder, Windows};
 use throng_stdx::{Instant, Rng};
 
 /// Runs of each recording on each network.
@@ -113,6 +113,7 @@ fn config(scenario: &Value) -> Config {
     let mut config = Config {
         naming: Naming::Sequential,
         pings: Pings::Always,
+        windows: Windows::Throttled,
         bandwidth_reports: BandwidthReports::Always,
         resend_floor: Duration::ZERO,
         checksum: flag(scenario, "checksum"),

@@ -13,7 +13,9 @@ use std::time::Duration;
 use fixture::{bytes, commands, flag, number, scenarios, steps, unpack, vectors};
 use serde_json::Value;
 use throng_enet::wire::{Body, CHANNEL_NONE, Fragment, PEER_ID_NONE};
-use throng_enet::{BandwidthReports, Config, Delivery, Event, Host, Lane, Naming, PeerId, Pings, RangeCoder};
+use throng_enet::{
+    BandwidthReports, Config, Delivery, Event, Host, Lane, Naming, PeerId, Pings, RangeCoder, Windows,
+};
 use throng_stdx::Instant;
 
 /// What differs on purpose, and what is compared nevertheless.
@@ -91,6 +93,7 @@ fn replay(scenario: &Value, side: &str) -> (Vec<String>, Vec<String>) {
         accept: is_server,
         naming: Naming::Sequential,
         pings: Pings::Always,
+        windows: Windows::Throttled,
         bandwidth_reports: BandwidthReports::Always,
         resend_floor: Duration::ZERO,
         checksum: flag(scenario, "checksum"),

@@ -3,8 +3,7 @@
 //! - reliable packets arrive exactly once and in the order of their lane, or the connection ends with a reason;
 //! - unreliable packets arrive at most once and never behind a later packet of their lane, reliable or not;
 //! - unsequenced packets arrive at most once;
-//! - no queue grows without bound, and when everything has been acknowledged nothing is left;
-//! - the throttle stays open where round trips are steady and closes where queues grow.
+//! - no queue grows without bound, and when everything has been acknowledged nothing is left.
 //!
 //! A failure names its seed; `THRONG_SEED=<n> cargo test -p throng-enet --test it simulation::` plays that one again.
 //! `THRONG_SEEDS=<n>` plays more of them than usual.
@@ -77,11 +76,6 @@ fn promises_hold_on_any_network() {
     assert!(total.connected > seeds * 9 / 10 && total.fragmented > seeds, "{total:?}");
     let of = |name: &str| &by_condition[name];
     assert_eq!(of("2 MB/s").timeouts, 0);
-    let (good, bloated) = (of("2 MB/s"), of("bufferbloat"));
-    assert!(
-        bloated.throttled > good.throttled + good.throttled / 2,
-        "queues grow, so the throttle closes: {bloated:?}, {good:?}"
-    );
     assert!(of("new NAT address").timeouts > 0, "nobody knows the new address: {:?}", of("new NAT address"));
 }
 
@@ -110,8 +104,6 @@ struct Report {
     lost: u64,
     doubled: u64,
     timeouts: u64,
-    /// Unreliable packets that the throttle dropped because round trips grew.
-    throttled: u64,
     /// Of everything that happened, in order.
     digest: u64,
 }
@@ -124,7 +116,6 @@ impl Report {
         self.lost += other.lost;
         self.doubled += other.doubled;
         self.timeouts += other.timeouts;
-        self.throttled += other.throttled;
     }
 
     fn note(&mut self, word: u64) {
@@ -162,8 +153,6 @@ struct World {
     lanes: u8,
     report: Report,
     steps: u64,
-    /// An end has little bandwidth by its own choice.
-    is_limited: bool,
     weather: Weather,
     starts_at: Instant,
     heals_at: Instant,
@@ -179,13 +168,8 @@ impl World {
         let now = Instant::from_millis(rng.below(1 << 33));
         let sends = 20 + rng.below(150) as u32;
         let damage = if checksum && rng.chance(0.4) { rng.f64() * 0.05 } else { 0.0 };
-        let mut is_limited = false;
-        let mut end = |accept: bool, port: u16, link: Link, rng: &mut Rng| {
-            let mut limit = |rng: &mut Rng| {
-                let limit = if rng.chance(0.1) { 200_000 } else { 0 };
-                is_limited |= limit != 0;
-                limit
-            };
+        let end = |accept: bool, port: u16, link: Link, rng: &mut Rng| {
+            let limit = |rng: &mut Rng| if rng.chance(0.1) { 200_000 } else { 0 };
             let mut config = Config {
                 accept,
                 checksum,
@@ -225,7 +209,6 @@ impl World {
             lanes,
             report: Report::default(),
             steps: 0,
-            is_limited,
             weather: condition.weather,
             starts_at: now,
             heals_at: now + Duration::from_secs(20),
@@ -244,9 +227,6 @@ impl World {
             self.step();
         }
         self.check_end();
-        if !self.is_limited {
-            self.report.throttled = self.ends.iter().map(|end| end.host.stats().throttled_packets).sum();
-        }
         self.report
     }
 

@@ -16,7 +16,7 @@ const INPUT_BYTES: usize = 8;
 
 const XY: Axis = Axis::new(-655.36, 0.01, 17);
 
-#[derive(Clone, Copy, Debug, Replicate)]
+#[derive(Clone, Copy, Debug, Default, Replicate)]
 #[replicate(name = "character", cull_distance = SIGHT)]
 pub(super) struct Character {
     #[replicate(Quantiser::Vec3([XY, XY, Axis::new(-20.48, 0.01, 12)]), position)]

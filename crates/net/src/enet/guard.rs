@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use throng_enet::secure::{ConnectToken, Entry, Gate, GateConfig, GateStats, Identity, Opened, SEAL_BYTES};
-use throng_enet::{Config, Host, PeerId};
+use throng_enet::{Config, Host, PeerId, Transmit};
 use throng_stdx::Instant;
 
 use crate::udp::UdpPort;
@@ -18,7 +18,7 @@ pub(super) enum Guard {
     /// Plain ENet.
     None,
     /// A server's: admits clients.
-    Gate { gate: Box<Gate>, answers: Vec<(SocketAddr, Vec<u8>)>, scratch: Vec<u8> },
+    Gate { gate: Box<Gate>, answers: Vec<(Transmit, Vec<u8>)>, scratch: Vec<u8> },
     /// A client's: gets in.
     Entry { entry: Box<Entry>, server: SocketAddr, held: Vec<Vec<u8>>, scratch: Vec<u8> },
 }
@@ -55,22 +55,24 @@ impl Guard {
         host: &mut Host,
     ) -> std::io::Result<bool> {
         match self {
-            Self::None => port.receive(|from, datagram| {
+            Self::None => port.receive_via(|from, via, datagram| {
                 // An empty datagram is nobody's; the C library stops reading there.
                 if !datagram.is_empty() {
-                    host.handle_datagram(now, from, datagram);
+                    host.handle_datagram_via(now, from, via, datagram);
                 }
             }),
             Self::Gate { gate, answers, scratch } => {
                 let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-                port.receive(|from, datagram| match gate.open(now, unix_s, from, datagram, scratch) {
-                    Opened::Enet(datagram) if !datagram.is_empty() => {
-                        host.handle_datagram(now, from, datagram);
+                port.receive_via(|from, via, datagram| {
+                    match gate.open(now, unix_s, from, datagram, scratch) {
+                        Opened::Enet(datagram) if !datagram.is_empty() => {
+                            host.handle_datagram_via(now, from, via, datagram);
+                        }
+                        Opened::Answer(answer) if answers.len() < ANSWERS_MAX => {
+                            answers.push((Transmit { to: from, via }, answer.to_vec()));
+                        }
+                        _ => {}
                     }
-                    Opened::Answer(answer) if answers.len() < ANSWERS_MAX => {
-                        answers.push((from, answer.to_vec()));
-                    }
-                    _ => {}
                 })
             }
             Self::Entry { entry, server, scratch, .. } => port.receive(|from, datagram| {
@@ -87,7 +89,11 @@ impl Guard {
     pub(super) fn push_own(&mut self, now: Instant, port: &mut UdpPort) {
         match self {
             Self::None => {}
-            Self::Gate { answers, .. } => answers.drain(..).for_each(|(to, answer)| port.push(to, &answer)),
+            Self::Gate { answers, .. } => {
+                answers.drain(..).for_each(|(transmit, answer)| {
+                    port.push_via(transmit.to, transmit.via, &answer);
+                });
+            }
             Self::Entry { entry, server, held, scratch } => {
                 while entry.poll_transmit(now, scratch) {
                     port.push(*server, scratch);
@@ -104,12 +110,13 @@ impl Guard {
     }
 
     /// Gives the port a datagram of the host.
-    pub(super) fn push(&mut self, port: &mut UdpPort, to: SocketAddr, datagram: &[u8]) {
+    pub(super) fn push(&mut self, port: &mut UdpPort, transmit: Transmit, datagram: &[u8]) {
+        let Transmit { to, via } = transmit;
         match self {
-            Self::None => port.push(to, datagram),
+            Self::None => port.push_via(to, via, datagram),
             Self::Gate { gate, scratch, .. } => {
                 if gate.seal(to, datagram, scratch) {
-                    port.push(to, scratch);
+                    port.push_via(to, via, scratch);
                 }
             }
             Self::Entry { entry, held, scratch, .. } => {

@@ -69,7 +69,7 @@ impl Port {
         while !self.blocked
             && let Some(transmit) = self.host.poll_transmit(now, buf)
         {
-            self.guard.push(&mut self.udp, transmit.to, buf);
+            self.guard.push(&mut self.udp, transmit, buf);
             if self.udp.pending() >= 64 {
                 self.blocked = !self.udp.flush().unwrap_or(true);
             }

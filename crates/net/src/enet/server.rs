@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -94,6 +94,39 @@ pub struct Server {
     turn: usize,
     /// Who came with the event that was taken last.
     identity: Option<Box<Identity>>,
+    arrivals: Arc<Arrivals>,
+}
+
+/// Wakes an application that waits for events of any shard.
+#[derive(Default)]
+struct Arrivals {
+    /// Hand-overs so far.
+    count: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl Arrivals {
+    fn count(&self) -> u64 {
+        *lock(&self.count)
+    }
+
+    fn note(&self) {
+        *lock(&self.count) += 1;
+        self.changed.notify_one();
+    }
+
+    /// Waits for a hand-over after the `seen`th; false at the deadline.
+    fn wait(&self, seen: u64, deadline: std::time::Instant) -> bool {
+        let mut count = lock(&self.count);
+        while *count == seen {
+            let rest = deadline.saturating_duration_since(std::time::Instant::now());
+            if rest.is_zero() {
+                return false;
+            }
+            count = self.changed.wait_timeout(count, rest).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
 }
 
 /// The application's end of a shard.
@@ -158,13 +191,15 @@ impl Server {
             addr = endpoint.port().local_addr();
             endpoints.push(endpoint);
         }
-        let mut server = Self { addr, shards: Vec::new(), turn: 0, identity: None };
+        let arrivals = Arc::new(Arrivals::default());
+        let mut server = Self { addr, shards: Vec::new(), turn: 0, identity: None, arrivals };
         for (index, endpoint) in endpoints.into_iter().enumerate() {
             let shared = Arc::new(Shared::default());
             let waker = endpoint.waker();
             let worker = Worker {
                 endpoint,
                 shared: shared.clone(),
+                arrivals: server.arrivals.clone(),
                 events_max: options.events_max.max(1),
                 counts: ServerStats::default(),
                 shown: Instant::ZERO,
@@ -203,6 +238,23 @@ impl Server {
             }
         }
         None
+    }
+
+    /// Takes the next event, and waits up to `timeout` for one.
+    ///
+    /// For a server without a tick. Requests that were queued are [flushed](Self::flush) first.
+    pub fn wait_event(&mut self, timeout: Duration) -> Option<(ServerPeer, Event)> {
+        self.flush();
+        let deadline = std::time::Instant::now() + timeout;
+        loop {
+            let seen = self.arrivals.count();
+            if let Some(event) = self.poll_event() {
+                return Some(event);
+            }
+            if !self.arrivals.wait(seen, deadline) {
+                return None;
+            }
+        }
     }
 
     /// Whom the peer's token names, if the event that was [taken](Self::poll_event) last is its `Connected`; `None` for
@@ -315,6 +367,7 @@ impl Shard {
 struct Worker {
     endpoint: Endpoint,
     shared: Arc<Shared>,
+    arrivals: Arc<Arrivals>,
     events_max: usize,
     counts: ServerStats,
     shown: Instant,
@@ -370,6 +423,7 @@ impl Worker {
         }
         if !fresh.is_empty() {
             lock(&self.shared.events).extend(fresh.drain(..));
+            self.arrivals.note();
         }
         if self.endpoint.now().since(self.shown) >= STATS_INTERVAL {
             self.show();
@@ -592,6 +646,47 @@ mod tests {
                 assert!(client.gone.is_empty(), "client {index}");
             }
         }
+    }
+
+    #[test]
+    fn a_server_without_a_tick_waits_for_events() {
+        let mut server = server(&ServerOptions { shards: 2, ..ServerOptions::default() });
+        assert!(server.wait_event(Duration::ZERO).is_none());
+        let addr = server.addr();
+        let client = std::thread::spawn(move || {
+            let udp = UdpOptions::default();
+            let any = "127.0.0.1:0".parse().unwrap();
+            let config = Config::client(entropy().unwrap());
+            let mut endpoint = Endpoint::open(Clock::start(), any, &udp, Pacing::default(), config).unwrap();
+            let now = endpoint.now();
+            let peer = endpoint.host().connect(now, addr, 1, 9).unwrap();
+            let mut echo = None;
+            while echo.is_none() {
+                endpoint
+                    .turn(None, |host| {
+                        while let Some(event) = host.poll_event() {
+                            match event {
+                                Event::Connected { .. } => {
+                                    host.send(peer, Lane(0), "ping", Delivery::Reliable).unwrap();
+                                }
+                                Event::Received { data, .. } => echo = Some(data),
+                                event => panic!("{event:?}"),
+                            }
+                        }
+                    })
+                    .unwrap();
+            }
+            echo
+        });
+        let patience = Duration::from_secs(60);
+        let Some((peer, Event::Connected { data: 9, .. })) = server.wait_event(patience) else { panic!() };
+        let Some((_, Event::Received { data, lane, delivery, .. })) = server.wait_event(patience) else {
+            panic!()
+        };
+        server.send(peer, lane, data, delivery);
+        // Hands the echo over before it waits.
+        assert!(server.wait_event(Duration::from_millis(1)).is_none());
+        assert_eq!(client.join().unwrap().as_deref(), Some(&b"ping"[..]));
     }
 
     #[test]

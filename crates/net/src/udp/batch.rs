@@ -6,7 +6,7 @@
 
 use std::io;
 use std::mem;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -27,15 +27,20 @@ const STAGGER: usize = 192;
 /// An address of either family, as the kernel writes it; IPv4 addresses use the front.
 type Name = libc::sockaddr_in6;
 
-/// Control data of one message, aligned as its header must be. 24 bytes are needed.
+/// Control data of one message, aligned as its header must be: 24 bytes for the length of segments, and 32 or 40 for an
+/// own address.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-struct Control([u8; 32]);
+struct Control([u8; CONTROL_BYTES]);
+
+const CONTROL_BYTES: usize = 96;
 
 /// Where and how long the datagrams of one message are.
 #[derive(Clone, Copy, Default)]
 struct Slot {
     from: Option<SocketAddr>,
+    /// The own address that the message came to, where the socket tells it.
+    local: Option<IpAddr>,
     len: usize,
     /// Length of each datagram but the last.
     segment: usize,
@@ -68,7 +73,7 @@ impl Receiving {
         Self {
             names: vec![name; BATCH].into(),
             iovs: vec![iov; BATCH].into(),
-            controls: vec![Control([0; 32]); BATCH].into(),
+            controls: vec![Control([0; CONTROL_BYTES]); BATCH].into(),
             messages: vec![message; BATCH].into(),
             buf: vec![0; BATCH * stride].into(),
             stride,
@@ -109,10 +114,12 @@ impl Receiving {
         for index in 0..count {
             let message = &self.messages[index];
             let len = message.msg_len as usize;
+            let Told { segment, local } = told(&message.msg_hdr);
             self.slots[index] = Slot {
                 from: address(&self.names[index]),
+                local,
                 len: len.min(self.room),
-                segment: segment_bytes(&message.msg_hdr).unwrap_or(len),
+                segment: segment.unwrap_or(len),
                 truncated: message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
             };
         }
@@ -120,40 +127,62 @@ impl Receiving {
         Ok(count)
     }
 
-    /// Message `index` of the last batch: its sender, its bytes and the length of the datagrams in them. `None` when it is
-    /// longer than any datagram ought to be.
-    pub(super) fn message(&self, index: usize) -> Option<(SocketAddr, &[u8], usize)> {
+    /// Message `index` of the last batch: its sender, the own address that it came to, its bytes and the length of the
+    /// datagrams in them. `None` when it is longer than any datagram ought to be.
+    pub(super) fn message(&self, index: usize) -> Option<(SocketAddr, Option<IpAddr>, &[u8], usize)> {
         let slot = self.slots[..self.len].get(index).filter(|slot| !slot.truncated)?;
         let start = index * self.stride;
-        Some((slot.from?, &self.buf[start..start + slot.len], slot.segment))
+        Some((slot.from?, slot.local, &self.buf[start..start + slot.len], slot.segment))
     }
 }
 
-/// The length of coalesced datagrams, if the kernel coalesced any.
+/// What the kernel says about a message beside its sender.
+#[derive(Default)]
+struct Told {
+    /// The length of coalesced datagrams, if the kernel coalesced any.
+    segment: Option<usize>,
+    local: Option<IpAddr>,
+}
+
 #[allow(clippy::unnecessary_cast, reason = "the length is no usize with every C library")]
-fn segment_bytes(header: &libc::msghdr) -> Option<usize> {
+fn told(header: &libc::msghdr) -> Told {
+    let mut told = Told::default();
     if (header.msg_controllen as usize) < mem::size_of::<libc::cmsghdr>() {
-        return None;
+        return told;
     }
     // SAFETY: `header` was filled by the kernel and its control data is still where it points to; the macros stay inside
-    // the length that the kernel left there.
+    // the length that the kernel left there, and the values have the types of their levels.
     unsafe {
         let mut control = libc::CMSG_FIRSTHDR(header);
         while let Some(found) = control.as_ref() {
-            if found.cmsg_level == libc::SOL_UDP && found.cmsg_type == libc::UDP_GRO {
-                let bytes: libc::c_int = std::ptr::read_unaligned(libc::CMSG_DATA(control).cast());
-                return usize::try_from(bytes).ok().filter(|bytes| *bytes > 0);
+            let data = libc::CMSG_DATA(control);
+            match (found.cmsg_level, found.cmsg_type) {
+                (libc::SOL_UDP, libc::UDP_GRO) => {
+                    let bytes: libc::c_int = std::ptr::read_unaligned(data.cast());
+                    told.segment = usize::try_from(bytes).ok().filter(|bytes| *bytes > 0);
+                }
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    let info: libc::in_pktinfo = std::ptr::read_unaligned(data.cast());
+                    told.local = Some(Ipv4Addr::from(u32::from_be(info.ipi_spec_dst.s_addr)).into());
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                    let info: libc::in6_pktinfo = std::ptr::read_unaligned(data.cast());
+                    told.local = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
+                }
+                _ => {}
             }
             control = libc::CMSG_NXTHDR(header, control);
         }
     }
-    None
+    told
 }
 
 /// What to send to one address: `bytes` of the buffer, cut into datagrams of `segment` bytes.
 #[derive(Clone, Debug)]
 struct Run {
     to: SocketAddr,
+    /// The own address to send from.
+    local: Option<IpAddr>,
     bytes: Range<usize>,
     segment: usize,
     /// The last datagram is shorter than the others: nothing can follow it.
@@ -183,7 +212,7 @@ impl Sending {
         Self {
             names: vec![name; BATCH].into(),
             iovs: vec![iov; BATCH].into(),
-            controls: vec![Control([0; 32]); BATCH].into(),
+            controls: vec![Control([0; CONTROL_BYTES]); BATCH].into(),
             messages: vec![message; BATCH].into(),
             buf: Vec::with_capacity(BATCH * 1_500),
             runs: Vec::with_capacity(BATCH),
@@ -193,7 +222,7 @@ impl Sending {
     }
 
     /// Adds a datagram; with `segmented`, to the one before it if that goes to the same address and has the same length.
-    pub(super) fn push(&mut self, to: SocketAddr, bytes: &[u8], segmented: bool) {
+    pub(super) fn push(&mut self, to: SocketAddr, local: Option<IpAddr>, bytes: &[u8], segmented: bool) {
         let start = self.buf.len();
         self.buf.extend_from_slice(bytes);
         self.datagrams += 1;
@@ -202,14 +231,14 @@ impl Sending {
                 && !bytes.is_empty()
                 && last.bytes.len() + bytes.len() <= SEGMENTED_BYTES_MAX
                 && last.bytes.len() < last.segment * SEGMENTS_MAX;
-            if fits && !last.complete && last.to == to {
+            if fits && !last.complete && (last.to, last.local) == (to, local) {
                 last.bytes.end = self.buf.len();
                 last.complete = bytes.len() < last.segment;
                 return;
             }
         }
         let bytes = start..self.buf.len();
-        self.runs.push(Run { to, segment: bytes.len(), bytes, complete: false });
+        self.runs.push(Run { to, local, segment: bytes.len(), bytes, complete: false });
     }
 
     /// Messages that wait.
@@ -236,13 +265,11 @@ impl Sending {
             header.msg_namelen = name_len;
             header.msg_iov = &raw mut self.iovs[index];
             header.msg_iovlen = 1;
-            if bytes.len() > run.segment {
-                header.msg_control = (&raw mut self.controls[index]).cast();
-                header.msg_controllen = write_segment(&mut self.controls[index], run.segment as u16) as _;
-            } else {
-                header.msg_control = std::ptr::null_mut();
-                header.msg_controllen = 0;
-            }
+            let segment = (bytes.len() > run.segment).then_some(run.segment as u16);
+            let len = write_control(&mut self.controls[index], segment, run.local);
+            header.msg_control =
+                if len == 0 { std::ptr::null_mut() } else { (&raw mut self.controls[index]).cast() };
+            header.msg_controllen = len as _;
         }
         // SAFETY: every header points to its own name, control data (or none) and iovec, and that to bytes of `buf`; all are
         // as long as stated and outlive the call, which only reads them although the C types are not const.
@@ -275,7 +302,7 @@ impl Sending {
         let step = run.segment.max(1);
         let parts = run.bytes.clone().step_by(step).map(|start| {
             let bytes = start..(start + step).min(run.bytes.end);
-            Run { to: run.to, segment: bytes.len(), bytes, complete: true }
+            Run { to: run.to, local: run.local, segment: bytes.len(), bytes, complete: true }
         });
         self.runs.splice(self.sent..=self.sent, parts.collect::<Vec<_>>());
     }
@@ -300,18 +327,48 @@ impl Sending {
     }
 }
 
-/// Writes the control data that has the kernel cut a message; its length.
-fn write_segment(control: &mut Control, bytes: u16) -> usize {
-    // SAFETY: `control` is aligned for a header and longer than the 24 bytes that header and value take; the header lies
-    // at its front and its data right behind, as the macros compute.
-    unsafe {
-        let header: *mut libc::cmsghdr = (&raw mut *control).cast();
-        (*header).cmsg_level = libc::SOL_UDP;
-        (*header).cmsg_type = libc::UDP_SEGMENT;
-        (*header).cmsg_len = libc::CMSG_LEN(mem::size_of::<u16>() as u32) as _;
-        std::ptr::write_unaligned(libc::CMSG_DATA(header).cast(), bytes);
-        libc::CMSG_SPACE(mem::size_of::<u16>() as u32) as usize
+/// Writes the control data that has the kernel cut a message into segments and send it from `local`; its length, 0 for
+/// neither.
+fn write_control(control: &mut Control, segment: Option<u16>, local: Option<IpAddr>) -> usize {
+    let mut len = 0;
+    if let Some(bytes) = segment {
+        len += write_value(&mut control.0[len..], libc::SOL_UDP, libc::UDP_SEGMENT, bytes);
     }
+    match local {
+        Some(IpAddr::V4(ip)) => {
+            let source = libc::in_addr { s_addr: u32::from(ip).to_be() };
+            let any = libc::in_addr { s_addr: 0 };
+            let info = libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: source, ipi_addr: any };
+            len += write_value(&mut control.0[len..], libc::IPPROTO_IP, libc::IP_PKTINFO, info);
+        }
+        Some(IpAddr::V6(ip)) => {
+            let source = libc::in6_addr { s6_addr: ip.octets() };
+            let info = libc::in6_pktinfo { ipi6_addr: source, ipi6_ifindex: 0 };
+            len += write_value(&mut control.0[len..], libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
+        }
+        None => {}
+    }
+    len
+}
+
+/// Writes one value of control data to the front of `out`, which is aligned for its header; the bytes that it takes.
+fn write_value<T>(out: &mut [u8], level: libc::c_int, kind: libc::c_int, value: T) -> usize {
+    // SAFETY: these compute with lengths only.
+    let (len, space) = unsafe {
+        let bytes = mem::size_of::<T>() as u32;
+        (libc::CMSG_LEN(bytes), libc::CMSG_SPACE(bytes) as usize)
+    };
+    assert!(space <= out.len(), "a segment and an address fit");
+    // SAFETY: `out` has room for header and value, and begins at a multiple of eight in control data, as `space` is one; the
+    // value lies right behind the header, as the macros compute.
+    unsafe {
+        let header: *mut libc::cmsghdr = out.as_mut_ptr().cast();
+        (*header).cmsg_level = level;
+        (*header).cmsg_type = kind;
+        (*header).cmsg_len = len as _;
+        std::ptr::write_unaligned(libc::CMSG_DATA(header).cast(), value);
+    }
+    space
 }
 
 /// The sender's address; IPv4 peers of an IPv6 socket have their IPv4 address.

@@ -14,12 +14,13 @@
 mod batch;
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
 use batch::{Receiving, Sending};
+use throng_enet::Via;
 
 /// How a [`UdpPort`] is opened.
 #[derive(Clone, Debug)]
@@ -119,6 +120,8 @@ pub struct UdpPort {
     coalesces: bool,
     receive_buffer_bytes: usize,
     send_buffer_bytes: usize,
+    /// Own addresses that datagrams came to; [`Via`] numbers them from 1.
+    locals: Vec<IpAddr>,
     stats: UdpStats,
 }
 
@@ -150,6 +153,14 @@ impl UdpPort {
         let cuts = options.segmentation && has(libc::UDP_SEGMENT);
         let coalesces = options.segmentation
             && batch::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
+        if addr.ip().is_unspecified() {
+            // A server with several addresses answers from the one that was asked.
+            let (level, option) = match addr {
+                SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTINFO),
+                SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+            };
+            batch::set_option(socket.as_fd(), level, option, 1)?;
+        }
         socket.bind(&addr.into())?;
         let socket: UdpSocket = socket.into();
         let addr = socket.local_addr()?;
@@ -162,6 +173,7 @@ impl UdpPort {
             coalesces,
             receive_buffer_bytes,
             send_buffer_bytes,
+            locals: Vec::new(),
             stats: UdpStats::default(),
         })
     }
@@ -172,25 +184,34 @@ impl UdpPort {
     /// # Errors
     /// When the socket itself failed. Reports about single datagrams that were sent earlier are not errors.
     pub fn receive(&mut self, mut on_datagram: impl FnMut(SocketAddr, &[u8])) -> io::Result<bool> {
+        self.receive_via(|from, _, datagram| on_datagram(from, datagram))
+    }
+
+    /// As [`receive`](Self::receive), with the own address that a datagram came to, if the socket serves all of them.
+    ///
+    /// # Errors
+    /// As for [`receive`](Self::receive).
+    pub fn receive_via(&mut self, mut on_datagram: impl FnMut(SocketAddr, Via, &[u8])) -> io::Result<bool> {
         let count = match self.receiving.receive(self.socket.as_fd()) {
             Ok(count) => count,
             Err(error) => return if is_passing(&error) { Ok(false) } else { Err(error) },
         };
         self.stats.reads += 1;
         for index in 0..count {
-            let Some((from, bytes, segment)) = self.receiving.message(index) else {
+            let Some((from, local, bytes, segment)) = self.receiving.message(index) else {
                 self.stats.oversized += 1;
                 continue;
             };
+            let via = local.map_or(Via::default(), |local| number(&mut self.locals, local));
             self.stats.bytes_in += bytes.len() as u64;
             if bytes.is_empty() {
                 self.stats.datagrams_in += 1;
-                on_datagram(from, bytes);
+                on_datagram(from, via, bytes);
                 continue;
             }
             for datagram in bytes.chunks(segment.max(1)) {
                 self.stats.datagrams_in += 1;
-                on_datagram(from, datagram);
+                on_datagram(from, via, datagram);
             }
         }
         Ok(count == batch::BATCH)
@@ -199,7 +220,14 @@ impl UdpPort {
     /// Adds a datagram to those that the next [`flush`](Self::flush) sends. Nothing is sent before, so a caller bounds what
     /// waits by flushing when [`pending`](Self::pending) has grown to what it wants to hold.
     pub fn push(&mut self, to: SocketAddr, bytes: &[u8]) {
-        self.sending.push(to, bytes, self.cuts);
+        self.push_via(to, Via::default(), bytes);
+    }
+
+    /// As [`push`](Self::push), from an own address that [`receive_via`](Self::receive_via) named. A datagram whose address
+    /// the machine no longer has is dropped and counted.
+    pub fn push_via(&mut self, to: SocketAddr, via: Via, bytes: &[u8]) {
+        let local = usize::from(via.0).checked_sub(1).and_then(|at| self.locals.get(at)).copied();
+        self.sending.push(to, local, bytes, self.cuts);
     }
 
     /// Datagrams that wait for [`flush`](Self::flush).
@@ -293,6 +321,20 @@ impl std::fmt::Debug for UdpPort {
     }
 }
 
+/// The number of an own address. Beyond what a machine may have, the system chooses.
+fn number(locals: &mut Vec<IpAddr>, local: IpAddr) -> Via {
+    let at = locals.iter().position(|known| *known == local).unwrap_or_else(|| {
+        if locals.len() < LOCALS_MAX {
+            locals.push(local);
+        }
+        locals.len() - 1
+    });
+    if locals[at] == local { Via(at as u16 + 1) } else { Via::default() }
+}
+
+/// Own addresses that are told apart. Each is looked for from the front at every datagram.
+const LOCALS_MAX: usize = 64;
+
 /// Nothing to receive now, or a report about a datagram sent earlier, which says nothing about the socket.
 fn is_passing(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, HostUnreachable, Interrupted, NetworkUnreachable, WouldBlock};
@@ -349,6 +391,68 @@ mod tests {
             assert_eq!(b.stats().datagrams_in, mixed().len() as u64);
             assert_eq!(a.pending(), 0);
         }
+    }
+
+    #[test]
+    fn answers_leave_from_the_address_that_was_asked() {
+        for (any, asked, other) in [
+            ("0.0.0.0:0", "127.0.0.2", "127.0.0.3"),
+            ("[::]:0", "::1", "::1"),
+            // IPv4 on a socket of IPv6.
+            ("[::]:0", "127.0.0.2", "127.0.0.3"),
+        ] {
+            let Ok(mut server) = UdpPort::bind(any.parse().unwrap(), &UdpOptions::default()) else {
+                continue; // A machine without IPv6.
+            };
+            let server_port = server.local_addr().port();
+            let mut clients: Vec<(UdpPort, SocketAddr)> = [asked, other]
+                .map(|ip| {
+                    let ip: IpAddr = ip.parse().unwrap();
+                    let own = SocketAddr::new(if ip.is_ipv4() { [127, 0, 0, 1].into() } else { ip }, 0);
+                    (UdpPort::bind(own, &UdpOptions::default()).unwrap(), SocketAddr::new(ip, server_port))
+                })
+                .into();
+            for (client, at) in &mut clients {
+                client.push(*at, b"question");
+                assert!(client.flush().unwrap());
+            }
+            let mut asked = Vec::new();
+            while asked.len() < 2 {
+                server.receive_via(|from, via, _| asked.push((from, via))).unwrap();
+            }
+            for &(from, via) in &asked {
+                // Two of one length: also where the kernel cuts them apart.
+                server.push_via(from, via, b"answer");
+                server.push_via(from, via, b"answer");
+            }
+            assert!(server.flush().unwrap());
+            for (client, at) in &mut clients {
+                let mut senders = Vec::new();
+                while senders.len() < 2 {
+                    client.receive(|from, _| senders.push(from)).unwrap();
+                }
+                assert_eq!(senders, [*at; 2], "{any}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_own_address_that_vanished_drops_its_datagrams_and_no_others() {
+        let mut server = port("0.0.0.0:0", &UdpOptions::default());
+        let mut client = port("127.0.0.1:0", &UdpOptions::default());
+        let to = client.local_addr();
+        let gone = number(&mut server.locals, [192, 0, 2, 1].into());
+        server.push(to, b"one");
+        server.push_via(to, gone, b"two");
+        server.push_via(to, gone, b"six");
+        server.push(to, b"ten");
+        assert!(server.flush().unwrap());
+        let mut words = Vec::new();
+        while words.len() < 2 {
+            client.receive(|_, bytes| words.push(bytes.to_vec())).unwrap();
+        }
+        assert_eq!(words, [b"one", b"ten"]);
+        assert_eq!((server.stats().refused, server.stats().datagrams_out), (2, 2));
     }
 
     #[test]

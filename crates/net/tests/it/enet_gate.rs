@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use common::*;
 use throng_net::enet::HostFigures;
-use throng_net::enet::secure::{Claims, ConnectToken, GateConfig, TokenKey};
+use throng_net::enet::secure::{ConnectToken, GateConfig, TokenClaims, TokenKey};
 use throng_net::*;
 
 const KEY: [u8; 32] = [9; 32];
@@ -19,7 +19,7 @@ fn unix_s() -> u64 {
 /// A token of a backend with this key for a server at `addr`, good for so many seconds from now.
 fn token(key: [u8; 32], addr: std::net::SocketAddr, seconds: i64) -> ConnectToken {
     let expires_unix_s = unix_s().checked_add_signed(seconds).unwrap();
-    let claims = Claims { user_id: 7, expires_unix_s, servers: vec![addr], ..Claims::default() };
+    let claims = TokenClaims { user_id: 7, expires_unix_s, servers: vec![addr], ..TokenClaims::default() };
     TokenKey::new(key).issue(&claims, [5; 88]).unwrap()
 }
 

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use throng_net::Clock;
-use throng_net::enet::secure::{Claims, ConnectToken, GateConfig, TokenKey};
+use throng_net::enet::secure::{ConnectToken, GateConfig, TokenClaims, TokenKey};
 use throng_net::enet::{
     Config, Delivery, Endpoint, Event, Lane, Pacing, PeerId, Server, ServerOptions, entropy,
 };
@@ -20,7 +20,8 @@ fn key() -> TokenKey {
 
 fn token(user_id: u64, server: SocketAddr) -> ConnectToken {
     let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-    let claims = Claims { user_id, expires_unix_s: unix_s + 60, servers: vec![server], ..Claims::default() };
+    let claims =
+        TokenClaims { user_id, expires_unix_s: unix_s + 60, servers: vec![server], ..TokenClaims::default() };
     let mut bytes = [0; 88];
     bytes.chunks_mut(16).for_each(|part| {
         part.copy_from_slice(&entropy().unwrap().to_ne_bytes()[..part.len()]);

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use common::*;
 use prost::Message as _;
-use throng_net::enet::secure::{Claims, TokenKey};
+use throng_net::enet::secure::{TokenClaims, TokenKey};
 use throng_server::Service;
 use throng_wire::{Forward, MessagePack, channeldpb as pb};
 
@@ -158,7 +158,8 @@ fn enet_with_tokens() {
     for user_id in 0..3 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let addr = clients(&running);
-        let claims = Claims { user_id, expires_unix_s: now + 30, servers: vec![addr], ..Claims::default() };
+        let claims =
+            TokenClaims { user_id, expires_unix_s: now + 30, servers: vec![addr], ..TokenClaims::default() };
         let token = TokenKey::new([7; 32]).issue(&claims, [user_id as u8; 88]).unwrap();
         let mut player = Peer::login(addr, &Dial::Sealed(Box::new(token)), &format!("player {user_id}"), "");
         play(&mut server, &mut player);

@@ -86,6 +86,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     // Tools. A generator shares no code with what it measures, codecs and transports aside.
     ("throng-client", &["throng-stdx", "throng-wire"], &[]),
     ("throng-client-ffi", &["throng-client"], &[]),
+    ("throng-enet-ffi", &["throng-enet", "throng-stdx"], &[]),
     ("throng-tag", &["throng-client", "throng-admin", "throng-stdx"], &[]),
     (
         "throng-load",
@@ -195,6 +196,7 @@ const NEVER_UNDER_A_CORE: &[&str] = &[
 /// Crates whose code may contain `unsafe`, and why.
 const UNSAFE_TABLE: &[(&str, &str)] = &[
     ("client-ffi", "the C interface: pointers come from C, under the contract that its header states"),
+    ("enet-ffi", "the C interface of ENet: pointers come from C, under the contract of its header"),
     ("net", "epoll, eventfd and batched reads have no safe interface in libc"),
     ("load", "resource use of the measured process, and the bare writer that figures are compared with"),
     ("server", "signals and resource limits"),

@@ -62,8 +62,8 @@ func _init():
 		at += 1
 	var verb = words[at + 1]
 	var port = int(words[at + 2])
-	if words[at + 3] == "1":
-		enet.compression_mode = NetworkedMultiplayerENet.COMPRESS_RANGE_CODER
+	# 0 none, 1 range coder, 2 FastLZ, 3 zlib, 4 zstd
+	enet.compression_mode = int(words[at + 3])
 	enet.connect("peer_connected", self, "joined")
 	enet.connect("peer_disconnected", self, "left")
 	enet.connect("connection_failed", self, "ended")

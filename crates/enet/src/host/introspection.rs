@@ -2,7 +2,6 @@
 
 use super::closed::CLOSED_MAX;
 use super::{Host, Owner};
-use crate::address::Key;
 use crate::peer::State;
 use crate::types::{PeerId, PeerInfo, Stats};
 
@@ -63,16 +62,19 @@ impl Host {
             if peer.is_mapped {
                 mapped += 1;
                 assert_eq!(self.live.get(peer.live_at as usize), Some(&peer.id.index));
-                let key = Key::new(peer.address, peer.local_id);
-                assert_eq!(self.by_local.get(&key), Some(&Owner::Peer(peer.id.index)));
+                let owner = self.local_ids.get(peer.address, peer.local_id);
+                assert_eq!(owner, Some(Owner::Peer(peer.id.index)));
             }
             assert!(peer.in_ready || !peer.has_events(), "events would never be taken");
         }
         assert_eq!(mapped, self.live.len());
+        if self.ctx.config.peers_per_ip_max != usize::MAX {
+            assert_eq!(self.per_ip.values().sum::<usize>(), self.live.len());
+        }
         let queued: usize =
             self.slots.iter().flat_map(|slot| &slot.peer).map(|peer| peer.queued_bytes()).sum();
         assert_eq!(queued, self.ctx.queued_bytes);
-        assert_eq!(self.by_local.len(), self.live.len() + self.half_open.len());
+        assert_eq!(self.local_ids.len(), self.live.len() + self.half_open.len());
         assert!(self.by_remote.len() <= self.live.len());
         assert!(self.half_open.len() <= self.ctx.config.half_open_max);
         assert!(self.closed.len() <= CLOSED_MAX);

@@ -25,14 +25,24 @@ impl Host {
             Naming::Sequential => 0,
             Naming::Random => (self.secret.draw() % u64::from(PEER_ID_NONE)) as u16,
         };
-        // Almost always the first; only a remote socket with thousands of connections makes this walk.
-        (0..PEER_ID_NONE)
-            .map(|offset| (first + offset) % PEER_ID_NONE)
-            .find(|&id| !self.by_local.contains_key(&Key::new(address, id)))
+        self.local_ids.free_id(address, first)
     }
 
     pub(super) fn connections_of_ip(&self, ip: IpAddr) -> usize {
         self.per_ip.get(&Block::of_ip(ip)).copied().unwrap_or(0)
+    }
+
+    /// Counts the connections of each IP address anew: there is a limit on them from now on, or no longer.
+    pub(super) fn count_per_ip(&mut self) {
+        self.per_ip.clear();
+        if self.ctx.config.peers_per_ip_max == usize::MAX {
+            return;
+        }
+        for &index in &self.live {
+            if let Some(peer) = &self.slots[index as usize].peer {
+                *self.per_ip.entry(Block::of_ip(peer.address.ip())).or_insert(0) += 1;
+            }
+        }
     }
 
     /// A place for a connection.
@@ -51,12 +61,12 @@ impl Host {
         if self.ctx.config.peers_per_ip_max != usize::MAX {
             *self.per_ip.entry(Block::of_ip(peer.address.ip())).or_insert(0) += 1;
         }
-        self.by_local.insert(Key::new(peer.address, peer.local_id), Owner::Peer(peer.id.index));
+        self.local_ids.insert(peer.address, peer.local_id, Owner::Peer(peer.id.index));
         let index = peer.id.index as usize;
         self.slots[index].peer = Some(Box::new(peer));
     }
 
-    /// Brings the host's books in line with a peer that was touched. `mark`: whether it may have something to send.
+    /// Updates the host's tables after a peer changed. `mark`: the peer may have something to send.
     pub(super) fn settle(&mut self, index: u32, mark: bool) {
         let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { return };
         if peer.state == State::Over {
@@ -126,7 +136,7 @@ impl Host {
         if let Some(key) = timer {
             self.timers.cancel(key);
         }
-        self.by_local.remove(&Key::new(peer.address, peer.local_id));
+        self.local_ids.remove(peer.address, peer.local_id);
         if is_broadcast(peer.address) {
             self.broadcasts -= 1;
         }
@@ -182,13 +192,13 @@ impl Host {
     pub(super) fn drop_surplus_half_open(&mut self) {
         while let Some(entry) = self.half_open.pop_surplus(self.ctx.now_ms) {
             self.ctx.stats.dropped_half_open += 1;
-            self.by_local.remove(&Key::new(entry.names.address, entry.names.local_id));
+            self.local_ids.remove(entry.names.address, entry.names.local_id);
         }
     }
 
     pub(super) fn forget_half_open(&mut self, index: HalfOpenIndex) {
         if let Some(entry) = self.half_open.remove(index) {
-            self.by_local.remove(&Key::new(entry.names.address, entry.names.local_id));
+            self.local_ids.remove(entry.names.address, entry.names.local_id);
         }
     }
 
