@@ -1,6 +1,6 @@
 //! What the matcher's tests say, in the form of every bench.
 
-use super::{Outcome, PUBLISHED};
+use super::{Outcome, PUBLISHED, reasons};
 use crate::report::{Better, Report, Row};
 
 const SOURCE: &str = "published by the reference: its own machine and tool, 15 s a test";
@@ -31,7 +31,9 @@ pub fn report(outcomes: &[Outcome], echo: Option<&Outcome>, durability: &str) ->
             let row = Row::new("CPU per RoleJoinRandomRoom, its events included", "us", Better::Lower, us);
             report.row(if durability == "none" { row.marks(5.0, 2.0) } else { row });
         }
-        let condition = format!("{}: requests that failed = 0", outcome.test);
+        let reasons =
+            if outcome.errors > 0 { format!(" ({})", reasons(&outcome.refusals)) } else { String::new() };
+        let condition = format!("{}: requests that failed = 0{reasons}", outcome.test);
         report.threshold(condition, outcome.errors as f64, outcome.errors == 0);
     }
     let ping = outcomes.iter().find(|outcome| outcome.test == "Ping");
@@ -93,6 +95,7 @@ mod tests {
             p99_us: 3,
             max_us: 4,
             errors: 0,
+            refusals: crate::matcher::Refusals::new(),
             notices: 0,
             bytes_in: 0,
             server_cpu_us: Some(1.0),
