@@ -46,8 +46,11 @@ impl Matcher {
         let (mut together, mut in_the_way) = (Vec::new(), Vec::new());
         if !is_possible {
             in_the_way = self.in_the_way(index, &compiled);
-            let named = |name: &String| (name.clone(), "without it a match is found".to_owned());
-            together = in_the_way.iter().map(named).collect();
+            let why = match in_the_way.len() {
+                1 => "without it a match is found, and without all other rules there is none",
+                _ => "without these together a match is found, and without all other rules there is none",
+            };
+            together = in_the_way.iter().map(|name| (name.clone(), why.to_owned())).collect();
         }
         if !is_possible && in_the_way.is_empty() {
             together = self.violations_together(index, &shown, &compiled);
@@ -61,7 +64,7 @@ impl Matcher {
             format!(
                 "{} in the way: a match is found without {}",
                 names.join(", "),
-                if names.len() > 1 { "any one of them" } else { "it" }
+                if names.len() > 1 { "them" } else { "it" }
             )
         };
         write_bytes(turn.answer, 2, summary.as_bytes());
@@ -96,6 +99,7 @@ impl Matcher {
             facts,
             steps: 0,
             cut: false,
+            scan: None,
             near: Vec::new(),
         };
         search
@@ -109,15 +113,29 @@ impl Matcher {
             .is_some()
     }
 
-    /// What keeps a ticket from a match by itself: without one of these, the search finds one.
+    /// The rules that keep a ticket from a match: without them the search finds one, and without all others it does not.
+    /// None where it finds none without any rule. No smaller set of them has both properties.
     fn in_the_way(&self, index: u32, compiled: &Compiled) -> Vec<String> {
-        let all = compiled.obstacles(self.tickets[index].level).into_iter();
-        let decides = |obstacle: &Obstacle| {
-            let mut less = compiled.without(*obstacle);
-            less.set.scan_limit = less.set.scan_limit.min(SCAN_MAX);
+        let all = compiled.obstacles(self.tickets[index].level);
+        let finds_without = |left_out: &dyn Fn(Obstacle) -> bool| {
+            let mut less = compiled.clone();
+            less.set.scan_limit = less.set.scan_limit.min(SCAN_MAX).max(less.set.players_max() as usize);
+            for obstacle in all.iter().filter(|obstacle| left_out(**obstacle)) {
+                less = less.without(*obstacle);
+            }
             self.finds(index, &less)
         };
-        all.filter(decides).map(|obstacle| compiled.obstacle_name(obstacle)).collect()
+        let mut named = all.clone();
+        if !finds_without(&|_| true) || finds_without(&|_| false) {
+            return Vec::new();
+        }
+        for obstacle in &all {
+            let fewer: Vec<Obstacle> = named.iter().copied().filter(|other| other != obstacle).collect();
+            if finds_without(&|o| fewer.contains(&o)) && !finds_without(&|o| !fewer.contains(&o)) {
+                named = fewer;
+            }
+        }
+        named.into_iter().map(|obstacle| compiled.obstacle_name(obstacle)).collect()
     }
 
     /// The nearest tickets, whether they fit or not, and enough of them for a match; those of other partitions when there are

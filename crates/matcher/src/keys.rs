@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 /// What was answered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Answer {
+    /// Method and body of the request.
+    pub(crate) request: (u16, [u8; 16]),
     pub(crate) status: u16,
     pub(crate) body: Vec<u8>,
 }

@@ -1,15 +1,18 @@
 //! Lists of rooms: filtered, sorted, in pages; and what a role, or a server's roles, are in.
 
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 
 use serde_json::Value;
 use throng_wire::fields;
 use throng_wire::matcher::{write_bytes, write_nested};
 
 use crate::config::Scope;
+use crate::id::Id;
 use crate::info::{bytes, check_id, check_len, text};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, invalid, not_found, too_large};
+use crate::queue::Assign;
 use crate::room::Room;
 use crate::slab::NONE;
 use crate::turn::Turn;
@@ -19,6 +22,8 @@ const ROOMS_PER_MODE_MAX: usize = 100;
 const SCAN_MAX: usize = 10_000;
 const MODES_MAX: usize = 64;
 const FILTERS_MAX: usize = 16;
+/// Bytes of a page of what a server's roles are in. A room has 256 KiB at most and a frame takes 1 MiB.
+const MINE_BYTES_MAX: usize = 768 << 10;
 
 struct Filter {
     field: Field,
@@ -104,13 +109,52 @@ impl Filter {
     }
 }
 
+/// Something that a server's roles are in, in the order of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Listed {
+    Room(u32),
+    Team(u32),
+    Ticket(u32),
+    Match(u32),
+}
+
+impl Listed {
+    /// Where a page goes on.
+    fn token(self) -> String {
+        match self {
+            Listed::Room(index) => format!("0.{index}"),
+            Listed::Team(index) => format!("1.{index}"),
+            Listed::Ticket(index) => format!("2.{index}"),
+            Listed::Match(index) => format!("3.{index}"),
+        }
+    }
+
+    /// Reads a token; the first of all where there is none.
+    fn parse(token: &[u8]) -> Outcome<Listed> {
+        if token.is_empty() {
+            return Ok(Listed::Room(0));
+        }
+        let parts = std::str::from_utf8(token).ok().and_then(|token| token.split_once('.'));
+        let index = parts.and_then(|(_, index)| index.parse().ok());
+        match (parts, index) {
+            (Some(("0", _)), Some(index)) => Ok(Listed::Room(index)),
+            (Some(("1", _)), Some(index)) => Ok(Listed::Team(index)),
+            (Some(("2", _)), Some(index)) => Ok(Listed::Ticket(index)),
+            (Some(("3", _)), Some(index)) => Ok(Listed::Match(index)),
+            _ => Err(invalid("Token is not the Next of an earlier answer")),
+        }
+    }
+}
+
 impl Matcher {
     pub(crate) fn list_mine(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
-        let mut srv = &[][..];
+        let (mut srv, mut from) = (&[][..], &[][..]);
         for field in fields(body) {
             let field = field?;
-            if field.number == 1 {
-                srv = crate::info::text(&field)?;
+            match field.number {
+                1 => srv = text(&field)?,
+                2 => from = text(&field)?,
+                _ => {}
             }
         }
         if srv.is_empty() {
@@ -118,28 +162,64 @@ impl Matcher {
         } else if srv != turn.caller.srv.as_bytes() {
             require(turn.caller, Scope::Trusted)?;
         }
-        let Some(server) = self.people.server(srv) else { return Ok(()) };
-        let (mut rooms, mut teams, mut tickets) = (Vec::new(), Vec::new(), Vec::new());
-        for player in self.people.players_of(server) {
-            let player = &self.people.players[player];
-            rooms.extend_from_slice(&player.rooms);
-            tickets.extend_from_slice(&player.tickets);
-            teams.extend((player.team != NONE).then_some(player.team));
-        }
-        for list in [&mut rooms, &mut teams, &mut tickets] {
-            list.sort_unstable();
-            list.dedup();
-        }
-        for room in rooms {
-            write_nested(turn.answer, 1, |out| self.write_room(room, None, out));
-        }
-        for team in teams {
-            write_nested(turn.answer, 2, |out| self.write_team(team, out));
-        }
-        for ticket in tickets {
-            write_nested(turn.answer, 3, |out| self.write_ticket(ticket, out));
+        let from = Listed::parse(from)?;
+        let start = turn.answer.len();
+        for item in self.listed_of(srv).range(from..) {
+            let before = turn.answer.len();
+            match *item {
+                Listed::Room(room) => {
+                    write_nested(turn.answer, 1, |out| self.write_room(room, None, out));
+                }
+                Listed::Team(team) => write_nested(turn.answer, 2, |out| self.write_team(team, out)),
+                Listed::Ticket(ticket) => {
+                    write_nested(turn.answer, 3, |out| self.write_ticket(ticket, out));
+                }
+                Listed::Match(found) => {
+                    write_nested(turn.answer, 4, |out| self.write_match(found, out));
+                }
+            }
+            // At least one, or the next page would be the same.
+            if turn.answer.len() - start > MINE_BYTES_MAX && before > start {
+                turn.answer.truncate(before);
+                write_bytes(turn.answer, 5, item.token().as_bytes());
+                break;
+            }
         }
         Ok(())
+    }
+
+    /// What the roles of a server are in, and the matches that it is to give a server to, or gave one.
+    fn listed_of(&self, srv: &[u8]) -> BTreeSet<Listed> {
+        let mut all = BTreeSet::new();
+        for player in self.people.server(srv).into_iter().flat_map(|server| self.people.players_of(server)) {
+            let entry = &self.people.players[player];
+            all.extend(entry.rooms.iter().chain(&entry.seats).map(|room| Listed::Room(*room)));
+            all.extend((entry.team != NONE).then_some(Listed::Team(entry.team)));
+            all.extend(self.tickets_of(player).map(Listed::Ticket));
+        }
+        let allocates = |queue: u32| {
+            let rules = self.queues.list[queue].rules();
+            rules.set.assign == Assign::External && rules.set.allocator.as_bytes() == srv
+        };
+        if !srv.is_empty() && self.queues.list.iter().any(|(queue, _)| allocates(queue)) {
+            let is_there = |room: Id| self.rooms.get(room.index).is_some_and(|entry| entry.id == room);
+            let own = self.matches.iter().filter(|(_, found)| found.room.is_some_and(is_there));
+            all.extend(own.filter(|(_, found)| allocates(found.queue)).map(|(at, _)| Listed::Match(at)));
+        }
+        all
+    }
+
+    /// Live tickets of a role, and matched ones whose seats wait for it.
+    pub(crate) fn tickets_of(&self, player: u32) -> impl Iterator<Item = u32> + '_ {
+        let entry = &self.people.players[player];
+        let matched = entry.seats.iter().filter_map(move |index| {
+            let room = &self.rooms[*index];
+            let seat = room.seats.iter().find(|seat| seat.player == player)?;
+            // Another may have its number by now.
+            let ticket = self.tickets.get(seat.ticket)?;
+            (ticket.room == Some(room.id)).then_some(seat.ticket)
+        });
+        entry.tickets.iter().copied().chain(matched.filter(|ticket| !entry.tickets.contains(ticket)))
     }
 
     /// Everything that a role is in.
@@ -151,14 +231,15 @@ impl Matcher {
         let entry = &self.people.players[player];
         write_bytes(turn.answer, 1, role);
         write_bytes(turn.answer, 2, self.people.server_of(player));
-        for room in &entry.rooms {
+        // One that is a member of a room has no seat there.
+        for room in entry.rooms.iter().chain(&entry.seats) {
             write_nested(turn.answer, 3, |out| self.write_room(*room, None, out));
         }
         if entry.team != NONE {
             write_nested(turn.answer, 4, |out| self.write_team(entry.team, out));
         }
-        for ticket in &entry.tickets {
-            write_nested(turn.answer, 5, |out| self.write_ticket(*ticket, out));
+        for ticket in self.tickets_of(player) {
+            write_nested(turn.answer, 5, |out| self.write_ticket(ticket, out));
         }
         Ok(())
     }

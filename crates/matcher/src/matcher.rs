@@ -133,7 +133,8 @@ impl Matcher {
     fn put_configured_queues(&mut self) {
         for rules in self.config.queues.clone() {
             // They were checked when they were read; what they end has no session to hear of it yet.
-            let _ = self.put_queue(&mut Turn::of_matcher(&mut Vec::new(), &mut Notices::default()), &rules);
+            let _ = self
+                .put_queue(&mut Turn::of_matcher(self.now, &mut Vec::new(), &mut Notices::default()), &rules);
         }
     }
 
@@ -154,7 +155,7 @@ impl Matcher {
             Problem::new(Status::UnknownMethod, "no such method").write(answer);
             return Handled::Done(Status::UnknownMethod);
         };
-        let turn = &mut Turn { caller, answer, notices };
+        let turn = &mut Turn { now: self.now.max(now), caller, answer, notices };
         if method.mutates {
             self.advance(turn, now);
         } else {
@@ -201,6 +202,12 @@ impl Matcher {
         if let Some((server, key)) = key
             && let Some(known) = self.keys.find(server, key)
         {
+            if known.request != (method.number, digest_of(body)) {
+                let problem =
+                    invalid("the request key was used for another request; give each request its own");
+                self.people.release_server(server);
+                return Handled::Done(refuse(&problem, turn.answer, start));
+            }
             turn.answer.extend_from_slice(&known.body);
             let status = Status::from_code(known.status).unwrap_or(Status::Internal);
             self.stats.replayed_answers += 1;
@@ -233,7 +240,8 @@ impl Matcher {
             ) {
                 self.people.release_server(server);
             } else {
-                let kept = Answer { status: status as u16, body: turn.answer[start..].to_vec() };
+                let request = (method.number, digest_of(body));
+                let kept = Answer { request, status: status as u16, body: turn.answer[start..].to_vec() };
                 let (until, max) = (self.now + self.config.key_ttl_ms, self.config.keys_per_server);
                 if self.keys.keep(until, server, key, kept, max) {
                     self.people.servers[server].holds += 1;
@@ -246,7 +254,7 @@ impl Matcher {
     /// A server's session began (`up`) or was lost. Returns the server's number in [`Notices`], which stays until the
     /// server has no session and no roles.
     pub fn handle_session(&mut self, now: u64, srv: &str, up: bool, notices: &mut Notices) -> u32 {
-        self.advance(&mut Turn::of_matcher(&mut Vec::new(), notices), now);
+        self.advance(&mut Turn::of_matcher(now, &mut Vec::new(), notices), now);
         let index = self.people.server_entry(srv.as_bytes());
         let server = &mut self.people.servers[index];
         server.connected = up;
@@ -262,7 +270,7 @@ impl Matcher {
     /// after `now`.
     pub fn handle_timeout(&mut self, now: u64, notices: &mut Notices) {
         let mut no_answer = Vec::new();
-        let turn = &mut Turn::of_matcher(&mut no_answer, notices);
+        let turn = &mut Turn::of_matcher(now, &mut no_answer, notices);
         self.advance(turn, now);
         self.search_slice(turn);
     }
@@ -290,7 +298,7 @@ impl Matcher {
         }
         self.forget_questions();
         let mut no_answer = Vec::new();
-        let turn = &mut Turn::of_matcher(&mut no_answer, notices);
+        let turn = &mut Turn::of_matcher(now, &mut no_answer, notices);
         self.reopen_proposals(turn);
         let now = self.now;
         self.advance(turn, now);
@@ -598,6 +606,12 @@ fn refuse(problem: &Problem, answer: &mut Vec<u8>, start: usize) -> Status {
     answer.truncate(start);
     problem.write(answer);
     problem.status
+}
+
+/// Tells bodies apart.
+fn digest_of(body: &[u8]) -> [u8; 16] {
+    let hash = blake3::hash(body);
+    std::array::from_fn(|at| hash.as_bytes()[at])
 }
 
 /// The key of a request that carries one. It stands last in what clients write, but may be anywhere.

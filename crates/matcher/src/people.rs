@@ -22,11 +22,13 @@ pub(crate) struct Player {
     pub(crate) room: u32,
     /// Every room that lists it as a member, lingering ones too.
     pub(crate) rooms: SmallVec<[u32; 2]>,
+    /// Rooms that keep a seat for it.
+    pub(crate) seats: SmallVec<[u32; 1]>,
     /// Its live tickets.
     pub(crate) tickets: SmallVec<[u32; 2]>,
     /// No new ticket before: a match was declined.
     pub(crate) cooldown_until: u64,
-    /// Reserved seats, and what else needs the entry to stay.
+    /// What else needs the entry to stay.
     pub(crate) holds: u32,
 }
 
@@ -126,6 +128,7 @@ impl People {
             team: NONE,
             room: NONE,
             rooms: SmallVec::new(),
+            seats: SmallVec::new(),
             tickets: SmallVec::new(),
             cooldown_until: 0,
             holds: 0,
@@ -143,11 +146,19 @@ impl People {
         }
     }
 
+    /// A room keeps one seat less for a role.
+    pub(crate) fn lose_seat(&mut self, player: u32, room: u32) {
+        let seats = &mut self.players[player].seats;
+        if let Some(at) = seats.iter().position(|other| *other == room) {
+            seats.remove(at);
+        }
+    }
+
     /// Forgets a role that is in nothing.
     pub(crate) fn release(&mut self, index: u32) {
         let Some(player) = self.players.get(index) else { return };
         let is_in = player.team != NONE || !player.rooms.is_empty() || !player.tickets.is_empty();
-        if is_in || player.holds > 0 {
+        if is_in || !player.seats.is_empty() || player.holds > 0 {
             return;
         }
         let server = player.server;

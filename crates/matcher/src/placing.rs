@@ -220,8 +220,8 @@ impl Matcher {
     fn seat_tickets(&mut self, room: u32, sides: &[Vec<u32>], until: u64) {
         let (tickets, people, entry) = (&mut self.tickets, &mut self.people, &mut self.rooms[room]);
         let before = entry.seats.len();
-        for ticket in sides.iter().flatten() {
-            let ticket = &mut tickets[*ticket];
+        for index in sides.iter().flatten() {
+            let ticket = &mut tickets[*index];
             ticket.room = Some(entry.id);
             for member in &ticket.players {
                 let player = member.player;
@@ -229,8 +229,8 @@ impl Matcher {
                     let role = RoleRef::bare(&people.players[player].id);
                     Box::new(role.info(people.server_of(player), &ticket.team))
                 });
-                people.players[player].holds += 1;
-                entry.seats.push(Seat { player, until, info });
+                people.players[player].seats.push(room);
+                entry.seats.push(Seat { player, until, ticket: *index, info });
             }
         }
         let seats = entry.seats.len() - before;
@@ -257,7 +257,9 @@ impl Matcher {
         let id = found.id;
         self.timers.set(deadline, Timer::Assign(id));
         let Some(server) = self.people.server(compiled.set.allocator.as_bytes()) else { return };
-        let rest = self.ready_for_all(index, 0);
+        let mut rest = self.ready_for_all(index, 0);
+        self.write_players(index, 9, &mut rest);
+        rest.extend_from_slice(&self.sides_of(index));
         self.write_ready(index, b"", &[], &rest);
         turn.notices.push(server, std::iter::empty(), &self.scratch.event, 0);
     }
@@ -302,6 +304,44 @@ impl Matcher {
             write_bytes(&mut out, 20, &room.text());
         }
         out
+    }
+
+    /// The players of a match as their tickets say, but for whom they avoid.
+    fn write_players(&self, index: u32, number: u32, out: &mut Vec<u8>) {
+        for ticket in self.matches[index].sides.iter().flatten() {
+            for player in &self.tickets[*ticket].players {
+                write_nested(out, number, |out| {
+                    let told = fields(player.body()).map_while(Result::ok).filter(|field| field.number != 6);
+                    told.for_each(|field| out.extend_from_slice(field.raw));
+                });
+            }
+        }
+    }
+
+    /// The sides of a match's room, as fields of a room.
+    fn sides_of(&self, index: u32) -> Vec<u8> {
+        let room = self.matches[index].room.and_then(|room| self.rooms.get(room.index));
+        room.map(|room| room.sides.bytes().to_vec()).unwrap_or_default()
+    }
+
+    /// A match as its allocator finds it again.
+    pub(crate) fn write_match(&self, index: u32, out: &mut Vec<u8>) {
+        let found = &self.matches[index];
+        let queue = &self.queues.list[found.queue];
+        let room = found.room.and_then(|room| self.rooms.get(room.index));
+        write_bytes(out, 1, &found.id.text());
+        if let Some(room) = found.room {
+            write_bytes(out, 2, &room.text());
+        }
+        write_bytes(out, 3, queue.name.as_bytes());
+        let waits = found.stage == Stage::Assigning;
+        write_bytes(out, 4, if waits { b"assigning" } else { b"assigned" });
+        if let Some(region) = found.region.and_then(|region| queue.regions.get(usize::from(region))) {
+            write_bytes(out, 5, region);
+        }
+        write_bytes(out, 6, room.and_then(connection_of).unwrap_or_default().as_bytes());
+        write_u64(out, 7, if waits { found.deadline } else { 0 });
+        self.write_players(index, 8, out);
     }
 
     /// Tells the players where they play; their tickets have ended well.

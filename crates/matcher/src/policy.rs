@@ -92,6 +92,13 @@ pub(crate) struct Asked<'a> {
     pub(crate) verdicts: Vec<Said>,
 }
 
+impl Asked<'_> {
+    /// When it came.
+    pub(crate) fn came(&self) -> u64 {
+        self.until.saturating_sub(WAIT_MS)
+    }
+}
+
 /// A verdict at a point; rooms that are yet to be made have no id.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Said {
@@ -169,6 +176,18 @@ impl Hooks {
         self.last
     }
 
+    /// Requests that wait for a verdict about a room, or behind one.
+    pub(crate) fn waiting_about(&self, room: Id) -> impl Iterator<Item = &Kept> {
+        let behind = self.held.get(&room);
+        let asked =
+            self.pending.values().filter(move |pending| behind.is_some() && pending.room == Some(room));
+        let asked = asked.filter_map(|pending| match &pending.waiter {
+            Waiter::Request(kept) => Some(kept),
+            Waiter::Match(_) => None,
+        });
+        asked.chain(behind.into_iter().flatten())
+    }
+
     fn said(&self, point: HookPoint, room: Option<Id>) -> Option<&Verdict> {
         let said = self.verdicts.iter().find(|said| said.point == point && said.room == room);
         said.map(|said| &said.verdict)
@@ -196,7 +215,7 @@ impl Matcher {
     /// A policy has answered question `id`, or cannot (`None`). One that nobody waits for any more is ignored.
     pub fn handle_verdict(&mut self, now: u64, id: u64, verdict: Option<&Verdict>, notices: &mut Notices) {
         let mut no_answer = Vec::new();
-        let turn = &mut Turn::of_matcher(&mut no_answer, notices);
+        let turn = &mut Turn::of_matcher(now, &mut no_answer, notices);
         self.advance(turn, now);
         self.settle_question(turn, id, verdict.cloned());
     }
@@ -335,7 +354,7 @@ impl Matcher {
             verdicts: kept.verdicts.clone(),
         };
         let mut body = Vec::new();
-        let turn = &mut Turn { caller, answer: &mut body, notices: turn.notices };
+        let turn = &mut Turn { now: asked.came(), caller, answer: &mut body, notices: turn.notices };
         if let Handled::Done(status) = self.execute(turn, asked) {
             self.hooks.answered.push_back(Answered { request: kept.number, status, body });
         }

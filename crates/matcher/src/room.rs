@@ -66,6 +66,8 @@ pub(crate) struct Member {
 pub(crate) struct Seat {
     pub(crate) player: u32,
     pub(crate) until: u64,
+    /// Ticket that was matched, while it is readable.
+    pub(crate) ticket: u32,
     /// `None` where only the id of the role is known: a large tick makes a hundred thousand such seats.
     pub(crate) info: Option<Box<Info>>,
 }

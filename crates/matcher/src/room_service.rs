@@ -381,12 +381,11 @@ impl Matcher {
         player: u32,
         info: Option<(Caller<'_>, &RoleRef<'_>)>,
     ) -> Outcome {
-        // Its timer may still wait behind others.
-        let now = self.now;
+        // Its timer may still wait behind others. A claim that came in time may have waited for its verdict.
         let at = self.rooms[room]
             .seats
             .iter()
-            .position(|seat| seat.player == player && seat.until > now)
+            .position(|seat| seat.player == player && seat.until > turn.now)
             .ok_or_else(seat_expired)?;
         let other = self.people.players[player].room;
         if other != NONE && other != room && self.is_exclusive(room) {
@@ -406,7 +405,7 @@ impl Matcher {
         let mode = self.rooms[room].mode;
         self.modes[mode].seats -= 1;
         self.admit(turn, room, newcomers, &changes);
-        self.people.players[player].holds -= 1;
+        self.people.lose_seat(player, room);
         let left = self.rooms[room].seats.iter().map(|seat| seat.until).min();
         if let Some(until) = left {
             let id = self.rooms[room].id;

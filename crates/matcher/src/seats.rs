@@ -1,12 +1,14 @@
 //! Seats: places of rooms that are kept for roles.
 
-use throng_wire::matcher::{Event, write_bytes};
+use throng_wire::matcher::{Event, Method, write_bytes};
 
 use crate::history::Change;
 use crate::id::Id;
 use crate::info::{Info, RoleRef};
 use crate::matcher::{Matcher, write_about};
 use crate::room::{Newcomer, Seat};
+use crate::slab::NONE;
+use crate::team::two_texts;
 use crate::timers::Timer;
 use crate::turn::Turn;
 
@@ -19,8 +21,9 @@ impl Matcher {
         }
         loop {
             let now = self.now;
+            let is_over = |seat: &Seat| seat.until <= now && !self.is_claimed(id, seat.player);
+            let Some(at) = self.rooms[index].seats.iter().position(is_over) else { break };
             let room = &mut self.rooms[index];
-            let Some(at) = room.seats.iter().position(|seat| seat.until <= now) else { break };
             let seat = room.seats.remove(at);
             self.modes[room.mode].seats -= 1;
             room.rev += 1;
@@ -36,10 +39,26 @@ impl Matcher {
             // The one who lost it hears it too.
             let player = &self.people.players[seat.player];
             turn.notices.push(player.server, std::iter::once(role.as_slice()), &self.scratch.event, 0);
-            self.people.players[seat.player].holds -= 1;
+            self.people.lose_seat(seat.player, index);
             self.people.release(seat.player);
         }
+        if self.rooms[index].seats.iter().any(|seat| seat.until <= self.now) {
+            // A claim in time waits for its verdict.
+            self.timers.set(self.now + self.config.policy_timeout_ms, Timer::Seats(id));
+        }
         self.after_leaving(turn, index);
+    }
+
+    /// Whether a claim of a role's seat waits for a policy.
+    fn is_claimed(&self, room: Id, player: u32) -> bool {
+        let role = &self.people.players[player].id;
+        self.hooks.waiting_about(room).any(|kept| match kept.method {
+            Method::CLAIM_SEAT => two_texts(&kept.body).is_ok_and(|(_, own)| own == role.as_slice()),
+            Method::ROLE_JOIN_ROOM => {
+                Matcher::parse_role_and(&kept.body).is_ok_and(|(own, ..)| own.id == role.as_slice())
+            }
+            _ => false,
+        })
     }
 
     /// Reserves a place for a role until a time.
@@ -54,8 +73,8 @@ impl Matcher {
 
     /// The same for one of several: the caller sets the timer and sees to the indexes.
     pub(crate) fn seat(&mut self, index: u32, player: u32, info: Option<Box<Info>>, until: u64) {
-        self.people.players[player].holds += 1;
-        self.rooms[index].seats.push(Seat { player, until, info });
+        self.people.players[player].seats.push(index);
+        self.rooms[index].seats.push(Seat { player, until, ticket: NONE, info });
         self.note_seats(index, 1);
     }
 

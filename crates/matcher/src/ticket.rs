@@ -127,6 +127,11 @@ pub(crate) struct TicketPlayer {
 }
 
 impl TicketPlayer {
+    /// As encoded.
+    pub(crate) fn body(&self) -> &[u8] {
+        &self.body
+    }
+
     /// Its role and server.
     pub(crate) fn names(&self) -> (&[u8], &[u8]) {
         let named = |number| fields(&self.body).map_while(Result::ok).find(|field| field.number == number);

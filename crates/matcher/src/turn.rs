@@ -5,6 +5,8 @@ use crate::notices::Notices;
 
 /// The caller of an input and what comes of it.
 pub(crate) struct Turn<'a> {
+    /// When the input came: earlier than the matcher's time for a request that has waited for a policy.
+    pub(crate) now: u64,
     /// Caller of the request; a timer or a verdict has none.
     pub(crate) caller: Caller<'a>,
     /// Body of the answer. A request appends to it.
@@ -15,7 +17,7 @@ pub(crate) struct Turn<'a> {
 
 impl<'a> Turn<'a> {
     /// A turn that nobody called for: its answer goes nowhere.
-    pub(crate) fn of_matcher(answer: &'a mut Vec<u8>, notices: &'a mut Notices) -> Turn<'a> {
-        Turn { caller: Caller { srv: "", scope: Scope::Server }, answer, notices }
+    pub(crate) fn of_matcher(now: u64, answer: &'a mut Vec<u8>, notices: &'a mut Notices) -> Turn<'a> {
+        Turn { now, caller: Caller { srv: "", scope: Scope::Server }, answer, notices }
     }
 }

@@ -302,13 +302,24 @@ impl Matcher {
 
     /// Rooms and teams of this server's roles.
     pub async fn mine(&self) -> Result<Mine, CallError> {
-        let answer = self.call(Method::LIST_MINE, Writer::new()).await?;
-        let read = || {
-            let body = Reader::new(&answer)?;
-            let rooms = body.all(1).map(Room::read).collect::<Result<_, _>>()?;
-            Ok(Mine { rooms, teams: body.all(2).map(Team::read).collect::<Result<_, _>>()? })
-        };
-        read().map_err(|_: WireError| CallError::BadAnswer)
+        let (mut mine, mut from) = (Mine { rooms: Vec::new(), teams: Vec::new() }, String::new());
+        loop {
+            let answer = self.call(Method::LIST_MINE, Writer::new().str(2, &from)).await?;
+            let mut read = || {
+                let body = Reader::new(&answer)?;
+                for room in body.all(1) {
+                    mine.rooms.push(Room::read(room)?);
+                }
+                for team in body.all(2) {
+                    mine.teams.push(Team::read(team)?);
+                }
+                Ok(body.str(5)?.to_owned())
+            };
+            from = read().map_err(|_: WireError| CallError::BadAnswer)?;
+            if from.is_empty() {
+                return Ok(mine);
+            }
+        }
     }
 
     async fn room_call(&self, method: u16, body: Writer) -> Result<Room, CallError> {

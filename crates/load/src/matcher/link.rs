@@ -10,7 +10,7 @@ use throng_wire::matcher::{
 };
 
 use super::worker::{Test, Worker};
-use super::{Part, Plan, RunError, histogram};
+use super::{Part, Plan, RunError};
 
 /// Longest silence before the run counts as broken.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -80,8 +80,7 @@ impl Link {
         from: Instant,
         until: Instant,
     ) -> Result<Part, RunError> {
-        let mut part =
-            Part { transactions: 0, requests: 0, errors: 0, notices: 0, bytes_in: 0, latencies: histogram() };
+        let mut part = Part::new();
         let mut now = Instant::now();
         let mut sent_at = vec![now; workers.len()];
         let mut running = workers.len();
@@ -111,7 +110,7 @@ impl Link {
                     // run.
                     let _ = part.latencies.record(latency.max(1));
                 }
-                if status != Status::Ok && !worker.tolerates(test) {
+                if status != Status::Ok && !worker.tolerates(test, status) {
                     let message =
                         Reader::new(body).ok().and_then(|body| body.str(1).ok()).unwrap_or_default();
                     if !plan.keep_going {
@@ -122,7 +121,7 @@ impl Link {
                             message: message.to_owned(),
                         });
                     }
-                    part.errors += 1;
+                    *part.refusals.entry(status.name()).or_default() += 1;
                 }
                 let ended = worker.answered(test, status, body)?;
                 if ended && counts {

@@ -11,6 +11,7 @@ mod report;
 mod tickets;
 mod worker;
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io;
 use std::net::SocketAddr;
@@ -83,6 +84,8 @@ pub struct TestReport {
     pub max_us: u64,
     /// Refusals that were not expected.
     pub errors: u64,
+    /// The same by status.
+    pub refusals: Refusals,
     /// Entries of notifications received and decoded.
     pub notices: u64,
     /// Bytes received.
@@ -91,6 +94,16 @@ pub struct TestReport {
     pub server_cpu_us: Option<f64>,
     /// CPU time of this process per request, in us.
     pub client_cpu_us: Option<f64>,
+}
+
+/// Refused requests by the name of their status.
+pub type Refusals = BTreeMap<&'static str, u64>;
+
+/// Refusals as a list for people; empty where there are none.
+#[must_use]
+pub fn reasons(refusals: &Refusals) -> String {
+    let each: Vec<String> = refusals.iter().map(|(status, count)| format!("{count} {status}")).collect();
+    each.join(", ")
 }
 
 /// Why there is no result.
@@ -118,6 +131,18 @@ pub enum RunError {
         /// Status of the answer.
         message: String,
     },
+    /// More of a run's requests were refused than it may have.
+    #[error(
+        "{refused} of {requests} requests were refused, over 1%: {reasons}; the figures would be those of refusals"
+    )]
+    TooManyRefused {
+        /// Refused requests.
+        refused: u64,
+        /// All requests.
+        requests: u64,
+        /// How many for which status.
+        reasons: String,
+    },
     /// The matcher closed the connection.
     #[error("the matcher ended the session: {0}")]
     Goaway(String),
@@ -127,10 +152,17 @@ pub enum RunError {
 struct Part {
     transactions: u64,
     requests: u64,
-    errors: u64,
+    refusals: Refusals,
     notices: u64,
     bytes_in: u64,
     latencies: Histogram<u64>,
+}
+
+impl Part {
+    fn new() -> Part {
+        let latencies = histogram();
+        Part { transactions: 0, requests: 0, refusals: Refusals::new(), notices: 0, bytes_in: 0, latencies }
+    }
 }
 
 /// Runs one test.
@@ -171,13 +203,12 @@ pub fn run(plan: &Plan) -> Result<TestReport, RunError> {
     let elapsed = from.elapsed();
     let whole = began.elapsed();
     let (cpu_after, own_after) = (probe.cpu(), own.cpu());
-    let mut all =
-        Part { transactions: 0, requests: 0, errors: 0, notices: 0, bytes_in: 0, latencies: histogram() };
+    let mut all = Part::new();
     for part in parts {
         let part = part?;
         all.transactions += part.transactions;
         all.requests += part.requests;
-        all.errors += part.errors;
+        part.refusals.iter().for_each(|(status, count)| *all.refusals.entry(status).or_default() += count);
         all.notices += part.notices;
         all.bytes_in += part.bytes_in;
         // Same bounds everywhere.
@@ -201,7 +232,8 @@ pub fn run(plan: &Plan) -> Result<TestReport, RunError> {
         p95_us: all.latencies.value_at_quantile(0.95),
         p99_us: all.latencies.value_at_quantile(0.99),
         max_us: all.latencies.max(),
-        errors: all.errors,
+        errors: all.refusals.values().sum(),
+        refusals: all.refusals,
         notices: all.notices,
         bytes_in: all.bytes_in,
         server_cpu_us: per_request(cpu, cpu_after),
@@ -230,6 +262,9 @@ impl TestReport {
             self.p99_us as f64 / 1e3,
             self.max_us as f64 / 1e3
         );
+        if !self.refusals.is_empty() {
+            let _ = writeln!(out, "  refused: {}", reasons(&self.refusals));
+        }
         let cpu = |value: Option<f64>| value.map_or_else(|| "unknown".to_owned(), |us| format!("{us:.2} us"));
         let _ = writeln!(
             out,
@@ -273,6 +308,9 @@ pub fn table(outcomes: &[TestReport], echo: Option<&TestReport>) -> String {
             outcome.server_cpu_us.map_or_else(|| "-".to_owned(), |us| format!("{us:.2}")),
             outcome.errors
         );
+    }
+    for outcome in outcomes.iter().filter(|outcome| !outcome.refusals.is_empty()) {
+        let _ = writeln!(out, "{}: refused: {}", outcome.test, reasons(&outcome.refusals));
     }
     if let Some(echo) = echo {
         let _ = writeln!(

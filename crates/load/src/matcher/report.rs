@@ -1,6 +1,6 @@
 //! The results of the matcher's tests as a report.
 
-use super::{PUBLISHED, TestReport};
+use super::{PUBLISHED, TestReport, reasons};
 use crate::report::{Better, Report, Row};
 
 const SOURCE: &str = "published by the reference: its own machine and tool, 15 s a test";
@@ -31,7 +31,9 @@ pub fn report(outcomes: &[TestReport], echo: Option<&TestReport>, durability: &s
             let row = Row::new("CPU per RoleJoinRandomRoom, its events included", "us", Better::Lower, us);
             report.row(if durability == "none" { row.marks(5.0, 2.0) } else { row });
         }
-        let condition = format!("{}: requests that failed = 0", outcome.test);
+        let reasons =
+            if outcome.errors > 0 { format!(" ({})", reasons(&outcome.refusals)) } else { String::new() };
+        let condition = format!("{}: requests that failed = 0{reasons}", outcome.test);
         let measured = if outcome.rps > 0.0 || outcome.errors > 0 { outcome.errors as f64 } else { f64::NAN };
         report.threshold(condition, measured, outcome.errors == 0);
     }
@@ -94,6 +96,7 @@ mod tests {
             p99_us: 3,
             max_us: 4,
             errors: 0,
+            refusals: crate::matcher::Refusals::new(),
             notices: 0,
             bytes_in: 0,
             server_cpu_us: Some(1.0),

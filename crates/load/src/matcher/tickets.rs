@@ -11,7 +11,7 @@ use throng_stdx::Rng;
 use throng_wire::matcher::{Header, Kind, Method, Reader, Status, Writer};
 
 use super::link::Link;
-use super::{Plan, RunError, histogram};
+use super::{Plan, Refusals, RunError, histogram, reasons};
 use crate::probe::Probe;
 use crate::report::{Better, Row};
 
@@ -43,13 +43,31 @@ fn most(what: impl Into<String>, value: f64, unit: &'static str, floor: f64, aim
 /// # Errors
 /// See [`RunError`].
 pub fn run_tickets(plan: &Plan, tickets: usize) -> Result<Vec<Row>, RunError> {
-    let mut suite =
-        Suite { link: Link::connect(plan, 0)?, probe: Probe::new(plan.pid, None)?, next: 0, seed: 1 };
+    let mut suite = Suite {
+        link: Link::connect(plan, 0)?,
+        probe: Probe::new(plan.pid, None)?,
+        next: 0,
+        seed: 1,
+        refused: Refused::default(),
+    };
     // On fresh memory first: pairs leave a hundred thousand ended tickets to be forgotten in the ticks after them.
     let mut figures = suite.matchable(tickets)?;
-    figures.extend(suite.unmatchable(tickets)?);
+    for kind in [Hopeless::Sizes, Hopeless::Role, Hopeless::Range] {
+        figures.extend(suite.unmatchable(kind, tickets)?);
+    }
     figures.push(suite.pairs(plan.time)?);
     figures.extend(suite.steady(plan)?);
+    let Refused { requests, by_status } = &suite.refused;
+    let refused: u64 = by_status.values().sum();
+    if refused * 100 > *requests {
+        return Err(RunError::TooManyRefused { refused, requests: *requests, reasons: reasons(by_status) });
+    }
+    let what = if refused > 0 {
+        format!("requests refused ({})", reasons(by_status))
+    } else {
+        "requests refused".to_owned()
+    };
+    figures.push(Row::new(what, "", Better::Lower, refused as f64));
     Ok(figures)
 }
 
@@ -59,6 +77,64 @@ struct Suite {
     /// Number of the next player.
     next: u64,
     seed: u64,
+    refused: Refused,
+}
+
+/// Answers of a run, and those of them that were refusals.
+#[derive(Default)]
+struct Refused {
+    requests: u64,
+    by_status: Refusals,
+}
+
+impl Refused {
+    /// Counts an answer. Whether it was no refusal.
+    fn count(&mut self, status: Status) -> bool {
+        self.requests += 1;
+        if status != Status::Ok {
+            *self.by_status.entry(status.name()).or_default() += 1;
+        }
+        status == Status::Ok
+    }
+}
+
+/// Why tickets cannot match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hopeless {
+    /// Parties of four: no two fit on a side of five, and nobody comes to fill it.
+    Sizes,
+    /// Everybody deals damage, and a side needs a healer.
+    Role,
+    /// Each is out of the range of all others.
+    Range,
+}
+
+impl Hopeless {
+    fn what(self) -> &'static str {
+        match self {
+            Hopeless::Sizes => "by the sizes of their parties",
+            Hopeless::Role => "for lack of a role",
+            Hopeless::Range => "as each is out of the others' range",
+        }
+    }
+
+    /// The rules of a queue of such tickets. Without steps: a ticket that relaxes looks again, and with ticks this long every
+    /// one would find some that did.
+    fn rules(self, name: &str) -> String {
+        let rules = rules(name, LONG_TICK, 0);
+        let steps = rules.find("\"expand\"").unwrap_or(rules.len());
+        let rigid = format!("{}}}", rules[..steps].trim_end().trim_end_matches(','));
+        match self {
+            Hopeless::Sizes => rigid,
+            Hopeless::Role => rigid.replacen(
+                "\"attributes\"",
+                r#""positions": [{"name": "healer", "per_side_min": 1, "per_side_max": 1},
+                                {"name": "damage", "per_side_min": 4, "per_side_max": 4}], "attributes""#,
+                1,
+            ),
+            Hopeless::Range => rigid.replacen("\"max\": 4}", "\"max\": 0.5}", 1),
+        }
+    }
 }
 
 impl Suite {
@@ -69,12 +145,25 @@ impl Suite {
 
     fn put_rules(&mut self, rules: &str) -> Result<(), RunError> {
         let body = Writer::new().str(1, rules).into_bytes();
-        self.each(std::iter::once((Method::PUT_QUEUE, body)), |_, _| Ok(()))
+        let mut is_put = false;
+        self.each(std::iter::once((Method::PUT_QUEUE, body)), |_, _| {
+            is_put = true;
+            Ok(())
+        })?;
+        if is_put {
+            return Ok(());
+        }
+        let (test, step) = ("tickets".to_owned(), "PutQueue".to_owned());
+        let message = "the rule set of the bench; see `throng bench matcher --help`".to_owned();
+        Err(RunError::Refused { test, step, status: reasons(&self.refused.by_status), message })
     }
 
     /// A ticket's request: a party of a size, everybody near one region.
-    fn create(&mut self, queue: &str, size: u64) -> Vec<u8> {
-        let skill = format!("{:.3}", 25.0 + 8.0 * (self.chance() + self.chance() + self.chance() - 1.5));
+    fn create(&mut self, queue: &str, size: u64, hopeless: Option<Hopeless>) -> Vec<u8> {
+        let skill = match hopeless {
+            Some(Hopeless::Range) => self.next.to_string(),
+            _ => format!("{:.3}", 25.0 + 8.0 * (self.chance() + self.chance() + self.chance() - 1.5)),
+        };
         let mut body = Writer::new().str(1, queue);
         for _ in 0..size {
             let attr = |key: &str, json: &str| Writer::new().str(1, key).str(2, json);
@@ -89,6 +178,7 @@ impl Suite {
                 .nested(4, ping("eu", 20.0 + 20.0 * self.chance()))
                 .nested(4, ping("us", 110.0))
                 .nested(4, ping("as", 180.0));
+            let player = if hopeless == Some(Hopeless::Role) { player.str(5, "damage") } else { player };
             self.next += 1;
             body = body.nested(2, player);
         }
@@ -116,10 +206,13 @@ impl Suite {
                 (id, in_flight) = (id + 1, in_flight + 1);
             }
             self.link.send()?;
+            let refused = &mut self.refused;
             self.link.receive(&mut |header, status, body| {
                 in_flight -= 1;
-                refused_unless_ok("tickets", status, body)?;
-                answered(header.id, body)
+                if refused.count(status) {
+                    answered(header.id, body)?;
+                }
+                Ok(())
             })?;
         }
         Ok(())
@@ -127,9 +220,15 @@ impl Suite {
 
     /// Tickets that arrive evenly until shortly before the next tick, as players do: a tick after seconds of idleness would
     /// measure how long the machine takes to wake.
-    fn fill(&mut self, queue: &str, count: usize, size: u64) -> Result<(), RunError> {
+    fn fill(
+        &mut self,
+        queue: &str,
+        count: usize,
+        size: u64,
+        hopeless: Option<Hopeless>,
+    ) -> Result<(), RunError> {
         let bodies: Vec<(u16, Vec<u8>)> =
-            (0..count).map(|_| (Method::CREATE_TICKET, self.create(queue, size))).collect();
+            (0..count).map(|_| (Method::CREATE_TICKET, self.create(queue, size, hopeless))).collect();
         let mut bodies = bodies.into_iter();
         let (began, time) = (Instant::now(), until_tick().saturating_sub(FILL_ENDS));
         while bodies.len() > 0 {
@@ -150,7 +249,7 @@ impl Suite {
         let (mut pairs, mut elapsed) = (0_u64, 0.0);
         while Instant::now() < until {
             let bodies: Vec<(u16, Vec<u8>)> =
-                (0..4_096).map(|_| (Method::CREATE_TICKET, self.create("pairs", 1))).collect();
+                (0..4_096).map(|_| (Method::CREATE_TICKET, self.create("pairs", 1, None))).collect();
             let mut ids = Vec::with_capacity(bodies.len());
             let began = Instant::now();
             self.each(bodies.into_iter(), |_, body| {
@@ -205,7 +304,7 @@ impl Suite {
         for round in 0..ROUNDS {
             self.after_a_tick()?;
             let before = self.probe.memory().unwrap_or_default().resident_bytes;
-            self.fill("most", tickets, 1)?;
+            self.fill("most", tickets, 1, None)?;
             if round == 0 {
                 let after = self.probe.memory().unwrap_or_default().resident_bytes;
                 memory = after.saturating_sub(before) as f64 / tickets as f64;
@@ -245,28 +344,25 @@ impl Suite {
         ])
     }
 
-    fn unmatchable(&mut self, tickets: usize) -> Result<Vec<Row>, RunError> {
-        // Without steps: a ticket that relaxes looks again, and with ticks this long every one would find some that did.
-        let rules = rules("none", LONG_TICK, 0);
-        let steps = rules.find("\"expand\"").unwrap_or(rules.len());
-        let rigid = format!("{}}}", rules[..steps].trim_end().trim_end_matches(','));
-        self.put_rules(&rigid)?;
+    fn unmatchable(&mut self, kind: Hopeless, tickets: usize) -> Result<Vec<Row>, RunError> {
+        let name = format!("none_{kind:?}").to_lowercase();
+        let rules = kind.rules(&name);
+        self.put_rules(&rules)?;
         self.after_a_tick()?;
-        // Parties of four: no two fit on a side of five, and nobody comes to fill it.
-        self.fill("none", tickets, 4)?;
+        self.fill(&name, tickets, if kind == Hopeless::Sizes { 4 } else { 1 }, Some(kind))?;
         let first = self.tick_cpu()?;
         let second = self.tick_cpu()?;
         let scale = tickets as f64 / 100_000.0;
         Ok(vec![
             most(
-                format!("{tickets} tickets that cannot match, first tick, CPU"),
+                format!("{tickets} tickets that cannot match {}, first tick, CPU", kind.what()),
                 first,
                 "ms",
                 250.0 * scale,
                 100.0 * scale,
             ),
             most(
-                format!("{tickets} tickets that cannot match, later tick, CPU"),
+                format!("{tickets} tickets that cannot match {}, later tick, CPU", kind.what()),
                 second,
                 "ms",
                 20.0 * scale,
@@ -300,7 +396,7 @@ impl Suite {
             while made < due {
                 let intended = began + Duration::from_secs_f64(made as f64 / ARRIVALS as f64);
                 sent.insert(format!("p{}", self.next).into_bytes(), intended);
-                let body = self.create("steady", 1);
+                let body = self.create("steady", 1, None);
                 self.link.request(Method::CREATE_TICKET, u64::MAX, &body);
                 made += 1;
             }
@@ -308,8 +404,9 @@ impl Suite {
             pending.insert(id, Instant::now());
             self.link.request(Method::PING, id, b"");
             self.link.send()?;
-            self.link.receive_for(Duration::from_millis(2), &mut |header, status, body| {
-                refused_unless_ok("tickets", status, body)?;
+            let refused = &mut self.refused;
+            self.link.receive_for(Duration::from_millis(2), &mut |header, status, _| {
+                refused.count(status);
                 if let Some(at) = pending.remove(&header.id) {
                     // Within the bounds: it would have failed the run otherwise.
                     let _ = pings.record((at.elapsed().as_micros() as u64).max(1));
@@ -323,6 +420,9 @@ impl Suite {
             }
         }
         self.link.matched = None;
+        // Those that came too late to be matched by now are no news.
+        let late = Duration::from_secs(1);
+        let unmatched = sent.values().filter(|at| at.elapsed() > late).count();
         let seconds = |histogram: &Histogram<u64>, part| histogram.value_at_quantile(part) as f64 / 1e3;
         Ok(vec![
             most(
@@ -333,6 +433,12 @@ impl Suite {
                 150.0,
             ),
             most("the same, p99", seconds(&to_match, 0.99), "ms", 600.0, 350.0),
+            Row::new(
+                format!("the same, not matched within a second, of {made}"),
+                "tickets",
+                Better::Lower,
+                unmatched as f64,
+            ),
             most("ping meanwhile, p99", seconds(&pings, 0.99), "ms", 5.0, 2.0),
         ])
     }
@@ -397,15 +503,6 @@ fn until_tick() -> Duration {
 
 fn read(body: &[u8]) -> Result<Reader<'_>, RunError> {
     Reader::new(body).map_err(|error| RunError::BadFrame(error.to_string()))
-}
-
-fn refused_unless_ok(test: &str, status: Status, body: &[u8]) -> Result<(), RunError> {
-    if status == Status::Ok {
-        return Ok(());
-    }
-    let message = Reader::new(body).ok().and_then(|body| body.str(1).ok()).unwrap_or_default().to_owned();
-    let status = status.name().to_owned();
-    Err(RunError::Refused { test: test.to_owned(), step: "a request".to_owned(), status, message })
 }
 
 impl Link {

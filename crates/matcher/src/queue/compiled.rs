@@ -128,7 +128,11 @@ impl Compiled {
                     && !may_lack(rule, &set);
                 let pair = matches!(
                     rule.kind,
-                    RuleKind::Near | RuleKind::Spread | RuleKind::Equal | RuleKind::Differ
+                    RuleKind::Near
+                        | RuleKind::Spread
+                        | RuleKind::Equal
+                        | RuleKind::Differ
+                        | RuleKind::Overlap
                 );
                 rule.weight.is_none() && pair && !by_main
             });
@@ -282,7 +286,7 @@ fn level(
             && match rule.rule.kind {
                 RuleKind::Near => !by_main(rule),
                 RuleKind::Spread => rule.rule.of.unwrap_or_default() == Of::Match,
-                RuleKind::Avoid | RuleKind::Equal | RuleKind::Differ => true,
+                RuleKind::Avoid | RuleKind::Equal | RuleKind::Differ | RuleKind::Overlap => true,
                 _ => false,
             }
     };

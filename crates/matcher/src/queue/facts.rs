@@ -20,8 +20,6 @@ pub(crate) enum Attr {
     Number(f64),
     Text(Text),
     List(Vec<Text>),
-    /// Declared and kept, but no rule reads it.
-    Map,
 }
 
 /// One player of a party.
@@ -256,7 +254,6 @@ fn attr(kind: AttributeKind, value: &Value) -> Attr {
         AttributeKind::StringList => {
             Attr::List(value.as_array().map_or_else(Vec::new, |list| list.iter().map(text).collect()))
         }
-        AttributeKind::NumberMap => Attr::Map,
     }
 }
 

@@ -59,6 +59,8 @@ use crate::updates::Round;
 const SLICE_STEPS: u64 = 40_000;
 /// What an anchor and a due ticket count beside their neighbours.
 const ANCHOR_STEPS: u64 = 40;
+/// Steps of one tick for searches that go on where an earlier tick hit its limit: 2 to 5 ms, however many go on.
+const UNFINISHED_STEPS: u64 = 200_000;
 /// Anchors without a ticket that are passed over at once.
 const GONE_MAX: u64 = 64;
 /// What a matched ticket counts: its seats, its end and the news of both.
@@ -150,6 +152,10 @@ pub(crate) struct Queue {
     searching: bool,
     /// Time of the tick under way.
     tick_now: u64,
+    /// Turns that are given from here on belong to the next tick.
+    turns_until: u64,
+    /// Steps that searches which go on have left in this tick.
+    steps_left: u64,
     pub(crate) backfills: BTreeSet<u32>,
     pub(crate) estimates: Estimates,
     pub(crate) figures: Figures,
@@ -326,6 +332,8 @@ impl Matcher {
                 tick_at: 0,
                 searching: false,
                 tick_now: self.now,
+                turns_until: 0,
+                steps_left: 0,
                 backfills: BTreeSet::new(),
                 estimates: Estimates::default(),
                 figures: Figures::default(),
@@ -387,7 +395,8 @@ impl Matcher {
         let tick = queue.rules().set.tick_ms;
         let next = (now / tick + 1) * tick;
         let due = queue.due.first().map(|at| at.checked_next_multiple_of(tick).unwrap_or(at).max(next));
-        let Some(at) = (if queue.pool.dirty.is_empty() { due } else { Some(next) }) else { return };
+        let is_idle = queue.pool.dirty.is_empty() && !queue.pool.has_unfinished();
+        let Some(at) = (if is_idle { due } else { Some(next) }) else { return };
         if queue.tick_at == 0 || at < queue.tick_at {
             queue.tick_at = at;
             self.timers.set(at, Timer::Tick(index));
@@ -401,6 +410,7 @@ impl Matcher {
             return;
         }
         (queue.tick_at, queue.tick_now, queue.searching) = (0, at, true);
+        (queue.turns_until, queue.steps_left) = (queue.pool.next_turn, UNFINISHED_STEPS);
         self.queues.searching.insert(index);
         self.wake_backfills(index);
     }
@@ -457,6 +467,15 @@ impl Matcher {
                     self.propose_taken(turn, index, &compiled);
                     continue;
                 }
+                if queue.steps_left > 0
+                    && let Some(anchor) = queue.pool.next_unfinished(queue.turns_until)
+                {
+                    let taken = ANCHOR_STEPS + self.try_anchor(turn, index, &compiled, anchor, true);
+                    let queue = &mut self.queues.list[index];
+                    queue.steps_left = queue.steps_left.saturating_sub(taken);
+                    steps += taken;
+                    continue;
+                }
                 queue.searching = false;
                 queue.estimates.settle(self.now);
                 self.scratch.slice = Some(Slice { queue: index, ended: true, steps });
@@ -465,7 +484,7 @@ impl Matcher {
                 return;
             };
             ahead = ahead.saturating_sub(1);
-            steps += ANCHOR_STEPS + self.try_anchor(turn, index, &compiled, anchor);
+            steps += ANCHOR_STEPS + self.try_anchor(turn, index, &compiled, anchor, false);
         }
         self.propose_taken(turn, index, &compiled);
         self.scratch.slice = Some(Slice { queue: index, ended: false, steps });
@@ -526,13 +545,15 @@ impl Matcher {
         scanned
     }
 
-    /// Looks for a match around an anchor and makes it. Returns the steps that it counts.
+    /// Looks for a match around an anchor and makes it. `goes_on`: it was the turn of its unfinished search. Returns the
+    /// steps that it counts.
     fn try_anchor(
         &mut self,
         turn: &mut Turn<'_>,
         index: u32,
         compiled: &Arc<Compiled>,
         anchor: Anchor,
+        goes_on: bool,
     ) -> u64 {
         let tickets = &self.tickets;
         let queue = &self.queues.list[index];
@@ -559,9 +580,13 @@ impl Matcher {
         let part: &Partition = &queue.pool.partitions[partition];
         let near = std::mem::take(&mut self.scratch.near);
         let regions = &queue.regions;
-        let mut search = Search { compiled, partition: part, regions, facts, steps: 0, cut: false, near };
+        let scan = if anchor.backfill { None } else { queue.pool.scans.get(&anchor.index).cloned() };
+        let had = scan.as_ref().map(|scan| scan.turn).filter(|_| !goes_on);
+        let mut search =
+            Search { compiled, partition: part, regions, facts, steps: 0, cut: false, scan, near };
         let found = search.attempt(&start);
         let (steps, cut, key, arrivals) = (search.steps, search.cut, start.key, part.arrivals);
+        let scan = search.scan.take();
         self.scratch.near = search.near;
         let queue = &mut self.queues.list[index];
         queue.figures.scans += steps;
@@ -577,7 +602,13 @@ impl Matcher {
                 return steps + MATCHED_STEPS * taken as u64;
             }
             None if anchor.backfill => self.backfills[anchor.index].seen = Some(arrivals),
-            None => queue.pool.rest(partition, key, cut),
+            None => match scan {
+                Some(scan) => queue.pool.go_on_later(anchor, scan, had),
+                None => {
+                    queue.pool.scans.remove(&anchor.index);
+                    queue.pool.rest(partition, key, cut);
+                }
+            },
         }
         steps
     }

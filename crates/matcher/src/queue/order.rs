@@ -16,7 +16,37 @@ pub(crate) struct Order {
     /// The first key of each chunk, apart from the chunks: all of them fit into the nearest cache.
     firsts: Vec<Key>,
     chunks: Vec<Vec<(Key, Hot)>>,
+    /// What the tickets of each chunk have together: a walk passes over a chunk that has nothing it looks for. Never less
+    /// than the truth; it may be more after a change in place.
+    kinds: Vec<Kinds>,
     len: usize,
+}
+
+/// Regions and positions of some tickets, or those that a walk looks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Kinds {
+    pub(crate) mask: u64,
+    pub(crate) wants: u16,
+}
+
+impl Kinds {
+    /// A walk that looks for everything.
+    pub(crate) const ALL: Kinds = Kinds { mask: u64::MAX, wants: 0 };
+
+    fn of(tickets: &[(Key, Hot)]) -> Kinds {
+        let add = |kinds: Kinds, (_, hot): &(Key, Hot)| kinds.with(hot);
+        tickets.iter().fold(Kinds::default(), add)
+    }
+
+    fn with(self, hot: &Hot) -> Kinds {
+        Kinds { mask: self.mask | hot.mask, wants: self.wants | hot.wants }
+    }
+
+    /// Whether what has these kinds may have one that is looked for. No position is looked for where `wanted` names none.
+    #[inline]
+    fn may_have(self, wanted: Kinds) -> bool {
+        self.mask & wanted.mask != 0 && (wanted.wants == 0 || self.wants & wanted.wants != 0)
+    }
 }
 
 impl Order {
@@ -59,9 +89,14 @@ impl Order {
         Some(&self.chunks[chunk][place.ok()?].1)
     }
 
-    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut Hot> {
+    /// Changes a ticket in its place. Whether it is there.
+    pub(crate) fn change(&mut self, key: Key, change: impl FnOnce(&mut Hot)) -> bool {
         let (chunk, place) = self.find(key);
-        Some(&mut self.chunks[chunk][place.ok()?].1)
+        let Ok(place) = place else { return false };
+        let hot = &mut self.chunks[chunk][place].1;
+        change(hot);
+        self.kinds[chunk] = self.kinds[chunk].with(hot);
+        true
     }
 
     /// Adds a ticket that is not there.
@@ -72,17 +107,21 @@ impl Order {
         if self.chunks.is_empty() {
             self.firsts.push(key);
             self.chunks.push(vec![(key, hot)]);
+            self.kinds.push(Kinds::default().with(&hot));
             return;
         }
         if self.chunks[chunk].len() == CHUNK_MAX {
             let upper = self.chunks[chunk].split_off(CHUNK_MAX / 2);
             self.firsts.insert(chunk + 1, upper[0].0);
+            self.kinds.insert(chunk + 1, Kinds::of(&upper));
             self.chunks.insert(chunk + 1, upper);
+            self.kinds[chunk] = Kinds::of(&self.chunks[chunk]);
             if place > CHUNK_MAX / 2 {
                 (chunk, place) = (chunk + 1, place - CHUNK_MAX / 2);
             }
         }
         self.chunks[chunk].insert(place, (key, hot));
+        self.kinds[chunk] = self.kinds[chunk].with(&hot);
         self.firsts[chunk] = self.chunks[chunk][0].0;
     }
 
@@ -122,12 +161,17 @@ impl Order {
         if left == 0 {
             self.chunks.remove(chunk);
             self.firsts.remove(chunk);
+            self.kinds.remove(chunk);
             return;
         }
+        self.kinds[chunk] = Kinds::of(&self.chunks[chunk]);
         self.firsts[chunk] = self.chunks[chunk][0].0;
         if self.chunks.get(chunk + 1).is_some_and(|next| left + next.len() <= MERGE_MAX) {
             let next = self.chunks.remove(chunk + 1);
             self.firsts.remove(chunk + 1);
+            let kinds = self.kinds.remove(chunk + 1);
+            self.kinds[chunk].mask |= kinds.mask;
+            self.kinds[chunk].wants |= kinds.wants;
             self.chunks[chunk].extend(next);
         }
     }
@@ -150,14 +194,22 @@ impl Order {
 
     /// Those before a key and those after it, the nearest first.
     pub(crate) fn around(&self, key: Key) -> (Before<'_>, After<'_>) {
-        let (chunk, place) = self.find(key);
-        let own = self.chunks.get(chunk).map_or(&[][..], |all| all);
-        let (before, after) = match place {
-            Ok(place) => (&own[..place], &own[place + 1..]),
-            Err(place) => own.split_at(place),
-        };
-        let upper = self.chunks.get(chunk + 1..).unwrap_or_default();
-        (Before { own: before, others: &self.chunks[..chunk] }, After { own: after, others: upper })
+        (self.before(key, Kinds::ALL), self.after(key, Kinds::ALL))
+    }
+
+    /// Those before a key, the nearest first, without chunks that have nothing of what is wanted.
+    pub(crate) fn before(&self, key: Key, wanted: Kinds) -> Before<'_> {
+        let (chunk, place) = self.end_before(key);
+        let own = self.chunks.get(chunk).map_or(&[][..], |all| &all[..place]);
+        Before { own, others: &self.chunks[..chunk], kinds: &self.kinds[..chunk], wanted }
+    }
+
+    /// Those after a key, the nearest first, without chunks that have nothing of what is wanted.
+    pub(crate) fn after(&self, key: Key, wanted: Kinds) -> After<'_> {
+        let (chunk, place) = self.begin_after(key);
+        let own = self.chunks.get(chunk).map_or(&[][..], |all| &all[place..]);
+        let others = self.chunks.get(chunk + 1..).unwrap_or_default();
+        After { own, others, kinds: self.kinds.get(chunk + 1..).unwrap_or_default(), wanted }
     }
 
     /// The same, to be changed.
@@ -181,6 +233,8 @@ impl Order {
 pub(crate) struct Before<'a> {
     own: &'a [(Key, Hot)],
     others: &'a [Vec<(Key, Hot)>],
+    kinds: &'a [Kinds],
+    wanted: Kinds,
 }
 
 impl<'a> Iterator for Before<'a> {
@@ -193,7 +247,12 @@ impl<'a> Iterator for Before<'a> {
                 self.own = own;
                 return Some(next);
             }
-            (self.own, self.others) = self.others.split_last()?;
+            let (kinds, rest) = self.kinds.split_last()?;
+            let (next, others) = self.others.split_last()?;
+            (self.kinds, self.others) = (rest, others);
+            if kinds.may_have(self.wanted) {
+                self.own = next;
+            }
         }
     }
 }
@@ -202,6 +261,8 @@ impl<'a> Iterator for Before<'a> {
 pub(crate) struct After<'a> {
     own: &'a [(Key, Hot)],
     others: &'a [Vec<(Key, Hot)>],
+    kinds: &'a [Kinds],
+    wanted: Kinds,
 }
 
 impl<'a> Iterator for After<'a> {
@@ -214,7 +275,12 @@ impl<'a> Iterator for After<'a> {
                 self.own = own;
                 return Some(next);
             }
-            (self.own, self.others) = self.others.split_first()?;
+            let (kinds, rest) = self.kinds.split_first()?;
+            let (next, others) = self.others.split_first()?;
+            (self.kinds, self.others) = (rest, others);
+            if kinds.may_have(self.wanted) {
+                self.own = next;
+            }
         }
     }
 }
@@ -233,6 +299,7 @@ impl FromIterator<(Key, Hot)> for Order {
             }
             order.len += 1;
         }
+        order.kinds = order.chunks.iter().map(|chunk| Kinds::of(chunk)).collect();
         order
     }
 }
@@ -263,7 +330,15 @@ mod tests {
     use super::*;
 
     fn hot(mask: u64) -> Hot {
-        Hot { size: 1, level: 0, idle: false, cut: false, avoids: false, mask }
+        Hot {
+            size: 1,
+            level: 0,
+            idle: false,
+            cut: false,
+            avoids: false,
+            wants: mask as u16 & 7,
+            mask: mask | 1,
+        }
     }
 
     #[test]
@@ -287,10 +362,19 @@ mod tests {
             }
             assert_eq!((order.len(), order.is_empty()), (map.len(), map.is_empty()));
             assert_eq!(order.get(key), map.get(&key));
-            if let Some(found) = order.get_mut(key) {
-                found.mask += 1;
+            if order.change(key, |hot| hot.mask += 1) {
                 map.get_mut(&key).unwrap().mask += 1;
             }
+            let wanted = Kinds { mask: 6, wants: 1 << rng.below(3) };
+            let is_wanted =
+                |(_, hot): &&(Key, Hot)| hot.mask & wanted.mask != 0 && hot.wants & wanted.wants != 0;
+            let all = order.before(key, Kinds::ALL).filter(is_wanted).map(|(key, _)| *key);
+            assert!(
+                order.before(key, wanted).filter(is_wanted).map(|(key, _)| *key).eq(all),
+                "no wanted one is passed over"
+            );
+            let all = order.after(key, Kinds::ALL).filter(is_wanted).map(|(key, _)| *key);
+            assert!(order.after(key, wanted).filter(is_wanted).map(|(key, _)| *key).eq(all));
             let pair = |(key, hot): (&Key, &Hot)| (*key, *hot);
             let before: Vec<_> = map.range(..key).rev().take(9).map(pair).collect();
             let after: Vec<_> = map.range((Excluded(key), Unbounded)).take(9).map(pair).collect();

@@ -66,7 +66,7 @@ fn player(rng: &mut Rng, role: usize) -> Writer {
 fn waiting(rng: &mut Rng) -> Matcher {
     let (mut matcher, mut notices) = (Matcher::new(Config::default(), [7; 32], START), Notices::default());
     let rules = QueueRules::parse(rules(rng).to_string().as_bytes()).unwrap();
-    matcher.put_queue(&mut Turn::of_matcher(&mut Vec::new(), &mut notices), &rules).unwrap();
+    matcher.put_queue(&mut Turn::of_matcher(START, &mut Vec::new(), &mut notices), &rules).unwrap();
     let caller = Caller { srv: "s", scope: Scope::Trusted };
     let mut role = 0;
     for number in 0..TICKETS as u64 {
@@ -97,8 +97,8 @@ fn matches_of(matcher: &mut Matcher, all: &[u32]) -> (Vec<Option<String>>, Vec<F
     let (mut notices, compiled) = (Notices::default(), matcher.queues.list[0].rules());
     all.iter().for_each(|ticket| matcher.leave_pool(*ticket, &compiled));
     matcher.queues.list[0].regions.clear();
-    let mut body = Vec::new();
-    let turn = &mut Turn::of_matcher(&mut body, &mut notices);
+    let mut no_answer = Vec::new();
+    let turn = &mut Turn::of_matcher(START, &mut no_answer, &mut notices);
     all.iter().for_each(|ticket| matcher.recheck(turn, *ticket));
     let searching = matcher.searching_tickets(0);
     let until = matcher.now + 2_000;

@@ -1,8 +1,9 @@
 //! Tickets that search: ordered by the main number, so that a search looks at near ones only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use super::anchors::{Anchor, Anchors};
 use super::compiled::Compiled;
@@ -26,8 +27,22 @@ pub(crate) struct Hot {
     pub(crate) cut: bool,
     /// Somebody of it avoids somebody.
     pub(crate) avoids: bool,
+    /// Positions that somebody of it takes, a bit for each; all where somebody takes any.
+    pub(crate) wants: u16,
     /// Regions that it can play in.
     pub(crate) mask: u64,
+}
+
+/// How far the search of an anchor has come that hit its limit. The next tick goes on there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Scan {
+    /// Its place among the unfinished.
+    pub(crate) turn: u64,
+    /// The last neighbours that were looked at, on each side.
+    pub(crate) left: Key,
+    pub(crate) right: Key,
+    /// Tickets that the anchor may meet.
+    pub(crate) found: Vec<Key>,
 }
 
 /// Tickets that may meet.
@@ -41,6 +56,8 @@ pub(crate) struct Partition {
     ranks: BTreeMap<i8, u32>,
     /// Tickets by number of players.
     sizes: BTreeMap<u8, u32>,
+    /// Players by the positions that somebody of their ticket takes; empty where the queue has no positions.
+    wishes: BTreeMap<u16, u32>,
     /// Grows with every ticket that comes or relaxes: a backfill looks again when it has.
     pub(crate) arrivals: u64,
     pub(crate) backfills: u32,
@@ -53,6 +70,12 @@ pub(crate) struct Pool {
     by_key: BTreeMap<Vec<Text>, u32>,
     /// Anchors to try. Those of tickets that left are passed over when their turn comes, which is within a tick.
     pub(crate) dirty: Anchors,
+    /// Anchors whose search goes on in a later tick, in turn; one whose scan has another turn by now is void.
+    unfinished: VecDeque<(u64, Anchor)>,
+    /// How far each of them has come.
+    pub(crate) scans: BTreeMap<u32, Scan>,
+    /// The next turn to be given.
+    pub(crate) next_turn: u64,
     pub(crate) size: u64,
 }
 
@@ -75,7 +98,45 @@ impl Compiled {
             if self.set.expand_clock == Clock::Oldest { self.levels.len() - 1 } else { usize::from(level) };
         let max_ms = self.levels[widest].max_ms;
         let mask = if max_ms.is_finite() { facts.regions_within(max_ms) } else { u64::MAX };
-        Hot { size: facts.size as u8, level, idle: false, cut: false, avoids: facts.avoids, mask }
+        let wants = self.wants_of(facts);
+        Hot { size: facts.size as u8, level, idle: false, cut: false, avoids: facts.avoids, wants, mask }
+    }
+
+    /// Positions that somebody of a party takes, a bit for each.
+    fn wants_of(&self, facts: &Facts) -> u16 {
+        if self.set.positions.is_empty() {
+            return 0;
+        }
+        let of_player = |wants: &[u8]| match wants {
+            [] => u16::MAX,
+            some => some.iter().fold(0, |set, position| set | 1 << position),
+        };
+        facts.players.iter().fold(0, |set, player| set | of_player(&player.wants))
+    }
+
+    /// Whether `supply`, players by the positions that they may take, can fill the positions of every side at all. It
+    /// refuses early and never promises: a player counts for each position of the ticket.
+    pub(crate) fn has_positions(&self, supply: &[(u16, u32)]) -> bool {
+        let positions = &self.set.positions;
+        let needed: SmallVec<[usize; 16]> =
+            (0..positions.len()).filter(|at| positions[*at].per_side_min > 0).collect();
+        let sides = self.sides.len() as u64;
+        let holds = |subset: u16| {
+            let wanted = |at: &&usize| subset >> **at & 1 == 1;
+            let need: u64 =
+                needed.iter().filter(wanted).map(|at| u64::from(positions[*at].per_side_min)).sum::<u64>()
+                    * sides;
+            let there = supply.iter().filter(|(wants, _)| wants & subset != 0);
+            there.map(|(_, players)| u64::from(*players)).sum::<u64>() >= need
+        };
+        // Hall's condition: each set of positions finds as many players as it needs. Of many positions single ones only.
+        if needed.len() > SUBSETS_OF {
+            return needed.iter().all(|at| holds(1 << at));
+        }
+        (1..1_u16 << needed.len()).all(|chosen| {
+            let bits = needed.iter().enumerate().filter(|(bit, _)| chosen >> bit & 1 == 1);
+            holds(bits.fold(0, |subset, (_, at)| subset | 1 << at))
+        })
     }
 
     /// How far a party of a level may be from another of the match.
@@ -127,6 +188,9 @@ impl Pool {
         part.arrivals += 1;
         *part.ranks.entry(anchor.rank).or_default() += 1;
         *part.sizes.entry(hot.size).or_default() += 1;
+        if hot.wants != 0 {
+            *part.wishes.entry(hot.wants).or_default() += u32::from(hot.size);
+        }
         self.size += 1;
         self.dirty.insert(anchor);
         self.wake(compiled, partition, key, &hot, anchor_of);
@@ -174,25 +238,51 @@ impl Pool {
         anchor_of: impl Fn(u32) -> Anchor,
     ) {
         let part = &mut self.partitions[partition];
-        if let Some(hot) = part.order.get_mut(key) {
-            part.arrivals += 1;
-            part.idle -= u32::from(hot.idle);
-            part.cuts -= u32::from(hot.cut);
-            if hot.idle {
-                self.dirty.insert(anchor);
-            }
-            *hot = fresh;
-            self.wake(compiled, partition, key, &fresh, anchor_of);
+        let Some(old) = part.order.get(key).copied() else { return };
+        part.order.change(key, |hot| *hot = fresh);
+        part.arrivals += 1;
+        part.idle -= u32::from(old.idle);
+        part.cuts -= u32::from(old.cut);
+        // What it has looked at was seen under other limits.
+        let went_on = self.scans.remove(&key.1).is_some();
+        if old.idle || went_on {
+            self.dirty.insert(anchor);
         }
+        self.wake(compiled, partition, key, &fresh, anchor_of);
+    }
+
+    /// Notes how far an anchor's search has come that hit its limit: it goes on in a later tick.
+    /// `had`: the turn of an earlier part of it, which it keeps.
+    pub(crate) fn go_on_later(&mut self, anchor: Anchor, mut scan: Scan, had: Option<u64>) {
+        scan.turn = had.unwrap_or(self.next_turn);
+        if had.is_none() {
+            self.next_turn += 1;
+            self.unfinished.push_back((scan.turn, anchor));
+        }
+        self.scans.insert(anchor.index, scan);
+    }
+
+    /// Takes the next anchor whose search goes on, of those that had their turn given before `until`.
+    pub(crate) fn next_unfinished(&mut self, until: u64) -> Option<Anchor> {
+        loop {
+            let (turn, anchor) = *self.unfinished.front().filter(|(turn, _)| *turn < until)?;
+            self.unfinished.pop_front();
+            if self.scans.get(&anchor.index).is_some_and(|scan| scan.turn == turn) {
+                return Some(anchor);
+            }
+        }
+    }
+
+    /// Whether an anchor's search goes on in the next tick.
+    pub(crate) fn has_unfinished(&self) -> bool {
+        !self.unfinished.is_empty()
     }
 
     /// Notes that a ticket as an anchor found nothing.
     pub(crate) fn rest(&mut self, partition: u32, key: Key, cut: bool) {
         let part = &mut self.partitions[partition];
-        if let Some(hot) = part.order.get_mut(key)
-            && !hot.idle
-        {
-            (hot.idle, hot.cut) = (true, cut);
+        if part.order.get(key).is_some_and(|hot| !hot.idle) {
+            part.order.change(key, |hot| (hot.idle, hot.cut) = (true, cut));
             part.idle += 1;
             part.cuts += u32::from(cut);
         }
@@ -208,7 +298,7 @@ impl Pool {
         anchor_of: impl Fn(u32) -> Anchor,
     ) {
         let part = &mut self.partitions[partition];
-        let Partition { order, idle, cuts, ranks, sizes, .. } = part;
+        let Partition { order, idle, cuts, ranks, sizes, wishes, .. } = part;
         // Mostly all are of one priority and size: each is counted when another comes.
         let (mut rank, mut size) = ((0, 0), (0, 0));
         order.remove(keys, |key, hot| {
@@ -217,7 +307,13 @@ impl Pool {
             *cuts -= u32::from(hot.cut);
             count(ranks, &mut rank, anchor_of(key.1).rank);
             count(sizes, &mut size, hot.size);
+            if hot.wants != 0 {
+                take(wishes, (hot.wants, u32::from(hot.size)));
+            }
         });
+        if !self.scans.is_empty() {
+            keys.iter().for_each(|key| drop(self.scans.remove(&key.1)));
+        }
         take(ranks, rank);
         take(sizes, size);
         for key in keys {
@@ -249,6 +345,11 @@ impl Pool {
 }
 
 impl Partition {
+    /// Players who are here by the positions that they take.
+    pub(crate) fn wishes(&self) -> SmallVec<[(u16, u32); 16]> {
+        self.wishes.iter().map(|(wants, players)| (*wants, *players)).collect()
+    }
+
     /// Sizes of the parties that are here.
     pub(crate) fn sizes(&self) -> Sizes {
         self.sizes.keys().copied().collect()
@@ -322,6 +423,8 @@ fn take<K: Ord>(counts: &mut BTreeMap<K, u32>, (key, taken): (K, u32)) {
     }
 }
 
+/// Positions of which every set is asked whether there are players enough.
+const SUBSETS_OF: usize = 6;
 /// Neighbours that may be passed over for one that counts against the scan limit.
 pub(crate) const VISITS_PER_STEP: usize = 4;
 

@@ -351,6 +351,12 @@ impl Compiled {
                     let own = &player.attrs[rule.key];
                     *own == Attr::Absent || b.0.players.iter().all(|other| other.attrs[rule.key] != *own)
                 }),
+                // Whoever else comes, they share no more than the two do.
+                RuleKind::Overlap => {
+                    let sides = [vec![a, b]];
+                    let view = View { compiled: self, sides: &sides, regions: &[], level: whole };
+                    view.violation(rule) == 0.0
+                }
                 _ => true,
             }
         })

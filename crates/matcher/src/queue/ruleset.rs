@@ -165,7 +165,6 @@ pub(crate) enum AttributeKind {
     Number,
     String,
     StringList,
-    NumberMap,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -575,12 +574,6 @@ impl Attribute {
                     || list.iter().any(|item| item.as_str().is_none_or(|text| text.len() > 256))
                 {
                     return Err("it must be a list of at most 64 texts".to_owned());
-                }
-            }
-            AttributeKind::NumberMap => {
-                let map = value.as_object().ok_or("it must be an object of numbers")?;
-                if map.len() > 64 || map.values().any(|item| item.as_f64().is_none()) {
-                    return Err("it must be an object of at most 64 numbers".to_owned());
                 }
             }
         }

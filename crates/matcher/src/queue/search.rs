@@ -4,12 +4,15 @@ use smallvec::SmallVec;
 
 use super::compiled::Compiled;
 use super::facts::{Facts, PlayerFacts};
-use super::pool::{Hot, Key, Partition, Sizes, VISITS_PER_STEP, number};
+use super::order::Kinds;
+use super::pool::{Hot, Key, Partition, Scan, Sizes, VISITS_PER_STEP, number, ordered};
 use super::positions::assign;
 use super::rules::{Placed, View};
 use super::ruleset::{Clock, PartyPolicy, Prefer};
 use crate::info::Text;
 
+/// Neighbours that are looked at for one position.
+const SCARCE_VISITS: usize = 4_096;
 /// Exchanges between sides that are tried for one match.
 const EXCHANGES_MAX: usize = 200;
 
@@ -49,6 +52,8 @@ pub(crate) struct Search<'a, F> {
     pub(crate) steps: u64,
     /// The last search ended at its limit.
     pub(crate) cut: bool,
+    /// Where the search goes on, and where it ended at its limit.
+    pub(crate) scan: Option<Scan>,
     /// Memory for the neighbours.
     pub(crate) near: Vec<Candidate>,
 }
@@ -84,16 +89,26 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
 
     fn attempt_with(&mut self, start: &Start<'a>, all: &mut Vec<Candidate>) -> Option<Filling> {
         self.cut = false;
+        let before = self.scan.take();
         let own = u32::from(start.hot.size);
-        if start.ticket.is_some() && !self.compiled.adds_up(own, self.partition.sizes()) {
+        let compiled = self.compiled;
+        let is_party = start.ticket.is_some();
+        if is_party && !compiled.adds_up(own, self.partition.sizes()) {
+            return None;
+        }
+        let has_positions = !compiled.set.positions.is_empty();
+        if is_party && has_positions && !compiled.has_positions(&self.partition.wishes()) {
             return None;
         }
         let total: u32 = start.open.iter().sum();
-        let limit = self.compiled.set.scan_limit;
+        let limit = compiled.set.scan_limit;
         // Most matches are found among the very next: the rest is looked at when they are not.
-        let plain = self.compiled.set.quality.prefer == Prefer::Skill;
+        let plain = compiled.set.quality.prefer == Prefer::Skill && !has_positions && before.is_none();
         let first = if plain { (total as usize + total as usize / 4).min(limit) } else { limit };
-        self.gather(start, first, all);
+        self.gather(start, first, before.as_ref(), all);
+        if has_positions {
+            self.gather_scarce(start, all);
+        }
         if self.may_fill(start, all)
             && let Some(found) = self.fill(start, all, Way::Near)
         {
@@ -102,7 +117,7 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
         let more = self.cut && first < limit;
         if more {
             all.clear();
-            self.gather(start, limit, all);
+            self.gather(start, limit, None, all);
         }
         if !self.may_fill(start, all) {
             return None;
@@ -111,7 +126,7 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
             return Some(found);
         }
         let mixed = all.iter().any(|candidate| candidate.hot.size != all[0].hot.size);
-        if !mixed && self.compiled.main.is_none() {
+        if !mixed && compiled.main.is_none() {
             return None;
         }
         all.sort_by_key(|candidate| std::cmp::Reverse(candidate.hot.size));
@@ -119,7 +134,8 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
         large.or_else(|| self.fill(start, all, Way::Even))
     }
 
-    /// Whether there are players enough, in parties that add up. A backfill takes whom it gets.
+    /// Whether there are players enough, in parties that add up and with somebody for each position. A backfill takes whom
+    /// it gets.
     fn may_fill(&self, start: &Start<'a>, candidates: &[Candidate]) -> bool {
         if start.ticket.is_none() {
             return true;
@@ -128,38 +144,156 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
         let players: u32 = candidates.iter().map(|candidate| u32::from(candidate.hot.size)).sum();
         let least: u32 = self.compiled.levels[self.compiled.levels.len() - 1].mins.iter().sum();
         let sizes = candidates.iter().map(|candidate| candidate.hot.size).collect::<Sizes>();
-        players + own >= least && self.compiled.adds_up(own, sizes)
+        if players + own < least || !self.compiled.adds_up(own, sizes) {
+            return false;
+        }
+        if self.compiled.set.positions.is_empty() {
+            return true;
+        }
+        let hots = candidates.iter().map(|candidate| &candidate.hot).chain([&start.hot]);
+        let supply: SmallVec<[(u16, u32); 64]> = hots.map(|hot| (hot.wants, u32::from(hot.size))).collect();
+        self.compiled.has_positions(&supply)
     }
 
-    /// The nearest tickets that the anchor may meet, in order of distance.
-    fn gather(&mut self, start: &Start<'a>, limit: usize, found: &mut Vec<Candidate>) {
+    /// Whether a neighbour may be in a match with the anchor, as far as the two of them decide.
+    fn may_join(&self, start: &Start<'a>, key: Key, hot: &Hot, distance: f64) -> bool {
+        let compiled = self.compiled;
+        if !compiled.eligible(&start.hot, hot, distance) {
+            return false;
+        }
+        let asks = compiled.other_pair_rules || compiled.avoids && (start.hot.avoids || hot.avoids);
+        if !asks {
+            return true;
+        }
+        let own = ((self.facts)(key.1).0, hot.level);
+        let ticket = start.ticket.map(|ticket| (self.facts)(ticket).0).into_iter();
+        let fixed = start.fixed.iter().flatten().copied();
+        fixed.chain(ticket).all(|facts| compiled.may_meet(own, (facts, start.hot.level)))
+    }
+
+    /// The nearest tickets that the anchor may meet, in order of distance. `before`: where a search ended at its limit, to go
+    /// on there with those that it had found.
+    fn gather(&mut self, start: &Start<'a>, limit: usize, before: Option<&Scan>, found: &mut Vec<Candidate>) {
+        let order = &self.partition.order;
         let anchor = number(start.key.0);
+        let wanted = Kinds { mask: start.hot.mask, wants: 0 };
+        let (mut from, mut to) = (start.key, start.key);
+        if let Some(scan) = before {
+            (from, to) = (scan.left, scan.right);
+            // Some of them may have left, or changed.
+            for key in &scan.found {
+                if let Some(hot) = order.get(*key)
+                    && self.may_join(start, *key, hot, (number(key.0) - anchor).abs())
+                {
+                    found.push(Candidate { ticket: key.1, value: number(key.0), hot: *hot });
+                }
+            }
+            if found.len() >= limit {
+                // None of them made a match: others have their turn.
+                found.clear();
+            }
+        }
         let apart = |entry: &'a (Key, Hot)| ((number(entry.0.0) - anchor).abs(), entry);
-        let (left, right) = self.partition.order.around(start.key);
-        let (mut left, mut right) = (left.map(apart).peekable(), right.map(apart).peekable());
+        let (mut left, mut right) =
+            (order.before(from, wanted).map(apart).peekable(), order.after(to, wanted).map(apart).peekable());
         let reach = self.compiled.reach(start.hot.level);
         let roomiest = start.open.iter().copied().max().unwrap_or(0);
         self.cut = false;
         for visit in 0.. {
-            let next = match (left.peek(), right.peek()) {
-                (Some((before, _)), Some((after, _))) if before <= after => left.next(),
-                (Some(_), None) => left.next(),
-                (_, Some(_)) => right.next(),
+            let is_left = match (left.peek(), right.peek()) {
+                (Some((before, _)), Some((after, _))) => before <= after,
+                (Some(_), None) => true,
+                (None, Some(_)) => false,
                 (None, None) => return,
             };
-            let Some((distance, (key, hot))) = next else { return };
+            let Some((distance, (key, hot))) = (if is_left { left.peek() } else { right.peek() }).copied()
+            else {
+                return;
+            };
             if distance > reach {
                 return;
             }
             if found.len() >= limit || visit >= limit * VISITS_PER_STEP {
                 self.cut = true;
+                let keys =
+                    found.iter().map(|candidate| (ordered(candidate.value), candidate.ticket)).collect();
+                self.scan = Some(Scan { turn: 0, left: from, right: to, found: keys });
                 return;
             }
+            if is_left {
+                left.next();
+                from = *key;
+            } else {
+                right.next();
+                to = *key;
+            }
             self.steps += 1;
-            if u32::from(hot.size) <= roomiest && self.compiled.eligible(&start.hot, hot, distance) {
+            if u32::from(hot.size) <= roomiest && self.may_join(start, *key, hot, distance) {
                 found.push(Candidate { ticket: key.1, value: number(key.0), hot: *hot });
             }
         }
+    }
+
+    /// Adds the nearest tickets for each position that few take, and puts those before the others: where many play damage
+    /// and few heal, the next of all are no healers.
+    fn gather_scarce(&mut self, start: &Start<'a>, found: &mut Vec<Candidate>) {
+        let compiled = self.compiled;
+        let positions = &compiled.set.positions;
+        let wishes = self.partition.wishes();
+        let takers = |at: usize| {
+            wishes
+                .iter()
+                .filter(|(wants, _)| wants >> at & 1 == 1)
+                .map(|(_, players)| u64::from(*players))
+                .sum::<u64>()
+        };
+        let mut needed: SmallVec<[(u64, usize); 16]> = (0..positions.len())
+            .filter(|at| positions[*at].per_side_min > 0)
+            .map(|at| (takers(at), at))
+            .collect();
+        needed.sort_unstable();
+        let anchor = number(start.key.0);
+        let reach = compiled.reach(start.hot.level);
+        let roomiest = start.open.iter().copied().max().unwrap_or(0);
+        let mut scarce: Vec<Candidate> = Vec::new();
+        for (_, at) in &needed {
+            let most = 2 * positions[*at].per_side_min as usize * compiled.sides.len() + 2;
+            let wanted = Kinds { mask: start.hot.mask, wants: 1 << at };
+            let order = &self.partition.order;
+            let apart = |entry: &'a (Key, Hot)| ((number(entry.0.0) - anchor).abs(), entry);
+            let (mut left, mut right) = (
+                order.before(start.key, wanted).map(apart).peekable(),
+                order.after(start.key, wanted).map(apart).peekable(),
+            );
+            let mut count = 0;
+            for _ in 0..SCARCE_VISITS {
+                let next = match (left.peek(), right.peek()) {
+                    (Some((before, _)), Some((after, _))) if before <= after => left.next(),
+                    (Some(_), None) => left.next(),
+                    (_, Some(_)) => right.next(),
+                    (None, None) => None,
+                };
+                let Some((distance, (key, hot))) = next.filter(|(distance, _)| *distance <= reach) else {
+                    break;
+                };
+                self.steps += 1;
+                if hot.wants >> at & 1 == 1
+                    && u32::from(hot.size) <= roomiest
+                    && self.may_join(start, *key, hot, distance)
+                {
+                    count += 1;
+                    if scarce.iter().all(|other| other.ticket != key.1) {
+                        scarce.push(Candidate { ticket: key.1, value: number(key.0), hot: *hot });
+                    }
+                    if count == most {
+                        break;
+                    }
+                }
+            }
+        }
+        found.retain(|candidate| scarce.iter().all(|other| other.ticket != candidate.ticket));
+        scarce.append(found);
+        *found = scarce;
     }
 
     fn fill(&self, start: &Start<'a>, candidates: &[Candidate], way: Way) -> Option<Filling> {

@@ -10,6 +10,7 @@ use serde_json::Value;
 use throng_wire::matcher::{Status, write_bool, write_bytes, write_nested, write_u64};
 use throng_wire::{fields, write_varint};
 
+use super::pool::{Key, Scan};
 use super::{Anchor, QueueRules, SLICE_STEPS, anchor_of};
 use crate::config::{Caller, Config, Scope};
 use crate::id::Id;
@@ -73,8 +74,12 @@ struct Live {
 #[derive(Debug)]
 struct Copied {
     ticket: Ticket,
+    /// Its number in the matcher.
+    number: u32,
     /// It found nothing, and whether its search was cut.
     idle: Option<bool>,
+    /// Its search goes on in a later tick.
+    scan: Option<Scan>,
 }
 
 impl Matcher {
@@ -146,7 +151,8 @@ impl Matcher {
         let pool = &self.queues.list[ticket.queue].pool;
         let hot =
             ticket.place().and_then(|place| pool.partitions[place.partition].order.get(place.key).copied());
-        Copied { idle: hot.filter(|hot| hot.idle).map(|hot| hot.cut), ticket }
+        let scan = pool.scans.get(&index).cloned();
+        Copied { number: index, idle: hot.filter(|hot| hot.idle).map(|hot| hot.cut), scan, ticket }
     }
 }
 
@@ -237,7 +243,7 @@ impl Trial {
         let (mut notices, mut figures) = (Notices::default(), Figures::default());
         if let Some(draft) = draft {
             let mut no_answer = Vec::new();
-            let turn = &mut Turn::of_matcher(&mut no_answer, &mut notices);
+            let turn = &mut Turn::of_matcher(self.now, &mut no_answer, &mut notices);
             matcher.advance(turn, self.now);
             // It was checked; what ends is counted below.
             let _ = matcher.put_queue(turn, &draft.for_trial());
@@ -271,7 +277,7 @@ impl Trial {
         }
         // It was checked when it was put.
         let (mut no_answer, mut notices) = (Vec::new(), Notices::default());
-        let turn = &mut Turn::of_matcher(&mut no_answer, &mut notices);
+        let turn = &mut Turn::of_matcher(now, &mut no_answer, &mut notices);
         let Ok(queue) = matcher.put_queue(turn, &live.rules.for_trial()) else {
             return matcher;
         };
@@ -322,11 +328,33 @@ impl Matcher {
     /// Those that had found nothing are not tried again before something near them changes.
     fn rest_copied(&mut self, queue: u32, all: &[Copied]) {
         let pool = &mut self.queues.list[queue].pool;
-        pool.dirty.retain(|anchor| all.get(anchor.index as usize).is_none_or(|copied| copied.idle.is_none()));
+        let is_to_try = |copied: &Copied| copied.idle.is_none() && copied.scan.is_none();
+        pool.dirty.retain(|anchor| all.get(anchor.index as usize).is_none_or(is_to_try));
         for (index, copied) in (0..).zip(all) {
             if let (Some(cut), Some(place)) = (copied.idle, self.tickets[index].place()) {
                 pool.rest(place.partition, place.key, cut);
             }
+        }
+        self.go_on_copied(queue, all);
+    }
+
+    /// Searches that were to go on in a later tick do so here.
+    fn go_on_copied(&mut self, queue: u32, all: &[Copied]) {
+        let numbers: BTreeMap<u32, u32> = all.iter().map(|copied| copied.number).zip(0..).collect();
+        let mut scans: Vec<(u32, &Scan)> =
+            (0..).zip(all).filter_map(|(index, copied)| Some((index, copied.scan.as_ref()?))).collect();
+        scans.sort_by_key(|(_, scan)| scan.turn);
+        for (index, scan) in scans {
+            let number = |key: Key| Some((key.0, *numbers.get(&key.1)?));
+            // One that was not copied, as it has left, is as far as the last of its value, or the first.
+            let scan = Scan {
+                turn: 0,
+                left: number(scan.left).unwrap_or((scan.left.0, 0)),
+                right: number(scan.right).unwrap_or((scan.right.0, u32::MAX)),
+                found: scan.found.iter().filter_map(|key| number(*key)).collect(),
+            };
+            let anchor = anchor_of(&self.tickets, index);
+            self.queues.list[queue].pool.go_on_later(anchor, scan, None);
         }
     }
 }

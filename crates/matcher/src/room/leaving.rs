@@ -94,7 +94,7 @@ impl Matcher {
         let seats = std::mem::take(&mut room.seats);
         self.modes[room.mode].seats -= seats.len() as u32;
         for seat in seats {
-            self.people.players[seat.player].holds -= 1;
+            self.people.lose_seat(seat.player, index);
             self.people.release(seat.player);
         }
         self.reindex_room(index);
@@ -123,25 +123,21 @@ impl Matcher {
             }
             self.tell_policy(HookPoint::OnDestroy, index, None);
         }
-        let mut encoded = std::mem::take(&mut self.scratch.room);
-        encoded.clear();
-        self.rooms[index].rev += 1;
-        let partial = self.sends_partial(index).then_some(0..0);
-        self.write_room(index, partial, &mut encoded);
         let mut event = std::mem::take(&mut self.scratch.event);
-        let room = &self.rooms[index];
-        for member in &room.members {
-            let player = &self.people.players[member.player];
+        let partial = self.sends_partial(index).then_some(0..0);
+        for at in 0..self.rooms[index].members.len() {
+            self.rooms[index].rev += 1;
+            let room = &self.rooms[index];
+            let player = &self.people.players[room.members[at].player];
             event.clear();
             write_nested(&mut event, Event::ROLE_LEAVE_ROOM, |out| {
-                write_bytes(out, 1, &encoded);
+                write_nested(out, 1, |out| self.write_room(index, partial.clone(), out));
                 write_bytes(out, 2, &player.id);
                 write_about(out, id, room.rev, "room_deleted");
             });
             turn.notices.push(player.server, std::iter::once(player.id.as_slice()), &event, 0);
         }
         self.scratch.event = event;
-        self.scratch.room = encoded;
         let Some(room) = self.rooms.remove(index) else { return };
         self.stats.rooms_destroyed += 1;
         self.room_of_match_ended(room.matched);

@@ -217,7 +217,7 @@ impl Matcher {
         if !role.is_empty() {
             if let Some(player) = self.people.player(role) {
                 self.check_acts_for(turn.caller, player)?;
-                found.extend(&self.people.players[player].tickets);
+                found.extend(self.tickets_of(player));
             }
         } else {
             require(turn.caller, Scope::Trusted)?;

@@ -169,3 +169,75 @@ fn a_match_that_is_promised_is_made() {
     }
     assert!(promised > 30, "{promised}");
 }
+
+/// Without the rules that are named the search finds a match; without all others it does not.
+#[test]
+fn the_named_rules_and_no_others_are_in_the_way() {
+    let all = json!([
+        {"name": "near", "type": "near", "key": "n", "max": 3},
+        {"name": "latency", "type": "latency", "max_ms": 60},
+        {"name": "same", "type": "equal", "key": "t"},
+        {"name": "maps", "type": "overlap", "key": "l"},
+        {"name": "fair", "type": "balance", "key": "n", "max": 1},
+        {"name": "apart", "type": "avoid"},
+    ]);
+    let rules_of = |keeps: &dyn Fn(&str) -> bool| -> Vec<Value> {
+        let named = |rule: &&Value| keeps(rule["name"].as_str().unwrap());
+        all.as_array().unwrap().iter().filter(named).cloned().collect()
+    };
+    let (mut explained_tickets, mut several) = (0, 0);
+    for seed in 0..400 {
+        let world_with = |keeps: &dyn Fn(&str) -> bool| {
+            let mut rng = Rng::new(seed);
+            let size = 1 + rng.below(2);
+            let mut world = with(&rules(size, json!({ "rules": rules_of(keeps) })));
+            let mut tickets = Vec::new();
+            for number in 0..2 * size + rng.below(6) {
+                let n = rng.below(10).to_string();
+                let t = format!("\"{}\"", ["a", "b"][rng.below(2) as usize]);
+                let l = format!("[\"{}\"]", ["x", "y"][rng.below(2) as usize]);
+                let mut who = player(&format!("r{number}"), &[("n", &n), ("t", &t), ("l", &l)]);
+                for region in ["eu", "us"] {
+                    let ms = if rng.chance(0.6) { 20.0 } else { 200.0 };
+                    who = who.nested(4, Writer::new().str(1, region).f64(2, ms));
+                }
+                if rng.chance(0.2) {
+                    who = who.str(6, &format!("r{}", rng.below(6)));
+                }
+                let (status, answer) = world.try_ticket("s", "q", vec![who]);
+                // One that no region is near enough to is refused by some rule sets.
+                tickets.push((status == Status::Ok).then(|| world::shown(&answer).id));
+            }
+            (world, tickets)
+        };
+        let (mut world, tickets) = world_with(&|_| true);
+        for (at, id) in tickets.iter().enumerate() {
+            let Some(id) = id else { continue };
+            let (summary, named) = explained(&mut world, id);
+            if !summary.contains("in the way") {
+                continue;
+            }
+            let is_possible = |keeps: &dyn Fn(&str) -> bool| {
+                let (mut other, others) = world_with(keeps);
+                // Those that are refused under all the rules do not wait here either.
+                for (at, id) in others.iter().enumerate() {
+                    if let Some(id) = id.as_ref().filter(|_| tickets[at].is_none()) {
+                        other.cancel("s", id);
+                    }
+                }
+                explained(&mut other, others[at].as_ref().unwrap()).0.starts_with("a match is possible")
+            };
+            assert!(
+                is_possible(&|rule| !named.iter().any(|name| name == rule)),
+                "seed {seed}, {at}: {named:?}"
+            );
+            assert!(
+                !is_possible(&|rule| named.iter().any(|name| name == rule)),
+                "seed {seed}, {at}: {named:?}"
+            );
+            explained_tickets += 1;
+            several += u32::from(named.len() > 1);
+        }
+    }
+    assert!(explained_tickets > 200 && several > 20, "{explained_tickets} {several}");
+}

@@ -8,7 +8,7 @@ use world::{World, player, shown};
 
 const RULES: &str = r#"{"name": "q", "timeout_s": 60, "sides": [{"name": "side", "count": 2, "min": 64, "max": 100}], "party": {"max": 100},
     "attributes": {"n": {"type": "number", "default": 0}, "t": {"type": "string", "default": ""},
-                   "l": {"type": "string_list", "default": []}, "m": {"type": "number_map"}}}"#;
+                   "l": {"type": "string_list", "default": []}}}"#;
 
 fn queue(config: Config) -> World {
     let mut world = World::new(config);
@@ -47,8 +47,12 @@ fn a_ticket_has_bounds() {
         })])
     };
     let bytes = |each: usize| {
-        of((0..4)
-            .map(|number| player(&format!("r{number}"), &[("m", &format!("{{{:?}: 1}}", "k".repeat(each)))])))
+        of((0..4).map(|number| {
+            player(
+                &format!("r{number}"),
+                &[("l", &format!("[{0:?}, {0:?}, {0:?}, {0:?}]", "k".repeat(each / 4)))],
+            )
+        }))
     };
     let server = Scope::Server;
     let urgent = |priority: i64| of([player("a", &[])]).u64(5, (priority << 1 ^ priority >> 63) as u64);
@@ -70,7 +74,7 @@ fn a_ticket_has_bounds() {
     check("65 entries", with("l", &list(65)), server, Err((Status::RuleInvalid, "`l`")));
     check("64 regions", far(64), server, Ok(()));
     check("65 regions", far(65), server, Err((Status::TooLarge, "64 latencies")));
-    check("4 KiB", bytes(2_000), server, Err((Status::TooLarge, "4096")));
+    check("4 KiB", bytes(1_000), server, Err((Status::TooLarge, "4096")));
     check("another type", with("n", "\"1\""), server, Err((Status::RuleInvalid, "`n`")));
     check("an unknown key", with("x", "1"), server, Err((Status::RuleInvalid, "`x`")));
     check("a priority of a server", urgent(1), server, Err((Status::Forbidden, "")));

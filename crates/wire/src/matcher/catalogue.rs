@@ -220,14 +220,24 @@ message!(UpdateRoomRoleDataRequest { 1 Update Msg(&RoleUpdate), "the change"; })
 message!(DeleteRoomResponse { 1 Deleted Bool, "whether there was one"; });
 message!(SetRoomFlagsRequest { 1 RoomID Str, "the room"; } { 2 IsHidden Bool, "not listed"; 3 IsFull Bool, "accepts nobody"; });
 message!(ClaimSeatRequest { 1 RoomID Str, "the room"; 2 RoleID Str, "whose seat"; 3 RoleInfo Msg(&RoleInfo), "what to store, if more than the ids"; });
-message!(ListMineRequest { 1 SrvID Str, "the server; the caller's own when empty"; });
-message!(ListMineResponse { 1 RoomInfos Keyed(&RoomInfo, "RoomID"), "rooms of its roles"; 2 TeamInfos Keyed(&TeamInfo, "TeamID"), "teams of its roles"; 3 Tickets List(&Msg(&Ticket)), "tickets of its roles"; });
+message!(ListMineRequest { 1 SrvID Str, "the server; the caller's own when empty"; 2 Token Str, "`Next` of the call before"; });
+message!(ListMineResponse { 1 RoomInfos Keyed(&RoomInfo, "RoomID"), "rooms of its roles, and those that keep a seat for one"; 2 TeamInfos Keyed(&TeamInfo, "TeamID"), "teams of its roles"; 3 Tickets List(&Msg(&Ticket)), "live tickets of its roles, and matched ones whose seats are open"; 4 Matches List(&Msg(&MatchInfo)), "matches whose server it gives or gave, as the allocator of their queue"; 5 Next Str, "where to go on; empty: nothing is left"; });
+message!(MatchInfo {
+    1 MatchID Str, "the match";
+    2 RoomID Str, "its room";
+    3 Queue Str, "its queue";
+    4 Status Str, "assigning (it waits for a server) or assigned";
+    5 Region Str, "best region";
+    6 Connection Str, "where to connect";
+    7 Deadline U64, "until when it waits for a server, ms since the epoch";
+    8 Players List(&Msg(&Player)), "its players as their tickets say, while it waits";
+});
 message!(GetRoleRequest { 1 RoleID Str, "the role"; });
 
 message!(Player {
     1 RoleID Str, "who";
     2 SrvID Str, "server of the role";
-    3 Attr Map(&Json), "attributes: number, text, list of texts, or object of numbers";
+    3 Attr Map(&Json), "attributes: number, text or list of texts";
     4 Latency Map(&F64), "region to milliseconds";
     5 Roles List(&Str), "wanted positions, best first";
     6 Avoid List(&Str), "roles not to meet";
@@ -256,7 +266,7 @@ message!(Ticket {
 message!(CreateTicketRequest { 1 Queue Str, "the queue"; 2 Players List(&Msg(&Player)), "the party"; 3 TeamID Str, "or a team, whose members form the party"; 4 ExpiresMs U64, "earlier end than the queue's timeout, in ms from now"; 5 Priority I64, "-10 to 10; trusted callers"; });
 message!(TicketResponse { 1 Ticket Msg(&Ticket), "the ticket"; });
 message!(TicketIdRequest { 1 TicketID Str, "the ticket"; });
-message!(GetRoleResponse { 1 RoleID Str, "the role"; 2 SrvID Str, "its server"; 3 RoomInfos Keyed(&RoomInfo, "RoomID"), "rooms that list it as a member, ending ones too"; 5 Tickets List(&Msg(&Ticket)), "its live tickets"; } { 4 TeamInfo Msg(&TeamInfo), "its team"; });
+message!(GetRoleResponse { 1 RoleID Str, "the role"; 2 SrvID Str, "its server"; 3 RoomInfos Keyed(&RoomInfo, "RoomID"), "rooms that list it as a member, ending ones too, or keep a seat for it"; 5 Tickets List(&Msg(&Ticket)), "its live tickets, and matched ones whose seats are open"; } { 4 TeamInfo Msg(&TeamInfo), "its team"; });
 message!(ListTicketsRequest { 1 RoleID Str, "of a player"; 2 Queue Str, "or of a queue"; });
 message!(ListTicketsResponse { 1 Tickets List(&Msg(&Ticket)), "the tickets, at most 1,000"; });
 message!(AcceptMatchRequest { 1 MatchID Str, "the proposal"; 2 TicketID Str, "the ticket"; 3 RoleID Str, "who answers"; 4 Accept Bool, "yes or no"; });
@@ -370,7 +380,7 @@ message!(RoomFlagsEvent { 1 IsHidden Bool, "not listed"; 2 IsFull Bool, "accepts
 message!(TicketUpdateEvent { 1 Ticket Msg(&Ticket), "the ticket"; });
 message!(MatchProposedEvent { 1 MatchID Str, "the proposal"; 2 Deadline U64, "ms since the epoch"; 3 Players U64, "number of players"; 4 TicketIDs List(&Str), "tickets of the roles named"; 5 RoleIDs List(&Str), "everybody, where the queue reveals it"; });
 message!(Shared { 1 Rule Str, "name of the rule, its key without one"; 2 Entries List(&Str), "what every player's list has"; });
-message!(MatchReadyEvent { 1 MatchID Str, "the match"; 20 RoomID Str, "its room"; 2 Positions Map(&Str), "role to position, where the queue has positions"; 3 Side Str, "side of the roles named"; 4 Connection Str, "where to connect"; 5 Region Str, "best region"; 6 SeatDeadline U64, "ms since the epoch"; 7 Queue Str, "the queue"; 8 Shared Keyed(&Shared, "Rule"), "what all players have in common, by `overlap` rule"; });
+message!(MatchReadyEvent { 1 MatchID Str, "the match"; 20 RoomID Str, "its room"; 2 Positions Map(&Str), "role to position, where the queue has positions"; 3 Side Str, "side of the roles named"; 4 Connection Str, "where to connect"; 5 Region Str, "best region"; 6 SeatDeadline U64, "ms since the epoch"; 7 Queue Str, "the queue"; 8 Shared Keyed(&Shared, "Rule"), "what all players have in common, by `overlap` rule"; 9 Players List(&Msg(&Player)), "to the allocator: the players with their attributes"; 10 Sides List(&Msg(&Side)), "to the allocator: who is on which side"; });
 message!(MatchCancelledEvent { 1 MatchID Str, "the match"; 2 Reason Str, "declined, no_answer, disconnected, matched_elsewhere, players_not_free, no_server, policy_unavailable, rules_changed or restarted; of a match for a backfill also no_places, room_closed, stopped or no_ack"; 20 RoomID Str, "its room, if it had one"; });
 message!(BackfillUpdateEvent { 1 BackfillID Str, "the backfill"; 2 Reason Str, "matched, no_ack, stopped or room_closed"; 3 RoleIDs List(&Str), "new seats"; 20 RoomID Str, "the room"; 21 Rev U64, "revision of the backfill"; });
 message!(SeatExpiredEvent { 1 RoleID Str, "whose seat"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });

@@ -1,0 +1,330 @@
+//! The state machine of one process and one area.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use throng_stdx::Instant;
+
+use crate::record::{Identity, Record, State, Takeover};
+
+/// Time between two renewals, or two looks at another's record.
+const RENEWAL: Duration = Duration::from_secs(1);
+/// A holder stops serving so long after it sent its last successful renewal.
+const FREEZE: Duration = Duration::from_secs(11);
+/// A record that has stood unchanged for so long has lost its holder.
+const LOSS: Duration = Duration::from_secs(15);
+/// An observer counts only while it is answered: its last answered look was sent less than this ago.
+const ANSWERED: Duration = Duration::from_secs(5);
+const _: () = assert!(LOSS.as_millis() * 100 > FREEZE.as_millis() * 136, "clocks may differ by 36%");
+/// Pause before a request whose outcome is unknown is sent again.
+const AGAIN: Duration = Duration::from_millis(250);
+
+/// Request to the directory. A write is a compare-and-set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Read the record through the leader.
+    Read,
+    /// Write `record` if the key is at revision `expected`; 0: if there is none.
+    Write {
+        /// Revision that is replaced.
+        expected: u64,
+        /// The new value.
+        record: Record,
+    },
+}
+
+/// Answer to a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// It is the record now, at this revision.
+    At(u64),
+    /// The key is at another revision.
+    Refused,
+    /// No answer: it may be applied still.
+    Unknown,
+}
+
+/// Change that the process is to act on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// This process holds the lease now.
+    Granted {
+        /// Number of this holding.
+        epoch: u64,
+        /// The state of the holder before is given up: this one begins with an empty state.
+        empty: bool,
+    },
+    /// Another process has taken the lease: what this one has is history.
+    Deposed {
+        /// The record since.
+        by: Option<Record>,
+    },
+    /// Another process holds the lease, or held it last.
+    Waits {
+        /// Its record.
+        record: Record,
+    },
+}
+
+/// A write that is under way, or to be sent again unchanged.
+#[derive(Clone, Debug)]
+struct Write {
+    expected: u64,
+    record: Record,
+    /// When it was sent first: the time that counts, as any attempt may be the one that was applied.
+    sent: Instant,
+    purpose: Purpose,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Renew,
+    Take { empty: bool },
+    MarkLost,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Waiting,
+    Holding { revision: u64, renewed: Instant },
+}
+
+/// Another's record, and since when it has stood unchanged.
+#[derive(Clone, Copy, Debug)]
+struct Observed {
+    revision: u64,
+    since: Instant,
+}
+
+/// The lease of one area, as one process sees it.
+#[derive(Debug)]
+pub struct Lease {
+    own: Identity,
+    takeover: Takeover,
+    role: Role,
+    epoch: u64,
+    nonce: u64,
+    observed: Option<Observed>,
+    /// When the last look that was answered was sent.
+    answered: Option<Instant>,
+    /// Who was reported last, so that each is reported once.
+    told: Option<(String, State)>,
+    write: Option<Write>,
+    /// When the request under way was sent; `None`: none is.
+    under_way: Option<Instant>,
+    /// When the next request is due.
+    due: Instant,
+    /// A write was refused: the record is read before anything else.
+    must_read: bool,
+    requests: VecDeque<Request>,
+    events: VecDeque<Event>,
+}
+
+impl Lease {
+    /// A lease that this process wants. `seed` makes its writes different from those of all others.
+    #[must_use]
+    pub fn new(own: Identity, takeover: Takeover, seed: u64, now: Instant) -> Lease {
+        Lease {
+            own,
+            takeover,
+            role: Role::Waiting,
+            epoch: 0,
+            nonce: seed,
+            observed: None,
+            answered: None,
+            told: None,
+            write: None,
+            under_way: None,
+            due: now,
+            must_read: false,
+            requests: VecDeque::new(),
+            events: VecDeque::new(),
+        }
+    }
+
+    /// Whether this process may serve at `now`.
+    #[must_use]
+    pub fn is_serving(&self, now: Instant) -> bool {
+        self.serves_until().is_some_and(|until| now <= until)
+    }
+
+    /// Until when this process may serve without another renewal; `None` while it does not hold the lease.
+    #[must_use]
+    pub fn serves_until(&self) -> Option<Instant> {
+        match self.role {
+            Role::Holding { renewed, .. } => Some(renewed + FREEZE),
+            Role::Waiting => None,
+        }
+    }
+
+    /// Does what is due at `now`.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.under_way.is_some() || now < self.due {
+            return;
+        }
+        if let Some(write) = self.write.as_ref().filter(|_| !self.must_read) {
+            // Unchanged, whatever became of it before.
+            self.requests
+                .push_back(Request::Write { expected: write.expected, record: write.record.clone() });
+        } else if let Role::Holding { revision, .. } = self.role
+            && !self.must_read
+        {
+            let record = self.record(self.epoch, State::Serving);
+            self.send_write(now, revision, record, Purpose::Renew);
+            return;
+        } else {
+            self.requests.push_back(Request::Read);
+        }
+        self.under_way = Some(now);
+    }
+
+    /// When [`handle_timeout`](Lease::handle_timeout) has work; `None` while a request is under way.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<Instant> {
+        self.under_way.is_none().then_some(self.due)
+    }
+
+    /// The next request to the directory.
+    pub fn poll_request(&mut self) -> Option<Request> {
+        self.requests.pop_front()
+    }
+
+    /// The next change.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// A write was answered.
+    pub fn handle_write(&mut self, now: Instant, written: Written) {
+        if self.under_way.take().is_none() {
+            return;
+        }
+        match written {
+            Written::At(revision) => self.succeeded(revision),
+            Written::Unknown => self.due = now + AGAIN,
+            Written::Refused => {
+                self.must_read = true;
+                self.due = now;
+            }
+        }
+    }
+
+    /// A read was answered: the record and its revision, `None` where there is none, or no answer.
+    pub fn handle_read(&mut self, now: Instant, answer: Result<Option<(u64, Record)>, ()>) {
+        let Some(sent) = self.under_way.take() else { return };
+        let Ok(found) = answer else {
+            self.due = now + AGAIN;
+            return;
+        };
+        self.must_read = false;
+        if let Some(write) = self.write.clone() {
+            match &found {
+                // This write: an earlier attempt of it had succeeded.
+                Some((revision, record)) if record.nonce == write.record.nonce => {
+                    return self.succeeded(*revision);
+                }
+                Some((revision, _)) if *revision == write.expected => {
+                    self.due = now;
+                    return;
+                }
+                None if write.expected == 0 => {
+                    self.due = now;
+                    return;
+                }
+                _ => self.write = None,
+            }
+        }
+        if let Role::Holding { .. } = self.role {
+            self.role = Role::Waiting;
+            (self.observed, self.told) = (None, None);
+            self.events.push_back(Event::Deposed { by: found.clone().map(|(_, record)| record) });
+        }
+        self.look(now, sent, found);
+    }
+
+    /// A waiting process has seen the record.
+    fn look(&mut self, now: Instant, sent: Instant, found: Option<(u64, Record)>) {
+        self.due = sent + RENEWAL;
+        let gap = self.answered.is_none_or(|last| sent.since(last) > ANSWERED);
+        self.answered = Some(sent);
+        let Some((revision, record)) = found else {
+            let record = self.record(1, State::Serving);
+            return self.send_write(now, 0, record, Purpose::Take { empty: false });
+        };
+        let unchanged = match &mut self.observed {
+            // An older revision may come from a follower that lags.
+            Some(seen) if revision < seen.revision => return,
+            Some(seen) if revision == seen.revision => {
+                if gap {
+                    seen.since = now;
+                }
+                now.since(seen.since)
+            }
+            seen => {
+                *seen = Some(Observed { revision, since: now });
+                Duration::ZERO
+            }
+        };
+        let is_own = record.journal == self.own.journal;
+        let is_restart = is_own && record.machine == self.own.machine;
+        let take = match record.state {
+            State::Given => Some(!is_own),
+            State::Lost => (is_own || self.takeover == Takeover::Empty).then_some(!is_own),
+            // The old process is dead: this one has the folder's lock.
+            State::Serving if is_restart => Some(false),
+            State::Serving if unchanged >= LOSS && is_own => Some(false),
+            State::Serving if unchanged >= LOSS => {
+                let mut lost = record;
+                self.nonce = self.nonce.wrapping_add(1);
+                (lost.state, lost.nonce) = (State::Lost, self.nonce);
+                return self.send_write(now, revision, lost, Purpose::MarkLost);
+            }
+            State::Serving => None,
+        };
+        if let Some(empty) = take {
+            let next = self.record(record.epoch + 1, State::Serving);
+            return self.send_write(now, revision, next, Purpose::Take { empty });
+        }
+        let told = (record.incarnation.clone(), record.state);
+        if self.told.as_ref() != Some(&told) {
+            self.told = Some(told);
+            self.events.push_back(Event::Waits { record });
+        }
+    }
+
+    fn record(&mut self, epoch: u64, state: State) -> Record {
+        self.nonce = self.nonce.wrapping_add(1);
+        Record {
+            epoch,
+            incarnation: self.own.incarnation.clone(),
+            journal: self.own.journal.clone(),
+            machine: self.own.machine.clone(),
+            addresses: self.own.addresses.clone(),
+            state,
+            nonce: self.nonce,
+        }
+    }
+
+    fn send_write(&mut self, now: Instant, expected: u64, record: Record, purpose: Purpose) {
+        self.requests.push_back(Request::Write { expected, record: record.clone() });
+        self.write = Some(Write { expected, record, sent: now, purpose });
+        self.under_way = Some(now);
+    }
+
+    fn succeeded(&mut self, revision: u64) {
+        let Some(write) = self.write.take() else { return };
+        self.due = write.sent + RENEWAL;
+        match write.purpose {
+            Purpose::Renew => self.role = Role::Holding { revision, renewed: write.sent },
+            Purpose::Take { empty } => {
+                self.epoch = write.record.epoch;
+                self.role = Role::Holding { revision, renewed: write.sent };
+                self.events.push_back(Event::Granted { epoch: self.epoch, empty });
+            }
+            Purpose::MarkLost => {
+                self.observed = None;
+                self.due = write.sent;
+            }
+        }
+    }
+}

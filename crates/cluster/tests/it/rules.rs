@@ -1,0 +1,147 @@
+//! One rule at a time, with a directory that always answers.
+
+use std::time::Duration;
+
+use throng_cluster::{Event, Identity, Lease, Record, Request, State, Takeover, Written};
+use throng_stdx::Instant;
+
+pub(crate) fn identity(name: &str, journal: &str, machine: &str) -> Identity {
+    Identity {
+        incarnation: name.to_owned(),
+        journal: journal.to_owned(),
+        machine: machine.to_owned(),
+        addresses: vec![format!("{name}:1")],
+    }
+}
+
+/// The record of an area, with its revision.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Directory {
+    pub(crate) revision: u64,
+    pub(crate) record: Option<Record>,
+}
+
+impl Directory {
+    pub(crate) fn write(&mut self, expected: u64, record: Record) -> Written {
+        let current = if self.record.is_some() { self.revision } else { 0 };
+        if expected != current {
+            return Written::Refused;
+        }
+        self.revision += 1;
+        self.record = Some(record);
+        Written::At(self.revision)
+    }
+
+    pub(crate) fn read(&self) -> Option<(u64, Record)> {
+        Some((self.revision, self.record.clone()?))
+    }
+}
+
+struct Bench {
+    directory: Directory,
+    now: Instant,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        Bench { directory: Directory::default(), now: Instant::from_millis(1) }
+    }
+
+    fn lease(&self, name: &str, journal: &str, machine: &str, takeover: Takeover) -> Lease {
+        let seed = name.bytes().fold(7, |seed: u64, byte| seed * 1_000_003 + u64::from(byte)) << 20;
+        Lease::new(identity(name, journal, machine), takeover, seed, self.now)
+    }
+
+    /// Lets a process do what it does for a time.
+    fn run(&mut self, leases: &mut [&mut Lease], time: Duration) -> Vec<Event> {
+        let (end, mut events) = (self.now + time, Vec::new());
+        loop {
+            let next =
+                leases.iter().enumerate().filter_map(|(at, lease)| Some((lease.next_timeout()?, at))).min();
+            let Some((at, index)) = next.filter(|(at, _)| *at <= end) else { break };
+            self.now = self.now.max(at);
+            let lease = &mut leases[index];
+            lease.handle_timeout(self.now);
+            while let Some(request) = lease.poll_request() {
+                match request {
+                    Request::Read => lease.handle_read(self.now, Ok(self.directory.read())),
+                    Request::Write { expected, record } => {
+                        let written = self.directory.write(expected, record);
+                        lease.handle_write(self.now, written);
+                    }
+                }
+            }
+            events.extend(std::iter::from_fn(|| lease.poll_event()));
+        }
+        self.now = end;
+        events
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn the_first_serves_and_the_second_waits_and_knows_for_whom() {
+    let mut bench = Bench::new();
+    let mut a = bench.lease("a", "ja", "m", Takeover::Wait);
+    let mut b = bench.lease("b", "jb", "m", Takeover::Wait);
+    let granted = bench.run(&mut [&mut a], SECOND);
+    assert_eq!(granted, [Event::Granted { epoch: 1, empty: false }]);
+    let waits = bench.run(&mut [&mut a, &mut b], 30 * SECOND);
+    assert!(matches!(&waits[..], [Event::Waits { record }] if record.incarnation == "a"), "{waits:?}");
+    assert!(a.is_serving(bench.now) && !b.is_serving(bench.now));
+}
+
+#[test]
+fn a_holder_that_restarts_on_its_machine_serves_at_once_and_a_copy_of_its_folder_waits() {
+    for (machine, seconds) in [("m", 0), ("elsewhere", 13)] {
+        let mut bench = Bench::new();
+        let mut old = bench.lease("old", "j", "m", Takeover::Wait);
+        bench.run(&mut [&mut old], 3 * SECOND);
+        let mut new = bench.lease("new", "j", machine, Takeover::Wait);
+        let events = bench.run(&mut [&mut new], SECOND + seconds * SECOND);
+        assert_eq!(new.is_serving(bench.now), machine == "m", "{events:?}");
+        bench.run(&mut [&mut new], 3 * SECOND);
+        assert!(new.is_serving(bench.now), "the lease was waited out");
+    }
+}
+
+#[test]
+fn a_lost_holder_is_replaced_as_configured() {
+    let mut bench = Bench::new();
+    let mut a = bench.lease("a", "ja", "m", Takeover::Wait);
+    bench.run(&mut [&mut a], SECOND);
+    let mut waits = bench.lease("b", "jb", "m", Takeover::Wait);
+    bench.run(&mut [&mut waits], 60 * SECOND);
+    assert!(!waits.is_serving(bench.now));
+    assert_eq!(bench.directory.record.as_ref().unwrap().state, State::Lost, "its renewals fail from now on");
+    // An operator gives its state up.
+    let mut given = bench.directory.record.clone().unwrap();
+    (given.state, given.nonce) = (State::Given, 1);
+    bench.directory.write(bench.directory.revision, given);
+    let events = bench.run(&mut [&mut waits], 2 * SECOND);
+    assert_eq!(events, [Event::Granted { epoch: 2, empty: true }]);
+    // The one that was replaced learns it at its next renewal.
+    let events = bench.run(&mut [&mut a, &mut waits], 3 * SECOND);
+    assert!(
+        matches!(&events[0], Event::Deposed { by: Some(record) } if record.incarnation == "b"),
+        "{events:?}"
+    );
+    assert!(!a.is_serving(bench.now) && waits.is_serving(bench.now));
+    let mut empty = bench.lease("c", "jc", "m", Takeover::Empty);
+    let events = bench.run(&mut [&mut empty], 20 * SECOND);
+    assert!(events.contains(&Event::Granted { epoch: 3, empty: true }), "{events:?}");
+}
+
+#[test]
+fn a_marked_holder_whose_journal_comes_back_serves_again() {
+    let mut bench = Bench::new();
+    let mut a = bench.lease("a", "ja", "m", Takeover::Wait);
+    bench.run(&mut [&mut a], SECOND);
+    let mut b = bench.lease("b", "jb", "m", Takeover::Wait);
+    bench.run(&mut [&mut b], 40 * SECOND);
+    // It slept for 40 s: its renewal is refused, and as nobody else serves it does again.
+    let events = bench.run(&mut [&mut a], 3 * SECOND);
+    assert!(matches!(events[0], Event::Deposed { .. }), "{events:?}");
+    assert_eq!(events[1], Event::Granted { epoch: 2, empty: false });
+}
