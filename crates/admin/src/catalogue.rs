@@ -54,7 +54,7 @@ pub enum Endpoint {
     World,
     /// The derived-data cache.
     Cache,
-    /// Removes what nobody needs from the cache.
+    /// Collects garbage in the cache.
     CacheCollect,
     /// Looks for damage in the cache.
     CacheScrub,
@@ -254,7 +254,7 @@ pub const ROUTES: &[Route] = &[
         Guard::Session,
         Endpoint::CacheCollect,
         &[],
-        "Begins to remove what expired and what nobody reaches from the cache; requests go on meanwhile.",
+        "Starts a garbage collection of the cache: expired refs and unreferenced blobs. Requests continue meanwhile.",
     ),
     post(
         "/api/v1/cache/scrub",

@@ -147,7 +147,7 @@ catalogue! {
         NoGroup = "no_group", "The entity is in no group of this kind, or was taken out of its group and moves with none.";
         GroupSize = "group_size", "The group would have more members than allowed.";
         Locked = "locked", "The entity or one that moves with it is locked where it is.";
-        BroadcastValue = "broadcast_value", "The broadcast value reaches nobody in this channel.";
+        BroadcastValue = "broadcast_value", "The broadcast value selects no recipient in this channel.";
         AuthPending = "auth_pending", "The connection already waits for a verdict.";
         AlreadyAuthenticated = "already_authenticated", "The connection is authenticated.";
         ChannelsMax = "channels_max", "No more channels may exist.";

@@ -219,7 +219,7 @@ impl Bench<'_> {
             std::thread::sleep(self.window());
             let cpu = (echo.cpu() - before).as_secs_f64() / self.window().as_secs_f64() * 100.0;
             let mut row =
-                Row::new(format!("{slots} slots, nobody connected: CPU"), "% of a core", Better::Lower, cpu);
+                Row::new(format!("{slots} slots, no peer connected: CPU"), "% of a core", Better::Lower, cpu);
             if let Some(published) = published {
                 row = row.published(published, if slots == 8_192 { ISSUES } else { SPEC });
             }

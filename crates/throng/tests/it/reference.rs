@@ -13,7 +13,7 @@ use throng_replication::{Classes, Server, ServerConfig};
 fn the_page_of_reasons_is_current() {
     let mut page = String::from(
         "# Reasons\n\n\
-         For operators who meet one of these names in a metric or a log. Peers are told nothing beyond a closed connection: \
+         For operators who meet one of these names in a metric or a log. Peers see only a closed connection: \
          the protocol\nhas no negative answers.\n",
     );
     let mut table = |title: &str, text: &str, rows: Vec<(&str, &str)>| {
@@ -49,7 +49,7 @@ fn the_page_of_error_codes_is_current() {
     };
     let mut page = String::from(
         "# Error codes\n\n\
-         For whoever meets `error[THR-...]`: what `throng explain CODE` says, in one place.\n",
+         For operators who see `error[THR-...]`: the texts of `throng explain CODE` in one place.\n",
     );
     for code in
         explain(&[]).lines().filter_map(|line| line.split_once(' ')?.0.starts_with("THR-").then_some(line))
