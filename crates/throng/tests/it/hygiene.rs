@@ -224,9 +224,9 @@ const CYCLES: &[(&str, &str)] = &[
     ("gateway", "ban channel config connection fanout inspect registry shard switchboard view world"),
     (
         "matcher",
-        "backfill claims config history matcher matches modes policy queue rating room team ticket updates",
+        "backfill config history matcher matches modes placing policy queue rating record room team ticket turn updates",
     ),
-    ("matcher-server", "core engine frames hub policy pool service trials watch"),
+    ("matcher-server", "engine frames hub policy service trials watch"),
     ("matcher-server", "http notify"),
     ("net", "enet::sessions event_loop handler inbox kcp::sessions listener stream"),
     ("replication", "bits class keyed wire"),
@@ -332,17 +332,23 @@ fn crates_built_alone_have_the_features_of_the_workspace() {
     expect_none(&wrong);
 }
 
-/// Every package that the tests of these packages are built with, and its features.
+/// Packages that the tests of these packages are linked with, and the parser of their macros, each with its features.
 fn feature_lists(packages: &[&str]) -> BTreeSet<String> {
-    let output = Command::new(env!("CARGO"))
-        .args(["tree", "--locked", "--edges", "normal,build,dev", "--prefix", "none", "--format", "{p} {f}"])
-        .args(packages)
-        .current_dir(root())
-        .output()
-        .expect("cargo runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8(output.stdout).expect("cargo prints text");
-    text.lines().map(|line| line.trim_end_matches("(*)").trim_end().to_owned()).collect()
+    let tree = |edges: &str| -> Vec<String> {
+        let output = Command::new(env!("CARGO"))
+            .args(["tree", "--locked", "--edges", edges, "--prefix", "none", "--format", "{p} {f}"])
+            .args(packages)
+            .current_dir(root())
+            .output()
+            .expect("cargo runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout).expect("cargo prints text");
+        text.lines().map(|line| line.trim_end_matches("(*)").trim_end().to_owned()).collect()
+    };
+    // Of what macros are built with, the tree of a workspace may show what programs are built with instead.
+    let mut lists: BTreeSet<String> = tree("normal,build,dev,no-proc-macro").into_iter().collect();
+    lists.extend(tree("normal,build,dev").into_iter().filter(|line| line.starts_with("syn ")));
+    lists
 }
 
 #[test]
