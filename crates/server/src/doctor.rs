@@ -285,7 +285,7 @@ mod tests {
     fn strangers_and_clear_text_are_pointed_out() {
         let findings =
             examine_with(&[("gateway.clients.addr", "0.0.0.0:0"), ("gateway.unsafe_binds", "true")]);
-        assert_eq!(find(&findings, "reach", "checks nobody").severity, Severity::Warning);
+        assert_eq!(find(&findings, "reach", "has no authentication").severity, Severity::Warning);
         let findings =
             examine_with(&[("gateway.clients.addr", "0.0.0.0:0"), ("gateway.auth.kind", "refuse")]);
         assert_eq!(find(&findings, "reach", "clear text").severity, Severity::Warning);

@@ -266,8 +266,8 @@ impl Found {
             return Step::new("queue", true, format!("its output queue is empty{loss}"));
         };
         let what = format!(
-            "{} wait to be written, and the transport took nothing for {}; above {} updates are dropped, above {} or after \
-             {} without progress it is closed{loss}",
+            "its output queue holds {}, and the transport accepted nothing for {}; above {} updates are dropped, above {} \
+             or after {} without progress it is closed{loss}",
             bytes(queue.queued_bytes),
             time(stalled),
             bytes(queue.soft_bytes),
