@@ -140,9 +140,6 @@ pub mod wire;
 mod work;
 
 pub use bytes::Bytes;
-#[cfg(fuzzing)]
-#[doc(hidden)]
-pub use work::steps;
 pub use compress::{Compressor, CorruptBlock};
 pub use config::{BandwidthReports, Config, Limits, Naming, Pings, Windows};
 pub use host::{Hook, Host, Intercept};
@@ -153,3 +150,6 @@ pub use types::{
     ConfigError, ConnectError, Delivery, Event, Lane, PeerId, PeerInfo, PeerState, Reason, SendError, Stats,
     Transmit, Via,
 };
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use work::steps;

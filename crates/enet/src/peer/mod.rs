@@ -18,9 +18,7 @@ use crate::lane::LaneState;
 use crate::path::Path;
 use crate::sent::{CONTROL, Numbers, SentIndex, SentLog};
 use crate::statistics::{Counts, Traffic};
-use crate::types::{
-    Delivery, Event, Lane, PeerId, PeerInfo, PeerState, Reason, SendError, Stats, Via,
-};
+use crate::types::{Delivery, Event, Lane, PeerId, PeerInfo, PeerState, Reason, SendError, Stats, Via};
 use crate::waiting::Waiting;
 use crate::wire::{Body, Command, Dialect, Handshake};
 use crate::work;
