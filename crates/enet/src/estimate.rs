@@ -100,8 +100,12 @@ impl Estimate {
     }
 
     /// Time after which a command sent now counts as lost, in milliseconds.
-    pub(crate) fn resend_after_ms(&self, floor_ms: u32) -> u32 {
-        self.rtt_ms.saturating_add(self.variance_ms.saturating_mul(4)).max(floor_ms).max(1)
+    ///
+    /// `is_patient`: where round trips are steady, their deviation says nothing about a queue that begins to grow. Half a
+    /// round trip keeps a sender from resending what waits in it, and so from filling it.
+    pub(crate) fn resend_after_ms(&self, floor_ms: u32, is_patient: bool) -> u32 {
+        let half = if is_patient { self.rtt_ms / 2 } else { 0 };
+        self.rtt_ms.saturating_add(self.variance_ms.saturating_mul(4).max(half)).max(floor_ms).max(1)
     }
 }
 
@@ -142,12 +146,12 @@ mod tests {
         let mut estimate = Estimate::new();
         estimate.measure(1_000, 41, true, 32);
         assert_eq!((estimate.rtt_ms, estimate.variance_ms), (41, 21));
-        assert_eq!(estimate.resend_after_ms(20), 41 + 84);
+        assert_eq!(estimate.resend_after_ms(20, false), 41 + 84);
         let mut loopback = Estimate::new();
         loopback.measure(1_000, 0, true, 32);
         // The reference resends after five milliseconds here.
-        assert_eq!(loopback.resend_after_ms(0), 5);
-        assert_eq!(loopback.resend_after_ms(20), 20);
+        assert_eq!(loopback.resend_after_ms(0, false), 5);
+        assert_eq!(loopback.resend_after_ms(20, false), 20);
     }
 
     #[test]
@@ -252,7 +256,7 @@ mod tests {
         (estimate.interval_ms, estimate.acceleration, estimate.deceleration) = (0, u32::MAX, u32::MAX);
         for (now, rtt) in [(1, 1), (2, u32::MAX), (3, 1), (4, u32::MAX / 2), (u64::MAX, 7)] {
             estimate.measure(now, rtt, now == 1, 32);
-            assert!(estimate.throttle <= 32 && estimate.resend_after_ms(20) >= 1);
+            assert!(estimate.throttle <= 32 && estimate.resend_after_ms(20, true) >= 1);
         }
     }
 }

@@ -81,7 +81,7 @@ impl Path {
         self.limited_until = self.delivered + in_flight as u64;
     }
 
-    /// Notes that `len` bytes were acknowledged. `sent` is their snapshot if they were sent once.
+    /// Notes that `len` bytes were acknowledged. `sent` is their snapshot if their last transmission was meant.
     pub(crate) fn note_delivered(&mut self, now_ms: u64, len: usize, sent: Option<Snapshot>, mtu: u16) {
         self.delivered += len as u64;
         self.delivered_ms = now_ms;
@@ -98,10 +98,10 @@ impl Path {
                 }
             }
         }
-        if self.lowest_ms == u32::MAX {
+        let rate = self.rates[0].max(self.rates[1]);
+        if self.lowest_ms == u32::MAX || rate == 0 {
             return;
         }
-        let rate = self.rates[0].max(self.rates[1]);
         let in_pipe = rate * u64::from(self.lowest_ms.max(1)) / 1_000;
         let target = in_pipe * 7 / 4 + 4 * u64::from(mtu);
         let target = u32::try_from(target).unwrap_or(u32::MAX).min(crate::config::WINDOW_MAX);

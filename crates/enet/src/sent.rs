@@ -75,6 +75,11 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
+    /// Time on the wire of the last transmission.
+    pub(crate) fn last_time(&self) -> u16 {
+        self.times[usize::from(self.attempts.saturating_sub(1)) % TIMES]
+    }
+
     /// Round trip time of the transmission that went out at `time`; `None` if there was none.
     pub(crate) fn round_trip_ms(&self, now_ms: u64, time: u16) -> Option<u32> {
         let known = &self.times[..TIMES.min(self.attempts.into())];

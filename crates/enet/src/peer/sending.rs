@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use super::{Ack, Context, Envelope, Kind, Outgoing, Peer, Queued, State, find_lane, floor_ms, lane_mut};
 use crate::budget::OVERHEAD;
+use crate::config::Windows;
 use crate::estimate::THROTTLE_SCALE;
 use crate::sent::{CONTROL, Content, SentIndex};
 use crate::types::{Reason, Transmit};
@@ -140,7 +141,8 @@ impl Peer {
 
     /// Writes queued commands in the order they were queued, reliable data aside while the window holds it back.
     fn write_queued(&mut self, ctx: &mut Context, writer: &mut Writer<'_>, needs_time: &mut bool) {
-        let timeout_ms = self.estimate.resend_after_ms(floor_ms(&ctx.config));
+        let is_patient = ctx.config.windows == Windows::Adaptive;
+        let timeout_ms = self.estimate.resend_after_ms(floor_ms(&ctx.config), is_patient);
         loop {
             work::step();
             // Lost data goes first: new data must not take the room in the window that it waits for.

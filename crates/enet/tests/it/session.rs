@@ -7,7 +7,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use throng_enet::wire::{Body, CHANNEL_NONE, Command, Handshake, Header, PEER_ID_NONE, SESSION_UNUSED};
 use throng_enet::{
-    Config, ConnectError, Delivery, Event, Host, Intercept, Lane, Naming, PeerId, Reason, SendError,
+    Config, ConnectError, Delivery, Event, Host, Intercept, Lane, Naming, PeerId, Reason, SendError, Via,
 };
 use throng_stdx::{Instant, Rng};
 
@@ -152,6 +152,34 @@ fn spoofed_connects_are_answered_with_fewer_bytes_and_kept_in_a_bounded_table() 
         assert_eq!(host.poll_transmit(now, &mut buf), None);
     }
     assert_eq!(host.half_open_count(), 0);
+}
+
+#[test]
+fn answers_name_the_own_address_that_was_asked() {
+    let now = Instant::from_millis(5_000);
+    let mut client = Host::new(now, Config::client(1)).expect("sound");
+    let mut server = Host::new(now, Config::new(2)).expect("sound");
+    client.connect(now, address(2), 1, 0).expect("there is room");
+    let mut buf = Vec::new();
+    // The client moves on to another address of the server in the middle.
+    for via in [Via(3), Via(3), Via(4)] {
+        let mut asked = 0;
+        while client.poll_transmit(now, &mut buf).is_some() {
+            server.handle_datagram_via(now, address(1), via, &buf);
+            asked += 1;
+        }
+        assert!(asked > 0);
+        while let Some(event) = server.poll_event() {
+            server.send(event.peer(), Lane(0), &b"news"[..], Delivery::Reliable).expect("there is room");
+        }
+        while let Some(transmit) = server.poll_transmit(now, &mut buf) {
+            assert_eq!((transmit.to, transmit.via), (address(1), via));
+            client.handle_datagram(now, address(2), &buf);
+        }
+        let peer = client.peers().next().expect("it connects");
+        client.ping(peer);
+    }
+    assert_eq!(server.stats().connects, 1);
 }
 
 #[test]
