@@ -15,7 +15,7 @@ const INPUT_BYTES: usize = 8;
 
 const XY: Axis = Axis::new(-655.36, 0.01, 17);
 
-#[derive(Clone, Copy, Debug, Replicate)]
+#[derive(Clone, Copy, Debug, Default, Replicate)]
 #[replicate(name = "character", cull_distance = SIGHT)]
 pub(super) struct Character {
     #[replicate(Quantiser::Vec3([XY, XY, Axis::new(-20.48, 0.01, 12)]), position)]
@@ -29,7 +29,7 @@ pub(super) struct Character {
 
 pub(super) fn classes() -> Result<(Classes, ClassId), ClassError> {
     let mut classes = Classes::new();
-    let character = classes.register(Character::class()?)?;
+    let character = classes.add::<Character>()?;
     Ok((classes, character))
 }
 
