@@ -18,7 +18,7 @@
 //! use throng_replication::{
 //!     Axis, Class, Classes, Client, ClientConfig, Property, Quantiser, Server, ServerConfig, Value, View,
 //! };
-//! use throng_stdx::Instant;
+//! use throng_replication::Instant;
 //!
 //! // Both sides describe the same classes in the same order.
 //! let metres = Axis::new(-5242.88, 0.01, 20);
@@ -191,6 +191,8 @@ pub use server::{
 };
 /// Implement the traits of the same names; their options are described there.
 pub use throng_replication_derive::{Call, Element, Field, Replicate};
+/// A time that the driver gives: nanoseconds since a start of its choice.
+pub use throng_stdx::Instant;
 pub use tokens::{TOKEN_BYTES_MAX, TokenError};
 pub use typed::{CallOn, Creation, Element, Ref, Replicate, TypedCall};
 #[doc(hidden)]

@@ -20,7 +20,7 @@ use crate::server::{ConnId, ObjectError, Server};
 ///     Axis, Call, Classes, Client, ClientConfig, ClientEvent, Condition, Event, Quantiser, Ref, Replicate, Server,
 ///     ServerConfig,
 /// };
-/// use throng_stdx::Instant;
+/// use throng_replication::Instant;
 ///
 /// const XY: Axis = Axis::new(-5242.88, 0.01, 20);
 ///

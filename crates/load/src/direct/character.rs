@@ -30,7 +30,7 @@ pub(super) struct Character {
 
 pub(super) fn classes() -> Result<(Classes, ClassId), ClassError> {
     let mut classes = Classes::new();
-    let character = classes.register(Character::class()?)?;
+    let character = classes.add::<Character>()?;
     Ok((classes, character))
 }
 

@@ -794,6 +794,10 @@ impl World {
             }
             _ => {}
         }
+        // Word by word, where nothing is withheld or hidden.
+        if !matches!(object.kind, Kind::Pawn | Kind::Delta | Kind::Callable) && !self.partial {
+            assert_eq!(Some(replica.words()), self.server.quantised_words(handle), "{what}: words");
+        }
         let exact = [POSITION, ID, COUNT];
         for property in exact.into_iter().chain((object.kind == Kind::Predicted).then_some(EXTRA)) {
             let wanted = self.server.quantised(handle, property).expect("it exists");
