@@ -31,6 +31,7 @@ fn options(folder: Option<&Path>, durability: Durability) -> Options {
         secret: [3; 32],
         salvage: false,
         policies: throng_matcher_server::Policies::default(),
+        gate: throng_matcher_server::Gate::default(),
     }
 }
 
