@@ -180,6 +180,7 @@ pub fn matcher_seeds() -> Vec<(&'static str, Vec<u8>)> {
     let mut log = Vec::new();
     let inputs = [
         Input::Begin { secret: [7; 32] },
+        Input::Rules { number: 1, release: "0.1.0" },
         Input::Configure(b"{}"),
         Input::Request { srv: "s", scope: Scope::Admin, method: Method::CREATE_TICKET, body: &ticket("a") },
         Input::Session { srv: "s", up: true },

@@ -9,7 +9,7 @@ use throng_wire::matcher::{Method, method};
 
 use crate::Report;
 use crate::hub::{MODES_REPORTED, QUEUES_REPORTED};
-use crate::journal::{Journal, no_flushes};
+use crate::journal::{Journal, config_json, no_flushes};
 use crate::policy::{Asked, Policies};
 use crate::trials::Trials;
 
@@ -63,6 +63,15 @@ impl Engine {
     /// When there is something to do, in ms since the epoch.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         if self.trials.is_copying() { Some(0) } else { self.matcher.next_timeout() }
+    }
+
+    /// Begins anew with an empty state. The log says so, so that a replay does too.
+    pub(crate) fn begin_empty(&mut self, now: u64) {
+        let (secret, config) = (self.matcher.next_secret(), self.matcher.config().clone());
+        self.append(now, Input::Begin { secret });
+        self.append(now, Input::Configure(&config_json(&config)));
+        self.matcher = Matcher::new(config, secret, now);
+        self.notices.clear();
     }
 
     /// Does what is due.

@@ -16,7 +16,8 @@ use throng_wire::matcher::{
 
 use crate::Report;
 use crate::engine::Engine;
-use crate::frames::{is_late, write_goaway, write_late};
+use crate::frames::{is_late, write_goaway, write_late, write_unavailable};
+use crate::gate::{Gate, Guard};
 use crate::service::{Call, Post};
 use crate::session::{Reader, Session};
 use crate::tokens::Tokens;
@@ -73,6 +74,8 @@ pub(crate) enum Act {
 
 pub(crate) struct Hub {
     pub(crate) engine: Engine,
+    gate: Gate,
+    guard: Guard,
     tokens: Tokens,
     area: String,
     matcher_id: String,
@@ -119,6 +122,7 @@ pub(crate) struct Hub {
 impl Hub {
     pub(crate) fn new(
         engine: Engine,
+        gate: Gate,
         tokens: Tokens,
         area: String,
         matcher_id: String,
@@ -130,6 +134,8 @@ impl Hub {
     ) -> Hub {
         Hub {
             engine,
+            guard: Guard::new(gate.clone()),
+            gate,
             tokens,
             area,
             matcher_id,
@@ -171,8 +177,11 @@ impl Hub {
         if self.batch > 0 {
             self.batches.observe(std::mem::take(&mut self.batch).into());
         }
-        self.engine.timeout(self.now);
-        self.engine.ask_policies(self.now);
+        // Without the lease timers stand still.
+        if self.guard.is_open {
+            self.engine.timeout(self.now);
+            self.engine.ask_policies(self.now);
+        }
         self.answer_waiting();
         self.distribute();
         let mark = self.engine.commit(self.now)?;
@@ -272,6 +281,11 @@ impl Hub {
         self.conns.iter().flatten().any(|conn| !conn.out.is_empty())
     }
 
+    /// When the engine has something to do, in ms since the epoch. Without the lease it has nothing.
+    pub(crate) fn next_timeout(&self) -> Option<u64> {
+        if self.guard.is_open { self.engine.next_timeout() } else { None }
+    }
+
     /// Whether notices wait that a connection would take now.
     pub(crate) fn has_fresh(&self) -> bool {
         !self.fresh.is_empty()
@@ -286,7 +300,9 @@ impl Hub {
                     self.batch += 1;
                     let mut answer = Vec::new();
                     let caller = Caller { srv: &call.srv, scope: call.scope };
-                    let handled = if self.batch_began > due {
+                    let handled = if !self.guard.is_open {
+                        Handled::Done(write_unavailable(&mut answer))
+                    } else if self.batch_began > due {
                         Handled::Done(write_late(&mut answer))
                     } else {
                         self.engine.request(self.now, caller, call.method, &call.body, &mut answer)
@@ -317,6 +333,7 @@ impl Hub {
                     }
                 }
                 Post::Verdict { id, verdict } => self.engine.verdict(self.now, id, verdict.as_ref()),
+                Post::BeginEmpty => self.engine.begin_empty(self.now),
                 Post::Tried(answered) => self.engine.trials.take_done(answered),
                 Post::Stop => self.stop = true,
             }
@@ -349,6 +366,7 @@ impl Hub {
         report.requests_per_batch = Some(self.batches.clone());
         report.notices_per_frame = Some(self.frames.clone());
         self.engine.report(report);
+        report.waits = self.gate.why_closed();
         report.sessions = self.by_srv.len();
         report.connections = self.conns.iter().flatten().count();
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = report.clone();
@@ -399,7 +417,9 @@ impl Hub {
                 self.batch += 1;
                 let start = conn.out.len();
                 conn.out.extend_from_slice(&[0; HEADER_BYTES]);
-                let handled = if is_late(self.spent, header.extra) {
+                let handled = if !self.guard.is_open {
+                    Handled::Done(write_unavailable(&mut conn.out))
+                } else if is_late(self.spent, header.extra) {
                     Handled::Done(write_late(&mut conn.out))
                 } else {
                     self.engine.request(self.now, caller, header.code, body, &mut conn.out)
@@ -509,6 +529,7 @@ impl Handler for Hub {
         self.now = self.now.max(self.wall_start + now.as_nanos() / 1_000_000);
         self.batch_began = Instant::now();
         self.spent = 0;
+        self.guard.pass();
     }
 
     fn accepted(&mut self, _: ListenerKey, key: ConnKey, _: SocketAddr) -> Accept {
@@ -637,8 +658,18 @@ mod tests {
         let engine = Engine { matcher, journal: None, notices, policies, trials };
         let inbox = Arc::default();
         let (tokens, report) = (Tokens::default(), Arc::default());
-        let mut hub =
-            Hub::new(engine, tokens, String::new(), String::new(), 0, 1, Arc::clone(&inbox), report, 0);
+        let mut hub = Hub::new(
+            engine,
+            Gate::default(),
+            tokens,
+            String::new(),
+            String::new(),
+            0,
+            1,
+            Arc::clone(&inbox),
+            report,
+            0,
+        );
         let seen: Arc<Mutex<Vec<Status>>> = Arc::default();
         for due in [hub.batch_began - Duration::from_millis(1), hub.batch_began + Duration::from_millis(1)] {
             let seen = Arc::clone(&seen);

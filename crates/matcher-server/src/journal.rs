@@ -24,13 +24,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use throng_matcher::record::{Input, count_records, crc32c, write_record};
-use throng_matcher::{Config, Histogram, Matcher, Notices};
+use throng_matcher::{Config, Histogram, Matcher, Notices, RULES};
 use throng_platform::{File, Fs};
 
 pub(crate) use replay::Replay;
 
 const LOG: &str = "log";
 const SNAPSHOTS: &str = "snap";
+const ID: &str = "id";
 /// A new segment begins beyond this.
 const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 /// No snapshot before the log has this size: small states would be written again and again.
@@ -95,6 +96,17 @@ pub enum JournalError {
         damaged: Option<String>,
         /// Whether there is an older one that is whole.
         older: bool,
+    },
+    /// A log of other rules.
+    #[error(
+        "the log was written by release {release} under rules {rules}, and this release has rules {RULES}: a replay would lead to \
+         another state; run `throng matcher settle DIR` of release {release} on the folder first"
+    )]
+    OtherRules {
+        /// The release that wrote it.
+        release: String,
+        /// Number of its rules.
+        rules: u32,
     },
     /// Records that no matcher of this version writes.
     #[error("record {sequence} is not one of this version: {why}")]
@@ -172,6 +184,28 @@ pub(crate) struct OpenOptions<'a> {
     pub(crate) wake: Box<dyn Fn() + Send + 'a>,
 }
 
+/// Id of the journal in a folder, made with it: 32 hex digits of `fresh` where there is none yet.
+///
+/// # Errors
+/// As the system says; also a file that is no id.
+pub fn journal_id(fs: &dyn Fs, fresh: [u8; 16]) -> io::Result<String> {
+    let file = fs.open(ID, true)?;
+    if file.is_empty()? {
+        let id: String = fresh.iter().map(|byte| format!("{byte:02x}")).collect();
+        file.write_at(&[IoSlice::new(id.as_bytes())], 0)?;
+        file.sync()?;
+        fs.sync_dir("")?;
+        return Ok(id);
+    }
+    let mut bytes = vec![0; file.len()?.min(64) as usize];
+    file.read_at(&mut bytes, 0)?;
+    let id = String::from_utf8(bytes).ok().filter(|id| id.len() == 32);
+    let id = id.filter(|id| id.bytes().all(|digit| digit.is_ascii_hexdigit()));
+    id.ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, "the file `id` of the journal is no id; remove it")
+    })
+}
+
 /// What a journal that was never flushed says of its flushes.
 pub(crate) fn no_flushes() -> Histogram {
     Histogram::new(FLUSH_BOUNDS_S)
@@ -225,6 +259,7 @@ impl Journal {
             flusher,
             thread: Some(thread),
         };
+        journal.append(now, Input::Rules { number: RULES, release: env!("CARGO_PKG_VERSION") });
         let matcher = match matcher {
             Some(mut matcher) => {
                 // Later than all before, also after a clock that went back: epochs of streams begin at the time of the
@@ -404,6 +439,20 @@ impl Flusher {
     }
 }
 
+/// Leaves only a snapshot. Gives the number of records that led to it.
+pub(crate) fn settle(fs: &dyn Fs) -> Result<u64, JournalError> {
+    let mut replay = Replay::begin(fs, Config::default(), false)?;
+    replay.run(fs)?;
+    let Some(matcher) = &replay.matcher else { return Ok(0) };
+    write_snapshot(fs, replay.sequence, &matcher.snapshot())?;
+    let failed = io_error("cannot remove the log behind the snapshot");
+    for first in numbers(fs, LOG, ".seg")? {
+        fs.remove(&segment_name(first)).map_err(&failed)?;
+    }
+    fs.sync_dir(LOG).map_err(&failed)?;
+    Ok(replay.replayed)
+}
+
 fn segment_name(first: u64) -> String {
     format!("{LOG}/{first:016x}.seg")
 }
@@ -465,7 +514,85 @@ fn read_snapshot(fs: &dyn Fs, sequence: u64) -> Result<Option<Vec<u8>>, JournalE
     Ok(whole.then(|| body.to_vec()))
 }
 
-fn config_json(config: &Config) -> Vec<u8> {
+pub(crate) fn config_json(config: &Config) -> Vec<u8> {
     // Maps with text keys and numbers: nothing in it can fail to be JSON.
     serde_json::to_vec(config).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use throng_platform::{DiskState, SimulatedDisk};
+    use throng_stdx::Rng;
+
+    use super::*;
+
+    fn opened(disk: &SimulatedDisk, now: u64) -> Result<Recovered, JournalError> {
+        Journal::open(OpenOptions {
+            fs: Some(Arc::new(disk.clone()) as Arc<dyn Fs>),
+            durability: Durability::Async,
+            config: Config::default(),
+            secret: [5; 32],
+            now,
+            salvage: false,
+            wake: Box::new(|| {}),
+        })
+    }
+
+    #[test]
+    fn a_snapshot_is_on_disk_before_what_it_replaces_goes() {
+        let disk = SimulatedDisk::new(DiskState::default());
+        for folder in [LOG, SNAPSHOTS] {
+            disk.create_dir(folder).unwrap();
+        }
+        disk.sync_dir("").unwrap();
+        let state = Matcher::new(Config::default(), [1; 32], 5).snapshot();
+        write_snapshot(&disk, 7, &state).unwrap();
+        write_snapshot(&disk, 9, &state).unwrap();
+        for seed in 0..64 {
+            let after = SimulatedDisk::new(disk.state().after_power_failure(&mut Rng::new(seed)));
+            assert_eq!(read_snapshot(&after, 9).unwrap().as_ref(), Some(&state), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn a_log_of_other_rules_is_refused_before_anything_is_written() {
+        let disk = SimulatedDisk::new(DiskState::default());
+        let Recovered { journal, .. } = opened(&disk, 5).unwrap();
+        let mut journal = journal.unwrap();
+        journal.append(6, Input::Rules { number: RULES + 1, release: "9.9.1" });
+        journal.append(6, Input::Session { srv: "s", up: true });
+        journal.commit(6).unwrap();
+        drop(journal);
+        let names = |disk: &SimulatedDisk| (disk.list(LOG).unwrap(), disk.list(SNAPSHOTS).unwrap());
+        let before = names(&disk);
+        let why = opened(&disk, 7).unwrap_err().to_string();
+        assert!(why.contains("release 9.9.1") && why.contains("throng matcher settle"), "{why}");
+        assert_eq!(names(&disk), before);
+    }
+
+    #[test]
+    fn a_settled_journal_is_a_snapshot_of_the_same_state() {
+        let disk = SimulatedDisk::new(DiskState::default());
+        let Recovered { mut matcher, journal, .. } = opened(&disk, 5).unwrap();
+        let mut journal = journal.unwrap();
+        journal.append(6, Input::Session { srv: "s", up: true });
+        matcher.handle_session(6, "s", true, &mut Notices::default());
+        journal.commit(6).unwrap();
+        drop(journal);
+        assert!(settle(&disk).unwrap() > 0);
+        assert!(disk.list(LOG).unwrap().is_empty());
+        let mut replay = Replay::begin(&disk, Config::default(), false).unwrap();
+        replay.run(&disk).unwrap();
+        assert_eq!(replay.matcher.unwrap().digest(), matcher.digest());
+        assert!(opened(&disk, 7).is_ok());
+    }
+
+    #[test]
+    fn a_journal_keeps_its_id() {
+        let disk = SimulatedDisk::new(DiskState::default());
+        let id = journal_id(&disk, [7; 16]).unwrap();
+        assert_eq!((id.len(), journal_id(&disk, [8; 16]).unwrap()), (32, id.clone()));
+        let copy = SimulatedDisk::new(disk.state().after_power_failure(&mut Rng::new(1)));
+        assert_eq!(journal_id(&copy, [9; 16]).unwrap(), id, "it is durable before anybody hears of it");
+    }
 }

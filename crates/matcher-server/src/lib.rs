@@ -12,6 +12,7 @@
 
 mod engine;
 mod frames;
+mod gate;
 mod http;
 mod hub;
 mod journal;
@@ -27,13 +28,18 @@ mod tokens;
 mod trials;
 mod watch;
 
+pub use gate::Gate;
 pub use http::{HttpOptions, serve_http};
-pub use journal::{Durability, JournalError};
+pub use journal::{Durability, JournalError, journal_id};
 #[cfg(feature = "nats")]
-pub use nats::{NatsError, NatsOptions, header as nats_header, serve_nats};
+pub use nats::{NatsError, NatsOptions, header as nats_header, serve_nats, take_over};
 pub use policy::{Later, Policies, Policy};
-pub use service::{Call, Handle, INBOX_MAX, Options, Reply, Service, StartError, Verified, replay, start};
+pub use service::{
+    Call, Handle, INBOX_MAX, Options, Reply, Service, StartError, Verified, replay, settle, start,
+};
 pub use session::{Batch, Sink, Taken};
+#[cfg(feature = "nats")]
+pub use throng_cluster::{Identity, Takeover};
 pub use tokens::{Tokens, TokensError};
 pub use watch::Watch;
 
@@ -54,6 +60,8 @@ pub struct Report {
     pub mode_counts: Vec<throng_matcher::ModeCounts>,
     /// What queues do, at most 100 of them, the oldest first.
     pub queues: Vec<throng_matcher::QueueReport>,
+    /// Why this matcher does not serve its area; `None` while it does.
+    pub waits: Option<String>,
     /// Questions to policies that wait for their verdict.
     pub open_questions: usize,
     /// Counters of the state machine.

@@ -18,6 +18,7 @@ use tokio::sync::watch;
 
 use crate::Report;
 use crate::engine::Engine;
+use crate::gate::Gate;
 use crate::hub::{Act, Hub};
 use crate::journal::{Durability, Journal, JournalError, OpenOptions, Recovered, Replay};
 use crate::policy::Policies;
@@ -60,6 +61,8 @@ pub struct Options {
     pub salvage: bool,
     /// Who decides about rooms of modes that name a policy.
     pub policies: Policies,
+    /// Whether this matcher may serve.
+    pub gate: Gate,
 }
 
 /// Why a service did not start.
@@ -136,6 +139,8 @@ pub(crate) enum Post {
         id: u64,
         verdict: Option<Verdict>,
     },
+    /// The state of the area is given up: it begins anew.
+    BeginEmpty,
     /// A trial is done.
     Tried(Answered),
     Stop,
@@ -148,6 +153,7 @@ pub struct Handle {
     waker: Waker,
     report: Arc<Mutex<Report>>,
     subscriptions: Arc<AtomicU64>,
+    gate: Gate,
     /// Set once the matcher's thread takes nothing any more.
     ended: Arc<watch::Sender<bool>>,
 }
@@ -275,6 +281,23 @@ impl Handle {
         self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// The permission to serve.
+    #[must_use]
+    pub fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// Ends the service, as [`Service::stop`] does, without waiting for it.
+    pub fn stop(&self) {
+        self.post(Post::Stop);
+    }
+
+    /// Begins anew with an empty state: that of the area is given up.
+    #[cfg(feature = "nats")]
+    pub(crate) fn begin_empty(&self) {
+        self.post(Post::BeginEmpty);
+    }
+
     /// A policy's late verdict.
     pub(crate) fn give_verdict(&self, id: u64, verdict: Option<Verdict>) {
         self.post(Post::Verdict { id, verdict });
@@ -372,7 +395,7 @@ impl Drop for Service {
 /// # Errors
 /// See [`StartError`]; nothing stays behind then.
 pub fn start(options: Options) -> Result<Service, StartError> {
-    let Options { addr, unix, tls, config, durability, fs, tokens, area, secret, salvage, policies } =
+    let Options { addr, unix, tls, config, durability, fs, tokens, area, secret, salvage, policies, gate } =
         options;
     let system = |what| move |source| StartError::System { what, source };
     let mut event_loop = EventLoop::new().map_err(system("cannot make an event loop"))?;
@@ -402,6 +425,7 @@ pub fn start(options: Options) -> Result<Service, StartError> {
         waker,
         report: Arc::clone(&report),
         subscriptions: Arc::default(),
+        gate: gate.clone(),
         ended: Arc::new(watch::Sender::new(false)),
     };
     let now = now.max(matcher.now());
@@ -413,7 +437,8 @@ pub fn start(options: Options) -> Result<Service, StartError> {
     let policies = policies.answered_by(handle.clone());
     let trials = Trials::answered_by(handle.clone());
     let engine = Engine { matcher, journal, notices: Notices::default(), policies, trials };
-    let hub = Hub::new(engine, tokens, area, format!("{now:x}"), now, now << 16, inbox, report, wall_start);
+    let hub =
+        Hub::new(engine, gate, tokens, area, format!("{now:x}"), now, now << 16, inbox, report, wall_start);
     let ends = Ends(handle.clone());
     let thread = std::thread::Builder::new()
         .name("matcher".to_owned())
@@ -463,10 +488,21 @@ pub fn replay(folder: &Path, verify: bool, salvage: bool) -> Result<Verified, Jo
     Ok(Verified { records: first.0, sequence: first.1, digest, elapsed: first.3 })
 }
 
+/// Replays the journal in a folder and leaves only a snapshot of the state, which a later release reads. Gives the number of
+/// records that it replayed.
+///
+/// # Errors
+/// A journal that cannot be read, also because a matcher runs in the folder.
+pub fn settle(folder: &Path) -> Result<u64, JournalError> {
+    let fs =
+        Folder::new(folder).map_err(|source| JournalError::Io { what: "cannot open the folder", source })?;
+    crate::journal::settle(&fs)
+}
+
 fn drive(mut event_loop: EventLoop, mut hub: Hub, clock: Clock, wall_start: u64) {
     let mut tidied = 0;
     loop {
-        let next = hub.engine.next_timeout().unwrap_or(u64::MAX).min(tidied + TIDY_MS);
+        let next = hub.next_timeout().unwrap_or(u64::MAX).min(tidied + TIDY_MS);
         let deadline = if hub.has_fresh() || next <= hub.now {
             clock.now()
         } else {

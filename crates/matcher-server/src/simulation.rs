@@ -109,6 +109,7 @@ fn open(disk: &SimulatedDisk, now: u64) -> (Hub, Arc<Mutex<Vec<Post>>>) {
     let inbox: Arc<Mutex<Vec<Post>>> = Arc::default();
     let hub = Hub::new(
         engine,
+        crate::Gate::default(),
         Tokens::default(),
         String::new(),
         "sim".to_owned(),

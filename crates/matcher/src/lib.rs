@@ -83,7 +83,7 @@ mod turn;
 mod updates;
 
 pub use config::{Caller, Config, HookPoint, Limit, ModeRules, OnFull, Scope, Select, Snapshot};
-pub use matcher::{BadSnapshot, Matcher, check_server_name};
+pub use matcher::{BadSnapshot, Matcher, RULES, SnapshotHead, check_server_name};
 pub use notices::{Notice, Notices};
 pub use policy::{Answered, Handled, Question, Verdict};
 pub use queue::{QueueRules, RuleProblem, Trial};

@@ -92,8 +92,52 @@ pub struct BadSnapshot(pub(crate) String);
 /// 2 ms at most; 100,000 rooms that end together took 0.8 s when they all went at once.
 const TIMERS_PER_INPUT: usize = 512;
 
-/// First bytes of a snapshot: its format's name and version.
-const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-13\n";
+/// Number of the rules by which inputs change the state. It grows with every release in which the same log leads to another
+/// state, so that no log is replayed under rules that it was not written under.
+pub const RULES: u32 = 1;
+/// First bytes of a snapshot, before its format, the number of the rules and the release.
+const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-snapshot ";
+/// Format of snapshots.
+const SNAPSHOT_FORMAT: u32 = 1;
+/// What builds before the first release wrote.
+const UNRELEASED: &[u8] = b"throng-matcher-13\n";
+
+/// The first line of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotHead {
+    /// Number of the rules by which the state came to be.
+    pub rules: u32,
+    /// The release that wrote it.
+    pub release: String,
+}
+
+impl SnapshotHead {
+    /// Splits a snapshot into its first line and the state.
+    ///
+    /// # Errors
+    /// [`BadSnapshot`] names the format of one that this release does not read.
+    pub fn split(snapshot: &[u8]) -> Result<(SnapshotHead, &[u8]), BadSnapshot> {
+        if snapshot.starts_with(UNRELEASED) {
+            let why = "it has format 13 of a build before the first release; this one reads format 1. Move the folder away \
+                       to begin with nothing";
+            return Err(BadSnapshot(why.to_owned()));
+        }
+        let bad = || BadSnapshot("it does not begin as a snapshot does".to_owned());
+        let line = snapshot.strip_prefix(SNAPSHOT_MAGIC).ok_or_else(bad)?;
+        let end = line.iter().take(100).position(|byte| *byte == b'\n').ok_or_else(bad)?;
+        let (line, state) = (std::str::from_utf8(&line[..end]).map_err(|_| bad())?, &line[end + 1..]);
+        let mut parts = line.splitn(3, ' ');
+        let mut number = || parts.next().and_then(|part| part.parse::<u32>().ok()).ok_or_else(bad);
+        let (format, rules) = (number()?, number()?);
+        let release = parts.next().ok_or_else(bad)?.to_owned();
+        if format != SNAPSHOT_FORMAT {
+            return Err(BadSnapshot(format!(
+                "it has format {format} of release {release}; this one reads format {SNAPSHOT_FORMAT}"
+            )));
+        }
+        Ok((SnapshotHead { rules, release }, state))
+    }
+}
 
 impl Matcher {
     /// An empty matcher. `secret` makes ids unguessable; the same secret and inputs give the same state. `now` is wall
@@ -175,7 +219,7 @@ impl Matcher {
         notices: &mut Notices,
     ) -> Option<Handled> {
         match input {
-            Input::Begin { .. } | Input::Durable(_) | Input::Configure(_) => {}
+            Input::Begin { .. } | Input::Rules { .. } | Input::Durable(_) | Input::Configure(_) => {}
             Input::Request { srv, scope, method, body } => {
                 return Some(self.handle(now, Caller { srv, scope }, method, body, answer, notices));
             }
@@ -304,6 +348,22 @@ impl Matcher {
         self.advance(turn, now);
     }
 
+    /// Rules of modes and limits.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// A secret for a matcher that begins after this one: unguessable, as this one's is, and another.
+    #[must_use]
+    pub fn next_secret(&mut self) -> [u8; 32] {
+        let mut secret = [0; 32];
+        for part in secret.chunks_exact_mut(8) {
+            part.copy_from_slice(&self.nonces.next().to_le_bytes());
+        }
+        secret
+    }
+
     /// Applies changed rules of modes. A mode that still has rooms keeps its way of selecting.
     pub fn reconfigure(&mut self, config: Config) {
         self.configure_modes(config);
@@ -409,7 +469,9 @@ impl Matcher {
     /// When memory for it cannot be had.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
-        postcard::to_extend(self, SNAPSHOT_MAGIC.to_vec()).expect("plain data can be encoded into memory")
+        let release = env!("CARGO_PKG_VERSION");
+        let head = [SNAPSHOT_MAGIC, format!("{SNAPSHOT_FORMAT} {RULES} {release}\n").as_bytes()].concat();
+        postcard::to_extend(self, head).expect("plain data can be encoded into memory")
     }
 
     /// The matcher that [`snapshot`](Matcher::snapshot) saw, under a configuration.
@@ -417,14 +479,12 @@ impl Matcher {
     /// # Errors
     /// [`BadSnapshot`] for anything else.
     pub fn restore(config: Config, snapshot: &[u8]) -> Result<Matcher, BadSnapshot> {
-        let body = snapshot
-            .strip_prefix(SNAPSHOT_MAGIC)
-            .ok_or_else(|| BadSnapshot("it begins otherwise".to_owned()))?;
+        let (_, body) = SnapshotHead::split(snapshot)?;
         let mut matcher: Matcher =
             postcard::from_bytes(body).map_err(|error| BadSnapshot(error.to_string()))?;
         matcher.people.reindex();
         matcher.count_again();
-        matcher.queues.reindex().map_err(|problem| BadSnapshot(problem.to_string()))?;
+        matcher.queues.reindex();
         matcher.clock = matcher.now;
         matcher.configure_modes(config);
         Ok(matcher)

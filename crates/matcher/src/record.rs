@@ -23,6 +23,13 @@ pub enum Input<'a> {
         /// Makes ids unguessable.
         secret: [u8; 32],
     },
+    /// The rules by which the records after it were executed: a replay under others gives another state.
+    Rules {
+        /// Number of the rules; see [`RULES`](crate::RULES).
+        number: u32,
+        /// The release that wrote them.
+        release: &'a str,
+    },
     /// Rules of modes and limits, as JSON.
     Configure(&'a [u8]),
     /// A request that may change something.
@@ -136,6 +143,11 @@ pub fn write_record(out: &mut Vec<u8>, sequence: u64, now: u64, input: Input<'_>
             out.push(6);
             out.extend_from_slice(&below.to_le_bytes());
         }
+        Input::Rules { number, release } => {
+            out.push(8);
+            out.extend_from_slice(&number.to_le_bytes());
+            out.extend_from_slice(release.as_bytes());
+        }
         Input::Verdict { id, verdict } => {
             out.push(7);
             out.extend_from_slice(&id.to_le_bytes());
@@ -184,6 +196,10 @@ pub fn parse_input(kind: u8, body: &[u8]) -> Option<Input<'_>> {
             };
             Input::Verdict { id: u64::from_le_bytes(*id), verdict }
         }
+        8 => {
+            let (number, release) = body.split_first_chunk::<4>()?;
+            Input::Rules { number: u32::from_le_bytes(*number), release: std::str::from_utf8(release).ok()? }
+        }
         _ => return None,
     })
 }
@@ -207,6 +223,7 @@ mod tests {
     fn every_input_survives_its_record_and_no_byte_may_change() {
         let inputs = [
             Input::Begin { secret: [7; 32] },
+            Input::Rules { number: 9, release: "0.9.1" },
             Input::Configure(b"{}"),
             Input::Request { srv: "s", scope: Scope::Trusted, method: 30, body: b"body" },
             Input::Session { srv: "s", up: true },

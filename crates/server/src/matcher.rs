@@ -2,12 +2,16 @@
 
 pub(crate) mod rules;
 
+#[cfg(feature = "nats")]
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use throng_matcher_server::{Durability, HttpOptions, Options, Policies, Service as Matching, Tokens};
+use throng_matcher_server::{Durability, Gate, HttpOptions, Options, Policies, Service as Matching, Tokens};
+#[cfg(feature = "nats")]
+use throng_matcher_server::{Identity, Takeover};
 use throng_platform::{Folder, Fs};
 use tokio::sync::Notify;
 
@@ -69,6 +73,9 @@ pub(crate) fn start(
     let tokens = Tokens::parse(&tokens)
         .map_err(|error| StartError::File(format!("`{}`: {error}", matcher.tokens_file)))?;
     let (durability, fs) = journal(settings)?;
+    #[cfg(feature = "nats")]
+    let identity = identity(settings, fs.as_deref())?;
+    let gate = if matcher.nats_url.is_empty() { Gate::default() } else { Gate::leased() };
     let (config, policies) = rules(settings, side)?;
     let options = Options {
         addr,
@@ -82,6 +89,7 @@ pub(crate) fn start(
         secret,
         salvage: matcher.salvage,
         policies,
+        gate,
     };
     let service = throng_matcher_server::start(options).map_err(|error| match error {
         throng_matcher_server::StartError::Bind { addr, source } => {
@@ -102,7 +110,10 @@ pub(crate) fn start(
         addresses.push(Address { service: Service::MatcherHttp, scheme, addr });
     }
     #[cfg(feature = "nats")]
-    serve_nats(settings, &service, tokens, side, &end)?;
+    {
+        let addresses = addresses.iter().map(|address| address.addr.to_string()).collect();
+        serve_nats(settings, &service, Identity { addresses, ..identity }, tokens, side, &end)?;
+    }
     Ok(Some(Matcher { service, addresses, end }))
 }
 
@@ -111,6 +122,7 @@ pub(crate) fn start(
 fn serve_nats(
     settings: &Settings,
     service: &Matching,
+    identity: Identity,
     tokens: Tokens,
     side: &tokio::runtime::Handle,
     end: &Arc<Notify>,
@@ -119,20 +131,75 @@ fn serve_nats(
     if matcher.nats_url.is_empty() {
         return Ok(());
     }
+    let is_volatile = matcher.durability == "none";
+    let data = PathBuf::from(&settings.server.data);
+    let kept = data.join(format!("replaced-{}", identity.journal));
     let options = throng_matcher_server::NatsOptions {
         url: matcher.nats_url.clone(),
         bus_token: read(&matcher.nats_token_file)?.trim().to_owned(),
         area: matcher.area.clone(),
         tokens,
-        lease: Duration::from_secs(matcher.nats_lease_s),
+        identity,
+        takeover: if matcher.takeover == "empty" || is_volatile { Takeover::Empty } else { Takeover::Wait },
         requests_max: matcher.nats_requests_max,
     };
     let (handle, end) = (service.handle().clone(), Arc::clone(end));
     side.spawn(async move {
         let stopped = async move { end.notified().await };
-        throng_matcher_server::serve_nats(handle, options, stopped).await;
+        let stopping = handle.clone();
+        let Err(error) = throng_matcher_server::serve_nats(handle, options, stopped).await else { return };
+        if !is_volatile {
+            match std::fs::rename(data.join(FOLDER), &kept) {
+                Ok(()) => tracing::error!(folder = %kept.display(), "the state of the replaced matcher is kept here"),
+                Err(error) => tracing::error!(%error, "the folder of the replaced matcher cannot be moved away"),
+            }
+        }
+        tracing::error!(%error, "the matcher ends; started again it waits with an empty state");
+        stopping.stop();
     });
     Ok(())
+}
+
+/// Gives up the state of an area's lost matcher, over the bus. Names that matcher.
+///
+/// # Errors
+/// Why not, for people.
+pub fn take_over_area(url: &str, bus_token: &str, area: &str) -> Result<String, String> {
+    #[cfg(feature = "nats")]
+    {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| error.to_string())?;
+        let record = runtime.block_on(throng_matcher_server::take_over(url, bus_token, area))?;
+        Ok(match record.addresses.first() {
+            Some(address) => format!("the matcher at {address}"),
+            None => format!("the matcher {}", record.incarnation),
+        })
+    }
+    #[cfg(not(feature = "nats"))]
+    {
+        let _ = (url, bus_token, area);
+        Err("this program was built without the feature `nats`".to_owned())
+    }
+}
+
+/// Names this matcher in the lease of its area.
+#[cfg(feature = "nats")]
+fn identity(settings: &Settings, fs: Option<&dyn Fs>) -> Result<Identity, StartError> {
+    let random = || RandomState::new().build_hasher().finish();
+    let incarnation = format!("{:016x}{:016x}", random(), random());
+    let journal = match fs {
+        Some(fs) => {
+            let fresh = (u128::from(random()) << 64 | u128::from(random())).to_le_bytes();
+            throng_matcher_server::journal_id(fs, fresh).map_err(|error| {
+                StartError::File(format!("the matcher's journal in `{}`: {error}", settings.server.data))
+            })?
+        }
+        None => incarnation.clone(),
+    };
+    let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    // Without it every restart waits the lease out.
+    let machine = machine.map_or_else(|_| incarnation.clone(), |id| id.trim().to_owned());
+    Ok(Identity { incarnation, journal, machine, addresses: Vec::new() })
 }
 
 fn serve_http(

@@ -295,7 +295,7 @@ impl Watch {
             rows.iter().map(|(name, count)| ((*name).to_owned(), Value::from(*count))).collect()
         };
         json!({
-            "running": true,
+            "running": true, "waits": report.waits,
             "rooms": report.counts.rooms, "teams": report.counts.teams, "roles": report.counts.players,
             "tickets": report.counts.tickets, "matches": report.counts.matches,
             "modes": report.modes.iter().map(|(name, rooms)| (name.clone(), Value::from(*rooms))).collect::<Value>(),
@@ -376,6 +376,12 @@ impl Monitor for Watch {
         if let Some(provider) = self.logins.provider() {
             let (ok, detail) = provider.health();
             parts.push(Part { name: "authentication".to_owned(), ok, detail });
+        }
+        if let Some(why) = self.matcher.as_ref().and_then(|matcher| matcher.gate().why_closed()) {
+            // Other services of the process go on: only one that is a matcher alone is of no use now.
+            let settings = self.settings.read().unwrap_or_else(PoisonError::into_inner);
+            let ok = !matches!(&settings.server.only[..], [only] if only == crate::services::MATCHER);
+            parts.push(Part { name: "matcher".to_owned(), ok, detail: why });
         }
         let serving = self.ready.load(Ordering::Acquire);
         let detail = if serving { "open" } else { "starting or stopping" };

@@ -447,6 +447,34 @@ pub(crate) fn command() -> clap::Command {
                 ),
         )
         .subcommand(
+            clap::Command::new("settle")
+                .about("Replay a journal and leave only a snapshot, which a later release reads")
+                .arg(
+                    Arg::new("folder")
+                        .value_name("DIR")
+                        .help("Folder of the journal, as in throng-data/matcher; not while a matcher uses it")
+                        .required(true),
+                ),
+        )
+        .subcommand(
+            clap::Command::new("takeover")
+                .about("Give up the state of an area's lost matcher: the next one serves with an empty state")
+                .arg(Arg::new("area").value_name("AREA").help("The area, as in matcher.area").required(true))
+                .arg(
+                    Arg::new("nats")
+                        .long("nats")
+                        .value_name("URL")
+                        .help("NATS servers, as in matcher.nats_url")
+                        .default_value("nats://127.0.0.1:4222"),
+                )
+                .arg(
+                    Arg::new("token_file")
+                        .long("nats-token-file")
+                        .value_name("FILE")
+                        .help("File with the token that the NATS servers ask for"),
+                ),
+        )
+        .subcommand(
             clap::Command::new("quality")
                 .about("Simulate populations in virtual time: wait time against match quality")
                 .arg(Arg::new("svg").long("svg").value_name("FILE").help("Also draw it"))
@@ -472,7 +500,58 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
                 ExitCode::from(EXIT_FAILED)
             }
         },
-        _ => unreachable!("the subcommand is required and there are two"),
+        Some(("takeover", matches)) => takeover(matches),
+        Some(("settle", matches)) => settle(matches),
+        _ => unreachable!("the subcommand is required and there are four"),
+    }
+}
+
+/// Refuses a folder that holds no journal.
+fn check_journal(folder: &str) -> Result<(), ExitCode> {
+    if Path::new(folder).join("log").is_dir() {
+        return Ok(());
+    }
+    let _ = writeln!(io::stderr(), "error: `{folder}` holds no journal (it has no folder `log`)");
+    Err(ExitCode::from(EXIT_WRONG))
+}
+
+fn settle(matches: &ArgMatches) -> ExitCode {
+    let folder = matches.get_one::<String>("folder").map(String::as_str).unwrap_or_default();
+    if let Err(wrong) = check_journal(folder) {
+        return wrong;
+    }
+    match throng_server::settle_matcher(Path::new(folder)) {
+        Ok(records) => {
+            let told = format!("{records} records replayed; the folder holds their state as a snapshot\n");
+            if print(&told).is_ok() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) }
+        }
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: {error}");
+            ExitCode::from(EXIT_FAILED)
+        }
+    }
+}
+
+fn takeover(matches: &ArgMatches) -> ExitCode {
+    let text = |name: &str| matches.get_one::<String>(name).map(String::as_str).unwrap_or_default();
+    let token = match text("token_file") {
+        "" => Ok(String::new()),
+        file => std::fs::read_to_string(file).map_err(|error| format!("`{file}`: {error}")),
+    };
+    let given =
+        token.and_then(|token| throng_server::take_over_area(text("nats"), token.trim(), text("area")));
+    match given {
+        Ok(holder) => {
+            let told = format!(
+                "the state of {holder} is given up: the next matcher of area {} serves with an empty one\n",
+                text("area")
+            );
+            if print(&told).is_ok() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) }
+        }
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: {error}");
+            ExitCode::from(EXIT_FAILED)
+        }
     }
 }
 
@@ -487,9 +566,8 @@ fn quality(matches: &ArgMatches) -> io::Result<()> {
 
 fn replay(matches: &ArgMatches) -> ExitCode {
     let folder = matches.get_one::<String>("folder").map(String::as_str).unwrap_or_default();
-    if !Path::new(folder).join("log").is_dir() {
-        let _ = writeln!(io::stderr(), "error: `{folder}` contains no journal (it has no folder `log`)");
-        return ExitCode::from(EXIT_WRONG);
+    if let Err(wrong) = check_journal(folder) {
+        return wrong;
     }
     let replayed = throng_server::replay_matcher(
         Path::new(folder),

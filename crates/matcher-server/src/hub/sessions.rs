@@ -180,6 +180,13 @@ impl Hub {
             conn.closing = true;
             return true;
         }
+        if !self.guard.is_open {
+            let why =
+                self.gate.why_closed().unwrap_or_else(|| "the matcher stood still; try again".to_owned());
+            write_goaway(&mut conn.out, Status::Unavailable, &why);
+            conn.closing = true;
+            return true;
+        }
         if conn.session.is_some() {
             return false;
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use throng_matcher::record::{Input, Record, next_record, parse_input, read_record};
-use throng_matcher::{Config, Matcher, Notices};
+use throng_matcher::{Config, Matcher, Notices, RULES, SnapshotHead};
 use throng_platform::{File, Fs};
 
 use super::{JournalError, LOG, SNAPSHOTS, io_error, numbers, read_snapshot, segment_name, snapshot_name};
@@ -24,6 +24,8 @@ pub(crate) struct Replay {
     damaged: Option<u64>,
     notices: Notices,
     answer: Vec<u8>,
+    /// Rules that the records which follow were written under, and the release.
+    written: (u32, String),
 }
 
 impl Replay {
@@ -41,6 +43,7 @@ impl Replay {
             damaged: None,
             notices: Notices::default(),
             answer: Vec::new(),
+            written: (0, "before 0.1".to_owned()),
         };
         for sequence in numbers(fs, SNAPSHOTS, ".snap")?.into_iter().rev() {
             let Some(bytes) = read_snapshot(fs, sequence)? else {
@@ -49,6 +52,9 @@ impl Replay {
             };
             let matcher = Matcher::restore(replay.config.clone(), &bytes)
                 .map_err(|error| JournalError::Unknown { sequence, why: error.to_string() })?;
+            if let Ok((SnapshotHead { rules, release }, _)) = SnapshotHead::split(&bytes) {
+                replay.written = (rules, release);
+            }
             replay.snapshot_bytes = bytes.len() as u64;
             (replay.matcher, replay.sequence) = (Some(matcher), sequence);
             break;
@@ -165,6 +171,14 @@ impl Replay {
         self.sequence = sequence + 1;
         self.replayed += 1;
         let now = record.time;
+        if let Input::Rules { number, release } = input {
+            self.written = (number, release.to_owned());
+            return Ok(());
+        }
+        if self.written.0 != RULES && !matches!(input, Input::Durable(_)) {
+            let (rules, release) = self.written.clone();
+            return Err(JournalError::OtherRules { release, rules });
+        }
         if let Input::Begin { secret } = input {
             self.matcher = Some(Matcher::new(self.config.clone(), secret, now));
             return Ok(());

@@ -1,38 +1,35 @@
-//! The matcher on a NATS message bus: requests, answers, notifications, and several matchers of one area.
+//! The matcher on a NATS message bus: requests, answers, notifications, and the lease of the area.
 //!
 //! ```text
-//!  throng.matcher.<area>.<method>            requests; any matcher of the area takes one
-//!  throng.matcher.<area>.at.<id>.<method>    requests for the matcher `id`, from the others
-//!  throng.matcher.<area>.at.<id>.Meet        one that comes says its id to the matcher `id`
+//!  throng.matcher.<area>.<method>            requests; the matcher that serves the area takes them
 //!  throng.notify.<SrvID>                     notifications
 //! ```
 //!
 //! Bodies are those of the framed RPC. What a frame's header says stands in headers: see [`header`].
 //!
-//! A room lives where it was made. New rooms of a mode, and tickets of a queue, are the business of one matcher, which holds
-//! a lease on it; a request that names a room, a team or a ticket is answered by the matcher that has it. A matcher that
-//! is lost loses its leases, and the next request for a mode makes another one its home. One that comes takes requests once
-//! the others have met it: from then on each finds what any of them has.
+//! An area has one serving matcher, which holds the lease on it. Others wait, on no subject.
 
 mod lease;
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use async_nats::client::RequestErrorKind;
-use async_nats::{Client, HeaderMap, Message as Mail, Request};
+use async_nats::{Client, HeaderMap, Message as Mail};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
+use throng_cluster::{Event, Identity, Lease, Record, State, Takeover};
 use throng_matcher::{Scope, check_server_name};
-use throng_wire::matcher::{Method, Reader, Status, Type, Writer, method_named};
+use throng_wire::matcher::{Method, Status, Writer, method_named};
 use tokio::sync::Semaphore;
 
+use crate::gate::boot_time;
 use crate::service::Handle;
 use crate::tokens::Tokens;
 use crate::watch::Watch;
-use lease::Leases;
+use lease::{Answer, Directory};
 
 /// Names of the headers.
 pub mod header {
@@ -44,22 +41,16 @@ pub mod header {
     pub const NOTIFY: &str = "Throng-Notify";
     /// Answer: number of the status.
     pub const STATUS: &str = "Throng-Status";
-    /// Answer and notification: the matcher that it comes from.
+    /// Answer and notification: the life of the matcher that it comes from.
     pub const MATCHER: &str = "Throng-Matcher";
-    /// Notification: the stream; every matcher has its own, and a new one means that entries are missing.
+    /// Notification: the stream; a new one means that entries are missing.
     pub const EPOCH: &str = "Throng-Epoch";
     /// Notification: number of the last entry.
     pub const SEQ: &str = "Throng-Seq";
 }
 
-/// Queue group of the matchers of an area.
-const GROUP: &str = "matchers";
-/// What a matcher that comes asks of the others: to look its lease up. Not one of the methods, which callers have.
-const MEET: &str = "Meet";
-/// Time for an answer of the matcher, or of another one.
+/// Time for an answer of the matcher.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
-/// Time between two looks for the matcher of a mode while the former one is lost.
-const RETRY: Duration = Duration::from_millis(250);
 /// A server that asks for nothing so long gets no notifications any more; its grace period begins.
 const SESSION_IDLE: Duration = Duration::from_secs(30);
 /// Pause before a bus that failed is tried again.
@@ -76,8 +67,10 @@ pub struct NatsOptions {
     pub area: String,
     /// Who may call.
     pub tokens: Tokens,
-    /// How long a lost matcher keeps its modes; whole seconds, at least one.
-    pub lease: Duration,
+    /// Names this matcher in the lease of the area.
+    pub identity: Identity,
+    /// What happens when the holder of the lease is lost.
+    pub takeover: Takeover,
     /// Requests at a time; more are answered with `OVERLOADED`.
     pub requests_max: usize,
 }
@@ -96,130 +89,225 @@ pub enum NatsError {
     #[error("cannot subscribe to `{0}`: {1}")]
     Subscribe(String, String),
     /// No bucket for leases.
-    #[error("the bucket `{0}` cannot be used; it needs JetStream of nats-server 2.11 or newer: {1}")]
+    #[error("the bucket `{0}` cannot be used; it needs JetStream: {1}")]
     Bucket(String, String),
+    /// Another matcher serves the area with a state of its own.
+    #[error("the area was taken over by {0}; the state of this matcher is history")]
+    Replaced(String),
 }
 
 /// Serves until `shutdown` completes. A bus that fails, or is not there yet, is tried again.
-pub async fn serve_nats(handle: Handle, options: NatsOptions, shutdown: impl Future<Output = ()>) {
+///
+/// # Errors
+/// [`NatsError::Area`], and [`NatsError::Replaced`]: what this matcher has must not be served any more.
+pub async fn serve_nats(
+    handle: Handle,
+    options: NatsOptions,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), NatsError> {
+    let valid = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+    if options.area.is_empty() || !options.area.chars().all(valid) {
+        return Err(NatsError::Area(options.area.clone()));
+    }
     tokio::pin!(shutdown);
+    let seed = options.identity.incarnation.bytes().fold(boot_time().as_nanos(), |seed: u64, byte| {
+        seed.wrapping_mul(0x0100_0000_01B3) ^ u64::from(byte)
+    });
+    let mut lease = Lease::new(options.identity.clone(), options.takeover, seed, boot_time());
     let mut complained = false;
     loop {
         let serve = async {
-            let mut bridge = Bridge::open(&handle, &options).await?;
+            let bridge = Bridge::open(&handle, &options).await?;
             // Every outage is told once.
             complained = false;
             tracing::info!(url = options.url, area = options.area, "the matcher is on its bus");
-            Err::<(), NatsError>(bridge.run().await)
+            Err::<(), NatsError>(bridge.run(&mut lease).await)
         };
         let failed = tokio::select! {
             failed = serve => failed,
-            () = &mut shutdown => return,
+            () = &mut shutdown => return Ok(()),
         };
-        if let Err(error) = failed
-            && !std::mem::replace(&mut complained, true)
-        {
-            tracing::warn!(%error, "the matcher is not on its bus; it is tried again");
+        match failed {
+            Err(error @ NatsError::Replaced(_)) => return Err(error),
+            Err(error) if !std::mem::replace(&mut complained, true) => {
+                tracing::warn!(%error, "the matcher is not on its bus; it is tried again");
+            }
+            _ => {}
         }
         tokio::select! {
             () = tokio::time::sleep(REST) => {}
-            () = &mut shutdown => return,
+            () = &mut shutdown => return Ok(()),
         }
     }
 }
 
+/// Gives the state of an area's lost holder up: the next matcher serves with an empty one. For operators.
+///
+/// # Errors
+/// Why not, for people.
+pub async fn take_over(url: &str, bus_token: &str, area: &str) -> Result<Record, String> {
+    let client = connect(url, bus_token).await.map_err(|error| error.to_string())?;
+    let directory = Directory::open(&client, area).await.map_err(|error| error.to_string())?;
+    directory.give_up(boot_time().as_nanos()).await
+}
+
+async fn connect(url: &str, bus_token: &str) -> Result<Client, NatsError> {
+    let mut connect = async_nats::ConnectOptions::new().name("throng matcher");
+    if !bus_token.is_empty() {
+        connect = connect.token(bus_token.to_owned());
+    }
+    let addresses: Vec<&str> = url.split(',').map(str::trim).collect();
+    let client = connect.connect(addresses).await;
+    client.map_err(|error| NatsError::Connect(url.to_owned(), error.to_string()))
+}
+
 struct Bridge {
     shared: Arc<Shared>,
-    own: async_nats::Subscriber,
+    directory: Directory,
+    journal: String,
 }
 
 struct Shared {
     handle: Handle,
     client: Client,
-    leases: Arc<Leases>,
     tokens: Tokens,
     area: String,
     id: String,
     slots: Arc<Semaphore>,
-    /// How many of them may wait for a lost matcher to be replaced: the rest is for modes that have a home.
-    waits: Semaphore,
     /// When each server that wants notifications has asked for something last.
     sessions: Mutex<BTreeMap<String, Instant>>,
 }
 
 impl Bridge {
     async fn open(handle: &Handle, options: &NatsOptions) -> Result<Bridge, NatsError> {
-        let valid = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
-        if options.area.is_empty() || !options.area.chars().all(valid) {
-            return Err(NatsError::Area(options.area.clone()));
-        }
-        let mut connect = async_nats::ConnectOptions::new().name("throng matcher");
-        if !options.bus_token.is_empty() {
-            connect = connect.token(options.bus_token.clone());
-        }
-        let addresses: Vec<&str> = options.url.split(',').map(str::trim).collect();
-        let client = connect.connect(addresses).await;
-        let client = client.map_err(|error| NatsError::Connect(options.url.clone(), error.to_string()))?;
-        // Unique among the matchers of the area, and for each time on the bus.
-        let id = client.new_inbox().rsplit('.').next().unwrap_or_default().to_owned();
-        let area = options.area.clone();
-        // First what others may send on, then what makes them do so.
-        let own = client.subscribe(format!("throng.matcher.{area}.at.{id}.*")).await;
-        let own = own.map_err(|error| NatsError::Subscribe(format!("at.{id}"), error.to_string()))?;
-        let leases = Leases::open(&client, &area, &id, options.lease.max(Duration::from_secs(1))).await?;
+        let client = connect(&options.url, &options.bus_token).await?;
+        let directory = Directory::open(&client, &options.area).await?;
         let shared = Shared {
             handle: handle.clone(),
             client,
-            leases,
             tokens: options.tokens.clone(),
-            area,
-            id,
+            area: options.area.clone(),
+            id: options.identity.incarnation.clone(),
             slots: Arc::new(Semaphore::new(options.requests_max)),
-            waits: Semaphore::new((options.requests_max / 4).max(1)),
             sessions: Mutex::default(),
         };
-        Ok(Bridge { shared: Arc::new(shared), own })
+        Ok(Bridge { shared: Arc::new(shared), directory, journal: options.identity.journal.clone() })
     }
 
-    /// Serves until the bus fails; says why it did.
-    async fn run(&mut self) -> NatsError {
-        let leases = Arc::clone(&self.shared.leases);
-        let (keep, join) = (leases.keep(), self.shared.join());
-        tokio::pin!(keep, join);
+    /// Keeps the lease, and serves while it is held, until the bus fails; says why it did.
+    async fn run(self, lease: &mut Lease) -> NatsError {
+        let gate = self.shared.handle.gate().clone();
         let mut requests: Option<async_nats::Subscriber> = None;
+        if lease.is_serving(boot_time()) {
+            match self.subscribe().await {
+                Ok(subscribed) => requests = Some(subscribed),
+                Err(error) => return error,
+            }
+        }
+        let mut under_way: Option<Pin<Box<dyn Future<Output = Answer> + Send>>> = None;
+        // One that was sent over the connection before: nobody answers it.
+        lease.handle_read(boot_time(), Err(()));
         loop {
-            let (mail, sent_on) = tokio::select! {
-                joined = &mut join, if requests.is_none() => match joined {
-                    Ok(joined) => {
-                        requests = Some(joined);
-                        continue;
-                    }
+            while let Some(request) = lease.poll_request() {
+                under_way = Some(Box::pin(self.directory.clone().execute(request)));
+            }
+            gate.open_until(lease.serves_until());
+            while let Some(event) = lease.poll_event() {
+                match self.note(event) {
+                    Ok(true) => match self.subscribe().await {
+                        Ok(subscribed) => requests = Some(subscribed),
+                        Err(error) => return error,
+                    },
+                    Ok(false) => requests = None,
                     Err(error) => return error,
-                },
-                mail = next(&mut requests) => (mail, false),
-                mail = self.own.next() => (mail, true),
-                ended = &mut keep => {
-                    let why = "nothing is kept any more".to_owned();
-                    return ended.err().unwrap_or(NatsError::Bucket(String::new(), why));
                 }
-            };
-            let Some(mail) = mail else {
-                return NatsError::Subscribe(self.shared.area.clone(), "the subscription ended".to_owned());
-            };
-            let shared = Arc::clone(&self.shared);
-            match Arc::clone(&self.shared.slots).try_acquire_owned() {
-                Ok(slot) => drop(tokio::spawn(async move {
-                    let (status, body) = shared.answer(&mail, sent_on).await;
-                    shared.reply(&mail, status, body).await;
-                    drop(slot);
-                })),
-                Err(_) => {
-                    let (status, body) =
-                        refusal(Status::Overloaded, "too many requests at a time; try again");
-                    shared.reply(&mail, status, body).await;
+            }
+            let wait = lease.next_timeout().map_or(Duration::MAX, |at| at.since(boot_time()));
+            tokio::select! {
+                answer = pending(&mut under_way) => {
+                    under_way = None;
+                    match answer {
+                        Answer::Read(found) => lease.handle_read(boot_time(), found),
+                        Answer::Write(written) => lease.handle_write(boot_time(), written),
+                    }
+                }
+                () = tokio::time::sleep(wait) => lease.handle_timeout(boot_time()),
+                mail = next(&mut requests) => match mail {
+                    Some(mail) => self.take(mail).await,
+                    None => {
+                        let why = "the subscription ended".to_owned();
+                        return NatsError::Subscribe(self.shared.area.clone(), why);
+                    }
+                },
+            }
+        }
+    }
+
+    /// Acts on a change of the lease. Whether this matcher serves now.
+    fn note(&self, event: Event) -> Result<bool, NatsError> {
+        let (handle, area) = (&self.shared.handle, &self.shared.area);
+        match event {
+            Event::Granted { epoch, empty } => {
+                tracing::info!(area, epoch, empty, "this matcher serves the area");
+                if empty {
+                    handle.begin_empty();
+                }
+                Ok(true)
+            }
+            Event::Waits { record } => {
+                let holder = holder_of(&record);
+                let why = match record.state {
+                    State::Serving => format!("{holder} serves the area; this matcher waits"),
+                    State::Lost => format!(
+                        "{holder} is lost and has the state of the area; start it again, or give its state up with \
+                         `throng matcher takeover {area}`"
+                    ),
+                    State::Given => format!("the state of {holder} is given up"),
+                };
+                handle.gate().close(&why);
+                tracing::info!(area, why, "this matcher waits");
+                Ok(false)
+            }
+            Event::Deposed { by } => {
+                handle.gate().open_until(None);
+                match by.filter(|record| record.journal != self.journal) {
+                    Some(record) => Err(NatsError::Replaced(holder_of(&record))),
+                    None => {
+                        tracing::warn!(area, "the lease of the area ended; this matcher asks for it again");
+                        Ok(false)
+                    }
                 }
             }
         }
+    }
+
+    async fn subscribe(&self) -> Result<async_nats::Subscriber, NatsError> {
+        let all = format!("throng.matcher.{}.*", self.shared.area);
+        let requests = self.shared.client.subscribe(all.clone()).await;
+        requests.map_err(|error| NatsError::Subscribe(all, error.to_string()))
+    }
+
+    async fn take(&self, mail: Mail) {
+        let shared = Arc::clone(&self.shared);
+        match Arc::clone(&self.shared.slots).try_acquire_owned() {
+            Ok(slot) => drop(tokio::spawn(async move {
+                let (status, body) = shared.answer(&mail).await;
+                shared.reply(&mail, status, body).await;
+                drop(slot);
+            })),
+            Err(_) => {
+                let (status, body) = refusal(Status::Overloaded, "too many requests at a time; try again");
+                shared.reply(&mail, status, body).await;
+            }
+        }
+    }
+}
+
+/// Holder of a record, for people.
+fn holder_of(record: &Record) -> String {
+    match record.addresses.first() {
+        Some(address) => format!("the matcher at {address}"),
+        None => format!("the matcher {}", record.incarnation),
     }
 }
 
@@ -231,29 +319,17 @@ async fn next(mails: &mut Option<async_nats::Subscriber>) -> Option<Mail> {
     }
 }
 
-impl Shared {
-    /// Meets the others, then takes requests with them. One of them that had not heard of this matcher would call what it
-    /// has missing.
-    async fn join(&self) -> Result<async_nats::Subscriber, NatsError> {
-        self.leases.wait_until_known().await;
-        let meet = |other: String| async move {
-            let subject = format!("throng.matcher.{}.at.{other}.{MEET}", self.area);
-            let request = Request::new().payload(self.id.clone().into()).timeout(Some(ANSWER_TIMEOUT));
-            // Those that do not answer are lost, or hear of it by their own watch.
-            let _ = self.client.send_request(subject, request).await;
-        };
-        futures_util::future::join_all(self.leases.others().into_iter().map(meet)).await;
-        let all = format!("throng.matcher.{}.*", self.area);
-        let requests = self.client.queue_subscribe(all.clone(), GROUP.to_owned()).await;
-        requests.map_err(|error| NatsError::Subscribe(all, error.to_string()))
+/// The answer to the request under way, if one is.
+async fn pending(under_way: &mut Option<Pin<Box<dyn Future<Output = Answer> + Send>>>) -> Answer {
+    match under_way {
+        Some(request) => request.await,
+        None => std::future::pending().await,
     }
+}
 
-    async fn answer(self: &Arc<Self>, mail: &Mail, sent_on: bool) -> (Status, Bytes) {
+impl Shared {
+    async fn answer(self: &Arc<Self>, mail: &Mail) -> (Status, Bytes) {
         let name = mail.subject.rsplit('.').next().unwrap_or_default();
-        if sent_on && name == MEET {
-            self.leases.look_up(&mail.payload).await;
-            return (Status::Ok, Bytes::new());
-        }
         let Some(method) = method_named(name) else {
             return refusal(Status::UnknownMethod, &format!("no method is called `{name}`"));
         };
@@ -269,17 +345,7 @@ impl Shared {
             return refusal(Status::Unauthenticated, "no such token for this server; send Throng-Token");
         };
         let wants_notices = head(header::NOTIFY) == "yes" && !srv.is_empty();
-        if sent_on {
-            return self.execute(srv, scope, method, mail, wants_notices).await;
-        }
-        match Home::of(method, &mail.payload) {
-            Home::Any => self.execute(srv, scope, method, mail, wants_notices).await,
-            Home::Of(key) => self.at_home(&key, srv, scope, method, mail, wants_notices).await,
-            Home::Existing => {
-                let found = self.execute(srv, scope, method, mail, wants_notices).await;
-                self.elsewhere(found, method, mail).await
-            }
-        }
+        self.execute(srv, scope, method, mail, wants_notices).await
     }
 
     async fn execute(
@@ -290,85 +356,13 @@ impl Shared {
         mail: &Mail,
         wants_notices: bool,
     ) -> (Status, Bytes) {
-        if wants_notices {
+        if wants_notices && self.handle.gate().why_closed().is_none() {
             self.begin_session(srv);
         }
         let asked = self.handle.ask(srv, scope, method.number, mail.payload.to_vec());
         match tokio::time::timeout(ANSWER_TIMEOUT, asked).await {
             Ok((status, body)) => (status, body.into()),
             Err(_) => refusal(Status::Overloaded, "no answer in time; what became of the request is unknown"),
-        }
-    }
-
-    /// Has the matcher answer that serves `key`, and becomes it when that one is lost.
-    async fn at_home(
-        self: &Arc<Self>,
-        key: &str,
-        srv: &str,
-        scope: Scope,
-        method: &Method,
-        mail: &Mail,
-        wants_notices: bool,
-    ) -> (Status, Bytes) {
-        let until = Instant::now() + 2 * ANSWER_TIMEOUT + self.leases.ttl();
-        let mut wait = None;
-        while Instant::now() < until {
-            let home = match self.leases.home(key).await {
-                Ok(home) => home,
-                Err(error) => {
-                    tracing::warn!(%error, "no lease");
-                    break;
-                }
-            };
-            if home == self.id {
-                return self.execute(srv, scope, method, mail, wants_notices).await;
-            }
-            match self.send_on(&home, method, mail).await {
-                Ok(answer) => return answer,
-                Err(Unsent::Unknown(answer)) => return answer,
-                // Nothing was done there. Its lease ends within its time.
-                Err(Unsent::Nobody) => self.leases.doubt(key, &home),
-            }
-            wait = wait.or_else(|| self.waits.try_acquire().ok());
-            if wait.is_none() {
-                break;
-            }
-            tokio::time::sleep(RETRY).await;
-        }
-        refusal(Status::Overloaded, "the matcher of this mode is lost and not replaced yet; try again")
-    }
-
-    /// Has the other matchers of the area answer, if this one does not have what the request is about.
-    async fn elsewhere(&self, found: (Status, Bytes), method: &Method, mail: &Mail) -> (Status, Bytes) {
-        // DeleteRoom succeeds with nothing.
-        let deleted =
-            method.number == Method::DELETE_ROOM && found.0 == Status::Ok && is_empty_answer(&found.1);
-        if found.0 != Status::NotFound && !deleted {
-            return found;
-        }
-        for other in self.leases.others() {
-            match self.send_on(&other, method, mail).await {
-                Ok((Status::NotFound, _)) | Err(Unsent::Nobody) => {}
-                Ok((Status::Ok, body)) if deleted && is_empty_answer(&body) => {}
-                Ok(answer) | Err(Unsent::Unknown(answer)) => return answer,
-            }
-        }
-        found
-    }
-
-    async fn send_on(&self, to: &str, method: &Method, mail: &Mail) -> Result<(Status, Bytes), Unsent> {
-        let subject = format!("throng.matcher.{}.at.{to}.{}", self.area, method.name);
-        let request = Request::new()
-            .headers(mail.headers.clone().unwrap_or_default())
-            .payload(mail.payload.clone())
-            .timeout(Some(ANSWER_TIMEOUT));
-        match self.client.send_request(subject, request).await {
-            Ok(answer) => Ok((status_of(&answer), answer.payload)),
-            Err(error) if error.kind() == RequestErrorKind::NoResponders => Err(Unsent::Nobody),
-            Err(_) => {
-                let why = "another matcher did not answer; what became of the request is unknown";
-                Err(Unsent::Unknown(refusal(Status::Overloaded, why)))
-            }
         }
     }
 
@@ -421,79 +415,6 @@ impl Shared {
     }
 }
 
-/// Why another matcher gave no answer.
-enum Unsent {
-    /// It is not there: nothing was done.
-    Nobody,
-    /// It may have done what was asked; this is to be answered.
-    Unknown((Status, Bytes)),
-}
-
-/// Where a request belongs.
-#[derive(Debug, PartialEq, Eq)]
-enum Home {
-    /// Nowhere in particular.
-    Any,
-    /// To the matcher that serves this mode or queue.
-    Of(String),
-    /// To the matcher that has what it names.
-    Existing,
-}
-
-impl Home {
-    /// Read off the catalogue: what a request names says where it belongs.
-    fn of(method: &Method, body: &[u8]) -> Home {
-        let Ok(body) = Reader::new(body) else { return Home::Any };
-        let field = |name: &str| method.request.named(name);
-        let text = |name: &str| {
-            let field = field(name).filter(|field| matches!(field.ty, Type::Str))?;
-            body.str(field.number).ok().filter(|text| !text.is_empty())
-        };
-        let ids = ["RoomID", "TeamID", "CreatorTeamID", "TicketID", "MatchID", "BackfillID"];
-        if ids.into_iter().any(|id| text(id).is_some()) || field("Update").is_some() {
-            return Home::Existing;
-        }
-        let mode = field("CreateInfo").and_then(|field| body.nested(field.number).ok()?.str(1).ok());
-        match (mode.filter(|mode| !mode.is_empty()).or_else(|| text("MatchMode")), text("Queue")) {
-            (Some(mode), _) => Home::Of(format!("mode {mode}")),
-            (None, Some(queue)) => Home::Of(format!("queue {queue}")),
-            (None, None) => Home::Any,
-        }
-    }
-}
-
-fn is_empty_answer(body: &[u8]) -> bool {
-    Reader::new(body).is_ok_and(|body| body.u64(1) == 0)
-}
-
-fn status_of(answer: &Mail) -> Status {
-    let number = answer.headers.as_ref().and_then(|headers| headers.get(header::STATUS));
-    let number = number.and_then(|number| number.as_str().parse().ok());
-    number.and_then(Status::from_code).unwrap_or(Status::Internal)
-}
-
 fn refusal(status: Status, message: &str) -> (Status, Bytes) {
     (status, Writer::new().str(1, message).into_bytes().into())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_say_where_they_belong() {
-        let of = |name: &str, body: Writer| Home::of(method_named(name).unwrap(), &body.into_bytes());
-        let mode = || Writer::new().str(1, "2v2");
-        let home = Home::Of("mode 2v2".to_owned());
-        assert_eq!(of("RoleJoinRandomRoom", Writer::new().nested(2, mode())), home);
-        assert_eq!(of("RoleCreateRoom", Writer::new().nested(2, mode())), home);
-        assert_eq!(of("GetRoomList", mode()), home);
-        assert_eq!(of("CreateTicket", Writer::new().str(1, "ranked")), Home::Of("queue ranked".to_owned()));
-        // The team lives somewhere already, and its members with it.
-        assert_eq!(of("TeamJoinRandomRoom", Writer::new().str(1, "t").nested(2, mode())), Home::Existing);
-        assert_eq!(of("GetRoomInfo", Writer::new().str(1, "r")), Home::Existing);
-        assert_eq!(of("UpdateRoomRoleData", Writer::new()), Home::Existing);
-        assert_eq!(of("Ping", Writer::new()), Home::Any);
-        assert_eq!(of("CreateTeam", Writer::new()), Home::Any);
-    }
 }

@@ -77,7 +77,9 @@ fn a_key_makes_a_retry_safe() {
     let room = json!({"CreatorInfo": {"RoleID": "a"}, "CreateInfo": {"MatchMode": "1v1"}});
     let first = server.post("RoleCreateRoom", header, &room);
     assert_eq!(first.0, 200);
-    assert_eq!(server.post("RoleCreateRoom", header, &json!({})), first);
+    assert_eq!(server.post("RoleCreateRoom", header, &room), first);
+    let other = server.post("RoleCreateRoom", header, &json!({}));
+    assert_eq!((other.0, &other.1["code"]), (400, &json!("INVALID")), "a key is of one request");
 }
 
 #[test]

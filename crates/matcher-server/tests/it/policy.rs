@@ -40,6 +40,7 @@ fn serve(policy: &str, policies: Policies, folder: Option<&Path>) -> Service {
         secret: [3; 32],
         salvage: false,
         policies,
+        gate: throng_matcher_server::Gate::default(),
     })
     .unwrap()
 }

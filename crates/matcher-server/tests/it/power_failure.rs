@@ -1,14 +1,18 @@
 //! The power fails at every write of a run: what comes back is a prefix of what happened, with everything promised.
 
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, Read as _, Write as _};
+use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use throng_matcher::{Config, Scope, json};
 use throng_matcher_server::{Batch, Durability, Options, Taken, Tokens, replay, start};
 use throng_platform::{DiskState, SimulatedDisk};
 use throng_platform::{Folder, Fs};
 use throng_stdx::Rng;
-use throng_wire::matcher::{Method, Reader, Status, Writer};
+use throng_wire::matcher::{
+    FRAME_BODY_BYTES_MAX, FrameSplit, Header, Kind, Method, PROTOCOL_VERSION, Reader, Status, Writer, split,
+};
 
 const REQUESTS: u32 = 60;
 
@@ -25,6 +29,7 @@ fn options(disk: SimulatedDisk, durability: Durability) -> Options {
         secret: [3; 32],
         salvage: false,
         policies: throng_matcher_server::Policies::default(),
+        gate: throng_matcher_server::Gate::default(),
     }
 }
 
@@ -281,4 +286,50 @@ fn a_replay_writes_nothing() {
     assert!(verified.records > 10, "{verified:?}");
     assert_eq!(files(), before);
     service.stop();
+}
+
+/// Frames that have arrived whole.
+fn frames(bytes: &[u8]) -> Vec<(Kind, u64)> {
+    let (mut rest, mut all) = (bytes, Vec::new());
+    while let Ok(FrameSplit::Whole { header, used, .. }) = split(rest, FRAME_BODY_BYTES_MAX) {
+        all.push((header.kind, header.id));
+        rest = &rest[used..];
+    }
+    all
+}
+
+#[test]
+fn a_socket_is_answered_once_the_disk_has_the_request() {
+    let disk = SimulatedDisk::new(DiskState::default());
+    let addr = Some("127.0.0.1:0".parse().unwrap());
+    let service = start(Options { addr, ..options(disk.clone(), Durability::Sync) }).unwrap();
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    disk.set_hook(Some(Box::new(move |_| {
+        if std::thread::current().name() == Some("journal") {
+            // Until the sender is gone.
+            let _ = held.recv();
+        }
+        Ok(())
+    })));
+    let mut socket = TcpStream::connect(service.addr().unwrap()).unwrap();
+    let mut out = Vec::new();
+    let hello = Writer::new().u64(1, PROTOCOL_VERSION).str(2, "s").into_bytes();
+    Header { kind: Kind::Hello, ..Header::default() }.write(&mut out, &hello);
+    let body = Writer::new().nested(1, Writer::new().str(1, "a")).nested(2, Writer::new().str(1, "50v50"));
+    let request =
+        Header { kind: Kind::Request, code: Method::ROLE_JOIN_RANDOM_ROOM, id: 7, ..Header::default() };
+    request.write(&mut out, &body.into_bytes());
+    socket.write_all(&out).unwrap();
+    let (mut input, mut part) = (Vec::new(), [0; 4_096]);
+    socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    while let Ok(count @ 1..) = socket.read(&mut part) {
+        input.extend_from_slice(&part[..count]);
+    }
+    assert!(!frames(&input).contains(&(Kind::Response, 7)), "the disk has nothing yet");
+    drop(release);
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    while !frames(&input).contains(&(Kind::Response, 7)) {
+        let count = socket.read(&mut part).unwrap();
+        input.extend_from_slice(&part[..count]);
+    }
 }

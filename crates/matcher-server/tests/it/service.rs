@@ -31,6 +31,7 @@ fn options(folder: Option<&Path>, durability: Durability) -> Options {
         secret: [3; 32],
         salvage: false,
         policies: throng_matcher_server::Policies::default(),
+        gate: throng_matcher_server::Gate::default(),
     }
 }
 
@@ -270,8 +271,10 @@ fn a_retry_with_a_key_has_one_effect_also_after_a_restart() {
     let keyed = |role: &str| join(role).bytes(100, &[7; 16]);
     let (service, addr) = serve(Some(folder.path()), Durability::Sync);
     let first = Client::connect(addr, "s", (0, 0)).ask(Method::ROLE_JOIN_RANDOM_ROOM, keyed("a"));
-    let again = Client::connect(addr, "s", (0, 0)).ask(Method::ROLE_JOIN_RANDOM_ROOM, keyed("b"));
-    assert_eq!(first, again, "the key decides, not what comes with it");
+    let again = Client::connect(addr, "s", (0, 0)).ask(Method::ROLE_JOIN_RANDOM_ROOM, keyed("a"));
+    assert_eq!(first, again);
+    let other = Client::connect(addr, "s", (0, 0)).ask(Method::ROLE_JOIN_RANDOM_ROOM, keyed("b"));
+    assert_eq!(other.0, Status::Invalid, "a key is of one request");
     service.stop();
     let (_service, addr) = serve(Some(folder.path()), Durability::Sync);
     let after = Client::connect(addr, "s", (0, 0)).ask(Method::ROLE_JOIN_RANDOM_ROOM, keyed("a"));

@@ -21,6 +21,7 @@ fn serve() -> Service {
         secret: [3; 32],
         salvage: false,
         policies: Policies::default(),
+        gate: throng_matcher_server::Gate::default(),
     };
     start(options).unwrap()
 }

@@ -71,6 +71,8 @@ const BATCH: usize = 32;
 const AHEAD: usize = 16;
 /// and how many are passed over for that, of tickets that left.
 const AHEAD_SCAN: usize = 256;
+/// Rules of a paused queue, under which nothing is searched.
+const STANDIN: &str = r#"{"name": "paused", "sides": [{"name": "side", "count": 2, "min": 1, "max": 200}]}"#;
 /// Queues of one matcher.
 pub(crate) const QUEUES_MAX: usize = 1_024;
 
@@ -138,6 +140,9 @@ pub(crate) struct Queue {
     pub(crate) source: String,
     #[serde(skip)]
     compiled: Option<Arc<Compiled>>,
+    /// Why this release does not take its rule set: nobody is matched until it has another one.
+    #[serde(skip)]
+    pub(crate) paused: Option<String>,
     pub(crate) pool: Pool,
     /// Tickets that search, are proposed or wait for their match's server.
     pub(crate) live: u64,
@@ -289,17 +294,17 @@ impl Queues {
         !self.searching.is_empty()
     }
 
-    /// Compiles the rules again after a snapshot was read.
-    ///
-    /// # Errors
-    /// A rule set that this version does not take.
-    pub(crate) fn reindex(&mut self) -> Result<(), RuleProblem> {
+    /// Compiles the rules again after a snapshot was read. A queue whose rule set this release does not take is paused.
+    pub(crate) fn reindex(&mut self) {
         for index in 0..self.list.next_new() {
-            if let Some(queue) = self.list.get_mut(index) {
-                queue.compiled = Some(Arc::new(Compiled::new(RuleSet::parse(queue.source.as_bytes())?)?));
-            }
+            let Some(queue) = self.list.get_mut(index) else { continue };
+            let compiled = RuleSet::parse(queue.source.as_bytes()).and_then(Compiled::new);
+            let compiled = compiled.or_else(|problem| {
+                queue.paused = Some(problem.to_string());
+                RuleSet::parse(STANDIN.as_bytes()).and_then(Compiled::new)
+            });
+            queue.compiled = compiled.ok().map(Arc::new);
         }
-        Ok(())
     }
 }
 
@@ -324,6 +329,7 @@ impl Matcher {
                 name: rules.name.clone(),
                 source: rules.source.clone(),
                 compiled: Some(compiled),
+                paused: None,
                 pool: Pool::default(),
                 live: 0,
                 proposed: 0,
@@ -347,7 +353,7 @@ impl Matcher {
             return Ok(index);
         };
         let queue = &self.queues.list[index];
-        if queue.source == rules.source {
+        if queue.source == rules.source && queue.paused.is_none() {
             return Ok(index);
         }
         let backfills: Vec<u32> = self.queues.list[index].backfills.iter().copied().collect();
@@ -361,6 +367,7 @@ impl Matcher {
         }
         let queue = &mut self.queues.list[index];
         (queue.source, queue.compiled, queue.mode) = (rules.source.clone(), Some(compiled), mode);
+        queue.paused = None;
         for ticket in waiting {
             self.recheck(turn, ticket);
         }
@@ -389,7 +396,7 @@ impl Matcher {
     pub(crate) fn schedule(&mut self, index: u32) {
         let now = self.now;
         let queue = &mut self.queues.list[index];
-        if queue.searching {
+        if queue.searching || queue.paused.is_some() {
             return;
         }
         let tick = queue.rules().set.tick_ms;
@@ -406,7 +413,7 @@ impl Matcher {
     /// A tick's time has come.
     pub(crate) fn begin_tick(&mut self, index: u32, at: u64) {
         let Some(queue) = self.queues.list.get_mut(index) else { return };
-        if queue.tick_at != at {
+        if queue.tick_at != at || queue.paused.is_some() {
             return;
         }
         (queue.tick_at, queue.tick_now, queue.searching) = (0, at, true);

@@ -25,6 +25,12 @@ impl Matcher {
         self.check_not_draining()?;
         let mut asked = Asked::parse(body)?;
         let queue = self.queues.find(asked.queue).ok_or_else(|| not_found("queue does not exist"))?;
+        if let Some(why) = &self.queues.list[queue].paused {
+            let why = format!(
+                "the queue is paused: this release does not take its rule set ({why}); put another one"
+            );
+            return Err(Problem::new(Status::RuleInvalid, why));
+        }
         if asked.priority != 0 {
             require(turn.caller, Scope::Trusted)?;
         }

@@ -52,3 +52,39 @@ fn a_matcher_that_was_drained_serves_again_after_its_restart() {
     world.recover();
     assert_eq!(world.ask("s", Method::ROLE_CREATE_ROOM, to_mode("a", "2v2")).0, Status::Ok);
 }
+
+#[test]
+fn snapshots_of_other_formats_are_refused_by_name() {
+    for (snapshot, named) in [
+        (&b"throng-matcher-13\nrest"[..], "format 13"),
+        (b"throng-matcher-snapshot 2 1 0.2.0\nrest", "format 2 of release 0.2.0"),
+        (b"something else", "does not begin"),
+    ] {
+        let why = throng_matcher::Matcher::restore(Config::default(), snapshot).unwrap_err().to_string();
+        assert!(why.contains(named), "{why}");
+    }
+}
+
+#[test]
+fn a_queue_whose_rule_set_is_not_taken_any_more_is_paused_and_goes_on_with_another() {
+    const DUEL: &str = r#"{"name": "duel", "tick_ms": 100, "sides": [{"name": "side", "count": 2, "min": 1, "max": 1}],
+        "attributes": {"skill": {"type": "number", "default": 0}},
+        "rules": [{"type": "near", "key": "skill", "max": 5}]}"#;
+    let mut world = world::World::new(Config::default());
+    world.put_queue(DUEL);
+    let ann = world.solo("s", "duel", "ann", 1.0);
+    // As if a later release knew no rule of this kind.
+    let mut snapshot = world.matcher.snapshot();
+    let at = snapshot.windows(6).position(|part| part == b"\"near\"").unwrap();
+    snapshot[at + 1..at + 5].copy_from_slice(b"nxxr");
+    world.matcher = throng_matcher::Matcher::restore(Config::default(), &snapshot).unwrap();
+    let refused = world.try_ticket("s", "duel", vec![world::player("ben", &[("skill", "1")])]);
+    assert_eq!(refused.0, Status::RuleInvalid);
+    assert!(String::from_utf8_lossy(&refused.1).contains("paused"));
+    world.pass(1_000);
+    assert_eq!(world.get_ticket(&ann).status, "searching");
+    assert_eq!(world.put_queue(DUEL).0, Status::Ok);
+    world.solo("s", "duel", "ben", 1.0);
+    world.pass(1_000);
+    assert_eq!(world.get_ticket(&ann).status, "matched");
+}

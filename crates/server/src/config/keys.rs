@@ -639,14 +639,15 @@ section! {
         /// `OVERLOADED`.
         http_requests_max: usize = 256, int(1, 65_536), "requests";
         /// NATS servers, `nats://HOST:PORT`, separated by commas: requests, answers and
-        /// notifications on the subjects of the area. Several matchers share the load. Empty: no
-        /// message bus.
+        /// notifications on the subjects of the area, which one matcher at a time serves. A second
+        /// matcher waits. Empty: no message bus.
         nats_url: String = "", Kind::Text;
         /// File with the token for the NATS servers.
         nats_token_file: String = "", Kind::Path;
-        /// Time for which a lost matcher keeps its modes and queues before another matcher serves
-        /// them.
-        nats_lease_s: u64 = 5, int(1, 3_600), "s";
+        /// Action on a message bus when the matcher of the area is lost. `wait`: nobody serves until
+        /// it is back with its journal, or `throng matcher takeover` gives its state up. `empty`: the
+        /// next matcher serves with an empty state; always with `durability = "none"`.
+        takeover: String = "wait", Kind::Choice(&["wait", "empty"]);
         /// Concurrent requests from the message bus; further ones are answered with `OVERLOADED`.
         nats_requests_max: usize = 1_024, int(1, 65_536), "requests";
         /// Certificate chain for TLS, PEM; empty = plain TCP.

@@ -266,11 +266,18 @@ fn unknown_key(
 }
 
 /// Keys of earlier builds, with the way out.
-const REMOVED: &[(&str, &str)] = &[(
-    "matcher.shards",
-    "a matcher is one state machine on one thread; remove the key, and for more than one core's work run one matcher for \
-     each area (`matcher.area`)",
-)];
+const REMOVED: &[(&str, &str)] = &[
+    (
+        "matcher.shards",
+        "a matcher is one state machine on one thread; remove the key, and for more than one core's work run one matcher for \
+         each area (`matcher.area`)",
+    ),
+    (
+        "matcher.nats_lease_s",
+        "an area has one serving matcher, whose lease has fixed times; remove the key, and say with `matcher.takeover` what \
+         happens when it is lost",
+    ),
+];
 
 /// The way out, if `path` is a key of an earlier build.
 fn removed(path: &str) -> Option<&'static str> {

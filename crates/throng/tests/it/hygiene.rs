@@ -23,6 +23,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-replication", &["throng-replication-derive", "throng-stdx"], &[]),
     ("throng-gateway", &["throng-spatial", "throng-stdx", "throng-wire"], &[]),
     ("throng-matcher", &["throng-wire"], &["throng-stdx"]),
+    ("throng-cluster", &["throng-stdx"], &[]),
     // The operating system behind small interfaces, for the I/O crates and services.
     ("throng-platform", &["throng-stdx"], &[]),
     // I/O crates: the cores, the platform and the operating system, never each other.
@@ -38,7 +39,15 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ),
     (
         "throng-matcher-server",
-        &["throng-admin", "throng-matcher", "throng-net", "throng-platform", "throng-stdx", "throng-wire"],
+        &[
+            "throng-admin",
+            "throng-cluster",
+            "throng-matcher",
+            "throng-net",
+            "throng-platform",
+            "throng-stdx",
+            "throng-wire",
+        ],
         &[],
     ),
     // Composition.
@@ -156,6 +165,8 @@ const CORE_TABLE: &[(&str, &[&str])] = &[
             "thiserror",
         ],
     ),
+    // Records of the directory are JSON.
+    ("throng-cluster", &["serde", "serde_json"]),
     // Schemas are compiled from .proto text (protox) and described by prost-reflect; state machines and channel settings
     // are JSON (serde); tables keyed by what peers choose need a keyed hasher (hashbrown).
     (

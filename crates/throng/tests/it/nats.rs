@@ -1,72 +1,162 @@
-//! Two matcher processes share an area on a real bus, and one is killed: its modes go to the other, and what it had
-//! acknowledged is there when it comes back.
+//! Two matcher processes on a real bus: one serves the area, the other waits, and no answer contradicts an acknowledged one,
+//! whatever happens to them.
 #![cfg(feature = "nats")]
 
 use crate::bus;
 use crate::process;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Command;
 
 use bus::{Bus, Caller, bus, room_of, run};
 use process::{Process, up};
-use throng_wire::matcher::{Status, Writer};
+use throng_stdx::Rng;
+use throng_wire::matcher::{Method, Reader, Status, Writer};
+
+const ROOMS: usize = 12;
+const ROLES: u64 = 30;
 
 /// A matcher of area 1.
 fn start(folder: &Path, bus: &Bus, data: &str) -> Process {
     let mut command = up(folder, "matcher", data);
     command
-        .args(["--matcher.addr", "127.0.0.1:0", "--matcher.area", "1"])
-        .args(["--matcher.nats_url", &bus.url, "--matcher.nats_lease_s", "3"])
+        .args(["--matcher.addr", "127.0.0.1:0", "--matcher.area", "1", "--matcher.nats_url", &bus.url])
         .args(["--matcher.presence_grace_ms", "600000"]);
     Process::ready(&mut command).0
 }
 
-#[test]
-fn a_killed_matcher_is_replaced_and_comes_back_with_what_it_had() {
-    let Some(bus) = bus() else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let start = |data: &str| start(folder.path(), &bus, data);
-    let (killed, _stays) = (start("a"), start("b"));
-    run(async {
-        let caller = Caller::connect(&bus, "").await;
-        let first = caller.spread().await;
-        for (index, (mode, _, room)) in first.iter().enumerate() {
-            let second = caller.join(&format!("b{index}"), mode).await;
-            assert_eq!(room_of(&second), (room.clone(), 2), "the mode has one home, whoever is asked");
-        }
-        drop(killed);
-        let both: BTreeSet<String> = first.iter().map(|(_, matcher, _)| matcher.clone()).collect();
-        let lost = caller.wait_for_a_loss(&both).await;
-        // Every answer waits for the lease of the lost one to end, at most.
-        for (index, (mode, matcher, room)) in first.iter().enumerate() {
-            let third = caller.join(&format!("c{index}"), mode).await;
-            assert_ne!(third.matcher, lost);
-            let found = caller.room(room).await;
-            if *matcher == lost {
-                assert_ne!(room_of(&third).0, *room, "a room of the other matcher");
-                assert_eq!(found.status, Status::NotFound, "nobody makes up what it cannot know");
-            } else {
-                assert_eq!(room_of(&third), (room.clone(), 3), "what was there goes on");
-                assert_eq!((found.status, room_of(&found).1), (Status::Ok, 3));
+fn signal(process: &Process, name: &str) {
+    let sent = Command::new("kill").args([name, &process.0.id().to_string()]).status();
+    assert!(sent.expect("kill is there").success());
+}
+
+/// What was acknowledged: rooms and where each role is.
+#[derive(Default)]
+struct History {
+    rooms: Vec<String>,
+    home: BTreeMap<String, String>,
+}
+
+impl History {
+    /// Requests about all of it, none of whose answers contradicts what was acknowledged.
+    async fn play(&mut self, caller: &Caller, rng: &mut Rng, requests: usize) {
+        for _ in 0..requests {
+            let role = format!("r{}", rng.below(ROLES));
+            if self.rooms.len() < ROOMS {
+                let created = caller.create(&format!("maker{}", self.rooms.len()), "90v90").await;
+                self.rooms.push(room_of(&created).0);
+                continue;
+            }
+            let room = self.rooms[rng.below(ROOMS as u64) as usize].clone();
+            match (rng.below(5), self.home.get(&role).cloned()) {
+                (0 | 1, None) => {
+                    let joined = caller.join_room(&role, &room).await;
+                    assert_eq!(room_of(&joined).0, room);
+                    self.home.insert(role, room);
+                }
+                (0 | 1, Some(own)) if own != room => {
+                    let refused = caller.join_room(&role, &room).await;
+                    assert_eq!(refused.status, Status::AlreadyInRoom, "{role} is in {own}");
+                }
+                (2, Some(own)) => {
+                    let left =
+                        caller.ask(Method::ROLE_LEAVE_ROOM, Writer::new().str(1, &role).str(2, &own)).await;
+                    assert_eq!(left.status, Status::Ok, "{}", left.body.escape_ascii());
+                    self.home.remove(&role);
+                }
+                (3, home) => {
+                    let found = caller.ask(Method::GET_ROLE, Writer::new().str(1, &role)).await;
+                    match home {
+                        None => assert_eq!(found.status, Status::NotFound),
+                        Some(own) => {
+                            let answer = Reader::new(&found.body).expect("a body");
+                            let rooms: Vec<&[u8]> = answer.all(3).collect();
+                            assert_eq!((found.status, rooms.len()), (Status::Ok, 1));
+                            assert_eq!(Reader::new(rooms[0]).expect("a room").str(1), Ok(&*own));
+                        }
+                    }
+                }
+                _ => {
+                    let inside = self.home.values().filter(|home| **home == room).count() as u64;
+                    assert_eq!(room_of(&caller.room(&room).await), (room, inside + 1), "with its maker");
+                }
             }
         }
-        let _back = start("a");
-        for (index, (mode, matcher, room)) in first.iter().enumerate() {
-            // It is on the bus a moment after it is ready.
-            let found = loop {
-                let found = caller.room(room).await;
-                if found.status == Status::Ok {
-                    break found;
-                }
-                assert_eq!(found.status, Status::NotFound);
-            };
-            let members = if *matcher == lost { 2 } else { 3 };
-            assert_eq!(room_of(&found).1, members, "{mode}: as it was acknowledged");
-            let role = Writer::new().str(1, &format!("d{index}"));
-            let to_it = Writer::new().nested(1, role).str(2, room);
-            let joined = caller.ask(throng_wire::matcher::Method::ROLE_JOIN_ROOM, to_it).await;
-            assert_eq!((joined.status, room_of(&joined).1), (Status::Ok, members + 1), "and it goes on");
+    }
+}
+
+#[test]
+fn one_serves_and_the_other_waits_in_whatever_order_they_come() {
+    let Some(bus) = bus() else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for (round, names) in [["a", "b"], ["b", "a"]].into_iter().enumerate() {
+        let start = |data: &str| start(folder.path(), &bus, &format!("{round}{data}"));
+        let mut first = start(names[0]);
+        run(async {
+            let caller = Caller::connect(&bus, "").await;
+            let served = caller.ask(Method::PING, Writer::new()).await;
+            let second = start(names[1]);
+            let (mut history, mut rng) = (History::default(), Rng::new(round as u64 + 1));
+            history.play(&caller, &mut rng, 400).await;
+            assert_eq!(caller.ask(Method::PING, Writer::new()).await.matcher, served.matcher);
+            // The holder comes back on its machine with its folder: at once, and with what it had.
+            first.kill();
+            let mut first = start(names[0]);
+            history.play(&caller, &mut rng, 400).await;
+            // It stands still for longer than its lease lasts, and goes on when it wakes: nobody else took the area.
+            signal(&first, "-STOP");
+            tokio::time::sleep(std::time::Duration::from_secs(13)).await;
+            signal(&first, "-CONT");
+            history.play(&caller, &mut rng, 400).await;
+            // Lost for good: the other one serves once an operator gives its state up, and then with an empty one.
+            first.kill();
+            takeover(&bus).await;
+            let gone = caller.room(&history.rooms[0]).await;
+            assert_eq!(gone.status, Status::NotFound);
+            History::default().play(&caller, &mut rng, 200).await;
+            drop(second);
+            // The next round has an area without a holder.
+            takeover(&bus).await;
+        });
+    }
+}
+
+/// Gives the area up as soon as its holder is lost.
+async fn takeover(bus: &Bus) {
+    loop {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_throng"));
+        let output =
+            command.args(["matcher", "takeover", "1", "--nats", &bus.url]).output().expect("it runs");
+        if output.status.success() {
+            return;
         }
+        let why = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(why.contains("lost less than 15 s ago"), "{why}");
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    }
+}
+
+#[test]
+fn a_matcher_that_was_replaced_keeps_its_state_apart_and_ends() {
+    let Some(bus) = bus() else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut first = start(folder.path(), &bus, "a");
+    run(async {
+        let caller = Caller::connect(&bus, "").await;
+        room_of(&caller.create("ann", "90v90").await);
+        signal(&first, "-STOP");
+        let mut command = up(folder.path(), "matcher", "b");
+        command
+            .args(["--matcher.addr", "127.0.0.1:0", "--matcher.area", "1", "--matcher.nats_url", &bus.url])
+            .args(["--matcher.takeover", "empty"]);
+        let _second = Process::ready(&mut command).0;
+        let room = room_of(&caller.create("ann", "90v90").await);
+        signal(&first, "-CONT");
+        assert!(!first.0.wait().expect("it ends").success());
+        let kept = std::fs::read_dir(folder.path().join("a")).expect("its folder");
+        let names = kept.map(|entry| entry.expect("a name").file_name().into_string().expect("text"));
+        assert!(names.into_iter().any(|name| name.starts_with("replaced-")));
+        assert_eq!(room_of(&caller.room(&room.0).await), room, "the other one serves on");
     });
 }

@@ -52,8 +52,10 @@ pub fn reference_page() -> String {
          method or status (2), request id or number of the last entry (8), deadline in ms or processing time in us \
          (4). Fields have the names below in lower_snake_case. A request that changes something may carry a request \
          key, 16 bytes in field 100: within 60 s the same key is answered with the first answer and has no further \
-         effect. A refusal's body is {1: message, 2: detail}.\n\n",
+         effect. A refusal's body is {1: message, 2: detail}. \
+         A key that comes again with another method or body is refused as `INVALID`.\n\n",
     );
+    out.push_str(FRAMES);
     out.push_str(HTTP);
     out.push_str("## Methods\n");
     for method in METHODS {
@@ -92,6 +94,37 @@ pub fn reference_page() -> String {
     }
     out
 }
+
+const FRAMES: &str = "\
+| Kind | Name | Direction | Body |
+|---|---|---|---|
+| 0 | Request | to the matcher | the request of a method; flag 1 asks for no answer |
+| 1 | Response | to the caller | the answer, or a refusal where the status is not 0 |
+| 2 | Notify | to the caller | a batch of notifications; the id is the number of its last entry |
+| 3 | Hello | to the matcher | the first frame of a connection, below |
+| 4 | HelloAck | to the caller | its answer, below |
+| 5 | NotifyAck | to the matcher | nothing: the id is the number up to which entries were handled |
+| 6, 7 | Ping, Pong | both | any bytes, which come back |
+| 8 | Goaway | to the caller | {1: status, 2: text, 3 and 4: least and greatest version}: the matcher closes the connection |
+
+| Hello | No. | |
+|---|---|---|
+| `version` | 1 | 1 |
+| `srv_id` | 2 | the caller's `SrvID` |
+| `area` | 3 | area that it wants; empty: any |
+| `token` | 4 | access token |
+| `seq`, `epoch` | 5, 6 | the last entry that it has, and its stream: to go on behind it |
+
+| HelloAck | No. | |
+|---|---|---|
+| `version` | 1 | 1 |
+| `matcher_id` | 2 | name of the matcher's life |
+| `epoch` | 3 | the stream of notifications; another one than before means that entries are missing: fetch `ListMine` |
+| `first` | 4 | number of the next entry |
+| `frame_bytes_max` | 5 | longest body |
+| `resumed` | 6 | 1: the stream goes on |
+
+";
 
 const HTTP: &str = "\
 ## JSON over HTTP

@@ -47,6 +47,7 @@ statuses! {
     9 UnknownMethod "UNKNOWN_METHOD" 404 "no such method"
     10 Internal "INTERNAL" 500 "a defect of the matcher; nothing else is affected"
     11 Draining "DRAINING" 503 "no new rooms, teams, tickets"
+    12 Unavailable "UNAVAILABLE" 503 "this matcher does not serve the area now; nothing was done; try again"
     20 TeamFull "TEAM_FULL" 409 "the team has no place"
     21 WrongPassword "WRONG_PASSWORD" 403 "the team's password is another"
     22 AlreadyInTeam "ALREADY_IN_TEAM" 409 "the role is in another team"

@@ -1,12 +1,12 @@
 //! A real bus, and somebody who asks the matchers on it. Compiled into the tests of more than one crate.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::collections::BTreeSet;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use async_nats::{Client, HeaderMap, Message};
-use throng_wire::matcher::{Method, Reader, Status, Writer, method};
+use throng_wire::matcher::{Method, REQUEST_KEY_FIELD, Reader, Status, Writer, method};
 
 use crate::peers;
 
@@ -20,7 +20,9 @@ pub(crate) mod header {
 }
 
 /// Everything is there long before, but on a machine that does a lot else.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
+/// An answer that takes longer is asked for again.
+const ANSWER: Duration = Duration::from_secs(5);
 
 const PROGRAM: &str = "nats-server-2.11.12";
 
@@ -72,6 +74,7 @@ pub(crate) fn bus() -> Option<Bus> {
 pub(crate) struct Caller {
     pub(crate) client: Client,
     pub(crate) token: &'static str,
+    keys: AtomicU64,
 }
 
 pub(crate) struct Answer {
@@ -83,74 +86,69 @@ pub(crate) struct Answer {
 impl Caller {
     pub(crate) async fn connect(bus: &Bus, token: &'static str) -> Caller {
         let client = async_nats::ConnectOptions::new().retry_on_initial_connect().connect(&bus.url).await;
-        Caller { client: client.unwrap(), token }
+        Caller { client: client.unwrap(), token, keys: AtomicU64::new(1) }
+    }
+
+    /// The same caller with another token.
+    pub(crate) fn with_token(&self, token: &'static str) -> Caller {
+        Caller { client: self.client.clone(), token, keys: AtomicU64::new(1 << 32) }
+    }
+
+    fn next_key(&self) -> u128 {
+        u128::from(self.keys.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Asks until a matcher is on the bus.
     pub(crate) async fn ask(&self, number: u16, body: Writer) -> Answer {
         let subject = format!("throng.matcher.1.{}", method(number).unwrap().name);
         let body = body.into_bytes();
+        let key = self.next_key();
         loop {
             let mut headers = HeaderMap::new();
             headers.insert(header::SERVER, "game");
             headers.insert(header::NOTIFY, "yes");
             headers.insert(header::TOKEN, self.token);
+            let key: [u8; 16] = key.to_le_bytes();
+            let keyed = Writer::new().bytes(REQUEST_KEY_FIELD, &key).into_bytes();
             let request = async_nats::Request::new()
                 .headers(headers)
-                .payload(body.clone().into())
-                .timeout(Some(PATIENCE));
+                .payload([body.clone(), keyed].concat().into())
+                .timeout(Some(ANSWER));
             match self.client.send_request(subject.clone(), request).await {
                 Ok(answer) => {
                     let head = |name| text(&answer, name);
                     let status = head(header::STATUS).parse().ok().and_then(Status::from_code).unwrap();
+                    if status == Status::Unavailable {
+                        // Nothing was done: it does not serve now.
+                        tokio::task::yield_now().await;
+                        continue;
+                    }
                     return Answer { status, matcher: head(header::MATCHER), body: answer.payload.to_vec() };
                 }
+                // Nobody serves, or the one who does hangs: with its key the request is done once.
                 Err(error) => {
-                    assert_eq!(error.kind(), async_nats::RequestErrorKind::NoResponders, "{error}");
+                    let kind = error.kind();
+                    let known =
+                        [async_nats::RequestErrorKind::NoResponders, async_nats::RequestErrorKind::TimedOut];
+                    assert!(known.contains(&kind), "{error}");
                     tokio::task::yield_now().await;
                 }
             }
         }
     }
 
-    /// The first of these matchers that is no longer on the bus: until the bus has noticed, it may hand requests to one that
-    /// is lost, and nobody answers those.
-    pub(crate) async fn wait_for_a_loss(&self, matchers: &BTreeSet<String>) -> String {
-        loop {
-            for matcher in matchers {
-                let request = async_nats::Request::new().timeout(Some(Duration::from_millis(200)));
-                let subject = format!("throng.matcher.1.at.{matcher}.Ping");
-                let asked = self.client.send_request(subject, request).await;
-                if asked.is_err_and(|error| error.kind() == async_nats::RequestErrorKind::NoResponders) {
-                    return matcher.clone();
-                }
-            }
-        }
-    }
-
-    /// Joins roles until each of two matchers serves some modes: the mode, the matcher and the room of each.
-    pub(crate) async fn spread(&self) -> Vec<(String, String, String)> {
-        // One that comes late would find thousands of modes taken.
-        let mut present = BTreeSet::new();
-        while present.len() < 2 {
-            present.insert(self.ask(Method::PING, Writer::new()).await.matcher);
-        }
-        // Modes are taken by whoever is asked first, so that with enough of them both matchers have some.
-        let (mut homes, mut first) = (BTreeSet::new(), Vec::new());
-        for index in 0.. {
-            let mode = format!("{}v{}", index % 90 + 2, index / 90 + 2);
-            let joined = self.join(&format!("a{index}"), &mode).await;
-            homes.insert(joined.matcher.clone());
-            first.push((mode, joined.matcher.clone(), room_of(&joined).0));
-            if homes.len() == 2 && index >= 20 {
-                break;
-            }
-        }
-        first
-    }
-
     pub(crate) async fn room(&self, room: &str) -> Answer {
         self.ask(Method::GET_ROOM_INFO, Writer::new().str(1, room)).await
+    }
+
+    pub(crate) async fn create(&self, role: &str, mode: &str) -> Answer {
+        let body = Writer::new().nested(1, Writer::new().str(1, role)).nested(2, Writer::new().str(1, mode));
+        self.ask(Method::ROLE_CREATE_ROOM, body).await
+    }
+
+    pub(crate) async fn join_room(&self, role: &str, room: &str) -> Answer {
+        self.ask(Method::ROLE_JOIN_ROOM, Writer::new().nested(1, Writer::new().str(1, role)).str(2, room))
+            .await
     }
 
     pub(crate) async fn join(&self, role: &str, mode: &str) -> Answer {

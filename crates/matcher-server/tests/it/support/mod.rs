@@ -38,6 +38,7 @@ pub(crate) fn serve_behind(tls: Option<Tls>, tokens: &str, requests_max: usize) 
         secret: [3; 32],
         salvage: false,
         policies: throng_matcher_server::Policies::default(),
+        gate: throng_matcher_server::Gate::default(),
     })
     .unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
