@@ -474,6 +474,14 @@ impl Channel {
         Ok(())
     }
 
+    /// Makes the index of the subscriptions anew.
+    pub(crate) fn find_subscriptions_anew(&mut self) {
+        self.by_conn = ByConn::new(self.by_conn.hasher);
+        for (key, _) in &self.subs {
+            self.by_conn.insert(&self.subs, key as u32);
+        }
+    }
+
     /// Nanoseconds since the channel was created.
     pub(crate) fn time(&self, now: Instant) -> i64 {
         i64::try_from(now.since(self.created).as_nanos()).unwrap_or(i64::MAX)

@@ -345,6 +345,14 @@ impl Shard {
             return Err(Refusal::SubscriptionsPerConnection);
         }
         let subscribed = channel.subscribe_as_asked(board, address, peer.kind, options.as_ref());
+        let gives_write = options.as_ref().and_then(|options| options.data_access)
+            == Some(ChannelDataAccess::WriteAccess as i32);
+        if target != sender.conn
+            && gives_write
+            && let Some(world) = &mut self.world
+        {
+            world.forgive(head.channel, target);
+        }
         if subscribed == Subscribed::Silently {
             // Clients change their level of detail this way and expect no answer (spec §9.5).
             return Ok(());
@@ -406,6 +414,12 @@ impl Shard {
     pub(crate) fn on_update(&mut self, sender: Sender, head: Head, body: &[u8]) -> Result<(), Refusal> {
         let board = &mut self.board;
         let channel = self.channels.get_mut(&head.channel).ok_or(Refusal::UnknownChannel)?;
+        if channel.channel_type == ChannelType::ENTITY
+            && channel.owner != Some(sender.conn)
+            && self.world.as_ref().is_some_and(|world| world.is_former_owner(head.channel, sender.conn))
+        {
+            return Err(Refusal::FormerOwner);
+        }
         let may_write =
             || channel.subscription(sender.conn).is_some_and(|subscription| subscription.options.can_write());
         let counts_as = if channel.owner == Some(sender.conn) || may_write() {
@@ -469,7 +483,7 @@ impl Shard {
         if !board.peers.contains_key(&target) {
             return Err(Refusal::UnknownConnection);
         }
-        board.close(target, CloseReason::Disconnected);
+        board.close(target, if target == sender.conn { CloseReason::Left } else { CloseReason::Kicked });
         Ok(())
     }
 

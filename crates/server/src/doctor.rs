@@ -85,7 +85,7 @@ pub fn examine(config: &Config) -> Vec<Finding> {
 }
 
 fn descriptors(connections_max: u64) -> Finding {
-    let (limit, needed) = (process::raise_descriptor_limit(), connections_max + DESCRIPTORS_BESIDES);
+    let (limit, needed) = (throng_net::raise_descriptor_limit(), connections_max + DESCRIPTORS_BESIDES);
     let found = format!("{limit} may be open, `gateway.limits.connections_max` is {connections_max}");
     match limit >= needed {
         true => Finding::good("open files", found),
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn strangers_and_clear_text_are_pointed_out() {
         let findings =
-            examine_with(&[("gateway.clients.addr", "0.0.0.0:0"), ("gateway.unsafe_binds", "true")]);
+            examine_with(&[("gateway.clients.addr", "0.0.0.0:0"), ("gateway.clients.unsafe_binds", "true")]);
         assert_eq!(find(&findings, "reach", "checks nobody").severity, Severity::Poor);
         let findings =
             examine_with(&[("gateway.clients.addr", "0.0.0.0:0"), ("gateway.auth.kind", "refuse")]);

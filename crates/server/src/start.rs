@@ -170,7 +170,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let clock = Clock::start();
     let settings = &config.settings;
     let system = |what| move |source| StartError::System { what, source };
-    process::raise_descriptor_limit();
+    throng_net::raise_descriptor_limit();
 
     let mut secret = [0; 32];
     fill_random(&mut secret).map_err(system("cannot get random bytes"))?;
@@ -180,6 +180,10 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         tracing::warn!("{remark}");
     }
     let schemas = Arc::new(schemas::load(settings).map_err(StartError::File)?);
+    let unknown = gateway_config::unknown_positions(settings, &schemas);
+    if !unknown.is_empty() {
+        return Err(StartError::File(format!("`gateway.spatial.positions`: {}", unknown.join("; "))));
+    }
 
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -496,6 +500,7 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
             clock: plan.clock,
             event_loop,
             shard,
+            seed: plan.seed.wrapping_add(index as u64),
             // Listeners are open on the first loop only.
             listeners: roles.take().unwrap_or_default(),
             mailboxes: Arc::clone(&plan.mailboxes),
@@ -508,7 +513,7 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
         let thread = std::thread::Builder::new()
             .name(format!("shard {index}"))
             .stack_size(STACK_BYTES)
-            .spawn(move || worker.run())
+            .spawn(move || worker.run_or_abort())
             .map_err(|source| StartError::System { what: "cannot start a shard thread", source })?;
         threads.push(thread);
     }
@@ -548,7 +553,8 @@ fn open_listeners(
             Transport::Enet if listener.enet_updates == "unreliable" => Framing::Packets,
             Transport::Tcp | Transport::Kcp | Transport::Enet => Framing::Stream,
         };
-        roles.insert(key, ListenerRole { kind: section.kind(), framing });
+        let unproven = plan.transport == Transport::Kcp;
+        roles.insert(key, ListenerRole { kind: section.kind(), framing, unproven });
         let service = if section == Section::Servers { Service::Servers } else { Service::Clients };
         addresses.push(Address { service, scheme: plan.scheme(), addr });
     }
@@ -633,6 +639,9 @@ pub(crate) fn bind_error(key: String, addr: SocketAddr, source: std::io::Error) 
     StartError::Bind { key, addr, source, hint }
 }
 
+/// Shorter tokens can be guessed.
+const HTTP_TOKEN_BYTES_MIN: usize = 16;
+
 /// One token a line, `#` begins a comment.
 fn read_tokens(path: &str) -> Result<Vec<String>, StartError> {
     if path.is_empty() {
@@ -648,6 +657,13 @@ fn read_tokens(path: &str) -> Result<Vec<String>, StartError> {
         .collect();
     if tokens.is_empty() {
         return Err(StartError::File(format!("`http.tokens_file`: `{path}` holds no token")));
+    }
+    if let Some(short) = tokens.iter().find(|token| token.len() < HTTP_TOKEN_BYTES_MIN) {
+        return Err(StartError::File(format!(
+            "`http.tokens_file`: a token in `{path}` has {} characters; {HTTP_TOKEN_BYTES_MIN} at least, such as \
+             `openssl rand -hex 16` gives",
+            short.len()
+        )));
     }
     Ok(tokens)
 }

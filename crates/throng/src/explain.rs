@@ -44,7 +44,7 @@ const CODES: &[(&str, &str, &str)] = &[
         "an address that lets strangers in",
         "The listener would be reachable from other machines while logins are not checked (or the admin address has no\n\
          token). Ways out: listen on 127.0.0.1; set up an authentication in [gateway.auth]; or, inside a network that only\n\
-         you can reach, set gateway.unsafe_binds = true.",
+         you can reach, set unsafe_binds = true in the listener's section.",
     ),
     (
         "THR-0107",

@@ -154,7 +154,7 @@ impl Channel {
         self.join(board, key, Position::at(end));
     }
 
-    fn wait(&mut self, key: u32, due: i64) {
+    pub(super) fn wait(&mut self, key: u32, due: i64) {
         let due = self.tick_at_or_after(due);
         self.fan.waiting.insert((due, key));
         self.subs[key as usize].place = Place::Waiting { due };

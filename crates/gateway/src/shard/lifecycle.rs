@@ -7,9 +7,8 @@ use throng_wire::FrameReader;
 use throng_wire::frame::ReaderLimits;
 
 use super::Shard;
-use crate::ban::Subject;
 use crate::connection::{Budget, Connection};
-use crate::effect::{Accepted, Effect, SecurityEvent, SecurityEventKind};
+use crate::effect::{Accepted, Effect};
 use crate::ids::{ConnId, ConnKind, IdMap, ShardIndex};
 use crate::inspect::ClosureView;
 use crate::mail::Letter;
@@ -26,21 +25,15 @@ impl Shard {
         framing: Framing,
         addr: IpAddr,
     ) -> Result<Accepted, AcceptRefusal> {
-        let now = self.board.now;
         let limits = &self.board.config.limits;
         let Some(global) = &mut self.global else { return Err(AcceptRefusal::Draining) };
         if self.draining {
             return Err(AcceptRefusal::Draining);
         }
-        if global.bans.is_banned(now, &Subject::address(addr)) {
-            let what = SecurityEventKind::BannedReturned;
-            self.board.security(SecurityEvent { conn: None, addr: Some(addr), pit: None, what });
-            return Err(AcceptRefusal::BannedAddress);
-        }
         if global.entries.len() >= limits.connections {
             return Err(AcceptRefusal::ConnectionsMax);
         }
-        if kind == ConnKind::Client && global.clients_at(addr) >= limits.client_connections_per_address {
+        if kind == ConnKind::Client && global.is_crowded(addr, limits) {
             return Err(AcceptRefusal::ConnectionsPerAddress);
         }
         let conn = global.ids.allocate().ok_or(AcceptRefusal::IdsExhausted)?;
@@ -107,7 +100,7 @@ impl Shard {
     }
 
     /// Handles what this input has caused within the shard: letters to itself, then closures, until none are left.
-    pub(super) fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         loop {
             if let Some(letter) = self.board.inbox.pop_front() {
                 self.handle_letter(letter);
@@ -118,6 +111,8 @@ impl Shard {
                 if let Some(reason) = doomed {
                     self.close_local(handle, reason, true);
                 }
+            } else if let Some(data_type) = self.world.as_mut().and_then(|world| world.take_placeless()) {
+                self.board.effect(Effect::NoPosition { data_type });
             } else {
                 return;
             }

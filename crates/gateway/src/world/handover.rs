@@ -274,6 +274,12 @@ impl Shard {
             .filter(|&conn| conn != new_owner && !sees(conn))
             .collect();
         let Some(channel) = self.channels.get_mut(&id) else { return };
+        // One that is away loses it as well.
+        let lost = channel.lost.iter().filter(|place| place.was_owner).map(|place| place.conn);
+        let losers: SmallVec<[ConnId; 2]> = old.into_iter().chain(lost).collect();
+        if let Some(world) = &mut self.world {
+            world.note_owners(id, losers, new_owner);
+        }
         channel.owner_replaced(&mut self.board, new_owner);
         for conn in gone {
             if channel.unsubscribe(&mut self.board, conn) || old == Some(conn) {

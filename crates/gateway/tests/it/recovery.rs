@@ -5,7 +5,7 @@ use crate::common;
 use std::time::Duration;
 
 use common::{Id, Received, Send, World};
-use throng_gateway::{Config, ConnKind, Recovery, Refusal, SecurityEventKind, StateMachine};
+use throng_gateway::{CloseReason, Closed, Config, ConnKind, Recovery, Refusal, SecurityEventKind, StateMachine};
 use throng_wire::channeldpb::{
     AuthMessage, AuthResultMessage, ChannelDataRecoveryMessage, ChannelDataUpdateMessage,
     ChannelSubscriptionOptions, CreateChannelMessage, CreateChannelResultMessage, DisconnectMessage,
@@ -282,6 +282,51 @@ fn a_client_resumes_with_its_token_and_nobody_notices_the_gap() {
         });
         assert!(bad);
     }
+}
+
+#[test]
+fn a_client_that_leaves_frees_its_places_at_once_and_its_token_is_void() {
+    for shards in [1, 2] {
+        let mut world = World::sharded(config(), shards);
+        let server = world.join(ConnKind::Server, "s");
+        let channel = create(&mut world, server, 3, None);
+        for by_message in [false, true] {
+            let client = world.connect(ConnKind::Client);
+            let (result, _) = auth_with(&mut world, client, &[]);
+            subscribe(&mut world, client, channel);
+            world.take(server);
+            if by_message {
+                let goodbye = DisconnectMessage { conn_id: world.conn(client) };
+                world.send(client, [Send::new(MessageType::Disconnect, &goodbye)]);
+            } else {
+                world.close_as(client, Closed::Left);
+            }
+            let unsub: UnsubscribedFromChannelResultMessage = world.take(server)[0].decode();
+            assert_eq!(unsub.conn_id, world.conn(client), "the owner hears of it at once");
+            assert_eq!(world.stats().closed(ConnKind::Client, CloseReason::Left), 1 + u64::from(by_message));
+            let again = world.connect(ConnKind::Client);
+            let (again_result, _) = auth_with(&mut world, again, &result.resume_token);
+            assert!(!again_result.should_recover, "a goodbye voids the token");
+            world.close_as(again, Closed::Left);
+            world.take(server);
+        }
+    }
+}
+
+#[test]
+fn a_server_that_says_goodbye_is_recovered_like_one_that_was_killed() {
+    let mut world = World::new(config());
+    let server = world.join(ConnKind::Server, "s");
+    let channel = create(&mut world, server, 3, None);
+    world.close_as(server, Closed::Left);
+    assert_eq!(world.stats().closed(ConnKind::Server, CloseReason::EndOfStream), 1);
+    let again = world.connect(ConnKind::Server);
+    world.auth(again, "s");
+    let result = auth_result(&world.take(again));
+    assert!(result.should_recover);
+    world.run_ms(2_000);
+    let recovered = world.shards[0].channels().find(|view| view.id.0 == channel).expect("it is still there");
+    assert!(recovered.owner.is_some());
 }
 
 #[test]

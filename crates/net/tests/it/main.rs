@@ -9,6 +9,7 @@ mod enet_sessions;
 mod godot_relay;
 mod kcp_peer;
 mod kcp_sessions;
+mod pauses;
 mod random_operations;
 #[path = "../../examples/godot_relay/relay.rs"]
 mod relay;

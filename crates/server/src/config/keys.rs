@@ -208,6 +208,8 @@ section! {
         tls_cert: String = "", Kind::Path; reload;
         /// Private key for TLS, PEM.
         tls_key: String = "", Kind::Path; reload;
+        /// Allows this listener beyond loopback although it lets anyone in (no authentication, or development mode).
+        unsafe_binds: bool = false, Kind::Bool;
         /// Web pages that may open WebSockets: values of the `Origin` header, compared as a whole. Empty or `*` allows any,
         /// since logins need a token and not a cookie. Programs that send no `Origin` always pass.
         origins: Vec<String> = [], Kind::List;
@@ -242,8 +244,8 @@ section! {
     Gateway {
         /// Development mode. Connection ids count up from 1, everyone may log in and logs say more; loopback only.
         dev: bool = false, Kind::Bool;
-        /// Allows listeners beyond loopback that let anyone in (no authentication, or development mode).
-        unsafe_binds: bool = false, Kind::Bool;
+        /// Addresses and ranges (`10.0.0.0/8`) of proxies in front of the gateway, which stand for many players each.
+        trusted_proxies: Vec<String> = [], Kind::List; reload;
         /// Channel settings: a file in the reference's JSON form or a built-in preset (`hifi`, `lofi`, `tps`, `ue`).
         channels: String = "hifi", Kind::Text; reload;
         /// Files that describe channel data: `.proto` sources or compiled descriptor sets.
@@ -332,9 +334,10 @@ section! {
         /// How logins are checked. `none` lets everyone in (loopback only), `refuse` nobody, `tokens` reads a file,
         /// `jwt` verifies signed tokens, `http` asks a web service.
         kind: String = "none", Kind::Choice(&["none", "refuse", "tokens", "jwt", "http"]);
-        /// Game servers log in without a check; refused on listeners beyond loopback unless `gateway.unsafe_binds` is set.
+        /// Game servers log in without a check; refused on listeners beyond loopback unless `gateway.servers.unsafe_binds` is set.
         servers_bypass: bool = true, Kind::Bool; reload;
-        /// For `tokens`: a file with one `PLAYER TOKEN` pair a line; `*` as player fits every player. `#` starts a comment.
+        /// For `tokens`: a file with one `PLAYER TOKEN` pair a line; `*` as player fits every player. A third word `server` makes
+        /// it a game server's, which is no player's and the other way round. `#` starts a comment.
         tokens_file: String = "", Kind::Path; reload;
         /// For `jwt`: the signature algorithms that are accepted, and no others.
         jwt_algorithms: Vec<String> = ["RS256", "ES256", "EdDSA"], Kind::List;
@@ -374,7 +377,8 @@ section! {
     Limits {
         /// Time from connecting to a successful login; 0 = no limit.
         auth_timeout_ms: u64 = 5_000, int(0, DAY_MS), "ms"; reload;
-        /// Failed logins before a ban of the player (wrong token) or the address (unknown player); 0 = never.
+        /// Failed logins of one name from one address before the name is locked for the address, as long as bans last; 0 =
+        /// never. From other addresses the name passes.
         failed_auth_max: u32 = 5, int(0, 1_000_000), "logins"; reload;
         /// Messages refused by the state machine before the connection is closed and its player banned; 0 = never.
         refused_messages_max: u32 = 10, int(0, 1_000_000_000), "messages"; reload;
@@ -384,8 +388,9 @@ section! {
         ban_s: u64 = 900, int(1, 31_536_000), "s"; reload;
         /// Connections of both kinds that may be open at a time.
         connections_max: usize = 65_536, int(1, 4_294_967_295), "connections"; reload;
-        /// Client connections from one address (one IPv4 address or one IPv6 /64).
-        clients_per_address_max: usize = 65_536, int(1, 4_294_967_295), "connections"; reload;
+        /// Client connections from one address (one IPv4 address or one IPv6 /64, and eight times as many from a /48); 0 = no
+        /// limit. Loopback and `gateway.trusted_proxies` have none.
+        clients_per_address_max: usize = 256, int(0, 4_294_967_295), "connections"; reload;
         /// Channels that may exist at a time.
         channels_max: usize = 65_536, int(1, 4_294_967_295), "channels"; reload;
         /// Channels that one client has created and that still exist.
