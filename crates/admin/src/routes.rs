@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Query, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
@@ -160,24 +161,28 @@ fn router(app: App) -> Router {
 }
 
 async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
-    match allowed(&app, Guard::Monitor, request.method(), request.uri(), request.headers()) {
-        Ok(()) => private(next.run(request).await),
+    let (parts, body) = request.into_parts();
+    let costly = parts.uri.path().starts_with("/debug/");
+    match allowed(&app, Guard::Monitor, &parts, costly).await {
+        Ok(()) => private(next.run(Request::from_parts(parts, body)).await),
         Err(refusal) => *refusal,
     }
 }
 
-/// Checks a request against a guard; the answer if it is refused.
-pub(crate) fn allowed(
+/// Checks a request against a guard; the answer if it is refused, which waits where tokens are guessed. `costly` are
+/// requests that cost more than their answer.
+pub(crate) async fn allowed(
     app: &App,
     guard: Guard,
-    method: &Method,
-    uri: &Uri,
-    headers: &HeaderMap,
+    parts: &Parts,
+    costly: bool,
 ) -> Result<(), Box<Response>> {
-    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let text = |name: HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
     let claims = Claims {
-        path: uri.path(),
-        mutating: !method.is_safe(),
+        path: parts.uri.path(),
+        mutating: !parts.method.is_safe(),
+        fetch_site: text(HeaderName::from_static("sec-fetch-site")),
+        costly,
         host: text(header::HOST),
         origin: text(header::ORIGIN),
         authorization: text(header::AUTHORIZATION),
@@ -196,6 +201,11 @@ pub(crate) fn allowed(
         ),
         Decision::CrossSite => (StatusCode::FORBIDDEN, "this was asked for by a page of another site"),
     };
+    let from = parts.extensions.get::<From>().and_then(|from| from.0);
+    if status == StatusCode::UNAUTHORIZED && claims.authorization.is_some() {
+        let delay = from.map_or(Duration::ZERO, |from| app.access.count_failure(from.ip().to_canonical()));
+        tokio::time::sleep(delay).await;
+    }
     let mut response = (status, problem(what)).into_response();
     if status == StatusCode::UNAUTHORIZED {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::ffi::CString;
 
 use bytes::Bytes;
-use throng_client::{AuthOutcome, CallError, CloseReason, Event, Kind, MatchmakingEvent, RequestFailure, RequestId};
+use throng_client::{
+    AuthOutcome, CallError, CloseReason, Event, Kind, MatchmakingEvent, RequestFailure, RequestId,
+};
 
 use crate::abi::*;
 

@@ -9,8 +9,8 @@ use throng_wire::matcher::Reader;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::event::{
-    AuthOutcome, ChannelEntry, ChannelId, ChannelType, CloseCode, CloseReason, ConnId, Event,
-    RequestFailure, RequestId,
+    AuthOutcome, ChannelEntry, ChannelId, ChannelType, CloseCode, CloseReason, ConnId, Event, RequestFailure,
+    RequestId,
 };
 use crate::matcher::{CallError, MatchmakingEvent, MatchmakingRequest};
 use crate::options::{CreateChannel, SubscribeOptions};

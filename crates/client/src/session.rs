@@ -16,8 +16,8 @@ use throng_wire::{FrameWriter, MessagePack, channeldpb as pb, entry_len, write_e
 use outbox::Outbox;
 
 use crate::event::{
-    ChannelId, ChannelType, CloseCode, CloseReason, ConnId, Event, Kind, RecoveredChannel,
-    RequestFailure, RequestId,
+    ChannelId, ChannelType, CloseCode, CloseReason, ConnId, Event, Kind, RecoveredChannel, RequestFailure,
+    RequestId,
 };
 use crate::matcher::{MATCHMAKING, MatchmakingRequest};
 use crate::options::{CreateChannel, SubscribeOptions};

@@ -178,8 +178,9 @@ impl Shard {
         // The sender of an unproven connection may have written another's address on it: nothing is held against that.
         let counts = is_client && proven && max > 0;
         // Everybody without an identifier shares the empty one; locking that would lock them all out.
-        let locked =
-            counts && !pending.pit.is_empty() && global.bans.fail(now, Subject::login(addr, &pending.pit), max);
+        let locked = counts
+            && !pending.pit.is_empty()
+            && global.bans.fail(now, Subject::login(addr, &pending.pit), max);
         let slowed = counts && global.bans.count(now, Subject::address(addr)) > FAILURES_BEFORE_DELAY;
         let failed = FailedLogin { result, locked, closes: locked || (is_client && !proven) };
         self.security(conn, &pending.pit, SecurityEventKind::AuthFailed);
@@ -195,7 +196,9 @@ impl Shard {
 
     /// The negative answer to a connection whose address has failed too often is due.
     pub(crate) fn answer_delayed(&mut self, conn: ConnId) {
-        let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn)) else { return };
+        let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn)) else {
+            return;
+        };
         if let Some(delayed) = entry.delayed.take() {
             entry.pending = false;
             let (pending, failed) = *delayed;

@@ -38,6 +38,7 @@ use throng_stdx::TimerKey;
 
 use crate::channel::Channel;
 use crate::data::{FieldMask, Plan, Update};
+use crate::failpoint::failpoint;
 use crate::heal::Findings;
 use crate::ids::{ConnId, ShardIndex};
 use crate::inspect::CohortView;
@@ -165,6 +166,7 @@ impl Channel {
         let (now, tick) = (self.time(board.now), self.tick());
         let at = now.div_euclid(tick) * tick;
         board.stats.fan_out_ticks += 1;
+        failpoint!();
         let mut made = Made::default();
         let due: SmallVec<[usize; 8]> = self
             .fan
@@ -175,6 +177,7 @@ impl Channel {
             .collect();
         for index in due {
             let grain = self.fan.cohorts[index].grain;
+            failpoint!();
             self.flush(board, index, now.div_euclid(grain) * grain, &mut made);
         }
         while let Some(&(due, key)) = self.fan.overdue.first()
@@ -187,10 +190,12 @@ impl Channel {
                 && due <= at
             {
                 self.fan.waiting.pop_first();
+                failpoint!();
                 self.send_full_state(board, key, at, &mut made);
             }
         }
         self.trim();
+        failpoint!();
         self.arm(board);
     }
 
@@ -203,7 +208,10 @@ impl Channel {
         findings.expect(fan.bytes == bytes, "the bytes of the ring are miscounted");
         let mut placed = 0;
         for (key, sub) in &self.subs {
-            findings.expect(self.key(sub.address.conn) == Some(key as u32), "a subscription that cannot be found");
+            findings.expect(
+                self.key(sub.address.conn) == Some(key as u32),
+                "a subscription that cannot be found",
+            );
             let in_place = match sub.place {
                 Place::Nowhere => true,
                 Place::Waiting { due } => fan.waiting.contains(&(due, key as u32)),

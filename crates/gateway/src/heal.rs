@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use crate::channel::{Channel, DataState};
 use crate::data::ChannelData;
-use crate::ids::ChannelId;
-use crate::mail::Head;
+use crate::ids::{ChannelId, ShardIndex};
+use crate::mail::{Head, Letter};
 use crate::shard::Shard;
 use crate::switchboard::Switchboard;
 use throng_wire::channeldpb::MessageType;
@@ -62,12 +62,18 @@ impl Shard {
             findings.expect(channel.owner.is_none_or(has_place), "an owner without a place");
         }
         findings.about(None);
+        let exists = |id: &ChannelId| self.channels.contains_key(id);
+        let dangling = self.board.places.values().flatten().find(|id| !exists(id));
+        findings.about(dangling.copied());
+        findings.expect(dangling.is_none(), "a place in a channel that is gone");
+        findings.about(None);
         if let Some(world) = &self.world {
             world.check_invariants(&mut findings, |id| self.channels.contains_key(&id));
             self.check_lists(&mut findings);
         }
         let subscriptions: usize = self.channels.values().map(|channel| channel.subs.len()).sum();
-        findings.expect(subscriptions as u64 == self.board.stats.subscriptions, "subscriptions are miscounted");
+        findings
+            .expect(subscriptions as u64 == self.board.stats.subscriptions, "subscriptions are miscounted");
         for (slot, conn) in &self.board.conns {
             let handle = self.board.handles.get(&conn.handle);
             findings.expect(handle == Some(&(slot as u32)), "a connection without its handle");
@@ -94,7 +100,10 @@ impl Shard {
         channels.sort_unstable();
         channels.dedup();
         for id in channels {
-            let Some(channel) = self.channels.get_mut(&id) else { continue };
+            let Some(channel) = self.channels.get_mut(&id) else {
+                self.finish_removal(id);
+                continue;
+            };
             self.board.stats.channels_healed += 1;
             if !channel.rebuild(&mut self.board) && id != ChannelId::GLOBAL {
                 self.remove_channel(id, Head::new(ChannelId::GLOBAL, MessageType::RemoveChannel as u32));
@@ -102,9 +111,30 @@ impl Shard {
         }
         let subscriptions: usize = self.channels.values().map(|channel| channel.subs.len()).sum();
         self.board.stats.subscriptions = subscriptions as u64;
+        self.board.stats.channels.values_mut().for_each(|count| *count = 0);
+        for channel in self.channels.values() {
+            *self.board.stats.channels.entry(channel.channel_type).or_default() += 1;
+        }
         self.settle();
         self.board.at_hand = None;
         self.check_invariants()
+    }
+
+    /// A channel is not there, perhaps because a panic interrupted its end: nothing of it is to stay.
+    fn finish_removal(&mut self, id: ChannelId) {
+        let places = self.board.places.iter().filter(|(_, places)| places.contains(&id));
+        for conn in places.map(|(conn, _)| *conn).collect::<Vec<_>>() {
+            self.board.remove_place(conn, id);
+            self.board.tell_held(conn, id, false);
+        }
+        if self.global.is_some() {
+            self.channel_removed(id);
+        } else {
+            self.board.post(ShardIndex::FIRST, Letter::ChannelRemoved { channel: id });
+        }
+        if self.world.is_some() {
+            self.entity_removed(id);
+        }
     }
 
     /// An empty shard in this one's place: its configuration, and nobody and nothing else. `seed` should differ from the one

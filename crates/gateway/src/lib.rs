@@ -39,6 +39,7 @@ mod channel;
 mod config;
 mod connection;
 mod effect;
+pub mod failpoint;
 mod fanout;
 mod fsm;
 mod heal;

@@ -19,6 +19,7 @@ use throng_wire::{DataUpdate, entry_len_with};
 
 use crate::channel::{Channel, Subscribed, merge_options};
 use crate::data::{ChannelData, Plan, Schemas, Update};
+use crate::failpoint::failpoint;
 use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
 use crate::mail::{Head, Letter, NewChannel};
 use crate::reason::{CloseReason, Refusal};
@@ -88,6 +89,7 @@ impl Shard {
             entry.channels += 1;
             let metadata = request.metadata.clone();
             global.directory.insert(id, Listed { channel_type, metadata, creator: Some(sender.conn) });
+            failpoint!();
             id
         };
 
@@ -123,6 +125,7 @@ impl Shard {
     /// Makes a channel of this shard, or gives GLOBAL its owner, and subscribes the creator.
     pub(crate) fn create_here(&mut self, new: NewChannel) {
         let NewChannel { id, channel_type, metadata, owner, options, data, merge_options, broadcast } = new;
+        self.board.at_hand = Some(id);
         let settings = self.settings_of(channel_type);
         let (board, schemas) = (&mut self.board, &self.schemas);
         let channel = self.channels.entry(id).or_insert_with(|| {
@@ -130,6 +133,7 @@ impl Shard {
             Box::new(Channel::new(id, channel_type, settings, board.now, board.hasher))
         });
         channel.metadata = metadata;
+        failpoint!();
         channel.merge_options = merge_options;
         // Checked by shard 0 before it answered; without data the registered type starts empty.
         let content = match data {
@@ -152,6 +156,7 @@ impl Shard {
             return;
         };
         channel.set_owner(board, Some(owner));
+        failpoint!();
         let kind = board.peers.get(&owner).map_or(ConnKind::Server, |peer| peer.kind);
         let subscribed = channel.subscribe(board, address, kind, options.as_ref());
         if subscribed != Subscribed::Silently {
@@ -215,17 +220,21 @@ impl Shard {
     pub(crate) fn remove_channel(&mut self, id: ChannelId, head: Head) {
         let Some(mut channel) = self.channels.remove(&id) else { return };
         let board = &mut self.board;
+        board.at_hand = Some(id);
         channel.disarm(board);
+        failpoint!();
         let head = Head { msg_type: MessageType::RemoveChannel as u32, ..head };
         channel.broadcast(board, head, &RemoveChannelMessage { channel_id: id.0 }, |_| true);
         let subscribers = channel.subs.iter().map(|(_, sub)| sub.address.conn);
         let involved: Vec<ConnId> =
             subscribers.chain(channel.owner).chain(channel.lost.iter().map(|lost| lost.conn)).collect();
         for conn in involved {
+            failpoint!();
             board.remove_place(conn, id);
             board.tell_held(conn, id, false);
         }
         board.stats.subscriptions -= channel.subs.len() as u64;
+        failpoint!();
         if let Some(count) = board.stats.channels.get_mut(&channel.channel_type) {
             *count -= 1;
         }
@@ -358,6 +367,7 @@ impl Shard {
             return Ok(());
         }
         let result = channel.sub_result(target, peer.kind);
+        failpoint!();
         board.send(sender.conn, head, &result);
         if target != sender.conn {
             board.send(target, head.copy(), &result);
@@ -388,6 +398,7 @@ impl Shard {
             }
         }
         let owner = channel.owner;
+        failpoint!();
         if !channel.unsubscribe(board, target) {
             return Err(Refusal::NotSubscribed);
         }

@@ -85,7 +85,9 @@ impl Epoll {
                 events.len = usize::try_from(count).unwrap_or(0);
                 Ok(())
             }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => self.wait(events, Some(Duration::ZERO)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                self.wait(events, Some(Duration::ZERO))
+            }
             // Old kernels do not know the call; some sandboxes answer EPERM for calls that they do not know.
             Err(error)
                 if self.precise.load(Ordering::Relaxed)

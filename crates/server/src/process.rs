@@ -14,8 +14,11 @@ pub(crate) struct ProcessFigures {
 impl ProcessFigures {
     /// Reads `/proc/self`; about 30 us.
     pub(crate) fn read() -> ProcessFigures {
-        let mut figures =
-            ProcessFigures { cpu_seconds: cpu_seconds(), max_fds: throng_net::descriptor_limit(), ..Default::default() };
+        let mut figures = ProcessFigures {
+            cpu_seconds: cpu_seconds(),
+            max_fds: throng_net::descriptor_limit(),
+            ..Default::default()
+        };
         if let Ok(status) = std::fs::read_to_string("/proc/self/status") {
             let field = |name: &str| {
                 let line = status.lines().find_map(|line| line.strip_prefix(name))?;

@@ -9,6 +9,7 @@ use throng_wire::frame::ReaderLimits;
 use super::Shard;
 use crate::connection::{Budget, Connection};
 use crate::effect::{Accepted, Effect};
+use crate::failpoint::failpoint;
 use crate::ids::{ConnId, ConnKind, IdMap, ShardIndex};
 use crate::inspect::ClosureView;
 use crate::mail::Letter;
@@ -123,12 +124,14 @@ impl Shard {
     pub(super) fn close_local(&mut self, handle: ConnId, reason: CloseReason, tell_driver: bool) {
         let Some(slot) = self.board.handles.remove(&handle) else { return };
         let mut conn = self.board.conns.remove(slot as usize);
+        failpoint!();
         self.remember_closure(ClosureView::new(&conn, reason, self.board.now));
         let board = &mut self.board;
         if let Some((_, key)) = conn.timer.take() {
             board.timers.cancel(key);
         }
         board.stats.kind_mut(conn.kind).connections -= 1;
+        failpoint!();
         board.stats.count_closed(conn.kind, reason);
         let unix_seconds = board.unix_now_ns() / 1_000_000_000;
         if let Some((name, bytes)) = conn.recorder.take().and_then(|rec| rec.finish(conn.id.0, unix_seconds))
@@ -152,6 +155,7 @@ impl Shard {
     /// A connection of any shard is gone.
     pub(crate) fn on_closed(&mut self, conn: ConnId, kind: ConnKind, keep: bool, reason: CloseReason) {
         self.board.peers.remove(&conn);
+        failpoint!();
         if self.board.global_owner == Some(conn) {
             self.board.global_owner = None;
         }
@@ -170,6 +174,7 @@ impl Shard {
             self.board.timers.cancel(key);
         }
         let Some(entry) = global.unregister(conn) else { return };
+        failpoint!();
         if let Some(first_id) = entry.accepted_as {
             global.ids.release(first_id);
         }

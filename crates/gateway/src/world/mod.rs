@@ -330,17 +330,13 @@ impl World {
             findings.expect(exists(*id), "an entity without a channel");
             if let Some(cell) = entity.cell {
                 let state = self.cells.get(cell.0 as usize);
-                findings.expect(
-                    state.is_some_and(|it| it.entities.contains(id)),
-                    "an entity is not in its cell",
-                );
+                findings
+                    .expect(state.is_some_and(|it| it.entities.contains(id)), "an entity is not in its cell");
             }
             if let Some(client) = entity.client {
                 let avatars = self.avatars.get(&client);
-                findings.expect(
-                    avatars.is_some_and(|it| it.contains(id)),
-                    "an entity is not among its client's",
-                );
+                findings
+                    .expect(avatars.is_some_and(|it| it.contains(id)), "an entity is not among its client's");
             }
             let keys = [entity.lock, entity.handover.key()].into_iter().flatten();
             findings.expect(keys.into_iter().all(|key| in_group(key, id)), "a group without its member");

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use common::{Id, Send, World};
 use throng_gateway::{
-    Abuse, AcceptRefusal, CloseReason, Config, ConnId, ConnKind, Effect, Framing, Limits, Refusal, SecurityEventKind,
-    StateMachine, Verdict,
+    Abuse, AcceptRefusal, CloseReason, Config, ConnId, ConnKind, Effect, Framing, Limits, Refusal,
+    SecurityEventKind, StateMachine, Verdict,
 };
 use throng_wire::channeldpb::{
     AuthMessage, AuthResultMessage, CreateChannelMessage, DisconnectMessage, ListChannelMessage, MessageType,

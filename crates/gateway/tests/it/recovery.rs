@@ -5,7 +5,9 @@ use crate::common;
 use std::time::Duration;
 
 use common::{Id, Received, Send, World};
-use throng_gateway::{CloseReason, Closed, Config, ConnKind, Recovery, Refusal, SecurityEventKind, StateMachine};
+use throng_gateway::{
+    CloseReason, Closed, Config, ConnKind, Recovery, Refusal, SecurityEventKind, StateMachine,
+};
 use throng_wire::channeldpb::{
     AuthMessage, AuthResultMessage, ChannelDataRecoveryMessage, ChannelDataUpdateMessage,
     ChannelSubscriptionOptions, CreateChannelMessage, CreateChannelResultMessage, DisconnectMessage,
@@ -446,5 +448,30 @@ fn churn_with_losses_and_returns_keeps_ids_unique() {
         }
         world.run(Duration::from_secs(60));
         assert_eq!(world.stats().subscriptions, 1, "only the owner's");
+    }
+}
+
+#[test]
+fn the_owner_of_global_is_its_owner_again_after_its_return_on_every_shard() {
+    for shards in [1, 2, 4] {
+        let mut world = World::sharded(config(), shards);
+        let owner = world.join(ConnKind::Server, "master");
+        let claim = CreateChannelMessage { channel_type: 1, ..Default::default() };
+        world.send(owner, [Send::new(MessageType::CreateChannel, &claim)]);
+        world.close(owner);
+        let back = world.connect(ConnKind::Server);
+        world.auth(back, "master");
+        world.run_ms(1_500);
+        world.take(back);
+        // It hears who logs in, and what clients on every shard say to it.
+        for index in 0..shards {
+            let client = world.join(ConnKind::Client, &format!("c{index}"));
+            assert_eq!(world.take_types(back), [1], "shard {index} of {shards}");
+            world.send(client, [Send::user(150, b"hello")]);
+            assert_eq!(world.take_types(back), [150], "shard {index} of {shards}");
+        }
+        let rival = world.join(ConnKind::Server, "rival");
+        world.send(rival, [Send::new(MessageType::CreateChannel, &claim)]);
+        assert_eq!(world.refused(Refusal::AlreadyOwned), 1);
     }
 }

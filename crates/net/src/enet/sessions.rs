@@ -574,14 +574,7 @@ impl Enets {
         }
     }
 
-    fn route_end(
-        &mut self,
-        slot: usize,
-        peer: PeerId,
-        reason: Reason,
-        code: u32,
-        handler: &mut dyn Handler,
-    ) {
+    fn route_end(&mut self, slot: usize, peer: PeerId, reason: Reason, code: u32, handler: &mut dyn Handler) {
         let Some(route) = self.ports[slot].routes.remove(&peer) else { return };
         if route.finish_by.is_some() {
             // The driver has forgotten it.

@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
-use super::{EventLoop, URGENT_READS};
 use super::conn::{Silence, get_mut};
 use super::key::{ConnKey, ListenerKey};
+use super::{EventLoop, URGENT_READS};
 use crate::handler::{Accept, CloseCause, Flow, Handler, TimedOut};
 use crate::listener::Permit;
 use crate::stream::{End, Phase, Shared, Sink, Stream};
@@ -21,8 +21,12 @@ impl EventLoop {
         let Some(conn) = get_mut(&mut self.conns, key) else { return };
         let was_open = conn.stream.phase == Phase::Open;
         let mut sink = ToHandler { handler, key, listener: &mut conn.unknown, peer: conn.peer };
-        let mut shared =
-            Shared { scratch: &mut self.scratch, plain: &mut self.plain, stats: &mut self.stats, now: self.now };
+        let mut shared = Shared {
+            scratch: &mut self.scratch,
+            plain: &mut self.plain,
+            stats: &mut self.stats,
+            now: self.now,
+        };
         match act(&mut conn.stream, &mut shared, &mut sink) {
             Ok(bytes) => {
                 if bytes > 0 {

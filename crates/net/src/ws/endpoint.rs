@@ -131,12 +131,7 @@ impl Endpoint {
         }
     }
 
-    fn feed_open(
-        &mut self,
-        now: Instant,
-        input: &mut [u8],
-        sink: &mut dyn FnMut(&[u8]) -> Flow,
-    ) -> Outcome {
+    fn feed_open(&mut self, now: Instant, input: &mut [u8], sink: &mut dyn FnMut(&[u8]) -> Flow) -> Outcome {
         let (pong, mut closed) = (&mut self.pong, None);
         let result = self.decoder.feed(input, &mut |event| {
             match event {

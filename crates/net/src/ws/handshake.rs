@@ -88,7 +88,8 @@ impl HeadReader {
         // A line feed by itself ends no line: waiting for the rest of such a head would be waiting for ever.
         let from = before.saturating_sub(1).max(1);
         let lines = self.buf.get(from - 1..).unwrap_or_default();
-        if self.buf.first() == Some(&b'\n') || lines.windows(2).any(|two| two[0] != b'\r' && two[1] == b'\n') {
+        if self.buf.first() == Some(&b'\n') || lines.windows(2).any(|two| two[0] != b'\r' && two[1] == b'\n')
+        {
             return Err(HeadError::BareLineFeed);
         }
         match mark {

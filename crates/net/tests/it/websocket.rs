@@ -206,7 +206,11 @@ fn a_connection_that_ends_while_a_message_is_stuck_ends_it_and_says_goodbye() {
         });
         let got = finish(&mut node, reader);
         assert!(got[..written] == one.repeat(written / one.len()), "{layer}: the messages are whole");
-        assert_eq!((got[written], &got[written + 2..written + 4]), (0x88, &u16::to_be_bytes(code)[..]), "{layer}");
+        assert_eq!(
+            (got[written], &got[written + 2..written + 4]),
+            (0x88, &u16::to_be_bytes(code)[..]),
+            "{layer}"
+        );
     }
 }
 
@@ -327,11 +331,18 @@ fn bad_requests_get_an_http_answer() {
         ("no path", with("GET /chat", "GET *"), 400),
         ("a relative path", with("GET /chat", "GET chat"), 400),
         ("a fragment", with("GET /chat", "GET /chat#b"), 400),
-        ("two keys", with("Sec-WebSocket-Key", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Key"), 400),
+        (
+            "two keys",
+            with("Sec-WebSocket-Key", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Key"),
+            400,
+        ),
         ("two versions", with("Version: 13", "Version: 13\r\nSec-WebSocket-Version: 8"), 400),
         (
             "two origins, the first of which is allowed",
-            with("Origin: http://example.com", "Origin: http://example.com\r\nOrigin: http://evil.example.com"),
+            with(
+                "Origin: http://example.com",
+                "Origin: http://example.com\r\nOrigin: http://evil.example.com",
+            ),
             400,
         ),
         ("lines without carriage returns", REQUEST.replace("\r\n", "\n"), 400),

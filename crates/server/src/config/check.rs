@@ -138,7 +138,9 @@ fn check_reach(config: &Config, section: &str, plan: &ListenerPlan, problems: &m
         problems.push(
             at(config, ProblemKind::UnsafeBind, &key, message)
                 .note(format!("{way_out}; or listen on 127.0.0.1"))
-                .note(format!("or, inside a network that only you can reach, set `{section}.unsafe_binds = true`")),
+                .note(format!(
+                    "or, inside a network that only you can reach, set `{section}.unsafe_binds = true`"
+                )),
         );
     }
 }

@@ -19,7 +19,11 @@ impl Handler for Driver {
     }
 
     fn paused(&mut self, gap: Duration) {
-        tracing::warn!(shard = self.index, gap_ms = gap.as_millis() as u64, "the process was stopped or starved");
+        tracing::warn!(
+            shard = self.index,
+            gap_ms = gap.as_millis() as u64,
+            "the process was stopped or starved"
+        );
         self.shard.excuse_pause(gap);
     }
 
@@ -99,7 +103,9 @@ impl Handler for Driver {
         };
         tracing::debug!(conn = conn.0, cause = cause.name(), "connection lost");
         let closed = match cause {
-            CloseCause::WsClosed { code: Some(close_code::NORMAL) } | CloseCause::Disconnected { .. } => Closed::Left,
+            CloseCause::WsClosed { code: Some(close_code::NORMAL) } | CloseCause::Disconnected { .. } => {
+                Closed::Left
+            }
             // A page that is reloaded says 1001, one that is closed by its browser often nothing.
             CloseCause::EndOfStream | CloseCause::WsClosed { .. } => Closed::EndOfStream,
             CloseCause::TimedOut(TimedOut::Idle | TimedOut::Ping) => Closed::Idle,

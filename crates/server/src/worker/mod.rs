@@ -252,7 +252,8 @@ impl Worker {
             self.driver.mailboxes.iter().for_each(Mailbox::wake);
         }
         for post in posts.drain(..) {
-            if let Post::Mail { life, .. } | Post::Socket { life, .. } | Post::SocketLost { life, .. } = &post {
+            if let Post::Mail { life, .. } | Post::Socket { life, .. } | Post::SocketLost { life, .. } = &post
+            {
                 // Mail of a new life may come before the order to begin it.
                 self.follow(*life);
                 if *life != self.driver.life {

@@ -174,8 +174,7 @@ fn a_missing_file_is_one_problem() {
 
 #[test]
 fn unsafe_binds_open_up_when_told_or_when_logins_are_checked() {
-    let open =
-        "[gateway.clients]\naddr = ':0'\nunsafe_binds = true\n[gateway.servers]\naddr = ':0'\nunsafe_binds = true\n";
+    let open = "[gateway.clients]\naddr = ':0'\nunsafe_binds = true\n[gateway.servers]\naddr = ':0'\nunsafe_binds = true\n";
     load(open).unwrap();
     let half = "[gateway.clients]\naddr = ':0'\n[gateway.servers]\naddr = ':0'\nunsafe_binds = true\n";
     let problems = load(half).unwrap_err();

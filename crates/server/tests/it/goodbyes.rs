@@ -91,7 +91,8 @@ fn peers_hear_why_the_gateway_ends_their_connection() {
     for (transport, dial) in [("ws", Dial::WebSocket), ("enet", Dial::Enet)] {
         for case in CASES {
             for shards in ["1", "2"] {
-                let keys = [&[("gateway.clients.transport", transport), ("server.shards", shards)], case.keys];
+                let keys =
+                    [&[("gateway.clients.transport", transport), ("server.shards", shards)], case.keys];
                 let running = gateway(&keys.concat());
                 let addr = running.address(Service::Clients).unwrap();
                 let mut peer = Peer::connect(addr, &dial);
@@ -142,8 +143,7 @@ fn a_goodbye_is_told_from_a_loss() {
     };
     for (transport, dial) in [("ws", Dial::WebSocket), ("enet", Dial::Enet)] {
         for shards in ["1", "2"] {
-            let running =
-                gateway(&[("gateway.clients.transport", transport), ("server.shards", shards)]);
+            let running = gateway(&[("gateway.clients.transport", transport), ("server.shards", shards)]);
             let addr = running.address(Service::Clients).unwrap();
             for index in 0..2 {
                 let peer = Peer::login(addr, &dial, &format!("leaves {index}"), "");

@@ -251,7 +251,11 @@ fn a15_a_server_whose_cell_was_taken_over_is_a_former_owner_when_it_returns() {
     let old = world.conn(a);
     world.close(a);
     let c = spatial_server(&mut world, "c");
-    assert_eq!(entity(&world, E + 1), (Some(CELL), Some(world.conn(c))), "the slot and its entities are taken");
+    assert_eq!(
+        entity(&world, E + 1),
+        (Some(CELL), Some(world.conn(c))),
+        "the slot and its entities are taken"
+    );
     let back = returns(&mut world, "a");
     move_to(&mut world, back, E + 1, 15.0);
     assert_eq!(world.refused(Refusal::FormerOwner), 1);
@@ -273,7 +277,8 @@ message Soul { int32 age = 1; }
 
 /// An entity of a type in protobuf's own spelling, 5 to the right of the origin, then 15.
 fn crosses_with(path: &str) -> bool {
-    let schemas = throng_gateway::data::SchemasBuilder::new().add_proto("snake.proto", SNAKE).build().unwrap();
+    let schemas =
+        throng_gateway::data::SchemasBuilder::new().add_proto("snake.proto", SNAKE).build().unwrap();
     let mut config = config(2, 2);
     config.spatial.positions = vec![PositionPath { path: path.into(), z_up: false }];
     let mut world = World::with_schemas(config, 1, schemas.into());
@@ -298,7 +303,8 @@ fn positions_are_found_by_json_names_in_either_spelling() {
 
 #[test]
 fn entities_without_a_position_are_told_of_once_per_type_and_counted() {
-    let schemas = throng_gateway::data::SchemasBuilder::new().add_proto("snake.proto", SNAKE).build().unwrap();
+    let schemas =
+        throng_gateway::data::SchemasBuilder::new().add_proto("snake.proto", SNAKE).build().unwrap();
     assert!(schemas.has_position("current_pose.worldPosition") && !schemas.has_position("currentPose"));
     assert!(schemas.position_paths().contains("current_pose.world_position"));
     let mut world = World::with_schemas(config(2, 2), 1, schemas.into());
@@ -308,9 +314,10 @@ fn entities_without_a_position_are_told_of_once_per_type_and_counted() {
         let body = CreateEntityChannelMessage { entity_id: id, data: Some(soul), ..Default::default() };
         world.send(a, [Send::new(MessageType::CreateEntityChannel, &body).to(CELL)]);
     }
-    let told = world.effects.iter().filter(
-        |effect| matches!(effect, Effect::NoPosition { data_type } if data_type == "snake.Soul"),
-    );
+    let told = world
+        .effects
+        .iter()
+        .filter(|effect| matches!(effect, Effect::NoPosition { data_type } if data_type == "snake.Soul"));
     assert_eq!(told.count(), 1);
     assert_eq!(world.shards[0].world().map(|view| view.placeless), Some(2));
     let sight = world.shards[0].sight_of(ConnId(world.conn(a)), ChannelId(E + 1)).expect("an entity");

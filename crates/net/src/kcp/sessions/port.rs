@@ -165,7 +165,8 @@ impl Sessions {
         }
         // Anyone can write the address of a peer on a datagram: its session goes on until the newcomer has proven itself.
         // Of those that have not, the latest stays.
-        let unproven = known.iter().find(|conv| p.routes.get(&(peer, **conv)).is_some_and(|route| !route.proven));
+        let unproven =
+            known.iter().find(|conv| p.routes.get(&(peer, **conv)).is_some_and(|route| !route.proven));
         if let Some(&conv) = unproven {
             self.replace(port, peer, conv, cx, handler);
         }
