@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::io::Read as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,14 @@ use std::time::{Duration, Instant};
 const SESSIONS_MAX: usize = 64;
 /// One-time tokens that wait for their use; the oldest makes room.
 const INVITATIONS_MAX: usize = 16;
+/// Life of a one-time token that nobody uses.
+const INVITATION_LIFE: Duration = Duration::from_secs(600);
+/// Failed tokens of an address that are answered at once; how long they are remembered, and what later ones wait.
+const FAILURES_FREE: u32 = 5;
+const FAILURE_MEMORY: Duration = Duration::from_secs(600);
+const FAILURE_DELAY: Duration = Duration::from_secs(1);
+/// Addresses remembered for it; the one that failed longest ago makes room.
+const FAILURES_MAX: usize = 1_024;
 /// Life of a session: a working day.
 const SESSION_LIFE: Duration = Duration::from_secs(12 * 3600);
 
@@ -23,9 +31,21 @@ pub struct Access {
     tokens: RwLock<Vec<String>>,
     /// Serves `/metrics` to everyone.
     metrics_open: bool,
-    invitations: Mutex<VecDeque<String>>,
+    invitations: Mutex<VecDeque<Invitation>>,
+    failures: Mutex<Failures>,
     sessions: Mutex<Sessions>,
 }
+
+/// A one-time token.
+#[derive(Debug)]
+struct Invitation {
+    token: String,
+    made: Instant,
+}
+
+/// Failed bearer tokens by address, the latest last.
+#[derive(Debug, Default)]
+struct Failures(VecDeque<(IpAddr, u32, Instant)>);
 
 #[derive(Debug, Default)]
 struct Sessions {
@@ -63,6 +83,10 @@ pub(crate) struct Credentials<'a> {
     pub(crate) origin: Option<&'a str>,
     pub(crate) authorization: Option<&'a str>,
     pub(crate) cookie: Option<&'a str>,
+    /// Where a browser says that a request comes from. Absent outside of browsers, and on plain HTTP beyond loopback.
+    pub(crate) fetch_site: Option<&'a str>,
+    /// It costs more than an answer: a profile, or a stream that stays open.
+    pub(crate) costly: bool,
 }
 
 /// The answer of [`Access::check`].
@@ -97,19 +121,32 @@ impl Access {
         if invitations.len() == INVITATIONS_MAX {
             invitations.pop_front();
         }
-        invitations.push_back(token.clone());
+        invitations.push_back(Invitation { token: token.clone(), made: Instant::now() });
         Some(token)
+    }
+
+    /// Counts a failed token from an address; how long the answer is to wait.
+    pub(crate) fn count_failure(&self, addr: IpAddr) -> Duration {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.0.retain(|(_, _, at)| at.elapsed() < FAILURE_MEMORY);
+        let known = failures.0.iter().position(|(known, ..)| *known == addr);
+        let before = known.and_then(|at| failures.0.remove(at)).map_or(0, |(_, count, _)| count);
+        if failures.0.len() == FAILURES_MAX {
+            failures.0.pop_front();
+        }
+        failures.0.push_back((addr, before + 1, Instant::now()));
+        if before < FAILURES_FREE { Duration::ZERO } else { FAILURE_DELAY }
     }
 
     /// Opens a session for a one-time token, which is used up by that, or for a configured one.
     pub(crate) fn open_session(&self, token: &str) -> Option<String> {
         let invited = {
             let mut invitations = self.invitations.lock().unwrap_or_else(PoisonError::into_inner);
-            let found = invitations
-                .iter()
-                .enumerate()
-                .fold(None, |found, (index, each)| if same(each, token) { Some(index) } else { found });
-            found.and_then(|index| invitations.remove(index)).is_some()
+            let found = invitations.iter().enumerate().fold(None, |found, (index, each)| {
+                if same(&each.token, token) { Some(index) } else { found }
+            });
+            let used = found.and_then(|index| invitations.remove(index));
+            used.is_some_and(|used| used.made.elapsed() < INVITATION_LIFE)
         };
         if !invited && !self.is_token(token) {
             return None;
@@ -166,7 +203,10 @@ impl Access {
         // Browsers name the origin of whatever may change something, and scripts of other sites
         // cannot forge it.
         let cross = claims.mutating && claims.origin.is_some_and(|origin| !is_same_site(origin, claims.host));
-        if cross {
+        // A page elsewhere cannot read what it asks for, but could have it made.
+        let used =
+            claims.costly && claims.fetch_site.is_some_and(|site| !matches!(site, "none" | "same-origin"));
+        if cross || used {
             return Decision::CrossSite;
         }
         if guard == Guard::Open || claims.path == "/metrics" && self.metrics_open {
@@ -327,6 +367,56 @@ mod tests {
         assert_eq!(access.check(Guard::Session, other, &with), Decision::Unauthorized);
         access.close_session(local, Some(&cookie));
         assert_eq!(access.check(Guard::Session, local, &with), Decision::Unauthorized);
+    }
+
+    #[test]
+    fn one_time_tokens_and_sessions_end_by_themselves() {
+        let local: SocketAddr = LOCAL.parse().unwrap();
+        let access = Access::new(Vec::new(), false);
+        let back = |by: Duration| Instant::now().checked_sub(by + Duration::from_secs(1)).unwrap();
+        let late = access.invite().unwrap();
+        access.invitations.lock().unwrap()[0].made = back(INVITATION_LIFE);
+        assert!(access.open_session(&late).is_none());
+        let session = access.open_session(&access.invite().unwrap()).unwrap();
+        let cookie = format!("throng_console_80={session}");
+        assert!(access.has_session(local, Some(&cookie)));
+        assert!(access.name_of(local, None, Some(&cookie)).is_some());
+        access.sessions.lock().unwrap().open[0].opened = back(SESSION_LIFE);
+        assert!(!access.has_session(local, Some(&cookie)));
+        let with = Credentials { cookie: Some(&cookie), ..claims() };
+        assert_eq!(access.check(Guard::Session, local, &with), Decision::Unauthorized);
+    }
+
+    #[test]
+    fn failed_tokens_of_an_address_are_slow() {
+        let access = Access::new(vec!["secret".into()], false);
+        let (guesser, other): (IpAddr, IpAddr) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let delays: Vec<_> = (0..7).map(|_| access.count_failure(guesser)).collect();
+        assert_eq!(delays[..5], [Duration::ZERO; 5]);
+        assert_eq!(delays[5..], [FAILURE_DELAY; 2]);
+        assert_eq!(access.count_failure(other), Duration::ZERO);
+        for index in 0..=FAILURES_MAX as u32 {
+            access.count_failure(IpAddr::V4((0x0B00_0000 + index).into()));
+        }
+        assert_eq!(access.failures.lock().unwrap().0.len(), FAILURES_MAX);
+    }
+
+    #[test]
+    fn pages_of_other_sites_start_no_profile() {
+        let local: SocketAddr = LOCAL.parse().unwrap();
+        let access = Access::new(Vec::new(), false);
+        for (fetch_site, expected) in [
+            (None, Decision::Allow),
+            (Some("none"), Decision::Allow),
+            (Some("same-origin"), Decision::Allow),
+            (Some("same-site"), Decision::CrossSite),
+            (Some("cross-site"), Decision::CrossSite),
+        ] {
+            let given = Credentials { fetch_site, costly: true, ..claims() };
+            assert_eq!(access.check(Guard::Monitor, local, &given), expected, "{fetch_site:?}");
+            let cheap = Credentials { costly: false, ..given };
+            assert_eq!(access.check(Guard::Monitor, local, &cheap), Decision::Allow);
+        }
     }
 
     #[test]

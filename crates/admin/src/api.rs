@@ -49,7 +49,8 @@ pub(crate) fn router() -> Router<App> {
 
 async fn answer(app: App, route: &'static Route, request: Request) -> Response {
     let (parts, body) = request.into_parts();
-    if let Err(refusal) = allowed(&app, route.guard, &parts.method, &parts.uri, &parts.headers) {
+    let costly = route.endpoint == Endpoint::Stream;
+    if let Err(refusal) = allowed(&app, route.guard, &parts, costly).await {
         return *refusal;
     }
     let text = |name| parts.headers.get(name).and_then(|value| value.to_str().ok());

@@ -2,12 +2,15 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use tokio::sync::Semaphore;
 
 use crate::access::{Access, Credentials, Decision, Guard};
+use crate::audit::From;
 use crate::monitor::Monitor;
 use crate::response::{private, problem};
 
@@ -20,24 +23,26 @@ pub(crate) struct App {
     pub(crate) streams: Arc<Semaphore>,
 }
 
-/// Checks a request against a guard; the answer if it is refused.
-pub(crate) fn allowed(
+/// Checks a request against a guard; the answer if it is refused, delayed for an address that guesses tokens. `costly`
+/// marks requests that cost more than their answer: profiles and streams.
+pub(crate) async fn allowed(
     app: &App,
     guard: Guard,
-    method: &Method,
-    uri: &Uri,
-    headers: &HeaderMap,
+    parts: &Parts,
+    costly: bool,
 ) -> Result<(), Box<Response>> {
-    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-    let claims = Credentials {
-        path: uri.path(),
-        mutating: !method.is_safe(),
+    let text = |name: HeaderName| parts.headers.get(name).and_then(|value| value.to_str().ok());
+    let credentials = Credentials {
+        path: parts.uri.path(),
+        mutating: !parts.method.is_safe(),
+        fetch_site: text(HeaderName::from_static("sec-fetch-site")),
+        costly,
         host: text(header::HOST),
         origin: text(header::ORIGIN),
         authorization: text(header::AUTHORIZATION),
         cookie: text(header::COOKIE),
     };
-    let (status, what) = match app.access.check(guard, app.listener, &claims) {
+    let (status, what) = match app.access.check(guard, app.listener, &credentials) {
         Decision::Allow => return Ok(()),
         Decision::Unauthorized => (
             StatusCode::UNAUTHORIZED,
@@ -50,6 +55,11 @@ pub(crate) fn allowed(
         ),
         Decision::CrossSite => (StatusCode::FORBIDDEN, "this was asked for by a page of another site"),
     };
+    let from = parts.extensions.get::<From>().and_then(|from| from.0);
+    if status == StatusCode::UNAUTHORIZED && credentials.authorization.is_some() {
+        let delay = from.map_or(Duration::ZERO, |from| app.access.count_failure(from.ip().to_canonical()));
+        tokio::time::sleep(delay).await;
+    }
     let mut response = (status, problem(what)).into_response();
     if status == StatusCode::UNAUTHORIZED {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

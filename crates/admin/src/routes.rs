@@ -115,8 +115,10 @@ fn router(app: App) -> Router {
 }
 
 async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
-    match allowed(&app, Guard::Monitor, request.method(), request.uri(), request.headers()) {
-        Ok(()) => private(next.run(request).await),
+    let (parts, body) = request.into_parts();
+    let costly = parts.uri.path().starts_with("/debug/");
+    match allowed(&app, Guard::Monitor, &parts, costly).await {
+        Ok(()) => private(next.run(Request::from_parts(parts, body)).await),
         Err(refusal) => *refusal,
     }
 }

@@ -74,7 +74,9 @@ enum {
     THRONG_EVENT_OWNER_LOST = 13,     /* channel */
     THRONG_EVENT_OWNER_RECOVERED = 14,/* channel */
     THRONG_EVENT_REQUEST_FAILED = 15, /* request, code (1 = no answer in time, 2 = the connection ended) */
-    THRONG_EVENT_DISCONNECTED = 16,   /* text (why); it is tried again, THRONG_EVENT_AUTHENTICATED follows */
+    THRONG_EVENT_DISCONNECTED = 16,   /* text (why), code (why the gateway closed it, as docs/transports.md lists; 0 if
+                                         it did not say); tried again, so that THRONG_EVENT_AUTHENTICATED follows, but
+                                         after 4001 (kicked), 4002 (banned) and 4005 (superseded) */
     THRONG_EVENT_OTHER = 17,          /* request, channel, msg_type, broadcast, data */
     THRONG_EVENT_MATCHMAKING = 18,    /* answer of the matcher: request, msg_type (method), code (0 = done, else its
                                          status), text (why not), data (the answer) */

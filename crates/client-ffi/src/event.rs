@@ -4,7 +4,9 @@ use std::collections::VecDeque;
 use std::ffi::CString;
 
 use bytes::Bytes;
-use throng_client::{AuthOutcome, CallError, Event, Kind, MatchmakingEvent, RequestFailure, RequestId};
+use throng_client::{
+    AuthOutcome, CallError, CloseReason, Event, Kind, MatchmakingEvent, RequestFailure, RequestId,
+};
 
 use crate::abi::*;
 
@@ -171,9 +173,15 @@ impl Inbox {
                 },
                 ..Flat::default()
             },
-            Event::Closed { reason } => {
-                Flat { kind: THRONG_EVENT_DISCONNECTED, text: text(&reason.to_string()), ..Flat::default() }
-            }
+            Event::Closed { reason } => Flat {
+                kind: THRONG_EVENT_DISCONNECTED,
+                text: text(&reason.to_string()),
+                code: match reason {
+                    CloseReason::Gateway(code) => code.0.into(),
+                    _ => 0,
+                },
+                ..Flat::default()
+            },
             Event::Other { request, channel, msg_type, broadcast, body, .. } => Flat {
                 kind: THRONG_EVENT_OTHER,
                 request: number(request),

@@ -415,7 +415,8 @@ pub unsafe extern "C" fn throng_disconnect(client: *const ThrongClient, conn: u3
     run(|| unsafe { tell(client, move |s| s.disconnect(ConnId(conn))) })
 }
 
-/// Ends the connection and frees the client.
+/// Ends the connection and frees the client. A player leaves with it: its places in rooms, queues and channels are free
+/// at once.
 ///
 /// # Safety
 /// See the [crate](self).

@@ -9,7 +9,8 @@ use throng_wire::matcher::Reader;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::event::{
-    AuthOutcome, ChannelEntry, ChannelId, ChannelType, CloseReason, ConnId, Event, RequestFailure, RequestId,
+    AuthOutcome, ChannelEntry, ChannelId, ChannelType, CloseCode, CloseReason, ConnId, Event, RequestFailure,
+    RequestId,
 };
 use crate::matcher::{CallError, MatchmakingEvent, MatchmakingRequest};
 use crate::options::{CreateChannel, SubscribeOptions};
@@ -185,6 +186,8 @@ impl Client {
             listening: true,
             was_open: false,
             closing: false,
+            leaving: false,
+            overloaded: false,
         };
         tokio::spawn(task.run(pipe));
         match admitted.await {
@@ -383,7 +386,8 @@ impl Client {
         id.await.map_err(|_| RequestError::Closed)
     }
 
-    /// Ends the connection for all handles.
+    /// Ends the connection for all handles. A player leaves with it: rooms, queues and channels are free at once.
+    /// Dropping all handles only ends the connection, and a player who asked for it can resume for a while.
     pub async fn close(&self) {
         // A task that has ended already leaves nothing to close.
         let _ = self.commands.send(Command::Close).await;
@@ -434,6 +438,10 @@ struct Task {
     /// The current connection was admitted.
     was_open: bool,
     closing: bool,
+    /// The application has closed the connection, which means that the player leaves.
+    leaving: bool,
+    /// The gateway closed the latest connection because it had too much.
+    overloaded: bool,
 }
 
 impl Task {
@@ -455,7 +463,9 @@ impl Task {
             {
                 return;
             }
-            let pause = self.backoff.pause(attempt, &mut rng);
+            // A gateway that has too much already is not asked again soon.
+            let tries = if std::mem::take(&mut self.overloaded) { u32::MAX } else { attempt };
+            let pause = self.backoff.pause(tries, &mut rng);
             attempt += 1;
             if !self.wait(pause).await {
                 return;
@@ -515,14 +525,21 @@ impl Task {
             }
         }
         let now = self.now();
+        let code = pipe.close_code();
+        self.closing |= code.is_some_and(CloseCode::is_final);
+        self.overloaded = code.is_some_and(CloseCode::is_overload);
         // A close that was asked for lets the last messages out; a lost connection has nobody to read.
         if self.closing {
             let mut rest: Vec<u8> = frames.into_iter().flatten().collect();
+            if self.leaving {
+                self.session.leave(now, &mut rest);
+            }
             while self.session.poll_transmit(now, &mut rest).is_some() {}
             // Failing means that the transport ended at the same time.
             let _ = pipe.outgoing.send(rest).await;
+            pipe.finish(FAREWELL_TIMEOUT).await;
         }
-        self.session.handle_closed(now);
+        self.session.handle_closed(now, code);
         self.take_events();
     }
 
@@ -562,7 +579,7 @@ impl Task {
                 // A caller that stopped waiting does not need the answer.
                 let _ = answer.send(reply);
             }
-            Some(Command::Close) => self.closing = true,
+            Some(Command::Close) => (self.closing, self.leaving) = (true, true),
             None => self.closing = true,
         }
     }
@@ -628,6 +645,9 @@ impl Task {
         Instant::ZERO + self.epoch.elapsed()
     }
 }
+
+/// Time for a gateway to read what a connection that is closed said last.
+const FAREWELL_TIMEOUT: Duration = Duration::from_millis(400);
 
 async fn sleep_until(deadline: Option<tokio::time::Instant>) {
     match deadline {

@@ -101,12 +101,63 @@ pub enum RequestFailure {
     Closed,
 }
 
+/// Number by which the gateway says why it closes a connection, as `docs/transports.md` lists them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CloseCode(pub u16);
+
+impl CloseCode {
+    /// Another connection had this one closed.
+    pub const KICKED: CloseCode = CloseCode(4001);
+    /// The player or the address is banned.
+    pub const BANNED: CloseCode = CloseCode(4002);
+    /// The player resumed its session on a newer connection.
+    pub const SUPERSEDED: CloseCode = CloseCode(4005);
+    /// The gateway has no place.
+    pub const FULL: CloseCode = CloseCode(1013);
+    /// This connection sent too much.
+    pub const RATE: CloseCode = CloseCode(4004);
+
+    /// Whether the gateway does not want the connection back.
+    #[must_use]
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::KICKED | Self::BANNED | Self::SUPERSEDED)
+    }
+
+    /// Whether the gateway wants the connection back later only.
+    #[must_use]
+    pub fn is_overload(self) -> bool {
+        matches!(self, Self::FULL | Self::RATE)
+    }
+}
+
+impl fmt::Display for CloseCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.0 {
+            1001 => "it shuts down",
+            1008 => "a rule was broken",
+            1011 => "internal error",
+            1012 => "the world was restarted",
+            1013 => "full",
+            4001 => "kicked",
+            4002 => "banned",
+            4003 => "login",
+            4004 => "too much was sent",
+            4005 => "superseded",
+            4007 => "idle",
+            _ => "other",
+        };
+        write!(f, "{text} ({})", self.0)
+    }
+}
+
 /// Why the session gave up its connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CloseReason {
     /// The transport ended.
     Transport,
+    /// The gateway closed the connection and gave a [code](CloseCode); only WebSockets carry one.
+    Gateway(CloseCode),
     /// The gateway sent something that is no frame.
     BadFrame(String),
     /// No authentication result in time.
@@ -122,6 +173,7 @@ impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CloseReason::Transport => f.write_str("transport ended"),
+            CloseReason::Gateway(code) => write!(f, "the gateway closed the connection: {code}"),
             CloseReason::BadFrame(error) => write!(f, "gateway sent a bad frame: {error}"),
             CloseReason::AuthTimeout => f.write_str("no authentication result in time"),
             CloseReason::EventsNotTaken { limit } => write!(f, "more than {limit} events were not taken"),

@@ -60,7 +60,7 @@ mod transport;
 
 pub use driver::{Backoff, Client, ConnectError, Created, EVENTS_WAITING_MAX, Events, RequestError};
 pub use event::{
-    AuthOutcome, ChannelEntry, ChannelId, ChannelType, CloseReason, ConnId, Event, Kind, Payload,
+    AuthOutcome, ChannelEntry, ChannelId, ChannelType, CloseCode, CloseReason, ConnId, Event, Kind, Payload,
     RecoveredChannel, RequestFailure, RequestId,
 };
 pub use matcher::{

@@ -16,7 +16,8 @@ use throng_wire::{FrameWriter, MessagePack, channeldpb as pb, entry_len, write_e
 use outbox::Outbox;
 
 use crate::event::{
-    ChannelId, ChannelType, CloseReason, ConnId, Event, Kind, RecoveredChannel, RequestFailure, RequestId,
+    ChannelId, ChannelType, CloseCode, CloseReason, ConnId, Event, Kind, RecoveredChannel, RequestFailure,
+    RequestId,
 };
 use crate::matcher::{MATCHMAKING, MatchmakingRequest};
 use crate::options::{CreateChannel, SubscribeOptions};
@@ -323,14 +324,14 @@ impl Session {
         }
     }
 
-    /// The transport is gone. Waiting requests fail, queued messages are dropped; the session waits for
+    /// The transport is gone; a WebSocket gives the code of the gateway's close frame. Waiting requests fail, queued messages are dropped; the session waits for
     /// the next [`handle_connected`](Self::handle_connected).
-    pub fn handle_closed(&mut self, _now: Instant) {
+    pub fn handle_closed(&mut self, _now: Instant, code: Option<CloseCode>) {
         if self.state == State::Idle {
             return;
         }
         if self.state != State::Closed {
-            self.close(CloseReason::Transport);
+            self.close(code.map_or(CloseReason::Transport, CloseReason::Gateway));
         }
         self.state = State::Idle;
     }
@@ -579,13 +580,30 @@ impl Session {
         self.request_raw(now, ChannelId::GLOBAL, MATCHMAKING, &ask.to_bytes())
     }
 
-    /// Asks the gateway to close another connection (spec §4.6). Not answered.
+    /// Asks the gateway to close another connection (spec §4.6). Not answered. [`leave`](Self::leave) is for the own one.
     ///
     /// # Errors
     /// See [`SendError`].
     pub fn disconnect(&mut self, conn: ConnId) -> Result<(), SendError> {
         let body = pb::DisconnectMessage { conn_id: conn.0 }.encode_to_vec();
         self.send_raw(ChannelId::GLOBAL, 0, 0, msg_type::DISCONNECT, &body)
+    }
+
+    /// Appends everything queued to `buf` and then the goodbye of a player, a DISCONNECT of its own id, after which the
+    /// gateway frees its places at once. Servers have none: a server that ends is recovered.
+    pub fn leave(&mut self, now: Instant, buf: &mut Vec<u8>) {
+        while self.poll_transmit(now, buf).is_some() {}
+        let (Kind::Client, Some(conn)) = (self.config.kind, self.conn) else { return };
+        if !matches!(self.state, State::Open | State::Recovering) {
+            return;
+        }
+        let body = pb::DisconnectMessage { conn_id: conn.0 }.encode_to_vec();
+        let message = MessagePack { msg_type: msg_type::DISCONNECT, body: &body, ..MessagePack::default() };
+        let mut entry = Vec::with_capacity(entry_len(&message));
+        write_entry(&mut entry, &message);
+        let fits = self.writer.push_entry(&entry, buf);
+        debug_assert!(fits.is_ok(), "{fits:?}");
+        self.writer.flush(buf);
     }
 
     /// Sends any request with a fresh stub id. The answer with that stub and type comes as its own event

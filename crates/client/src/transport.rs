@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,6 +16,8 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+
+use crate::event::CloseCode;
 
 /// Address of a gateway.
 ///
@@ -185,9 +188,17 @@ pub(crate) struct Pipe {
     /// Closed when writing failed. Each item is one frame.
     pub(crate) outgoing: mpsc::Sender<Vec<u8>>,
     reader: AbortHandle,
+    /// Code of the peer's close frame; 0 before it.
+    code: Arc<AtomicU16>,
 }
 
 impl Pipe {
+    /// Why the peer has closed the connection, if it said so.
+    pub(crate) fn close_code(&self) -> Option<CloseCode> {
+        let code = self.code.load(Ordering::Acquire);
+        (code != 0).then_some(CloseCode(code))
+    }
+
     /// Says that nothing more comes, and reads on until the peer has ended the connection too: what was sent last has
     /// arrived then. Dropped instead, a connection with unread bytes is reset, and the peer loses what it had not read.
     pub(crate) async fn finish(mut self, within: Duration) {
@@ -271,7 +282,7 @@ where
         // The peer may be gone already; there is nobody left to tell.
         let _ = writer.shutdown().await;
     });
-    Pipe { incoming, outgoing, reader: reader.abort_handle() }
+    Pipe { incoming, outgoing, reader: reader.abort_handle(), code: Arc::default() }
 }
 
 async fn websocket_pipe<S>(endpoint: &Endpoint, stream: S) -> Result<Pipe, OpenError>
@@ -286,14 +297,20 @@ where
             OpenError::WebSocket { endpoint: endpoint.to_string(), message: error.to_string() }
         })?;
     let (mut sink, mut messages) = socket.split();
+    let code = Arc::new(AtomicU16::new(0));
+    let said = Arc::clone(&code);
     let (chunks, incoming) = mpsc::channel(PIPE_DEPTH);
     let (outgoing, mut frames) = mpsc::channel::<Vec<u8>>(PIPE_DEPTH);
     let reader = tokio::spawn(async move {
         while let Some(Ok(message)) = messages.next().await {
-            if let Message::Binary(chunk) = message
-                && chunks.send(chunk).await.is_err()
-            {
-                break;
+            match message {
+                Message::Binary(chunk) => {
+                    if chunks.send(chunk).await.is_err() {
+                        break;
+                    }
+                }
+                Message::Close(Some(frame)) => said.store(frame.code.into(), Ordering::Release),
+                _ => {}
             }
         }
     });
@@ -306,7 +323,7 @@ where
         // The peer may be gone already; there is nobody left to tell.
         let _ = sink.close().await;
     });
-    Ok(Pipe { incoming, outgoing, reader: reader.abort_handle() })
+    Ok(Pipe { incoming, outgoing, reader: reader.abort_handle(), code })
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Authentication, bans and everything else that shard 0 decides about connections. Spec §4.3 and §4.5.
 
+use core::time::Duration;
 use std::sync::Arc;
 
 use prost::Message;
@@ -14,6 +15,21 @@ use crate::reason::{CloseReason, Refusal};
 use crate::registry::PendingAuth;
 use crate::requests::Sender;
 use crate::shard::Shard;
+use crate::switchboard::Timer;
+
+/// Failed logins of an address, of whatever names, within the time that failures are remembered, before its negative
+/// answers are delayed. A household's typing errors stay below; a thousand guesses take a quarter of an hour and more.
+const FAILURES_BEFORE_DELAY: u32 = 50;
+const NEGATIVE_ANSWER_DELAY: Duration = Duration::from_secs(1);
+
+/// What a failed login leads to.
+#[derive(Debug)]
+pub(crate) struct FailedLogin {
+    result: AuthResult,
+    /// The name is locked for the address from now on.
+    locked: bool,
+    closes: bool,
+}
 
 impl Shard {
     /// AUTH. On shard 0 when it was sent to GLOBAL.
@@ -35,11 +51,15 @@ impl Shard {
         }
         let addr = entry.addr;
         let pit = request.player_identifier_token;
-        let banned = sender.kind == ConnKind::Client && global.bans.is_banned(now, &Subject::player(&pit));
-        if banned {
-            self.security(sender.conn, &pit, SecurityEventKind::BannedReturned);
-            self.board.close(sender.conn, CloseReason::BannedPlayer);
-            return Ok(());
+        if sender.kind == ConnKind::Client {
+            let banned = global.bans.is_banned(now, &Subject::player(&pit));
+            let locked = global.bans.is_banned(now, &Subject::login(addr, &pit));
+            if banned || locked {
+                let reason = if banned { CloseReason::BannedPlayer } else { CloseReason::AuthFailures };
+                self.security(sender.conn, &pit, SecurityEventKind::BannedReturned);
+                self.board.close(sender.conn, reason);
+                return Ok(());
+            }
         }
         let resumable = sender.kind == ConnKind::Client && !config.recovery.client_window.is_zero();
         let token = request.resume_token.filter(|_| resumable);
@@ -107,8 +127,8 @@ impl Shard {
         entry.authenticated = true;
         entry.pit = pit.clone();
         let (kind, addr) = (entry.kind, entry.addr);
-        global.bans.succeed(&Subject::player(pit));
-        global.bans.succeed(&Subject::address(addr));
+        // What an address has tried before stays on its account: a valid login of its own would clear it.
+        global.bans.succeed(&Subject::login(addr, pit));
         let is_link = kind == ConnKind::Server && self.board.config.link.as_deref() == Some(&**pit);
         if is_link {
             global.link = Some(conn);
@@ -133,6 +153,7 @@ impl Shard {
         self.send_auth_result(conn, head, result);
         if kind == ConnKind::Client {
             self.greet_with_well_known(conn);
+            self.tell_link_of_login(conn, pit);
         }
     }
 
@@ -147,24 +168,53 @@ impl Shard {
     }
 
     fn authentication_failed(&mut self, pending: PendingAuth, result: AuthResult) {
-        let PendingAuth { conn, head, pit, .. } = pending;
+        let conn = pending.conn;
         let max = self.board.config.abuse.auth_failures_max;
         let now = self.board.now;
         let Some(global) = &mut self.global else { return };
-        let Some(entry) = global.entries.get(&conn) else { return };
-        let (subject, event) = match result {
-            AuthResult::InvalidPit => (Subject::address(entry.addr), SecurityEventKind::AddressBanned),
-            _ => (Subject::player(&pit), SecurityEventKind::PlayerBanned),
+        let Some(entry) = global.entries.get_mut(&conn) else { return };
+        let (addr, proven) = (entry.addr, entry.proven);
+        let is_client = entry.kind == ConnKind::Client;
+        // The sender of an unproven connection may have written another's address on it: nothing is held against that.
+        let counts = is_client && proven && max > 0;
+        // Everybody without an identifier shares the empty one; locking that would lock them all out.
+        let locked = counts
+            && !pending.pit.is_empty()
+            && global.bans.fail(now, Subject::login(addr, &pending.pit), max);
+        let slowed = counts && global.bans.count(now, Subject::address(addr)) > FAILURES_BEFORE_DELAY;
+        let failed = FailedLogin { result, locked, closes: locked || (is_client && !proven) };
+        self.security(conn, &pending.pit, SecurityEventKind::AuthFailed);
+        if slowed && let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn)) {
+            // It waits as if for its verdict.
+            entry.pending = true;
+            entry.delayed = Some(Box::new((pending, failed)));
+            self.board.timers.insert(now + NEGATIVE_ANSWER_DELAY, Timer::Answer(conn));
+        } else {
+            self.answer_failed(pending, failed);
+        }
+    }
+
+    /// The negative answer to a connection whose address has failed too often is due.
+    pub(crate) fn answer_delayed(&mut self, conn: ConnId) {
+        let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn)) else {
+            return;
         };
-        // Everybody without an identifier shares the empty one; banning that would ban them all.
-        let counts = entry.kind == ConnKind::Client && subject != Subject::player("");
-        let banned = counts && global.bans.fail(now, subject, max);
-        self.security(conn, &pit, SecurityEventKind::AuthFailed);
-        let body = self.auth_result(result, conn);
+        if let Some(delayed) = entry.delayed.take() {
+            entry.pending = false;
+            let (pending, failed) = *delayed;
+            self.answer_failed(pending, failed);
+        }
+    }
+
+    fn answer_failed(&mut self, pending: PendingAuth, failed: FailedLogin) {
+        let PendingAuth { conn, head, pit, .. } = pending;
+        let body = self.auth_result(failed.result, conn);
         self.send_auth_result(conn, head, body);
-        if banned {
+        if failed.locked {
             self.board.stats.bans += 1;
-            self.security(conn, &pit, event);
+            self.security(conn, &pit, SecurityEventKind::LoginLocked);
+        }
+        if failed.closes {
             self.board.close(conn, CloseReason::AuthFailures);
         }
     }
@@ -195,18 +245,12 @@ impl Shard {
 
     /// Shard 0: a connection was closed for `reason`; punishes what deserves it.
     pub(crate) fn punish(&mut self, conn: ConnId, kind: ConnKind, reason: CloseReason) {
-        let config = Arc::clone(&self.board.config);
         let now = self.board.now;
         let Some(global) = &mut self.global else { return };
         let Some(entry) = global.entries.get(&conn) else { return };
-        let (addr, pit) = (entry.addr, entry.pit.clone());
+        let pit = entry.pit.clone();
         let event = match reason {
-            CloseReason::AuthTimeout => {
-                let counts = config.abuse.auth_timeout_counts;
-                let banned =
-                    counts && global.bans.fail(now, Subject::address(addr), config.abuse.auth_failures_max);
-                if banned { SecurityEventKind::AddressBanned } else { SecurityEventKind::AuthTimedOut }
-            }
+            CloseReason::AuthTimeout => SecurityEventKind::AuthTimedOut,
             CloseReason::StateMachineRefusals if kind == ConnKind::Client && !pit.is_empty() => {
                 global.bans.ban(now, Subject::player(&pit));
                 SecurityEventKind::PlayerBanned

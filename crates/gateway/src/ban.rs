@@ -13,7 +13,10 @@ use crate::ids::address_group;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Subject {
     Player(Box<str>),
+    /// Failed logins from an address, whatever the name.
     Address(IpAddr),
+    /// Failed logins of a name from an address. From another address the name is none the worse for them.
+    Login(IpAddr, Box<str>),
 }
 
 impl Subject {
@@ -23,6 +26,10 @@ impl Subject {
 
     pub(crate) fn address(addr: IpAddr) -> Self {
         Self::Address(address_group(addr))
+    }
+
+    pub(crate) fn login(addr: IpAddr, pit: &str) -> Self {
+        Self::Login(address_group(addr), pit.into())
     }
 }
 
@@ -66,13 +73,18 @@ impl Bans {
         if max == 0 {
             return false;
         }
-        let count = self.failures.get(now, &subject).copied().unwrap_or(0) + 1;
-        if count >= max {
+        if self.count(now, subject.clone()) >= max {
             self.ban(now, subject);
             return true;
         }
-        self.failures.insert(now, now + self.failure_memory, subject, count);
         false
+    }
+
+    /// Counts a failure, and says how many of the subject are remembered.
+    pub(crate) fn count(&mut self, now: Instant, subject: Subject) -> u32 {
+        let count = self.failures.get(now, &subject).copied().unwrap_or(0).saturating_add(1);
+        self.failures.insert(now, now + self.failure_memory, subject, count);
+        count
     }
 
     /// A success: earlier failures of the subject are forgiven.

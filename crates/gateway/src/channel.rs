@@ -15,6 +15,7 @@ use throng_wire::channeldpb::{ChannelDataAccess, ChannelDataMergeOptions, Channe
 use throng_wire::unrealpb::UnrealObjectRef;
 
 use crate::data::{ChannelData, MergeOptions, Plan, Update};
+use crate::failpoint::failpoint;
 use crate::fanout::{FanOut, Place};
 use crate::ids::{ChannelId, ConnId, ConnKind, IdHasher};
 use crate::mail::{Head, Payload};
@@ -328,8 +329,10 @@ impl Channel {
         }) as u32;
         self.by_conn.insert(&self.subs, key);
         board.add_place(address.conn, self.id);
+        failpoint!();
         board.tell_held(address.conn, self.id, true);
         board.stats.subscriptions += 1;
+        failpoint!();
         self.start_fan_out(board, key);
     }
 
@@ -341,6 +344,7 @@ impl Channel {
     ) -> Subscribed {
         let sub = &mut self.subs[key as usize];
         let before = sub.options.clone();
+        failpoint!();
         if let Some(request) = request {
             sub.options.merge(request);
         }
@@ -387,9 +391,11 @@ impl Channel {
     /// Ends a subscription; false when there is none. The owner that unsubscribes is the owner no more.
     pub(crate) fn unsubscribe(&mut self, board: &mut Switchboard, conn: ConnId) -> bool {
         let Some(key) = self.by_conn.remove(&self.subs, conn) else { return false };
+        failpoint!();
         self.leave(key);
         self.subs.remove(key as usize);
         board.tell_held(conn, self.id, false);
+        failpoint!();
         board.stats.subscriptions -= 1;
         if self.owner != Some(conn) {
             board.remove_place(conn, self.id);
@@ -406,6 +412,7 @@ impl Channel {
             board.remove_place(old, self.id);
         }
         self.owner = owner;
+        failpoint!();
         if let Some(new) = owner {
             board.add_place(new, self.id);
         }
@@ -470,8 +477,17 @@ impl Channel {
         };
         let covered = covered.map_err(|_| Refusal::DataTooLarge)?;
         board.stats.updates_merged += 1;
+        failpoint!();
         self.push_update(board, sender, update, covered.as_ref());
         Ok(())
+    }
+
+    /// Makes the index of the subscriptions anew.
+    pub(crate) fn find_subscriptions_anew(&mut self) {
+        self.by_conn = ByConn::new(self.by_conn.hasher);
+        for (key, _) in &self.subs {
+            self.by_conn.insert(&self.subs, key as u32);
+        }
     }
 
     /// Nanoseconds since the channel was created.

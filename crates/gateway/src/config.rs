@@ -4,7 +4,9 @@
 //! of a production gateway without an authentication provider (nobody but servers gets in); [`Config::development`] lets
 //! everybody in; [`Config::reference`] behaves as the reference gateway with its default flags.
 
+use core::str::FromStr;
 use core::time::Duration;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::fsm::StateMachine;
@@ -85,10 +87,7 @@ pub struct Recovery {
 pub struct Abuse {
     /// Time from accept to authentication.
     pub auth_timeout: Option<Duration>,
-    /// An authentication timeout counts as a failure of the address. Off by default: behind a shared address a few slow
-    /// logins would ban everybody.
-    pub auth_timeout_counts: bool,
-    /// Failed authentications of one player identifier or one address before it is banned.
+    /// Failed logins of one name from one address before the name is locked for the address.
     pub auth_failures_max: u32,
     /// Messages that a state machine may refuse on one client connection before its player is banned.
     pub refusals_max: u32,
@@ -100,13 +99,58 @@ pub struct Abuse {
     pub entries_max: usize,
 }
 
+/// Addresses that share their first bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AddressRange {
+    addr: IpAddr,
+    bits: u8,
+}
+
+impl AddressRange {
+    /// Whether an address lies within; an IPv4 address in its IPv6 form counts as the former.
+    #[must_use]
+    pub fn contains(&self, addr: IpAddr) -> bool {
+        match (self.addr, addr.to_canonical()) {
+            (IpAddr::V4(mine), IpAddr::V4(other)) => {
+                let host = u32::MAX.checked_shr(self.bits.into()).unwrap_or(0);
+                (mine.to_bits() ^ other.to_bits()) & !host == 0
+            }
+            (IpAddr::V6(mine), IpAddr::V6(other)) => {
+                let host = u128::MAX.checked_shr(self.bits.into()).unwrap_or(0);
+                (mine.to_bits() ^ other.to_bits()) & !host == 0
+            }
+            _ => false,
+        }
+    }
+}
+
+impl FromStr for AddressRange {
+    type Err = String;
+
+    /// Reads `10.0.0.0/8`, `fd00::/8`, or a single address.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is neither an address nor a range such as 10.0.0.0/8");
+        let (addr, bits) = text.split_once('/').map_or((text, None), |(addr, bits)| (addr, Some(bits)));
+        let addr: IpAddr = addr.parse().map_err(|_| wrong())?;
+        let all = if addr.is_ipv4() { 32 } else { 128 };
+        let bits = match bits {
+            None => all,
+            Some(bits) => bits.parse().ok().filter(|bits| *bits <= all).ok_or_else(wrong)?,
+        };
+        Ok(Self { addr, bits })
+    }
+}
+
 /// Upper bounds of everything that peers can make grow. Weakness A-20.
 #[derive(Debug, Clone)]
 pub struct Limits {
     /// Live connections.
     pub connections: usize,
-    /// Live client connections from one address (one IPv4 address or IPv6 /64).
+    /// Live client connections from one address (one IPv4 address or IPv6 /64; eight times as many from a /48); 0 for no
+    /// limit. Loopback has none.
     pub client_connections_per_address: usize,
+    /// Addresses for which the limit above does not hold: proxies, which stand for many.
+    pub unlimited_addresses: Vec<AddressRange>,
     /// Channels, GLOBAL included.
     pub channels: usize,
     /// Channels that one client connection has created and that still exist.
@@ -230,7 +274,6 @@ impl Default for Abuse {
     fn default() -> Self {
         Self {
             auth_timeout: Some(Duration::from_secs(5)),
-            auth_timeout_counts: false,
             auth_failures_max: 5,
             refusals_max: 10,
             failure_memory: Duration::from_secs(600),
@@ -244,7 +287,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 65_536,
-            client_connections_per_address: 65_536,
+            client_connections_per_address: 256,
+            unlimited_addresses: Vec::new(),
             channels: 65_536,
             channels_per_client: 64,
             subscriptions_per_client: 8_192,
@@ -268,7 +312,7 @@ impl Limits {
     pub fn generous() -> Self {
         Self {
             connections: 1 << 20,
-            client_connections_per_address: 1 << 20,
+            client_connections_per_address: 0,
             channels: 1 << 20,
             channels_per_client: 1 << 20,
             subscriptions_per_client: 1 << 20,

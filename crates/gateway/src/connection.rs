@@ -2,9 +2,11 @@
 
 use std::net::IpAddr;
 
+use prost::Message;
 use smallvec::SmallVec;
 use throng_stdx::{Instant, TimerKey};
-use throng_wire::FrameReader;
+use throng_wire::channeldpb::DisconnectMessage;
+use throng_wire::{FrameReader, MessagePack};
 
 use crate::config::{Config, Limits};
 use crate::fsm::StateIndex;
@@ -78,6 +80,15 @@ impl Connection {
             .collect();
         waiting.sort_unstable();
         waiting.into_iter().map(|(_, channel)| channel).collect()
+    }
+
+    /// Whether a DISCONNECT of a client is its own goodbye. The state machines of stock clients do not allow the message,
+    /// which is about other connections; a goodbye passes them all.
+    #[cold]
+    pub(crate) fn names_itself(&self, disconnect: &MessagePack<'_>) -> bool {
+        self.kind == ConnKind::Client
+            && disconnect.channel_id == ChannelId::GLOBAL.0
+            && DisconnectMessage::decode(disconnect.body).is_ok_and(|body| body.conn_id == self.id.0)
     }
 
     /// Keeps track of what may be missing on the other side: a full state makes everything good, an update that may get

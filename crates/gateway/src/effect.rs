@@ -20,8 +20,11 @@ pub struct Accepted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Closed {
-    /// The peer closed it.
+    /// The peer closed it without a goodbye, as a process that dies does.
     EndOfStream,
+    /// The peer said goodbye: WebSocket close 1000 or an ENet disconnect. Of a server this is an end of stream like any
+    /// other, since a server that ends is recovered.
+    Left,
     /// Reading or writing failed, or the transport's own protocol was violated.
     Error,
     /// The transport's own liveness check gave up.
@@ -29,9 +32,10 @@ pub enum Closed {
 }
 
 impl Closed {
-    pub(crate) const fn reason(self) -> CloseReason {
+    pub(crate) fn reason(self, kind: ConnKind) -> CloseReason {
         match self {
-            Self::EndOfStream => CloseReason::EndOfStream,
+            Self::Left if kind == ConnKind::Client => CloseReason::Left,
+            Self::EndOfStream | Self::Left => CloseReason::EndOfStream,
             Self::Error => CloseReason::TransportError,
             Self::Idle => CloseReason::IdleTimeout,
         }
@@ -100,6 +104,11 @@ pub enum Effect {
         /// A part of a `.cpr` file; parts are concatenated.
         bytes: Vec<u8>,
     },
+    /// Entities of this data type have no position that can be read, in a world with a grid. Told once per type.
+    NoPosition {
+        /// Full name.
+        data_type: String,
+    },
     /// Something for the security log.
     SecurityLog(SecurityEvent),
 }
@@ -126,9 +135,9 @@ pub enum SecurityEventKind {
     AuthFailed,
     /// A player was banned.
     PlayerBanned,
-    /// An address was banned.
-    AddressBanned,
-    /// A banned player or address came back.
+    /// A name was locked for an address after failed logins.
+    LoginLocked,
+    /// A banned player, or a locked name, came back.
     BannedReturned,
     /// A connection did not authenticate in time.
     AuthTimedOut,
@@ -145,7 +154,7 @@ impl SecurityEventKind {
         match self {
             Self::AuthFailed => "auth_failed",
             Self::PlayerBanned => "player_banned",
-            Self::AddressBanned => "address_banned",
+            Self::LoginLocked => "login_locked",
             Self::BannedReturned => "banned_returned",
             Self::AuthTimedOut => "auth_timed_out",
             Self::NoProvider => "no_auth_provider",

@@ -39,8 +39,10 @@ mod channel;
 mod config;
 mod connection;
 mod effect;
+pub mod failpoint;
 mod fanout;
 mod fsm;
+mod heal;
 mod ids;
 mod inspect;
 mod mail;
@@ -63,9 +65,10 @@ mod world;
 
 pub mod data;
 
-pub use config::{Abuse, Config, Limits, OutboxBounds, Recovery};
+pub use config::{Abuse, AddressRange, Config, Limits, OutboxBounds, Recovery};
 pub use effect::{Accepted, Closed, Effect, Redacted, SecurityEvent, SecurityEventKind, Verdict};
 pub use fsm::{STATES_MAX, StateMachine, StateMachineError};
+pub use heal::Broken;
 pub use ids::{AuthTicket, ChannelId, ConnId, ConnKind, ShardIndex, address_group};
 pub use inspect::{
     CLOSURES_MAX, CellView, ChannelDetail, ClosureView, CohortView, EntityView, InterestView,
@@ -75,7 +78,7 @@ pub use mail::Mail;
 pub use matchmaking::MATCHMAKING;
 pub use outbox::{Framing, Outbox, SharedFrame};
 pub use permission::{Authority, KindPermissions, Permissions, TypeRule};
-pub use reason::{AcceptRefusal, CloseReason, Refusal};
+pub use reason::{AcceptRefusal, CloseReason, Refusal, close_code};
 pub use settings::{AccessLevel, ChannelSettings, ChannelType, SettingsError, TypeSettings};
 pub use shard::{Due, Shard};
 pub use stats::{KindStats, Stats};

@@ -10,6 +10,7 @@
 //! | any | a channel's home | [`Letter::RemoveChannel`] |
 //! | a channel's home | shard 0 | [`Letter::ChannelRemoved`], [`Letter::Restored`], [`Letter::SpawnInCell`], [`Letter::ObjectSpawned`], [`Letter::ObjectDestroyed`] |
 //! | any | a connection's shard | [`Letter::CloseConn`] |
+//! | a connection's shard | shard 0 | [`Letter::Proven`] |
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -109,6 +110,10 @@ pub(crate) enum Letter {
     Expired {
         conn: ConnId,
         kind: ConnKind,
+    },
+    /// A connection has shown that it owns its address.
+    Proven {
+        conn: ConnId,
     },
     /// Close a connection.
     CloseConn {

@@ -58,11 +58,12 @@ catalogue! {
         BadPacket = "bad_packet", "A frame does not hold a valid packet.";
         LegacyTooLarge = "legacy_too_large", "A frame with a 24-bit size is larger than the configured cap.";
         BadFrame = "bad_frame", "A frame is wrong in a way that has no name of its own.";
-        Disconnected = "disconnected", "A DISCONNECT message named the connection.";
+        Left = "left", "The peer left: WebSocket close 1000, an ENet disconnect, or a DISCONNECT of its own id.";
+        Kicked = "kicked", "A DISCONNECT message of another connection named it.";
         AuthTimeout = "auth_timeout", "The connection did not authenticate in time.";
         AuthWrongChannel = "auth_wrong_channel", "An AUTH message was sent to a channel other than GLOBAL.";
         AuthProviderFailed = "auth_provider_failed", "The authentication provider gave no verdict.";
-        AuthFailures = "auth_failures", "Too many failed authentications from this player or address.";
+        AuthFailures = "auth_failures", "Too many failed logins of this name from this address; the name is locked for the address for a while.";
         BannedPlayer = "banned_player", "The player's identifier is banned.";
         StateMachineRefusals = "state_machine_refusals", "The state machine refused too many messages.";
         MessageRate = "message_rate", "More messages per second than allowed.";
@@ -72,6 +73,7 @@ catalogue! {
         Stalled = "stalled", "Output waited and the transport took none of it for the stall timeout.";
         Superseded = "superseded", "The player resumed its session on a newer connection.";
         Shutdown = "shutdown", "The gateway is shutting down.";
+        Restarted = "restarted", "Something across channels broke, and the world was restarted empty.";
         Internal = "internal", "An invariant of the gateway broke; the connection was given up to protect the rest.";
     }
 }
@@ -102,10 +104,79 @@ impl CloseReason {
     }
 }
 
+/// Numbers that tell a WebSocket or ENet peer why its connection ends, and with that whether to come back. TCP and KCP have
+/// no words for it. 4010 to 4019 are reserved for worlds and clusters.
+pub mod close_code {
+    /// The peer left.
+    pub const NORMAL: u16 = 1000;
+    /// The gateway shuts down; reconnect.
+    pub const GOING_AWAY: u16 = 1001;
+    /// The peer broke a rule.
+    pub const POLICY: u16 = 1008;
+    /// An invariant of the gateway broke.
+    pub const INTERNAL: u16 = 1011;
+    /// The world was restarted empty; reconnect.
+    pub const RESTARTED: u16 = 1012;
+    /// No place is left; try again later.
+    pub const FULL: u16 = 1013;
+    /// Another connection had this one closed; do not reconnect.
+    pub const KICKED: u16 = 4001;
+    /// Banned; do not reconnect.
+    pub const BANNED: u16 = 4002;
+    /// The login was refused or did not come in time.
+    pub const LOGIN: u16 = 4003;
+    /// Too many messages or bytes; reconnect later.
+    pub const RATE: u16 = 4004;
+    /// The player resumed its session on a newer connection; do not reconnect.
+    pub const SUPERSEDED: u16 = 4005;
+    /// Nothing was heard for too long.
+    pub const IDLE: u16 = 4007;
+}
+
+impl CloseReason {
+    /// The [close code](close_code) that the peer is told; `None` where it takes nothing or is gone.
+    #[must_use]
+    pub const fn close_code(self) -> Option<u16> {
+        Some(match self {
+            Self::EndOfStream | Self::TransportError | Self::SlowReader | Self::Stalled => return None,
+            Self::BadMagic
+            | Self::ZeroSize
+            | Self::UnknownCompression
+            | Self::BadSnappy
+            | Self::DeclaredTooLarge
+            | Self::BadPacket
+            | Self::LegacyTooLarge
+            | Self::BadFrame => close_code::POLICY,
+            Self::Left => close_code::NORMAL,
+            Self::Kicked => close_code::KICKED,
+            Self::AuthTimeout | Self::AuthWrongChannel | Self::AuthProviderFailed | Self::AuthFailures => {
+                close_code::LOGIN
+            }
+            Self::BannedPlayer | Self::StateMachineRefusals => close_code::BANNED,
+            Self::MessageRate | Self::ByteRate => close_code::RATE,
+            Self::IdleTimeout => close_code::IDLE,
+            Self::Superseded => close_code::SUPERSEDED,
+            Self::Shutdown => close_code::GOING_AWAY,
+            Self::Restarted => close_code::RESTARTED,
+            Self::Internal => close_code::INTERNAL,
+        })
+    }
+}
+
+impl AcceptRefusal {
+    /// The [close code](close_code) that the peer is told.
+    #[must_use]
+    pub const fn close_code(self) -> u16 {
+        match self {
+            Self::ConnectionsMax | Self::ConnectionsPerAddress | Self::IdsExhausted => close_code::FULL,
+            Self::Draining => close_code::GOING_AWAY,
+        }
+    }
+}
+
 catalogue! {
     /// Why a connection was not accepted.
     AcceptRefusal {
-        BannedAddress = "banned_address", "The address is banned.";
         ConnectionsMax = "connections_max", "The gateway has as many connections as it may.";
         ConnectionsPerAddress = "connections_per_address", "The address has as many connections as it may.";
         IdsExhausted = "ids_exhausted", "Every connection id of the configured width is in use.";
@@ -130,6 +201,7 @@ catalogue! {
         NoOwner = "no_owner", "The channel has no live owner to forward to.";
         OwnerRecovering = "owner_recovering", "The channel's owner has not finished its recovery.";
         WriteAccess = "write_access", "The sender may not update the channel's data.";
+        FormerOwner = "former_owner", "A handover took the entity from the sender, who still updates it.";
         NoDataType = "no_data_type", "The data's type is unknown and the fallback for unknown types is off.";
         StaleVersion = "stale_version", "The update is older than the handover that gave the sender the entity again.";
         WrongDataType = "wrong_data_type", "The update's type differs from the type of the channel's data.";
@@ -193,7 +265,8 @@ mod tests {
     #[test]
     fn deliberate_closures_are_not_accidents() {
         assert!(CloseReason::EndOfStream.is_unexpected());
-        assert!(!CloseReason::Disconnected.is_unexpected());
+        assert!(!CloseReason::Kicked.is_unexpected());
+        assert!(!CloseReason::Left.is_unexpected());
         assert!(!CloseReason::BannedPlayer.is_unexpected());
         assert!(!CloseReason::Shutdown.is_unexpected());
     }

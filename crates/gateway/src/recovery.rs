@@ -27,6 +27,7 @@ use throng_wire::unrealpb::ChannelRecoveryData;
 
 use crate::channel::{Channel, LostPlace};
 use crate::data::split;
+use crate::failpoint::failpoint;
 use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
 use crate::mail::{Head, Letter};
 use crate::reason::Refusal;
@@ -54,6 +55,7 @@ impl Shard {
 
     fn leave_channel(&mut self, id: ChannelId, conn: ConnId, kind: ConnKind, keep: bool) {
         let board = &mut self.board;
+        board.at_hand = Some(id);
         let Some(channel) = self.channels.get_mut(&id) else { return };
         if keep && channel.lost.iter().any(|place| place.conn == conn) {
             // Lost again before it had its place back.
@@ -68,6 +70,7 @@ impl Shard {
         }
         if keep {
             channel.lost.push(LostPlace { conn, kind, was_owner, subscription });
+            failpoint!();
             board.add_place(conn, id);
             if was_owner && channel.settings.send_owner_lost_and_recovered {
                 let head =
@@ -176,11 +179,13 @@ impl Shard {
             world.forget_connection(conn);
         }
         let places = self.board.places.remove(&conn).unwrap_or_default();
+        failpoint!();
         for id in places {
             let Some(channel) = self.channels.get_mut(&id) else { continue };
             let Some(at) = channel.lost.iter().position(|place| place.conn == conn) else { continue };
             // Only this place; the reference drops those of everybody who is lost.
             let place = channel.lost.remove(at);
+            failpoint!();
             if place.was_owner {
                 if channel.owner.is_none() && channel.settings.remove_after_owner_removed {
                     self.remove_ownerless(id);
@@ -235,6 +240,7 @@ impl Shard {
         let Some(lost) = self.take_lost(old) else { return };
         let Some(global) = &mut self.global else { return };
         let Some(mut entry) = global.entries.remove(&fresh) else { return };
+        failpoint!();
         let shard = entry.shard;
         entry.accepted_as = Some(fresh);
         entry.channels += lost.channels;

@@ -5,8 +5,9 @@ use std::net::IpAddr;
 
 use throng_stdx::TimerKey;
 
+use crate::auth::FailedLogin;
 use crate::ban::Bans;
-use crate::config::Config;
+use crate::config::{Config, Limits};
 use crate::ids::{
     ChannelId, ChannelIds, ConnId, ConnIds, ConnKind, IdHasher, IdMap, Secret, ShardIndex, address_group,
 };
@@ -19,8 +20,8 @@ pub(crate) struct Registry {
     pub(crate) channel_ids: ChannelIds,
     /// Live connections by the id that peers use.
     pub(crate) entries: IdMap<ConnId, Registered>,
-    /// Live client connections per address group.
-    clients_by_address: BTreeMap<IpAddr, usize>,
+    /// Live client connections per address group, and of IPv6 per /48 as well.
+    clients_by_address: BTreeMap<(IpAddr, u8), usize>,
     /// Live connections per shard.
     pub(crate) load: Vec<usize>,
     /// Every channel, for LIST.
@@ -42,6 +43,8 @@ pub(crate) struct Registry {
     pub(crate) settling: BTreeMap<ConnId, Settling>,
     /// The connection that serves matchmaking.
     pub(crate) link: Option<ConnId>,
+    /// Clients that the link knows, live or lost, per player identifier.
+    pub(crate) link_users: BTreeMap<Box<str>, u32>,
     pub(crate) secret: Secret,
     pub(crate) token_counter: u64,
 }
@@ -58,6 +61,10 @@ pub(crate) struct Registered {
     pub(crate) pit: Box<str>,
     /// It waits for a verdict.
     pub(crate) pending: bool,
+    /// Its address is its own, as far as the transport can tell.
+    pub(crate) proven: bool,
+    /// A failed login whose answer is delayed.
+    pub(crate) delayed: Option<Box<(PendingAuth, FailedLogin)>>,
     /// Channels it created that still exist.
     pub(crate) channels: usize,
     /// First half of its resume token.
@@ -124,14 +131,20 @@ impl Registry {
             superseding: BTreeMap::new(),
             settling: BTreeMap::new(),
             link: None,
+            link_users: BTreeMap::new(),
             secret,
             token_counter: 0,
         }
     }
 
-    /// Live clients from the same place.
-    pub(crate) fn clients_at(&self, addr: IpAddr) -> usize {
-        self.clients_by_address.get(&address_group(addr)).copied().unwrap_or(0)
+    /// Whether an address has as many live clients as it may; an IPv6 /48 may have eight times as many as a /64.
+    pub(crate) fn is_crowded(&self, addr: IpAddr, limits: &Limits) -> bool {
+        let max = limits.client_connections_per_address;
+        let exempt = addr.is_loopback() || limits.unlimited_addresses.iter().any(|net| net.contains(addr));
+        let count = |group| self.clients_by_address.get(&group).copied().unwrap_or(0);
+        max > 0
+            && !exempt
+            && groups(addr).zip([max, max.saturating_mul(8)]).any(|(group, max)| count(group) >= max)
     }
 
     /// The shard with the fewest connections.
@@ -143,7 +156,9 @@ impl Registry {
     pub(crate) fn register(&mut self, conn: ConnId, kind: ConnKind, addr: IpAddr, shard: ShardIndex) {
         self.load[usize::from(shard.0)] += 1;
         if kind == ConnKind::Client {
-            *self.clients_by_address.entry(address_group(addr)).or_default() += 1;
+            for group in groups(addr) {
+                *self.clients_by_address.entry(group).or_default() += 1;
+            }
         }
         let entry = Registered {
             kind,
@@ -153,6 +168,8 @@ impl Registry {
             authenticated: false,
             pit: Box::default(),
             pending: false,
+            proven: true,
+            delayed: None,
             channels: 0,
             token: None,
             asked_link: false,
@@ -165,11 +182,12 @@ impl Registry {
         let entry = self.entries.remove(&conn)?;
         self.load[usize::from(entry.shard.0)] -= 1;
         if entry.kind == ConnKind::Client {
-            let group = address_group(entry.addr);
-            if let Some(count) = self.clients_by_address.get_mut(&group) {
-                *count -= 1;
-                if *count == 0 {
-                    self.clients_by_address.remove(&group);
+            for group in groups(entry.addr) {
+                if let Some(count) = self.clients_by_address.get_mut(&group) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.clients_by_address.remove(&group);
+                    }
                 }
             }
         }
@@ -211,6 +229,16 @@ impl Registry {
     }
 }
 
+/// What limits per address count: an IPv4 address, or an IPv6 /64 and its /48.
+fn groups(addr: IpAddr) -> impl Iterator<Item = (IpAddr, u8)> {
+    let group = address_group(addr);
+    let site = match group {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(v6) => Some((IpAddr::V6((v6.to_bits() & !(u128::MAX >> 48)).into()), 48)),
+    };
+    [Some((group, 64)), site].into_iter().flatten()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -248,9 +276,10 @@ mod tests {
             registry.register(ConnId(id), ConnKind::Client, addr, shard);
         }
         assert_eq!(registry.load, [2, 2]);
-        assert_eq!(registry.clients_at(addr), 4);
+        let limits = |max| Limits { client_connections_per_address: max, ..Limits::default() };
+        assert!(registry.is_crowded(addr, &limits(4)) && !registry.is_crowded(addr, &limits(5)));
         assert!(registry.unregister(ConnId(1)).is_some());
         assert!(registry.unregister(ConnId(1)).is_none());
-        assert_eq!((registry.clients_at(addr), registry.least_loaded()), (3, ShardIndex(0)));
+        assert_eq!((registry.is_crowded(addr, &limits(4)), registry.least_loaded()), (false, ShardIndex(0)));
     }
 }

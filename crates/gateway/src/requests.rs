@@ -19,6 +19,7 @@ use throng_wire::{DataUpdate, entry_len_with};
 
 use crate::channel::{Channel, Subscribed, merge_options};
 use crate::data::{ChannelData, Plan, Schemas, Update};
+use crate::failpoint::failpoint;
 use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
 use crate::mail::{Head, Letter, NewChannel};
 use crate::reason::{CloseReason, Refusal};
@@ -88,6 +89,7 @@ impl Shard {
             entry.channels += 1;
             let metadata = request.metadata.clone();
             global.directory.insert(id, Listed { channel_type, metadata, creator: Some(sender.conn) });
+            failpoint!();
             id
         };
 
@@ -123,6 +125,7 @@ impl Shard {
     /// Makes a channel of this shard, or gives GLOBAL its owner, and subscribes the creator.
     pub(crate) fn create_here(&mut self, new: NewChannel) {
         let NewChannel { id, channel_type, metadata, owner, options, data, merge_options, broadcast } = new;
+        self.board.at_hand = Some(id);
         let settings = self.settings_of(channel_type);
         let (board, schemas) = (&mut self.board, &self.schemas);
         let channel = self.channels.entry(id).or_insert_with(|| {
@@ -130,6 +133,7 @@ impl Shard {
             Box::new(Channel::new(id, channel_type, settings, board.now, board.hasher))
         });
         channel.metadata = metadata;
+        failpoint!();
         channel.merge_options = merge_options;
         // Checked by shard 0 before it answered; without data the registered type starts empty.
         let content = match data {
@@ -152,6 +156,7 @@ impl Shard {
             return;
         };
         channel.set_owner(board, Some(owner));
+        failpoint!();
         let kind = board.peers.get(&owner).map_or(ConnKind::Server, |peer| peer.kind);
         let subscribed = channel.subscribe(board, address, kind, options.as_ref());
         if subscribed != Subscribed::Silently {
@@ -215,17 +220,21 @@ impl Shard {
     pub(crate) fn remove_channel(&mut self, id: ChannelId, head: Head) {
         let Some(mut channel) = self.channels.remove(&id) else { return };
         let board = &mut self.board;
+        board.at_hand = Some(id);
         channel.disarm(board);
+        failpoint!();
         let head = Head { msg_type: MessageType::RemoveChannel as u32, ..head };
         channel.broadcast(board, head, &RemoveChannelMessage { channel_id: id.0 }, |_| true);
         let subscribers = channel.subs.iter().map(|(_, sub)| sub.address.conn);
         let involved: Vec<ConnId> =
             subscribers.chain(channel.owner).chain(channel.lost.iter().map(|lost| lost.conn)).collect();
         for conn in involved {
+            failpoint!();
             board.remove_place(conn, id);
             board.tell_held(conn, id, false);
         }
         board.stats.subscriptions -= channel.subs.len() as u64;
+        failpoint!();
         if let Some(count) = board.stats.channels.get_mut(&channel.channel_type) {
             *count -= 1;
         }
@@ -345,11 +354,20 @@ impl Shard {
             return Err(Refusal::SubscriptionsPerConnection);
         }
         let subscribed = channel.subscribe_as_asked(board, address, peer.kind, options.as_ref());
+        let gives_write = options.as_ref().and_then(|options| options.data_access)
+            == Some(ChannelDataAccess::WriteAccess as i32);
+        if target != sender.conn
+            && gives_write
+            && let Some(world) = &mut self.world
+        {
+            world.forgive(head.channel, target);
+        }
         if subscribed == Subscribed::Silently {
             // Clients change their level of detail this way and expect no answer (spec §9.5).
             return Ok(());
         }
         let result = channel.sub_result(target, peer.kind);
+        failpoint!();
         board.send(sender.conn, head, &result);
         if target != sender.conn {
             board.send(target, head.copy(), &result);
@@ -380,6 +398,7 @@ impl Shard {
             }
         }
         let owner = channel.owner;
+        failpoint!();
         if !channel.unsubscribe(board, target) {
             return Err(Refusal::NotSubscribed);
         }
@@ -406,6 +425,12 @@ impl Shard {
     pub(crate) fn on_update(&mut self, sender: Sender, head: Head, body: &[u8]) -> Result<(), Refusal> {
         let board = &mut self.board;
         let channel = self.channels.get_mut(&head.channel).ok_or(Refusal::UnknownChannel)?;
+        if channel.channel_type == ChannelType::ENTITY
+            && channel.owner != Some(sender.conn)
+            && self.world.as_ref().is_some_and(|world| world.is_former_owner(head.channel, sender.conn))
+        {
+            return Err(Refusal::FormerOwner);
+        }
         let may_write =
             || channel.subscription(sender.conn).is_some_and(|subscription| subscription.options.can_write());
         let counts_as = if channel.owner == Some(sender.conn) || may_write() {
@@ -469,7 +494,7 @@ impl Shard {
         if !board.peers.contains_key(&target) {
             return Err(Refusal::UnknownConnection);
         }
-        board.close(target, CloseReason::Disconnected);
+        board.close(target, if target == sender.conn { CloseReason::Left } else { CloseReason::Kicked });
         Ok(())
     }
 

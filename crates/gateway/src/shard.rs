@@ -5,6 +5,7 @@ mod lifecycle;
 mod messages;
 
 use core::fmt;
+use core::time::Duration;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -123,6 +124,25 @@ impl Shard {
         accepted
     }
 
+    /// An accepted connection may come from another address than its datagrams say, until
+    /// [`handle_proven`](Self::handle_proven): failed logins are not held against that address. Shard 0 only, right after
+    /// [`accept`](Self::accept).
+    pub fn note_unproven(&mut self, conn: ConnId) {
+        if let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn)) {
+            entry.proven = false;
+        }
+    }
+
+    /// A connection of this shard has proven that its address is its own.
+    pub fn handle_proven(&mut self, now: Instant, conn: ConnId) {
+        self.advance(now);
+        let slot = self.board.handles.get(&conn);
+        if let Some(conn) = slot.and_then(|&slot| self.board.conns.get(slot as usize)) {
+            self.board.post(ShardIndex::FIRST, Letter::Proven { conn: conn.id });
+        }
+        self.settle();
+    }
+
     /// Bytes arrived on a connection of this shard. Unknown connections are ignored.
     pub fn handle_bytes(&mut self, now: Instant, conn: ConnId, bytes: &[u8]) {
         self.advance(now);
@@ -144,7 +164,10 @@ impl Shard {
     /// The transport saw the connection end.
     pub fn handle_closed(&mut self, now: Instant, conn: ConnId, cause: Closed) {
         self.advance(now);
-        self.close_local(conn, cause.reason(), false);
+        let slot = self.board.handles.get(&conn);
+        if let Some(kind) = slot.and_then(|&slot| self.board.conns.get(slot as usize)).map(|conn| conn.kind) {
+            self.close_local(conn, cause.reason(kind), false);
+        }
         self.settle();
     }
 
@@ -181,6 +204,7 @@ impl Shard {
                 self.board.stats.fan_out_lateness_ns += late;
                 let max = &mut self.board.stats.fan_out_lateness_ns_max;
                 *max = late.max(*max);
+                self.board.at_hand = Some(id);
                 if let Some(channel) = self.channels.get_mut(&id) {
                     channel.run_tick(&mut self.board);
                     due = Due::Tick(channel.channel_type);
@@ -189,10 +213,20 @@ impl Shard {
             Timer::Connection(handle) => self.connection_due(handle),
             Timer::Settle(conn) => self.on_settle_timer(conn),
             Timer::Expire(conn) => self.expire_lost(conn),
+            Timer::Answer(conn) => self.answer_delayed(conn),
             Timer::Balance => self.balance_due(),
         }
         self.settle();
         Some(due)
+    }
+
+    /// The process did nothing for `gap`, so nobody's silence in it counts.
+    pub fn excuse_pause(&mut self, gap: Duration) {
+        for (_, conn) in &mut self.board.conns {
+            for since in [&mut conn.accepted, &mut conn.received, &mut conn.progressed] {
+                *since = *since + gap;
+            }
+        }
     }
 
     /// Stops accepting and closes every connection of this shard with what is queued for it. Call it on every shard.
@@ -308,42 +342,12 @@ impl Shard {
         self.world.as_ref().map(|world| world.view(|conn| self.board.peers.contains_key(&conn)))
     }
 
-    /// Checks what must hold between inputs; for tests and the simulator. Costs a walk over everything.
-    ///
-    /// # Panics
-    /// When an invariant is broken.
-    pub fn check_invariants(&self) {
-        for (id, channel) in &self.channels {
-            assert_eq!(*id, channel.id);
-            assert_eq!(self.board.home(*id), self.board.index, "a channel lives on the wrong shard");
-            channel.check_invariants();
-            for (_, sub) in &channel.subs {
-                let places = self.board.places.get(&sub.address.conn);
-                assert!(places.is_some_and(|places| places.contains(id)), "a subscription without a place");
-            }
-            if let Some(owner) = channel.owner {
-                assert!(self.board.places.get(&owner).is_some_and(|places| places.contains(id)));
-            }
-        }
-        if let Some(world) = &self.world {
-            world.check_invariants(|id| self.channels.contains_key(&id));
-            self.check_lists();
-        }
-        let subscriptions: usize = self.channels.values().map(|channel| channel.subs.len()).sum();
-        assert_eq!(subscriptions as u64, self.board.stats.subscriptions);
-        for (slot, conn) in &self.board.conns {
-            assert_eq!(self.board.handles.get(&conn.handle), Some(&(slot as u32)));
-            assert!(self.board.peers.get(&conn.id).is_some_and(|peer| peer.slot == slot as u32));
-            assert!(conn.doomed.is_none(), "a doomed connection outlives its input");
-        }
-        assert!(self.board.inbox.is_empty(), "letters to itself are left over");
-    }
-
     // ---- Accepting and closing --------------------------------------------------------------------------------------
 
     fn advance(&mut self, now: Instant) {
         debug_assert!(now >= self.board.now, "time went back");
         self.board.now = now.max(self.board.now);
+        self.board.at_hand = None;
     }
 
     // ---- Writing and deadlines --------------------------------------------------------------------------------------

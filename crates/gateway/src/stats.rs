@@ -39,6 +39,8 @@ pub struct Stats {
     pub state_loose: u64,
     /// Full states sent to readers that missed updates, or may have missed some.
     pub resyncs: u64,
+    /// Channels whose fan-out was made anew after a panic.
+    pub channels_healed: u64,
     /// Updates folded together because a channel's backlog was over its bound.
     pub updates_folded: u64,
     /// Mail sent to other shards.
@@ -116,6 +118,7 @@ impl Default for Stats {
             state_dropped: 0,
             state_loose: 0,
             resyncs: 0,
+            channels_healed: 0,
             updates_folded: 0,
             mail_sent: 0,
             servers_recovered: 0,
@@ -195,6 +198,7 @@ impl Stats {
         self.state_dropped += other.state_dropped;
         self.state_loose += other.state_loose;
         self.resyncs += other.resyncs;
+        self.channels_healed += other.channels_healed;
         self.updates_folded += other.updates_folded;
         self.mail_sent += other.mail_sent;
         self.servers_recovered += other.servers_recovered;

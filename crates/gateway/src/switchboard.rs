@@ -56,6 +56,8 @@ pub(crate) enum Timer {
     Settle(ConnId),
     /// A lost connection has not returned (shard 0).
     Expire(ConnId),
+    /// A failed login of this connection is answered (shard 0).
+    Answer(ConnId),
     /// The load balancer looks at the loads (shard 0).
     Balance,
 }
@@ -69,6 +71,8 @@ pub(crate) struct Switchboard {
     pub(crate) now: Instant,
     pub(crate) unix_start_ns: u64,
     pub(crate) stats: Stats,
+    /// The channel that the input being handled is about, as far as it is about one.
+    pub(crate) at_hand: Option<ChannelId>,
     pub(crate) hasher: IdHasher,
     pub(crate) timers: TimerWheel<Timer>,
     pub(crate) global_owner: Option<ConnId>,
@@ -122,6 +126,7 @@ impl Switchboard {
             now: Instant::ZERO,
             unix_start_ns,
             stats,
+            at_hand: None,
             hasher,
             timers: TimerWheel::new(),
             global_owner: None,

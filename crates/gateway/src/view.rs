@@ -127,6 +127,8 @@ pub struct WorldView {
     pub fullest_cell: usize,
     /// Entity channels, those outside of all cells included.
     pub entities: usize,
+    /// Entities whose data has no position that can be read, so that none of them changes its cell.
+    pub placeless: usize,
     /// Entities whose handover was refused and that wait for another try.
     pub waiting: usize,
 }

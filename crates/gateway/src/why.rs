@@ -66,6 +66,8 @@ pub struct Sight {
     pub distance: Option<f64>,
     /// Where the gateway sets rates by distance: the band, from 0, and how far it reaches; the last one reaches everywhere.
     pub band: Option<(usize, Option<f64>)>,
+    /// The entity's data has no position that can be read.
+    pub placeless: bool,
     /// The entity lies in another cell than it belongs to: its handover was refused and will be tried again.
     pub handover_waits: bool,
 }

@@ -39,6 +39,13 @@ use crate::ws;
 const EVENTS_PER_POLL: usize = 512;
 /// The same of prioritised connections; more than these are none.
 const URGENT_PER_POLL: usize = 32;
+/// Reads of one prioritised connection in a row, until what was written meanwhile has its turn: 256 KiB.
+const URGENT_READS: usize = 4;
+/// A wait or a round that lasts this much longer than it should was a pause of the whole process. A scheduler's worst is
+/// tens of milliseconds; what a person stops, or a virtual machine that moves, takes longer.
+const PAUSE_MIN: Duration = Duration::from_millis(250);
+/// Longest time after a pause for which reading goes before timers. Thousands of sockets take a fraction of it.
+const CATCH_UP_MAX: Duration = Duration::from_secs(5);
 /// Bytes read from one connection per poll, and the size of the buffer that all share. Large enough for the biggest
 /// frame of the gateway protocol in one read, small enough to stay in a processor's second-level cache.
 const READ_BYTES: usize = 64 * 1024;
@@ -95,6 +102,12 @@ pub struct EventLoop {
     timers: TimerWheel<Timer>,
     /// Connections with work that no event will announce: input beyond one round's share, failed writes.
     backlog: VecDeque<ConnKey>,
+    /// The same of prioritised connections.
+    urgent_backlog: VecDeque<ConnKey>,
+    /// After a pause of the process: no timer runs before all sockets are read, or this time has come.
+    catch_up_until: Option<Instant>,
+    /// Connections that say goodbye, the oldest first; those that have ended since are skipped.
+    lingering: VecDeque<ConnKey>,
     scratch: Box<[u8]>,
     plain: Box<[u8]>,
     /// Time of the current or last poll.
@@ -129,6 +142,9 @@ impl EventLoop {
             generation: 0,
             timers: TimerWheel::new(),
             backlog: VecDeque::new(),
+            urgent_backlog: VecDeque::new(),
+            catch_up_until: None,
+            lingering: VecDeque::new(),
             scratch: vec![0; READ_BYTES].into(),
             plain: vec![0; READ_BYTES].into(),
             now: Instant::ZERO,
@@ -256,20 +272,29 @@ impl EventLoop {
         deadline: Option<Instant>,
         handler: &mut impl Handler,
     ) -> io::Result<Instant> {
+        let last = self.now;
         self.now = clock.now();
+        if self.stats.polls > 0 {
+            self.excuse_pause(last, handler);
+        }
         let (sessions, mut cx) = self.sessions();
         sessions.flush(&mut cx);
         self.enets.flush(self.now, &mut self.stats);
-        let timeout = if self.backlog.is_empty() && !self.sessions.has_work() && !self.enets.has_work() {
+        let timeout = if self.has_backlog() || self.is_behind() {
+            Some(Duration::ZERO)
+        } else {
             let next = [deadline, self.timers.next(), self.enets.next_timeout()].into_iter().flatten().min();
             next.map(|at| at.since(self.now))
-        } else {
-            Some(Duration::ZERO)
         };
+        let planned = timeout.map(|timeout| self.now + timeout);
         self.epoll.wait(&mut self.events, timeout)?;
         self.now = clock.now();
         self.stats.polls += 1;
         handler.polled(self.now);
+        if let Some(planned) = planned {
+            self.excuse_pause(planned, handler);
+        }
+        self.end_lingering();
 
         // Connections queued from here on wait for the next poll, so a poll ends.
         let backlog = self.backlog.len();
@@ -302,12 +327,23 @@ impl EventLoop {
                 }
             }
         }
+        self.serve_urgent_backlog(handler);
         for _ in 0..backlog {
             let Some(key) = self.backlog.pop_front() else { break };
             if let Some(conn) = self.conn_mut(key) {
                 conn.queued = false;
                 self.read(key, handler);
             }
+        }
+        let more = index > 0 || self.has_backlog();
+        if self.catch_up_until.is_some_and(|until| !more || self.now >= until) {
+            self.catch_up_until = None;
+        }
+        if self.is_behind() {
+            let (sessions, mut cx) = self.sessions();
+            sessions.tell(&mut cx, handler);
+            self.enets.tell_news_only(&mut self.stats, &mut self.generation, handler);
+            return Ok(self.now);
         }
         while let Some((_, timer)) = self.timers.pop_due(self.now) {
             match timer {
@@ -323,6 +359,37 @@ impl EventLoop {
         sessions.tell(&mut cx, handler);
         self.enets.tell(self.now, &mut self.stats, &mut self.generation, handler);
         Ok(self.now)
+    }
+
+    /// After a pause of the process, not everything that has gathered has been read yet: no timer is to run.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        self.catch_up_until.is_some()
+    }
+
+    /// Has waited for longer than until `planned`: if it was a pause, nobody's silence counts, and reading goes first.
+    fn excuse_pause(&mut self, planned: Instant, handler: &mut impl Handler) {
+        let gap = self.now.since(planned);
+        if gap < PAUSE_MIN {
+            return;
+        }
+        self.catch_up_until = Some(self.now + gap.min(CATCH_UP_MAX));
+        for (_, conn) in &mut self.conns {
+            conn.heard = (conn.heard + gap).min(self.now);
+            if let Some((at, timer)) = conn.timer.take()
+                && let Some(kind) = self.timers.cancel(timer)
+            {
+                conn.timer = Some((at + gap, self.timers.insert(at + gap, kind)));
+            }
+        }
+        self.sessions.excuse(gap, self.now);
+        handler.paused(gap);
+    }
+
+    /// Connections have work that no event will announce.
+    fn has_backlog(&self) -> bool {
+        let streams = !self.backlog.is_empty() || !self.urgent_backlog.is_empty();
+        streams || self.sessions.has_work() || self.enets.has_work()
     }
 
     /// As [`write`](Self::write), for bytes of which the peer may miss all or nothing. Over ENet they travel as an
@@ -356,8 +423,15 @@ impl EventLoop {
     /// # Errors
     /// Waiting itself failed, which a working system does not do.
     pub fn wait_urgent(&mut self, timeout: Duration) -> io::Result<bool> {
+        let timeout = if self.has_urgent_backlog() { Duration::ZERO } else { timeout };
         self.urgent.wait(&mut self.urgent_events, Some(timeout))?;
-        Ok(self.urgent_events.get(0).is_some())
+        Ok(self.urgent_events.get(0).is_some() || self.has_urgent_backlog())
+    }
+
+    /// A prioritised connection has sent more than one turn takes in.
+    #[must_use]
+    pub fn has_urgent_backlog(&self) -> bool {
+        !self.urgent_backlog.is_empty()
     }
 
     /// Tells `handler` about the input that [`EventLoop::wait_urgent`] has found, and about nothing else.
@@ -369,6 +443,17 @@ impl EventLoop {
         while let Some((token, conditions)) = self.urgent_events.get(index) {
             index += 1;
             self.handle_event(ConnKey::from_token(token), conditions, handler);
+        }
+        self.serve_urgent_backlog(handler);
+    }
+
+    fn serve_urgent_backlog(&mut self, handler: &mut impl Handler) {
+        for _ in 0..self.urgent_backlog.len() {
+            let Some(key) = self.urgent_backlog.pop_front() else { return };
+            if let Some(conn) = self.conn_mut(key) {
+                conn.queued = false;
+                self.read(key, handler);
+            }
         }
     }
 
@@ -622,7 +707,7 @@ impl EventLoop {
     fn remove(&mut self, key: ConnKey) -> Option<Conn> {
         self.conn_mut(key)?;
         let mut conn = self.conns.remove(key.slot());
-        if let Some(timer) = conn.timer.take() {
+        if let Some((_, timer)) = conn.timer.take() {
             self.timers.cancel(timer);
         }
         // A detached connection must not raise events here; for others closing would do.
@@ -639,16 +724,19 @@ impl EventLoop {
             && !conn.queued
         {
             conn.queued = true;
-            self.backlog.push_back(key);
+            match conn.urgent {
+                true => self.urgent_backlog.push_back(key),
+                false => self.backlog.push_back(key),
+            }
         }
     }
 
     fn set_timer(&mut self, key: ConnKey, at: Option<Instant>) {
         let Some(conn) = get_mut(&mut self.conns, key) else { return };
-        if let Some(timer) = conn.timer.take() {
+        if let Some((_, timer)) = conn.timer.take() {
             self.timers.cancel(timer);
         }
-        conn.timer = at.map(|at| self.timers.insert(at, Timer::Conn(key)));
+        conn.timer = at.map(|at| (at, self.timers.insert(at, Timer::Conn(key))));
     }
 
     fn conn_mut(&mut self, key: ConnKey) -> Option<&mut Conn> {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use throng_stdx::Instant;
 
@@ -19,6 +20,12 @@ pub trait Handler {
         let _ = now;
     }
 
+    /// The process did nothing for `gap`: it was stopped, or had no processor. What has arrived meanwhile is about to be
+    /// told; deadlines by which peers should have been heard do not count the gap.
+    fn paused(&mut self, gap: Duration) {
+        let _ = gap;
+    }
+
     /// A connection was taken off a listener's queue, before any handshake. `false` closes it at once, at the price
     /// of one system call: the place for bans.
     fn admit(&mut self, listener: ListenerKey, peer: SocketAddr) -> bool {
@@ -28,6 +35,12 @@ pub trait Handler {
 
     /// A connection is ready for use: all handshakes are complete.
     fn accepted(&mut self, listener: ListenerKey, key: ConnKey, peer: SocketAddr) -> Accept;
+
+    /// The peer of an accepted connection owns its address. Only KCP needs that said: its connections are accepted by a
+    /// datagram on which anyone can write anybody's address.
+    fn proven(&mut self, key: ConnKey) {
+        let _ = key;
+    }
 
     /// An outgoing connection is ready for use: all handshakes are complete.
     fn connected(&mut self, key: ConnKey) {
@@ -59,8 +72,13 @@ pub enum Accept {
     Keep,
     /// Do not read from it here: the driver is about to [detach](crate::EventLoop::detach) it.
     HandOff,
-    /// Close it.
-    Refuse,
+    /// Close it. WebSocket and ENet peers are told a code.
+    Refuse {
+        /// Spec: RFC 6455 §7.4
+        code: u16,
+        /// For people; at most 123 bytes.
+        reason: &'static str,
+    },
 }
 
 /// Whether a connection's input goes on.
@@ -119,6 +137,11 @@ pub enum CloseCause {
     WsRejected(ws::Rejection),
     /// The server did not open a WebSocket for us.
     WsRefused(ws::ResponseError),
+    /// The ENet peer disconnected.
+    Disconnected {
+        /// The number that it gave as its reason; 0 for none.
+        code: u32,
+    },
     /// The KCP or ENet peer does not acknowledge what is sent to it.
     DeadLink,
     /// The KCP or ENet peer began a new session from the same address.
@@ -142,11 +165,13 @@ impl CloseCause {
             Self::Tls(_) => "tls_error",
             Self::WsClosed { .. } => "ws_closed",
             Self::WsProtocol(ws::ProtocolError::Text) => "ws_text",
+            Self::WsProtocol(ws::ProtocolError::BareFrames { .. }) => "ws_bare_frames",
             Self::WsProtocol(ws::ProtocolError::MessageTooLarge { .. }) => "ws_message_too_large",
             Self::WsProtocol(_) => "ws_protocol",
             Self::WsRejected(ws::Rejection { status: 403, .. }) => "ws_origin",
             Self::WsRejected(_) => "ws_bad_request",
             Self::WsRefused(_) => "ws_refused",
+            Self::Disconnected { .. } => "disconnected",
             Self::DeadLink => "dead_link",
             Self::Replaced => "replaced",
             Self::Overrun => "overrun",

@@ -75,6 +75,7 @@ pub use event_loop::{ConnKey, DetachedConn, EventLoop, ListenerKey, Waker};
 pub use handler::{Accept, CloseCause, CloseMode, Flow, Handler, TimedOut, WriteOutcome};
 pub use shared_file::SharedFile;
 pub use stats::LoopStats;
+pub use sys::{descriptor_limit, raise_descriptor_limit};
 pub use tls::{
     DevelopmentCertificate, TlsAcceptor, TlsConfigError, TlsConnector, development_certificate,
     tls_client_config, tls_server_config,

@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -183,6 +184,8 @@ impl ReservedDescriptor {
 pub(crate) struct Admission {
     connections_max: usize,
     per_ip_max: Option<usize>,
+    /// A newcomer found no place: a connection that only says goodbye is to make room.
+    wanted: AtomicBool,
     counts: Mutex<Counts>,
 }
 
@@ -197,6 +200,7 @@ impl Admission {
         Self {
             connections_max: limits.connections_max,
             per_ip_max: limits.connections_per_ip_max,
+            wanted: AtomicBool::new(false),
             counts: Mutex::default(),
         }
     }
@@ -211,8 +215,10 @@ impl Admission {
         let ip = origin(ip);
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         if counts.open >= self.connections_max {
+            self.wanted.store(true, Ordering::Relaxed);
             return None;
         }
+        self.wanted.store(false, Ordering::Relaxed);
         if let Some(max) = self.per_ip_max {
             let from_ip = counts.per_ip.entry(ip).or_default();
             if *from_ip >= max {
@@ -230,6 +236,13 @@ impl Admission {
 pub(crate) struct Permit {
     admission: Arc<Admission>,
     ip: IpAddr,
+}
+
+impl Permit {
+    /// Whether a newcomer of the same listener has found no place.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.admission.wanted.swap(false, Ordering::Relaxed)
+    }
 }
 
 impl Drop for Permit {

@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustls::Connection as Tls;
 use socket2::SockRef;
+use throng_stdx::Instant;
 
 use crate::handler::{Accept, CloseCause, Flow};
 use crate::shared_file::SharedFile;
@@ -51,6 +52,7 @@ pub(crate) struct Shared<'a> {
     /// What decryption fills.
     pub(crate) plain: &'a mut [u8],
     pub(crate) stats: &'a mut LoopStats,
+    pub(crate) now: Instant,
 }
 
 /// A stream's end.
@@ -164,8 +166,14 @@ impl Stream {
                 self.paused = true;
                 Ok(())
             }
-            // A client that waits for an answer to its upgrade gets one.
-            Accept::Refuse => Err(End { cause: None, lingers: self.ws.is_some() }),
+            Accept::Refuse { code, reason } => {
+                if let Some(ws) = &mut self.ws {
+                    // A browser shows its page a close code, never the answer to an upgrade.
+                    ws.accept();
+                    ws.say_goodbye(code, reason);
+                }
+                Err(End { cause: None, lingers: self.ws.is_some() })
+            }
         }
     }
 
@@ -202,7 +210,7 @@ impl Stream {
         }
         if !self.rest.is_empty() {
             let mut rest = std::mem::take(&mut self.rest);
-            self.deliver(&mut rest, shared.stats, sink)?;
+            self.deliver(&mut rest, shared.now, shared.stats, sink)?;
             return Ok(0);
         }
         shared.stats.reads += 1;
@@ -231,12 +239,13 @@ impl Stream {
 
     /// Takes the first `count` bytes of the scratch buffer through the layers.
     fn receive(&mut self, count: usize, shared: &mut Shared<'_>, sink: &mut dyn Sink) -> Result<(), End> {
-        let Shared { scratch, plain, stats } = shared;
+        let Shared { scratch, plain, stats, now } = shared;
+        let now = *now;
         if self.phase == Phase::Lingering {
             return Ok(());
         }
         if self.tls.is_none() {
-            return self.deliver(&mut scratch[..count], stats, sink);
+            return self.deliver(&mut scratch[..count], now, stats, sink);
         }
         let mut input = &scratch[..count];
         while !input.is_empty() {
@@ -252,13 +261,13 @@ impl Stream {
             let ready = was_handshaking && !tls.is_handshaking();
             self.flush_tls(stats);
             if ready {
-                let mut shared = Shared { scratch: &mut [], plain: &mut [], stats };
+                let mut shared = Shared { scratch: &mut [], plain: &mut [], stats, now };
                 self.transport_ready(&mut shared, sink)?;
             }
             while let Some(tls) = &mut self.tls {
                 match tls.reader().read(plain) {
                     Ok(0) => return Err(End::linger(CloseCause::EndOfStream)),
-                    Ok(count) => self.deliver(&mut plain[..count], stats, sink)?,
+                    Ok(count) => self.deliver(&mut plain[..count], now, stats, sink)?,
                     // Only `WouldBlock` happens: the end of the socket's stream is never announced to TLS.
                     Err(_) => break,
                 }
@@ -271,7 +280,13 @@ impl Stream {
     }
 
     /// Takes decrypted bytes through WebSocket to the sink. What a pause leaves is kept.
-    fn deliver(&mut self, bytes: &mut [u8], stats: &mut LoopStats, sink: &mut dyn Sink) -> Result<(), End> {
+    fn deliver(
+        &mut self,
+        bytes: &mut [u8],
+        now: Instant,
+        stats: &mut LoopStats,
+        sink: &mut dyn Sink,
+    ) -> Result<(), End> {
         let mut used = 0;
         while used < bytes.len() && !self.paused && self.rest.is_empty() {
             let Some(ws) = &mut self.ws else {
@@ -279,7 +294,7 @@ impl Stream {
                 return Ok(());
             };
             let paused = &mut self.paused;
-            let outcome = ws.feed(&mut bytes[used..], &mut |data| {
+            let outcome = ws.feed(now, &mut bytes[used..], &mut |data| {
                 let flow = sink.data(data);
                 *paused = flow == Flow::Pause;
                 flow
@@ -288,15 +303,10 @@ impl Stream {
                 ws::Outcome::Used(count) => used += count,
                 ws::Outcome::Ready(count) => {
                     used += count;
-                    let result = self.ready(sink);
+                    self.ready(sink)?;
                     if let Some(ws) = &mut self.ws {
-                        if result.is_ok() {
-                            ws.accept();
-                        } else {
-                            ws.refuse();
-                        }
+                        ws.accept();
                     }
-                    result?;
                 }
                 ws::Outcome::PeerClosed(code) => return Err(End::linger(CloseCause::WsClosed { code })),
                 ws::Outcome::Rejected(why) => return Err(End::linger(CloseCause::WsRejected(why))),
@@ -310,8 +320,17 @@ impl Stream {
         Ok(())
     }
 
-    /// Writes what the connection takes. A failure shows in the next [`Stream::read`].
+    /// Writes what the connection takes: of a WebSocket whole messages, since one that has begun is kept until it has left.
+    /// A failure shows in the next [`Stream::read`].
     pub(crate) fn write(&mut self, slices: &[IoSlice<'_>], stats: &mut LoopStats) -> usize {
+        let taken = self.write_now(slices, stats);
+        match &mut self.ws {
+            Some(ws) if self.blocked => taken + ws.keep_rest(skip(slices, taken)),
+            _ => taken,
+        }
+    }
+
+    fn write_now(&mut self, slices: &[IoSlice<'_>], stats: &mut LoopStats) -> usize {
         if self.ws.as_ref().is_some_and(|ws| ws.has_control()) {
             return self.write_around_control(slices, stats);
         }
@@ -381,6 +400,10 @@ impl Stream {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
             Err(error) => Err(error),
         }
+    }
+
+    pub(crate) fn is_websocket(&self) -> bool {
+        self.ws.is_some()
     }
 
     pub(crate) fn is_blocked(&self) -> bool {
@@ -522,6 +545,16 @@ impl Stream {
             }
         }
     }
+}
+
+/// What is left of `slices` after their first `taken` bytes.
+fn skip<'a>(slices: &'a [IoSlice<'_>], taken: usize) -> impl Iterator<Item = &'a [u8]> + Clone {
+    let mut left = taken;
+    slices.iter().map(move |slice| {
+        let skipped = left.min(slice.len());
+        left -= skipped;
+        &slice[skipped..]
+    })
 }
 
 /// Writes to a socket without raising SIGPIPE, several slices at once.

@@ -70,7 +70,8 @@ impl Epoll {
         Ok(())
     }
 
-    /// Waits for events, at most `timeout` (`None`: for ever). An interrupted wait counts as no events.
+    /// Waits for events, at most `timeout` (`None`: for ever). After an interruption, which a stopped process sees when it
+    /// goes on, it looks once more for what has gathered.
     pub(crate) fn wait(&self, events: &mut Events, timeout: Option<Duration>) -> io::Result<()> {
         events.len = 0;
         let capacity = libc::c_int::try_from(events.buf.len()).unwrap_or(libc::c_int::MAX);
@@ -84,7 +85,9 @@ impl Epoll {
                 events.len = usize::try_from(count).unwrap_or(0);
                 Ok(())
             }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                self.wait(events, Some(Duration::ZERO))
+            }
             // Old kernels do not know the call; some sandboxes answer EPERM for calls that they do not know.
             Err(error)
                 if self.precise.load(Ordering::Relaxed)
@@ -137,6 +140,39 @@ impl Epoll {
         // SAFETY: `buf` has room for `capacity` events and outlives the call.
         check(unsafe { libc::epoll_wait(self.fd.as_raw_fd(), events.buf.as_mut_ptr(), capacity, millis) })
     }
+}
+
+fn limits() -> Option<libc::rlimit> {
+    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limits` is a valid, writable rlimit for the duration of the call.
+    (unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits) } == 0).then_some(limits)
+}
+
+/// Descriptors that this process may have open; 0 where the system does not tell.
+#[must_use]
+pub fn descriptor_limit() -> u64 {
+    limits().map_or(0, |limits| limits.rlim_cur)
+}
+
+/// Raises the soft limit of open descriptors to the hard one, since every connection takes one. Returns the limit.
+pub fn raise_descriptor_limit() -> u64 {
+    let Some(mut limits) = limits() else { return 0 };
+    let before = limits.rlim_cur;
+    limits.rlim_cur = limits.rlim_max;
+    // SAFETY: `limits` is a valid rlimit whose soft value does not exceed the hard one.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits) } == 0 {
+        limits.rlim_cur
+    } else {
+        before
+    }
+}
+
+/// Nanoseconds since the machine was started, those in which it slept included.
+pub(crate) fn boot_time_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` outlives the call, which writes to nothing else. It cannot fail for a clock that exists since 2011.
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
 /// Opens a non-blocking event counter.

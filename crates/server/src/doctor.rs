@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::Path;
 
 use crate::config::{Config, Listener, resolve_addr};
-use crate::{listen, process, services};
+use crate::{listen, services};
 
 /// Descriptors that a process needs besides its connections: loops, files, the admin listener.
 const DESCRIPTORS_BESIDES: u64 = 64;
@@ -94,7 +94,7 @@ pub fn examine(config: &Config) -> Vec<Finding> {
 }
 
 fn descriptors(connections_max: u64) -> Finding {
-    let (limit, needed) = (process::raise_descriptor_limit(), connections_max + DESCRIPTORS_BESIDES);
+    let (limit, needed) = (throng_net::raise_descriptor_limit(), connections_max + DESCRIPTORS_BESIDES);
     let found = format!("{limit} may be open, `gateway.limits.connections_max` is {connections_max}");
     match limit >= needed {
         true => Finding::good("open files", found),
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn strangers_and_clear_text_are_pointed_out() {
         let findings =
-            examine_with(&[("gateway.clients.addr", "0.0.0.0:0"), ("gateway.unsafe_binds", "true")]);
+            examine_with(&[("gateway.clients.addr", "0.0.0.0:0"), ("gateway.clients.unsafe_binds", "true")]);
         assert_eq!(find(&findings, "reach", "has no authentication").severity, Severity::Warning);
         let findings =
             examine_with(&[("gateway.clients.addr", "0.0.0.0:0"), ("gateway.auth.kind", "refuse")]);

@@ -6,7 +6,9 @@ use std::time::Duration;
 use throng_gateway as core;
 use throng_gateway::{ChannelSettings, Permissions, StateMachine};
 
-use crate::config::Settings;
+use throng_gateway::data::Schemas;
+
+use crate::config::{Gateway, Settings, nearest};
 use crate::presets;
 
 /// The state machine that a key names.
@@ -105,6 +107,34 @@ pub(crate) fn spatial(settings: &Settings) -> Result<core::Spatial, (&'static st
     })
 }
 
+/// Paths of positions that were configured and that no type of the schemas has, each with what may have been meant.
+pub(crate) fn unknown_positions(settings: &Settings, schemas: &Schemas) -> Vec<String> {
+    let keys = &settings.spatial;
+    // The defaults name what one of many engines calls it.
+    if keys.controller.is_empty() || keys.positions == Settings::default().spatial.positions {
+        return Vec::new();
+    }
+    let paths = keys.positions.iter().map(|text| text.strip_suffix(":z-up").unwrap_or(text));
+    let unknown = paths.filter(|path| !schemas.has_position(path));
+    let known = schemas.position_paths();
+    let known = || known.iter().map(String::as_str);
+    unknown
+        .map(|path| {
+            let near: Vec<&str> = match nearest(path, known()) {
+                Some(near) => vec![near],
+                None => known().take(5).collect(),
+            };
+            format!(
+                "no type of `gateway.schemas` has a vector (x, y, z) at `{path}`; {}",
+                match near.is_empty() {
+                    true => "none has any".to_owned(),
+                    false => format!("there is one at `{}`", near.join("`, `")),
+                }
+            )
+        })
+        .collect()
+}
+
 /// Unreal counts in centimetres.
 const UNREAL_UNITS_PER_METRE: f64 = 100.0;
 
@@ -182,6 +212,7 @@ pub(crate) fn build(
         limits: core::Limits {
             connections: limits.connections_max,
             client_connections_per_address: limits.clients_per_address_max,
+            unlimited_addresses: proxies(gateway)?,
             channels: limits.channels_max,
             channels_per_client: limits.channels_per_client_max,
             subscriptions_per_client: limits.subscriptions_per_client_max,
@@ -211,6 +242,16 @@ pub(crate) fn build(
         secret,
     };
     Ok((config, remarks))
+}
+
+/// The ranges of `gateway.trusted_proxies`.
+///
+/// # Errors
+/// A phrase that names what is no range.
+pub(crate) fn proxies(gateway: &Gateway) -> Result<Vec<core::AddressRange>, String> {
+    let ranges = gateway.trusted_proxies.iter().map(|text| text.parse());
+    let ranges: Result<_, String> = ranges.collect();
+    ranges.map_err(|why| format!("`gateway.trusted_proxies`: {why}"))
 }
 
 /// 0 means "no limit" in the settings.

@@ -18,16 +18,21 @@ use crate::report::ShardReport;
 /// A question to a shard: runs on its thread and sends its answer itself.
 pub(crate) type Look = Box<dyn FnOnce(&Shard) + Send>;
 
+/// Lives of the world that have ended in this process. Whatever was meant for another life than the present one is void.
+pub(crate) type Life = u32;
+
 /// Something for a shard to do.
 pub(crate) enum Post {
-    /// From another shard of the core.
-    Mail(Mail),
+    /// From another shard of the core, in its life of that number.
+    Mail { life: Life, mail: Mail },
     /// A connection that shard 0 accepted for this shard.
-    Socket { conn: ConnId, kind: ConnKind, socket: Box<DetachedConn> },
+    Socket { life: Life, conn: ConnId, kind: ConnKind, socket: Box<DetachedConn> },
     /// The connection was announced, but its socket did not survive the move.
-    SocketLost { conn: ConnId },
+    SocketLost { life: Life, conn: ConnId },
     /// The answer of an authentication provider.
-    Verdict { ticket: AuthTicket, verdict: Verdict },
+    Verdict { life: Life, ticket: AuthTicket, verdict: Verdict },
+    /// Something across channels broke: begin this life of the world, empty.
+    Restart { life: Life },
     /// Tell about yourself.
     Report { lists: bool, reply: SyncSender<ShardReport> },
     /// Answer a question about what the shard holds.
@@ -47,7 +52,7 @@ impl Post {
     /// Bytes of memory that it keeps alive, shared ones included.
     pub(crate) fn bytes(&self) -> usize {
         match self {
-            Post::Mail(mail) => size_of::<Self>() + mail.bytes(),
+            Post::Mail { mail, .. } => size_of::<Self>() + mail.bytes(),
             Post::Socket { .. } => size_of::<Self>() + size_of::<DetachedConn>(),
             _ => size_of::<Self>(),
         }

@@ -373,6 +373,10 @@ impl Monitor for Watch {
     fn health(&self) -> Health {
         let mut parts = self.shard_parts();
         let live = parts.iter().all(|part| part.ok);
+        let unwell = self.heartbeats.iter().any(|heartbeat| heartbeat.is_unwell(self.clock.now()));
+        let detail =
+            if unwell { "three panics in a minute, the last less than a minute ago" } else { "calm" };
+        parts.push(Part { name: "core".to_owned(), ok: !unwell, detail: detail.to_owned() });
         if let Some(provider) = self.logins.provider() {
             let (ok, detail) = provider.health();
             parts.push(Part { name: "authentication".to_owned(), ok, detail });

@@ -14,8 +14,11 @@ pub(crate) struct ProcessFigures {
 impl ProcessFigures {
     /// Reads `/proc/self`; about 30 us.
     pub(crate) fn read() -> ProcessFigures {
-        let mut figures =
-            ProcessFigures { cpu_seconds: cpu_seconds(), max_fds: descriptor_limit(), ..Default::default() };
+        let mut figures = ProcessFigures {
+            cpu_seconds: cpu_seconds(),
+            max_fds: throng_net::descriptor_limit(),
+            ..Default::default()
+        };
         if let Ok(status) = std::fs::read_to_string("/proc/self/status") {
             let field = |name: &str| {
                 let line = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -43,37 +46,13 @@ fn cpu_seconds() -> f64 {
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
-fn limits() -> Option<libc::rlimit> {
-    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limits` is a valid, writable rlimit for the duration of the call.
-    (unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits) } == 0).then_some(limits)
-}
-
-fn descriptor_limit() -> u64 {
-    limits().map_or(0, |limits| limits.rlim_cur)
-}
-
-/// Raises the soft limit of open descriptors to the hard one, since every connection takes one.
-/// Returns the limit.
-pub(crate) fn raise_descriptor_limit() -> u64 {
-    let Some(mut limits) = limits() else { return 0 };
-    let before = limits.rlim_cur;
-    limits.rlim_cur = limits.rlim_max;
-    // SAFETY: `limits` is a valid rlimit whose soft value does not exceed the hard one.
-    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits) } == 0 {
-        limits.rlim_cur
-    } else {
-        before
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_process_knows_itself() {
-        assert!(raise_descriptor_limit() > 0);
+        assert!(throng_net::raise_descriptor_limit() > 0);
         let figures = ProcessFigures::read();
         assert!(figures.resident_bytes > 0 && figures.open_fds > 0 && figures.threads > 0, "{figures:?}");
     }

@@ -22,7 +22,7 @@ use crate::monitor::Watch;
 use crate::recorder::Recorder;
 use crate::runs::Offer;
 use crate::worker::{Heartbeat, ListenerRole, Worker, WorkerParts};
-use crate::{ddc, doctor, gateway_config, matcher, matchmaking, process, schemas, services, tls};
+use crate::{ddc, doctor, gateway_config, matcher, matchmaking, schemas, services, tls};
 
 /// Shards that "one per two cores" stops at. Beyond, mail between shards outweighs what another one
 /// adds.
@@ -173,7 +173,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let clock = Clock::start();
     let settings = &config.settings;
     let system = |what| move |source| StartError::System { what, source };
-    process::raise_descriptor_limit();
+    throng_net::raise_descriptor_limit();
     check_data_folder(Path::new(&settings.server.data)).map_err(StartError::File)?;
 
     let mut secret = [0; 32];
@@ -184,6 +184,10 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         tracing::warn!("{remark}");
     }
     let schemas = Arc::new(schemas::load(settings).map_err(StartError::File)?);
+    let unknown = gateway_config::unknown_positions(settings, &schemas);
+    if !unknown.is_empty() {
+        return Err(StartError::File(format!("`gateway.spatial.positions`: {}", unknown.join("; "))));
+    }
 
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -517,6 +521,7 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
             clock: plan.clock,
             event_loop,
             shard,
+            seed: plan.seed.wrapping_add(index as u64),
             // Listeners are open on the first loop only.
             listeners: roles.take().unwrap_or_default(),
             mailboxes: Arc::clone(&plan.mailboxes),
@@ -529,7 +534,7 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
         let thread = std::thread::Builder::new()
             .name(format!("shard {index}"))
             .stack_size(STACK_BYTES)
-            .spawn(move || worker.run())
+            .spawn(move || worker.run_or_abort())
             .map_err(|source| StartError::System { what: "cannot start a shard thread", source })?;
         threads.push(thread);
     }
@@ -571,7 +576,8 @@ fn open_listeners(
             Transport::Enet if listener.enet_updates == "unreliable" => Framing::Packets,
             Transport::Tcp | Transport::Kcp | Transport::Enet => Framing::Stream,
         };
-        roles.insert(key, ListenerRole { kind: section.kind(), framing });
+        let unproven = plan.transport == Transport::Kcp;
+        roles.insert(key, ListenerRole { kind: section.kind(), framing, unproven });
         let service = if section == Section::Servers { Service::Servers } else { Service::Clients };
         addresses.push(Address { service, scheme: plan.scheme(), addr });
     }
@@ -662,6 +668,9 @@ fn bind_error_with(key: String, addr: SocketAddr, source: std::io::Error, flag: 
     StartError::Bind { key, addr, source, hint }
 }
 
+/// Shorter tokens can be guessed.
+const HTTP_TOKEN_BYTES_MIN: usize = 16;
+
 /// One token a line, `#` begins a comment.
 fn read_tokens(path: &str) -> Result<Vec<String>, StartError> {
     if path.is_empty() {
@@ -677,6 +686,13 @@ fn read_tokens(path: &str) -> Result<Vec<String>, StartError> {
         .collect();
     if tokens.is_empty() {
         return Err(StartError::File(format!("`http.tokens_file`: `{path}` holds no token")));
+    }
+    if let Some(short) = tokens.iter().find(|token| token.len() < HTTP_TOKEN_BYTES_MIN) {
+        return Err(StartError::File(format!(
+            "`http.tokens_file`: a token in `{path}` has {} characters; {HTTP_TOKEN_BYTES_MIN} at least, such as \
+             `openssl rand -hex 16` gives",
+            short.len()
+        )));
     }
     Ok(tokens)
 }

@@ -168,7 +168,6 @@ fn config(rng: &mut Rng, tick_ms: u64) -> Config {
     // An update in the owner's name would not come back to the owner, and nobody could say which ones those are.
     config.permissions.server.update_for_owner = Authority::Nobody;
     config.abuse.auth_failures_max = 0;
-    config.abuse.auth_timeout_counts = false;
     config.abuse.refusals_max = 0;
     config.abuse.auth_timeout = Some(Duration::from_millis(1500));
     config.recovery.servers = rng.chance(0.7);
@@ -325,7 +324,7 @@ impl Simulation {
         let actor = &mut self.actors[index];
         let Some(peer) = actor.peer.take() else { return Ok(()) };
         self.by_peer.remove(&peer);
-        actor.session.handle_closed(now);
+        actor.session.handle_closed(now, None);
         actor.asked.clear();
         self.take_events(index)?;
         let actor = &mut self.actors[index];

@@ -363,9 +363,11 @@ fn configure(parsed: &Parsed) -> Result<Config, throng_server::config::Problems>
         ("gateway.clients.addr", text(":12108")),
         ("gateway.clients.extra", Value::List(Vec::new())),
         ("gateway.permissions", text("channeld")),
-        // The reference listens everywhere and checks nobody in development mode; that is what its
-        // users ask for here.
-        ("gateway.unsafe_binds", Value::Bool(true)),
+        // The reference listens on all interfaces and authenticates no login in development mode; its
+        // users expect the same here.
+        ("gateway.servers.unsafe_binds", Value::Bool(true)),
+        ("gateway.clients.unsafe_binds", Value::Bool(true)),
+        ("gateway.limits.clients_per_address_max", Value::Int(0)),
         // In production mode it has no provider and dies at the first login; refusing players is
         // the safe reading.
         ("gateway.auth.kind", text(if parsed.dev { "none" } else { "refuse" })),

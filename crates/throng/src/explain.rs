@@ -44,7 +44,7 @@ const CODES: &[(&str, &str, &str)] = &[
         "a public address without authentication",
         "The listener would be reachable from other machines without authentication (or the admin address without a\n\
          token). Listen on 127.0.0.1; configure authentication in [gateway.auth]; or, on a private network, set\n\
-         gateway.unsafe_binds = true.",
+         unsafe_binds = true in the listener's section.",
     ),
     (
         "THR-0107",

@@ -11,10 +11,10 @@ export interface ThrongEvents {
   };
   /** The subscriptions of a resumed session, oldest first. What arrived meanwhile follows. */
   recovered: { channels: RecoveredChannel[] };
-  /** The connection was lost; another attempt follows after the pause. */
-  reconnecting: { attempt: number; pauseMs: number; reason: string };
-  /** The connection is over for good. */
-  closed: { reason: string };
+  /** The connection was lost; another attempt follows after the pause. `code` as in `closed`. */
+  reconnecting: { attempt: number; pauseMs: number; reason: string; code: number };
+  /** The connection is over for good. `code` is what the gateway closed it with ({@link CloseCode}), 0 if it did not. */
+  closed: { reason: string; code: number };
   /** Data of a channel: first everything, then what changed. */
   update: { channel: number } & Payload;
   /** A user-space message. */
@@ -48,6 +48,12 @@ export interface ThrongEvents {
   /** A message below 100 that has no event of its own. */
   other: { channel: number; type: number; stub: number; body: Uint8Array };
 }
+
+/** Codes by which a gateway says why it closes a connection; docs/transports.md has them all. */
+export const CloseCode = {
+  SHUTDOWN: 1001, RULE: 1008, INTERNAL: 1011, RESTARTED: 1012, FULL: 1013,
+  KICKED: 4001, BANNED: 4002, LOGIN: 4003, RATE: 4004, SUPERSEDED: 4005, IDLE: 4007,
+} as const;
 
 /** A listener of one event. */
 export type Listener<T> = (event: T) => void;

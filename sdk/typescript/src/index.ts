@@ -8,7 +8,7 @@
  */
 export { type Backoff, Throng, type ThrongOptions, type WebSocketLike } from "./client.js";
 export { type ErrorCode, ThrongError } from "./errors.js";
-export { Emitter, type Listener, type ThrongEvents } from "./events.js";
+export { CloseCode, Emitter, type Listener, type ThrongEvents } from "./events.js";
 export { encodeEntry, encodeFrame, FrameReader, type Message, PACKET_BYTES_MAX } from "./frame.js";
 export { MatchMethod } from "./matchmaking.js";
 export {

@@ -240,7 +240,7 @@ fn a_resume_token_is_presented_after_a_reconnect() {
     assert_eq!(token(pair.take_sent()), Some(vec![]), "present but empty: please give me one");
     let result = pb::AuthResultMessage { conn_id: 7, resume_token: b"token".to_vec(), ..Default::default() };
     pair.answer(0, 1, msg_type::AUTH, &result);
-    pair.session.handle_closed(pair.now);
+    pair.session.handle_closed(pair.now, None);
     assert!(matches!(
         pair.events().as_slice(),
         [Event::Authenticated { .. }, Event::Closed { reason: CloseReason::Transport }]
@@ -260,7 +260,7 @@ fn snappy_is_used_when_offered_and_undone_by_a_reconnect() {
     let frame = pair.session.poll_transmit(pair.now, &mut bytes).expect("a frame");
     assert!(bytes[4] == 1 && frame.frame_bytes < 200, "{frame:?}");
 
-    pair.session.handle_closed(pair.now);
+    pair.session.handle_closed(pair.now, None);
     pair.session.handle_connected(pair.now);
     pair.take_sent();
     pair.answer(0, 1, msg_type::AUTH, &pb::AuthResultMessage { conn_id: 8, ..Default::default() });

@@ -285,6 +285,8 @@ impl Step {
 pub(crate) struct FieldPlan {
     /// Proto name.
     pub(crate) name: Box<str>,
+    /// Name in JSON: of `net_guid` and `netGuid` alike it is `netGuid`.
+    pub(crate) json: Box<str>,
     /// Number and canonical wire type as written, ready to copy.
     pub(crate) tag: u32,
     /// What the field holds.

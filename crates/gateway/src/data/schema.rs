@@ -1,6 +1,6 @@
 //! Schemas: `.proto` sources and descriptor sets compiled to merge plans.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
@@ -14,6 +14,7 @@ use super::plan::{
 };
 
 use super::rule::{FieldRule, Rule};
+use super::shape;
 
 /// Files every schema may import, under the names the reference ships them with.
 const BUILT_IN: [(&str, &str); 3] = [
@@ -261,6 +262,23 @@ impl Schemas {
         &self.pool
     }
 
+    /// Whether a type has a vector of `x`, `y` and `z` at a path of field names joined by dots.
+    #[must_use]
+    pub fn has_position(&self, path: &str) -> bool {
+        self.plans.values().any(|plan| shape::vector(plan, path).is_some())
+    }
+
+    /// Paths to vectors of `x`, `y` and `z` in the known types, at most four names long, without those of the vectors'
+    /// own type.
+    #[must_use]
+    pub fn position_paths(&self) -> BTreeSet<String> {
+        let mut paths = BTreeSet::new();
+        for plan in self.plans.values() {
+            shape::vectors(plan, &mut paths);
+        }
+        paths
+    }
+
     /// Number of message types known, built-in ones included.
     #[must_use]
     pub fn type_count(&self) -> usize {
@@ -460,6 +478,7 @@ fn compile_type(
         steps.push(Step { number: field.number(), sub, seen, wire, action, map });
         fields.push(FieldPlan {
             name: field.name().into(),
+            json: field.json_name().into(),
             tag: field.number() << 3 | u32::from(canonical),
             kind,
             implicit: matches!(kind, Kind::Scalar(_)) && !field.supports_presence(),
@@ -618,7 +637,7 @@ fn is_entity_reference(types: &Types, plan: &TypePlan) -> bool {
     plan.fields.first().is_some_and(|field| {
         let reference =
             matches!(field.kind, Kind::Message(sub) if &*types.get(sub).name == "unrealpb.UnrealObjectRef");
-        reference && field.tag >> 3 == 1 && &*field.name == "objRef"
+        reference && field.tag >> 3 == 1 && &*field.json == "objRef"
     })
 }
 

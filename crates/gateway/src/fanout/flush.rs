@@ -9,6 +9,7 @@ use throng_wire::{data_update_entry_len, write_data_update_entry, write_data_upd
 use super::{Joiner, Made, Member, Place, Position, compile_mask, same_mask};
 use crate::channel::Channel;
 use crate::data::{FieldMask, Mosaic, Plan, Update, merged, split};
+use crate::failpoint::failpoint;
 use crate::ids::{ChannelId, ConnId};
 use crate::mail::{Payload, State};
 use crate::outbox::Entry;
@@ -24,15 +25,18 @@ impl Channel {
         let folded = mem::take(&mut cohort.folded);
         let mut members = mem::take(&mut cohort.members);
         let joiners = mem::take(&mut cohort.joiners);
+        failpoint!();
         let state = Some(State { channel: self.id, full: false });
 
         let is_private = |member: &Member| member.skip_self && member.own_end > start;
         if (start < end || !folded.is_empty()) && members.iter().any(|member| !is_private(member)) {
             let shared = self.range_payload(board, start, end, &mask, &folded, None, made);
+            failpoint!();
             let to = members.iter().filter(|member| !is_private(member)).map(|member| member.address());
             board.deliver(&shared, state, to);
         }
         let privates = members.iter().filter(|member| is_private(member));
+        failpoint!();
         if privates.clone().count() < MOSAIC_MEMBERS_MIN {
             for member in privates {
                 let own = Some(member.conn);
@@ -44,6 +48,7 @@ impl Channel {
         }
 
         let mut early = Vec::new();
+        failpoint!();
         for joiner in joiners {
             if joiner.not_before > at {
                 early.push(joiner);
@@ -66,6 +71,7 @@ impl Channel {
 
         let cohort = &mut self.fan.cohorts[index];
         cohort.start = end;
+        failpoint!();
         cohort.done = cohort.done.max(at);
         cohort.members = members;
         cohort.due = early
@@ -111,6 +117,7 @@ impl Channel {
             })
             .collect();
         board.stats.fan_out_encodes += pages.len() as u64;
+        failpoint!();
         for member in members {
             let others = mosaic.others(member.conn.0);
             let mut payload: Payload = pages[..others.without.start].iter().flatten().cloned().collect();
@@ -179,6 +186,7 @@ impl Channel {
         data.content.settle();
         let sub = &mut self.subs[key as usize];
         sub.place = Place::Nowhere;
+        failpoint!();
         sub.had_first = true;
         // Spec §7.5: windows count from the tick of the full state.
         sub.anchor = at;
@@ -210,6 +218,7 @@ impl Channel {
         let state = State { channel: self.id, full: true };
         board.deliver(&payload, Some(state), [address]);
         let cursor = self.fan.end();
+        failpoint!();
         self.join(board, key, Position::at(cursor));
     }
 }

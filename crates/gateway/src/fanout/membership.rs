@@ -7,6 +7,7 @@ use super::schedule::{millis, phase};
 use super::{Cohort, FanOut, Joiner, Made, Member, Place, Position, Removals, compile_mask, same_mask};
 use crate::channel::{Channel, Options, RateBy};
 use crate::data::FieldMask;
+use crate::failpoint::failpoint;
 use crate::ids::ConnId;
 use crate::mail::State;
 use crate::switchboard::Switchboard;
@@ -104,10 +105,12 @@ impl Channel {
     /// The data was replaced: nobody's deltas lead to it, so everybody with access gets it in full.
     pub(crate) fn data_replaced(&mut self, board: &mut Switchboard) {
         let keys: Vec<u32> = self.subs.iter().map(|(key, _)| key as u32).collect();
+        failpoint!();
         for key in keys {
             self.await_full_state(board, key);
         }
         self.fan.first = self.fan.end();
+        failpoint!();
         self.fan.ring.clear();
         self.fan.bytes = 0;
         self.fan.removals = Removals::default();
@@ -118,6 +121,7 @@ impl Channel {
     pub(crate) fn resync(&mut self, board: &mut Switchboard, conn: ConnId) {
         let Some(key) = self.key(conn) else { return };
         board.stats.resyncs += 1;
+        failpoint!();
         self.await_full_state(board, key);
         self.trim();
         self.arm(board);
@@ -132,9 +136,11 @@ impl Channel {
         let interval_ms = sub.options.interval_ms;
         let last = self.last_window(key, board.now, interval_ms);
         self.leave(key);
+        failpoint!();
         let sub = &mut self.subs[key as usize];
         sub.anchor = last;
         sub.stale = true;
+        failpoint!();
         let due = last.saturating_add(millis(interval_ms)).max(self.time(board.now));
         self.wait(key, due);
     }
@@ -142,6 +148,7 @@ impl Channel {
     /// Sends a subscription what it has not had, whatever its window.
     pub(super) fn catch_up(&mut self, board: &mut Switchboard, key: u32, made: &mut Made) {
         let Position { cursor, folded, own_end } = self.leave(key);
+        failpoint!();
         let Some(data) = &self.data else { return };
         let sub = &self.subs[key as usize];
         let end = self.fan.end();
@@ -154,9 +161,10 @@ impl Channel {
         self.join(board, key, Position::at(end));
     }
 
-    fn wait(&mut self, key: u32, due: i64) {
+    pub(super) fn wait(&mut self, key: u32, due: i64) {
         let due = self.tick_at_or_after(due);
         self.fan.waiting.insert((due, key));
+        failpoint!();
         self.subs[key as usize].place = Place::Waiting { due };
     }
 
@@ -205,6 +213,7 @@ impl Channel {
             && anchor <= now;
         let pending = position.is_behind(end);
         let cohort_index = index as u32;
+        failpoint!();
         let place = if in_step {
             cohort.members.push(member);
             Place::Member { cohort: cohort_index, at: cohort.members.len() as u32 - 1 }
@@ -225,6 +234,7 @@ impl Channel {
         let fan = &mut self.fan;
         fan.overdue.retain(|&(_, overdue)| overdue != key);
         let place = mem::replace(&mut self.subs[key as usize].place, Place::Nowhere);
+        failpoint!();
         let (cohort_index, position, moved) = match place {
             Place::Nowhere => return Position::at(fan.end()),
             Place::Waiting { due } => {

@@ -34,6 +34,11 @@ impl Shard {
             Letter::Restored { conn, fresh } => self.on_restored(conn, fresh),
             Letter::Settled { conn } => self.on_settled(conn),
             Letter::Expired { conn, kind } => self.on_expired(conn, kind),
+            Letter::Proven { conn } => {
+                if let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn)) {
+                    entry.proven = true;
+                }
+            }
             Letter::CloseConn { conn, reason } => self.board.close(conn, reason),
             Letter::Resume { channel, conn } => self.on_resume(channel, conn),
             Letter::NotSubscribed { channel, conn } => self.forget_lag(channel, conn),

@@ -7,9 +7,9 @@ use throng_wire::FrameReader;
 use throng_wire::frame::ReaderLimits;
 
 use super::Shard;
-use crate::ban::Subject;
 use crate::connection::{Budget, Connection};
-use crate::effect::{Accepted, Effect, SecurityEvent, SecurityEventKind};
+use crate::effect::{Accepted, Effect};
+use crate::failpoint::failpoint;
 use crate::ids::{ConnId, ConnKind, IdMap, ShardIndex};
 use crate::inspect::ClosureView;
 use crate::mail::Letter;
@@ -26,21 +26,15 @@ impl Shard {
         framing: Framing,
         addr: IpAddr,
     ) -> Result<Accepted, AcceptRefusal> {
-        let now = self.board.now;
         let limits = &self.board.config.limits;
         let Some(global) = &mut self.global else { return Err(AcceptRefusal::Draining) };
         if self.draining {
             return Err(AcceptRefusal::Draining);
         }
-        if global.bans.is_banned(now, &Subject::address(addr)) {
-            let what = SecurityEventKind::BannedReturned;
-            self.board.security(SecurityEvent { conn: None, addr: Some(addr), pit: None, what });
-            return Err(AcceptRefusal::BannedAddress);
-        }
         if global.entries.len() >= limits.connections {
             return Err(AcceptRefusal::ConnectionsMax);
         }
-        if kind == ConnKind::Client && global.clients_at(addr) >= limits.client_connections_per_address {
+        if kind == ConnKind::Client && global.is_crowded(addr, limits) {
             return Err(AcceptRefusal::ConnectionsPerAddress);
         }
         let conn = global.ids.allocate().ok_or(AcceptRefusal::IdsExhausted)?;
@@ -107,7 +101,7 @@ impl Shard {
     }
 
     /// Handles what this input has caused within the shard: letters to itself, then closures, until none are left.
-    pub(super) fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         loop {
             if let Some(letter) = self.board.inbox.pop_front() {
                 self.handle_letter(letter);
@@ -118,6 +112,8 @@ impl Shard {
                 if let Some(reason) = doomed {
                     self.close_local(handle, reason, true);
                 }
+            } else if let Some(data_type) = self.world.as_mut().and_then(|world| world.take_placeless()) {
+                self.board.effect(Effect::NoPosition { data_type });
             } else {
                 return;
             }
@@ -128,12 +124,14 @@ impl Shard {
     pub(super) fn close_local(&mut self, handle: ConnId, reason: CloseReason, tell_driver: bool) {
         let Some(slot) = self.board.handles.remove(&handle) else { return };
         let mut conn = self.board.conns.remove(slot as usize);
+        failpoint!();
         self.remember_closure(ClosureView::new(&conn, reason, self.board.now));
         let board = &mut self.board;
         if let Some((_, key)) = conn.timer.take() {
             board.timers.cancel(key);
         }
         board.stats.kind_mut(conn.kind).connections -= 1;
+        failpoint!();
         board.stats.count_closed(conn.kind, reason);
         let unix_seconds = board.unix_now_ns() / 1_000_000_000;
         if let Some((name, bytes)) = conn.recorder.take().and_then(|rec| rec.finish(conn.id.0, unix_seconds))
@@ -157,6 +155,7 @@ impl Shard {
     /// A connection of any shard is gone.
     pub(crate) fn on_closed(&mut self, conn: ConnId, kind: ConnKind, keep: bool, reason: CloseReason) {
         self.board.peers.remove(&conn);
+        failpoint!();
         if self.board.global_owner == Some(conn) {
             self.board.global_owner = None;
         }
@@ -175,6 +174,7 @@ impl Shard {
             self.board.timers.cancel(key);
         }
         let Some(entry) = global.unregister(conn) else { return };
+        failpoint!();
         if let Some(first_id) = entry.accepted_as {
             global.ids.release(first_id);
         }

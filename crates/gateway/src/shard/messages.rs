@@ -103,6 +103,10 @@ impl Shard {
             board.refuse(Refusal::UndefinedType);
             return ControlFlow::Continue(());
         }
+        if msg_type == MessageType::Disconnect as u32 && conn.names_itself(message) {
+            board.doom_slot(slot, CloseReason::Left);
+            return ControlFlow::Break(());
+        }
         let machine = board.config.state_machine(conn.kind);
         if !machine.allows(conn.state, msg_type) {
             return self.refused_by_state_machine(slot);
@@ -151,6 +155,7 @@ impl Shard {
     /// A message to a channel of this shard.
     #[inline]
     pub(super) fn dispatch(&mut self, sender: Sender, head: Head, body: &[u8]) {
+        self.board.at_hand = Some(head.channel);
         let for_link = sender.kind == ConnKind::Client && self.is_for_link(head);
         let result = match self.channels.get_mut(&head.channel) {
             None => Err(Refusal::UnknownChannel),

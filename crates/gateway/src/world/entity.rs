@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use prost::Message;
+use smallvec::SmallVec;
 use throng_wire::channeldpb::{
     AddEntityGroupMessage, ChannelSubscriptionOptions, CreateChannelResultMessage,
     CreateEntityChannelMessage, EntityGroupType, MessageType, RemoveEntityGroupMessage,
@@ -381,6 +382,7 @@ impl Entity {
             client: None,
             handover: Membership::Never,
             lock: None,
+            former: SmallVec::new(),
         }
     }
 

@@ -20,6 +20,7 @@ use throng_wire::{varint_len, write_varint};
 
 use super::Membership;
 use crate::channel::Subscribed;
+use crate::failpoint::failpoint;
 use crate::ids::{ChannelId, ConnId, ConnKind};
 use crate::mail::{Head, Payload};
 use crate::outbox::Entry;
@@ -184,6 +185,7 @@ impl Shard {
                 entity.owned_since = entity.version;
             }
             let object = entity.object.clone();
+            failpoint!();
             self.list(to, id, &object);
         }
         self.board.stats.handovers += ids.len() as u64;
@@ -191,6 +193,7 @@ impl Shard {
 
         // 3. Audiences.
         let audience = self.audience(target);
+        failpoint!();
         let stays = |conn| self.channels.get(&target).is_some_and(|channel| channel.key(conn).is_some());
         let mut leaving: Audience = match source {
             Some(source) => self.audience(source).into_iter().filter(|(to, _)| !stays(to.conn)).collect(),
@@ -257,6 +260,7 @@ impl Shard {
         }
         self.board.stats.handovers_across_servers += orphans.len() as u64;
         let audience = self.audience(id);
+        failpoint!();
         // In parts, so that one message holds them.
         for part in orphans.chunks(64) {
             self.tell(part, id, id, ConnId(0), &[], &audience);
@@ -274,7 +278,14 @@ impl Shard {
             .filter(|&conn| conn != new_owner && !sees(conn))
             .collect();
         let Some(channel) = self.channels.get_mut(&id) else { return };
+        // One that is away loses it as well.
+        let lost = channel.lost.iter().filter(|place| place.was_owner).map(|place| place.conn);
+        let losers: SmallVec<[ConnId; 2]> = old.into_iter().chain(lost).collect();
+        if let Some(world) = &mut self.world {
+            world.note_owners(id, losers, new_owner);
+        }
         channel.owner_replaced(&mut self.board, new_owner);
+        failpoint!();
         for conn in gone {
             if channel.unsubscribe(&mut self.board, conn) || old == Some(conn) {
                 let kind = self.board.peers.get(&conn).map_or(ConnKind::Server, |peer| peer.kind);

@@ -15,6 +15,7 @@ use throng_wire::unrealpb::SpatialChannelData;
 use super::controller::CELL_DATA;
 use crate::channel::Channel;
 use crate::data::{Plan, Update};
+use crate::heal::Findings;
 use crate::ids::{ChannelId, ConnId, ConnKind};
 use crate::reason::Refusal;
 use crate::requests::Sender;
@@ -144,23 +145,29 @@ impl Shard {
 
     /// Checks that the data of every cell lists what belongs to it and nothing else. Entities that no longer fit into it
     /// are missing, and were counted.
-    pub(crate) fn check_lists(&self) {
+    pub(crate) fn check_lists(&self, findings: &mut Findings) {
         let Some(world) = &self.world else { return };
         for (index, state) in world.cells.iter().enumerate() {
             let id = self.board.config.cell_channel(Cell(index as u32));
             let Some(channel) = self.channels.get(&id).filter(|channel| channel.holds_entities()) else {
-                assert!(state.objects.is_empty(), "a cell without a list has objects");
+                findings.expect(state.objects.is_empty(), "a cell without a list has objects");
                 continue;
             };
             let mut bytes = Vec::new();
             if let Some(data) = &channel.data {
                 data.content.encode(None, &mut bytes);
             }
-            let listed = SpatialChannelData::decode(&bytes[..]).expect("data of its type").entities;
+            findings.about(Some(id));
+            let Ok(listed) = SpatialChannelData::decode(&bytes[..]) else {
+                findings.expect(false, "the list of a cell does not decode");
+                continue;
+            };
+            let listed = listed.entities;
+            findings.about(None);
             let listed: BTreeSet<ChannelId> = listed.into_keys().map(ChannelId).collect();
             let belongs = |id: &ChannelId| state.entities.contains(id) || state.objects.contains(id);
-            assert!(listed.iter().all(belongs), "a cell lists what lies elsewhere");
-            assert!(state.objects.is_subset(&listed), "a cell does not list its object");
+            findings.expect(listed.iter().all(belongs), "a cell lists what lies elsewhere");
+            findings.expect(state.objects.is_subset(&listed), "a cell does not list its object");
         }
     }
 

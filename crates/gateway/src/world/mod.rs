@@ -45,6 +45,7 @@ pub(crate) use objects::is_object_message;
 
 use crate::config::Config;
 use crate::data::Plan;
+use crate::heal::Findings;
 use crate::ids::{ChannelId, ConnId, IdHasher, IdMap};
 use crate::inspect::EntityView;
 use crate::view::{WorldServerView, WorldView};
@@ -57,6 +58,8 @@ pub(crate) struct World {
     slots: Vec<Slot>,
     /// Servers that hold a slot or held one: what they own follows the cells, unlike what a master or a client owns.
     spatial: BTreeSet<ConnId>,
+    /// Servers that are former owners of some entity.
+    former: BTreeSet<ConnId>,
     /// By cell. Empty without a grid.
     cells: Vec<CellState>,
     entities: IdMap<ChannelId, Entity>,
@@ -74,6 +77,8 @@ pub(crate) struct World {
     /// Interest that was asked for lost connections, in force when they have returned.
     missed: IdMap<ConnId, Interest>,
     locators: Vec<(Arc<Plan>, Arc<Locator>)>,
+    /// Types of entity data without a position that can be read, to be told of once each.
+    placeless: Vec<String>,
     /// Rates by distance, where the gateway sets them.
     lod: Option<lod::LodIndex>,
     scales: balance::Scales,
@@ -117,6 +122,8 @@ pub(crate) struct Entity {
     client: Option<ConnId>,
     handover: Membership,
     lock: Option<usize>,
+    /// Servers from which handovers took it, until they own it again or are given WRITE.
+    former: SmallVec<[ConnId; 1]>,
 }
 
 /// An entity's handover group.
@@ -141,6 +148,7 @@ impl World {
         Self {
             slots: (0..grid.map_or(0, |grid| grid.server_count())).map(|_| Slot::default()).collect(),
             spatial: BTreeSet::new(),
+            former: BTreeSet::new(),
             cells: grid
                 .map(|grid| (0..grid.cell_count()).map(|index| cell(grid, index)).collect())
                 .unwrap_or_default(),
@@ -153,6 +161,7 @@ impl World {
             interests: IdMap::with_hasher(hasher),
             missed: IdMap::with_hasher(hasher),
             locators: Vec::new(),
+            placeless: Vec::new(),
             lod: config.spatial.lod.as_ref().map(|lod| lod::LodIndex::new(lod, hasher)),
             scales: balance::Scales::default(),
         }
@@ -163,6 +172,11 @@ impl World {
         self.interests.remove(&conn);
         self.spatial.remove(&conn);
         self.missed.remove(&conn);
+        if self.former.remove(&conn) {
+            for entity in self.entities.values_mut() {
+                entity.former.retain(|former| *former != conn);
+            }
+        }
         // Its id will be another's, who has no part in what it leaves behind.
         for id in self.avatars.remove(&conn).unwrap_or_default() {
             if let Some(entity) = self.entities.get_mut(&id) {
@@ -199,8 +213,16 @@ impl World {
             return Arc::clone(locator);
         }
         let locator = Arc::new(Locator::compile(plan, &config.spatial.positions));
+        if config.spatial.grid.is_some() && !locator.has_position() {
+            self.placeless.push(plan.name().to_owned());
+        }
         self.locators.push((Arc::clone(plan), Arc::clone(&locator)));
         locator
+    }
+
+    /// The next type of entity data to be told of because it has no position that can be read.
+    pub(crate) fn take_placeless(&mut self) -> Option<String> {
+        self.placeless.pop()
     }
 
     /// Whether entity data of this type or an update of it has a position that is no place.
@@ -216,6 +238,30 @@ impl World {
     /// The latest version, as peers count it, of which an entity's owner was not the owner yet.
     pub(crate) fn owned_since(&self, id: ChannelId) -> u64 {
         self.entities.get(&id).map_or(0, |entity| entity.owned_since)
+    }
+
+    /// An entity was taken from `old` by a handover and is `new`'s.
+    fn note_owners(&mut self, id: ChannelId, old: impl IntoIterator<Item = ConnId>, new: ConnId) {
+        let Some(entity) = self.entities.get_mut(&id) else { return };
+        for old in old {
+            if !entity.former.contains(&old) {
+                entity.former.push(old);
+                self.former.insert(old);
+            }
+        }
+        entity.former.retain(|former| *former != new);
+    }
+
+    /// Whether a handover took an entity from this server, which owns it no more and was not given WRITE since.
+    pub(crate) fn is_former_owner(&self, id: ChannelId, conn: ConnId) -> bool {
+        self.entities.get(&id).is_some_and(|entity| entity.former.contains(&conn))
+    }
+
+    /// Another connection has given this one WRITE.
+    pub(crate) fn forgive(&mut self, id: ChannelId, conn: ConnId) {
+        if let Some(entity) = self.entities.get_mut(&id) {
+            entity.former.retain(|former| *former != conn);
+        }
     }
 
     /// How often an entity was handed over.
@@ -271,49 +317,62 @@ impl World {
                 server.entities += cell.entities.len();
             }
         }
-        WorldView { servers, fullest_cell, entities: self.entities.len(), waiting: self.waiting.len() }
+        let entities = self.entities.values();
+        let placeless = entities.filter(|entity| !self.cells.is_empty() && entity.is_placeless()).count();
+        let (entities, waiting) = (self.entities.len(), self.waiting.len());
+        WorldView { servers, fullest_cell, entities, placeless, waiting }
     }
 
     /// Checks what must hold between inputs.
-    pub(crate) fn check_invariants(&self, exists: impl Fn(ChannelId) -> bool) {
+    pub(crate) fn check_invariants(&self, findings: &mut Findings, exists: impl Fn(ChannelId) -> bool) {
+        let in_group = |key: usize, id| self.groups.get(key).is_some_and(|group| group.contains(id));
         for (id, entity) in &self.entities {
-            assert!(exists(*id), "an entity without a channel");
+            findings.expect(exists(*id), "an entity without a channel");
             if let Some(cell) = entity.cell {
-                assert!(self.cells[cell.0 as usize].entities.contains(id), "an entity is not in its cell");
+                let state = self.cells.get(cell.0 as usize);
+                findings
+                    .expect(state.is_some_and(|it| it.entities.contains(id)), "an entity is not in its cell");
             }
             if let Some(client) = entity.client {
-                assert!(self.avatars[&client].contains(id), "an entity is not among its client's");
+                let avatars = self.avatars.get(&client);
+                findings
+                    .expect(avatars.is_some_and(|it| it.contains(id)), "an entity is not among its client's");
             }
-            for key in [entity.lock, entity.handover.key()].into_iter().flatten() {
-                assert!(self.groups[key].contains(id), "a group without its member");
-            }
+            let keys = [entity.lock, entity.handover.key()].into_iter().flatten();
+            findings.expect(keys.into_iter().all(|key| in_group(key, id)), "a group without its member");
         }
         for (id, cell) in &self.objects {
-            assert!(self.cells[cell.0 as usize].objects.contains(id), "an object is not in its cell");
-            assert_eq!(self.cell_of(*id), None, "an entity is listed twice");
+            let state = self.cells.get(cell.0 as usize);
+            findings.expect(state.is_some_and(|it| it.objects.contains(id)), "an object is not in its cell");
+            findings.expect(self.cell_of(*id).is_none(), "an entity is listed twice");
         }
         for (client, avatars) in &self.avatars {
-            assert!(!avatars.is_empty(), "a client without entities remains");
-            assert!(avatars.iter().all(|id| self.entities[id].client == Some(*client)), "another's entity");
+            findings.expect(!avatars.is_empty(), "a client without entities remains");
+            let own = |id| self.entities.get(id).is_some_and(|entity| entity.client == Some(*client));
+            findings.expect(avatars.iter().all(own), "another's entity");
         }
         for (index, cell) in self.cells.iter().enumerate() {
-            for id in &cell.entities {
-                assert_eq!(self.entities.get(id).and_then(|entity| entity.cell), Some(Cell(index as u32)));
-            }
-            for id in &cell.objects {
-                assert_eq!(
-                    self.objects.get(id),
-                    Some(&Cell(index as u32)),
-                    "an object is not where its cell has it"
-                );
-            }
+            let here = Some(Cell(index as u32));
+            let lies_here = |id: &ChannelId| self.entities.get(id).and_then(|entity| entity.cell) == here;
+            findings.expect(cell.entities.iter().all(lies_here), "a cell holds what lies elsewhere");
+            let listed_here = |id: &ChannelId| self.objects.get(id) == here.as_ref();
+            findings.expect(cell.objects.iter().all(listed_here), "an object is not where its cell has it");
         }
-        assert!(self.groups.iter().all(|(_, group)| !group.is_empty()), "an empty group remains");
-        assert!(self.waiting.keys().chain(&self.well_known).all(|id| self.entities.contains_key(id)));
+        findings.expect(self.groups.iter().all(|(_, group)| !group.is_empty()), "an empty group remains");
+        let mut known = self.waiting.keys().chain(&self.well_known);
+        findings.expect(
+            known.all(|id| self.entities.contains_key(id)),
+            "an entity that is gone waits or is well known",
+        );
     }
 }
 
 impl Entity {
+    /// Its data has no position that can be read: it never changes its cell.
+    pub(super) fn is_placeless(&self) -> bool {
+        self.locator.as_ref().is_some_and(|locator| !locator.has_position())
+    }
+
     fn view(&self, id: ChannelId) -> Option<EntityView> {
         let at = self.position?;
         Some(EntityView {

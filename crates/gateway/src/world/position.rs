@@ -32,23 +32,15 @@ impl Locator {
     pub(crate) fn compile(plan: &Plan, paths: &[PositionPath]) -> Self {
         let object = shape::field(plan, &["objRef"]).map(|field| field.number);
         let places = paths.iter().filter_map(|position| {
-            let names: SmallVec<[&str; 4]> = position.path.split('.').collect();
-            let mut path = SmallVec::new();
-            for depth in 1..=names.len() {
-                let field = shape::field(plan, &names[..depth])?;
-                if !field.message {
-                    return None;
-                }
-                path.push(field.number);
-            }
-            let axis = |name: &'static str| {
-                let names: SmallVec<[&str; 4]> = names.iter().copied().chain([name]).collect();
-                shape::field(plan, &names).map(|field| field.number)
-            };
-            let (x, y, z) = (axis("x")?, axis("y")?, axis("z")?);
+            let shape::Vector { path, components: [x, y, z] } = shape::vector(plan, &position.path)?;
             Some(Place { path, axes: if position.z_up { [x, y, z] } else { [x, z, y] } })
         });
         Self { object, places: places.collect() }
+    }
+
+    /// Whether data of the type can say where an entity is.
+    pub(crate) fn has_position(&self) -> bool {
+        !self.places.is_empty()
     }
 
     /// Nothing known yet.

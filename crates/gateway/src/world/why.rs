@@ -37,6 +37,7 @@ impl Shard {
             own_entity: own,
             distance,
             band,
+            placeless: entity.is_some_and(|entity| !world.cells.is_empty() && entity.is_placeless()),
             handover_waits: world.waiting.contains_key(&channel),
         })
     }

@@ -687,3 +687,41 @@ fn a_reloaded_configuration_holds_for_new_channels_and_for_everybody_at_once() {
     }
     assert_eq!(world.refused(Refusal::Access), 1, "only the new channel has the new access level");
 }
+
+#[test]
+fn managing_the_subscriptions_of_others_needs_the_permission_beside_the_access() {
+    for may in [false, true] {
+        let mut config = Config { development: true, ..Config::reference() };
+        config.client_state_machine = StateMachine::client_managing_channels().into();
+        config.permissions.client.manage_others = may;
+        let mut world = World::new(config);
+        let owner = world.join(ConnKind::Client, "owner");
+        let other = world.join(ConnKind::Client, "other");
+        let create = CreateChannelMessage { channel_type: 2, ..Default::default() };
+        world.send(owner, [Send::new(MessageType::CreateChannel, &create)]);
+        let created = world.take(owner).into_iter().find(|message| message.msg_type == 3).expect("created");
+        let channel = created.decode::<CreateChannelResultMessage>().channel_id;
+        // A client's SUB means itself; ending another's subscription is what it can name.
+        let conn_id = world.conn(other);
+        let own = SubscribedToChannelMessage { conn_id, sub_options: None };
+        world.send(other, [Send::new(MessageType::SubToChannel, &own).to(channel)]);
+        let end = UnsubscribedFromChannelMessage { conn_id };
+        world.send(owner, [Send::new(MessageType::UnsubFromChannel, &end).to(channel)]);
+        assert_eq!(world.refused(Refusal::Permission), u64::from(!may), "unsubscribe, {may}");
+    }
+    for may in [false, true] {
+        let mut config = Config { development: true, ..Config::reference() };
+        config.permissions.server.manage_others = may;
+        let mut world = World::new(config);
+        let owner = world.join(ConnKind::Server, "owner");
+        let other = world.join(ConnKind::Client, "other");
+        let create = CreateChannelMessage { channel_type: 3, ..Default::default() };
+        world.send(owner, [Send::new(MessageType::CreateChannel, &create)]);
+        let created = world.take(owner).into_iter().find(|message| message.msg_type == 3).expect("created");
+        let channel = created.decode::<CreateChannelResultMessage>().channel_id;
+        let named = SubscribedToChannelMessage { conn_id: world.conn(other), sub_options: None };
+        world.send(owner, [Send::new(MessageType::SubToChannel, &named).to(channel)]);
+        let heard = world.take_types(other).contains(&(MessageType::SubToChannel as u32));
+        assert_eq!((world.refused(Refusal::Permission), heard), (u64::from(!may), may), "subscribe, {may}");
+    }
+}

@@ -4,10 +4,10 @@ use crate::common;
 
 use std::time::Duration;
 
-use common::{Send, World};
+use common::{Id, Send, World};
 use throng_gateway::{
-    Abuse, AcceptRefusal, CloseReason, Config, ConnKind, Effect, Framing, Limits, Refusal, SecurityEventKind,
-    StateMachine, Verdict,
+    Abuse, AcceptRefusal, CloseReason, Config, ConnId, ConnKind, Effect, Framing, Limits, Refusal,
+    SecurityEventKind, StateMachine, Verdict,
 };
 use throng_wire::channeldpb::{
     AuthMessage, AuthResultMessage, CreateChannelMessage, DisconnectMessage, ListChannelMessage, MessageType,
@@ -141,7 +141,7 @@ fn auth_to_another_channel_closes() {
 }
 
 #[test]
-fn failed_logins_ban_the_player_and_the_last_answer_arrives() {
+fn failed_logins_lock_the_name_for_the_address_and_the_last_answer_arrives() {
     let mut world = World::new(Config { auth_provider: true, ..development() });
     let client = world.connect(ConnKind::Client);
     for _ in 0..5 {
@@ -152,52 +152,103 @@ fn failed_logins_ban_the_player_and_the_last_answer_arrives() {
     }
     assert_eq!(world.closed(client), Some(CloseReason::AuthFailures));
     assert_eq!(world.take(client).len(), 5, "the reference loses the last negative result");
-    // Banned by name, from any address, until the ban ends; others from the same address are not.
-    let again = world.try_connect(ConnKind::Client, "10.9.9.9").expect("the address is not banned");
+    // Locked for the address, until that ends; the player itself passes from elsewhere, and others from there.
+    let again = world.connect(ConnKind::Client);
     world.auth(again, "mallory");
-    assert_eq!(world.closed(again), Some(CloseReason::BannedPlayer));
+    assert_eq!(world.closed(again), Some(CloseReason::AuthFailures));
+    for (addr, name) in [("10.9.9.9", "mallory"), ("10.0.0.1", "ann")] {
+        let passes = world.try_connect(ConnKind::Client, addr).expect("no address is banned");
+        world.auth(passes, name);
+        let ticket = ticket(&mut world);
+        world.shards[0].handle_verdict(world.now, ticket, Verdict::Success);
+        world.settle();
+        assert_eq!(world.take_types(passes), [1], "{name} from {addr}");
+    }
     world.run(Duration::from_secs(901));
     let later = world.connect(ConnKind::Client);
     world.auth(later, "mallory");
     assert_eq!(world.closed(later), None);
 }
 
-#[test]
-fn bad_identifiers_ban_the_address_on_every_transport() {
-    let mut world = World::new(Config { auth_provider: true, ..development() });
-    let client = world.try_connect(ConnKind::Client, "10.0.0.66").expect("accepted");
-    for attempt in 0..5 {
-        world.auth(client, &format!("guess{attempt}"));
-        let ticket = ticket(&mut world);
-        world.shards[0].handle_verdict(world.now, ticket, Verdict::InvalidPit);
-        world.settle();
-    }
-    assert_eq!(world.closed(client), Some(CloseReason::AuthFailures));
-    for framing in [Framing::Stream, Framing::WebSocket] {
-        let refused = world.connect_with(ConnKind::Client, framing, "10.0.0.66");
-        assert_eq!(refused, Err(AcceptRefusal::BannedAddress));
-    }
-    assert!(world.try_connect(ConnKind::Client, "10.0.0.67").is_ok());
+fn fail(world: &mut World, client: Id, name: &str) {
+    world.auth(client, name);
+    let ticket = ticket(world);
+    world.shards[0].handle_verdict(world.now, ticket, Verdict::InvalidPit);
+    world.settle();
 }
 
 #[test]
-fn slow_logins_are_closed_and_ban_only_when_they_repeat_and_that_is_wanted() {
+fn guessing_many_names_slows_the_answers_of_an_address_and_bans_nobody() {
+    let mut world = World::sharded(Config { auth_provider: true, ..development() }, 2);
+    let mut guess = 0;
+    for _ in 0..50 {
+        let client = world.try_connect(ConnKind::Client, "2001:db8:1:2::66").expect("accepted");
+        guess += 1;
+        fail(&mut world, client, &format!("guess{guess}"));
+        assert_eq!(world.take_types(client), [1], "guess {guess} is answered at once");
+    }
+    // Another address of the same customer.
+    let client = world.try_connect(ConnKind::Client, "2001:db8:1:2::67").expect("nobody is banned");
+    fail(&mut world, client, "another");
+    world.run_ms(999);
+    assert!(world.take(client).is_empty());
+    world.auth(client, "another");
+    assert_eq!(world.refused(Refusal::AuthPending), 1);
+    world.run_ms(1);
+    assert_eq!(world.take_types(client), [1]);
+    // One that goes before its answer leaves nothing behind.
+    fail(&mut world, client, "another");
+    world.close(client);
+    world.run_ms(1_000);
+    // Those who know their name are not put off, and other addresses are as fast as ever.
+    let client = world.try_connect(ConnKind::Client, "2001:db8:1:2::68").expect("nobody is banned");
+    world.auth(client, "ann");
+    let ticket = ticket(&mut world);
+    world.shards[0].handle_verdict(world.now, ticket, Verdict::Success);
+    world.settle();
+    assert_eq!(world.take_types(client), [1]);
+    let elsewhere = world.try_connect(ConnKind::Client, "2001:db8:1:3::66").expect("accepted");
+    fail(&mut world, elsewhere, "another");
+    assert_eq!(world.take_types(elsewhere), [1]);
+}
+
+#[test]
+fn an_unproven_connection_gets_one_verdict_and_its_address_is_not_blamed() {
+    for shards in [1, 2] {
+        let mut world = World::sharded(Config { auth_provider: true, ..development() }, shards);
+        for round in 0..20 {
+            let forged = world.try_connect(ConnKind::Client, "10.0.0.66").expect("accepted");
+            let conn = ConnId(world.conn(forged));
+            world.shards[0].note_unproven(conn);
+            fail(&mut world, forged, "alice");
+            assert_eq!(world.closed(forged), Some(CloseReason::AuthFailures), "round {round}");
+        }
+        let alice = world.try_connect(ConnKind::Client, "10.0.0.66").expect("accepted");
+        let (conn, shard) = (ConnId(world.conn(alice)), world.shard_of(alice));
+        world.shards[0].note_unproven(conn);
+        let now = world.now;
+        world.shards[shard].handle_proven(now, conn);
+        world.settle();
+        fail(&mut world, alice, "alice");
+        assert_eq!(world.closed(alice), None, "a proven one may try again");
+        world.auth(alice, "alice");
+        let ticket = ticket(&mut world);
+        world.shards[0].handle_verdict(world.now, ticket, Verdict::Success);
+        world.settle();
+        assert_eq!(world.take_types(alice), [1, 1]);
+    }
+}
+
+#[test]
+fn slow_logins_are_closed_and_ban_nobody() {
     let mut world = World::sharded(development(), 2);
     for _ in 0..10 {
         let client = world.try_connect(ConnKind::Client, "10.0.0.66").expect("never banned");
-        world.run(Duration::from_secs(5));
-        assert_eq!(world.closed(client), Some(CloseReason::AuthTimeout));
-    }
-    let abuse = Abuse { auth_timeout_counts: true, ..Abuse::default() };
-    let mut world = World::sharded(Config { abuse, ..development() }, 2);
-    for attempt in 0..5 {
-        let client = world.try_connect(ConnKind::Client, "10.0.0.66").expect("accepted");
         world.run_ms(4_999);
         assert_eq!(world.closed(client), None);
         world.run_ms(1);
-        assert_eq!(world.closed(client), Some(CloseReason::AuthTimeout), "attempt {attempt}");
+        assert_eq!(world.closed(client), Some(CloseReason::AuthTimeout));
     }
-    assert!(world.try_connect(ConnKind::Client, "10.0.0.66").is_err());
     let fine = world.join(ConnKind::Client, "ann");
     world.run(Duration::from_secs(100));
     assert_eq!(world.closed(fine), None, "an idle authenticated connection stays");
@@ -242,6 +293,23 @@ fn limits_of_zero_switch_the_rules_off() {
     }
     world.run(Duration::from_secs(1000));
     assert_eq!(world.closed(client), None);
+}
+
+#[test]
+fn clients_per_address_count_networks_of_ipv6_and_spare_proxies_and_loopback() {
+    let proxies = vec!["192.0.2.0/28".parse().expect("a range")];
+    let limits =
+        Limits { client_connections_per_address: 2, unlimited_addresses: proxies, ..Limits::default() };
+    let mut world = World::new(Config { limits, ..development() });
+    let mut accepted = |addr: &str| world.try_connect(ConnKind::Client, addr).is_ok();
+    for exempt in ["127.0.0.1", "::1", "192.0.2.15"] {
+        assert!((0..5).all(|_| accepted(exempt)), "{exempt}");
+    }
+    assert_eq!([(); 3].map(|()| accepted("192.0.2.16")), [true, true, false]);
+    assert_eq!([(); 3].map(|()| accepted("2001:db8:1:1::1")), [true, true, false]);
+    let networks = (2..=20).map(|net| accepted(&format!("2001:db8:1:{net}::1")) as usize);
+    assert_eq!(networks.sum::<usize>(), 14, "eight times two of a /48");
+    assert!(accepted("2001:db8:2:1::1"));
 }
 
 #[test]
@@ -371,11 +439,34 @@ fn disconnect_names_a_target_and_needs_authority_unless_it_is_oneself() {
         world.send(one, [disconnect(two_id)]);
         assert_eq!((world.closed(two), world.refused(Refusal::Permission)), (None, 1));
         world.send(server, [disconnect(two_id)]);
-        assert_eq!(world.closed(two), Some(CloseReason::Disconnected));
+        assert_eq!(world.closed(two), Some(CloseReason::Kicked));
         world.send(one, [disconnect(one_id)]);
-        assert_eq!(world.closed(one), Some(CloseReason::Disconnected));
+        assert_eq!(world.closed(one), Some(CloseReason::Left));
         world.send(server, [disconnect(two_id), disconnect(0)]);
         assert_eq!(world.refused(Refusal::UnknownConnection), 2);
+    }
+}
+
+#[test]
+fn a_client_may_say_goodbye_in_every_state_machine_and_is_not_refused() {
+    for machine in [StateMachine::client(), StateMachine::client_managing_channels()] {
+        let abuse = throng_gateway::Abuse { refusals_max: 1, ..Config::development().abuse };
+        let config = Config { client_state_machine: machine.into(), abuse, ..Config::development() };
+        let mut world = World::sharded(config, 2);
+        let goodbye = |conn_id| Send::new(MessageType::Disconnect, &DisconnectMessage { conn_id });
+        for logged_in in [true, false, true, false] {
+            let client =
+                if logged_in { world.join(ConnKind::Client, "a") } else { world.connect(ConnKind::Client) };
+            let id = world.conn(client);
+            world.send(client, [goodbye(id), goodbye(id), list()]);
+            assert_eq!(world.closed(client), Some(CloseReason::Left));
+        }
+        assert_eq!((world.refused(Refusal::StateMachine), world.stats().bans), (0, 0));
+        // Another's id is what the state machine is asked about.
+        let (one, two) = (world.join(ConnKind::Client, "a"), world.join(ConnKind::Client, "b"));
+        let other = world.conn(two);
+        world.send(one, [goodbye(other)]);
+        assert_eq!((world.closed(one), world.closed(two)), (Some(CloseReason::StateMachineRefusals), None));
     }
 }
 

@@ -5,7 +5,9 @@ use crate::common;
 use std::time::Duration;
 
 use common::{Id, Received, Send, World};
-use throng_gateway::{Config, ConnKind, Recovery, Refusal, SecurityEventKind, StateMachine};
+use throng_gateway::{
+    CloseReason, Closed, Config, ConnKind, Recovery, Refusal, SecurityEventKind, StateMachine,
+};
 use throng_wire::channeldpb::{
     AuthMessage, AuthResultMessage, ChannelDataRecoveryMessage, ChannelDataUpdateMessage,
     ChannelSubscriptionOptions, CreateChannelMessage, CreateChannelResultMessage, DisconnectMessage,
@@ -285,6 +287,51 @@ fn a_client_resumes_with_its_token_and_nobody_notices_the_gap() {
 }
 
 #[test]
+fn a_client_that_leaves_frees_its_places_at_once_and_its_token_is_void() {
+    for shards in [1, 2] {
+        let mut world = World::sharded(config(), shards);
+        let server = world.join(ConnKind::Server, "s");
+        let channel = create(&mut world, server, 3, None);
+        for by_message in [false, true] {
+            let client = world.connect(ConnKind::Client);
+            let (result, _) = auth_with(&mut world, client, &[]);
+            subscribe(&mut world, client, channel);
+            world.take(server);
+            if by_message {
+                let goodbye = DisconnectMessage { conn_id: world.conn(client) };
+                world.send(client, [Send::new(MessageType::Disconnect, &goodbye)]);
+            } else {
+                world.close_as(client, Closed::Left);
+            }
+            let unsub: UnsubscribedFromChannelResultMessage = world.take(server)[0].decode();
+            assert_eq!(unsub.conn_id, world.conn(client), "the owner hears of it at once");
+            assert_eq!(world.stats().closed(ConnKind::Client, CloseReason::Left), 1 + u64::from(by_message));
+            let again = world.connect(ConnKind::Client);
+            let (again_result, _) = auth_with(&mut world, again, &result.resume_token);
+            assert!(!again_result.should_recover, "a goodbye voids the token");
+            world.close_as(again, Closed::Left);
+            world.take(server);
+        }
+    }
+}
+
+#[test]
+fn a_server_that_says_goodbye_is_recovered_like_one_that_was_killed() {
+    let mut world = World::new(config());
+    let server = world.join(ConnKind::Server, "s");
+    let channel = create(&mut world, server, 3, None);
+    world.close_as(server, Closed::Left);
+    assert_eq!(world.stats().closed(ConnKind::Server, CloseReason::EndOfStream), 1);
+    let again = world.connect(ConnKind::Server);
+    world.auth(again, "s");
+    let result = auth_result(&world.take(again));
+    assert!(result.should_recover);
+    world.run_ms(2_000);
+    let recovered = world.shards[0].channels().find(|view| view.id.0 == channel).expect("it is still there");
+    assert!(recovered.owner.is_some());
+}
+
+#[test]
 fn a_token_supersedes_a_connection_that_only_looks_alive() {
     for shards in [1, 2] {
         let mut world = World::sharded(config(), shards);
@@ -401,5 +448,30 @@ fn churn_with_losses_and_returns_keeps_ids_unique() {
         }
         world.run(Duration::from_secs(60));
         assert_eq!(world.stats().subscriptions, 1, "only the owner's");
+    }
+}
+
+#[test]
+fn the_owner_of_global_is_its_owner_again_after_its_return_on_every_shard() {
+    for shards in [1, 2, 4] {
+        let mut world = World::sharded(config(), shards);
+        let owner = world.join(ConnKind::Server, "master");
+        let claim = CreateChannelMessage { channel_type: 1, ..Default::default() };
+        world.send(owner, [Send::new(MessageType::CreateChannel, &claim)]);
+        world.close(owner);
+        let back = world.connect(ConnKind::Server);
+        world.auth(back, "master");
+        world.run_ms(1_500);
+        world.take(back);
+        // It hears who logs in, and what clients on every shard say to it.
+        for index in 0..shards {
+            let client = world.join(ConnKind::Client, &format!("c{index}"));
+            assert_eq!(world.take_types(back), [1], "shard {index} of {shards}");
+            world.send(client, [Send::user(150, b"hello")]);
+            assert_eq!(world.take_types(back), [150], "shard {index} of {shards}");
+        }
+        let rival = world.join(ConnKind::Server, "rival");
+        world.send(rival, [Send::new(MessageType::CreateChannel, &claim)]);
+        assert_eq!(world.refused(Refusal::AlreadyOwned), 1);
     }
 }

@@ -135,7 +135,7 @@ fn mirrors_traffic_goes_to_the_server_and_back_to_one_client() {
     // The transport ends a client by DISCONNECT.
     let disconnect = DisconnectMessage { conn_id: world.conn(client) };
     send(&mut world, server, Send::new(MessageType::Disconnect, &disconnect));
-    assert_eq!(world.closed(client), Some(CloseReason::Disconnected));
+    assert_eq!(world.closed(client), Some(CloseReason::Kicked));
     assert_eq!(world.closed(server), None);
 }
 

@@ -383,16 +383,30 @@ impl Enets {
         generation: &mut u32,
         handler: &mut dyn Handler,
     ) {
+        for slot in self.port_slots() {
+            self.ports[slot].handle_timeout(now);
+        }
+        self.tell_news_only(stats, generation, handler);
+    }
+
+    /// As [`tell`](Self::tell), without timers: after a pause, everything that has gathered is read before any of them.
+    pub(crate) fn tell_news_only(
+        &mut self,
+        stats: &mut LoopStats,
+        generation: &mut u32,
+        handler: &mut dyn Handler,
+    ) {
         for key in std::mem::take(&mut self.news) {
             self.tell_news(key, handler);
         }
         for slot in self.port_slots() {
-            self.ports[slot].handle_timeout(now);
             while let Some(event) = self.ports.get_mut(slot).and_then(|port| port.host.poll_event()) {
                 match event {
                     Event::Connected { peer, .. } => self.accept(slot, peer, stats, generation, handler),
                     Event::Received { peer, data, .. } => self.route_data(slot, peer, data, handler),
-                    Event::Disconnected { peer, reason, .. } => self.route_end(slot, peer, reason, handler),
+                    Event::Disconnected { peer, reason, data } => {
+                        self.route_end(slot, peer, reason, data, handler);
+                    }
                     _ => {}
                 }
             }
@@ -483,9 +497,10 @@ impl Enets {
         match handler.accepted(listener, key, peer) {
             Accept::Keep => {}
             Accept::HandOff => self.pause(key),
-            Accept::Refuse => {
+            Accept::Refuse { code, .. } => {
                 stats.refused_by_handler += 1;
-                self.close(key);
+                self.drop_peer(slot, id, code);
+                self.forget(key);
             }
         }
     }
@@ -549,7 +564,7 @@ impl Enets {
             Place::There(inbox, key) => {
                 if !inbox.post(Letter::Data { key: *key, bytes: data }) {
                     inbox.post(Letter::Ended { key: *key, cause: CloseCause::Overrun });
-                    self.drop_peer(slot, peer);
+                    self.drop_peer(slot, peer, 0);
                 }
             }
             Place::Moving(letters) => {
@@ -559,7 +574,7 @@ impl Enets {
         }
     }
 
-    fn route_end(&mut self, slot: usize, peer: PeerId, reason: Reason, handler: &mut dyn Handler) {
+    fn route_end(&mut self, slot: usize, peer: PeerId, reason: Reason, code: u32, handler: &mut dyn Handler) {
         let Some(route) = self.ports[slot].routes.remove(&peer) else { return };
         if route.finish_by.is_some() {
             // The driver has forgotten it.
@@ -567,7 +582,8 @@ impl Enets {
         }
         let cause = match reason {
             _ if !route.connected => CloseCause::TimedOut(TimedOut::Connect),
-            Reason::Remote | Reason::Local => CloseCause::EndOfStream,
+            Reason::Remote => CloseCause::Disconnected { code },
+            Reason::Local => CloseCause::EndOfStream,
             Reason::Timeout => CloseCause::DeadLink,
             Reason::Replaced => CloseCause::Replaced,
             _ => CloseCause::TimedOut(TimedOut::Handshake),
@@ -607,7 +623,7 @@ impl Enets {
                 }
                 port.host.disconnect_later(peer, code);
             }
-            Letter::Close { port, peer } => self.drop_peer(port, peer),
+            Letter::Close { port, peer } => self.drop_peer(port, peer, 0),
             Letter::Moved { port, peer, inbox, key } => {
                 let route = self.ports.get_mut(port).and_then(|port| port.routes.get_mut(&peer));
                 let Some(route) = route else {
@@ -628,11 +644,11 @@ impl Enets {
         }
     }
 
-    fn drop_peer(&mut self, slot: usize, peer: PeerId) {
+    fn drop_peer(&mut self, slot: usize, peer: PeerId, code: u16) {
         if let Some(port) = self.ports.get_mut(slot)
             && port.routes.remove(&peer).is_some()
         {
-            port.host.disconnect_now(peer, 0);
+            port.host.disconnect_now(peer, code.into());
         }
     }
 

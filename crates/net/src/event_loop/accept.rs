@@ -32,10 +32,17 @@ impl EventLoop {
             match listener.accept() {
                 Ok((fd, peer)) => {
                     self.stats.accepted += 1;
-                    let Some(permit) = listener.admission.permit(peer.ip()) else {
+                    let mut permit = listener.admission.permit(peer.ip());
+                    if permit.is_none() {
+                        self.end_lingering();
+                        let Some(listener) = self.listeners.get(key.slot()) else { return };
+                        permit = listener.admission.permit(peer.ip());
+                    }
+                    let Some(permit) = permit else {
                         self.stats.refused_by_limits += 1;
                         continue;
                     };
+                    let Some(listener) = self.listeners.get(key.slot()) else { return };
                     if !handler.admit(key, peer) {
                         self.stats.refused_by_handler += 1;
                         continue;

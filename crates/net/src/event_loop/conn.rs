@@ -21,7 +21,7 @@ pub(super) struct Conn {
     pub(super) unknown: Option<ListenerKey>,
     /// When bytes arrived last.
     pub(super) heard: Instant,
-    pub(super) timer: Option<TimerKey>,
+    pub(super) timer: Option<(Instant, TimerKey)>,
     /// A ping was sent and nothing has come since.
     pub(super) pinged: bool,
     /// It is in the loop's queue of connections with work.

@@ -2,12 +2,13 @@
 
 use std::net::SocketAddr;
 
-use super::EventLoop;
 use super::conn::{Silence, get_mut};
 use super::key::{ConnKey, ListenerKey};
+use super::{EventLoop, URGENT_READS};
 use crate::handler::{Accept, CloseCause, Flow, Handler, TimedOut};
+use crate::listener::Permit;
 use crate::stream::{End, Phase, Shared, Sink, Stream};
-use crate::sys;
+use crate::{sys, ws};
 
 impl EventLoop {
     /// Lets a stream do something that may reach the handler, and acts on what comes of it.
@@ -20,8 +21,12 @@ impl EventLoop {
         let Some(conn) = get_mut(&mut self.conns, key) else { return };
         let was_open = conn.stream.phase == Phase::Open;
         let mut sink = ToHandler { handler, key, listener: &mut conn.unknown, peer: conn.peer };
-        let mut shared =
-            Shared { scratch: &mut self.scratch, plain: &mut self.plain, stats: &mut self.stats };
+        let mut shared = Shared {
+            scratch: &mut self.scratch,
+            plain: &mut self.plain,
+            stats: &mut self.stats,
+            now: self.now,
+        };
         match act(&mut conn.stream, &mut shared, &mut sink) {
             Ok(bytes) => {
                 if bytes > 0 {
@@ -53,7 +58,7 @@ impl EventLoop {
         }
         if conditions & sys::READABLE != 0 || ended {
             conn.stream.note_readable(ended);
-            if !conn.queued {
+            if !conn.queued || conn.urgent {
                 self.read(key, handler);
             }
         } else {
@@ -64,7 +69,11 @@ impl EventLoop {
 
     /// Gives a connection its share of reading.
     pub(super) fn read(&mut self, key: ConnKey, handler: &mut impl Handler) {
-        if self.conn_mut(key).is_some_and(|conn| conn.stream.has_work()) {
+        let reads = if self.conn_mut(key).is_some_and(|conn| conn.urgent) { URGENT_READS } else { 1 };
+        for _ in 0..reads {
+            if !self.conn_mut(key).is_some_and(|conn| conn.stream.has_work()) {
+                return;
+            }
             self.drive(key, handler, |stream, shared, sink| stream.read(shared, sink));
         }
     }
@@ -90,7 +99,9 @@ impl EventLoop {
                 Silence::TooLong(timed_out) => timed_out,
             },
         };
-        let end = End { cause: Some(CloseCause::TimedOut(timed_out)), lingers: false };
+        // A page that slept hears why; nobody waits for one that has vanished.
+        let lingers = conn.stream.phase == Phase::Open && conn.stream.is_websocket();
+        let end = End { cause: Some(CloseCause::TimedOut(timed_out)), lingers };
         self.end(key, end, handler);
     }
 
@@ -111,7 +122,10 @@ impl EventLoop {
             return;
         }
         if end.lingers {
-            let (code, reason) = (1000, "");
+            let (code, reason) = match end.cause {
+                Some(CloseCause::TimedOut(_)) => (ws::CLOSE_IDLE, "nothing heard for too long"),
+                _ => (1000, ""),
+            };
             conn.stream.finish(code, reason, &mut self.stats);
             self.linger(key);
         } else {
@@ -131,8 +145,22 @@ impl EventLoop {
     pub(super) fn linger(&mut self, key: ConnKey) {
         let Some(conn) = self.conn_mut(key) else { return };
         let flush_timeout = conn.rules.limits.flush_timeout;
+        self.lingering.push_back(key);
         self.set_timer(key, Some(self.now + flush_timeout));
         self.requeue(key);
+    }
+
+    /// Ends connections that only say goodbye while newcomers find no place, the oldest first.
+    pub(super) fn end_lingering(&mut self) {
+        while let Some(&key) = self.lingering.front() {
+            match self.conn_mut(key).map(|conn| conn.permit.as_ref()) {
+                Some(permit) if !permit.is_some_and(Permit::is_wanted) => return,
+                _ => {
+                    self.lingering.pop_front();
+                    self.remove(key);
+                }
+            }
+        }
     }
 }
 

@@ -76,6 +76,12 @@ pub enum ProtocolError {
         /// Bytes allowed.
         limit: u64,
     },
+    /// More frames without application data, pings and pongs among them, than a peer has reason to send.
+    #[error("more than {limit} control or empty frames a second")]
+    BareFrames {
+        /// Frames allowed in a second.
+        limit: u32,
+    },
     /// A close frame with one byte of payload or a code that must not be sent.
     #[error("bad close frame")]
     BadClose,
@@ -90,6 +96,7 @@ impl ProtocolError {
         match self {
             Self::Text => 1003,
             Self::BadCloseReason => 1007,
+            Self::BareFrames { .. } => 1008,
             Self::MessageTooLarge { .. } => 1009,
             _ => 1002,
         }
@@ -120,6 +127,8 @@ pub struct Decoder {
     /// Payload of a control frame that arrived in pieces; empty otherwise.
     control: Vec<u8>,
     closed: bool,
+    /// Control frames and empty ones since they were last asked for.
+    bare_frames: u32,
 }
 
 impl Decoder {
@@ -139,6 +148,7 @@ impl Decoder {
             message_bytes: 0,
             control: Vec::new(),
             closed: false,
+            bare_frames: 0,
         }
     }
 
@@ -179,6 +189,11 @@ impl Decoder {
                 return Ok(used);
             }
         }
+    }
+
+    /// Frames that carried no application data, since the last call.
+    pub(crate) fn take_bare_frames(&mut self) -> u32 {
+        std::mem::take(&mut self.bare_frames)
     }
 
     /// A message has begun and not ended, or a frame's header has not fully arrived.
@@ -269,6 +284,9 @@ impl Decoder {
         };
         self.head_len = 0;
         self.in_payload = true;
+        if self.opcode > OP_BINARY || left == 0 {
+            self.bare_frames += 1;
+        }
         if self.opcode == OP_BINARY {
             self.in_message = true;
             self.message_bytes = 0;

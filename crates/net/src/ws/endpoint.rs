@@ -3,8 +3,9 @@
 use std::hash::{BuildHasher, RandomState};
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
-use throng_stdx::Rng;
+use throng_stdx::{Instant, Rng};
 
 use super::handshake::{Rejection, Request, RequestReader, ResponseError, ResponseReader};
 use super::{
@@ -14,6 +15,12 @@ use super::{
 use crate::config::WsPolicy;
 use crate::handler::Flow;
 
+/// Frames without application data that a peer may send in a second. Browsers answer one ping in 30 s; a program that
+/// measures its round trip pings a few times a second.
+const BARE_FRAMES_PER_SECOND: u32 = 100;
+/// Largest rest of a message that is kept. A frame of the gateway protocol has 64 KiB at most.
+const STUCK_BYTES_MAX: usize = 128 << 10;
+
 /// One end of a WebSocket connection: the handshake, then messages in, and control frames out between the messages
 /// that the driver writes.
 pub(crate) struct Endpoint {
@@ -21,7 +28,8 @@ pub(crate) struct Endpoint {
     decoder: Decoder,
     /// Where the driver's outgoing stream stands.
     borders: Borders,
-    /// Bytes of our own on their way: handshakes and control frames. Once begun they go before anything else.
+    /// Bytes of our own on their way: handshakes, control frames and the rest of a message that got stuck. They go before
+    /// anything else.
     sending: Vec<u8>,
     /// Payload of the pong owed. A newer ping replaces it (Spec: RFC 6455 §5.5.3), so pings cannot pile up.
     pong: Option<Vec<u8>>,
@@ -30,6 +38,8 @@ pub(crate) struct Endpoint {
     close: Option<(u16, String)>,
     /// A close frame was sent or is to be sent.
     said_goodbye: bool,
+    /// Frames without application data that the peer sent in the second that began then.
+    bare_frames: (Instant, u32),
     /// Makes masks; only clients have it.
     masks: Option<Box<Rng>>,
 }
@@ -85,14 +95,20 @@ impl Endpoint {
             ping: false,
             close: None,
             said_goodbye: false,
+            bare_frames: (Instant::ZERO, 0),
             masks,
         }
     }
 
     /// Takes bytes from the peer.
-    pub(crate) fn feed(&mut self, input: &mut [u8], sink: &mut dyn FnMut(&[u8]) -> Flow) -> Outcome {
+    pub(crate) fn feed(
+        &mut self,
+        now: Instant,
+        input: &mut [u8],
+        sink: &mut dyn FnMut(&[u8]) -> Flow,
+    ) -> Outcome {
         match &mut self.stage {
-            Stage::Open => self.feed_open(input, sink),
+            Stage::Open => self.feed_open(now, input, sink),
             // Nothing more is wanted before the driver has agreed.
             Stage::Requested(_) => Outcome::Used(0),
             Stage::AwaitRequest(reader, policy) => match reader.feed(input, policy) {
@@ -117,7 +133,7 @@ impl Endpoint {
         }
     }
 
-    fn feed_open(&mut self, input: &mut [u8], sink: &mut dyn FnMut(&[u8]) -> Flow) -> Outcome {
+    fn feed_open(&mut self, now: Instant, input: &mut [u8], sink: &mut dyn FnMut(&[u8]) -> Flow) -> Outcome {
         let (pong, mut closed) = (&mut self.pong, None);
         let result = self.decoder.feed(input, &mut |event| {
             match event {
@@ -132,6 +148,7 @@ impl Endpoint {
             }
             ControlFlow::Continue(())
         });
+        let result = result.and_then(|used| self.count_bare_frames(now).map(|()| used));
         match (result, closed) {
             (Err(error), _) => {
                 self.say_goodbye(error.close_code(), &error.to_string());
@@ -145,18 +162,28 @@ impl Endpoint {
         }
     }
 
+    /// Pings, pongs and empty frames cost work and are no messages, which the driver bounds.
+    fn count_bare_frames(&mut self, now: Instant) -> Result<(), ProtocolError> {
+        let count = self.decoder.take_bare_frames();
+        if count == 0 {
+            return Ok(());
+        }
+        let (since, before) = self.bare_frames;
+        self.bare_frames = match now.since(since) < Duration::from_secs(1) {
+            true => (since, before.saturating_add(count)),
+            false => (now, count),
+        };
+        match self.bare_frames.1 > BARE_FRAMES_PER_SECOND {
+            true => Err(ProtocolError::BareFrames { limit: BARE_FRAMES_PER_SECOND }),
+            false => Ok(()),
+        }
+    }
+
     /// The driver takes the connection.
     pub(crate) fn accept(&mut self) {
         if let Stage::Requested(request) = &self.stage {
             self.sending = accept_response(request);
             self.stage = Stage::Open;
-        }
-    }
-
-    /// The driver does not take the connection.
-    pub(crate) fn refuse(&mut self) {
-        if let Stage::Requested(_) = &self.stage {
-            self.sending = Rejection::REFUSED.response();
         }
     }
 
@@ -216,6 +243,16 @@ impl Endpoint {
     /// `bytes` of the driver's stream were sent.
     pub(crate) fn note_sent(&mut self, bytes: &[u8]) {
         self.borders.advance(bytes);
+    }
+
+    /// Keeps the rest of a message of which a part was sent, so that it ends whole whatever becomes of the driver. Returns
+    /// how many bytes were kept: none when `slices` do not hold all of it, or it is larger than any frame.
+    pub(crate) fn keep_rest<'a>(&mut self, slices: impl Iterator<Item = &'a [u8]> + Clone) -> usize {
+        let Some(rest) = self.borders.rest_of_frame(slices, STUCK_BYTES_MAX) else { return 0 };
+        debug_assert!(self.sending.is_empty(), "nothing of our own is sent inside a message");
+        self.borders.advance(&rest);
+        self.sending = rest;
+        self.sending.len()
     }
 
     /// How many of the bytes in `slices` have to be sent before something of our own can be.

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use tungstenite::handshake::derive_accept_key;
 use tungstenite::handshake::machine::TryParse;
 use tungstenite::handshake::{client, server};
-use tungstenite::http::{HeaderMap, Method};
+use tungstenite::http::{HeaderMap, HeaderValue, Method};
 
 use crate::config::WsPolicy;
 
@@ -35,8 +35,9 @@ impl Rejection {
     const MALFORMED: Self = Self { status: 400, text: "malformed HTTP request" };
     const METHOD: Self = Self { status: 400, text: "a WebSocket begins with GET" };
     const KEY: Self = Self { status: 400, text: "Sec-WebSocket-Key is missing or not 16 bytes of base64" };
-    /// The request is fine, but its sender is not wanted.
-    pub const REFUSED: Self = Self { status: 403, text: "connection refused" };
+    const HOST: Self = Self { status: 400, text: "exactly one valid Host header is required" };
+    const TARGET: Self = Self { status: 400, text: "the request target is neither a path nor a URL" };
+    const TWICE: Self = Self { status: 400, text: "a header that may stand once stands twice" };
     const ORIGIN: Self = Self { status: 403, text: "this origin is not allowed" };
     const PATH: Self = Self { status: 404, text: "no WebSocket at this path" };
     const UPGRADE: Self = Self { status: 426, text: "this is a WebSocket endpoint: upgrade" };
@@ -75,23 +76,36 @@ struct HeadReader {
 }
 
 impl HeadReader {
-    /// Takes bytes; returns how many belong to the head if that is complete now, or `Err` when it is too long.
-    fn feed(&mut self, input: &[u8]) -> Result<Option<usize>, ()> {
+    /// Takes bytes; returns how many belong to the head if that is complete now.
+    fn feed(&mut self, input: &[u8]) -> Result<Option<usize>, HeadError> {
         let room = HEAD_BYTES_MAX - self.buf.len();
         let before = self.buf.len();
         self.buf.extend_from_slice(&input[..input.len().min(room)]);
         // The mark may have begun in the bytes before.
         let from = before.saturating_sub(3);
-        match self.buf[from..].windows(4).position(|four| four == b"\r\n\r\n") {
-            Some(at) => {
-                let end = from + at + 4;
-                self.buf.truncate(end);
-                Ok(Some(end - before))
-            }
-            None if self.buf.len() == HEAD_BYTES_MAX => Err(()),
+        let mark = self.buf[from..].windows(4).position(|four| four == b"\r\n\r\n");
+        if let Some(at) = mark {
+            self.buf.truncate(from + at + 4);
+        }
+        // A line feed by itself ends no line: waiting for the rest of such a head would be waiting for ever.
+        let from = before.saturating_sub(1).max(1);
+        let lines = self.buf.get(from - 1..).unwrap_or_default();
+        if self.buf.first() == Some(&b'\n') || lines.windows(2).any(|two| two[0] != b'\r' && two[1] == b'\n')
+        {
+            return Err(HeadError::BareLineFeed);
+        }
+        match mark {
+            Some(_) => Ok(Some(self.buf.len() - before)),
+            None if self.buf.len() == HEAD_BYTES_MAX => Err(HeadError::TooLong),
             None => Ok(None),
         }
     }
+}
+
+/// Why bytes are no head.
+enum HeadError {
+    TooLong,
+    BareLineFeed,
 }
 
 /// Reads an upgrade request as a server.
@@ -109,7 +123,8 @@ impl RequestReader {
         match self.head.feed(input) {
             Ok(None) => Ok(None),
             Ok(Some(used)) => Ok(Some((check_request(&self.head.buf, policy)?, used))),
-            Err(()) => Err(Rejection::TOO_LONG),
+            Err(HeadError::TooLong) => Err(Rejection::TOO_LONG),
+            Err(HeadError::BareLineFeed) => Err(Rejection::MALFORMED),
         }
     }
 }
@@ -119,6 +134,17 @@ fn check_request(head: &[u8], policy: &WsPolicy) -> Result<Request, Rejection> {
     let headers = request.headers();
     if request.method() != Method::GET {
         return Err(Rejection::METHOD);
+    }
+    if !is_target(head) {
+        return Err(Rejection::TARGET);
+    }
+    // Spec: RFC 7230 §5.4 and RFC 6455 §4.2.1. Empty values and underscores are what real peers send.
+    if headers.get_all("host").iter().count() != 1 || !headers.get("host").is_some_and(is_host) {
+        return Err(Rejection::HOST);
+    }
+    let once = ["sec-websocket-version", "sec-websocket-key", "origin"];
+    if once.iter().any(|name| headers.get_all(*name).iter().count() > 1) {
+        return Err(Rejection::TWICE);
     }
     if !has_token(headers, "connection", "upgrade") || !has_token(headers, "upgrade", "websocket") {
         return Err(Rejection::UPGRADE);
@@ -148,6 +174,37 @@ pub fn accept_response(request: &Request) -> Vec<u8> {
          Sec-WebSocket-Accept: {accept}\r\n\r\n"
     )
     .into_bytes()
+}
+
+/// Whether the request line names a path or a URL. Asked of its bytes: what parses it drops a fragment.
+fn is_target(head: &[u8]) -> bool {
+    let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let target = line.split(|byte| *byte == b' ').nth(1).unwrap_or_default();
+    let schemes: [&[u8]; 4] = [b"ws://", b"wss://", b"http://", b"https://"];
+    let is_url = schemes.iter().any(|scheme| {
+        target.get(..scheme.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(scheme))
+            && target.len() > scheme.len()
+    });
+    (target.starts_with(b"/") || is_url) && !target.contains(&b'#')
+}
+
+/// Whether a value is a host with or without a port, or empty.
+fn is_host(value: &HeaderValue) -> bool {
+    let value = value.as_bytes().trim_ascii();
+    let (name, port) = match value.strip_prefix(b"[") {
+        Some(rest) => {
+            let Some(end) = rest.iter().position(|byte| *byte == b']') else { return false };
+            let is_address = |byte: &u8| byte.is_ascii_hexdigit() || matches!(byte, b':' | b'.');
+            if end == 0 || !rest[..end].iter().all(is_address) {
+                return false;
+            }
+            (&[][..], &rest[end + 1..])
+        }
+        None => value.split_at(value.iter().position(|byte| *byte == b':').unwrap_or(value.len())),
+    };
+    let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=%".contains(byte);
+    let is_port = port.is_empty() || (port[0] == b':' && port[1..].iter().all(u8::is_ascii_digit));
+    name.iter().all(is_name) && is_port
 }
 
 /// Base64 of 16 bytes: 22 characters, the last of which carries 4 bits, and two of padding.
@@ -214,7 +271,7 @@ impl ResponseReader {
     /// # Errors
     /// The connection did not come about.
     pub fn feed(&mut self, input: &[u8]) -> Result<Option<usize>, ResponseError> {
-        let Some(used) = self.head.feed(input).map_err(|()| ResponseError::Malformed)? else {
+        let Some(used) = self.head.feed(input).map_err(|_| ResponseError::Malformed)? else {
             return Ok(None);
         };
         let parsed = client::Response::try_parse(&self.head.buf);

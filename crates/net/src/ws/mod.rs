@@ -32,6 +32,9 @@ pub use handshake::{
 pub use outgoing::{Borders, write_close, write_message};
 pub(crate) use outgoing::{OP_PING, OP_PONG, write_control};
 
+/// Close code for a peer from which nothing has come for too long.
+pub(crate) const CLOSE_IDLE: u16 = 4007;
+
 /// Which end of the connection we are. Clients mask what they send, servers do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {

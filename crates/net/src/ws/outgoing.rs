@@ -91,6 +91,25 @@ impl Borders {
         count
     }
 
+    /// The rest of the frame that is open, if `slices` hold all of it and it has at most `max` bytes.
+    pub fn rest_of_frame<'a>(
+        &self,
+        slices: impl Iterator<Item = &'a [u8]> + Clone,
+        max: usize,
+    ) -> Option<Vec<u8>> {
+        let count = self.open_bytes(slices.clone());
+        if count == 0 || count > max {
+            return None;
+        }
+        let mut rest = Vec::with_capacity(count);
+        for slice in slices {
+            rest.extend_from_slice(&slice[..slice.len().min(count - rest.len())]);
+        }
+        let mut ahead = self.clone();
+        ahead.advance(&rest);
+        ahead.at_border().then_some(rest)
+    }
+
     /// Takes one header byte, or payload up to the end of the frame. Returns what is left of `bytes`, which is not
     /// empty.
     fn step<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {

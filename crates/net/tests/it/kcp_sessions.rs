@@ -236,6 +236,55 @@ fn sessions_begin_and_are_replaced_as_the_reference_does() {
 }
 
 #[test]
+fn a_forged_datagram_ends_no_session_whose_peer_has_proven_itself() {
+    let mut node = Node::new();
+    let addr = node.listen(Transport::Kcp(Profile::GAME));
+    // What is sent from here could come from anybody who writes this address on it.
+    let raw = UdpSocket::bind(loopback()).unwrap();
+    raw.connect(addr).unwrap();
+    raw.set_nonblocking(true).unwrap();
+    raw.send(&push(1, 0, b"login")).unwrap();
+    let first = node.accepted_one();
+    // Acknowledges what the server sends to a conversation: only the owner of the address sees the timestamp.
+    let prove = |node: &mut Node, conv: u32| {
+        let key = node.seen.accepted.last().unwrap().1;
+        node.write_all(key, b"hi");
+        let mut buf = [0; 2048];
+        let started = std::time::Instant::now();
+        let (ts, sn) = loop {
+            assert!(started.elapsed() < PATIENCE, "nothing came");
+            node.step(1);
+            let Ok(len) = raw.recv(&mut buf) else { continue };
+            let word = |at: usize| u32::from_le_bytes(buf[at..at + 4].try_into().unwrap());
+            if len > 24 && word(0) == conv && buf[4] == 81 {
+                break (word(8), word(12));
+            }
+        };
+        let mut ack = Vec::new();
+        let empty =
+            Segment { conv, command: 82, fragments_left: 0, window: 32, ts, sn, una: sn + 1, payload: b"" };
+        empty.write(&mut ack);
+        raw.send(&ack).unwrap();
+    };
+    prove(&mut node, 1);
+    raw.send(&push(1, 1, b" and play")).unwrap();
+    node.until("it is proven", |node| node.received(first) == b"login and play");
+    for conv in 2..5 {
+        raw.send(&push(conv, 0, b"forged")).unwrap();
+        node.until("it is read", |node| node.seen.accepted.len() == conv as usize);
+        assert!(!node.seen.closed.contains_key(&first), "conversation {conv}");
+        assert_eq!(node.net.conn_count(), 2, "one newcomer beside it, the latest");
+    }
+    raw.send(&push(1, 2, b" on")).unwrap();
+    node.until("it goes on", |node| node.received(first) == b"login and play on");
+    // A peer that has begun anew, after a crash, proves that it is there.
+    prove(&mut node, 4);
+    node.until("the old session ends", |node| node.seen.closed.contains_key(&first));
+    assert_eq!(node.seen.closed[&first].name(), "replaced");
+    assert_eq!(node.net.conn_count(), 1);
+}
+
+#[test]
 fn a_peer_that_never_proves_itself_gets_no_more_than_it_sent_and_ends() {
     let mut node = Node::new();
     let limits = Limits { handshake_timeout: Duration::from_millis(300), ..Limits::default() };

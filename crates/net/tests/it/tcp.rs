@@ -301,7 +301,7 @@ fn limits_and_refusals_close_at_once() {
     node.until("the banned one is refused", |node| node.net.stats().refused_by_handler == 1);
     assert_eq!(banned.read(&mut [0; 1]).unwrap_or(0), 0);
     node.seen.banned = false;
-    node.seen.accept = Some(Accept::Refuse);
+    node.seen.accept = Some(Accept::Refuse { code: 1013, reason: "full" });
     let mut refused = TcpStream::connect(addr).unwrap();
     node.until("the last is refused", |node| node.net.stats().refused_by_handler == 2);
     assert_eq!(refused.read(&mut [0; 1]).unwrap_or(0), 0);

@@ -167,6 +167,89 @@ fn a_pong_never_lands_inside_a_message() {
     finish(&mut node, reader);
 }
 
+#[test]
+fn a_connection_that_ends_while_a_message_is_stuck_ends_it_and_says_goodbye() {
+    for layer in ["the peer broke a rule", "the driver closed"] {
+        let mut node = Node::new();
+        let spec = ListenerSpec {
+            limits: Limits { send_buffer_bytes: Some(16 << 10), ..Limits::default() },
+            ..ListenerSpec::new(loopback(), Transport::WebSocket)
+        };
+        let addr = node.listen_with(spec);
+        let mut raw = upgraded(addr, &mut node);
+        let key = node.accepted_one();
+        let one = message(&pattern(60_000));
+        let mut written = 0;
+        loop {
+            let outcome = node.net.write(key, &[IoSlice::new(&one)]);
+            written += outcome.taken;
+            if outcome.blocked {
+                break;
+            }
+        }
+        assert_eq!(written % one.len(), 0, "a message that has begun is taken whole");
+        let code = match layer {
+            "the peer broke a rule" => {
+                raw.write_all(&[0x82, 1, b'x']).unwrap();
+                node.until("the rule is broken", |node| node.seen.closed.contains_key(&key));
+                1002
+            }
+            _ => {
+                node.net.close_with(key, 4001, "kicked");
+                4001
+            }
+        };
+        let reader = std::thread::spawn(move || {
+            let mut got = Vec::new();
+            raw.read_to_end(&mut got).unwrap();
+            got
+        });
+        let got = finish(&mut node, reader);
+        assert!(got[..written] == one.repeat(written / one.len()), "{layer}: the messages are whole");
+        assert_eq!(
+            (got[written], &got[written + 2..written + 4]),
+            (0x88, &u16::to_be_bytes(code)[..]),
+            "{layer}"
+        );
+    }
+}
+
+#[test]
+fn pings_and_empty_frames_are_bounded() {
+    for (what, frame) in [("pings", 0x89), ("pongs", 0x8A), ("empty messages", 0x82)] {
+        for (count, ends) in [(100, false), (101, true)] {
+            let mut node = Node::new();
+            let addr = node.listen(Transport::WebSocket);
+            let mut raw = upgraded(addr, &mut node);
+            let key = node.accepted_one();
+            let mut frames = [frame, 0x80, 1, 2, 3, 4].repeat(count);
+            frames.extend_from_slice(&[0x82, 0x81, 0, 0, 0, 0, b'x']);
+            raw.write_all(&frames).unwrap();
+            node.until("it is judged", |node| node.received(key) == b"x" || !node.seen.closed.is_empty());
+            let cause = node.seen.closed.get(&key).map(CloseCause::name);
+            assert_eq!(cause, ends.then_some("ws_bare_frames"), "{count} {what}");
+        }
+    }
+}
+
+#[test]
+fn connections_that_say_goodbye_give_way_to_newcomers() {
+    let mut node = Node::new();
+    let spec = ListenerSpec {
+        limits: Limits { connections_max: 2, flush_timeout: Duration::from_secs(3_600), ..Limits::default() },
+        ..ListenerSpec::new(loopback(), Transport::WebSocket)
+    };
+    let addr = node.listen_with(spec);
+    let leaving = [upgraded(addr, &mut node), upgraded(addr, &mut node)];
+    for (_, key) in std::mem::take(&mut node.seen.accepted) {
+        node.net.close_with(key, 4001, "kicked");
+    }
+    assert_eq!(node.net.conn_count(), 2, "they do not close their ends");
+    let newcomer = upgraded(addr, &mut node);
+    assert_eq!((node.net.conn_count(), node.seen.accepted.len()), (2, 1));
+    drop((leaving, newcomer));
+}
+
 /// Opens a WebSocket by hand.
 fn upgraded(addr: SocketAddr, node: &mut Node) -> TcpStream {
     let mut raw = TcpStream::connect(addr).unwrap();
@@ -235,6 +318,35 @@ fn bad_requests_get_an_http_answer() {
         ("a key that is not base64", with("dGhlIHNhbXBsZSBub25jZQ==", "dGhlIHNhbXBsZSBub25j!Q=="), 400),
         ("a head without end", format!("{}X: {}", &REQUEST[..REQUEST.len() - 2], "y".repeat(9000)), 431),
         ("a colon missing", with("Host: server", "Host server"), 400),
+        ("no host", with("Host: server.example.com\r\n", ""), 400),
+        ("two hosts", with("Host: server.example.com", "Host: a\r\nHost: b"), 400),
+        ("a host with a space", with("Host: server.example.com", "Host: a b"), 400),
+        ("a host with a path", with("Host: server.example.com", "Host: a/b"), 400),
+        ("a host with a port that is none", with("Host: server.example.com", "Host: a:8o"), 400),
+        ("half an address", with("Host: server.example.com", "Host: [::1"), 400),
+        ("an empty host", with("Host: server.example.com", "Host:"), 101),
+        ("an underscore in the host", with("Host: server.example.com", "Host: game_server:80"), 101),
+        ("an address as the host", with("Host: server.example.com", "Host: [::1]:12108"), 101),
+        ("a URL", with("GET /chat", "GET http://server.example.com/chat"), 101),
+        ("no path", with("GET /chat", "GET *"), 400),
+        ("a relative path", with("GET /chat", "GET chat"), 400),
+        ("a fragment", with("GET /chat", "GET /chat#b"), 400),
+        (
+            "two keys",
+            with("Sec-WebSocket-Key", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Key"),
+            400,
+        ),
+        ("two versions", with("Version: 13", "Version: 13\r\nSec-WebSocket-Version: 8"), 400),
+        (
+            "two origins, the first of which is allowed",
+            with(
+                "Origin: http://example.com",
+                "Origin: http://example.com\r\nOrigin: http://evil.example.com",
+            ),
+            400,
+        ),
+        ("lines without carriage returns", REQUEST.replace("\r\n", "\n"), 400),
+        ("one line without a carriage return", with("\r\nUpgrade", "\nUpgrade"), 400),
         ("a plain browser visit", "GET /chat HTTP/1.1\r\nHost: x\r\n\r\n".into(), 426),
     ];
     for (what, request, status) in table {
@@ -255,8 +367,8 @@ fn bad_requests_get_an_http_answer() {
         assert_eq!(head.contains("Sec-WebSocket-Version: 13"), status == 426, "{what}: {head}");
     }
     node.until("all are gone", |node| node.net.conn_count() == 0);
-    assert_eq!(node.seen.accepted.len(), 5);
-    assert_eq!(node.net.stats().handshakes_failed, 19);
+    assert_eq!(node.seen.accepted.len(), 9);
+    assert_eq!(node.net.stats().handshakes_failed, 33);
 }
 
 #[test]
@@ -316,7 +428,9 @@ fn silent_peers_are_pinged_and_those_that_do_not_answer_closed() {
     assert_eq!(node.seen.closed.len(), 1);
     let mut got = Vec::new();
     let _ = mute.read_to_end(&mut got);
-    assert_eq!(got, [0x89, 0], "exactly one ping");
+    let mut expected = vec![0x89, 0];
+    ws::write_close(&mut expected, 4007, "nothing heard for too long", None);
+    assert_eq!(got, expected, "exactly one ping, and the reason");
 }
 
 #[test]
@@ -340,14 +454,23 @@ fn a_websocket_connection_moves_to_another_loop_with_its_input() {
 }
 
 #[test]
-fn a_refused_client_is_told_instead_of_upgraded() {
+fn a_refused_client_is_told_by_a_close_code_which_a_page_can_see() {
     let mut node = Node::new();
-    node.seen.accept = Some(Accept::Refuse);
+    node.seen.accept = Some(Accept::Refuse { code: 1013, reason: "full" });
     let addr = node.listen(Transport::WebSocket);
     let mut raw = TcpStream::connect(addr).unwrap();
     raw.write_all(REQUEST.as_bytes()).unwrap();
-    let client = std::thread::spawn(move || read_head(&mut raw));
-    assert!(finish(&mut node, client).starts_with("HTTP/1.1 403 "));
+    let client = std::thread::spawn(move || {
+        let head = read_head(&mut raw);
+        let mut rest = Vec::new();
+        raw.read_to_end(&mut rest).unwrap();
+        (head, rest)
+    });
+    let (head, rest) = finish(&mut node, client);
+    let mut goodbye = Vec::new();
+    ws::write_close(&mut goodbye, 1013, "full", None);
+    assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+    assert_eq!(rest, goodbye);
     assert_eq!(node.net.stats().refused_by_handler, 1);
 }
 

@@ -5,14 +5,18 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use throng_gateway::Verdict;
+use throng_gateway::{ConnKind, Verdict};
 
 use super::{Authenticator, Login, VerdictFuture, same_secret};
 
-/// Checks a login against `PLAYER TOKEN` lines; `*` as player fits everyone. `#` begins a comment.
+/// Tokens by the kind of their holder and by name.
+type Names = HashMap<(ConnKind, String), Vec<String>>;
+
+/// Checks a login against lines of `PLAYER TOKEN`, or `NAME TOKEN server` for game servers; `*` as the name fits everyone
+/// of the kind. `#` begins a comment.
 pub struct Tokens {
     path: PathBuf,
-    players: RwLock<Arc<HashMap<String, Vec<String>>>>,
+    names: RwLock<Arc<Names>>,
 }
 
 impl Tokens {
@@ -22,14 +26,14 @@ impl Tokens {
     /// The file cannot be read, or a line is not a pair.
     pub fn open(path: impl Into<PathBuf>) -> Result<Tokens, String> {
         let path = path.into();
-        let players = RwLock::new(Arc::new(read(&path)?));
-        Ok(Tokens { path, players })
+        let names = RwLock::new(Arc::new(read(&path)?));
+        Ok(Tokens { path, names })
     }
 
     fn verdict(&self, login: &Login) -> Verdict {
-        let players = Arc::clone(&self.players.read().unwrap_or_else(PoisonError::into_inner));
-        let player = login.player.0.as_str();
-        let known = [player, "*"].into_iter().filter_map(|name| players.get(name));
+        let names = Arc::clone(&self.names.read().unwrap_or_else(PoisonError::into_inner));
+        let known = [login.player.0.as_str(), "*"].into_iter();
+        let known = known.filter_map(|name| names.get(&(login.kind, name.to_owned())));
         let mut any = false;
         for token in known.flatten() {
             any = true;
@@ -47,8 +51,8 @@ impl Authenticator for Tokens {
     }
 
     fn reload(&self) -> Result<(), String> {
-        let players = Arc::new(read(&self.path)?);
-        *self.players.write().unwrap_or_else(PoisonError::into_inner) = players;
+        let names = Arc::new(read(&self.path)?);
+        *self.names.write().unwrap_or_else(PoisonError::into_inner) = names;
         Ok(())
     }
 }
@@ -59,10 +63,10 @@ impl fmt::Debug for Tokens {
     }
 }
 
-fn read(path: &PathBuf) -> Result<HashMap<String, Vec<String>>, String> {
+fn read(path: &PathBuf) -> Result<Names, String> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read `{shown}`: {error}"))?;
-    let mut players: HashMap<String, Vec<String>> = HashMap::new();
+    let mut names = Names::new();
     for (index, line) in text.lines().enumerate() {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
@@ -70,12 +74,15 @@ fn read(path: &PathBuf) -> Result<HashMap<String, Vec<String>>, String> {
         }
         let mut words = line.split_whitespace();
         // The line itself is not shown: it holds a secret.
-        let (Some(player), Some(token), None) = (words.next(), words.next(), words.next()) else {
-            return Err(format!("{shown}:{}: expected PLAYER TOKEN", index + 1));
+        let words = (words.next(), words.next(), words.next(), words.next());
+        let (name, token, kind) = match words {
+            (Some(name), Some(token), None, None) => (name, token, ConnKind::Client),
+            (Some(name), Some(token), Some("server"), None) => (name, token, ConnKind::Server),
+            _ => return Err(format!("{shown}:{}: expected PLAYER TOKEN or NAME TOKEN server", index + 1)),
         };
-        players.entry(player.to_owned()).or_default().push(token.to_owned());
+        names.entry((kind, name.to_owned())).or_default().push(token.to_owned());
     }
-    Ok(players)
+    Ok(names)
 }
 
 #[cfg(test)]
@@ -102,6 +109,13 @@ mod tests {
         for (player, token, expected) in table {
             assert_eq!(tokens.verdict(&login(player, token)), expected, "{player} {token}");
         }
+        // A player's token admits no game server, and the other way round.
+        std::fs::write(file.path(), "anna a-secret\nmaster of-servers server\n").unwrap();
+        tokens.reload().unwrap();
+        let as_server = |name, token| Login { kind: ConnKind::Server, ..login(name, token) };
+        assert_eq!(tokens.verdict(&as_server("anna", "a-secret")), Verdict::InvalidPit);
+        assert_eq!(tokens.verdict(&as_server("master", "of-servers")), Verdict::Success);
+        assert_eq!(tokens.verdict(&login("master", "of-servers")), Verdict::InvalidPit);
         std::fs::write(file.path(), "anna new\n").unwrap();
         tokens.reload().unwrap();
         assert_eq!(tokens.verdict(&login("anna", "new")), Verdict::Success);

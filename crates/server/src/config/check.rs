@@ -146,7 +146,8 @@ fn check_reach(config: &Config, section: &str, plan: &ListenerPlan, problems: &m
                 .note(format!("set `{section}.tls_cert` and `{section}.tls_key`, or listen on 127.0.0.1")),
         );
     }
-    if settings.gateway.unsafe_binds {
+    let listener = if section == "gateway.servers" { &settings.servers } else { &settings.clients };
+    if listener.unsafe_binds {
         return;
     }
     let open_to_all = if settings.gateway.dev {
@@ -169,7 +170,7 @@ fn check_reach(config: &Config, section: &str, plan: &ListenerPlan, problems: &m
         problems.push(
             at(config, ProblemKind::UnsafeBind, &key, message)
                 .note(format!("{way_out}; or listen on 127.0.0.1"))
-                .note("or, on a private network, set `gateway.unsafe_binds = true`"),
+                .note(format!("or, on a private network, set `{section}.unsafe_binds = true`")),
         );
     }
 }

@@ -216,6 +216,9 @@ section! {
         tls_cert: String = "", Kind::Path; reload;
         /// Private key for TLS, PEM.
         tls_key: String = "", Kind::Path; reload;
+        /// Allows this listener on a public address although it admits every login (no
+        /// authentication, or development mode).
+        unsafe_binds: bool = false, Kind::Bool;
         /// Web pages that may open WebSockets: values of the `Origin` header, compared as a whole.
         /// Empty or `*` allows any, because logins need a token and not a cookie. Programs that
         /// send no `Origin` always pass.
@@ -258,9 +261,9 @@ section! {
         /// Development mode: connection ids count up from 1, authentication is off and logs are
         /// more detailed. Loopback only.
         dev: bool = false, Kind::Bool;
-        /// Allows public listeners without authentication (`gateway.auth.kind = "none"`, or
-        /// development mode).
-        unsafe_binds: bool = false, Kind::Bool;
+        /// Addresses and ranges (`10.0.0.0/8`) of proxies in front of the gateway. Limits by
+        /// address use the address that the proxy reports.
+        trusted_proxies: Vec<String> = [], Kind::List; reload;
         /// Channel settings: a file in the reference's JSON form or a built-in preset (`hifi`,
         /// `lofi`, `tps`, `ue`).
         channels: String = "hifi", Kind::Text; reload;
@@ -358,10 +361,11 @@ section! {
         /// `tokens` reads a file, `jwt` verifies signed tokens, `http` calls a web service.
         kind: String = "none", Kind::Choice(&["none", "refuse", "tokens", "jwt", "http"]);
         /// Game servers log in without authentication. Refused on public listeners unless
-        /// `gateway.unsafe_binds` is set.
+        /// `gateway.servers.unsafe_binds` is set.
         servers_bypass: bool = true, Kind::Bool; reload;
         /// For `tokens`: file with one `PLAYER TOKEN` pair a line; `*` as player matches every
-        /// player. `#` starts a comment.
+        /// player. A third word `server` makes the token valid for game servers only. `#` starts
+        /// a comment.
         tokens_file: String = "", Kind::Path; reload;
         /// For `jwt`: accepted signature algorithms.
         jwt_algorithms: Vec<String> = ["RS256", "ES256", "EdDSA"], Kind::List;
@@ -405,8 +409,8 @@ section! {
     Limits {
         /// Time from connecting to a successful login; 0 = no limit.
         auth_timeout_ms: u64 = 5_000, int(0, DAY_MS), "ms"; reload;
-        /// Failed logins before a ban of the player (wrong token) or the address (unknown player);
-        /// 0 = never.
+        /// Failed logins of one name from one address before the name is locked for that address,
+        /// as long as bans last; 0 = never. The name can log in from other addresses.
         failed_auth_max: u32 = 5, int(0, 1_000_000), "logins"; reload;
         /// Messages refused by the state machine before the connection is closed and its player
         /// banned; 0 = never.
@@ -417,8 +421,9 @@ section! {
         ban_s: u64 = 900, int(1, 31_536_000), "s"; reload;
         /// Open connections of both kinds.
         connections_max: usize = 65_536, int(1, 4_294_967_295), "connections"; reload;
-        /// Client connections from one address (one IPv4 address or one IPv6 /64).
-        clients_per_address_max: usize = 65_536, int(1, 4_294_967_295), "connections"; reload;
+        /// Client connections from one address (one IPv4 address or one IPv6 /64, and eight times
+        /// as many from a /48); 0 = no limit. Loopback and `gateway.trusted_proxies` have none.
+        clients_per_address_max: usize = 256, int(0, 4_294_967_295), "connections"; reload;
         /// Channels.
         channels_max: usize = 65_536, int(1, 4_294_967_295), "channels"; reload;
         /// Existing channels that one client has created.
@@ -759,6 +764,13 @@ pub struct Settings {
     pub metrics: Metrics,
     /// `[log]`
     pub log: Log,
+}
+
+impl Default for Settings {
+    /// The default of every key.
+    fn default() -> Settings {
+        Settings::read(&KEYS.iter().map(|key| (key.path.clone(), key.default.clone())).collect())
+    }
 }
 
 impl Settings {

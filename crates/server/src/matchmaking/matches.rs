@@ -159,6 +159,16 @@ impl Matches {
         waiting
     }
 
+    /// The open matches that a player is in.
+    pub(crate) fn entered_by(&self, player: &str) -> Vec<(String, ChannelId)> {
+        let entered = self.rooms.iter().filter(|(_, found)| found.inside.contains(player));
+        let open = entered.filter_map(|(room, found)| match found.state {
+            State::Open(channel) => Some((room.clone(), channel)),
+            State::Gathering | State::Opening => None,
+        });
+        open.collect()
+    }
+
     /// A player has left a room. The channel that it was in.
     pub(crate) fn leave(&mut self, room: &str, player: &str) -> Option<ChannelId> {
         let channel = self.channel(room);

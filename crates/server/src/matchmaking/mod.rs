@@ -124,8 +124,8 @@ enum Done {
     Opened { room: String, channel: Option<ChannelId> },
     /// The matcher was told the channel of a match, or would not hear of it.
     Assigned { room: String, is_taken: bool },
-    /// A player was subscribed to it.
-    Entered { room: String, player: String },
+    /// A connection of a player was subscribed to it.
+    Entered { room: String, player: String, conn: ConnId },
     /// A ticket turned out to be the player's.
     Ticket { player: String, ticket: String },
     /// Everything that concerns this server, after a gap.
@@ -206,6 +206,11 @@ impl Link {
     }
 
     async fn hear_gateway(&mut self, event: Event) {
+        if let Event::Authenticated { recovering: false, .. } = event {
+            // Another life of the world: its players, and the channels of their matches, are gone.
+            self.players.clear();
+            self.matches = Matches::default();
+        }
         let Event::Message { channel, msg_type, stub_id, client, payload, .. } = event else { return };
         if channel != ChannelId::GLOBAL {
             return self.hand_round(channel, msg_type, client, payload).await;
@@ -217,6 +222,7 @@ impl Link {
         let Ok(name) = said.str(1) else { return };
         match said.last(2) {
             Some(request) => self.ask(name, client, stub_id, request.value).await,
+            None if said.u64(3) == 1 => self.take_over(name, client),
             None => self.forget(name, client),
         }
     }
@@ -230,8 +236,9 @@ impl Link {
     }
 
     async fn ask(&mut self, name: &str, conn: ConnId, stub: u32, request: &[u8]) {
+        self.take_over(name, conn);
         let player = self.players.entry(name.to_owned());
-        player.or_insert_with(|| Player { conn, tickets: BTreeSet::new() }).conn = conn;
+        player.or_insert_with(|| Player { conn, tickets: BTreeSet::new() });
         let refused = |status, message: &str| CallError::Refused {
             status,
             message: message.to_owned(),
@@ -266,6 +273,19 @@ impl Link {
 
     async fn answer(&self, conn: ConnId, stub: u32, method: u16, result: Result<bytes::Bytes, CallError>) {
         answer(&self.gateway, conn, stub, MatchmakingEvent::Answered { method, result }).await;
+    }
+
+    /// A known player is at another connection from now on: notices go there, and so do the subscriptions to its matches,
+    /// of which it hears as if it had just entered them. The older connection stays open.
+    fn take_over(&mut self, name: &str, conn: ConnId) {
+        let Some(player) = self.players.get_mut(name).filter(|player| player.conn != conn) else { return };
+        let old = std::mem::replace(&mut player.conn, conn);
+        for (room, channel) in self.matches.entered_by(name) {
+            let gateway = self.gateway.clone();
+            // It may be gone already.
+            tokio::spawn(async move { gateway.unsubscribe(channel, Some(old)).await });
+            self.subscribe(room, channel, name.to_owned(), conn);
+        }
     }
 
     /// A player is gone for good: out of rooms, matches and queues.
@@ -355,10 +375,14 @@ impl Link {
                 self.open(&room);
                 self.close_empty();
             }
-            Done::Entered { room, player } => {
-                let conn = self.players.get(&player).map(|player| player.conn);
-                if let (Some(conn), Some(channel)) = (conn, self.matches.channel(&room)) {
+            Done::Entered { room, player, conn } => {
+                let Some(channel) = self.matches.channel(&room) else { return };
+                if self.players.get(&player).is_some_and(|player| player.conn == conn) {
                     answer(&self.gateway, conn, 0, MatchmakingEvent::Entered { room, channel }).await;
+                } else {
+                    // The player is at another connection by now.
+                    let gateway = self.gateway.clone();
+                    tokio::spawn(async move { gateway.unsubscribe(channel, Some(conn)).await });
                 }
             }
             Done::Ticket { player, ticket } => match self.players.get_mut(&player) {
@@ -396,14 +420,18 @@ impl Link {
         let Some(channel) = self.matches.channel(room) else { return };
         for player in self.matches.let_in(room) {
             let Some(conn) = self.players.get(&player).map(|player| player.conn) else { continue };
-            let (gateway, done, room) = (self.gateway.clone(), self.done.clone(), room.to_owned());
-            tokio::spawn(async move {
-                if gateway.subscribe_other(channel, Some(conn), matches::options()).await.is_ok() {
-                    // The loop ends only with the process.
-                    let _ = done.send(Done::Entered { room, player }).await;
-                }
-            });
+            self.subscribe(room.to_owned(), channel, player, conn);
         }
+    }
+
+    fn subscribe(&self, room: String, channel: ChannelId, player: String, conn: ConnId) {
+        let (gateway, done) = (self.gateway.clone(), self.done.clone());
+        tokio::spawn(async move {
+            if gateway.subscribe_other(channel, Some(conn), matches::options()).await.is_ok() {
+                // The loop ends only with the process.
+                let _ = done.send(Done::Entered { room, player, conn }).await;
+            }
+        });
     }
 
     /// Tells the matcher where a match is played.

@@ -135,6 +135,11 @@ pub(super) fn gateway_families(total: &Stats) -> Vec<Family> {
             total.state_loose,
         ),
         count(
+            "throng_gateway_channels_healed",
+            "Channels whose fan-out was made anew after a panic; their subscribers got full states.",
+            total.channels_healed,
+        ),
+        count(
             "throng_gateway_resyncs",
             "Full states sent to readers that missed updates or may have missed some.",
             total.resyncs,
@@ -214,6 +219,11 @@ pub(super) fn world_families(total: &Stats, world: &WorldView) -> Vec<Family> {
             "throng_world_entities",
             "Entity channels, including those outside of all cells.",
             world.entities as f64,
+        ),
+        gauge(
+            "throng_world_entities_without_position",
+            "Entities whose data has no position that can be read, so that they never change their cell.",
+            world.placeless as f64,
         ),
         gauge("throng_world_cell_entities_max", "Entities in the fullest cell.", world.fullest_cell as f64),
         gauge(

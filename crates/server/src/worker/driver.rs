@@ -17,7 +17,7 @@ use throng_stdx::Instant;
 use super::{Heartbeat, ListenerRole, WorkerParts};
 use crate::auth::{Login, Logins};
 use crate::capture::{Record, Tap};
-use crate::mailbox::{Mailbox, Post, Taken};
+use crate::mailbox::{Life, Mailbox, Post, Taken};
 use crate::recorder::Recorder;
 use crate::report::{ChannelReport, ConnReport, RoundTimes, ShardReport, Ticks};
 
@@ -25,12 +25,18 @@ use crate::report::{ChannelReport, ConnReport, RoundTimes, ShardReport, Ticks};
 /// eat the core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
 
+/// So many panics within the time after which one is forgotten, and the process is not ready.
+const PANICS_MAX: usize = 3;
+pub(super) const PANIC_MEMORY: Duration = Duration::from_secs(60);
+
 /// The half of a worker that the event loop calls back into.
 pub(super) struct Driver {
     pub(super) index: u16,
     pub(super) clock: Clock,
     pub(super) now: Instant,
     pub(super) shard: Shard,
+    /// For the shards of further lives.
+    seed: u64,
     pub(super) listeners: std::collections::HashMap<ListenerKey, ListenerRole>,
     pub(super) conns: HashMap<ConnId, Conn>,
     /// Which connection a key of the loop is, by its index: this is looked up for every read.
@@ -62,6 +68,12 @@ pub(super) struct Driver {
     pub(super) rounds: RoundTimes,
     pub(super) ticks: Ticks,
     pub(super) panics: u64,
+    /// When the latest panics were, the newest last.
+    recent_panics: VecDeque<Instant>,
+    /// Lives of the world before this one.
+    pub(super) life: Life,
+    /// Something is broken that only a restart of the world makes whole.
+    pub(super) broken: bool,
     pub(super) congestions: u64,
     /// What the latest round found in the mailbox.
     pub(super) mailbox: Taken,
@@ -110,6 +122,7 @@ impl Driver {
             clock: parts.clock,
             now: parts.clock.now(),
             shard: parts.shard,
+            seed: parts.seed,
             listeners: parts.listeners,
             conns: HashMap::new(),
             by_key: Vec::new(),
@@ -132,6 +145,9 @@ impl Driver {
             rounds: RoundTimes::default(),
             ticks: Ticks::default(),
             panics: 0,
+            recent_panics: VecDeque::new(),
+            life: 0,
+            broken: false,
             congestions: 0,
             mailbox: Taken::default(),
             mailbox_peak_bytes: 0,
@@ -235,14 +251,70 @@ impl Driver {
     pub(super) fn guard(&mut self, input: impl FnOnce(&mut Driver)) -> bool {
         let calm = catch_unwind(AssertUnwindSafe(|| input(self))).is_ok();
         if !calm {
-            self.panics += 1;
+            self.heal();
+        }
+        if self.broken {
+            return false;
         }
         // Outputs can break on the state that a panic left behind.
         if catch_unwind(AssertUnwindSafe(|| self.drain())).is_err() {
-            self.panics += 1;
+            self.panicked();
+            self.broken = true;
             return false;
         }
         calm
+    }
+
+    fn panicked(&mut self) {
+        self.panics += 1;
+        while self.recent_panics.front().is_some_and(|at| self.now.since(*at) >= PANIC_MEMORY) {
+            self.recent_panics.pop_front();
+        }
+        self.recent_panics.push_back(self.now);
+        let too_many = self.recent_panics.len() >= PANICS_MAX;
+        if too_many {
+            self.recent_panics.pop_front();
+        }
+        self.heartbeat.note_panic(self.now, too_many);
+    }
+
+    /// The core has panicked: it makes whole what it can; the worker restarts the world if that is not all.
+    fn heal(&mut self) {
+        self.panicked();
+        let left = catch_unwind(AssertUnwindSafe(|| self.shard.heal()));
+        match left {
+            Ok(left) if left.is_empty() => {}
+            Ok(left) => {
+                tracing::error!(shard = self.index, broken = ?left, "a panic broke what cannot be healed");
+                self.broken = true;
+            }
+            Err(_) => {
+                self.panicked();
+                self.broken = true;
+            }
+        }
+    }
+
+    /// Begins another life of the world: everybody is closed, and nothing of the former life counts any more. The sockets
+    /// of closed connections are the worker's affair, as always.
+    pub(super) fn restart(&mut self, life: Life) {
+        self.life = life;
+        self.broken = false;
+        let ids: Vec<ConnId> = self.conns.keys().copied().collect();
+        for id in ids {
+            self.close(id, CloseReason::Restarted, Vec::new());
+        }
+        self.shard = self.shard.restarted(u64::from(life).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.seed);
+        self.closed_early.clear();
+        self.dirty.clear();
+        self.verdicts.clear();
+        self.timers_from = Instant::ZERO;
+        let void = |post: &Post| matches!(post, Post::Mail { .. });
+        self.outgoing.retain(|(_, post)| !void(post));
+        self.outgoing_bytes = self.outgoing.iter().map(|(_, post)| post.bytes()).sum();
+        if self.stopping.is_some() {
+            self.guard(|driver| driver.shard.begin_shutdown(driver.now));
+        }
     }
 
     /// As [`Driver::guard`], for an input that comes from one connection: a panic ends that
@@ -281,7 +353,8 @@ impl Driver {
     /// Takes every output of the core.
     fn drain(&mut self) {
         while let Some((shard, mail)) = self.shard.poll_mail() {
-            self.send(shard, Post::Mail(mail));
+            let life = self.life;
+            self.send(shard, Post::Mail { life, mail });
         }
         while let Some(effect) = self.shard.poll_effect() {
             self.carry_out(effect);
@@ -296,11 +369,16 @@ impl Driver {
             Effect::Close { conn, reason, flush } => self.close(conn, reason, flush),
             Effect::Authenticate { ticket, conn, kind, addr, pit, lt } => {
                 let login = Login { conn: conn.0, kind, addr, player: pit, token: lt };
-                if let Some(verdict) = self.logins.ask(ticket, login) {
+                if let Some(verdict) = self.logins.ask(self.life, ticket, login) {
                     self.verdicts.push((ticket, verdict));
                 }
             }
             Effect::Recording { conn: _, name, bytes } => self.recorder.append(name, bytes),
+            Effect::NoPosition { data_type } => tracing::warn!(
+                data_type,
+                "entities of this type have no position that can be read, so none of them changes its cell; \
+                 `gateway.spatial.positions` names the paths"
+            ),
             Effect::SecurityLog(event) => log_security(&event),
             // The catalogue of effects may grow; one that nobody carries out must not go unnoticed.
             other => tracing::error!(?other, "an effect of the core was ignored"),

@@ -1,12 +1,16 @@
 //! What the event loop calls back with.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
-use throng_gateway::{Closed, ConnKind};
+use throng_gateway::{Closed, ConnKind, close_code};
 use throng_net::{Accept, CloseCause, ConnKey, Flow, Handler, ListenerKey, TimedOut};
 use throng_stdx::Instant;
 
 use super::driver::Driver;
+
+/// The answer to a connection that the gateway cannot judge.
+const REFUSED: Accept = Accept::Refuse { code: close_code::INTERNAL, reason: "internal" };
 
 impl Handler for Driver {
     fn polled(&mut self, now: Instant) {
@@ -14,11 +18,26 @@ impl Handler for Driver {
         self.heartbeat.begin(now);
     }
 
+    fn paused(&mut self, gap: Duration) {
+        tracing::warn!(
+            shard = self.index,
+            gap_ms = gap.as_millis() as u64,
+            "the process was stopped or starved"
+        );
+        self.shard.excuse_pause(gap);
+    }
+
     fn accepted(&mut self, listener: ListenerKey, key: ConnKey, peer: SocketAddr) -> Accept {
-        let Some(role) = self.listeners.get(&listener).copied() else { return Accept::Refuse };
+        let Some(role) = self.listeners.get(&listener).copied() else { return REFUSED };
         let mut accepted = None;
         self.guard(|driver| {
-            accepted = Some(driver.shard.accept(driver.now, role.kind, role.framing, peer.ip()));
+            let answer = driver.shard.accept(driver.now, role.kind, role.framing, peer.ip());
+            if let Ok(new) = &answer
+                && role.unproven
+            {
+                driver.shard.note_unproven(new.conn);
+            }
+            accepted = Some(answer);
         });
         match accepted {
             Some(Ok(accepted)) if accepted.shard.0 == self.index => {
@@ -35,9 +54,15 @@ impl Handler for Driver {
             }
             Some(Err(refusal)) => {
                 tracing::debug!(%peer, reason = refusal.name(), "connection refused");
-                Accept::Refuse
+                Accept::Refuse { code: refusal.close_code(), reason: refusal.name() }
             }
-            None => Accept::Refuse,
+            None => REFUSED,
+        }
+    }
+
+    fn proven(&mut self, key: ConnKey) {
+        if let Some(conn) = self.conn_of(key) {
+            self.guard(|driver| driver.shard.handle_proven(driver.now, conn));
         }
     }
 
@@ -78,7 +103,11 @@ impl Handler for Driver {
         };
         tracing::debug!(conn = conn.0, cause = cause.name(), "connection lost");
         let closed = match cause {
-            CloseCause::EndOfStream => Closed::EndOfStream,
+            CloseCause::WsClosed { code: Some(close_code::NORMAL) } | CloseCause::Disconnected { .. } => {
+                Closed::Left
+            }
+            // A page that is reloaded says 1001, one that is closed by its browser often nothing.
+            CloseCause::EndOfStream | CloseCause::WsClosed { .. } => Closed::EndOfStream,
             CloseCause::TimedOut(TimedOut::Idle | TimedOut::Ping) => Closed::Idle,
             _ => Closed::Error,
         };

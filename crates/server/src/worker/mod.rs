@@ -19,9 +19,9 @@ use throng_gateway::{Closed, ConnId, ConnKind, Framing, Shard, SharedFrame};
 use throng_net::{Clock, CloseMode, ConnKey, DetachedConn, EventLoop, ListenerKey, SharedFile};
 use throng_stdx::Instant;
 
-use self::driver::Driver;
+use self::driver::{Driver, PANIC_MEMORY};
 use crate::auth::Logins;
-use crate::mailbox::{Mailbox, Post};
+use crate::mailbox::{Life, Mailbox, Post};
 use crate::pace::Pace;
 use crate::recorder::Recorder;
 
@@ -38,6 +38,8 @@ const URGENT_INTERVAL: Duration = Duration::from_micros(500);
 pub(crate) struct ListenerRole {
     pub(crate) kind: ConnKind,
     pub(crate) framing: Framing,
+    /// Its connections may come from other addresses than they say, until they have proven theirs.
+    pub(crate) unproven: bool,
 }
 
 /// What a worker needs besides its loop.
@@ -46,6 +48,8 @@ pub(crate) struct WorkerParts {
     pub(crate) clock: Clock,
     pub(crate) event_loop: EventLoop,
     pub(crate) shard: Shard,
+    /// Makes the identifiers of later lives of the world differ.
+    pub(crate) seed: u64,
     pub(crate) listeners: std::collections::HashMap<ListenerKey, ListenerRole>,
     /// All mailboxes by shard, the own one included.
     pub(crate) mailboxes: Arc<[Mailbox]>,
@@ -63,6 +67,8 @@ pub(crate) struct WorkerParts {
 pub(crate) struct Heartbeat {
     /// Nanoseconds since the start of the clock plus one; 0 while waiting.
     round_began_ns: AtomicU64,
+    /// When the core panicked last, in nanoseconds plus one, if there were several panics in a short time.
+    unwell_ns: AtomicU64,
 }
 
 impl Heartbeat {
@@ -70,6 +76,18 @@ impl Heartbeat {
     pub(crate) fn busy_for(&self, now: Instant) -> Option<Duration> {
         let began = self.round_began_ns.load(Ordering::Relaxed).checked_sub(1)?;
         Some(now.since(Instant::from_nanos(began)))
+    }
+
+    /// The core has panicked several times, and the last time not long ago.
+    pub(crate) fn is_unwell(&self, now: Instant) -> bool {
+        let last = self.unwell_ns.load(Ordering::Relaxed).checked_sub(1);
+        last.is_some_and(|last| now.since(Instant::from_nanos(last)) < PANIC_MEMORY)
+    }
+
+    fn note_panic(&self, now: Instant, too_many: bool) {
+        if too_many || self.is_unwell(now) {
+            self.unwell_ns.store(now.as_nanos() + 1, Ordering::Relaxed);
+        }
     }
 
     fn begin(&self, now: Instant) {
@@ -101,6 +119,15 @@ impl Worker {
         Worker { event_loop, driver, slices: Vec::new(), shared: VecDeque::new(), pace, shutdown_timeout }
     }
 
+    /// As [`run`](Self::run). A panic outside of the core leaves sockets and tables in no known state, for which there is no
+    /// other cure than another process.
+    pub(crate) fn run_or_abort(self) {
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.run())).is_err() {
+            tracing::error!("a panic outside of the core; stopping the process");
+            std::process::abort();
+        }
+    }
+
     /// Runs until the shutdown is complete.
     pub(crate) fn run(mut self) {
         let mut posts = VecDeque::new();
@@ -114,7 +141,9 @@ impl Worker {
             }
             let now = self.round(&mut posts);
             self.pace.count(self.driver.now);
-            if let Some(wait) = self.pace.wait(now, self.driver.deadline()) {
+            if !self.event_loop.is_behind()
+                && let Some(wait) = self.pace.wait(now, self.driver.deadline())
+            {
                 self.pause(now + wait, &mut posts);
             }
             if let Some(until) = self.driver.stopping
@@ -139,7 +168,7 @@ impl Worker {
             }
             let now = clock.now();
             let rest = (self.driver.now + URGENT_INTERVAL).since(now).min(until.since(now));
-            if !rest.is_zero() {
+            if !rest.is_zero() && !self.event_loop.has_urgent_backlog() {
                 std::thread::sleep(rest);
             }
             if until.since(clock.now()) <= self.pace.interval() / 6 {
@@ -159,7 +188,29 @@ impl Worker {
         now
     }
 
+    /// Begins a life of the world that has begun on another shard.
+    fn follow(&mut self, life: Life) {
+        if life > self.driver.life {
+            tracing::error!(shard = self.driver.index, life, "the world restarts empty after a panic");
+            // Sockets on their way to shards of the former life would belong to nobody.
+            for (key, ..) in std::mem::take(&mut self.driver.hand_offs) {
+                self.event_loop.close_with(key, throng_gateway::close_code::RESTARTED, "restarted");
+            }
+            self.driver.restart(life);
+        }
+    }
+
+    /// Restarts the world on every shard if something broke that cannot be healed.
+    fn restart_if_broken(&mut self) {
+        if self.driver.broken {
+            let life = self.driver.life + 1;
+            self.driver.others().for_each(|mailbox| mailbox.post(Post::Restart { life }));
+            self.follow(life);
+        }
+    }
+
     fn work(&mut self, posts: &mut VecDeque<Post>) {
+        self.restart_if_broken();
         for key in std::mem::take(&mut self.driver.newcomers) {
             self.prioritise(key);
         }
@@ -167,11 +218,15 @@ impl Worker {
         if std::mem::take(&mut self.driver.woken) {
             self.take_posts(posts);
         }
-        self.driver.run_due();
+        // After a pause everybody is heard before anybody's time is up.
+        if !self.event_loop.is_behind() {
+            self.driver.run_due();
+        }
         self.driver.answer_logins();
         for _ in 0..WRITE_PASSES {
             self.write_dirty();
         }
+        self.restart_if_broken();
         self.carry_out_closures();
         self.say_goodbyes();
         self.driver.post_mail();
@@ -180,12 +235,13 @@ impl Worker {
 
     /// Moves sockets to the shards that own their connections, behind the mail that announced them.
     fn hand_off(&mut self) {
+        let life = self.driver.life;
         for (key, conn, shard, kind) in std::mem::take(&mut self.driver.hand_offs) {
             let post = match self.event_loop.detach(key) {
-                Some(socket) => Post::Socket { conn, kind, socket: Box::new(socket) },
+                Some(socket) => Post::Socket { life, conn, kind, socket: Box::new(socket) },
                 None => {
                     self.event_loop.close(key, CloseMode::Now);
-                    Post::SocketLost { conn }
+                    Post::SocketLost { life, conn }
                 }
             };
             self.driver.send(shard, post);
@@ -201,14 +257,27 @@ impl Worker {
             self.driver.mailboxes.iter().for_each(Mailbox::wake);
         }
         for post in posts.drain(..) {
+            if let Post::Mail { life, .. } | Post::Socket { life, .. } | Post::SocketLost { life, .. } = &post
+            {
+                // Mail of a new life may come before the order to begin it.
+                self.follow(*life);
+                if *life != self.driver.life {
+                    continue;
+                }
+            }
             match post {
-                Post::Mail(mail) => {
+                Post::Mail { mail, .. } => {
                     self.driver.guard(|driver| driver.shard.handle_mail(driver.now, mail));
                 }
-                Post::Socket { conn, kind, socket } => self.attach(conn, kind, *socket),
-                Post::SocketLost { conn } if self.driver.closed_early.remove(&conn) => {}
-                Post::SocketLost { conn } => self.driver.lose(conn, Closed::Error),
-                Post::Verdict { ticket, verdict } => self.driver.verdicts.push((ticket, verdict)),
+                Post::Socket { conn, kind, socket, .. } => self.attach(conn, kind, *socket),
+                Post::SocketLost { conn, .. } if self.driver.closed_early.remove(&conn) => {}
+                Post::SocketLost { conn, .. } => self.driver.lose(conn, Closed::Error),
+                Post::Verdict { life, ticket, verdict } => {
+                    if life == self.driver.life {
+                        self.driver.verdicts.push((ticket, verdict));
+                    }
+                }
+                Post::Restart { life } => self.follow(life),
                 Post::Report { lists, reply } => {
                     // The asker may have given up waiting.
                     let _ = reply.try_send(self.driver.report(&self.event_loop, lists));

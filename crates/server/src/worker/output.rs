@@ -18,9 +18,6 @@ const SHARED_FILES_MAX: usize = 4;
 
 /// Time a closed connection has to take what was queued for it.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
-/// WebSocket close codes (RFC 6455 §7.4.1).
-const WS_GOING_AWAY: u16 = 1001;
-const WS_POLICY: u16 = 1008;
 
 impl Worker {
     pub(super) fn write_dirty(&mut self) {
@@ -105,7 +102,7 @@ impl Worker {
                 continue;
             };
             tracing::debug!(conn = id.0, kind = ?entry.kind, reason = reason.name(), "connection closed");
-            if flush.is_empty() && reason != CloseReason::Shutdown {
+            if reason.close_code().is_none() && flush.is_empty() {
                 self.event_loop.close(entry.key, CloseMode::Now);
                 continue;
             }
@@ -125,28 +122,26 @@ impl Worker {
                 farewell.sent += self.event_loop.write(key, &[IoSlice::new(rest)]).taken;
             }
             if farewell.sent == farewell.bytes.len() {
-                let (code, text) = match farewell.reason {
-                    CloseReason::Shutdown => (WS_GOING_AWAY, "shutting down; reconnect"),
-                    reason => (WS_POLICY, reason.name()),
-                };
-                self.event_loop.close_with(key, code, text);
+                let reason = farewell.reason;
                 self.driver.farewells.remove(&key);
+                self.say_goodbye(key, reason);
             }
         }
         let now = self.driver.now;
-        let late: Vec<ConnKey> = match self.driver.farewells.is_empty() {
-            true => return,
-            false => self
-                .driver
-                .farewells
-                .iter()
-                .filter(|(_, each)| each.until <= now)
-                .map(|(key, _)| *key)
-                .collect(),
-        };
-        for key in late {
-            self.driver.farewells.remove(&key);
-            self.event_loop.close(key, CloseMode::Now);
+        if self.driver.farewells.is_empty() {
+            return;
+        }
+        let late = self.driver.farewells.extract_if(|_, each| each.until <= now);
+        // What has begun to be sent ends whole; the rest of the bytes had their time.
+        for (key, farewell) in late.collect::<Vec<_>>() {
+            self.say_goodbye(key, farewell.reason);
+        }
+    }
+
+    fn say_goodbye(&mut self, key: ConnKey, reason: CloseReason) {
+        match reason.close_code() {
+            Some(code) => self.event_loop.close_with(key, code, reason.name()),
+            None => self.event_loop.close(key, CloseMode::Now),
         }
     }
 }

@@ -822,3 +822,28 @@ fn without_a_provider_players_stay_out_and_servers_get_in() {
     let mut player = Peer::connect(clients(&running), &Dial::Tcp);
     assert_ne!(player.authenticate("anna", "x").result, 0);
 }
+
+#[test]
+fn the_deployed_configuration_lets_nobody_in_without_a_token() {
+    let tokens = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(tokens.path(), "anna a-secret\n").unwrap();
+    let deployed = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/throng.toml");
+    let data = tempfile::tempdir().unwrap();
+    let loader = Loader::new().file(deployed);
+    let loader = ["gateway.servers.addr", "gateway.clients.addr", "http.addr"]
+        .into_iter()
+        .fold(loader, |loader, key| loader.flag("test", key, "127.0.0.1:0"))
+        .flag("test", "gateway.clients.extra", "ws://127.0.0.1:0")
+        .flag("test", "server.data", data.path().to_str().unwrap())
+        .flag("test", "gateway.auth.tokens_file", tokens.path().to_str().unwrap());
+    let running = throng_server::start(loader.load().unwrap()).unwrap();
+    let clients = running.addresses().iter().filter(|address| address.service == throng_server::Service::Clients);
+    let dials = [Dial::Tcp, Dial::WebSocket];
+    for (address, dial) in clients.zip(dials) {
+        for (player, token) in [("anna", ""), ("anna", "wrong"), ("", ""), ("ben", "a-secret")] {
+            let result = Peer::connect(address.addr, &dial).authenticate(player, token);
+            assert_ne!(result.result, 0, "{player} {token}");
+        }
+        Peer::login(address.addr, &dial, "anna", "a-secret");
+    }
+}

@@ -74,7 +74,7 @@ fn one_mistake_gives_one_problem_with_line_column_and_hint() {
             UnsafeBind,
             2,
             1,
-            &[":12108 is reachable", "gateway.unsafe_binds"],
+            &[":12108 is reachable", "gateway.clients.unsafe_binds"],
         ),
         ("[gateway.servers]\naddr = ':11288'\n", UnsafeBind, 2, 1, &["servers_bypass = false"]),
         ("[http]\naddr = ':80'\n", UnsafeBind, 2, 1, &["http.tokens_file", "metrics.open"]),
@@ -168,9 +168,11 @@ fn a_missing_file_is_one_problem() {
 
 #[test]
 fn unsafe_binds_open_up_when_told_or_when_logins_are_checked() {
-    let open =
-        "[gateway]\nunsafe_binds = true\n[gateway.clients]\naddr = ':0'\n[gateway.servers]\naddr = ':0'\n";
+    let open = "[gateway.clients]\naddr = ':0'\nunsafe_binds = true\n[gateway.servers]\naddr = ':0'\nunsafe_binds = true\n";
     load(open).unwrap();
+    let half = "[gateway.clients]\naddr = ':0'\n[gateway.servers]\naddr = ':0'\nunsafe_binds = true\n";
+    let problems = load(half).unwrap_err();
+    assert_eq!(problems.0.len(), 1, "each listener for itself: {problems:?}");
     let tokens = tempfile::NamedTempFile::new().unwrap();
     let checked = format!(
         "[gateway.auth]\nkind = 'tokens'\ntokens_file = '{}'\nservers_bypass = false\n\

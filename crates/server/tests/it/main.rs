@@ -7,6 +7,7 @@ mod config_errors;
 mod conformance;
 #[path = "../../../client/examples/matchmaking.rs"]
 mod example;
+mod goodbyes;
 mod matchmaking;
 #[path = "../../../throng/tests/it/support/peers.rs"]
 mod peers;

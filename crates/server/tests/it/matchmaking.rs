@@ -303,6 +303,67 @@ fn a_player_who_vanishes_leaves_its_room() {
 }
 
 #[test]
+fn a_player_who_closes_has_left_at_once_although_it_could_resume() {
+    let world = World::start();
+    let addr = world.addr(Service::Clients);
+    world.run(async {
+        let mut stays = Player::connect(addr, "stays").await;
+        let config = SessionConfig { resume: true, ..SessionConfig::client("goes", "") };
+        let (client, events) = Client::connect(Endpoint::tcp(addr), config).await.unwrap();
+        let mut goes = Player { name: "goes".into(), client, events };
+        stays.ask(Method::ROLE_JOIN_RANDOM_ROOM, join("ranked")).await.unwrap();
+        goes.ask(Method::ROLE_JOIN_RANDOM_ROOM, join("ranked")).await.unwrap();
+        goes.client.close().await;
+        let closed = std::time::Instant::now();
+        loop {
+            if let MatchmakingEvent::Notice(notice) = stays.next().await
+                && notice.name() == "roleLeaveRoomMsg"
+            {
+                assert_eq!(notice.text(2), "goes");
+                break;
+            }
+        }
+        // A loss would keep the place for 30 s.
+        assert!(closed.elapsed() < Duration::from_secs(25), "{:?}", closed.elapsed());
+    });
+}
+
+#[test]
+fn a_second_login_takes_over_the_match_and_the_first_stays_open() {
+    const PAIR: &str = r#"{
+        "name": "pair", "tick_ms": 50, "assign": "none",
+        "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}], "rules": []
+    }"#;
+    let world = World::start();
+    let addr = world.addr(Service::Clients);
+    world.run(async {
+        let director = world.matcher().await;
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, PAIR)).await.unwrap();
+        let mut alice = Player::connect(addr, "alice").await;
+        let mut bob = Player::connect(addr, "bob").await;
+        for player in [&alice, &bob] {
+            player.client.join_queue("pair").await.unwrap();
+        }
+        let place = alice.entered().await;
+        assert_eq!(bob.entered().await, place);
+        // The link has nothing but the login to go by.
+        let mut again = Player::connect(addr, "alice").await;
+        assert_eq!(again.entered().await, place, "answered with the match");
+        let (room, channel) = place;
+        assert_eq!(bob.play(channel, 1).await.len(), 1);
+        assert_eq!(again.play(channel, 2).await.len(), 2, "both hear of it in the match");
+        // The older connection is out of the match, and open.
+        assert!(!alice.ask(Method::GET_QUEUE_STATS, Writer::new().str(1, "pair")).await.unwrap().is_empty());
+        let back = alice.entered().await;
+        assert_eq!(back, (room.clone(), channel), "whoever asked last has it");
+        drop(again);
+        let leave = Writer::new().str(2, &room);
+        alice.ask(Method::ROLE_LEAVE_ROOM, leave).await.unwrap();
+        while !matches!(alice.next().await, MatchmakingEvent::Left { .. }) {}
+    });
+}
+
+#[test]
 fn players_ask_for_themselves_and_hear_why_not() {
     let world = World::start();
     let addr = world.addr(Service::Clients);

@@ -22,7 +22,7 @@ impl Simulation {
     /// The cell of each entity, and what its data says.
     pub(super) fn truth(&self) -> Result<Truth, Violation> {
         let shard = self.world.shards().next().ok_or("no shard")?;
-        shard.check_invariants();
+        assert_eq!(shard.check_invariants(), []);
         let mut listed = self.lists()?;
         let mut truth = BTreeMap::new();
         for channel in shard.channels().filter(|channel| channel.channel_type == ChannelType::ENTITY) {

@@ -91,15 +91,17 @@ fn the_reference_dashboard_of_channeld_finds_its_panels_here() {
 }
 
 #[test]
-fn the_deployed_configuration_is_one() {
+fn the_deployed_configuration_is_closed_until_tokens_are_there() {
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_throng"))
         .args(["config", "check", "--config"])
         .arg(root().join("deploy/throng.toml"))
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    // An admin listener beyond loopback needs tokens, which no repository holds.
-    assert!(output.status.success() || said.contains("THR-0106"), "{said}");
+    // No repository holds tokens. They are all that is missing.
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("/etc/throng/tokens") && said.contains("gateway.auth.tokens_file"), "{said}");
+    assert_eq!(said.matches("error").count(), 1, "{said}");
 }
 
 #[test]

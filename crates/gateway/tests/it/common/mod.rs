@@ -219,9 +219,14 @@ impl World {
         self.settle();
     }
 
+    /// The peer's stream ends, as that of a process that dies.
     pub fn close(&mut self, id: Id) {
+        self.close_as(id, Closed::EndOfStream);
+    }
+
+    pub fn close_as(&mut self, id: Id, closed: Closed) {
         let peer = &self.peers[id.0];
-        self.shards[peer.shard].handle_closed(self.now, peer.conn, Closed::EndOfStream);
+        self.shards[peer.shard].handle_closed(self.now, peer.conn, closed);
         self.settle();
     }
 
@@ -336,7 +341,7 @@ impl World {
                 }
             }
             for shard in &self.shards {
-                shard.check_invariants();
+                assert_eq!(shard.check_invariants(), []);
             }
             if !busy {
                 return;

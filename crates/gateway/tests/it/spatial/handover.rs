@@ -1,6 +1,6 @@
 //! An entity changes its cell: owners, audiences, groups, order, what is refused and tried again.
 
-use throng_gateway::Refusal;
+use throng_gateway::{ConnId, Effect, Permissions, PositionPath, Refusal};
 
 use super::*;
 
@@ -208,4 +208,118 @@ fn an_entity_without_a_group_goes_where_it_stands_when_it_is_in_one_again() {
     assert_eq!(entity(&world, E + 1), (Some(CELL), Some(world.conn(a))));
     group(&mut world, a, E + 1, EntityGroupType::Handover, &[E + 1]);
     assert_eq!(entity(&world, E + 1), (Some(CELL + 1), Some(world.conn(b))));
+}
+
+#[test]
+fn a15_a_former_owner_writes_no_more_until_it_owns_the_entity_or_is_given_write() {
+    for permissions in [Permissions::safe(), Permissions::permissive()] {
+        let (mut world, a, b) = border(Config { permissions, ..config(2, 2) });
+        move_to(&mut world, a, E + 1, 15.0);
+        assert_eq!(entity(&world, E + 1), (Some(CELL + 1), Some(world.conn(b))));
+        // A late frame would hand it back over the border.
+        move_to(&mut world, a, E + 1, 5.0);
+        assert_eq!(entity(&world, E + 1), (Some(CELL + 1), Some(world.conn(b))));
+        assert_eq!(world.refused(Refusal::FormerOwner), 1);
+        // What the former owner gives itself is not given.
+        let write = |world: &World, id| SubscribedToChannelMessage {
+            conn_id: world.conn(id),
+            sub_options: Some(ChannelSubscriptionOptions { data_access: Some(2), ..Default::default() }),
+        };
+        let own = write(&world, a);
+        world.send(a, [Send::new(MessageType::SubToChannel, &own).to(E + 1)]);
+        move_to(&mut world, a, E + 1, 5.0);
+        assert_eq!(world.refused(Refusal::FormerOwner), 2);
+        let given = write(&world, a);
+        world.send(b, [Send::new(MessageType::SubToChannel, &given).to(E + 1)]);
+        move_to(&mut world, a, E + 1, 16.0);
+        assert_eq!(world.refused(Refusal::FormerOwner), 2, "the owner has given it WRITE");
+        // The one becomes the owner again, the other a former owner.
+        move_to(&mut world, b, E + 1, 5.0);
+        assert_eq!(entity(&world, E + 1), (Some(CELL), Some(world.conn(a))));
+        move_to(&mut world, a, E + 1, 6.0);
+        move_to(&mut world, b, E + 1, 15.0);
+        assert_eq!(world.refused(Refusal::FormerOwner), 3);
+        assert_eq!(entity(&world, E + 1), (Some(CELL), Some(world.conn(a))));
+    }
+}
+
+#[test]
+fn a15_a_server_whose_cell_was_taken_over_is_a_former_owner_when_it_returns() {
+    let mut world = world(Config { permissions: Permissions::permissive(), ..recovering() });
+    let (a, b) = (spatial_server(&mut world, "a"), spatial_server(&mut world, "b"));
+    create_entity(&mut world, a, CELL, E + 1, 5.0);
+    let old = world.conn(a);
+    world.close(a);
+    let c = spatial_server(&mut world, "c");
+    assert_eq!(
+        entity(&world, E + 1),
+        (Some(CELL), Some(world.conn(c))),
+        "the slot and its entities are taken"
+    );
+    let back = returns(&mut world, "a");
+    move_to(&mut world, back, E + 1, 15.0);
+    assert_eq!(world.refused(Refusal::FormerOwner), 1);
+    assert_eq!(entity(&world, E + 1), (Some(CELL), Some(world.conn(c))));
+    // Its id means another connection once it has closed.
+    world.close_as(back, throng_gateway::Closed::Error);
+    world.run_ms(3_600_000);
+    assert!(world.shards[0].world().is_some_and(|view| view.entities == 1));
+    let _ = (old, b);
+}
+
+const SNAKE: &str = r#"syntax = "proto3";
+package snake;
+message Vec { float x = 1; float y = 2; float z = 3; }
+message Pose { Vec world_position = 4; }
+message Body { Pose current_pose = 2; }
+message Soul { int32 age = 1; }
+"#;
+
+/// An entity of a type in protobuf's own spelling, 5 to the right of the origin, then 15.
+fn crosses_with(path: &str) -> bool {
+    let schemas =
+        throng_gateway::data::SchemasBuilder::new().add_proto("snake.proto", SNAKE).build().unwrap();
+    let mut config = config(2, 2);
+    config.spatial.positions = vec![PositionPath { path: path.into(), z_up: false }];
+    let mut world = World::with_schemas(config, 1, schemas.into());
+    let (a, b) = (spatial_server(&mut world, "a"), spatial_server(&mut world, "b"));
+    let at = |x: f32| prost_types::Any {
+        type_url: "type.googleapis.com/snake.Body".into(),
+        value: [&[0x12, 7, 0x22, 5, 0x0D][..], &x.to_le_bytes()].concat(),
+    };
+    let body = CreateEntityChannelMessage { entity_id: E + 1, data: Some(at(5.0)), ..Default::default() };
+    world.send(a, [Send::new(MessageType::CreateEntityChannel, &body).to(CELL)]);
+    let body = ChannelDataUpdateMessage { data: Some(at(15.0)), ..Default::default() };
+    world.send(a, [Send::new(MessageType::ChannelDataUpdate, &body).to(E + 1)]);
+    entity(&world, E + 1) == (Some(CELL + 1), Some(world.conn(b)))
+}
+
+#[test]
+fn positions_are_found_by_json_names_in_either_spelling() {
+    assert!(crosses_with("current_pose.world_position"));
+    assert!(crosses_with("currentPose.worldPosition"));
+    assert!(!crosses_with("currentPose.position"));
+}
+
+#[test]
+fn entities_without_a_position_are_told_of_once_per_type_and_counted() {
+    let schemas =
+        throng_gateway::data::SchemasBuilder::new().add_proto("snake.proto", SNAKE).build().unwrap();
+    assert!(schemas.has_position("current_pose.worldPosition") && !schemas.has_position("currentPose"));
+    assert!(schemas.position_paths().contains("current_pose.world_position"));
+    let mut world = World::with_schemas(config(2, 2), 1, schemas.into());
+    let a = spatial_server(&mut world, "a");
+    for id in [E + 1, E + 2] {
+        let soul = prost_types::Any { type_url: "type.googleapis.com/snake.Soul".into(), value: vec![8, 3] };
+        let body = CreateEntityChannelMessage { entity_id: id, data: Some(soul), ..Default::default() };
+        world.send(a, [Send::new(MessageType::CreateEntityChannel, &body).to(CELL)]);
+    }
+    let told = world
+        .effects
+        .iter()
+        .filter(|effect| matches!(effect, Effect::NoPosition { data_type } if data_type == "snake.Soul"));
+    assert_eq!(told.count(), 1);
+    assert_eq!(world.shards[0].world().map(|view| view.placeless), Some(2));
+    let sight = world.shards[0].sight_of(ConnId(world.conn(a)), ChannelId(E + 1)).expect("an entity");
+    assert!(sight.placeless);
 }

@@ -17,6 +17,7 @@ use std::io::{self, IoSlice};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use slab::Slab;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -51,6 +52,8 @@ pub(crate) enum Letter {
     Replaced { key: ConnKey },
     /// A session of the receiver's port now lives elsewhere.
     Moved { port: ListenerKey, peer: SocketAddr, conv: u32, inbox: Arc<Inbox>, key: ConnKey },
+    /// The peer of a session of the receiver's port owns its address.
+    Proven { port: ListenerKey, peer: SocketAddr, conv: u32 },
     /// A session of the receiver's port is no more.
     Ended { port: ListenerKey, peer: SocketAddr, conv: u32 },
 }
@@ -141,6 +144,7 @@ impl Sessions {
             socket: Arc::new(socket),
             profile,
             routes: HashMap::new(),
+            convs: HashMap::new(),
             admission: Arc::new(Admission::new(limits)),
             unproven: Arc::new(Admission::new(&unproven)),
             rules: Rules::of(&spec),
@@ -269,8 +273,8 @@ impl Sessions {
             cx.timers.cancel(timer);
         }
         if let Home::Here(port) = session.home {
-            if let Some(route) = self.ports.get_mut(port.slot()).and_then(|p| p.routes.get_mut(&session.peer))
-            {
+            let name = (session.peer, session.kcp.conv());
+            if let Some(route) = self.ports.get_mut(port.slot()).and_then(|p| p.routes.get_mut(&name)) {
                 route.place = Place::Moving(Vec::new());
             }
             session.home = Home::There(Address {
@@ -298,6 +302,22 @@ impl Sessions {
         }
         self.mark(key);
         key
+    }
+
+    /// The process was paused: nobody's silence counts.
+    pub(crate) fn excuse(&mut self, gap: Duration, now: Instant) {
+        let mut keys = Vec::with_capacity(self.sessions.len());
+        for (slot, session) in &mut self.sessions {
+            for since in [&mut session.heard, &mut session.born, &mut session.probed] {
+                *since = (*since + gap).min(now);
+            }
+            session.finish_by = session.finish_by.map(|at| at + gap);
+            keys.push(ConnKey::session(slot, session.generation));
+        }
+        // Their timers are set anew.
+        for key in keys {
+            self.mark(key);
+        }
     }
 
     // --- Events
@@ -353,6 +373,7 @@ impl Sessions {
                 Letter::Datagram { key, bytes } => self.feed(key, &bytes, cx, handler),
                 Letter::Replaced { key } => self.end(key, CloseCause::Replaced, cx, handler),
                 Letter::Moved { port, peer, conv, inbox, key } => self.moved(port, peer, conv, inbox, key),
+                Letter::Proven { port, peer, conv } => self.proven(port, peer, conv, cx, handler),
                 Letter::Ended { port, peer, conv } => self.ended(port, peer, conv, cx.now),
             }
         }
@@ -365,8 +386,19 @@ impl Sessions {
             Ok(()) => session.heard = cx.now,
             Err(_) => cx.stats.bad_datagrams += 1,
         }
-        if session.kcp.is_proven() {
-            session.unproven = None;
+        if session.kcp.is_proven() && session.unproven.take().is_some() {
+            let (peer, conv) = (session.peer, session.kcp.conv());
+            match &session.home {
+                Home::Here(port) => {
+                    let port = *port;
+                    self.proven(port, peer, conv, cx, handler);
+                }
+                Home::There(address) => {
+                    address.owner.post(Letter::Proven { port: address.port, peer, conv });
+                }
+                Home::Own => {}
+            }
+            handler.proven(key);
         }
         self.deliver(key, handler);
         self.mark(key);

@@ -5,6 +5,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use throng_stdx::Instant;
 
 use super::session::{Home, Session};
@@ -28,7 +29,10 @@ const PUSH_COMMAND: u8 = 81;
 pub(super) struct Port {
     pub(super) socket: Arc<UdpSocket>,
     pub(super) profile: Profile,
-    pub(super) routes: HashMap<SocketAddr, Route>,
+    /// Sessions by address and number. An address has one whose peer has proven it at most, and beside it one that has not.
+    pub(super) routes: HashMap<(SocketAddr, u32), Route>,
+    /// The numbers of each address.
+    pub(super) convs: HashMap<SocketAddr, SmallVec<[u32; 2]>>,
     pub(super) admission: Arc<Admission>,
     pub(super) unproven: Arc<Admission>,
     pub(super) rules: Arc<Rules>,
@@ -41,8 +45,9 @@ pub(super) struct Port {
 }
 
 pub(super) struct Route {
-    pub(super) conv: u32,
     pub(super) place: Place,
+    /// The peer has shown that it owns its address.
+    pub(super) proven: bool,
 }
 
 pub(super) enum Place {
@@ -61,9 +66,9 @@ impl Sessions {
         inbox: Arc<Inbox>,
         key: ConnKey,
     ) {
-        let route = self.ports.get_mut(port.slot()).and_then(|port| port.routes.get_mut(&peer));
+        let route = self.ports.get_mut(port.slot()).and_then(|port| port.routes.get_mut(&(peer, conv)));
         match route {
-            Some(route) if route.conv == conv => {
+            Some(route) => {
                 if let Place::Moving(held) = &mut route.place {
                     for bytes in held.drain(..) {
                         inbox.post(Letter::Datagram { key, bytes });
@@ -72,18 +77,52 @@ impl Sessions {
                 route.place = Place::There(inbox, key);
             }
             // The peer began another session while this one was on its way.
-            _ => drop(inbox.post(Letter::Replaced { key })),
+            None => drop(inbox.post(Letter::Replaced { key })),
         }
     }
 
     pub(super) fn ended(&mut self, port: ListenerKey, peer: SocketAddr, conv: u32, now: Instant) {
         let Some(p) = self.ports.get_mut(port.slot()) else { return };
         p.bury(peer, conv, now);
-        if p.routes.get(&peer).is_some_and(|route| route.conv == conv) {
-            p.routes.remove(&peer);
-            if p.closing && p.routes.is_empty() {
-                self.ports.remove(port.slot());
-            }
+        if p.forget(peer, conv).is_some() && p.closing && p.routes.is_empty() {
+            self.ports.remove(port.slot());
+        }
+    }
+
+    /// The peer of a session has proven its address: an earlier session of the address is over.
+    pub(super) fn proven(
+        &mut self,
+        port: ListenerKey,
+        peer: SocketAddr,
+        conv: u32,
+        cx: &mut Cx<'_>,
+        handler: &mut dyn Handler,
+    ) {
+        let Some(p) = self.ports.get_mut(port.slot()) else { return };
+        let Some(route) = p.routes.get_mut(&(peer, conv)) else { return };
+        route.proven = true;
+        let others: SmallVec<[u32; 2]> =
+            p.convs.get(&peer).into_iter().flatten().copied().filter(|other| *other != conv).collect();
+        for other in others {
+            self.replace(port, peer, other, cx, handler);
+        }
+    }
+
+    fn replace(
+        &mut self,
+        port: ListenerKey,
+        peer: SocketAddr,
+        conv: u32,
+        cx: &mut Cx<'_>,
+        handler: &mut dyn Handler,
+    ) {
+        let Some(p) = self.ports.get_mut(port.slot()) else { return };
+        let Some(old) = p.forget(peer, conv) else { return };
+        p.bury(peer, conv, cx.now);
+        match old.place {
+            Place::Here(key) => self.end(key, CloseCause::Replaced, cx, handler),
+            Place::There(inbox, key) => drop(inbox.post(Letter::Replaced { key })),
+            Place::Moving(_) => {}
         }
     }
 
@@ -101,42 +140,35 @@ impl Sessions {
             return;
         };
         let Some(p) = self.ports.get_mut(port.slot()) else { return };
-        if let Some(route) = p.routes.get_mut(&peer) {
-            let conv = route.conv;
-            if conv == first.conv {
-                match &mut route.place {
-                    Place::Here(key) => {
-                        let key = *key;
-                        self.feed(key, datagram, cx, handler);
-                    }
-                    Place::There(inbox, key) => {
-                        inbox.post(Letter::Datagram { key: *key, bytes: datagram.to_vec() });
-                    }
-                    Place::Moving(held) if held.len() < HELD_DATAGRAMS_MAX => held.push(datagram.to_vec()),
-                    Place::Moving(_) => {}
+        if let Some(route) = p.routes.get_mut(&(peer, first.conv)) {
+            match &mut route.place {
+                Place::Here(key) => {
+                    let key = *key;
+                    self.feed(key, datagram, cx, handler);
                 }
-                return;
-            }
-            // Spec: gateway-protocol §2.7, a datagram with another conv and sn = 0 replaces the session.
-            let begins = first.command == PUSH_COMMAND && first.sn == 0;
-            if !begins || p.closing || p.is_buried(peer, first.conv, cx.now) {
-                cx.stats.bad_datagrams += 1;
-                return;
-            }
-            let Some(old) = p.routes.remove(&peer) else { return };
-            p.bury(peer, conv, cx.now);
-            match old.place {
-                Place::Here(key) => self.end(key, CloseCause::Replaced, cx, handler),
-                Place::There(inbox, key) => drop(inbox.post(Letter::Replaced { key })),
+                Place::There(inbox, key) => {
+                    inbox.post(Letter::Datagram { key: *key, bytes: datagram.to_vec() });
+                }
+                Place::Moving(held) if held.len() < HELD_DATAGRAMS_MAX => held.push(datagram.to_vec()),
                 Place::Moving(_) => {}
             }
-        } else {
-            // Any segment of the first window may come first: the network reorders.
-            let begins = first.command == PUSH_COMMAND && first.sn < u32::from(p.profile.window);
-            if !begins || p.closing || p.is_buried(peer, first.conv, cx.now) {
-                cx.stats.bad_datagrams += 1;
-                return;
-            }
+            return;
+        }
+        let known = p.convs.get(&peer).map_or(&[][..], |convs| convs);
+        // Any segment of the first window may come first: the network reorders. Spec: gateway-protocol §2.7, beside a
+        // session only sn = 0 begins another.
+        let window = if known.is_empty() { u32::from(p.profile.window) } else { 1 };
+        let begins = first.command == PUSH_COMMAND && first.sn < window;
+        if !begins || p.closing || p.is_buried(peer, first.conv, cx.now) {
+            cx.stats.bad_datagrams += 1;
+            return;
+        }
+        // Anyone can write the address of a peer on a datagram: its session goes on until the newcomer has proven itself.
+        // Of those that have not, the latest stays.
+        let unproven =
+            known.iter().find(|conv| p.routes.get(&(peer, **conv)).is_some_and(|route| !route.proven));
+        if let Some(&conv) = unproven {
+            self.replace(port, peer, conv, cx, handler);
         }
         self.accept(port, peer, first.conv, datagram, cx, handler);
     }
@@ -185,13 +217,14 @@ impl Sessions {
         };
         let key = self.insert(session, cx);
         if let Some(p) = self.ports.get_mut(port.slot()) {
-            p.routes.insert(peer, Route { conv, place: Place::Here(key) });
+            p.routes.insert((peer, conv), Route { place: Place::Here(key), proven: false });
+            p.convs.entry(peer).or_default().push(conv);
             p.newcomers.push_back(key);
         }
         match handler.accepted(port, key, canonical(peer)) {
             Accept::Keep => {}
             Accept::HandOff => self.pause(key),
-            Accept::Refuse => {
+            Accept::Refuse { .. } => {
                 cx.stats.refused_by_handler += 1;
                 self.remove(key, cx);
                 return;
@@ -222,6 +255,17 @@ impl Sessions {
 }
 
 impl Port {
+    fn forget(&mut self, peer: SocketAddr, conv: u32) -> Option<Route> {
+        let route = self.routes.remove(&(peer, conv))?;
+        if let Some(convs) = self.convs.get_mut(&peer) {
+            convs.retain(|other| *other != conv);
+            if convs.is_empty() {
+                self.convs.remove(&peer);
+            }
+        }
+        Some(route)
+    }
+
     fn bury(&mut self, peer: SocketAddr, conv: u32, now: Instant) {
         while self.graves.len() >= GRAVES_MAX
             || self.graves.front().is_some_and(|(at, ..)| *at + GRAVE_TIME <= now)

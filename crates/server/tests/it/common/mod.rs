@@ -62,7 +62,7 @@ struct Events {
 
 impl Handler for Events {
     fn accepted(&mut self, _: ListenerKey, _: ConnKey, _: SocketAddr) -> Accept {
-        Accept::Refuse
+        unreachable!("peers do not listen")
     }
     fn connected(&mut self, _: ConnKey) {
         self.connected = true;
@@ -89,6 +89,7 @@ pub struct Peer {
     websocket: bool,
     stub: u32,
     pub id: u32,
+    pub dial: Dial,
 }
 
 impl Peer {
@@ -121,6 +122,7 @@ impl Peer {
             websocket: transport == Transport::WebSocket,
             stub: 0,
             id: 0,
+            dial: dial.clone(),
         };
         // A KCP session is there when its first datagram is: nothing to wait for.
         if !matches!(dial, Dial::Kcp) {
@@ -134,8 +136,13 @@ impl Peer {
         let mut peer = Peer::connect(addr, dial);
         let result = peer.authenticate(player, token);
         assert_eq!(result.result, 0, "{player}: {result:?}");
-        peer.id = result.conn_id;
         peer
+    }
+
+    /// Says goodbye, with a code where the transport has one, and waits until the gateway has taken it.
+    pub fn leave(mut self, code: u16) {
+        self.net.close_with(self.key, code, "");
+        self.until("the end", |peer| peer.net.conn_count() == 0);
     }
 
     pub fn authenticate(&mut self, player: &str, token: &str) -> pb::AuthResultMessage {
@@ -144,7 +151,9 @@ impl Peer {
             login_token: token.into(),
             ..Default::default()
         };
-        self.ask(0, pb::MessageType::Auth, &auth)
+        let result: pb::AuthResultMessage = self.ask(0, pb::MessageType::Auth, &auth);
+        self.id = result.conn_id;
+        result
     }
 
     /// Sends a request and waits for its answer.

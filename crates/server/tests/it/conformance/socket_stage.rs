@@ -73,7 +73,7 @@ impl End {
 
 impl Handler for Ends {
     fn accepted(&mut self, _: ListenerKey, _: ConnKey, _: SocketAddr) -> Accept {
-        Accept::Refuse
+        unreachable!("peers do not listen")
     }
     fn connected(&mut self, key: ConnKey) {
         self.0.entry(key).or_default().connected = true;

@@ -1,0 +1,183 @@
+//! What remains after a panic in the middle of an input: what is broken, and what can be made whole.
+//!
+//! A channel is made whole from what stands outside of its fan-out: its subscribers, its owner and its data. Everybody gets
+//! a full state then, so that "exactly once" holds for each life of a channel's fan-out. What lies across channels cannot be
+//! guessed: where that is broken, the driver starts the world anew ([`Shard::restarted`]).
+
+use std::sync::Arc;
+
+use crate::channel::{Channel, DataState};
+use crate::data::ChannelData;
+use crate::ids::{ChannelId, ShardIndex};
+use crate::mail::{Head, Letter};
+use crate::shard::Shard;
+use crate::switchboard::Switchboard;
+use throng_wire::channeldpb::MessageType;
+
+/// Something that must hold between inputs and does not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Broken {
+    /// The channel that it is about, if one is.
+    pub channel: Option<ChannelId>,
+    /// What does not hold.
+    pub what: &'static str,
+}
+
+/// Notes what is broken.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    channel: Option<ChannelId>,
+    broken: Vec<Broken>,
+}
+
+impl Findings {
+    pub(crate) fn about(&mut self, channel: Option<ChannelId>) {
+        self.channel = channel;
+    }
+
+    /// Notes `what` unless it holds.
+    pub(crate) fn expect(&mut self, holds: bool, what: &'static str) {
+        // One line each is enough to know, however many members of a thousand are wrong.
+        if !holds && !self.broken.iter().any(|known| known.channel == self.channel && known.what == what) {
+            self.broken.push(Broken { channel: self.channel, what });
+        }
+    }
+}
+
+impl Shard {
+    /// Checks what must hold between inputs, and returns what does not. Costs a walk over everything.
+    #[must_use]
+    pub fn check_invariants(&self) -> Vec<Broken> {
+        let mut findings = Findings::default();
+        for (id, channel) in &self.channels {
+            findings.about(Some(*id));
+            findings.expect(*id == channel.id, "a channel under another's name");
+            findings.expect(self.board.home(*id) == self.board.index, "a channel lives on the wrong shard");
+            channel.check_invariants(&mut findings);
+            let has_place = |conn| self.board.places.get(&conn).is_some_and(|places| places.contains(id));
+            findings.expect(
+                channel.subs.iter().all(|(_, sub)| has_place(sub.address.conn)),
+                "a subscription without a place",
+            );
+            findings.expect(channel.owner.is_none_or(has_place), "an owner without a place");
+        }
+        findings.about(None);
+        let exists = |id: &ChannelId| self.channels.contains_key(id);
+        let dangling = self.board.places.values().flatten().find(|id| !exists(id));
+        findings.about(dangling.copied());
+        findings.expect(dangling.is_none(), "a place in a channel that is gone");
+        findings.about(None);
+        if let Some(world) = &self.world {
+            world.check_invariants(&mut findings, |id| self.channels.contains_key(&id));
+            self.check_lists(&mut findings);
+        }
+        let subscriptions: usize = self.channels.values().map(|channel| channel.subs.len()).sum();
+        findings
+            .expect(subscriptions as u64 == self.board.stats.subscriptions, "subscriptions are miscounted");
+        for (slot, conn) in &self.board.conns {
+            let handle = self.board.handles.get(&conn.handle);
+            findings.expect(handle == Some(&(slot as u32)), "a connection without its handle");
+            let peer = self.board.peers.get(&conn.id);
+            findings.expect(
+                peer.is_some_and(|peer| peer.slot == slot as u32),
+                "a connection that other shards do not know",
+            );
+            findings.expect(conn.doomed.is_none(), "a doomed connection outlives its input");
+        }
+        findings.expect(self.board.inbox.is_empty(), "letters to itself are left over");
+        findings.broken
+    }
+
+    /// Makes whole what a panic has left behind, as far as that is possible; returns what is still broken then. Call it
+    /// after a panic in an input, before the next one.
+    ///
+    /// The channel that was at hand gets a new fan-out. It is removed if its data is damaged.
+    pub fn heal(&mut self) -> Vec<Broken> {
+        let at_hand = self.board.at_hand.take();
+        let broken = self.check_invariants();
+        let mut channels: Vec<ChannelId> = broken.iter().filter_map(|broken| broken.channel).collect();
+        channels.extend(at_hand);
+        channels.sort_unstable();
+        channels.dedup();
+        for id in channels {
+            let Some(channel) = self.channels.get_mut(&id) else {
+                self.finish_removal(id);
+                continue;
+            };
+            self.board.stats.channels_healed += 1;
+            if !channel.rebuild(&mut self.board) && id != ChannelId::GLOBAL {
+                self.remove_channel(id, Head::new(ChannelId::GLOBAL, MessageType::RemoveChannel as u32));
+            }
+        }
+        let subscriptions: usize = self.channels.values().map(|channel| channel.subs.len()).sum();
+        self.board.stats.subscriptions = subscriptions as u64;
+        self.board.stats.channels.values_mut().for_each(|count| *count = 0);
+        for channel in self.channels.values() {
+            *self.board.stats.channels.entry(channel.channel_type).or_default() += 1;
+        }
+        self.settle();
+        self.board.at_hand = None;
+        self.check_invariants()
+    }
+
+    /// A channel is not there, perhaps because a panic interrupted its end: nothing of it is to stay.
+    fn finish_removal(&mut self, id: ChannelId) {
+        let places = self.board.places.iter().filter(|(_, places)| places.contains(&id));
+        for conn in places.map(|(conn, _)| *conn).collect::<Vec<_>>() {
+            self.board.remove_place(conn, id);
+            self.board.tell_held(conn, id, false);
+        }
+        if self.global.is_some() {
+            self.channel_removed(id);
+        } else {
+            self.board.post(ShardIndex::FIRST, Letter::ChannelRemoved { channel: id });
+        }
+        if self.world.is_some() {
+            self.entity_removed(id);
+        }
+    }
+
+    /// An empty shard in this one's place: its configuration, and nobody and nothing else. `seed` should differ from the one
+    /// that this shard was made with.
+    #[must_use]
+    pub fn restarted(&self, seed: u64) -> Self {
+        let board = &self.board;
+        let (config, schemas) = (Arc::clone(&board.config), Arc::clone(&self.schemas));
+        let mut fresh = Self::new(config, schemas, board.index, board.count, seed, board.unix_start_ns);
+        fresh.board.now = board.now;
+        // Counters only grow.
+        let channels = std::mem::take(&mut fresh.board.stats.channels);
+        fresh.board.stats = board.stats.clone();
+        fresh.board.stats.subscriptions = 0;
+        fresh.board.stats.channels = channels;
+        for kind in crate::ids::ConnKind::ALL {
+            fresh.board.stats.kind_mut(kind).connections = 0;
+        }
+        fresh.draining = self.draining;
+        fresh
+    }
+}
+
+impl Channel {
+    /// Makes the fan-out anew from the subscribers and the data: all get a full state. False when the data is damaged.
+    fn rebuild(&mut self, board: &mut Switchboard) -> bool {
+        self.reset_fan_out(board);
+        let intact = match self.data.take() {
+            None => true,
+            Some(data) => {
+                let mut bytes = Vec::new();
+                data.content.encode(None, &mut bytes);
+                let plan = Arc::clone(data.content.plan());
+                match ChannelData::from_bytes(plan, &bytes) {
+                    Ok(content) => {
+                        self.data = Some(DataState { content, type_url: data.type_url });
+                        true
+                    }
+                    Err(_) => false,
+                }
+            }
+        };
+        self.restart_fan_out(board);
+        intact
+    }
+}

@@ -1,0 +1,180 @@
+//! Panics at places all over the core: what can be made whole is, the rest is found.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use throng_gateway::{Closed, ConnKind, failpoint};
+use throng_stdx::Rng;
+use throng_wire::channeldpb::{
+    ChannelDataUpdateMessage, ChannelSubscriptionOptions, CreateChannelMessage, CreateChannelResultMessage,
+    MessageType, RemoveChannelMessage, SubscribedToChannelMessage, UnsubscribedFromChannelMessage,
+};
+
+use crate::common::{Id, Send, World};
+
+const TEST: &str = "type.googleapis.com/testpb.TestMergeMessage";
+
+fn config() -> throng_gateway::Config {
+    throng_gateway::Config { development: true, ..throng_gateway::Config::reference() }
+}
+
+fn create(world: &mut World, owner: Id) -> u32 {
+    world.take(owner);
+    let data = Some(prost_types::Any { type_url: TEST.into(), value: vec![0x0A, 1, b'a'] });
+    let request = CreateChannelMessage { channel_type: 3, data, ..Default::default() };
+    world.send(owner, [Send::new(MessageType::CreateChannel, &request)]);
+    let created = world.take(owner).into_iter().find(|message| message.msg_type == 3).expect("created");
+    created.decode::<CreateChannelResultMessage>().channel_id
+}
+
+fn update(channel: u32) -> Send {
+    let data = Some(prost_types::Any { type_url: TEST.into(), value: vec![0x0A, 1, b'b'] });
+    let body = ChannelDataUpdateMessage { data, ..Default::default() };
+    Send::new(MessageType::ChannelDataUpdate, &body).to(channel)
+}
+
+fn subscribe(conn_id: u32, channel: u32, interval_ms: u32) -> Send {
+    let sub_options = Some(ChannelSubscriptionOptions {
+        fan_out_interval_ms: Some(interval_ms),
+        skip_self_update_fan_out: Some(false),
+        ..Default::default()
+    });
+    Send::new(MessageType::SubToChannel, &SubscribedToChannelMessage { conn_id, sub_options }).to(channel)
+}
+
+#[derive(Default)]
+struct Tally {
+    struck: u32,
+    restarted: u32,
+}
+
+/// A server with channels, clients that come, subscribe, leave and go, and a panic somewhere in every second step.
+fn run(seed: u64, shards: u16, tally: &mut Tally) {
+    let mut rng = Rng::new(seed);
+    let mut world = World::sharded(config(), shards);
+    let server = world.join(ConnKind::Server, "s");
+    let channels = [create(&mut world, server), create(&mut world, server), create(&mut world, server)];
+    let mut clients: Vec<Id> =
+        (0..4).map(|index| world.join(ConnKind::Client, &format!("c{index}"))).collect();
+    for step in 0..40 {
+        let armed = step % 2 == 1;
+        if armed {
+            assert!(failpoint::arm(1 + rng.below(40) as u32), "built with debug assertions");
+        }
+        let channel = channels[rng.below(3) as usize];
+        let who = clients[rng.below(clients.len() as u64) as usize];
+        let (conn, mut sender) = (world.conn(who), Some(server));
+        let result = catch_unwind(AssertUnwindSafe(|| match rng.below(8) {
+            0 | 1 => world.send(server, [update(channel)]),
+            2 | 3 => world.send(server, [subscribe(conn, channel, [0, 20, 50][rng.below(3) as usize])]),
+            4 => {
+                let body = UnsubscribedFromChannelMessage { conn_id: conn };
+                world.send(server, [Send::new(MessageType::UnsubFromChannel, &body).to(channel)]);
+            }
+            5 => {
+                sender = None;
+                world.run_ms(60);
+            }
+            6 => {
+                sender = Some(who);
+                world.close_as(who, Closed::Error);
+                clients.retain(|client| *client != who);
+                clients.push(world.join(ConnKind::Client, "again"));
+            }
+            _ => {
+                let body = RemoveChannelMessage { channel_id: channel };
+                world.send(server, [Send::new(MessageType::RemoveChannel, &body)]);
+            }
+        }));
+        let passed = failpoint::disarm();
+        if result.is_ok() {
+            continue;
+        }
+        assert!(armed && !passed, "seed {seed}: a panic of its own");
+        tally.struck += 1;
+        // As the driver does: the core makes whole what it can, and the connection whose input it was is closed.
+        if world.shards.iter_mut().any(|shard| !shard.heal().is_empty()) {
+            tally.restarted += 1;
+            for shard in &mut world.shards {
+                *shard = shard.restarted(seed);
+                assert_eq!(shard.check_invariants(), []);
+                assert_eq!(shard.connections().count(), 0);
+            }
+            return;
+        }
+        if let Some(sender) = sender {
+            world.close_as(sender, Closed::Error);
+        }
+        if sender == Some(server) {
+            // Its channels go with it.
+            return;
+        }
+        world.run_ms(200);
+    }
+    // Whoever is subscribed gets what comes.
+    for channel in channels {
+        world.run_ms(500);
+        clients.iter().for_each(|client| drop(world.take(*client)));
+        let exists = world.shards.iter().flat_map(|shard| shard.channels()).any(|view| view.id.0 == channel);
+        world.send(server, [update(channel)]);
+        world.run_ms(500);
+        for client in &clients {
+            let conn = world.conn(*client);
+            let views = world
+                .shards
+                .iter()
+                .flat_map(|shard| shard.subscriptions_of(throng_gateway::ConnId(conn), 100));
+            let subscribed = views.into_iter().any(|view| view.channel.0 == channel);
+            let got =
+                world.take(*client).iter().any(|message| message.msg_type == 8 && message.channel == channel);
+            assert_eq!(got, exists && subscribed, "seed {seed}: channel {channel}, client {conn}");
+        }
+    }
+}
+
+#[test]
+fn panics_at_places_all_over_the_core_leave_nothing_half_done() {
+    let mut tally = Tally::default();
+    for seed in 0..150 {
+        for shards in [1, 2] {
+            run(seed, shards, &mut tally);
+        }
+    }
+    assert!(tally.struck > 100, "{} strikes", tally.struck);
+    assert!(tally.restarted < tally.struck / 2, "{} of {} ended the world", tally.restarted, tally.struck);
+}
+
+#[test]
+fn subscribers_get_full_states_after_a_panic_in_a_flush() {
+    for place in 1..200 {
+        let mut world = World::new(config());
+        let server = world.join(ConnKind::Server, "s");
+        let channel = create(&mut world, server);
+        let clients: Vec<Id> = (0..3).map(|_| world.join(ConnKind::Client, "c")).collect();
+        for client in &clients {
+            let conn = world.conn(*client);
+            world.send(server, [subscribe(conn, channel, 20)]);
+        }
+        world.run_ms(100);
+        clients.iter().for_each(|client| drop(world.take(*client)));
+        world.send(server, [update(channel)]);
+        failpoint::arm(place);
+        let struck = catch_unwind(AssertUnwindSafe(|| world.run_ms(100))).is_err();
+        if !struck {
+            failpoint::disarm();
+            assert!(place > 5, "a flush passes several places");
+            return;
+        }
+        assert_eq!(world.shards[0].heal(), [], "place {place}");
+        world.run_ms(100);
+        for _ in 0..5 {
+            world.send(server, [update(channel)]);
+            world.run_ms(40);
+        }
+        for client in &clients {
+            let got = world.take(*client);
+            let updates = got.iter().filter(|message| message.msg_type == 8).count();
+            assert!(updates >= 6, "place {place}: the full state and five updates, {updates} came");
+        }
+    }
+    unreachable!("a tick passes fewer places");
+}
