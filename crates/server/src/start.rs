@@ -15,7 +15,7 @@ use throng_net::{Clock, EventLoop, ListenerKey, ListenerSpec, TlsAcceptor, WsPol
 use tokio::sync::{Notify, oneshot};
 
 use crate::auth::{self, Logins};
-use crate::config::{Changes, Config, Listener, Problems, Settings};
+use crate::config::{Changes, Config, Listener, Origin, Problems, Settings};
 use crate::listen::{self, ListenerPlan, Transport};
 use crate::mailbox::{Mailbox, Post};
 use crate::monitor::Watch;
@@ -174,7 +174,10 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let settings = &config.settings;
     let system = |what| move |source| StartError::System { what, source };
     throng_net::raise_descriptor_limit();
-    check_data_folder(Path::new(&settings.server.data)).map_err(StartError::File)?;
+    // The default folder is not checked: a gateway alone runs on a read-only disk.
+    if config.origin("server.data") != &Origin::Default {
+        check_data_folder(Path::new(&settings.server.data)).map_err(StartError::File)?;
+    }
 
     let mut secret = [0; 32];
     fill_random(&mut secret).map_err(system("cannot get random bytes"))?;

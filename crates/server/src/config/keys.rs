@@ -179,8 +179,8 @@ section! {
         /// 8: the kernel needs the others for its share of the network work.
         shards: u16 = 0, int(0, 64), "threads";
         /// Folder of everything the process keeps: development certificates, recordings, the cache,
-        /// the matcher's journal. It is made when first needed; a folder that cannot be written to
-        /// refuses the start.
+        /// the matcher's journal. It is made when first needed. A start with a folder that cannot
+        /// be written to is refused.
         data: String = "throng-data", Kind::Path;
         /// Longest duration of a shutdown, counted from the first signal. Output that is not
         /// flushed by then is dropped.
