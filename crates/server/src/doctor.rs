@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::Path;
 
 use crate::config::{Config, Listener, resolve_addr};
-use crate::{listen, process};
+use crate::listen;
 
 /// Descriptors that a process needs besides its connections: loops, files, the admin listener.
 const DESCRIPTORS_BESIDES: u64 = 64;

@@ -22,7 +22,7 @@ use crate::monitor::Watch;
 use crate::recorder::Recorder;
 use crate::runs::Offer;
 use crate::worker::{Heartbeat, ListenerRole, Worker, WorkerParts};
-use crate::{ddc, gateway_config, matcher, matchmaking, process, schemas, services, tls};
+use crate::{ddc, gateway_config, matcher, matchmaking, schemas, services, tls};
 
 /// Shards that "one per two cores" stops at. Beyond, mail between shards outweighs what another one adds.
 ///
