@@ -86,15 +86,11 @@ pub(crate) fn spatial(settings: &Settings) -> Result<core::Spatial, (&'static st
     if !bands.is_sorted_by(|a: &core::LodBand, b| a.within < b.within) {
         return Err(("lod", "distances must increase".to_owned()));
     }
-    let positions = keys.positions.iter().map(|text| match text.strip_suffix(":z-up") {
-        Some(path) => core::PositionPath { path: path.to_owned(), z_up: true },
-        None => core::PositionPath { path: text.clone(), z_up: false },
-    });
     Ok(core::Spatial {
         grid,
         coverage,
         damping,
-        positions: positions.collect(),
+        positions: positions(keys),
         place_entities: keys.place_entities,
         lod: (!bands.is_empty()).then(|| core::Lod {
             bands,
@@ -107,15 +103,23 @@ pub(crate) fn spatial(settings: &Settings) -> Result<core::Spatial, (&'static st
     })
 }
 
+fn positions(keys: &crate::config::Spatial) -> Vec<core::PositionPath> {
+    let paths = keys.positions.iter().map(|text| match text.strip_suffix(":z-up") {
+        Some(path) => core::PositionPath { path: path.to_owned(), z_up: true },
+        None => core::PositionPath { path: text.clone(), z_up: false },
+    });
+    paths.collect()
+}
+
 /// Paths of positions that were configured and that no type of the schemas has, each with what may have been meant.
 pub(crate) fn unknown_positions(settings: &Settings, schemas: &Schemas) -> Vec<String> {
     let keys = &settings.spatial;
     // The defaults name what one of many engines calls it.
-    if keys.controller.is_empty() || keys.positions == Settings::default().spatial.positions {
+    let paths = positions(keys);
+    if keys.controller.is_empty() || paths == core::Spatial::default().positions {
         return Vec::new();
     }
-    let paths = keys.positions.iter().map(|text| text.strip_suffix(":z-up").unwrap_or(text));
-    let unknown = paths.filter(|path| !schemas.has_position(path));
+    let unknown = paths.iter().map(|path| path.path.as_str()).filter(|path| !schemas.has_position(path));
     let known = schemas.position_paths();
     let known = || known.iter().map(String::as_str);
     unknown

@@ -837,7 +837,8 @@ fn the_deployed_configuration_lets_nobody_in_without_a_token() {
         .flag("test", "server.data", data.path().to_str().unwrap())
         .flag("test", "gateway.auth.tokens_file", tokens.path().to_str().unwrap());
     let running = throng_server::start(loader.load().unwrap()).unwrap();
-    let clients = running.addresses().iter().filter(|address| address.service == throng_server::Service::Clients);
+    let clients =
+        running.addresses().iter().filter(|address| address.service == throng_server::Service::Clients);
     let dials = [Dial::Tcp, Dial::WebSocket];
     for (address, dial) in clients.zip(dials) {
         for (player, token) in [("anna", ""), ("anna", "wrong"), ("", ""), ("ben", "a-secret")] {

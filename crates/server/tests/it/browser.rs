@@ -1,4 +1,5 @@
-//! A browser logs in to a gateway with the frame that the reference's JavaScript client sends. Skipped where no
+//! A browser logs in to a gateway with the frame that the reference's JavaScript client sends, and sees why its connection
+//! ends. Skipped where no
 //! Chromium is installed (`scripts/setup` installs it).
 
 use std::net::SocketAddr;
@@ -10,7 +11,9 @@ use throng_net::{
     Accept, Clock, CloseCause, ConnKey, EventLoop, Flow, Handler, ListenerKey, ListenerSpec, Transport,
 };
 use throng_server::{Service, config::Loader, start};
-use throng_wire::{FrameReader, fields};
+use throng_wire::{FrameReader, MessagePack, channeldpb as pb, fields};
+
+use crate::common::{Dial, Peer};
 
 use crate::peers;
 
@@ -29,6 +32,7 @@ report.onopen = () => {
   game.binaryType = "arraybuffer";
   game.onopen = () => game.send(bytes("LOGIN"));
   game.onmessage = event => report.send(event.data);
+  game.onclose = event => report.send(new Uint8Array([0xFE, event.code >> 8, event.code & 0xFF]));
 };
 </script>"#;
 
@@ -90,7 +94,7 @@ fn login_result(frames: &[u8]) -> Option<(u64, u64)> {
 }
 
 #[test]
-fn a_page_in_a_browser_logs_in() {
+fn a_page_in_a_browser_logs_in_and_sees_the_code_of_a_kick() {
     let Some(program) = chromium() else { return peers::skip("chromium") };
     let mut loader = Loader::new();
     for (key, value) in [
@@ -145,6 +149,18 @@ fn a_page_in_a_browser_logs_in() {
     };
     assert_eq!(result, 0, "the login is not successful");
     assert!(conn_id > 0);
+
+    // A game server kicks the player, and the page sees why its connection has ended.
+    let servers = running.address(Service::Servers).unwrap();
+    let mut server = Peer::login(servers, &Dial::Tcp, "server", "");
+    let kick = pb::DisconnectMessage { conn_id: u32::try_from(conn_id).unwrap() };
+    let head = MessagePack { msg_type: pb::MessageType::Disconnect as u32, ..MessagePack::default() };
+    server.send(head, &prost::Message::encode_to_vec(&kick));
+    while !reports.0.ends_with(&[0xFE, 0x0F, 0xA1]) {
+        assert!(started.elapsed() < PATIENCE, "the page saw {:?}", reports.0);
+        let deadline = clock.now() + Duration::from_millis(10);
+        event_loop.poll(&clock, Some(deadline), &mut reports).unwrap();
+    }
     drop(browser);
     running.shutdown();
 }

@@ -13,8 +13,8 @@ use throng_replication::{Classes, Server, ServerConfig};
 fn the_page_of_reasons_is_current() {
     let mut page = String::from(
         "# Reasons\n\n\
-         For operators who meet one of these names in a metric or a log. Peers see only a closed connection: \
-         the protocol\nhas no negative answers.\n",
+         For operators who meet one of these names in a metric or a log. Peers see at most a close code \
+         (docs/transports.md): the protocol\nhas no negative answers.\n",
     );
     let mut table = |title: &str, text: &str, rows: Vec<(&str, &str)>| {
         let _ = write!(page, "\n## {title}\n\n{text}\n\n| Name | Meaning |\n|---|---|\n");
