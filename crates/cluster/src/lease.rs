@@ -71,7 +71,7 @@ pub enum Event {
 struct Write {
     expected: u64,
     record: Record,
-    /// When it was sent first: the time that counts, as any attempt may be the one that was applied.
+    /// Time when it was sent first: the time that counts, as any attempt may be the one that was applied.
     sent: Instant,
     purpose: Purpose,
 }
@@ -105,14 +105,14 @@ pub struct Lease {
     epoch: u64,
     nonce: u64,
     observed: Option<Observed>,
-    /// When the last look that was answered was sent.
+    /// Time when the last look that was answered was sent.
     answered: Option<Instant>,
-    /// Who was reported last, so that each is reported once.
+    /// Holder that was reported last, so that each is reported once.
     told: Option<(String, State)>,
     write: Option<Write>,
-    /// When the request under way was sent; `None`: none is.
+    /// Time when the request under way was sent; `None`: none is.
     under_way: Option<Instant>,
-    /// When the next request is due.
+    /// Time when the next request is due.
     due: Instant,
     /// A write was refused: the record is read before anything else.
     must_read: bool,
@@ -142,7 +142,7 @@ impl Lease {
         }
     }
 
-    /// Whether this process may serve at `now`.
+    /// Returns whether this process may serve at `now`.
     #[must_use]
     pub fn is_serving(&self, now: Instant) -> bool {
         self.serves_until().is_some_and(|until| now <= until)
@@ -178,7 +178,7 @@ impl Lease {
         self.under_way = Some(now);
     }
 
-    /// When [`handle_timeout`](Lease::handle_timeout) has work; `None` while a request is under way.
+    /// Time when [`handle_timeout`](Lease::handle_timeout) has work; `None` while a request is under way.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Instant> {
         self.under_way.is_none().then_some(self.due)

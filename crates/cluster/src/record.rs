@@ -14,11 +14,11 @@ pub struct Identity {
     pub journal: String,
     /// Boot id of the kernel that it runs on.
     pub machine: String,
-    /// Where it listens, for people.
+    /// Place where it listens, for people.
     pub addresses: Vec<String>,
 }
 
-/// What happens to an area whose holder is lost.
+/// Action on an area whose holder is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takeover {
     /// Nobody serves until the holder's journal is back or an operator gives the area up.
@@ -39,7 +39,7 @@ pub enum State {
     Given,
 }
 
-/// Who serves an area.
+/// Holder of an area.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// Grows by one with every new holder.
@@ -50,7 +50,7 @@ pub struct Record {
     pub journal: String,
     /// Machine of the holder.
     pub machine: String,
-    /// Where the holder listens.
+    /// Place where the holder listens.
     #[serde(default)]
     pub addresses: Vec<String>,
     /// State of the record.

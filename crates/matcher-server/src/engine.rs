@@ -60,7 +60,7 @@ impl Engine {
         self.matcher.poll_answered().or_else(|| self.trials.poll())
     }
 
-    /// When there is something to do, in ms since the epoch.
+    /// Time when there is something to do, in ms since the epoch.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         if self.trials.is_copying() { Some(0) } else { self.matcher.next_timeout() }
     }
@@ -139,7 +139,7 @@ impl Engine {
         self.journal.as_ref().map_or(u64::MAX, Journal::releases)
     }
 
-    /// Whether a server, by its number and name, still has roles or a session.
+    /// Returns whether a server, by its number and name, still has roles or a session.
     pub(crate) fn keeps(&self, server: u32, srv: &str) -> bool {
         self.matcher.server_name(server) == Some(srv.as_bytes())
     }

@@ -1,4 +1,4 @@
-//! Whether this matcher may serve now.
+//! The permission to serve.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -70,11 +70,11 @@ impl Gate {
 #[derive(Debug)]
 pub(crate) struct Guard {
     gate: Gate,
-    /// When the last round began.
+    /// Time when the last round began.
     last: Instant,
-    /// What arrives before this had queued up while the process stood still.
+    /// Requests that arrive before this had queued up while the process stood still.
     stalled_until: Instant,
-    /// What the gate said in this round.
+    /// State of the gate in this round.
     pub(crate) is_open: bool,
 }
 

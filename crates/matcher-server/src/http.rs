@@ -27,7 +27,7 @@ use crate::notify::{self, Events};
 use crate::service::Handle;
 use crate::tokens::Tokens;
 
-/// What every route begins with.
+/// Prefix of every route.
 const PREFIX: &str = "/matcher/v1/";
 /// Time to send a complete request head; also ends idle kept-alive connections.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
@@ -40,10 +40,10 @@ const STREAMS_MAX: u32 = 256;
 
 pub(crate) type Answer = Response<Either<Full<Bytes>, Events>>;
 
-/// How to serve JSON over HTTP.
+/// Options of JSON over HTTP.
 #[derive(Clone)]
 pub struct HttpOptions {
-    /// Who may call.
+    /// Access tokens.
     pub tokens: Tokens,
     /// Connections at a time; more wait in the kernel's queue.
     pub connections_max: usize,
@@ -122,7 +122,7 @@ where
         let shared = Arc::clone(&shared);
         async move { Ok::<_, Infallible>(answer(&shared, request).await.unwrap_or_else(Refusal::answer)) }
     });
-    // How a connection ends is the peer's business.
+    // The peer decides how a connection ends.
     let _ = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await;
 }
 
@@ -223,7 +223,7 @@ async fn read(request: Request<Incoming>) -> Result<Bytes, Refusal> {
     }
 }
 
-/// Who calls if no header says so: the server of the role that the request is about.
+/// Caller if no header says so: the server of the role that the request is about.
 fn server_of_role(method: &Method, body: &[u8]) -> String {
     let named =
         |field: &&throng_wire::matcher::FieldDef| matches!(field.ty, Type::Msg(m) if m.name == "RoleInfo");

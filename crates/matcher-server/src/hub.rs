@@ -59,13 +59,13 @@ pub(crate) struct Conn {
     closing: bool,
 }
 
-/// Who gets the answer of a request that waits for a policy.
+/// Receiver of the answer of a request that waits for a policy.
 enum Waiting {
     Frame { key: ConnKey, id: u64, method: u16 },
     Call(Call),
 }
 
-/// What the driver is to do to a socket.
+/// Action of the driver on a socket.
 pub(crate) enum Act {
     Close(ConnKey),
     CloseNow(ConnKey),
@@ -105,7 +105,7 @@ pub(crate) struct Hub {
     requests: [u64; 128],
     /// In the order of [`METHODS`].
     latencies: Vec<Histogram>,
-    /// Where a method's number is in it.
+    /// Place where a method's number is in it.
     method_at: [u8; 128],
     errors: [u64; 64],
     /// Requests of the batch under way.
@@ -230,7 +230,7 @@ impl Hub {
         std::mem::take(&mut self.dirty)
     }
 
-    /// What may be written to a connection now.
+    /// Bytes that may be written to a connection now.
     pub(crate) fn output(&mut self, index: usize) -> Option<(ConnKey, &[u8])> {
         let conn = self.conns[index].as_mut()?;
         conn.dirty = false;
@@ -276,17 +276,17 @@ impl Hub {
         }
     }
 
-    /// Whether a connection has output that has not left.
+    /// Returns whether a connection has output that has not left.
     pub(crate) fn has_output(&self) -> bool {
         self.conns.iter().flatten().any(|conn| !conn.out.is_empty())
     }
 
-    /// When the engine has something to do, in ms since the epoch. Without the lease it has nothing.
+    /// Time when the engine has something to do, in ms since the epoch. Without the lease it has nothing.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         if self.guard.is_open { self.engine.next_timeout() } else { None }
     }
 
-    /// Whether notices wait that a connection would take now.
+    /// Returns whether notices wait that a connection would take now.
     pub(crate) fn has_fresh(&self) -> bool {
         !self.fresh.is_empty()
     }
@@ -626,7 +626,7 @@ impl Hub {
 
 const NOBODY: u32 = u32::MAX;
 
-/// Where each method's number is among [`METHODS`]; beyond them for a number that is none's.
+/// Place where each method's number is among [`METHODS`]; beyond them for a number that is none's.
 fn method_at() -> [u8; 128] {
     let mut at = [u8::MAX; 128];
     for (index, method) in METHODS.iter().enumerate() {

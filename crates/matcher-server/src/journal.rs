@@ -1,4 +1,4 @@
-//! What happened to the matcher, on disk: its inputs in order, and snapshots.
+//! The journal: the matcher's inputs in order, and snapshots.
 //!
 //! ```text
 //! log/<first sequence>.seg     records one after the other
@@ -41,7 +41,7 @@ const FLUSH_BOUNDS_S: &[f64] = &[1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2,
 /// Time between flushes with [`Durability::Async`].
 const FLUSH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// When an answer leaves.
+/// Time when an answer leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
     /// Nothing is written; a restart begins empty.
@@ -60,9 +60,9 @@ pub enum JournalError {
     /// The system refuses a file.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What the system says.
+        /// Error of the system.
         source: io::Error,
     },
     /// Something that had been on disk is not there any more.
@@ -75,10 +75,10 @@ pub enum JournalError {
         sequence: u64,
         /// Its file.
         segment: String,
-        /// Where.
+        /// Byte in the segment.
         offset: u64,
     },
-    /// What the log goes on from is not there any more.
+    /// The snapshot that the log continues is missing.
     #[error(
         "the log begins with record {first}, and the snapshot of all before is {}; restore it, or move the folder away to \
          begin with nothing{}",
@@ -94,7 +94,7 @@ pub enum JournalError {
         first: u64,
         /// The newest file of a snapshot, if there is one.
         damaged: Option<String>,
-        /// Whether there is an older one that is whole.
+        /// True if there is an older one that is whole.
         older: bool,
     },
     /// A log of other rules.
@@ -113,7 +113,7 @@ pub enum JournalError {
     Unknown {
         /// Number of the record.
         sequence: u64,
-        /// What is wrong.
+        /// The problem.
         why: String,
     },
 }
@@ -128,7 +128,7 @@ pub(crate) struct Journal {
     fs: Arc<dyn Fs>,
     durability: Durability,
     file: Arc<dyn File>,
-    /// Where the next batch goes.
+    /// Place where the next batch goes.
     offset: u64,
     /// Number of the next record.
     sequence: u64,
@@ -137,7 +137,7 @@ pub(crate) struct Journal {
     bytes: u64,
     since_snapshot: u64,
     snapshot_bytes: u64,
-    /// What the last `Durable` record said.
+    /// Number in the last `Durable` record.
     said: u64,
     flusher: Arc<Flusher>,
     thread: Option<JoinHandle<()>>,
@@ -149,7 +149,7 @@ struct Flusher {
     changed: Condvar,
     durable: AtomicU64,
     failed: AtomicU64,
-    /// What flushes took, in s.
+    /// Durations of flushes, in s.
     flushes: Mutex<Histogram>,
 }
 
@@ -172,7 +172,7 @@ pub(crate) struct Recovered {
     pub(crate) replayed: u64,
 }
 
-/// What opening needs to know.
+/// Options of opening.
 pub(crate) struct OpenOptions<'a> {
     pub(crate) fs: Option<Arc<dyn Fs>>,
     pub(crate) durability: Durability,
@@ -206,7 +206,7 @@ pub fn journal_id(fs: &dyn Fs, fresh: [u8; 16]) -> io::Result<String> {
     })
 }
 
-/// What a journal that was never flushed says of its flushes.
+/// Flush histogram of a journal that was never flushed.
 pub(crate) fn no_flushes() -> Histogram {
     Histogram::new(FLUSH_BOUNDS_S)
 }
@@ -331,17 +331,17 @@ impl Journal {
         self.flusher.durable.load(Ordering::Acquire)
     }
 
-    /// What flushes took since the start, in s.
+    /// Durations of flushes since the start, in s.
     pub(crate) fn flushes(&self) -> Histogram {
         self.flusher.flushes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether a flush failed: nothing that was not durable before may be promised any more.
+    /// Returns whether a flush failed: nothing that was not durable before may be promised any more.
     pub(crate) fn has_failed(&self) -> bool {
         self.flusher.failed.load(Ordering::Acquire) > 0
     }
 
-    /// Whether answers wait for the disk.
+    /// Returns whether answers wait for the disk.
     pub(crate) fn holds_answers(&self) -> bool {
         self.durability == Durability::Sync
     }
@@ -356,12 +356,12 @@ impl Journal {
         self.bytes
     }
 
-    /// Whether the log has become so long that a snapshot pays.
+    /// Returns whether the log has become so long that a snapshot pays.
     pub(crate) fn wants_snapshot(&self) -> bool {
         self.since_snapshot > SNAPSHOT_LOG_BYTES_MIN.max(2 * self.snapshot_bytes)
     }
 
-    /// Whether anything was logged since the last snapshot.
+    /// Returns whether anything was logged since the last snapshot.
     pub(crate) fn has_news(&self) -> bool {
         self.since_snapshot > 0
     }

@@ -56,9 +56,9 @@ pub struct Report {
     pub counts: throng_matcher::Counts,
     /// Modes with rooms and how many, the fullest first, at most 100.
     pub modes: Vec<(String, u32)>,
-    /// What modes that were configured have, at most 100 of them, and all others as one.
+    /// Sizes of configured modes, at most 100 of them, and all others as one.
     pub mode_counts: Vec<throng_matcher::ModeCounts>,
-    /// What queues do, at most 100 of them, the oldest first.
+    /// Reports of queues, at most 100 of them, the oldest first.
     pub queues: Vec<throng_matcher::QueueReport>,
     /// Why this matcher does not serve its area; `None` while it does.
     pub waits: Option<String>,
@@ -84,6 +84,6 @@ pub struct Report {
     pub connections: usize,
     /// Bytes written to the journal.
     pub journal_bytes: u64,
-    /// What flushes of the journal took, in s; `None` before the first report.
+    /// Durations of the journal's flushes, in s; `None` before the first report.
     pub flushes: Option<throng_matcher::Histogram>,
 }

@@ -38,7 +38,7 @@ pub(crate) fn whose(request: &Request<Incoming>) -> Option<String> {
 /// A place in no stream: who has been there is told of a gap.
 const NOWHERE: (u64, u64) = (u64::MAX, 0);
 
-/// What the id of an event says: epoch and number.
+/// Epoch and number in the id of an event.
 fn place(id: &[u8]) -> Option<(u64, u64)> {
     let (epoch, number) = std::str::from_utf8(id).ok()?.split_once('-')?;
     Some((epoch.parse().ok()?, number.parse().ok()?))

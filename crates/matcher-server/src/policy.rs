@@ -44,7 +44,7 @@ impl Later {
     }
 }
 
-/// Who decides, by what modes say their policy is.
+/// Policies by name.
 #[derive(Clone, Default)]
 pub struct Policies {
     named: BTreeMap<String, Arc<dyn Policy>>,
@@ -87,7 +87,7 @@ impl Policies {
         self
     }
 
-    /// Whether a mode's policy can be asked.
+    /// Returns whether a mode's policy can be asked.
     ///
     /// # Errors
     /// Why not.
@@ -117,7 +117,7 @@ fn is_url(policy: &str) -> bool {
     url.is_some_and(|url| matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some())
 }
 
-/// What came of asking.
+/// Result of asking a policy.
 pub(crate) enum Asked {
     Now(Verdict),
     Later,

@@ -36,7 +36,7 @@ pub(crate) const DEADLINE_MS: u64 = 3_000;
 /// Time that output gets to leave at the end.
 const GOODBYE: Duration = Duration::from_millis(300);
 
-/// What a service is made of.
+/// Options of a service.
 #[derive(Debug)]
 pub struct Options {
     /// Address of the framed RPC; `None` serves only this process.
@@ -47,11 +47,11 @@ pub struct Options {
     pub tls: Option<TlsAcceptor>,
     /// Modes and limits.
     pub config: Config,
-    /// When answers leave.
+    /// Time when answers leave.
     pub durability: Durability,
     /// Folder of the journal; may be absent with [`Durability::None`].
     pub fs: Option<Arc<dyn Fs>>,
-    /// Who may connect.
+    /// Access tokens.
     pub tokens: Tokens,
     /// The area that is served; empty: whatever callers name.
     pub area: String,
@@ -59,9 +59,9 @@ pub struct Options {
     pub secret: [u8; 32],
     /// Skips damaged records.
     pub salvage: bool,
-    /// Who decides about rooms of modes that name a policy.
+    /// Policies of modes that name one.
     pub policies: Policies,
-    /// Whether this matcher may serve.
+    /// True if this matcher may serve.
     pub gate: Gate,
 }
 
@@ -74,7 +74,7 @@ pub enum StartError {
     Bind {
         /// The address.
         addr: SocketAddr,
-        /// What the system says.
+        /// Error of the system.
         source: io::Error,
     },
     /// The Unix socket cannot be opened.
@@ -82,7 +82,7 @@ pub enum StartError {
     Unix {
         /// Its file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system.
         source: io::Error,
     },
     /// The journal cannot be used.
@@ -91,18 +91,18 @@ pub enum StartError {
     /// The system refuses a thread or an event loop.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What the system says.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
 /// A request from this process.
 pub struct Call {
-    /// Who calls.
+    /// Caller of a request.
     pub srv: String,
-    /// What it may do.
+    /// Scope of the caller.
     pub scope: Scope,
     /// Number of the method.
     pub method: u16,
@@ -358,7 +358,7 @@ impl Service {
         &self.handle
     }
 
-    /// Where the framed RPC listens.
+    /// Place where the framed RPC listens.
     #[must_use]
     pub fn addr(&self) -> Option<SocketAddr> {
         self.addr
@@ -450,7 +450,7 @@ pub fn start(options: Options) -> Result<Service, StartError> {
     Ok(Service { handle, addr: bound, replayed, thread: Some(thread) })
 }
 
-/// What [`replay`] found.
+/// Result of [`replay`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
     /// Records that were replayed.

@@ -7,10 +7,10 @@ use throng_wire::matcher::{Header, Kind};
 /// Longest body of a notify frame, unless one entry alone is longer.
 const FRAME_BYTES_MAX: usize = 256 << 10;
 const FRAME_ENTRIES_MAX: u64 = 1_024;
-/// What may wait for a destination before it counts as lagging.
+/// Limits of what waits for a destination before it counts as lagging.
 const QUEUE_BYTES_MAX: usize = 16 << 20;
 const QUEUE_ENTRIES_MAX: u64 = 100_000;
-/// What is kept for a resumption.
+/// Limits of what is kept for a resumption.
 const KEPT_BYTES_MAX: usize = 4 << 20;
 const KEPT_MS: u64 = 10_000;
 
@@ -28,7 +28,7 @@ pub struct Batch {
 /// Takes batches, on the matcher's thread: must not block.
 pub type Sink = Box<dyn FnMut(Batch) -> Taken + Send>;
 
-/// What a [`Sink`] says to a batch, which it has taken unless it is gone.
+/// Answer of a [`Sink`] to a batch, which it has taken unless it is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
     /// It takes another.
@@ -39,7 +39,7 @@ pub enum Taken {
     Gone,
 }
 
-/// Who reads a stream.
+/// Reader of a stream.
 pub(crate) enum Reader {
     Nobody,
     Connection(usize),
@@ -63,17 +63,17 @@ pub(crate) struct Session {
     /// Entries that were not sent, from `head` on, with those that were replaced.
     pending: Vec<u8>,
     head: usize,
-    /// What each of them is, in order.
+    /// Each of them, in order.
     ends: VecDeque<Entry>,
     /// Position of the first of them in the stream, replaced ones counted.
     base: u64,
-    /// How many of them were replaced, and their bytes.
+    /// Number of those that were replaced, and their bytes.
     replaced: (usize, usize),
     /// Positions of those that a later one may replace.
     by_key: HashMap<u64, u64>,
-    /// Whether the hub looks at it at the end of this batch.
+    /// True if the hub looks at it at the end of this batch.
     pub(crate) fresh: bool,
-    /// Whether the hub feeds its sink when the journal is durable.
+    /// True if the hub feeds its sink when the journal is durable.
     pub(crate) sealing: bool,
     /// A sink may have what is before this position,
     open: u64,
@@ -91,14 +91,14 @@ pub(crate) struct Session {
 
 /// An entry that waits.
 struct Entry {
-    /// Where its bytes end.
+    /// Place where its bytes end.
     end: u32,
-    /// What it may be replaced by; 0 for nothing.
+    /// Number for collapsing; 0 for none.
     key: u64,
     is_replaced: bool,
 }
 
-/// What became of an entry.
+/// Result of queueing an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queued {
     Added,
@@ -177,7 +177,7 @@ impl Session {
         Queued::Added
     }
 
-    /// Where the bytes of an entry begin.
+    /// Place where the bytes of an entry begin.
     fn start(&self, at: usize) -> usize {
         at.checked_sub(1).map_or(self.head, |before| self.ends[before].end as usize)
     }
@@ -225,7 +225,7 @@ impl Session {
         (self.sent_bytes, self.forgotten) = (0, 0);
     }
 
-    /// What is queued may go to a sink when the journal is durable up to `mark`.
+    /// Queued entries may go to a sink when the journal is durable up to `mark`.
     pub(crate) fn seal(&mut self, mark: u64) {
         let limit = self.base + self.ends.len() as u64;
         match self.sealed.back_mut() {
@@ -234,7 +234,7 @@ impl Session {
         }
     }
 
-    /// Whether some of what is queued waits for the journal.
+    /// Returns whether some of what is queued waits for the journal.
     pub(crate) fn is_sealed(&self) -> bool {
         !self.sealed.is_empty()
     }

@@ -40,7 +40,7 @@ fn config() -> Config {
     }
 }
 
-/// What a server has been given and has not looked at.
+/// Batches that a server has been given and has not read.
 #[derive(Default)]
 struct Mailbox {
     batches: Vec<Batch>,
@@ -61,7 +61,7 @@ struct Server {
     is_stale: bool,
 }
 
-/// Where an answer arrives.
+/// Place where an answer arrives.
 type Slot = Arc<Mutex<Option<(Status, Vec<u8>)>>>;
 
 /// A request that was made, and its answer.
@@ -159,7 +159,7 @@ impl Simulation {
         let id = self.posts;
         let entry = &mut self.servers[server];
         entry.subscription = Some(id);
-        // What an earlier connection was given last may have been lost on its way.
+        // The last batch of an earlier connection may have been lost on its way.
         let mailbox = Arc::new(Mutex::new(Mailbox::default()));
         entry.mailbox = Arc::clone(&mailbox);
         let sink: Sink = Box::new(move |batch| {
@@ -237,7 +237,7 @@ impl Simulation {
         self.check_rooms();
     }
 
-    /// Whatever a crash leaves at this place of the journal is the state that the live matcher has.
+    /// A crash at this point of the journal leaves the state that the live matcher has.
     fn check_boundary(&self) {
         let disk = SimulatedDisk::new(self.disk.state());
         let mut replay = Replay::begin(&disk, config(), false).unwrap();
@@ -336,7 +336,7 @@ impl Simulation {
         self.known.drain(..long);
     }
 
-    /// Who has missed something looks at what is: what was under way tells the rest.
+    /// A server that has missed something fetches the present state; later entries tell the rest.
     fn refetch(&mut self, server: usize) {
         let rooms = self.rooms_of(server);
         let own = format!("s{server}r");

@@ -1,4 +1,4 @@
-//! Who may connect.
+//! Access tokens.
 
 use throng_matcher::Scope;
 
@@ -50,13 +50,13 @@ impl Tokens {
         Ok(Tokens(tokens))
     }
 
-    /// Whether everybody is let in.
+    /// Returns whether everybody is let in.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// What a caller with `secret` may do as `srv`; `None` if it may not even connect. Takes as long whichever token it
+    /// Scope of a caller with `secret` as `srv`; `None` if it may not even connect. Takes as long whichever token it
     /// is.
     #[must_use]
     pub fn scope(&self, secret: &str, srv: &str) -> Option<Scope> {
@@ -67,7 +67,7 @@ impl Tokens {
         own.last().map(|token| token.scope)
     }
 
-    /// Whether a caller with `secret` may do anything as some server.
+    /// Returns whether a caller with `secret` may do anything as some server.
     #[must_use]
     pub fn knows(&self, secret: &str) -> bool {
         self.is_open() || self.with(secret).last().is_some()

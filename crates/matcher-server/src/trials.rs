@@ -74,7 +74,7 @@ impl Trials {
         }
     }
 
-    /// Whether something is to be copied.
+    /// Returns whether something is to be copied.
     pub(crate) fn is_copying(&self) -> bool {
         !self.copying.is_empty()
     }

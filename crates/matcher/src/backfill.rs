@@ -31,7 +31,7 @@ pub(crate) struct Backfill {
     created: u64,
     /// Without a sign of life until then it ends.
     ack_until: u64,
-    /// Who is there already, by side.
+    /// Members that are there already, by side.
     fixed: Vec<Facts>,
     value: f64,
     region: Option<u16>,
@@ -44,7 +44,7 @@ pub(crate) struct Backfill {
 }
 
 impl Backfill {
-    /// Whether it may be given players now.
+    /// Returns whether it may be given players now.
     pub(crate) fn is_free(&self) -> bool {
         self.pending.is_none() && self.open.iter().any(|open| *open > 0)
     }
@@ -84,7 +84,7 @@ impl Backfill {
     }
 }
 
-/// What a request about a backfill holds.
+/// Content of a request about a backfill.
 #[derive(Default)]
 struct Asked<'a> {
     id: &'a [u8],
@@ -227,7 +227,7 @@ impl Matcher {
         Ok(())
     }
 
-    /// Where the match of a room is played.
+    /// Place where the match of a room is played.
     fn region_of_room(&self, room: u32) -> Option<Text> {
         let found = &self.matches[self.match_of(self.rooms[room].matched?)?];
         self.queues.list[found.queue].regions.get(usize::from(found.region?)).cloned()

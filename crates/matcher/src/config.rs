@@ -6,15 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::queue::{QueueRules, RuleProblem};
 
-/// What the matcher is told at its start.
+/// Configuration of the matcher.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
     /// Rules of match modes by name. Names of the form `NvM` exist without being listed.
     pub modes: BTreeMap<String, ModeRules>,
-    /// How long roles of a lost server are kept, in ms.
+    /// Time for which roles of a lost server are kept, in ms.
     pub presence_grace_ms: u64,
-    /// How long answers to request keys are kept, in ms.
+    /// Time for which answers to request keys are kept, in ms.
     pub key_ttl_ms: u64,
     /// Request keys kept of one server; beyond, the oldest are forgotten.
     pub keys_per_server: usize,
@@ -24,7 +24,7 @@ pub struct Config {
     pub tickets_per_player: usize,
     /// Live tickets in all; beyond, new ones are refused as `OVERLOADED`.
     pub tickets_max: usize,
-    /// How long a policy may take for a verdict, in ms; what waits for it fails then.
+    /// Time limit of a policy's verdict, in ms; requests that wait for it fail then.
     pub policy_timeout_ms: u64,
 }
 
@@ -49,35 +49,35 @@ impl Default for Config {
 pub struct ModeRules {
     /// Most members, 1 to 10,000, as far as their infos have space in the 256 KiB of a room's; 0 admits nobody.
     pub capacity: u32,
-    /// What a newcomer's `FloatData` must satisfy.
+    /// Limits of a newcomer's `FloatData`.
     pub limits: Vec<Limit>,
     /// Keys of `FloatData` of which no two members may share a value.
     pub unique_float: Vec<String>,
     /// Keys of `StringData` of which no two members may share a value.
     pub unique_string: Vec<String>,
-    /// What happens to a room that fills up.
+    /// Action on a room that fills up.
     pub on_full: OnFull,
-    /// Whether a room without members stays.
+    /// True if a room without members stays.
     pub keep_empty: bool,
     /// Which open room a random join takes.
     pub select: Select,
-    /// Whether random joins also take hidden rooms.
+    /// True if random joins also take hidden rooms.
     pub random_joins_hidden: bool,
-    /// Whether members of these rooms are in no other room.
+    /// True if members of these rooms are in no other room.
     pub exclusive: bool,
     /// Time between the end of a room and its destruction, in ms.
     pub linger_ms: u64,
     /// Key of `Data` that shows the number of members; empty shows none.
     pub count_key: String,
-    /// Whether new rooms are hidden unless their maker says otherwise.
+    /// True if new rooms are hidden unless their maker says otherwise.
     pub hidden: bool,
-    /// How much of a room its events carry.
+    /// Part of a room that its events carry.
     pub snapshot: Snapshot,
-    /// Whether later values replace earlier ones that were not sent yet.
+    /// True if later values replace earlier ones that were not sent yet.
     pub collapse: bool,
-    /// Who decides besides these rules: a URL, or the name of a policy of the process. Empty: nobody.
+    /// Policy that decides besides these rules: a URL, or the name of a policy of the process. Empty: none.
     pub policy: String,
-    /// What it is asked about; a point less is a question less.
+    /// Points at which the policy is asked; a point less is a request less.
     pub policy_points: Vec<HookPoint>,
 }
 
@@ -143,7 +143,7 @@ impl HookPoint {
 }
 
 impl ModeRules {
-    /// Whether a policy is asked at a point.
+    /// Returns whether a policy is asked at a point.
     #[inline]
     pub(crate) fn asks(&self, point: HookPoint) -> bool {
         !self.policy.is_empty() && self.policy_points.contains(&point)
@@ -151,7 +151,7 @@ impl ModeRules {
 }
 
 impl Config {
-    /// Whether queues and modes fit each other.
+    /// Returns whether queues and modes fit each other.
     ///
     /// # Errors
     /// A queue whose matches a policy is to place, while its mode names none.
@@ -189,12 +189,12 @@ pub struct Limit {
     /// Greatest value.
     #[serde(default)]
     pub max: Option<f64>,
-    /// Whether a role without the key is refused.
+    /// True if a role without the key is refused.
     #[serde(default)]
     pub required: bool,
 }
 
-/// What happens to a room that fills up.
+/// Action on a room that fills up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnFull {
@@ -218,13 +218,13 @@ pub enum Select {
     Random,
 }
 
-/// How much of a room its events carry.
+/// Part of a room that its events carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Snapshot {
     /// All members.
     Full,
-    /// What changed.
+    /// Only the change.
     Delta,
     /// All up to 16 members.
     Auto,
@@ -241,7 +241,7 @@ pub(crate) fn rules_of_name(name: &str) -> Option<ModeRules> {
     (capacity > 0).then(|| ModeRules { capacity, ..ModeRules::default() })
 }
 
-/// What a caller may do.
+/// Scope of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Scope {
     /// May act for roles of its own server.
@@ -252,12 +252,12 @@ pub enum Scope {
     Admin,
 }
 
-/// Who calls.
+/// Caller of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller<'a> {
     /// Server of the session, or what an HTTP caller says it is; may be empty.
     pub srv: &'a str,
-    /// What its token allows.
+    /// Scope of its token.
     pub scope: Scope,
 }
 

@@ -86,7 +86,7 @@ impl Matcher {
         Ok(())
     }
 
-    /// Whether the search that a tick makes around a ticket finds a match.
+    /// Returns whether the search that a tick makes around a ticket finds a match.
     fn finds(&self, index: u32, compiled: &Compiled) -> bool {
         let ticket = &self.tickets[index];
         let Some(place) = ticket.place() else { return false };

@@ -1,4 +1,4 @@
-//! What has become of a room: its last changes, as an answer shows them.
+//! History of a room: its last changes, as an answer shows them.
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -30,7 +30,7 @@ pub(crate) struct History {
     count: u8,
 }
 
-/// What changed.
+/// Only the change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Change<'a> {
     pub(crate) kind: &'static str,

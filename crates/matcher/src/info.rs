@@ -22,7 +22,7 @@ const TAGS_MAX: usize = 64;
 pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// Longest info: of a role, and of a room or team with its data and members.
 const INFO_BYTES_MAX: usize = 256 << 10;
-/// What an entry of a map takes besides its key and value: three tags, two lengths up to 16 KiB, and that of both.
+/// Bytes of an entry of a map besides its key and value: three tags, two lengths up to 16 KiB, and that of both.
 const ENTRY_BYTES_MAX: usize = 12;
 
 /// An encoded role info without `SrvID` and `TeamID`, then these two. Fields of later versions are kept.
@@ -94,7 +94,7 @@ impl<'a> RoleRef<'a> {
         RoleRef { srv, ..self }
     }
 
-    /// What is stored: this info with the given server and team.
+    /// This info as stored, with the given server and team.
     pub(crate) fn info(&self, srv: &[u8], team: &[u8]) -> Info {
         let mut out = Info(SmallVec::new());
         if self.body.is_empty() {

@@ -1,10 +1,10 @@
-//! What is known of requests that carried a key, so that a retry has no further effect.
+//! Answers by request key, so that a retry has no further effect.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-/// What was answered.
+/// A stored answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Answer {
     /// Method and body of the request.
@@ -20,7 +20,7 @@ pub(crate) struct Keys<T> {
     values: BTreeMap<(u32, u128), T>,
     /// Keys of each server in order of time, and when they go. None is empty.
     queues: BTreeMap<u32, VecDeque<(u64, u128)>>,
-    /// When the first of each server goes.
+    /// Time when the first of each server goes.
     firsts: BTreeSet<(u64, u32)>,
 }
 

@@ -119,7 +119,7 @@ enum Listed {
 }
 
 impl Listed {
-    /// Where a page goes on.
+    /// Place where a page goes on.
     fn token(self) -> String {
         match self {
             Listed::Room(index) => format!("0.{index}"),
@@ -188,7 +188,7 @@ impl Matcher {
         Ok(())
     }
 
-    /// What the roles of a server are in, and the matches that it is to give a server to, or gave one.
+    /// Rooms, teams and tickets of a server's roles, and the matches that it is to give a server to, or gave one.
     fn listed_of(&self, srv: &[u8]) -> BTreeSet<Listed> {
         let mut all = BTreeSet::new();
         for player in self.people.server(srv).into_iter().flat_map(|server| self.people.players_of(server)) {
@@ -330,7 +330,7 @@ impl Matcher {
     }
 }
 
-/// Where each mode goes on: an age, or nowhere.
+/// Place where each mode goes on: an age, or nowhere.
 fn parse_token(token: &str, modes: usize) -> Outcome<Vec<Option<u64>>> {
     if token.is_empty() {
         return Ok(vec![Some(0); modes]);

@@ -99,7 +99,7 @@ pub const RULES: u32 = 1;
 const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-snapshot ";
 /// Format of snapshots.
 const SNAPSHOT_FORMAT: u32 = 1;
-/// What builds before the first release wrote.
+/// First bytes of snapshots before the first release.
 const UNRELEASED: &[u8] = b"throng-matcher-13\n";
 
 /// The first line of a snapshot.
@@ -277,7 +277,7 @@ impl Matcher {
             Err(problem) => refuse(&problem, turn.answer, start),
         };
         if let Some((server, key)) = key {
-            // What is transient may go better next time.
+            // A transient refusal may go better next time.
             if matches!(
                 status,
                 Status::Overloaded | Status::Draining | Status::RateLimited | Status::PolicyUnavailable
@@ -319,7 +319,7 @@ impl Matcher {
         self.search_slice(turn);
     }
 
-    /// When [`handle_timeout`](Matcher::handle_timeout) has work, in ms since the epoch.
+    /// Time when [`handle_timeout`](Matcher::handle_timeout) has work, in ms since the epoch.
     #[must_use]
     pub fn next_timeout(&self) -> Option<u64> {
         if self.queues.is_searching() { Some(self.now) } else { self.timers.next() }
@@ -406,7 +406,7 @@ impl Matcher {
         }
     }
 
-    /// What modes have: `most` of those that somebody has configured, as a mode or a queue, and all others in one that is
+    /// Sizes of modes: `most` of the configured ones, as a mode or a queue, and all others in one that is
     /// called [`ModeCounts::OTHERS`]. Cost: O(modes), however many rooms there are.
     #[must_use]
     pub fn mode_counts(&self, most: usize) -> Vec<ModeCounts> {
@@ -457,7 +457,7 @@ impl Matcher {
         Some(&self.people.servers.get(server)?.id)
     }
 
-    /// Whether a server has a session or roles here, or has had them lately.
+    /// Returns whether a server has a session or roles here, or has had them lately.
     #[must_use]
     pub fn has_server(&self, name: &[u8]) -> bool {
         self.people.server(name).is_some()

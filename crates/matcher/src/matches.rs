@@ -48,7 +48,7 @@ pub(crate) struct Match {
     /// The same for backfills, as long as it is known, with those who came by one: hashes of roles, and names, as players
     /// come and go and rules change.
     pub(crate) cast: Vec<(u64, Text)>,
-    /// What `overlap` rules found, as fields of the news that it is ready. By the rules it was found with: those in force
+    /// Entries that `overlap` rules found, as fields of the ready event. By the rules it was found with: those in force
     /// then may be others.
     pub(crate) shared: Vec<u8>,
 }
@@ -151,7 +151,7 @@ impl Matcher {
         }
     }
 
-    /// What players of a match have in common by the rules that ask for it, with those whom a backfill finds there.
+    /// Entries that all players of a match share by the rules that ask for it, with those whom a backfill finds there.
     fn shared(&self, compiled: &Compiled, sides: &[Vec<u32>], level: u8, backfill: Option<u32>) -> Vec<u8> {
         let mut out = Vec::new();
         let rules = &compiled.levels[usize::from(level)].rules;
@@ -339,7 +339,7 @@ impl Matcher {
         found.tickets()
     }
 
-    /// Whether a match has at most so many players for each side.
+    /// Returns whether a match has at most so many players for each side.
     pub(crate) fn fits(&self, index: u32, open: &[u32]) -> bool {
         let players = |side: &Vec<u32>| side.iter().map(|ticket| self.tickets[*ticket].players.len()).sum();
         self.matches[index]

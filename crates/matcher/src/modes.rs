@@ -77,7 +77,7 @@ impl Modes {
             if same_order {
                 mode.rules = rules;
             } else {
-                // How a room is chosen decides what the index looks like, so it stays until the mode has no room.
+                // The way of choosing a room decides the form of the index, so it stays until the mode has no room.
                 let select = mode.rules.select;
                 mode.rules = ModeRules { select, ..rules };
             }
@@ -137,7 +137,7 @@ impl std::ops::IndexMut<u16> for Modes {
 }
 
 impl ModeRules {
-    /// What the rules say about a newcomer alone.
+    /// Checks the rules that concern a newcomer alone.
     pub(crate) fn check_limits(&self, role: &RoleRef<'_>) -> Outcome {
         for limit in &self.limits {
             let fits = match role.float(&limit.key) {
@@ -187,7 +187,7 @@ impl Open {
         }
     }
 
-    /// Where the room that was inserted last lies.
+    /// Place where the room that was inserted last lies.
     pub(crate) fn last_place(&self, free: usize) -> usize {
         match self {
             Open::ByAge(_) => 0,

@@ -1,4 +1,4 @@
-//! What goes to game servers besides answers.
+//! Notifications to game servers.
 
 use throng_wire::matcher::write_bytes;
 use throng_wire::{varint_len, write_varint};
@@ -39,13 +39,13 @@ impl Notices {
         })
     }
 
-    /// How many there are.
+    /// Number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.heads.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.heads.is_empty()

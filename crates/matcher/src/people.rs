@@ -12,7 +12,7 @@ use crate::slab::{NONE, Slab};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Player {
     pub(crate) id: Text,
-    /// Where its events go.
+    /// Place where its events go.
     pub(crate) server: u32,
     /// Neighbours in the server's list.
     previous: u32,
@@ -28,7 +28,7 @@ pub(crate) struct Player {
     pub(crate) tickets: SmallVec<[u32; 2]>,
     /// No new ticket before: a match was declined.
     pub(crate) cooldown_until: u64,
-    /// What else needs the entry to stay.
+    /// Further reasons to keep the entry.
     pub(crate) holds: u32,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Server {
     pub(crate) id: Text,
     first: u32,
     pub(crate) connected: bool,
-    /// When its roles are given up, 0 while it is connected or was never.
+    /// Time when its roles are given up, 0 while it is connected or was never.
     pub(crate) grace_until: u64,
     /// Request keys and rooms that name it.
     pub(crate) holds: u32,

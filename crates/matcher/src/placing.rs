@@ -24,7 +24,7 @@ const CONNECTION_BYTES_MAX: usize = 4 << 10;
 /// Key of a room's data that says where to connect.
 const CONNECTION_KEY: &str = "connection";
 
-/// What has come of placing a match.
+/// Result of placing a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
     /// Its players are to be [told](Matcher::make_ready); until when their seats are held.
@@ -287,7 +287,7 @@ impl Matcher {
         self.scratch.event = event;
     }
 
-    /// What the event that a match is ready tells everybody, as fields.
+    /// Fields of the ready event that are the same for all players.
     fn ready_for_all(&self, index: u32, seat_until: u64) -> Vec<u8> {
         let found = &self.matches[index];
         let queue = &self.queues.list[found.queue];
@@ -451,7 +451,7 @@ impl Matcher {
     }
 }
 
-/// Where players connect, as a room's data say.
+/// Place where players connect, as a room's data say.
 fn connection_of(room: &Room) -> Option<String> {
     serde_json::from_slice(room.data.get(CONNECTION_KEY)?).ok()
 }

@@ -35,7 +35,7 @@ const WAITING_MAX: usize = 10_000;
 /// A request that waited longer is not executed any more.
 const WAIT_MS: u64 = 3_000;
 
-/// What came of a request.
+/// Result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handled {
     /// It was executed, or refused.
@@ -60,13 +60,13 @@ impl Handled {
 pub struct Question {
     /// Names it in [`Matcher::handle_verdict`].
     pub id: u64,
-    /// What the mode says its policy is.
+    /// Policy of the mode.
     pub policy: String,
-    /// Where in a room's life.
+    /// Place where in a room's life.
     pub point: HookPoint,
     /// The question as a `PolicyQuestion` of the catalogue.
     pub body: Vec<u8>,
-    /// Whether anything waits for the verdict; otherwise the policy is only told.
+    /// True if anything waits for the verdict; otherwise the policy is only told.
     pub waits: bool,
 }
 
@@ -75,7 +75,7 @@ pub struct Question {
 pub struct Answered {
     /// Its number; see [`Handled::Waits`].
     pub request: u64,
-    /// What came of it.
+    /// Its status.
     pub status: Status,
     /// Body of the answer.
     pub body: Vec<u8>,
@@ -87,13 +87,13 @@ pub(crate) struct Asked<'a> {
     pub(crate) body: &'a [u8],
     /// Its number, if it has waited before.
     pub(crate) number: Option<u64>,
-    /// When it is too late.
+    /// Time when it is too late.
     until: u64,
     pub(crate) verdicts: Vec<Said>,
 }
 
 impl Asked<'_> {
-    /// When it came.
+    /// Time when it came.
     pub(crate) fn came(&self) -> u64 {
         self.until.saturating_sub(WAIT_MS)
     }
@@ -371,7 +371,7 @@ impl Matcher {
         self.hooks = Hooks { last: self.hooks.last, ..Hooks::default() };
     }
 
-    /// What the mode's policy says at a point; everything is allowed where it is not asked. `Err` also when it is to be
+    /// Verdict of the mode's policy at a point; everything is allowed where it is not asked. `Err` also when it is to be
     /// asked: the request is kept then.
     fn ask_policy(
         &mut self,
@@ -456,7 +456,7 @@ impl Matcher {
         Ok(changes)
     }
 
-    /// What a room that is to be made begins with, as its maker and the policy say.
+    /// Initial values of a new room, as its maker and the policy say.
     pub(crate) fn ask_to_create(&mut self, mode: u16, create: &CreateInfo<'_>) -> Outcome<(bool, DataMap)> {
         let mut data = create.data()?;
         let mut hidden = create.hidden.unwrap_or(self.modes[mode].rules.hidden);

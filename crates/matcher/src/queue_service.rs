@@ -122,7 +122,7 @@ impl Matcher {
     }
 }
 
-/// What a rule set that is not in order is answered.
+/// Refusal of a rule set that is not in order.
 pub(crate) fn refused(problem: RuleProblem) -> Problem {
     Problem::new(Status::RuleInvalid, problem.to_string()).with("Path", quote(problem.path.as_bytes()))
 }

@@ -35,7 +35,7 @@ struct RatingPool {
     /// Games of the Glicko-2 period under way: the report, the players, the first's score.
     games: Vec<(Id, Text, Text, f64)>,
     period_ms: u64,
-    /// When the period under way ends; 0: none is.
+    /// Time when the period under way ends; 0: none is.
     period_ends: u64,
 }
 
@@ -55,7 +55,7 @@ struct Report {
     changes: Vec<Change>,
 }
 
-/// What a report did to a player, which is also its answer.
+/// Effect of a report on a player, which is also its answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Change {
     role: Text,
@@ -214,7 +214,7 @@ impl Rated {
     }
 }
 
-/// How a match ended, as reported.
+/// Result of a match, as reported.
 #[derive(Default)]
 struct GameResult<'a> {
     sides: Vec<(Vec<&'a [u8]>, u64)>,
@@ -344,7 +344,7 @@ impl Matcher {
         Ok(())
     }
 
-    /// What a report is about, and the pool that it changes.
+    /// Subject of a report, and the pool that it changes.
     fn rated_by(&self, id: &[u8], room: &[u8], pool: &[u8]) -> Outcome<(Id, String, System, u64)> {
         let none = || not_found("the match has no rating pool; name one");
         match self.match_named(id, room) {

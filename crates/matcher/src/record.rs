@@ -34,9 +34,9 @@ pub enum Input<'a> {
     Configure(&'a [u8]),
     /// A request that may change something.
     Request {
-        /// Who asked.
+        /// Server that sent the request.
         srv: &'a str,
-        /// What its token allowed.
+        /// Scope of its token.
         scope: Scope,
         /// Number of the method.
         method: u16,
@@ -45,9 +45,9 @@ pub enum Input<'a> {
     },
     /// A session began or was lost.
     Session {
-        /// Whose.
+        /// Server of the session.
         srv: &'a str,
-        /// Whether it began.
+        /// True if it began.
         up: bool,
     },
     /// Something was due.
@@ -98,7 +98,7 @@ pub fn read_record(bytes: &[u8]) -> Option<Record<'_>> {
     Some(Record { sequence: word(8), time: word(16), kind, body, len: HEADER_BYTES + size })
 }
 
-/// Where the next record begins that checks and comes after `sequence`, looking at every byte.
+/// Place where the next record begins that checks and comes after `sequence`, looking at every byte.
 #[must_use]
 pub fn next_record(bytes: &[u8], sequence: u64) -> Option<usize> {
     (1..bytes.len()).find(|at| {
@@ -204,7 +204,7 @@ pub fn parse_input(kind: u8, body: &[u8]) -> Option<Input<'_>> {
     })
 }
 
-/// How many records lie one after the other at the front of `bytes`.
+/// Number of whole records at the front of `bytes`.
 #[must_use]
 pub fn count_records(bytes: &[u8]) -> u64 {
     let (mut at, mut count) = (0, 0);

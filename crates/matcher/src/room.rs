@@ -39,7 +39,7 @@ pub(crate) struct Room {
     pub(crate) forced_full: bool,
     pub(crate) sealed: bool,
     pub(crate) deleting: bool,
-    /// Where the mode's indexes have it.
+    /// Place where the mode's indexes have it.
     listed: bool,
     open_at: Option<u32>,
     open_place: u32,
@@ -76,13 +76,13 @@ pub(crate) struct Seat {
 pub(crate) struct Newcomer {
     pub(crate) player: u32,
     pub(crate) info: Info,
-    /// Whether the matcher knows it on another server than it comes from. It stays there until it has joined.
+    /// True if the matcher knows it on another server than it comes from. It stays there until it has joined.
     pub(crate) moves: bool,
 }
 
 pub(crate) type Newcomers = SmallVec<[Newcomer; 4]>;
 
-/// What a new room begins with.
+/// Initial values of a new room.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CreateInfo<'a> {
     pub(crate) mode: &'a [u8],
@@ -132,7 +132,7 @@ impl Room {
         teams.len() as u32
     }
 
-    /// Whether a role that has left was the last of its team.
+    /// Returns whether a role that has left was the last of its team.
     fn has_lost_team(&self, team: &[u8]) -> bool {
         !team.is_empty() && self.members.iter().all(|member| member.info.team() != team)
     }
@@ -228,14 +228,14 @@ impl Matcher {
         picked
     }
 
-    /// Whether some newcomers are members and others are not.
+    /// Returns whether some newcomers are members and others are not.
     fn is_split(&self, room: u32, newcomers: &[Newcomer]) -> bool {
         let mut there = newcomers.iter().map(|newcomer| self.rooms[room].has_member(newcomer.player));
         let first = there.next();
         there.any(|is_there| Some(is_there) != first)
     }
 
-    /// Whether newcomers share a value with members or each other that must be unique, their infos are more than the room's
+    /// Returns whether newcomers share a value with members or each other that must be unique, their infos are more than the room's
     /// has space for, or, where they may be in several rooms, only some of them are members.
     pub(crate) fn check_fits(&self, room: u32, newcomers: &[Newcomer]) -> Outcome {
         let size = self.rooms[room].size();
@@ -499,7 +499,7 @@ impl Matcher {
         write_bool(out, 13, partial);
     }
 
-    /// Whether the caller may change a room from outside.
+    /// Returns whether the caller may change a room from outside.
     pub(crate) fn owns_room(&self, caller: Caller<'_>, index: u32) -> bool {
         if caller.scope > Scope::Server {
             return true;
@@ -511,7 +511,7 @@ impl Matcher {
         own(room.creator)
     }
 
-    /// Whether a member of the room lives on the caller's server.
+    /// Returns whether a member of the room lives on the caller's server.
     pub(crate) fn hosts_in_room(&self, caller: Caller<'_>, index: u32) -> bool {
         let members = &self.rooms[index].members;
         members.iter().any(|member| self.people.server_of(member.player) == caller.srv.as_bytes())

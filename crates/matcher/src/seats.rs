@@ -49,7 +49,7 @@ impl Matcher {
         self.after_leaving(turn, index);
     }
 
-    /// Whether a claim of a role's seat waits for a policy.
+    /// Returns whether a claim of a role's seat waits for a policy.
     fn is_claimed(&self, room: Id, player: u32) -> bool {
         let role = &self.people.players[player].id;
         self.hooks.waiting_about(room).any(|kept| match kept.method {
@@ -90,7 +90,7 @@ impl Matcher {
         }
     }
 
-    /// What is known of the role that a seat is kept for.
+    /// Info of the role that a seat is kept for.
     pub(crate) fn info_of_seat(&self, seat: &Seat) -> Info {
         seat.info.as_deref().cloned().unwrap_or_else(|| {
             RoleRef::bare(&self.people.players[seat.player].id).info(self.people.server_of(seat.player), b"")

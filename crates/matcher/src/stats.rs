@@ -36,7 +36,7 @@ pub struct Counts {
     pub backfills: usize,
 }
 
-/// What a match mode has.
+/// Sizes of a match mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModeCounts {
     /// Its name.
@@ -70,7 +70,7 @@ impl ModeCounts {
     }
 }
 
-/// What a queue has done since the start of the process, as an exporter wants it.
+/// Counters of a queue since the start of the process, for an exporter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QueueReport {
     /// Its name.
@@ -155,7 +155,7 @@ impl Histogram {
         self.sum
     }
 
-    /// What a part of the observations did not exceed, even within its bucket; `None` without any.
+    /// Quantile of the observations, interpolated within its bucket; `None` without any.
     #[must_use]
     pub fn quantile(&self, part: f64) -> Option<f64> {
         let total: u64 = self.counts.iter().sum();

@@ -27,7 +27,7 @@ const FORGOTTEN_EARLY: usize = 4;
 /// Ended tickets, or matches, that one input forgets, about half a millisecond: those of one large tick end together.
 pub(crate) const FORGOTTEN_PER_INPUT: usize = 2_048;
 
-/// What has become of a ticket.
+/// State of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum State {
     Searching,
@@ -57,14 +57,14 @@ impl State {
     }
 }
 
-/// Where a searching ticket stands in its pool.
+/// Place where a searching ticket stands in its pool.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Place {
     pub(crate) partition: u32,
     pub(crate) key: Key,
 }
 
-/// Where a ticket is listed.
+/// Place where a ticket is listed.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) enum Standing {
     /// Proposed or being placed.
@@ -107,7 +107,7 @@ pub(crate) struct Ticket {
     pub(crate) team: Box<[u8]>,
     pub(crate) players: SmallVec<[TicketPlayer; 1]>,
     pub(crate) facts: Facts,
-    /// What its waiting time has reached.
+    /// Expansion level that its waiting time has reached.
     pub(crate) level: u8,
     pub(crate) standing: Standing,
     pub(crate) matched: Option<Id>,
@@ -160,7 +160,7 @@ impl Ticket {
         }
     }
 
-    /// What tells waiting times apart.
+    /// Kind of the ticket for wait estimates.
     pub(crate) fn kind(&self, compiled: &Compiled) -> Kind {
         let skill = compiled.main.map(|key| self.facts.value(key));
         Kind::new(skill, self.facts.home.map(u16::from), self.facts.size)
@@ -485,7 +485,7 @@ impl Matcher {
     }
 }
 
-/// When a ticket relaxes next, or its end.
+/// Time when a ticket relaxes next, or its end.
 pub(crate) fn next_due(compiled: &Compiled, ticket: &Ticket) -> u64 {
     let next = compiled.levels.get(usize::from(ticket.level) + 1);
     next.map_or(ticket.expires, |level| (ticket.created + level.after_ms).min(ticket.expires))
@@ -529,7 +529,7 @@ fn parse_player(body: &[u8]) -> Outcome<(PlayerInput<'_>, &[u8])> {
     Ok((input, srv))
 }
 
-/// How far a pool's neighbours are apart, for explanations.
+/// Distance of a pool's neighbours, for explanations.
 pub(crate) fn distance(a: Key, b: Key) -> f64 {
     (number(a.0) - number(b.0)).abs()
 }

@@ -1,4 +1,4 @@
-//! What is due when. Deadlines are wall times, so they outlive the process.
+//! Timers. Deadlines are wall times, so they outlive the process.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::id::Id;
 use crate::info::Text;
 
-/// What is to be done. An object that is gone or has another deadline now makes its timer void.
+/// A timer's action. An object that is gone or has another deadline now makes its timer void.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Timer {
     /// A deleting room goes.

@@ -25,7 +25,7 @@ const COUNTED_MAX: usize = 256;
 pub(crate) struct Round {
     /// Number of the next ticket to put in order.
     next: u32,
-    /// Who is to be told, by partition.
+    /// Tickets to notify, by partition.
     left: BTreeSet<(u32, Anchor)>,
     /// A partition, and how many of it still searched when they were passed.
     passed: (u32, u64),

@@ -127,7 +127,7 @@ fn run(seed: u64) -> u32 {
                 holders += u32::from(matches!(event, Event::Granted { .. }));
             }
         }
-        // Who stands still does nothing until it looks at its clock again.
+        // A process that stands still does nothing until it reads its clock again.
         let serving: Vec<usize> = (0..PROCESSES)
             .filter(|at| all[*at].is_up(real) && all[*at].lease.is_serving(all[*at].now(real)))
             .collect();

@@ -140,7 +140,7 @@ pub enum RunError {
         refused: u64,
         /// All requests.
         requests: u64,
-        /// How many for which status.
+        /// Number by status.
         reasons: String,
     },
     /// The matcher closed the connection.

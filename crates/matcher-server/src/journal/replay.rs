@@ -18,7 +18,7 @@ pub(crate) struct Replay {
     pub(super) snapshot_bytes: u64,
     pub(super) log_bytes: u64,
     salvage: bool,
-    /// Whether something damaged was left out.
+    /// True if something damaged was left out.
     pub(super) skipped: bool,
     /// The newest snapshot's number, if it is not whole.
     damaged: Option<u64>,
@@ -200,7 +200,7 @@ impl Replay {
     }
 }
 
-/// Where a journal ends that was replayed: what has to be done before it goes on.
+/// Place where a journal ends that was replayed: what has to be done before it goes on.
 #[derive(Default)]
 pub(crate) struct Ends {
     /// Segments, and where a torn one is to be cut.
@@ -228,7 +228,7 @@ impl Ends {
     }
 }
 
-/// Whether a record behind damage says that the record `sequence` had been on disk.
+/// Returns whether a record behind damage says that the record `sequence` had been on disk.
 fn durable_behind(bytes: &[u8], sequence: u64) -> bool {
     let mut at = 0;
     while let Some(next) = next_record(&bytes[at..], sequence) {
@@ -245,7 +245,7 @@ fn durable_behind(bytes: &[u8], sequence: u64) -> bool {
     false
 }
 
-/// Whether a later segment holds records: segments are begun only when their predecessor is complete in memory, and
+/// Returns whether a later segment holds records: segments are begun only when their predecessor is complete in memory, and
 /// flushed in order, so a record there that says `sequence` was durable proves it.
 fn later_segments_need(fs: &dyn Fs, later: &[u64], sequence: u64) -> Result<bool, JournalError> {
     for first in later {

@@ -56,7 +56,7 @@ const SESSION_IDLE: Duration = Duration::from_secs(30);
 /// Pause before a bus that failed is tried again.
 const REST: Duration = Duration::from_millis(500);
 
-/// How to serve over NATS.
+/// Options of serving over NATS.
 #[derive(Debug, Clone)]
 pub struct NatsOptions {
     /// The servers, `nats://HOST:PORT`, several with commas between them.
@@ -65,11 +65,11 @@ pub struct NatsOptions {
     pub bus_token: String,
     /// The area that is served: a part of the subjects.
     pub area: String,
-    /// Who may call.
+    /// Access tokens.
     pub tokens: Tokens,
     /// Names this matcher in the lease of the area.
     pub identity: Identity,
-    /// What happens when the holder of the lease is lost.
+    /// Action when the holder of the lease is lost.
     pub takeover: Takeover,
     /// Requests at a time; more are answered with `OVERLOADED`.
     pub requests_max: usize,
@@ -174,7 +174,7 @@ struct Shared {
     area: String,
     id: String,
     slots: Arc<Semaphore>,
-    /// When each server that wants notifications has asked for something last.
+    /// Time when each server that wants notifications has asked for something last.
     sessions: Mutex<BTreeMap<String, Instant>>,
 }
 
@@ -371,7 +371,7 @@ impl Shared {
         let mut headers = HeaderMap::new();
         headers.insert(header::STATUS, (status as u16).to_string());
         headers.insert(header::MATCHER, self.id.as_str());
-        // Who asked asks again when the bus fails.
+        // The caller asks again when the bus fails.
         let _ = self.client.publish_with_headers(to.clone(), headers, body).await;
     }
 

@@ -27,7 +27,7 @@ pub fn encode(message: &'static Message, text: &[u8], out: &mut Vec<u8>) -> Resu
     })
 }
 
-/// Where a value goes.
+/// Place where a value goes.
 struct Target<'o> {
     number: u32,
     ty: Type,

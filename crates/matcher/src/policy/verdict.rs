@@ -1,4 +1,4 @@
-//! What a policy says of a room, and its bytes.
+//! Verdicts of policies, and their bytes.
 
 use serde::{Deserialize, Serialize};
 use throng_wire::matcher::{Status, write_bool, write_bytes, write_nested};
@@ -7,7 +7,7 @@ use throng_wire::{fields, write_varint};
 use crate::info::{DataMap, ROOM_DATA_FIELD, entry, text};
 use crate::problem::{Outcome, Problem};
 
-/// What a policy says. The default allows and changes nothing.
+/// Verdict of a policy. The default allows and changes nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Vetoes; only what has not happened yet can be vetoed: creating and adding.

@@ -1,4 +1,4 @@
-//! What a rule set must be to be taken: every limit, and no contradiction.
+//! Checks of a rule set: every limit, and no contradiction.
 
 use super::ruleset::{
     AttributeKind, PLAYERS_MAX, RULE_DEPTH_MAX, RULES_MAX, Rule, RuleKind, RuleProblem, RuleSet, SIDES_MAX,

@@ -22,9 +22,9 @@ pub(crate) struct Compiled {
     pub(crate) sides: Vec<(String, u32)>,
     /// The largest of those.
     pub(crate) side_max: u32,
-    /// Whether players are kept from those whom they avoid.
+    /// True if players are kept from those whom they avoid.
     pub(crate) avoids: bool,
-    /// Whether any rule but that and those on the main number and latency looks at pairs.
+    /// True if any rule but that and those on the main number and latency looks at pairs.
     pub(crate) other_pair_rules: bool,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Level {
     pub(crate) quality_min: f64,
     /// Keys that split at this level but not at the last.
     pub(crate) split: Vec<usize>,
-    /// How far two tickets may differ in the main number.
+    /// Greatest difference of two tickets in the main number.
     pub(crate) near: f64,
     /// Latency that every player must keep somewhere.
     pub(crate) max_ms: f64,
@@ -199,7 +199,7 @@ impl Compiled {
         hard.map(Obstacle::Rule).chain(split).chain(others.into_iter().flatten()).collect()
     }
 
-    /// What an obstacle is called in explanations: as in `expand`, but for rules.
+    /// Name of an obstacle in explanations: as in `expand`, but for rules.
     pub(crate) fn obstacle_name(&self, obstacle: Obstacle) -> String {
         match obstacle {
             Obstacle::Rule(number) => self.levels[0].rules[number].name(),
@@ -309,7 +309,7 @@ fn level(
     }
 }
 
-/// How far two tickets may differ in the main number, and the latency that every player must keep somewhere.
+/// Greatest difference of two tickets in the main number, and the latency that every player must keep somewhere.
 fn limits(rules: &[Checkable], main: Option<usize>, set: &RuleSet) -> (f64, f64) {
     let hard = |kind: RuleKind| rules.iter().filter(move |rule| rule.is_hard() && rule.rule.kind == kind);
     let near = hard(RuleKind::Near)
@@ -321,7 +321,7 @@ fn limits(rules: &[Checkable], main: Option<usize>, set: &RuleSet) -> (f64, f64)
     (near.fold(f64::INFINITY, f64::min), max_ms.fold(f64::INFINITY, f64::min))
 }
 
-/// Whether a party may have no value of a rule's key and yet be matched: then it has no place in the order by that key.
+/// Returns whether a party may have no value of a rule's key and yet be matched: then it has no place in the order by that key.
 fn may_lack(rule: &Rule, set: &RuleSet) -> bool {
     let attribute = rule.key.as_ref().and_then(|key| set.attributes.get(key));
     rule.missing.unwrap_or(set.missing) == Missing::Any && attribute.is_some_and(|a| a.default.is_none())

@@ -15,9 +15,9 @@ pub(crate) struct Waiting(Vec<Wait>);
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Wait {
     at: u64,
-    /// Whose list has the entry; [`NONE`] when none has.
+    /// List that has the entry; [`NONE`] when none has.
     queue: u32,
-    /// Whether the ticket searches; without, the entry is one that it left behind.
+    /// True if the ticket searches; without, the entry is one that it left behind.
     searches: bool,
 }
 
@@ -40,7 +40,7 @@ impl Waiting {
         self.0.get(ticket as usize).is_some_and(|own| (own.at, own.queue) == (at, queue))
     }
 
-    /// Whether a ticket searches in a queue.
+    /// Returns whether a ticket searches in a queue.
     pub(crate) fn searches(&self, ticket: u32, queue: u32) -> bool {
         self.0.get(ticket as usize).is_some_and(|own| own.searches && own.queue == queue)
     }
@@ -50,7 +50,7 @@ impl Waiting {
         self.0.get(ticket as usize).map_or(0, |own| own.at)
     }
 
-    /// Whether an entry is of a ticket that still searches; if not, the ticket has it no more.
+    /// Returns whether an entry is of a ticket that still searches; if not, the ticket has it no more.
     fn keep(&mut self, ticket: u32, queue: u32, at: u64) -> bool {
         if !self.is_listed(ticket, queue, at) {
             return false;
@@ -63,7 +63,7 @@ impl Waiting {
     }
 }
 
-/// When tickets relax or time out, in order of time, then of coming. Entries of tickets that left stay until their time,
+/// Time when tickets relax or time out, in order of time, then of coming. Entries of tickets that left stay until their time,
 /// or until half of all are such.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Due {
@@ -121,7 +121,7 @@ impl Due {
         }
     }
 
-    /// When the first is due.
+    /// Time when the first is due.
     pub(crate) fn first(&self) -> Option<u64> {
         Some(*self.all.first_key_value()?.0)
     }

@@ -1,4 +1,4 @@
-//! How long it will take: waiting times of the last minutes, by kind of ticket.
+//! Wait estimates: waiting times of the last minutes, by kind of ticket.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,7 +14,7 @@ const SLOT_MS: u64 = 15_000;
 const WINDOW_SLOTS: usize = 60;
 /// by half after 5 minutes: after 20 slots.
 const DECAY_PER_SLOT: f64 = 0.965_936_328_924_846;
-/// What a ticket counts by the age of its slot.
+/// Weight of a ticket by the age of its slot.
 const WEIGHTS: [f64; WINDOW_SLOTS] = {
     let (mut weights, mut age) = ([1.0; WINDOW_SLOTS], 1);
     while age < WINDOW_SLOTS {
@@ -28,7 +28,7 @@ const SAMPLES_MIN: u64 = 20;
 /// Kinds of tickets that are told apart, at most; beyond, only the coarser ones are counted.
 const KINDS_MAX: usize = 4_096;
 
-/// What tells tickets apart; `None` is the coarser kind.
+/// Kind of a ticket; `None` is the coarser kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Kind {
     pub(crate) region: Option<u16>,
@@ -119,7 +119,7 @@ impl Histogram {
     }
 }
 
-/// Whether what was matched in one slot counts no more in another.
+/// Returns whether what was matched in one slot counts no more in another.
 fn is_over(matched: u64, now: u64) -> bool {
     matched + WINDOW_SLOTS as u64 <= now
 }
@@ -139,7 +139,7 @@ impl Bucket {
         bounds
     };
 
-    /// Where to begin for waits of an exponent of two and two bits behind it, which have at most two buckets.
+    /// Place where to begin for waits of an exponent of two and two bits behind it, which have at most two buckets.
     const FIRSTS: [u8; 4 * 65] = {
         let (mut firsts, mut class) = ([0; 4 * 65], 0);
         while class < firsts.len() {
@@ -169,7 +169,7 @@ impl Bucket {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Estimates {
     kinds: BTreeMap<Kind, Histogram>,
-    /// When kinds that had become empty were last dropped.
+    /// Time when kinds that had become empty were last dropped.
     swept: u64,
     /// Matched tickets by bucket that are not among those yet.
     noted: BTreeMap<Kind, Vec<u32>>,

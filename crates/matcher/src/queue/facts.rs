@@ -1,4 +1,4 @@
-//! What rules look at: a party's values, worked out once when its ticket is made.
+//! Facts of a party: its values, computed once when its ticket is made.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -54,7 +54,7 @@ pub(crate) struct Ping {
 }
 
 impl Ping {
-    /// Whether every player is within a limit, which is rounded as latencies are.
+    /// Returns whether every player is within a limit, which is rounded as latencies are.
     pub(crate) fn is_within(self, max_ms: f64) -> bool {
         self.worst.is_finite() && self.worst <= max_ms as f32
     }
@@ -66,9 +66,9 @@ const NO_PING: Ping = Ping { best: f32::INFINITY, worst: f32::INFINITY, sum: 0.0
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Facts {
     pub(crate) players: Vec<PlayerFacts>,
-    /// Whether any of them would rather not meet somebody: mostly nobody does, and then nothing is looked at elsewhere.
+    /// True if any of them would rather not meet somebody: mostly nobody does, and then nothing is looked at elsewhere.
     pub(crate) avoids: bool,
-    /// How many players: those listed, or those of a match that a backfill stands for.
+    /// Number of players: those listed, or those of a match that a backfill stands for.
     pub(crate) size: u32,
     /// The party's value by key, of those that are numbers; not a number where it has none.
     pub(crate) values: SmallVec<[f64; 2]>,

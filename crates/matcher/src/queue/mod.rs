@@ -57,13 +57,13 @@ use crate::updates::Round;
 
 /// Work of one slice of a search, in neighbours looked at: about a millisecond.
 const SLICE_STEPS: u64 = 40_000;
-/// What an anchor and a due ticket count beside their neighbours.
+/// Steps of an anchor or a due ticket beside its neighbours.
 const ANCHOR_STEPS: u64 = 40;
 /// Steps of one tick for searches that go on where an earlier tick hit its limit: 2 to 5 ms, however many go on.
 const UNFINISHED_STEPS: u64 = 200_000;
 /// Anchors without a ticket that are passed over at once.
 const GONE_MAX: u64 = 64;
-/// What a matched ticket counts: its seats, its end and the news of both.
+/// Steps of a matched ticket: its seats, its end and the events of both.
 const MATCHED_STEPS: u64 = 60;
 /// Matches that are made together: what they touch, some 8 KiB each, is to stay in the second cache.
 const BATCH: usize = 32;
@@ -102,7 +102,7 @@ impl QueueRules {
         &self.name
     }
 
-    /// Whether a policy gives its matches their servers.
+    /// Returns whether a policy gives its matches their servers.
     pub(crate) fn asks_policy(&self) -> bool {
         RuleSet::parse(self.source.as_bytes()).is_ok_and(|set| set.assign == Assign::Policy)
     }
@@ -150,9 +150,9 @@ pub(crate) struct Queue {
     #[serde(skip)]
     pub(crate) proposed: u64,
     pub(crate) regions: Vec<Text>,
-    /// When tickets relax or time out.
+    /// Time when tickets relax or time out.
     pub(crate) due: Due,
-    /// When the next tick begins; 0: nothing to do.
+    /// Time when the next tick begins; 0: nothing to do.
     tick_at: u64,
     searching: bool,
     /// Time of the tick under way.
@@ -168,13 +168,13 @@ pub(crate) struct Queue {
     pub(crate) mode: u16,
     /// The round of telling tickets how they stand that is under way.
     pub(crate) round: Option<Round>,
-    /// Whether a round is under way or will be.
+    /// True if a round is under way or will be.
     pub(crate) tells: bool,
     #[serde(skip)]
     pub(crate) observed: Observed,
 }
 
-/// What was measured since the start of the process.
+/// Measurements since the start of the process.
 #[derive(Clone, Debug)]
 pub(crate) struct Observed {
     pub(crate) qualities: Histogram,
@@ -195,13 +195,13 @@ impl Default for Observed {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slice {
     queue: u32,
-    /// Whether the tick ended with it.
+    /// True if the tick ended with it.
     ended: bool,
     /// Its work.
     steps: u64,
 }
 
-/// What a queue has done since it was made.
+/// Counters of a queue since it was made.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Figures {
     pub(crate) matches: u64,
@@ -262,7 +262,7 @@ impl Figures {
 }
 
 impl Queue {
-    /// Whether a tick is under way.
+    /// Returns whether a tick is under way.
     pub(crate) fn is_searching(&self) -> bool {
         self.searching
     }
@@ -509,7 +509,7 @@ impl Matcher {
         }
     }
 
-    /// What queues do, of at most `most` of them, the oldest first: so that the choice stands. Cost: O(most).
+    /// Reports of at most `most` queues, the oldest first, so that the choice stands. Cost: O(most).
     #[must_use]
     pub fn queue_reports(&self, most: usize) -> Vec<QueueReport> {
         let report = |queue: &Queue| QueueReport {

@@ -16,7 +16,7 @@ pub(crate) struct Order {
     /// The first key of each chunk, apart from the chunks: all of them fit into the nearest cache.
     firsts: Vec<Key>,
     chunks: Vec<Vec<(Key, Hot)>>,
-    /// What the tickets of each chunk have together: a walk passes over a chunk that has nothing it looks for. Never less
+    /// Kinds of the tickets of each chunk together: a walk passes over a chunk that has nothing it looks for. Never less
     /// than the truth; it may be more after a change in place.
     kinds: Vec<Kinds>,
     len: usize,
@@ -42,7 +42,7 @@ impl Kinds {
         Kinds { mask: self.mask | hot.mask, wants: self.wants | hot.wants }
     }
 
-    /// Whether what has these kinds may have one that is looked for. No position is looked for where `wanted` names none.
+    /// Returns whether what has these kinds may have one that is looked for. No position is looked for where `wanted` names none.
     #[inline]
     fn may_have(self, wanted: Kinds) -> bool {
         self.mask & wanted.mask != 0 && (wanted.wants == 0 || self.wants & wanted.wants != 0)
@@ -180,13 +180,13 @@ impl Order {
         self.chunks.iter().flatten()
     }
 
-    /// Where those before a key end: chunk, and place in it.
+    /// Place where those before a key end: chunk, and place in it.
     fn end_before(&self, key: Key) -> (usize, usize) {
         let (chunk, place) = self.find(key);
         (chunk, place.unwrap_or_else(|place| place))
     }
 
-    /// Where those after a key begin.
+    /// Place where those after a key begin.
     fn begin_after(&self, key: Key) -> (usize, usize) {
         let (chunk, place) = self.find(key);
         (chunk, place.map_or_else(|place| place, |place| place + 1))
@@ -304,7 +304,7 @@ impl FromIterator<(Key, Hot)> for Order {
     }
 }
 
-// How it is cut into chunks is not part of the state.
+// The division into chunks is not part of the state.
 impl Serialize for Order {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.iter().collect::<Vec<_>>().serialize(serializer)

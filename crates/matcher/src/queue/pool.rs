@@ -13,10 +13,10 @@ use super::ruleset::Clock;
 use crate::info::Text;
 use crate::slab::Slab;
 
-/// Where a ticket stands in its partition: its value as ordered bits, then its index.
+/// Place where a ticket stands in its partition: its value as ordered bits, then its index.
 pub(crate) type Key = (u64, u32);
 
-/// What a search looks at first, beside the order: a few bytes that lie together for neighbours.
+/// Summary of a ticket that a search reads first: a few bytes that lie together for neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hot {
     pub(crate) size: u8,
@@ -33,7 +33,7 @@ pub(crate) struct Hot {
     pub(crate) mask: u64,
 }
 
-/// How far the search of an anchor has come that hit its limit. The next tick goes on there.
+/// Progress of an anchor's search that hit its limit. The next tick goes on there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Scan {
     /// Its place among the unfinished.
@@ -72,7 +72,7 @@ pub(crate) struct Pool {
     pub(crate) dirty: Anchors,
     /// Anchors whose search goes on in a later tick, in turn; one whose scan has another turn by now is void.
     unfinished: VecDeque<(u64, Anchor)>,
-    /// How far each of them has come.
+    /// Progress of each of them.
     pub(crate) scans: BTreeMap<u32, Scan>,
     /// The next turn to be given.
     pub(crate) next_turn: u64,
@@ -91,7 +91,7 @@ pub(crate) fn number(ordered: u64) -> f64 {
 }
 
 impl Compiled {
-    /// What neighbours see first of a party at a level.
+    /// Summary of a party at a level.
     pub(crate) fn hot(&self, facts: &Facts, level: u8) -> Hot {
         // Where the oldest decides, a match may get values beyond those of this ticket's own waiting time.
         let widest =
@@ -114,7 +114,7 @@ impl Compiled {
         facts.players.iter().fold(0, |set, player| set | of_player(&player.wants))
     }
 
-    /// Whether `supply`, players by the positions that they may take, can fill the positions of every side at all. It
+    /// Returns whether `supply`, players by the positions that they may take, can fill the positions of every side at all. It
     /// refuses early and never promises: a player counts for each position of the ticket.
     pub(crate) fn has_positions(&self, supply: &[(u16, u32)]) -> bool {
         let positions = &self.set.positions;
@@ -139,7 +139,7 @@ impl Compiled {
         })
     }
 
-    /// How far a party of a level may be from another of the match.
+    /// Greatest distance of a party of a level from another of the match.
     pub(crate) fn reach(&self, level: u8) -> f64 {
         match self.set.expand_clock {
             Clock::Oldest => self.levels[self.levels.len() - 1].near,
@@ -147,7 +147,7 @@ impl Compiled {
         }
     }
 
-    /// Whether two tickets can be in one match, as far as is seen at first sight.
+    /// Returns whether two tickets can be in one match, as far as is seen at first sight.
     #[inline]
     pub(crate) fn eligible(&self, a: &Hot, b: &Hot, distance: f64) -> bool {
         a.mask & b.mask != 0 && distance <= self.reach(a.level) && distance <= self.reach(b.level)
@@ -243,7 +243,7 @@ impl Pool {
         part.arrivals += 1;
         part.idle -= u32::from(old.idle);
         part.cuts -= u32::from(old.cut);
-        // What it has looked at was seen under other limits.
+        // Its search so far was made under other limits.
         let went_on = self.scans.remove(&key.1).is_some();
         if old.idle || went_on {
             self.dirty.insert(anchor);
@@ -273,7 +273,7 @@ impl Pool {
         }
     }
 
-    /// Whether an anchor's search goes on in the next tick.
+    /// Returns whether an anchor's search goes on in the next tick.
     pub(crate) fn has_unfinished(&self) -> bool {
         !self.unfinished.is_empty()
     }
@@ -388,7 +388,7 @@ impl Sizes {
 }
 
 impl Compiled {
-    /// Whether an anchor and parties of these sizes could fill the sides at all, if everything else fitted.
+    /// Returns whether an anchor and parties of these sizes could fill the sides at all, if everything else fitted.
     pub(crate) fn adds_up(&self, anchor: u32, others: Sizes) -> bool {
         let most = self.side_max;
         // With parties of one, which most are, every number can be made.

@@ -1,4 +1,4 @@
-//! Who plays what: a bipartite matching of a side's players and positions.
+//! Assignment of positions: a bipartite matching of a side's players and positions.
 
 use super::facts::PlayerFacts;
 use super::ruleset::Position;

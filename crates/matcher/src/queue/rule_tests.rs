@@ -1,4 +1,4 @@
-//! What each type of rule holds for, and what of rule sets is refused: by tables.
+//! Tables of each type of rule, and of refused rule sets.
 
 use serde_json::{Value, json};
 
@@ -56,7 +56,7 @@ fn facts(compiled: &Compiled, regions: &mut Vec<Text>, players: &Value) -> Facts
     compiled.facts(&party, regions).unwrap()
 }
 
-/// How good a match is: sides of parties of players. Every party has reached the level.
+/// Quality of a match: sides of parties of players. Every party has reached the level.
 fn grade(compiled: &Compiled, sides: &Value, level: u8) -> Option<(Grade, Vec<Text>)> {
     let mut regions = Vec::new();
     let all: Vec<Vec<Facts>> = sides

@@ -1,4 +1,4 @@
-//! Whether rules hold: for pairs of parties while a match is filled, and for a filled match.
+//! Evaluation of rules: for pairs of parties while a match is filled, and for a filled match.
 
 use std::collections::BTreeSet;
 
@@ -18,11 +18,11 @@ pub(crate) struct View<'a> {
     pub(crate) sides: &'a [Vec<Placed<'a>>],
     /// Names of the queue's regions; none where it does not matter which of several good ones is the best.
     pub(crate) regions: &'a [Text],
-    /// What applies to the match as a whole.
+    /// Level of the match as a whole.
     pub(crate) level: u8,
 }
 
-/// How good a match is that violates no hard rule.
+/// Grade of a match that violates no hard rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Grade {
     pub(crate) quality: f64,
@@ -34,7 +34,7 @@ impl<'a> View<'a> {
         &self.compiled.levels[usize::from(self.level)]
     }
 
-    /// How good a match is, if every hard rule holds. Those of type `near` are not asked where filling admits nobody who
+    /// Grade of a match, if every hard rule holds. Those of type `near` are not asked where filling admits nobody who
     /// violates one; where the newest decides, one who comes may narrow what was admitted before.
     pub(crate) fn grade(&self) -> Option<Grade> {
         let Level { rules, split, .. } = self.rules();
@@ -74,7 +74,7 @@ impl<'a> View<'a> {
         Some(Grade { quality: quality.clamp(0.0, 1.0), region })
     }
 
-    /// How even the sides are by the rating: 1 without one.
+    /// Evenness of the sides by the rating: 1 without one.
     fn skill_quality(&self) -> f64 {
         if self.compiled.set.rating.is_none() || self.sides.len() < 2 {
             return 1.0;
@@ -207,7 +207,7 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Whether all players have the same text of a key.
+    /// Returns whether all players have the same text of a key.
     fn is_whole(&self, key: usize) -> bool {
         let mut texts = self.players().map(|player| player.text(key));
         let first = texts.next();
@@ -312,7 +312,7 @@ fn power(term: f64, weight: f64) -> f64 {
 }
 
 impl Compiled {
-    /// How far two parties may differ by a `near` rule.
+    /// Greatest difference of two parties by a `near` rule.
     pub(crate) fn near_limit(&self, rule: &Checkable, a: u8, b: u8, whole: u8) -> f64 {
         // Every level has the same rules in the same order; only their limits differ. Within a rule nothing expands.
         let limit = |level: u8| {
@@ -325,7 +325,7 @@ impl Compiled {
         }
     }
 
-    /// Whether two parties may be in one match as far as filling does not see to it by other means: the main number and
+    /// Returns whether two parties may be in one match as far as filling does not see to it by other means: the main number and
     /// latency are kept as ranges.
     pub(crate) fn may_meet(&self, a: Placed<'_>, b: Placed<'_>) -> bool {
         let whole = self.join_levels(a.1, b.1);
@@ -351,7 +351,7 @@ impl Compiled {
                     let own = &player.attrs[rule.key];
                     *own == Attr::Absent || b.0.players.iter().all(|other| other.attrs[rule.key] != *own)
                 }),
-                // Whoever else comes, they share no more than the two do.
+                // With others they share no more than the two do.
                 RuleKind::Overlap => {
                     let sides = [vec![a, b]];
                     let view = View { compiled: self, sides: &sides, regions: &[], level: whole };
@@ -424,7 +424,7 @@ impl Checkable {
         }
     }
 
-    /// Whether each player's value compares as a `compare` rule says.
+    /// Returns whether each player's value compares as a `compare` rule says.
     pub(crate) fn compares(&self, facts: &Facts) -> bool {
         let op = self.rule.op.as_deref().unwrap_or("=");
         facts.players.iter().all(|player| match (&player.attrs[self.key], &self.value) {
@@ -449,7 +449,7 @@ impl Checkable {
     }
 }
 
-/// Whether a region's name comes before another's. The numbers are in the order in which the queue has heard of them, which
+/// Returns whether a region's name comes before another's. The numbers are in the order in which the queue has heard of them, which
 /// must not decide anything.
 pub(crate) fn is_named_before(regions: &[Text], one: usize, other: usize) -> bool {
     let name = |region: usize| regions.get(region);

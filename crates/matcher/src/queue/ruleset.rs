@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What is wrong with a rule set, and where.
+/// Problem of a rule set, and its path.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {reason}")]
 pub struct RuleProblem {
@@ -64,7 +64,7 @@ pub(crate) struct RuleSet {
     /// Server that gives matches their servers, with `assign = "external"`.
     #[serde(default)]
     pub(crate) allocator: String,
-    /// Whether rooms of this queue may be filled up again; without it a full room is sealed.
+    /// True if rooms of this queue may be filled up again; without it a full room is sealed.
     #[serde(default)]
     pub(crate) backfill: Option<Backfill>,
     /// Time between two messages to a waiting ticket about how it stands; 0 sends none.
@@ -553,7 +553,7 @@ impl RuleSet {
 }
 
 impl Attribute {
-    /// Whether a value is one of this attribute.
+    /// Returns whether a value is one of this attribute.
     pub(crate) fn check(&self, value: &Value) -> Result<(), String> {
         match self.kind {
             AttributeKind::Number => {

@@ -16,10 +16,10 @@ const SCARCE_VISITS: usize = 4_096;
 /// Exchanges between sides that are tried for one match.
 const EXCHANGES_MAX: usize = 200;
 
-/// What a search begins with.
+/// Start of a search.
 #[derive(Clone, Debug)]
 pub(crate) struct Start<'a> {
-    /// Where it stands in its partition.
+    /// Place where it stands in its partition.
     pub(crate) key: Key,
     pub(crate) hot: Hot,
     /// The anchor itself; `None` for a backfill.
@@ -52,7 +52,7 @@ pub(crate) struct Search<'a, F> {
     pub(crate) steps: u64,
     /// The last search ended at its limit.
     pub(crate) cut: bool,
-    /// Where the search goes on, and where it ended at its limit.
+    /// Place where the search goes on, and where it ended at its limit.
     pub(crate) scan: Option<Scan>,
     /// Memory for the neighbours.
     pub(crate) near: Vec<Candidate>,
@@ -134,7 +134,7 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
         large.or_else(|| self.fill(start, all, Way::Even))
     }
 
-    /// Whether there are players enough, in parties that add up and with somebody for each position. A backfill takes whom
+    /// Returns whether there are players enough, in parties that add up and with somebody for each position. A backfill takes whom
     /// it gets.
     fn may_fill(&self, start: &Start<'a>, candidates: &[Candidate]) -> bool {
         if start.ticket.is_none() {
@@ -155,7 +155,7 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
         self.compiled.has_positions(&supply)
     }
 
-    /// Whether a neighbour may be in a match with the anchor, as far as the two of them decide.
+    /// Returns whether a neighbour may be in a match with the anchor, as far as the two of them decide.
     fn may_join(&self, start: &Start<'a>, key: Key, hot: &Hot, distance: f64) -> bool {
         let compiled = self.compiled;
         if !compiled.eligible(&start.hot, hot, distance) {
@@ -351,7 +351,7 @@ struct State {
     /// Least and greatest main value.
     low: f64,
     high: f64,
-    /// What the limits of all allow.
+    /// Range that the limits of all allow.
     floor: f64,
     ceiling: f64,
     mask: u64,
@@ -552,7 +552,7 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
         best
     }
 
-    /// Whether a side's players with a party's can take their positions, and what is left can fill the others.
+    /// Returns whether a side's players with a party's can take their positions, and what is left can fill the others.
     #[inline]
     fn suits(&self, side: usize, candidate: &Candidate) -> bool {
         self.search.compiled.set.positions.is_empty() || self.can_take_positions(side, candidate)
@@ -673,7 +673,7 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
         if compiled.main.is_none() || self.state.open.len() < 2 {
             return;
         }
-        // What one player of a side is of its mean.
+        // Share of one player in a side's mean.
         let mut shares: SmallVec<[f64; 4]> = SmallVec::new();
         for side in 0..self.state.open.len() {
             let fixed: u32 = self.start.fixed.get(side).into_iter().flatten().map(|facts| facts.size).sum();
@@ -728,7 +728,7 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
 }
 
 impl Compiled {
-    /// Whether a party takes half a side or more.
+    /// Returns whether a party takes half a side or more.
     pub(crate) fn is_large(&self, size: u32) -> bool {
         2 * size >= self.side_max
     }

@@ -29,13 +29,13 @@ const COPIED_MAX: usize = 20_000;
 /// Tickets that one step looks at, and copies: each is about half a millisecond.
 const LOOKED_AT: u32 = 2_048;
 const COPIED: usize = 512;
-/// How far ahead a trial looks, unless the request says.
+/// Time that a trial looks ahead, unless the request says.
 const SECONDS: u64 = 60;
 /// The furthest; matches stay known for longer than that.
 const SECONDS_MAX: u64 = 3_600;
 /// Work of each side, in the steps of a search: about a second.
 const STEPS_MAX: u64 = 1_000 * SLICE_STEPS;
-/// What an input counts beside its steps.
+/// Cost of an input beside its steps.
 const INPUT_STEPS: u64 = 400;
 /// Reasons for which tickets fail that are told, the most frequent.
 const REASONS_MAX: usize = 10;
@@ -51,7 +51,7 @@ pub struct Trial {
     ratings: Option<RatingCopy>,
     now: u64,
     seconds: u64,
-    /// What is to be copied; the number of the next ticket to look at.
+    /// Tickets to copy; the number of the next ticket to look at.
     chosen: Vec<Anchor>,
     next: Option<u32>,
 }
@@ -161,7 +161,7 @@ impl Trial {
     pub fn copy(&mut self, matcher: &Matcher) -> bool {
         let Some(live) = &mut self.live else { return true };
         if matcher.queues.list[live.index].source != live.rules.source {
-            // What was copied is of other rules.
+            // The copy is of other rules.
             *live = matcher.copy_queue(live.index);
             (self.now, self.ratings, self.next) = (self.now.max(live.now), None, Some(0));
             self.chosen.clear();
@@ -221,7 +221,7 @@ impl QueueRules {
 }
 
 impl Trial {
-    /// What comes of it, once all is copied: the body of the answer. Cost: up to some seconds, by a bound of its own.
+    /// Result of the trial, once all is copied: the body of the answer. Cost: up to some seconds, by a bound of its own.
     #[must_use]
     pub fn run(&self) -> Vec<u8> {
         let mut answer = Vec::new();
@@ -359,7 +359,7 @@ impl Matcher {
     }
 }
 
-/// What came of one side.
+/// Result of one side.
 #[derive(Debug, Default)]
 struct Figures {
     players: u64,

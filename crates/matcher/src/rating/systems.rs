@@ -1,4 +1,4 @@
-//! How results change ratings: Weng-Lin (Plackett-Luce form) and Glicko-2.
+//! Rating systems: Weng-Lin (Plackett-Luce form) and Glicko-2.
 //!
 //! Glicko-2 is the well-kept crate's. That crate's Weng-Lin is another member of the family: it compares teams by pairs, so
 //! with three and more, or with weights for who played in part, its results are others; nor does it let time add to a
@@ -33,7 +33,7 @@ impl Rating {
         }
     }
 
-    /// What players see.
+    /// Rating that players see.
     pub(crate) fn shown(&self) -> f64 {
         match *self {
             Rating::WengLin { mu, sigma } => mu - 3.0 * sigma,
@@ -41,7 +41,7 @@ impl Rating {
         }
     }
 
-    /// What matching compares: (skill, deviation).
+    /// Rating that matching compares: (skill, deviation).
     pub(crate) fn skill(&self) -> (f64, f64) {
         match *self {
             Rating::WengLin { mu, sigma } => (mu, sigma),

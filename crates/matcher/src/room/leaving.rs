@@ -1,4 +1,4 @@
-//! How members leave a room, and how it ends.
+//! Leaving a room, and its end.
 
 use throng_wire::matcher::{Event, write_bytes, write_nested};
 
@@ -38,7 +38,7 @@ impl Matcher {
         }
     }
 
-    /// What the policy wants of a room that a role has left.
+    /// Applies the policy's changes to a room that a role has left.
     pub(crate) fn change_after_leaving(&mut self, turn: &mut Turn<'_>, index: u32, changes: &Verdict) {
         if self.rooms.get(index).is_none_or(|room| room.deleting) || *changes == Verdict::default() {
             return;

@@ -99,13 +99,13 @@ impl Matcher {
         rooms.all(|room| room == first).then_some(first)
     }
 
-    /// Whether a team is in a live room whose members may be in others too.
+    /// Returns whether a team is in a live room whose members may be in others too.
     fn are_all_in(&self, room: u32, members: &[Newcomer]) -> bool {
         let room = &self.rooms[room];
         !room.deleting && members.iter().all(|member| room.has_member(member.player))
     }
 
-    /// Whether a team may be in a room of a mode: all members or nobody.
+    /// Returns whether a team may be in a room of a mode: all members or nobody.
     fn check_team(&self, members: &[Newcomer], mode: u16) -> Outcome {
         self.check_open_to(mode, members.len())?;
         let rules = &self.modes[mode].rules;

@@ -1,4 +1,4 @@
-//! What a game server finds after its restart, and requests that are told apart.
+//! Objects that a game server finds after its restart, and requests that are told apart.
 
 use crate::world;
 

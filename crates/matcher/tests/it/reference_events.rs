@@ -6,7 +6,7 @@ use serde_json::Value;
 use throng_matcher::json;
 use throng_wire::matcher::{EVENTS, Writer};
 
-/// Whether `ours` has all that `theirs` has. What is empty is `null` there; ours keeps its type.
+/// Returns whether `ours` has all that `theirs` has. What is empty is `null` there; ours keeps its type.
 fn holds(theirs: &Value, ours: &Value, place: &str) {
     match theirs {
         Value::Null => {

@@ -10,7 +10,7 @@ use throng_stdx::Rng;
 use throng_wire::matcher::{Event, Reader, Status};
 use world::{World, player};
 
-/// When limits relax, after which wait.
+/// Time when limits relax, after which wait.
 const RELAXED_MS: u64 = 3_000;
 
 #[derive(Clone, Debug)]

@@ -105,7 +105,7 @@ fn filled(rng: &mut Rng, live: &str, known: &mut Known) -> Option<World> {
     Some(world)
 }
 
-/// When a ticket was made, how many are in it and their skill.
+/// Time when a ticket was made, how many are in it and their skill.
 #[derive(Clone, Default)]
 struct Known(BTreeMap<String, (u64, u64, f64)>);
 

@@ -1,10 +1,10 @@
-//! What players may ask of the matcher, and their names put in.
+//! Requests of players to the matcher, with their names put in.
 
 use throng_client::MatchmakingRequest;
 use throng_wire::WireType;
 use throng_wire::matcher::{Method, Reader, Writer, method};
 
-/// Where a request says which player it is about.
+/// Place where a request says which player it is about.
 #[derive(Clone, Copy)]
 enum Role {
     /// Nowhere: everybody may ask this.

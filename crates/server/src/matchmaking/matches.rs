@@ -16,7 +16,7 @@ pub(crate) struct Matches {
     rooms: BTreeMap<String, Match>,
     /// The open ones by channel.
     channels: BTreeMap<ChannelId, String>,
-    /// When matches are given up whose players have not come.
+    /// Time when matches are given up whose players have not come.
     deadlines: BTreeSet<(Instant, String)>,
 }
 
@@ -29,7 +29,7 @@ struct Match {
     is_closed: bool,
     /// The matcher wants to know its channel before anybody comes.
     is_awaited: bool,
-    /// When it is given up, if the matcher knows its channel and nobody has come.
+    /// Time when it is given up, if the matcher knows its channel and nobody has come.
     until: Option<Instant>,
     members: BTreeSet<String>,
     /// Members that were subscribed to the channel.
@@ -44,7 +44,7 @@ enum State {
     Open(ChannelId),
 }
 
-/// What a match's channel is made with: its metadata leads back to the room. It has data when a
+/// Initial values of a match's channel: its metadata leads back to the room. It has data when a
 /// type is given.
 pub(crate) fn channel(room: &str, data_type: &str) -> CreateChannel {
     let channel = CreateChannel::new(ChannelType::SUBWORLD).metadata(format!("match:{room}"));
@@ -76,7 +76,7 @@ impl Matches {
         (found.is_complete, found.is_awaited) = (true, true);
     }
 
-    /// Whether the matcher waits for the channel of a match.
+    /// Returns whether the matcher waits for the channel of a match.
     pub(crate) fn is_awaited(&self, room: &str) -> bool {
         self.rooms.get(room).is_some_and(|found| found.is_awaited)
     }
@@ -99,7 +99,7 @@ impl Matches {
         }
     }
 
-    /// When the next match is given up to which nobody has come.
+    /// Time when the next match is given up to which nobody has come.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.first().map(|(until, _)| *until)
     }
@@ -112,7 +112,7 @@ impl Matches {
         }
     }
 
-    /// Whether a match has no channel yet; the caller makes one then.
+    /// Returns whether a match has no channel yet; the caller makes one then.
     pub(crate) fn wants_channel(&mut self, room: &str) -> bool {
         let Some(found) = self.rooms.get_mut(room) else { return false };
         let is_wanted = found.is_awaited || !found.members.is_empty();
@@ -146,7 +146,7 @@ impl Matches {
         }
     }
 
-    /// Whether a channel is that of a match.
+    /// Returns whether a channel is that of a match.
     pub(crate) fn is_one(&self, channel: ChannelId) -> bool {
         self.channels.contains_key(&channel)
     }

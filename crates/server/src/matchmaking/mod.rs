@@ -43,21 +43,21 @@ const RETRY: Duration = Duration::from_millis(500);
 const TO_ONE: u32 = 1;
 const TO_ALL: u32 = 2;
 
-/// What a link is made of.
+/// Options of a link.
 pub(crate) struct Plan {
-    /// Where the gateway takes game servers.
+    /// Place where the gateway takes game servers.
     pub(crate) gateway: Endpoint,
     /// Player identifier by which the gateway knows the link.
     pub(crate) name: Arc<str>,
-    /// Where the matcher is.
+    /// Place where the matcher is.
     pub(crate) matcher: Endpoint,
-    /// How to introduce oneself there.
+    /// Credentials for it.
     pub(crate) config: MatcherConfig,
     /// Type of the data of a match's channel; empty for none.
     pub(crate) data_type: Arc<str>,
 }
 
-/// Where the configured matcher is, if one is configured and not the one of this process.
+/// Place where the configured matcher is, if one is configured and not the one of this process.
 ///
 /// # Errors
 /// Why it cannot be used.
@@ -118,7 +118,7 @@ pub(crate) fn plan(
     Ok(Some(Plan { gateway, name, matcher, config, data_type }))
 }
 
-/// What a task of the link came to.
+/// Result of a task of the link.
 enum Done {
     /// The channel of a match was made, or not.
     Opened { room: String, channel: Option<ChannelId> },
@@ -160,7 +160,7 @@ pub(crate) async fn run(plan: Plan, up: oneshot::Sender<()>) {
     let (players, matches) = (BTreeMap::new(), Matches::default());
     let slots = Arc::new(Semaphore::new(CALLS_MAX));
     let data_type = plan.data_type;
-    // Whoever waited for it may have given up.
+    // The caller may have given up.
     let _ = up.send(());
     Link { gateway, matcher, players, matches, slots, done, data_type }.run(events, notices, results).await;
 }
@@ -227,7 +227,7 @@ impl Link {
         }
     }
 
-    /// What a player says in a match, to all who are in it.
+    /// Message of a player in a match, to all who are in it.
     async fn hand_round(&mut self, channel: ChannelId, msg_type: u32, from: ConnId, payload: bytes::Bytes) {
         if self.matches.is_one(channel) {
             // A gateway that is gone has nobody left to tell.

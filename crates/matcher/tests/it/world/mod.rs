@@ -88,7 +88,7 @@ impl World {
         self.apply(Input::Session { srv, up }, &mut Vec::new());
     }
 
-    /// What a restart does.
+    /// Restarts the matcher.
     pub(crate) fn recover(&mut self) {
         self.apply(Input::Recovered, &mut Vec::new());
     }
