@@ -1,6 +1,6 @@
 //! Bulk transfers: their speed alone, and the share that they leave to others.
 //!
-//! `THRONG_SEEDS=<n>` plays more than a few of them on each network.
+//! `THRONG_TRANSFER_SEEDS=<n>` plays more than a few of them on each network.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "seeds from the environment")]
 
 use crate::network::{CONDITIONS, Condition, GOOD, Line, Link, Season, Weather};
@@ -400,7 +400,7 @@ fn median(mut values: Vec<u64>) -> u64 {
 
 #[test]
 fn alone_a_transfer_takes_no_longer_than_the_c_librarys() {
-    let seeds = std::env::var("THRONG_SEEDS").map_or(SEEDS, |text| text.parse().expect("a number"));
+    let seeds = std::env::var("THRONG_TRANSFER_SEEDS").map_or(SEEDS, |text| text.parse().expect("a number"));
     let mut slow = Vec::new();
     let mut table = String::new();
     for condition in &CONDITIONS {
