@@ -177,7 +177,8 @@ pub struct ENetCallbacks {
     pub no_memory: Option<unsafe extern "C" fn()>,
 }
 
-// Sizes and offsets as the compiler of C has them; `tests/it/header.c` prints the same from the header itself.
+// Sizes and offsets as the compiler of C has them; `tests/it/header.c` prints the same from the
+// header itself.
 const _: () = {
     assert!(size_of::<ENetHost>() == 11_024);
     assert!(size_of::<ENetPeer>() == 456);

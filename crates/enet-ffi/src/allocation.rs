@@ -7,8 +7,8 @@ use crate::abi::ENetCallbacks;
 
 struct Callbacks(UnsafeCell<ENetCallbacks>);
 
-// SAFETY: written only by `enet_initialize_with_callbacks`, which the header asks programs to call before any other
-// function and on no two threads at once.
+// SAFETY: written only by `enet_initialize_with_callbacks`, which the header asks programs to call
+// before any other function and on no two threads at once.
 unsafe impl Sync for Callbacks {}
 
 static CALLBACKS: Callbacks =

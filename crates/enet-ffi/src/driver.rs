@@ -52,7 +52,8 @@ impl Batches {
             self.iovs[index] = iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() };
         }
         self.point(BATCH);
-        // SAFETY: every header points to its own name and to its own part of `inward`, as long as stated.
+        // SAFETY: every header points to its own name and to its own part of `inward`, as long as
+        // stated.
         let count = unsafe {
             libc::recvmmsg(
                 socket,
@@ -65,7 +66,8 @@ impl Batches {
         usize::try_from(count).map_err(|_| std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }
 
-    /// A datagram of the batch received last: its source, and where it is. `None` when it was too long for the buffer.
+    /// A datagram of the batch received last: its source, and where it is. `None` when it was too
+    /// long for the buffer.
     pub(crate) fn datagram(&mut self, index: usize) -> Option<(ENetAddress, &mut [u8])> {
         let message = &self.messages[index];
         if message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0 {
@@ -97,7 +99,8 @@ impl Batches {
         let (mut next, mut sent) = (0, Sent::default());
         while next < count {
             let rest = &mut self.messages[next..count];
-            // SAFETY: every header points to its own name and to bytes of `outward`, which the call only reads.
+            // SAFETY: every header points to its own name and to bytes of `outward`, which the call
+            // only reads.
             let taken = unsafe {
                 libc::sendmmsg(socket, rest.as_mut_ptr(), rest.len() as libc::c_uint, libc::MSG_NOSIGNAL)
             };

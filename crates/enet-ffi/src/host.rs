@@ -25,7 +25,8 @@ use crate::socket::{
 };
 use crate::time::{enet_time_get, now};
 
-/// A host as it is allocated: the program's view first, so that a pointer to one is a pointer to the other.
+/// A host as it is allocated: the program's view first, so that a pointer to one is a pointer to
+/// the other.
 #[repr(C)]
 pub(crate) struct Whole {
     pub(crate) view: ENetHost,
@@ -219,14 +220,16 @@ pub unsafe extern "C" fn enet_host_check_events(host: *mut ENetHost, event: *mut
 }
 
 /// # Safety
-/// `host` came from [`enet_host_create`] and is used by one thread; `event` is null or points to an event.
+/// `host` came from [`enet_host_create`] and is used by one thread; `event` is null or points to an
+/// event.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn enet_host_service(
     host: *mut ENetHost,
     event: *mut ENetEvent,
     timeout_ms: u32,
 ) -> c_int {
-    // SAFETY: the caller's promise. No reference to the host is held while functions of the program run.
+    // SAFETY: the caller's promise. No reference to the host is held while functions of the program
+    // run.
     unsafe {
         if host.is_null() || !read_settings(host) {
             return -1;
@@ -302,7 +305,8 @@ pub unsafe extern "C" fn enet_host_broadcast(host: *mut ENetHost, channel: u8, p
 }
 
 /// # Safety
-/// `host` came from [`enet_host_create`]; `compressor` is null or its functions and context are valid until it is replaced.
+/// `host` came from [`enet_host_create`]; `compressor` is null or its functions and context are
+/// valid until it is replaced.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn enet_host_compress(host: *mut ENetHost, compressor: *const ENetCompressor) {
     // SAFETY: the caller's promise.
@@ -355,14 +359,15 @@ pub unsafe extern "C" fn enet_host_bandwidth_limit(host: *mut ENetHost, incoming
 /// The state behind a host.
 ///
 /// # Safety
-/// `host` came from [`enet_host_create`]. The reference is not kept while functions of the program run.
+/// `host` came from [`enet_host_create`]. The reference is not kept while functions of the program
+/// run.
 pub(crate) unsafe fn inner<'a>(host: *mut ENetHost) -> &'a mut Inner {
     // SAFETY: hosts are allocated as `Whole`, whose first field is the view.
     unsafe { &mut (*host.cast::<Whole>()).inner }
 }
 
-/// Reads what the program may have changed since the last call. False, with a line on standard error the first time, when
-/// it wants a checksum that this library does not compute.
+/// Reads what the program may have changed since the last call. False, with a line on standard
+/// error the first time, when it wants a checksum that this library does not compute.
 ///
 /// # Safety
 /// `host` came from [`enet_host_create`].
@@ -396,7 +401,8 @@ pub(crate) unsafe fn read_settings(host: *mut ENetHost) -> bool {
         peers_per_ip_max: if view.duplicatePeers >= 0xFFF { usize::MAX } else { view.duplicatePeers },
         lanes_max: view.channelLimit.clamp(1, 255) as u8,
         packet_bytes_max,
-        // Half of it is for packets that are not next, so that one of the longest has room beside what waits.
+        // Half of it is for packets that are not next, so that one of the longest has room beside
+        // what waits.
         peer_bytes_max: view
             .maximumWaitingData
             .max(packet_bytes_max)
@@ -486,7 +492,8 @@ unsafe fn pass(host: *mut ENetHost, event: *mut ENetEvent) -> Pass {
                         0 => {}
                         1 => {
                             if event.as_ref().is_some_and(|event| event.r#type != event::NONE) {
-                                // The rest of the batch is taken in first: it is not there a second time.
+                                // The rest of the batch is taken in first: it is not there a second
+                                // time.
                                 take_in_rest(host, index + 1, count);
                                 transmit(host);
                                 return Pass::Intercepted;
@@ -567,7 +574,8 @@ fn clear_event(event: &mut ENetEvent) {
 /// # Safety
 /// As for [`enet_host_service`].
 unsafe fn dispatch(host: *mut ENetHost, out: &mut ENetEvent) -> bool {
-    // SAFETY: the caller's promise. `enet_packet_create` may run the program's allocator, which does not touch the host.
+    // SAFETY: the caller's promise. `enet_packet_create` may run the program's allocator, which
+    // does not touch the host.
     unsafe {
         loop {
             let inner = inner(host);

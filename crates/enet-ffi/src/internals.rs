@@ -1,5 +1,6 @@
-//! Functions that the C library exports although they are its protocol's internals. No program of Debian calls them; the
-//! structures that they take are empty here, so a call ends the process with their name.
+//! Functions that the C library exports although they are its protocol's internals. No program of
+//! Debian calls them; the structures that they take are empty here, so a call ends the process with
+//! their name.
 
 use std::ffi::c_int;
 
@@ -52,7 +53,8 @@ pub extern "C" fn enet_host_random_seed() -> u32 {
 /// 128 bits that nobody can guess.
 pub(crate) fn entropy() -> u128 {
     let mut bytes = [0_u8; 16];
-    // SAFETY: the buffer has the stated length. The call cannot fail for so few bytes once the system has started.
+    // SAFETY: the buffer has the stated length. The call cannot fail for so few bytes once the
+    // system has started.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     assert_eq!(got, bytes.len() as isize, "the system has no randomness");
     u128::from_ne_bytes(bytes)

@@ -10,7 +10,8 @@ use crate::abi::{ENetBuffer, ENetPacket, flag};
 use crate::allocation::{enet_free, enet_malloc};
 
 /// # Safety
-/// `data` is null or points to `length` bytes, which stay where they are with `ENET_PACKET_FLAG_NO_ALLOCATE`.
+/// `data` is null or points to `length` bytes, which stay where they are with
+/// `ENET_PACKET_FLAG_NO_ALLOCATE`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn enet_packet_create(
     data: *const c_void,
@@ -58,7 +59,8 @@ pub unsafe extern "C" fn enet_packet_destroy(packet: *mut ENetPacket) {
     if packet.is_null() {
         return;
     }
-    // SAFETY: the caller's promise. The callback may change the fields, so they are read afterwards.
+    // SAFETY: the caller's promise. The callback may change the fields, so they are read
+    // afterwards.
     unsafe {
         if let Some(callback) = (*packet).freeCallback {
             callback(packet);
@@ -140,7 +142,7 @@ pub(crate) unsafe fn slice<'a>(data: *const u8, length: usize) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(data, length) }
 }
 
-/// How a packet with these flags travels.
+/// Delivery of a packet with these flags.
 pub(crate) fn delivery(flags: u32) -> Delivery {
     let has = |flag| flags & flag != 0;
     match (has(flag::RELIABLE), has(flag::UNSEQUENCED), has(flag::UNRELIABLE_FRAGMENT)) {

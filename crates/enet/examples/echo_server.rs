@@ -33,7 +33,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let wait = host.next_timeout().map_or(Duration::from_secs(1), |at| at.since(now()));
         socket.set_read_timeout(Some(wait.max(Duration::from_millis(1))))?;
         let mut arrived = socket.recv_from(&mut datagram);
-        // Take everything that is there before answering: acknowledgements and answers then share datagrams.
+        // Take everything that is there before answering: acknowledgements and answers then share
+        // datagrams.
         socket.set_nonblocking(true)?;
         while let Ok((len, from)) = arrived {
             host.handle_datagram(now(), from, &datagram[..len]);
@@ -58,8 +59,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// 128 bits that nobody can guess, by way of the keys that the standard library draws for its hash tables. A real program
-/// would ask the operating system, for instance with the crate `getrandom`.
+/// 128 bits that nobody can guess, by way of the keys that the standard library draws for its hash
+/// tables. A real program would ask the operating system, for instance with the crate `getrandom`.
 fn entropy() -> u128 {
     let draw = || u128::from(RandomState::new().build_hasher().finish());
     draw() << 64 | draw()

@@ -3,10 +3,11 @@
 use core::hash::{Hash, Hasher};
 use core::net::{IpAddr, SocketAddr};
 
-/// A socket address and a peer id, in 24 bytes that hash as three words. A `SocketAddr` takes 32 and hashes field by field.
+/// A socket address and a peer id, in 24 bytes that hash as three words. A `SocketAddr` takes 32
+/// and hashes field by field.
 ///
-/// IPv4 addresses and the IPv6 addresses that stand for them are the same here, as they are for the kernel. The flow label
-/// says nothing about who sent a datagram and is left out.
+/// IPv4 addresses and the IPv6 addresses that stand for them are the same here, as they are for the
+/// kernel. The flow label says nothing about who sent a datagram and is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key([u32; 6]);
 

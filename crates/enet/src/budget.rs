@@ -14,9 +14,9 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Whether `cost` more bytes fit. The next packet of a lane may use all of the peer's share, the others half:
-    /// otherwise packets behind a gap could keep out the one that closes it. The last eighth of the host's bytes is for
-    /// peers that hold little.
+    /// True if `cost` more bytes fit. The next packet of a lane may use all of the peer's share,
+    /// the others half: otherwise packets behind a gap could keep out the one that closes it. The
+    /// last eighth of the host's bytes is for peers that hold little.
     pub(crate) fn has_room(&self, peer: Held, cost: usize, is_next: bool) -> bool {
         let peer_max = if is_next { self.peer_max } else { self.peer_max / 2 };
         let after = peer.0 + cost;
@@ -24,8 +24,8 @@ impl Budget {
         after <= peer_max && self.total.0 + cost <= host_max
     }
 
-    /// Whether `cost` bytes may be set aside before they arrive: only while half of the host's bytes are free, so that
-    /// announcing long packets cannot use up what others need.
+    /// True if `cost` bytes may be set aside before they arrive: only while half of the host's
+    /// bytes are free, so that announcing long packets cannot use up what others need.
     pub(crate) fn may_reserve(&self, peer: Held, cost: usize, is_next: bool) -> bool {
         self.has_room(peer, cost, is_next) && self.total.0 + cost <= self.host_max / 2
     }
@@ -42,7 +42,9 @@ impl Budget {
     }
 }
 
-/// Bytes that a packet in a queue costs beside its content: its entry, and that of a queue which has just doubled.
+/// Bytes that a packet in a queue costs beside its content: its entry, and that of a queue which
+/// has just doubled.
 pub(crate) const OVERHEAD: usize = 128;
-/// Bytes held up to which a peer may use the last eighth of the host's: the small packets of a game.
+/// Bytes held up to which a peer may use the last eighth of the host's: the small packets of a
+/// game.
 const GUARANTEED: usize = 16 * 1024;

@@ -1,6 +1,7 @@
 //! The optional checksum of a datagram. Spec: enet §3
 
-/// CRC-32 as in Ethernet and zlib, continued over several parts: start with [`Crc32::new`], end with [`Crc32::finish`].
+/// CRC-32 as in Ethernet and zlib, continued over several parts: start with [`Crc32::new`], end
+/// with [`Crc32::finish`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Crc32(u32);
 

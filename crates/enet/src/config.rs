@@ -1,74 +1,85 @@
-//! What a host is told at its start.
+//! Configuration of a host.
 
 use alloc::boxed::Box;
 use core::time::Duration;
 
 use crate::{Compressor, ConfigError};
 
-/// How a host behaves; [`Config::new`] gives a server's defaults.
+/// Configuration of a host; [`Config::new`] gives a server's defaults.
 ///
-/// The checksum and the compressor must be the same at both ends; nothing on the wire says which they are.
+/// The checksum and the compressor must be the same at both ends; nothing on the wire says which
+/// they are.
 #[derive(Debug)]
 pub struct Config {
-    /// 128 bits that nobody else can guess, from the operating system. Ids, sessions and connect ids come from them,
-    /// and so does the order of hash tables whose keys strangers choose. A fixed seed makes a run repeatable.
+    /// 128 bits that nobody else can guess, from the operating system. Ids, sessions and connect
+    /// ids come from them, and so does the order of hash tables whose keys strangers choose. A
+    /// fixed seed makes a run repeatable.
     pub seed: u128,
-    /// Whether strangers may connect. Off for a plain client.
+    /// True if strangers may connect. Off for a plain client.
     pub accept: bool,
     /// Connections at the same time. Costs nothing until they exist. Default 1,048,576.
     pub peers_max: usize,
-    /// Connections at the same time from one IP address, whatever the port. Default: no limit, as players share addresses.
+    /// Connections at the same time from one IP address, whatever the port. Default: no limit, as
+    /// players share addresses.
     pub peers_per_ip_max: usize,
-    /// Lanes of a connection, 1 to 255; the other side may ask for fewer. A lane costs nothing until it is used.
+    /// Lanes of a connection, 1 to 255; the other side may ask for fewer. A lane costs nothing
+    /// until it is used.
     pub lanes_max: u8,
     /// Longest datagram in bytes, 576 to 4,096, the four bytes of a checksum aside. Default 1,392.
     pub mtu: u16,
     /// Bytes per second that this host can take, 0 for no limit. Shared out among its peers.
     pub incoming_bandwidth: u32,
-    /// Bytes per second that this host sends at most, 0 for no limit. Enforced by dropping unreliable packets.
+    /// Bytes per second that this host sends at most, 0 for no limit. Enforced by dropping
+    /// unreliable packets.
     pub outgoing_bandwidth: u32,
-    /// Whether every datagram carries a CRC-32, seeded with a secret of the connection: blind forgeries then fail.
+    /// True if every datagram carries a CRC-32, seeded with a secret of the connection: blind
+    /// forgeries then fail.
     pub checksum: bool,
     /// Compresses every datagram where that makes it shorter.
     pub compressor: Option<Box<dyn Compressor>>,
     /// Longest packet in bytes, in both directions. Default 32 MiB.
     pub packet_bytes_max: usize,
     /// Bytes received from one peer that may wait: for a gap to close, for fragments, or for
-    /// [`Host::poll_event`](crate::Host::poll_event). Beyond it, what arrives is dropped and not acknowledged; what is
-    /// not next in its lane may use half. At least twice [`packet_bytes_max`](Self::packet_bytes_max). Default 65 MiB.
+    /// [`Host::poll_event`](crate::Host::poll_event). Beyond it, what arrives is dropped and not
+    /// acknowledged; what is not next in its lane may use half. At least twice
+    /// [`packet_bytes_max`](Self::packet_bytes_max). Default 65 MiB.
     pub peer_bytes_max: usize,
-    /// The same for all peers together; the last eighth is kept for peers that hold less than 16 KiB. Default 1 GiB.
+    /// The same for all peers together; the last eighth is kept for peers that hold less than 16
+    /// KiB. Default 1 GiB.
     pub host_bytes_max: usize,
-    /// Bytes that may wait to be sent or acknowledged, per peer; beyond it [`Host::send`](crate::Host::send) fails. A
-    /// packet sent to many peers counts at each, though it is stored once. Default 64 MiB.
+    /// Bytes that may wait to be sent or acknowledged, per peer; beyond it
+    /// [`Host::send`](crate::Host::send) fails. A packet sent to many peers counts at each, though
+    /// it is stored once. Default 64 MiB.
     pub send_bytes_max: usize,
-    /// The same for all peers together. Default: no limit, as what is broadcast counts at each peer.
+    /// The same for all peers together. Default: no limit, as what is broadcast counts at each
+    /// peer.
     pub host_send_bytes_max: usize,
-    /// Handshakes in progress. The table grows up to this and never beyond (about 250 bytes each); when it is full the
-    /// oldest makes room. Default 16,384.
+    /// Handshakes in progress. The table grows up to this and never beyond (about 250 bytes each);
+    /// when it is full the oldest makes room. Default 16,384.
     pub half_open_max: usize,
     /// Handshakes in progress from one IPv4 address or IPv6 /64. Default 1,024.
     pub half_open_per_ip_max: usize,
-    /// Handshakes in progress from one IPv4 /24 or IPv6 /48; a 256th of the table while less than a quarter of it is
-    /// free. Default 4,096.
+    /// Handshakes in progress from one IPv4 /24 or IPv6 /48; a 256th of the table while less than a
+    /// quarter of it is free. Default 4,096.
     pub half_open_per_prefix_max: usize,
-    /// How long a handshake may take. Default 10 s. A client that has our answer and whose acknowledgements get lost has
-    /// half a minute, as long as it is heard of.
+    /// Time that a handshake may take. Default 10 s. A client that has our answer and whose
+    /// acknowledgements get lost has half a minute, as long as it is heard of.
     pub half_open_timeout: Duration,
-    /// Shortest time after which a command is sent again. The C library has none, and resends within 5 ms on a fast link.
-    /// Default 20 ms.
+    /// Shortest time after which a command is sent again. The C library has none, and resends
+    /// within 5 ms on a fast link. Default 20 ms.
     pub resend_floor: Duration,
-    /// Whether clients of ENet-CSharp may connect beside those of the C library; the first word of their CONNECT tells them
-    /// apart. Not with a checksum, as theirs is another, and never compressed. Written after the dialect's description and
-    /// tested against that, not against the library itself. Costs one more look into a table for each datagram. Default: no.
+    /// True if clients of ENet-CSharp may connect beside those of the C library; the first word of
+    /// their CONNECT tells them apart. Not with a checksum, as theirs is another, and never
+    /// compressed. Written after the dialect's description and tested against that, not against the
+    /// library itself. Costs one more look into a table for each datagram. Default: no.
     pub csharp_clients: bool,
-    /// How ids, sessions and connect ids are chosen.
+    /// Choice of ids, sessions and connect ids.
     pub naming: Naming,
-    /// When peers are told about bandwidth.
+    /// Occasions on which BANDWIDTH_LIMIT is sent.
     pub bandwidth_reports: BandwidthReports,
-    /// When peers that have connected to this host are pinged.
+    /// Occasions on which peers that have connected to this host are pinged.
     pub pings: Pings,
-    /// How much reliable data may be on its way to a peer.
+    /// Limit on reliable data that is on its way to a peer.
     pub windows: Windows,
 }
 
@@ -86,49 +97,58 @@ pub struct Limits {
     pub peer_bytes_max: usize,
 }
 
-/// How a host names its connections.
+/// Naming of a host's connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Naming {
-    /// At random: a stranger who cannot see the traffic has to guess 30 bits to finish a handshake and 14 to be heard.
+    /// At random: a stranger who cannot see the traffic has to guess 30 bits to finish a handshake
+    /// and 14 to be heard.
     #[default]
     Random,
-    /// Lowest free number first, as the C library does it. For comparing bytes with it; strangers can guess everything.
+    /// Lowest free number first, as the C library does it. For comparing bytes with it; strangers
+    /// can guess everything.
     Sequential,
 }
 
-/// When a host pings the peers that have connected to it. It always pings those it has connected to.
+/// Occasions on which a host pings the peers that have connected to it. It always pings those it
+/// has connected to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Pings {
-    /// When a peer was silent for two ping intervals, and every ten to keep measuring the round trip. Clients ping by
-    /// themselves, so this halves the cost of idle ones; one that vanishes is missed an interval later.
+    /// After a peer was silent for two ping intervals, and every ten to keep measuring the round
+    /// trip. Clients ping by themselves, so this halves the cost of idle ones; one that vanishes is
+    /// missed an interval later.
     #[default]
     WhenSilent,
-    /// Whenever nothing was acknowledged for the ping interval, whatever has arrived meanwhile, as the C library does it.
+    /// Whenever nothing was acknowledged for the ping interval, whatever has arrived meanwhile, as
+    /// the C library does it.
     Always,
 }
 
-/// How much reliable data may be on its way to a peer at the same time. Never more than both ends agreed on, 64 KiB.
+/// Limit on reliable data that is on its way to a peer at the same time. Never more than both ends
+/// agreed on, 64 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Windows {
-    /// As much as the path carries, measured by the rate of acknowledgements and the lowest round trip; the throttle
-    /// decides about unreliable packets only. Queues on the way stay short, and links are shared.
+    /// As much as the path carries, measured by the rate of acknowledgements and the lowest round
+    /// trip; the throttle decides about unreliable packets only. Queues on the way stay short, and
+    /// links are shared.
     #[default]
     Adaptive,
-    /// All that was agreed on, times the throttle, as the C library does it. For comparing bytes with it.
+    /// All that was agreed on, times the throttle, as the C library does it. For comparing bytes
+    /// with it.
     Throttled,
 }
 
-/// When a host sends BANDWIDTH_LIMIT.
+/// Occasions on which a host sends BANDWIDTH_LIMIT.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BandwidthReports {
-    /// When this host has a limit, or had one and lifted it.
+    /// Only while this host has a limit, and once after it was lifted.
     #[default]
     WhenLimited,
-    /// To every peer whenever one comes or goes, as the C library does it. Costs a look at every peer each time.
+    /// To every peer whenever one comes or goes, as the C library does it. Costs a look at every
+    /// peer each time.
     Always,
 }
 

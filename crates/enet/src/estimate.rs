@@ -1,6 +1,7 @@
 //! Round trip time, and the throttle that follows it. Spec: enet §12.2, §13.1
 //!
-//! All in whole milliseconds, as the reference computes it: the throttle's decisions depend on the rounding.
+//! All in whole milliseconds, as the reference computes it: the throttle's decisions depend on the
+//! rounding.
 
 /// Estimates of one connection's round trip time, and the throttle on its unreliable packets.
 #[derive(Clone, Debug)]
@@ -82,27 +83,29 @@ impl Estimate {
         }
     }
 
-    /// Whether the next unreliable packet may go.
+    /// True if the next unreliable packet may go.
     pub(crate) fn lets_pass(&mut self) -> bool {
         self.counter = (self.counter + THROTTLE_COUNTER_STEP) % THROTTLE_SCALE;
         self.counter <= self.throttle
     }
 
-    /// Undoes the last [`lets_pass`](Self::lets_pass): its packet did not fit after all and will ask again.
+    /// Undoes the last [`lets_pass`](Self::lets_pass): its packet did not fit after all and will
+    /// ask again.
     pub(crate) fn take_back(&mut self) {
         self.counter = (self.counter + THROTTLE_SCALE - THROTTLE_COUNTER_STEP) % THROTTLE_SCALE;
     }
 
-    /// Time that a command has before others that were sent later tell that it is lost: what is reordered comes within a
-    /// quarter of a round trip.
+    /// Time that a command has before others that were sent later tell that it is lost: what is
+    /// reordered comes within a quarter of a round trip.
     pub(crate) fn patience_ms(&self) -> u32 {
         self.rtt_ms.saturating_add((self.rtt_ms / 4).max(self.variance_ms).max(2))
     }
 
     /// Time after which a command sent now counts as lost, in milliseconds.
     ///
-    /// `is_patient`: where round trips are steady, their deviation says nothing about a queue that begins to grow. Half a
-    /// round trip keeps a sender from resending what waits in it, and so from filling it.
+    /// `is_patient`: where round trips are steady, their deviation says nothing about a queue that
+    /// begins to grow. Half a round trip keeps a sender from resending what waits in it, and so
+    /// from filling it.
     pub(crate) fn resend_after_ms(&self, floor_ms: u32, is_patient: bool) -> u32 {
         let half = if is_patient { self.rtt_ms / 2 } else { 0 };
         self.rtt_ms.saturating_add(self.variance_ms.saturating_mul(4).max(half)).max(floor_ms).max(1)

@@ -1,8 +1,9 @@
 //! Handshakes of strangers, before they have shown that they receive what is sent to their address.
 //!
-//! A CONNECT makes an entry here and nothing else: no connection, no lanes, no timers, no resending. Each CONNECT is
-//! answered once and with fewer bytes than it had, and the client repeats it until it is answered. The entry becomes a
-//! connection when the answer is acknowledged, which takes its id, its session and its time: 30 random bits. Spec: enet A8
+//! A CONNECT makes an entry here and nothing else: no connection, no lanes, no timers, no
+//! resending. Each CONNECT is answered once and with fewer bytes than it had, and the client
+//! repeats it until it is answered. The entry becomes a connection when the answer is acknowledged,
+//! which takes its id, its session and its time: 30 random bits. Spec: enet A8
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -24,7 +25,7 @@ pub(crate) struct HalfOpen {
     /// The application's number in CONNECT.
     pub(crate) data: u32,
     created_ms: u64,
-    /// When something came that only who has seen our answer can send.
+    /// Time of the last datagram that only a receiver of our answer can send.
     heard_ms: Option<u64>,
     /// Bytes received from, and sent to, the unproven address.
     pub(crate) bytes_in: usize,
@@ -64,12 +65,12 @@ impl HalfOpen {
         self.bytes_in += len;
     }
 
-    /// Whether the client is there and only its acknowledgements get lost.
+    /// True if the client is there and only its acknowledgements get lost.
     fn is_alive(&self, now_ms: u64, timeout_ms: u64) -> bool {
         self.heard_ms.is_some_and(|heard| now_ms < heard + timeout_ms) && now_ms < self.created_ms + LIFE_MS
     }
 
-    /// How long ago the answer with this time left; `None` if there was none.
+    /// Time since the answer with this time left; `None` if there was none.
     pub(crate) fn round_trip_ms(&self, now_ms: u64, sent_time: u16) -> Option<u32> {
         let known = &self.answers[..ANSWERS.min(self.answered as usize)];
         let (_, at) = known.iter().find(|(time, _)| *time == sent_time)?;
@@ -137,10 +138,11 @@ impl HalfOpens {
         self.count(Block::of_ip(ip))
     }
 
-    /// Whether this address may begin another handshake.
+    /// True if this address may begin another handshake.
     pub(crate) fn admits(&self, ip: IpAddr) -> bool {
-        // When space runs short, those who have taken much of it get no more: a flood from a few networks then fills the
-        // table and stops, instead of pushing out everybody who needs a round trip.
+        // While space is short, those who have taken much of it get no more: a flood from a few
+        // networks then fills the table and stops, instead of pushing out everybody who needs a
+        // round trip.
         let is_short = self.len() >= self.limits.total / 4 * 3;
         let fair = (self.limits.total / 256).max(16);
         let per_prefix = if is_short { self.limits.per_prefix.min(fair) } else { self.limits.per_prefix };
@@ -174,7 +176,8 @@ impl HalfOpens {
         None
     }
 
-    /// When [`pop_surplus`](Self::pop_surplus) has something although nobody came. May be too early, never too late.
+    /// Time at which [`pop_surplus`](Self::pop_surplus) has something although nobody came. May be
+    /// too early, never too late.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         let &(index, _) = self.oldest.front()?;
         let created = self.entry(index).map_or(0, |entry| entry.created_ms);
@@ -242,7 +245,8 @@ impl HalfOpens {
     }
 }
 
-/// How long a client that is there may take: as long as the reference repeats its VERIFY_CONNECT.
+/// Time that a responsive client may take: as long as the reference repeats its VERIFY_CONNECT.
 const LIFE_MS: u64 = 31_500;
-/// Answers whose times are remembered: a client that is slow to acknowledge may refer to any of them.
+/// Answers whose times are remembered: a client that is slow to acknowledge may refer to any of
+/// them.
 const ANSWERS: usize = 4;

@@ -79,7 +79,7 @@ impl LaneState {
 
     // ---- sending
 
-    /// Whether a number may be sent for the first time. Spec: enet §11.3
+    /// True if a number may be sent for the first time. Spec: enet §11.3
     pub(crate) fn window_is_open(&self, number: u16) -> bool {
         if !number.is_multiple_of(WINDOW_NUMBERS) {
             return true;
@@ -107,7 +107,8 @@ impl LaneState {
         self.windows = [0; WINDOWS];
     }
 
-    /// The most numbers that a packet after `reliable_out` may use: beyond them a receiver acknowledges nothing.
+    /// The most numbers that a packet after `reliable_out` may use: beyond them a receiver
+    /// acknowledges nothing.
     pub(crate) fn numbers_max(&self) -> u32 {
         let after = self.reliable_out % WINDOW_NUMBERS;
         u32::from(WINDOWS_ACCEPTED * WINDOW_NUMBERS - 1 - after)
@@ -115,7 +116,7 @@ impl LaneState {
 
     // ---- receiving
 
-    /// Where `number` stands relative to what was delivered.
+    /// Position of `number` relative to what was delivered.
     fn place(&self, number: u16) -> Place {
         let last = self.delivered as u16;
         let mut window = number / WINDOW_NUMBERS;
@@ -196,7 +197,8 @@ impl LaneState {
             work::step();
             let Inward { waiting, budget, held, .. } = inward;
             if key.reliable <= self.delivered {
-                // A number within the range of a fragmented packet before it: its sender contradicts itself.
+                // A number within the range of a fragmented packet before it: its sender
+                // contradicts itself.
                 waiting.discard(key, budget, held);
                 continue;
             }
@@ -249,7 +251,8 @@ impl LaneState {
         let Inward { waiting, budget, held, .. } = inward;
         match waiting.add(key, fragment, budget, held, false) {
             Added::Complete if at == self.delivered => {
-                // All others at this reliable number are incomplete, or they would have been delivered.
+                // All others at this reliable number are incomplete, or they would have been
+                // delivered.
                 self.deliver_one_loose(key, inward);
                 self.drop_late(inward);
                 Receipt::Taken
@@ -258,8 +261,8 @@ impl LaneState {
         }
     }
 
-    /// Delivers the complete unreliable packets of a reliable number that has just been reached, in order and without
-    /// waiting for gaps.
+    /// Delivers the complete unreliable packets of a reliable number that has just been reached, in
+    /// order and without waiting for gaps.
     fn deliver_loose(&mut self, inward: &mut Inward<'_>) {
         self.drop_late(inward);
         let mut from = self.loose_key(self.delivered, 0);
@@ -387,7 +390,7 @@ mod tests {
         assert_eq!(f.unreliable(2, 1, b"b1"), Receipt::Taken);
         assert!(f.payloads().is_empty());
         assert_eq!(f.reliable(1, b"a"), Receipt::Taken);
-        // What belonged between 1 and 2 is too late once 2 was delivered.
+        // A packet between 1 and 2 is too late once 2 was delivered.
         assert_eq!(f.payloads(), [&b"a"[..], b"b", b"b1", b"b2"]);
         assert_eq!(f.reliable(1, b"a"), Receipt::Taken);
         assert_eq!(f.unreliable(2, 2, b"b2"), Receipt::Taken);
@@ -441,7 +444,8 @@ mod tests {
             payload,
         };
         assert_eq!(f.reliable(4, b"after"), Receipt::Taken);
-        // A number in the middle of the fragmented packet: kept until that is delivered, then dropped.
+        // A number in the middle of the fragmented packet: kept until that is delivered, then
+        // dropped.
         assert_eq!(f.reliable(2, b"odd"), Receipt::Taken);
         for (index, payload) in [(2, &b"e"[..]), (0, b"ab"), (0, b"ab"), (1, b"cd")] {
             assert_eq!(f.fragment(1 + index as u16, &part(index, payload)), Receipt::Taken);

@@ -1,18 +1,20 @@
-//! ENet without its ceiling: a host and client that speak the protocol of the C library ENet 1.3 byte for byte, as a
-//! state machine without sockets, clock or threads.
+//! ENet without its ceiling: a host and client that speak the protocol of the C library ENet 1.3
+//! byte for byte, as a state machine without sockets, clock or threads.
 //!
-//! A [`Host`] owns all connections of one UDP socket, in both roles. Packets travel in up to 255 [lanes](Lane) (ENet calls
-//! them channels), each [reliably, unreliably in order, or without order](Delivery). Existing ENet clients and servers,
-//! Godot's among them, need no change. What is different from the C library:
+//! A [`Host`] owns all connections of one UDP socket, in both roles. Packets travel in up to 255
+//! [lanes](Lane) (ENet calls them channels), each [reliably, unreliably in order, or without
+//! order](Delivery). Existing ENet clients and servers, Godot's among them, need no change. What is
+//! different from the C library:
 //!
-//! - **No 4,095 peers.** Connections are found by address and id, so the twelve bits of an id limit only those that share
-//!   one remote socket.
-//! - **Cost by activity.** Deadlines lie on a timer wheel and peers with work in a list. Nothing walks over peers, queues
-//!   or fragments: acknowledging, resending and putting together cost O(1) or O(log n) each, however long the queue.
-//! - **Strangers cost nothing.** A CONNECT makes an entry in a bounded table and is answered with fewer bytes than it had;
-//!   the connection begins when the answer is acknowledged.
-//! - **Bounded memory.** Everything that others can make grow has a limit in [`Config`]; what a packet announces is never
-//!   allocated before it arrives.
+//! - **No 4,095 peers.** Connections are found by address and id, so the twelve bits of an id limit
+//!   only those that share one remote socket.
+//! - **Cost by activity.** Deadlines lie on a timer wheel and peers with work in a list. Nothing
+//!   walks over peers, queues or fragments: acknowledging, resending and putting together cost O(1)
+//!   or O(log n) each, however long the queue.
+//! - **Strangers cost nothing.** A CONNECT makes an entry in a bounded table and is answered with
+//!   fewer bytes than it had; the connection begins when the answer is acknowledged.
+//! - **Bounded memory.** Everything that others can make grow has a limit in [`Config`]; what a
+//!   packet announces is never allocated before it arrives.
 //!
 //! # Driving a host
 //!
@@ -24,8 +26,8 @@
 //!  connect, send, broadcast, disconnect, ...    ──▶ └──────┘ ──▶ next_timeout()            sleep until then
 //! ```
 //!
-//! `now` never goes back. Take a whole batch of datagrams in before asking for output: answers and acknowledgements then
-//! share datagrams.
+//! `now` never goes back. Take a whole batch of datagrams in before asking for output: answers and
+//! acknowledgements then share datagrams.
 //!
 //! An echo server on a socket of the standard library:
 //!
@@ -100,15 +102,17 @@
 //!
 //! # What is not promised
 //!
-//! ENet neither encrypts nor authenticates: whoever sits on the path can read and change everything. The
-//! [checksum](Config::checksum) keeps out forgers who do not; [`secure`] puts both below ENet for clients of one's own. Throughput to one peer is bounded by the protocol's window
-//! of 64 KiB per round trip, and by what its path carries. Reliable packets end with the connection: what was not acknowledged then may or may not have
-//! arrived.
+//! ENet neither encrypts nor authenticates: whoever sits on the path can read and change
+//! everything. The [checksum](Config::checksum) keeps out forgers who do not; [`secure`] puts both
+//! below ENet for clients of one's own. Throughput to one peer is bounded by the protocol's window
+//! of 64 KiB per round trip, and by what its path carries. Reliable packets end with the
+//! connection: what was not acknowledged then may or may not have arrived.
 //!
 //! # Costs
 //!
-//! An idle connection takes about 1.3 KiB, tables included, and sends one ping every half second. The driver needs one call of
-//! [`Host::handle_timeout`] when [`Host::next_timeout`] says so, and none while nobody is connected.
+//! An idle connection takes about 1.3 KiB, tables included, and sends one ping every half second.
+//! The driver needs one call of [`Host::handle_timeout`] when [`Host::next_timeout`] says so, and
+//! none while nobody is connected.
 
 #![cfg_attr(not(any(test, fuzzing)), no_std)]
 #![forbid(unsafe_code)]

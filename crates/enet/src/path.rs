@@ -1,16 +1,19 @@
-//! How much reliable data may be on its way: a window from the rate at which data is delivered and the lowest round trip.
+//! The limit on reliable data that is on its way: a window from the rate at which data is delivered
+//! and the lowest round trip.
 //!
 //! ```text
 //! window = 7/4 x rate x lowest round trip + 4 datagrams     never more than was negotiated
 //! rate   = highest of the last rounds                        bytes acknowledged over the time that took
 //! ```
 //!
-//! The first term keeps the narrowest link busy with a queue of at most one round trip; random loss does not lower it. The
-//! second is the same for everybody, so connections that share a link converge to equal shares. A sender that has nothing
-//! to send measures itself and not the path: its samples can raise the rate and never lower it.
+//! The first term keeps the narrowest link busy with a queue of at most one round trip; random loss
+//! does not lower it. The second is the same for everybody, so connections that share a link
+//! converge to equal shares. A sender that has nothing to send measures itself and not the path:
+//! its samples can raise the rate and never lower it.
 //!
-//! The lowest round trip is measured anew every ten seconds. A sender whose own queue stands in the way of that sends
-//! a quarter of its window for two round trips. This replaces the throttled window of the C library, which fills any queue. Spec: enet §11.3
+//! The lowest round trip is measured anew every ten seconds. A sender whose own queue stands in the
+//! way of that sends a quarter of its window for two round trips. This replaces the throttled
+//! window of the C library, which fills any queue. Spec: enet §11.3
 
 /// A connection's view of the path to its other end.
 #[derive(Clone, Debug)]
@@ -34,7 +37,7 @@ pub(crate) struct Path {
     drains_until_ms: Option<u64>,
 }
 
-/// What a command remembers of the moment when it was sent.
+/// State of the path when a command was sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Snapshot {
     delivered: u64,
@@ -81,7 +84,8 @@ impl Path {
         self.limited_until = self.delivered + in_flight as u64;
     }
 
-    /// Notes that `len` bytes were acknowledged. `sent` is their snapshot if their last transmission was meant.
+    /// Notes that `len` bytes were acknowledged. `sent` is their snapshot if their last
+    /// transmission was meant.
     pub(crate) fn note_delivered(&mut self, now_ms: u64, len: usize, sent: Option<Snapshot>, mtu: u16) {
         self.delivered += len as u64;
         self.delivered_ms = now_ms;
@@ -134,18 +138,21 @@ impl Path {
     }
 }
 
-/// Bytes that a new connection may have on its way: 14 datagrams, between TCP's ten and the 47 of the C library.
+/// Bytes that a new connection may have on its way: 14 datagrams, between TCP's ten and the 47 of
+/// the C library.
 const WINDOW_START: u32 = 20 * 1024;
 /// Rounds after which an epoch of rates ends: a sample counts for five to ten.
 const ROUNDS: u8 = 5;
-/// Age at which the lowest round trip is measured anew: a path changes seldom, and measuring costs a round trip.
+/// Age at which the lowest round trip is measured anew: a path changes seldom, and measuring costs
+/// a round trip.
 const LOWEST_AGE_MS: u64 = 10_000;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A link of `rate` bytes per millisecond behind a queue, `delay_ms` long; the window after `ms`.
+    /// A link of `rate` bytes per millisecond behind a queue, `delay_ms` long; the window after
+    /// `ms`.
     fn run(rate: u64, delay_ms: u64, ms: u64) -> (u32, u64) {
         let mut path = Path::new(0);
         let mut wire: alloc::collections::VecDeque<(u64, u64, Snapshot)> = Default::default();

@@ -1,17 +1,19 @@
 //! The range coder that ENet has built in: an adaptive order-2 context model. Spec: enet §4.2
 //!
-//! Both ends start from an empty model with every datagram, so nothing here outlives a call but the memory of the
-//! arena. Output is byte for byte that of the C library: names and steps follow the specification.
+//! Both ends start from an empty model with every datagram, so nothing here outlives a call but the
+//! memory of the arena. Output is byte for byte that of the C library: names and steps follow the
+//! specification.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use crate::compress::{Compressor, CorruptBlock};
 
-/// The built-in compressor of ENet (`enet_host_compress_with_range_coder`, Godot's `COMPRESS_RANGE_CODER`).
+/// The built-in compressor of ENet (`enet_host_compress_with_range_coder`, Godot's
+/// `COMPRESS_RANGE_CODER`).
 ///
-/// Holds 64 KiB of working memory, used afresh for every block. Small datagrams shrink by a third to a half; the cost is
-/// 30 to 100 ns a byte in both directions.
+/// Holds 64 KiB of working memory, used afresh for every block. Small datagrams shrink by a third
+/// to a half; the cost is 30 to 100 ns a byte in both directions.
 ///
 /// ```
 /// use throng_enet::{Compressor, RangeCoder};
@@ -50,7 +52,7 @@ impl RangeCoder {
         self.order = 0;
     }
 
-    /// What follows every byte in both directions.
+    /// Model that follows every byte in both directions.
     fn advance(&mut self) {
         if self.order >= ORDER_MAX {
             self.predicted = self.node(self.predicted).parent;
@@ -75,7 +77,8 @@ impl RangeCoder {
         index as u16
     }
 
-    /// Stores `node` in the slot that `place` names: the parent link of a node, or `predicted` itself.
+    /// Stores `node` in the slot that `place` names: the parent link of a node, or `predicted`
+    /// itself.
     fn link(&mut self, place: Option<u16>, node: u16) {
         match place {
             Some(child) => self.node(child).parent = node,
@@ -159,7 +162,8 @@ impl RangeCoder {
         }
     }
 
-    /// Counts `value` in one of the longer contexts and links its node in. Returns what was found before.
+    /// Counts `value` in one of the longer contexts and links its node in. Returns what was found
+    /// before.
     fn add_to_context(&mut self, context: u16, value: u8, place: &mut Option<u16>) -> Found {
         let found = self.add(context, value, SYMBOL_INCREMENT, 0);
         self.link(*place, found.node);
@@ -167,7 +171,8 @@ impl RangeCoder {
         found
     }
 
-    /// The bookkeeping of a context after a byte was coded in it (`count` above 0) or escaped from it.
+    /// The bookkeeping of a context after a byte was coded in it (`count` above 0) or escaped from
+    /// it.
     fn settle(&mut self, context: u16, count: u8) {
         let node = self.node(context);
         if count == 0 {
@@ -399,7 +404,8 @@ impl Node {
     }
 }
 
-/// Where a byte was found in a context: its interval before it was counted. A count of 0 means that it is new there.
+/// A byte's place in a context: its interval before it was counted. A count of 0 means that it is
+/// new there.
 struct Found {
     node: u16,
     under: u16,

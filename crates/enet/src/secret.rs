@@ -4,8 +4,8 @@ use core::hash::{BuildHasher, Hasher};
 
 /// A secret key: draws numbers that cannot be told from earlier ones, and keys the hash tables.
 ///
-/// The generator of `stdx` will not do here: its outputs, which ids and connect ids show to everybody, give its state
-/// away. SipHash of a counter does not.
+/// The generator of `stdx` will not do here: its outputs, which ids and connect ids show to
+/// everybody, give its state away. SipHash of a counter does not.
 #[derive(Clone, Debug)]
 pub(crate) struct Secret {
     key: [u64; 2],
@@ -43,9 +43,9 @@ impl BuildHasher for Keyed {
     }
 }
 
-/// SipHash with `C` rounds for each word and `D` at the end, over 64-bit words; shorter writes are padded, so it is not the
-/// byte-stream variant. Numbers that others see are drawn with 2 and 4; tables, whose hashes nobody sees, have 1 and 3, as
-/// those of the standard library.
+/// SipHash with `C` rounds for each word and `D` at the end, over 64-bit words; shorter writes are
+/// padded, so it is not the byte-stream variant. Numbers that others see are drawn with 2 and 4;
+/// tables, whose hashes nobody sees, have 1 and 3, as those of the standard library.
 #[derive(Clone, Debug)]
 pub(crate) struct Sip<const C: usize, const D: usize> {
     state: [u64; 4],

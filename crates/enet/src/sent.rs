@@ -1,4 +1,5 @@
-//! Reliable commands on their way: found by number when acknowledged, by deadline when lost. Spec: enet §12
+//! Reliable commands on their way: found by number when acknowledged, by deadline when lost. Spec:
+//! enet §12
 //!
 //! ```text
 //! Numbers (per channel)   ring from the oldest unacknowledged number      ack: O(1)
@@ -16,7 +17,7 @@ use crate::path::Snapshot;
 use crate::wire::{Body, CHANNEL_NONE, Command, Fragment};
 use crate::work;
 
-/// What a sent command carried, kept until it is acknowledged.
+/// Content of a sent command, kept until it is acknowledged.
 #[derive(Clone, Debug)]
 pub(crate) enum Content {
     /// A command about the connection.
@@ -57,8 +58,9 @@ pub(crate) struct Sent {
     pub(crate) channel: u8,
     pub(crate) number: u16,
     pub(crate) content: Content,
-    /// Transmissions so far.
+    /// Transmissions so far, and how many of them were not acknowledged in time.
     pub(crate) attempts: u8,
+    pub(crate) expiries: u8,
     /// False while the command waits to be sent again.
     pub(crate) in_flight: bool,
     pub(crate) timeout_ms: u32,
@@ -98,7 +100,8 @@ pub(crate) struct SentLog {
     /// Oldest and newest transmission in flight.
     head: SentIndex,
     tail: SentIndex,
-    /// (deadline, order of the transmission, command); the order tells whether the entry still means anything.
+    /// (deadline, order of the transmission, command); the order tells whether the entry still
+    /// means anything.
     deadlines: BinaryHeap<Reverse<(u64, u64, SentIndex)>>,
     in_flight: usize,
     transmissions: u64,
@@ -147,6 +150,7 @@ impl SentLog {
             number,
             content,
             attempts: 0,
+            expiries: 0,
             in_flight: false,
             timeout_ms,
             sent_ms: now_ms,
@@ -163,7 +167,8 @@ impl SentLog {
             }
             None => {
                 if self.entries.capacity() == 0 {
-                    // Vec would begin with room for four; an idle connection only ever has its ping on the way.
+                    // Vec would begin with room for four; an idle connection only ever has its ping
+                    // on the way.
                     self.entries.reserve_exact(1);
                     self.deadlines.reserve_exact(1);
                 }
@@ -255,8 +260,8 @@ impl SentLog {
         self.acknowledged = self.acknowledged.max(order);
     }
 
-    /// The oldest command in flight if it counts as lost: one sent three transmissions later was acknowledged, and it has
-    /// had `patience_ms`. Spec: enet A10
+    /// The oldest command in flight if it counts as lost: one sent three transmissions later was
+    /// acknowledged, and it has had `patience_ms`. Spec: enet A10
     pub(crate) fn overtaken(&self, now_ms: u64, patience_ms: u32) -> Option<SentIndex> {
         let sent = self.entries.get(self.head as usize)?;
         let is_overtaken = sent.order + OVERTAKEN_BY <= self.acknowledged;
@@ -268,7 +273,7 @@ impl SentLog {
         self.entries[index as usize].snapshot = snapshot;
     }
 
-    /// Whether a command is in the log and not in flight.
+    /// True if a command is in the log and not in flight.
     pub(crate) fn waits(&self, index: SentIndex) -> bool {
         self.entries.get(index as usize).is_some_and(|sent| sent.order != 0 && !sent.in_flight)
     }
@@ -293,6 +298,7 @@ impl SentLog {
     pub(crate) fn back_off(&mut self, index: SentIndex) {
         let sent = &mut self.entries[index as usize];
         sent.timeout_ms = sent.timeout_ms.saturating_mul(2);
+        sent.expiries = sent.expiries.saturating_add(1);
     }
 
     /// Time at which [`pop_expired`](Self::pop_expired) has something.
@@ -316,7 +322,7 @@ fn is_live(entries: &[Sent], order: u64, index: SentIndex) -> bool {
     entries.get(index as usize).is_some_and(|sent| sent.in_flight && sent.order == order)
 }
 
-/// Where in the log the unacknowledged commands of one channel are, by number.
+/// Places in the log of one channel's unacknowledged commands, by number.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Numbers {
     /// Number of the first entry.
@@ -370,7 +376,8 @@ const NONE: SentIndex = SentIndex::MAX;
 const TIMES: usize = 8;
 /// As in TCP: two later ones may just have been reordered.
 const OVERTAKEN_BY: u64 = 3;
-/// Room for commands that a connection keeps when all were acknowledged, about 10 KiB once it has needed that much.
+/// Room for commands that a connection keeps when all were acknowledged, about 10 KiB once it has
+/// needed that much.
 const KEPT: usize = 64;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What is counted per connection.
+//! Counters of a connection.
 
 use core::time::Duration;
 
@@ -16,7 +16,8 @@ impl RoundTrips {
         self.buckets.iter().sum()
     }
 
-    /// Samples below each bound, which is not included: 1 ms, 2 ms, 4 ms and so on to 16,384 ms; the last has no bound.
+    /// Samples below each bound, which is not included: 1 ms, 2 ms, 4 ms and so on to 16,384 ms;
+    /// the last has no bound.
     pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> {
         let bounds = (0..BUCKETS).map(|i| match i {
             LAST => Duration::MAX,
@@ -31,8 +32,8 @@ impl RoundTrips {
         Duration::from_millis(self.sum_ms)
     }
 
-    /// A time that this share of all round trips stays below: the upper end of a bucket, so up to twice too long. `None`
-    /// without samples.
+    /// A time that this share of all round trips stays below: the upper end of a bucket, so up to
+    /// twice too long. `None` without samples.
     ///
     /// ```
     /// # let round_trips = throng_enet::RoundTrips::default();

@@ -1,4 +1,4 @@
-//! How much work things take, in turns of loops rather than in time.
+//! Work of a host, in turns of loops rather than in time.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;

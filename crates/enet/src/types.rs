@@ -1,4 +1,4 @@
-//! What goes in and out of a host: identifiers, packets, events, errors.
+//! Types that go in and out of a host: identifiers, packets, events, errors.
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -7,7 +7,8 @@ use bytes::Bytes;
 
 use crate::statistics::{RoundTrips, Traffic};
 
-/// Names a connection of a [`Host`](crate::Host). When the connection is over, the name is never used again.
+/// Names a connection of a [`Host`](crate::Host). When the connection is over, the name is never
+/// used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId {
     pub(crate) index: u32,
@@ -20,17 +21,19 @@ pub struct PeerId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lane(pub u8);
 
-/// What may happen to a packet on its way.
+/// Guarantees for a packet on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Delivery {
     /// Arrives once and in order, or the connection ends.
     Reliable,
-    /// May get lost, but never overtakes: not an earlier packet of its lane, reliable or not. One too long for a datagram
-    /// (about 1,360 bytes) is sent reliably.
+    /// May get lost, but never overtakes: not an earlier packet of its lane, reliable or not. One
+    /// too long for a datagram (about 1,360 bytes) is sent reliably.
     Unreliable,
-    /// As [`Unreliable`](Self::Unreliable), but one too long for a datagram is cut up and lost with any of its parts.
+    /// As [`Unreliable`](Self::Unreliable), but one too long for a datagram is cut up and lost with
+    /// any of its parts.
     UnreliableFragmented,
-    /// May get lost and may overtake; arrives at most once. One too long for a datagram is sent reliably.
+    /// May get lost and may overtake; arrives at most once. One too long for a datagram is sent
+    /// reliably.
     Unsequenced,
     /// As [`Unsequenced`](Self::Unsequenced), but one too long for a datagram becomes
     /// [`UnreliableFragmented`](Self::UnreliableFragmented). What Godot sends as "unreliable".
@@ -45,7 +48,8 @@ pub enum Event {
     Connected {
         /// The connection.
         peer: PeerId,
-        /// The number that the client gave to [`Host::connect`](crate::Host::connect); 0 at the client itself.
+        /// The number that the client gave to [`Host::connect`](crate::Host::connect); 0 at the
+        /// client itself.
         data: u32,
     },
     /// A packet has arrived.
@@ -56,11 +60,12 @@ pub enum Event {
         lane: Lane,
         /// Its content.
         data: Bytes,
-        /// How it travelled: `UnsequencedFragmented` arrives as `Unsequenced` or `UnreliableFragmented`, and a long packet
-        /// that had to go reliably as `Reliable`.
+        /// Guarantees it travelled under: `UnsequencedFragmented` arrives as `Unsequenced` or
+        /// `UnreliableFragmented`, and a long packet that had to go reliably as `Reliable`.
         delivery: Delivery,
     },
-    /// The connection, or the attempt to make one, is over. Nothing more comes for this peer and its name is void.
+    /// The connection, or the attempt to make one, is over. Nothing more comes for this peer and
+    /// its name is void.
     Disconnected {
         /// The connection.
         peer: PeerId,
@@ -99,7 +104,7 @@ pub enum Reason {
     Replaced,
 }
 
-/// Where a connection stands.
+/// State of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PeerState {
@@ -107,14 +112,15 @@ pub enum PeerState {
     Connecting,
     /// Packets flow.
     Connected,
-    /// [`Host::disconnect`](crate::Host::disconnect) or [`Host::disconnect_later`](crate::Host::disconnect_later) was
-    /// called, or the other side has disconnected: no packet can be sent any more.
+    /// [`Host::disconnect`](crate::Host::disconnect) or
+    /// [`Host::disconnect_later`](crate::Host::disconnect_later) was called, or the other side has
+    /// disconnected: no packet can be sent any more.
     Disconnecting,
     /// Over; events are still to be read.
     Over,
 }
 
-/// Where to send what [`Host::poll_transmit`](crate::Host::poll_transmit) wrote.
+/// Addresses for the datagram that [`Host::poll_transmit`](crate::Host::poll_transmit) wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the datagram counts as sent"]
 pub struct Transmit {
@@ -124,8 +130,8 @@ pub struct Transmit {
     pub via: Via,
 }
 
-/// One of the socket's own addresses, as its driver numbers them: answers leave from the address that was asked, on a
-/// server that has several. 0 leaves the choice to the system.
+/// One of the socket's own addresses, as its driver numbers them: answers leave from the address
+/// that was asked, on a server that has several. 0 leaves the choice to the system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Via(pub u16);
 
@@ -135,7 +141,7 @@ pub struct Via(pub u16);
 pub struct PeerInfo {
     /// The other end.
     pub address: SocketAddr,
-    /// Where the connection stands.
+    /// State of the connection.
     pub state: PeerState,
     /// Id by which the other end is addressed; 4,095 until it is known.
     pub remote_id: u16,
@@ -167,7 +173,8 @@ pub struct PeerInfo {
     pub unacknowledged_commands: usize,
     /// Bytes of reliable data on their way.
     pub in_flight_bytes: usize,
-    /// Bytes received that wait for a gap to close, for fragments or for the application, with overhead.
+    /// Bytes received that wait for a gap to close, for fragments or for the application, with
+    /// overhead.
     pub held_bytes: usize,
     /// Commands sent again so far.
     pub resent_commands: u64,
@@ -179,7 +186,7 @@ pub struct PeerInfo {
     pub traffic: Traffic,
 }
 
-/// What a host has done so far. All counters only grow.
+/// Counters of a host. All counters only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -211,17 +218,20 @@ pub struct Stats {
     pub dropped_short: u64,
     /// Datagrams dropped because their sender has no connection with that id and session.
     pub dropped_unknown: u64,
-    /// Datagrams dropped because they cannot be decompressed, or arrived compressed at a host without a compressor.
+    /// Datagrams dropped because they cannot be decompressed, or arrived compressed at a host
+    /// without a compressor.
     pub dropped_compression: u64,
     /// Datagrams dropped because of their checksum.
     pub dropped_checksum: u64,
-    /// Datagrams whose rest was dropped because of a command that is malformed or not allowed in this state.
+    /// Datagrams whose rest was dropped because of a command that is malformed or not allowed in
+    /// this state.
     pub dropped_malformed: u64,
     /// CONNECTs dropped: not accepting, bad values, no free id or a limit reached.
     pub dropped_connects: u64,
     /// Handshakes that were not completed in time or made room for others.
     pub dropped_half_open: u64,
-    /// Packets, fragments or requests for acknowledgement dropped because too much is waiting; none was acknowledged.
+    /// Packets, fragments or requests for acknowledgement dropped because too much is waiting; none
+    /// was acknowledged.
     pub dropped_full: u64,
     /// Acknowledgements dropped because nothing was sent at the time they name.
     pub dropped_acks: u64,

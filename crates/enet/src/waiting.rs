@@ -1,18 +1,20 @@
-//! Packets of one peer that were received and cannot be delivered yet: behind a gap, or incomplete. Spec: enet §10.4
+//! Packets of one peer that were received and cannot be delivered yet: behind a gap, or incomplete.
+//! Spec: enet §10.4
 //!
 //! ```text
 //! packets   (lane, kind, number)          whole packets, and the joined beginning of incomplete ones
 //! pieces    (lane, kind, number), index   fragments ahead of that beginning
 //! ```
 //!
-//! Memory grows with what has arrived, never with what a fragment announces, and every allocation is charged to the
+//! Memory grows with what has arrived, never with what a fragment announces, and every allocation
+//! is charged to the
 //! [`Budget`]: all lanes share two maps, so that a packet that never completes costs an entry and not a map of its own.
 //! Fragments must tile the packet exactly, so neither gaps nor overlaps can reach the application.
 //!
-//! The beginning of a packet doubles its buffer while it is small. Doubling a long one would copy megabytes at once, into
-//! pages that the system has to clear first: tens of milliseconds in which no other peer is served. So once a quarter of a
-//! mebibyte has arrived, the address space of the whole packet is reserved, whose pages the system provides one by one as
-//! fragments fill them.
+//! The beginning of a packet doubles its buffer while it is small. Doubling a long one would copy
+//! megabytes at once, into pages that the system has to clear first: tens of milliseconds in which
+//! no other peer is served. So once a quarter of a mebibyte has arrived, the address space of the
+//! whole packet is reserved, whose pages the system provides one by one as fragments fill them.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -181,7 +183,8 @@ impl Waiting {
         self.first_from(PacketKey { lane, kind, reliable: 0, unreliable: 0 })
     }
 
-    /// The first packet of the lane and kind of `from` that is not before it, and whether it is complete.
+    /// The first packet of the lane and kind of `from` that is not before it, and whether it is
+    /// complete.
     pub(crate) fn first_from(&self, from: PacketKey) -> Option<(PacketKey, bool)> {
         let (key, incoming) = self.packets.range(from..).next()?;
         ((key.lane, key.kind) == (from.lane, from.kind)).then(|| (*key, incoming.is_complete()))
@@ -247,7 +250,8 @@ impl Assembly {
         Self { count, total, joined: 0, ahead: 0, ahead_bytes: 0, front: Vec::new() }
     }
 
-    /// Capacity that `front` gets to take `len` more bytes and then all pieces; `None` when the budget has no room for it.
+    /// Capacity that `front` gets to take `len` more bytes and then all pieces; `None` when the
+    /// budget has no room for it.
     fn capacity_for(
         &self,
         len: usize,
@@ -309,14 +313,16 @@ fn join_pieces(
     }
 }
 
-/// Bytes that a packet in the map costs beside its buffers: its share of a node, which may be less than half full.
+/// Bytes that a packet in the map costs beside its buffers: its share of a node, which may be less
+/// than half full.
 pub(crate) const PACKET_OVERHEAD: usize = 192;
 /// The same for a piece.
 const PIECE_OVERHEAD: usize = 128;
 /// First allocation of a packet's buffer.
 const FIRST_BYTES: usize = 2 * 1024;
-/// The longest beginning that is copied to a larger buffer: 64 pages, some 100 us on a slow machine. Also the bytes that a
-/// sender must have sent to have the address space of a whole packet (32 MiB at most) reserved.
+/// The longest beginning that is copied to a larger buffer: 64 pages, some 100 us on a slow
+/// machine. Also the bytes that a sender must have sent to have the address space of a whole packet
+/// (32 MiB at most) reserved.
 const DOUBLED_BYTES_MAX: usize = 256 * 1024;
 
 #[cfg(test)]

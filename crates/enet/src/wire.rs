@@ -6,8 +6,8 @@
 //! command    flags and number(1) channel(1) reliable number(2) body [payload]
 //! ```
 //!
-//! All integers are big-endian. Decoding is total: any bytes give a value or an error, and a value that was decoded
-//! encodes to the bytes it came from (unused flag bits aside).
+//! All integers are big-endian. Decoding is total: any bytes give a value or an error, and a value
+//! that was decoded encodes to the bytes it came from (unused flag bits aside).
 
 use alloc::vec::Vec;
 
@@ -50,7 +50,8 @@ impl Header {
         match dialect {
             Dialect::Stock => Self::decode(bytes),
             Dialect::CSharp => {
-                // The sent time has the bit that stock ENet uses for compression, which this dialect lacks.
+                // The sent time has the bit that stock ENet uses for compression, which this
+                // dialect lacks.
                 let (mut header, _) = Self::decode(&[first & !(SENT_TIME >> 8) as u8, second])?;
                 if !header.compressed {
                     return Some((header, 2));
@@ -90,33 +91,36 @@ impl Header {
     }
 }
 
-/// How a peer writes the first two bytes of its datagrams.
+/// Layout of the first two bytes of a peer's datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Dialect {
     /// As the C library.
     #[default]
     Stock,
-    /// As ENet-CSharp: the sent time is announced by bit 14, and there is no compression. Spec: enet §18
+    /// As ENet-CSharp: the sent time is announced by bit 14, and there is no compression. Spec:
+    /// enet §18
     CSharp,
 }
 
 /// One record of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command<'a> {
-    /// ENet's channel: a lane number for data, [`CHANNEL_NONE`] for everything about the connection itself.
+    /// ENet's channel: a lane number for data, [`CHANNEL_NONE`] for everything about the connection
+    /// itself.
     pub channel: u8,
     /// The reliable sequence number.
     pub number: u16,
     /// The receiver must acknowledge the command.
     pub acknowledge: bool,
-    /// A flag without effect at the receiver, set by custom on unsequenced data and unacknowledged disconnects.
+    /// A flag without effect at the receiver, set by custom on unsequenced data and unacknowledged
+    /// disconnects.
     pub unsequenced: bool,
-    /// What the command says.
+    /// The content.
     pub body: Body<'a>,
 }
 
-/// What a command says.
+/// Content of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(
     missing_docs,
@@ -141,9 +145,10 @@ pub enum Body<'a> {
     SendFragment(Fragment<'a>),
     /// A whole packet without any order.
     SendUnsequenced { group: u16, payload: &'a [u8] },
-    /// What the sender of this can take from the receiver, and what it sends at most, in bytes per second; 0 is no limit.
+    /// Bandwidth that the sender of this can take from the receiver, and what it sends at most, in
+    /// bytes per second; 0 is no limit.
     BandwidthLimit { incoming: u32, outgoing: u32 },
-    /// How the receiver shall adapt its throttle.
+    /// Settings for the receiver's throttle.
     ThrottleConfigure { interval: u32, acceleration: u32, deceleration: u32 },
     /// Part of a packet that may get lost.
     SendUnreliableFragment(Fragment<'a>),
@@ -154,7 +159,8 @@ pub enum Body<'a> {
 pub struct Handshake {
     /// The id by which the sender of this wants to be addressed.
     pub peer_id: u16,
-    /// Session id that the client expects in datagrams from the server; [`SESSION_UNUSED`] when it has none yet.
+    /// Session id that the client expects in datagrams from the server; [`SESSION_UNUSED`] when it
+    /// has none yet.
     pub incoming_session: u8,
     /// Session id of the other direction.
     pub outgoing_session: u8,
@@ -189,17 +195,19 @@ pub struct Fragment<'a> {
     pub index: u32,
     /// Length of the packet in bytes.
     pub total: u32,
-    /// Where in the packet this fragment's payload begins.
+    /// Offset of the payload in the packet.
     pub offset: u32,
     /// This fragment's share of the packet.
     pub payload: &'a [u8],
 }
 
 impl<'a> Command<'a> {
-    /// Reads one command from the front of `bytes`, and the number of bytes it takes with its payload.
+    /// Reads one command from the front of `bytes`, and the number of bytes it takes with its
+    /// payload.
     ///
     /// # Errors
-    /// When the command is unknown, or longer than `bytes`. A receiver then drops the rest of the datagram.
+    /// When the command is unknown, or longer than `bytes`. A receiver then drops the rest of the
+    /// datagram.
     pub fn decode(bytes: &'a [u8]) -> Result<(Self, usize), DecodeError> {
         let mut reader = Reader { bytes };
         let first = reader.u8()?;
@@ -246,7 +254,8 @@ impl<'a> Command<'a> {
     /// Appends the command.
     ///
     /// # Panics
-    /// When a payload is longer than 65,535 bytes: senders cut packets at the MTU, which is at most 4,096.
+    /// When a payload is longer than 65,535 bytes: senders cut packets at the MTU, which is at most
+    /// 4,096.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let (number, payload) = self.body.number_and_payload();
         let mut first = number;

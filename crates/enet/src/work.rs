@@ -1,5 +1,5 @@
-//! Counts steps of work in tests and fuzz targets: they tell a loop over everything from a loop over what is due without
-//! looking at a clock. Nothing in any other build.
+//! Counts steps of work in tests and fuzz targets: they tell a loop over everything from a loop
+//! over what is due without looking at a clock. Nothing in any other build.
 
 /// One turn of a loop whose length depends on what others do.
 #[inline]
@@ -15,6 +15,7 @@ std::thread_local! {
 
 /// Steps of this thread so far.
 #[cfg(any(test, fuzzing))]
+#[cfg_attr(not(fuzzing), allow(unreachable_pub, reason = "exported to fuzz targets only"))]
 pub fn steps() -> u64 {
     STEPS.with(core::cell::Cell::get)
 }

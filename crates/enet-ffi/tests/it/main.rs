@@ -1,7 +1,8 @@
-//! Programs that were linked with the C library, started with this one instead: each says the same with both.
+//! Programs that were linked with the C library, started with this one instead: each says the same
+//! with both.
 //!
-//! What is not installed (`libenet-dev`, `python3-enet`, `godot3-server`, `cube2-server`) is left out, with a line that says
-//! so.
+//! What is not installed (`libenet-dev`, `python3-enet`, `godot3-server`, `cube2-server`) is left
+//! out, with a line that says so.
 #![allow(clippy::print_stderr, reason = "a test that is left out says so")]
 
 use std::collections::BTreeSet;
@@ -31,7 +32,7 @@ impl Library {
         command
     }
 
-    /// What the program says until it ends.
+    /// Output of the program until it ends.
     fn say(self, mut command: Command) -> String {
         let output = command.output().expect("the program starts");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

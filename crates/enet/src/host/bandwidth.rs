@@ -69,7 +69,7 @@ impl Host {
             }
         }
         let per_look = |rate: u32| u64::from(rate) * elapsed_ms / 1_000;
-        // What every active peer has sent, and can take.
+        // Index, bytes sent and bytes that fit, for each active peer.
         let mut senders: Vec<(u32, u64, u64)> = Vec::new();
         for index in bandwidth.active.drain(..) {
             let Some(peer) = self.slots[index as usize].peer.as_deref_mut().filter(|peer| peer.in_active)
@@ -88,8 +88,8 @@ impl Host {
         let mut budget = per_look(outgoing);
         let mut data: u64 = senders.iter().map(|&(_, bytes, _)| bytes).sum();
         let scale = u64::from(THROTTLE_SCALE);
-        // Taking out those who can take less than their share never raises the share of the others, so the second round
-        // finds nobody.
+        // Taking out those who can take less than their share never raises the share of the others,
+        // so the second round finds nobody.
         loop {
             let share = if !is_limited || data <= budget { scale } else { budget * scale / data };
             self.ctx.share = share as u32;
@@ -118,7 +118,7 @@ impl Host {
     /// Tells every peer what this host can take from it. Spec: enet §13.3
     fn report_bandwidth(&mut self) {
         let (incoming, outgoing) = (self.ctx.config.incoming_bandwidth, self.ctx.config.outgoing_bandwidth);
-        // What each announced to send at most.
+        // Announced sending limit and index of each peer.
         let mut wishes: Vec<(u32, u32)> = Vec::new();
         for &index in &self.live {
             let Some(peer) = &self.slots[index as usize].peer else { continue };
@@ -126,9 +126,9 @@ impl Host {
                 wishes.push((peer.outgoing_bandwidth, index));
             }
         }
-        // Who wants less than an equal share leaves the rest to the others, whose share grows. In order of what they want
-        // this takes one look at each; the reference starts again after every round and comes to the same end, since a
-        // share never shrinks.
+        // A peer that wants less than an equal share leaves the rest to the others, whose share
+        // grows. In order of what they want this takes one look at each; the reference starts again
+        // after every round and comes to the same end, since a share never shrinks.
         wishes.sort_unstable();
         let mut left = incoming;
         let mut modest = if incoming == 0 { wishes.len() } else { 0 };

@@ -9,8 +9,8 @@ use crate::address::Key;
 use crate::secret::{Keyed, Secret};
 use crate::wire::{Dialect, SESSION_UNUSED};
 
-/// Connections that ended lately: their sessions must not be used again at once, and the DISCONNECT that ended them may
-/// come again. Bounded in number and time.
+/// Connections that ended lately: their sessions must not be used again at once, and the DISCONNECT
+/// that ended them may come again. Bounded in number and time.
 #[derive(Debug)]
 pub(super) struct Closed {
     entries: HashMap<Key, ClosedEntry, Keyed>,

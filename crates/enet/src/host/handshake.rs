@@ -1,4 +1,4 @@
-//! How strangers become connections, and what is left of those that were. Spec: enet §8.2, A8, A9
+//! Handshakes of strangers, and remains of past connections. Spec: enet §8.2, A8, A9
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;
@@ -121,9 +121,9 @@ impl Host {
         Some(index)
     }
 
-    /// Sends VERIFY_CONNECT. `to_connect`: the datagram answered was a CONNECT and therefore proves nothing, so that not
-    /// more may go out than came in. Any other came with an id and a session that only the real owner of the address
-    /// has seen, or one guess in 16,384.
+    /// Sends VERIFY_CONNECT. `to_connect`: the datagram answered was a CONNECT and therefore proves
+    /// nothing, so that not more may go out than came in. Any other came with an id and a session
+    /// that only the real owner of the address has seen, or one guess in 16,384.
     fn answer_half_open(&mut self, index: HalfOpenIndex, to_connect: bool) {
         let is_blind = to_connect || self.ctx.config.naming == Naming::Sequential;
         let sent_time = match self.ctx.config.naming {
@@ -173,7 +173,8 @@ impl Host {
         self.loose.push_back((Transmit { to: names.address, via: self.via }, datagram));
     }
 
-    /// A datagram with the right id and session for a handshake in progress: hopefully the acknowledgement.
+    /// A datagram with the right id and session for a handshake in progress: hopefully the
+    /// acknowledgement.
     pub(super) fn handle_half_open(
         &mut self,
         index: HalfOpenIndex,
@@ -200,7 +201,8 @@ impl Host {
                 _ => {}
             }
         }
-        // The acknowledgement was lost or is still on its way. Ask again, but not for every datagram of a burst.
+        // The acknowledgement was lost or is still on its way. Ask again, but not for every
+        // datagram of a burst.
         let is_due = entry.last_answer_ms().is_none_or(|last| now_ms >= last + ANSWER_AGAIN_MS);
         if knows_us && is_due && entry.answered < ANSWERS_MAX {
             self.answer_half_open(index, false);
@@ -213,7 +215,8 @@ impl Host {
         let HalfOpen { names, terms, data, .. } = entry;
         self.local_ids.remove(names.address, names.local_id);
         if let Some(&old) = self.by_remote.get(&Key::new(names.address, names.remote_id)) {
-            // The same client under the same name: it has forgotten the old connection. Spec: enet A9
+            // The same client under the same name: it has forgotten the old connection. Spec: enet
+            // A9
             if let Some(peer) = self.slots[old as usize].peer.as_deref_mut() {
                 peer.finish(&mut self.ctx, 0, Reason::Replaced);
                 self.settle(old, false);
@@ -247,7 +250,8 @@ impl Host {
         self.settle(id.index, true);
     }
 
-    /// Answers the DISCONNECT of a connection that it has already ended: the first answer was lost. Spec: enet A9
+    /// Answers the DISCONNECT of a connection that it has already ended: the first answer was lost.
+    /// Spec: enet A9
     pub(super) fn handle_closed(
         &mut self,
         from: SocketAddr,
@@ -300,7 +304,8 @@ fn next_session(session: u8, avoid: u8) -> u8 {
     if next == avoid { (next + 1) & SESSION_MASK } else { next }
 }
 
-/// A client that has not acknowledged VERIFY_CONNECT gets another after this time; its ping comes back after 500 ms.
+/// A client that has not acknowledged VERIFY_CONNECT gets another after this time; its ping comes
+/// back after 500 ms.
 const ANSWER_AGAIN_MS: u64 = 200;
 /// Answers to one attempt: with doubling pauses, a client asks seven times before it gives up.
 const ANSWERS_MAX: u32 = 16;

@@ -32,7 +32,8 @@ impl Host {
         self.per_ip.get(&Block::of_ip(ip)).copied().unwrap_or(0)
     }
 
-    /// Counts the connections of each IP address anew: there is a limit on them from now on, or no longer.
+    /// Counts the connections of each IP address anew: there is a limit on them from now on, or no
+    /// longer.
     pub(super) fn count_per_ip(&mut self) {
         self.per_ip.clear();
         if self.ctx.config.peers_per_ip_max == usize::MAX {
@@ -103,7 +104,8 @@ impl Host {
             return;
         }
         if let Some(deadline) = peer.next_deadline(self.ctx.now_ms) {
-            // A timer that is too early costs one look; moving it at every acknowledgement would cost more.
+            // A timer that is too early costs one look; moving it at every acknowledgement would
+            // cost more.
             let is_armed = peer.timer.is_some_and(|(at, _)| at <= deadline);
             if !is_armed {
                 if let Some((_, key)) = peer.timer.take() {

@@ -1,4 +1,4 @@
-//! What a host shows of itself.
+//! Read access to a host.
 
 use super::closed::CLOSED_MAX;
 use super::{Host, Owner};
@@ -42,7 +42,7 @@ impl Host {
         self.ctx.queued_bytes
     }
 
-    /// What the host has done so far.
+    /// Counters of the host.
     #[must_use]
     pub fn stats(&self) -> &Stats {
         &self.ctx.stats

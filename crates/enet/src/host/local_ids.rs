@@ -1,7 +1,8 @@
 //! Peer ids given to remote sockets, and their owners. Spec: enet A1
 //!
-//! The address is found first and the id under it, so that the free ids of an address are known without a look at each of
-//! its 4,095. Almost every address has one id; those that have more share a small table, and a bitmap from 33 ids on.
+//! The address is found first and the id under it, so that the free ids of an address are known
+//! without a look at each of its 4,095. Almost every address has one id; those that have more share
+//! a small table, and a bitmap from 33 ids on.
 
 use alloc::boxed::Box;
 use core::net::SocketAddr;
@@ -56,7 +57,8 @@ impl LocalIds {
         }
     }
 
-    /// The first free id towards `address`, counted from `first` on and around; `None` when all 4,095 are in use.
+    /// The first free id towards `address`, counted from `first` on and around; `None` when all
+    /// 4,095 are in use.
     pub(super) fn free_id(&self, address: SocketAddr, first: u16) -> Option<u16> {
         let around = |offset: u16| (first + offset) % PEER_ID_NONE;
         match self.addresses.get(&Key::new(address, 0)) {
@@ -163,7 +165,8 @@ fn free_bit(used: &[u64; WORDS], first: u16) -> Option<u16> {
 }
 
 const WORDS: usize = 64;
-/// Ids towards one address up to which a free one is looked for in their table; a bitmap takes 512 bytes.
+/// Ids towards one address up to which a free one is looked for in their table; a bitmap takes 512
+/// bytes.
 const SCANNED_MAX: usize = 32;
 
 #[cfg(test)]

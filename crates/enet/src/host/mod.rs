@@ -35,9 +35,10 @@ use crate::wire::{Dialect, Header, PEER_ID_NONE};
 
 /// All ENet connections of one UDP socket, in both roles.
 ///
-/// A state machine: it is handed datagrams and the time, and hands out datagrams, events and the time of its next timer.
-/// See the [crate's page](crate) for how to drive it. Work follows what happens: a connection that is silent costs a
-/// ping every half second and nothing else, a connection that could exist costs nothing.
+/// A state machine: it is handed datagrams and the time, and hands out datagrams, events and the
+/// time of its next timer. See the [crate's page](crate) for how to drive it. Work follows what
+/// happens: a connection that is silent costs a ping every half second and nothing else, a
+/// connection that could exist costs nothing.
 pub struct Host {
     ctx: Context,
     slots: Vec<Slot>,
@@ -55,7 +56,8 @@ pub struct Host {
     secret: Secret,
     next_connect_id: Option<[u8; 4]>,
     timers: TimerWheel<Timer>,
-    /// Peers that may have something to send, and peers with events. Each has a flag that says whether it is in there.
+    /// Peers that may have something to send, and peers with events. Each has a flag that says
+    /// whether it is in there.
     dirty: VecDeque<u32>,
     ready: VecDeque<u32>,
     /// Datagrams sent in a row to the first of `dirty`.
@@ -73,7 +75,7 @@ pub struct Host {
     packed: Vec<u8>,
 }
 
-/// What an [intercept hook](Host::set_intercept) wants done with a datagram.
+/// Decision of an [intercept hook](Host::set_intercept) about a datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Intercept {
@@ -169,16 +171,17 @@ impl Host {
         Ok(host)
     }
 
-    /// Takes in one datagram as received from `from`. Never fails: what is wrong is dropped and counted.
+    /// Takes in one datagram as received from `from`. Never fails: what is wrong is dropped and
+    /// counted.
     ///
-    /// A batch is best taken in whole before [`poll_transmit`](Self::poll_transmit): acknowledgements and answers then
-    /// share datagrams.
+    /// A batch is best taken in whole before [`poll_transmit`](Self::poll_transmit):
+    /// acknowledgements and answers then share datagrams.
     pub fn handle_datagram(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
         self.handle_datagram_via(now, from, Via::default(), datagram);
     }
 
-    /// As [`handle_datagram`](Self::handle_datagram), for a datagram that came to one of several own addresses. What goes
-    /// back names it in [`Transmit::via`].
+    /// As [`handle_datagram`](Self::handle_datagram), for a datagram that came to one of several
+    /// own addresses. What goes back names it in [`Transmit::via`].
     pub fn handle_datagram_via(&mut self, now: Instant, from: SocketAddr, via: Via, datagram: &[u8]) {
         self.advance(now);
         self.via = via;
@@ -273,7 +276,8 @@ impl Host {
         }
     }
 
-    /// Writes the next datagram to send to `buf`, which is cleared first; `None` when there is nothing to send now.
+    /// Writes the next datagram to send to `buf`, which is cleared first; `None` when there is
+    /// nothing to send now.
     ///
     /// Call until `None` after every batch of inputs. Datagrams to one peer follow each other.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
@@ -319,8 +323,8 @@ impl Host {
 
     /// Takes the next event.
     ///
-    /// Peers take turns, so that one that sends a lot does not hold up the others. Packets that were received and not
-    /// taken count against [`Config::peer_bytes_max`].
+    /// Peers take turns, so that one that sends a lot does not hold up the others. Packets that
+    /// were received and not taken count against [`Config::peer_bytes_max`].
     pub fn poll_event(&mut self) -> Option<Event> {
         while let Some(index) = self.ready.pop_front() {
             let Some(peer) = self.slots[index as usize].peer.as_deref_mut().filter(|peer| peer.in_ready)
@@ -340,22 +344,24 @@ impl Host {
         None
     }
 
-    /// Takes the next event of one peer if it is a packet. `None` when another event comes first, or none is there.
+    /// Takes the next event of one peer if it is a packet. `None` when another event comes first,
+    /// or none is there.
     pub fn poll_packet(&mut self, peer: PeerId) -> Option<Event> {
         let found = find(&mut self.slots, peer)?;
         // If it was the last, its turn in `poll_event` passes.
         found.pop_packet(&mut self.ctx.budget)
     }
 
-    /// Whether [`poll_event`](Self::poll_event) may have something. Sending can end a connection, so a driver that is about
-    /// to wait asks after its last [`poll_transmit`](Self::poll_transmit).
+    /// True if [`poll_event`](Self::poll_event) may have something. Sending can end a connection,
+    /// so a driver that is about to wait asks after its last
+    /// [`poll_transmit`](Self::poll_transmit).
     #[must_use]
     pub fn has_events(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called next; `None` when nothing is scheduled. Never later
-    /// than needed, sometimes earlier.
+    /// Time at which [`handle_timeout`](Self::handle_timeout) is to be called next; `None` when
+    /// nothing is scheduled. Never later than needed, sometimes earlier.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Instant> {
         self.timers.next()
@@ -381,9 +387,11 @@ fn is_broadcast(address: SocketAddr) -> bool {
     address.ip() == IpAddr::V4(Ipv4Addr::BROADCAST)
 }
 
-/// Datagrams to one peer before the next has its turn. A full window has 47 of 1,392 bytes; in parts it keeps nobody waiting
-/// for longer than a tenth of a millisecond, and the kernel can still segment them.
+/// Datagrams to one peer before the next has its turn. A full window has 47 of 1,392 bytes; in
+/// parts it keeps nobody waiting for longer than a tenth of a millisecond, and the kernel can still
+/// segment them.
 const BURST_MAX: u32 = 12;
-/// Answers to strangers and other datagrams without a connection that may wait, some 100 bytes each. A driver sends them
-/// after every batch; as many as half-open connections by default, so that a batch of that many CONNECTs gets its answers.
+/// Answers to strangers and other datagrams without a connection that may wait, some 100 bytes
+/// each. A driver sends them after every batch; as many as half-open connections by default, so
+/// that a batch of that many CONNECTs gets its answers.
 const LOOSE_MAX: usize = 16_384;

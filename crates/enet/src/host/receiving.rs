@@ -1,4 +1,4 @@
-//! Whose a datagram is, and what is in it. Spec: enet §9
+//! Assignment of datagrams to connections, and their content. Spec: enet §9
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -26,7 +26,7 @@ impl Host {
         owner.filter(|_| session == header.session)
     }
 
-    /// How the sender of a datagram writes headers. Spec: enet §18
+    /// Dialect of a datagram's sender. Spec: enet §18
     pub(super) fn dialect(&mut self, from: SocketAddr, datagram: &[u8]) -> Dialect {
         let Some(&[first, second]) = datagram.first_chunk() else { return Dialect::Stock };
         let id = u16::from_be_bytes([first, second]) & PEER_ID_NONE;

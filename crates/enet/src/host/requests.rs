@@ -1,4 +1,4 @@
-//! What an application asks of its host: connections, packets, farewells, settings.
+//! Requests of the application: connections, packets, farewells, settings.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -17,10 +17,12 @@ use crate::types::{ConfigError, ConnectError, Delivery, Lane, PeerId, SendError,
 use crate::wire::{Dialect, PEER_ID_NONE};
 
 impl Host {
-    /// Asks `address` for a connection with `lanes` lanes (at least one). `data` is a number for its application.
+    /// Asks `address` for a connection with `lanes` lanes (at least one). `data` is a number for
+    /// its application.
     ///
-    /// [`Event::Connected`](crate::Event::Connected) or [`Event::Disconnected`](crate::Event::Disconnected) follows; with a
-    /// silent address after half a minute.
+    /// [`Event::Connected`](crate::Event::Connected) or
+    /// [`Event::Disconnected`](crate::Event::Disconnected) follows; with a silent address after
+    /// half a minute.
     ///
     /// # Errors
     /// When the host, or the space of ids towards that address, is full.
@@ -70,10 +72,12 @@ impl Host {
         Ok(id)
     }
 
-    /// Queues a packet. It leaves with the following [`poll_transmit`](Self::poll_transmit)s, as the windows allow.
+    /// Queues a packet. It leaves with the following [`poll_transmit`](Self::poll_transmit)s, as
+    /// the windows allow.
     ///
     /// # Errors
-    /// When the peer is not connected, has no such lane, or the packet is too long or too much. Nothing was queued then.
+    /// When the peer is not connected, has no such lane, or the packet is too long or too much.
+    /// Nothing was queued then.
     pub fn send(
         &mut self,
         peer: PeerId,
@@ -87,7 +91,8 @@ impl Host {
         Ok(())
     }
 
-    /// Queues a packet for every connected peer that has the lane; the number of peers. The content is shared.
+    /// Queues a packet for every connected peer that has the lane; the number of peers. The content
+    /// is shared.
     pub fn broadcast(&mut self, lane: Lane, data: impl Into<Bytes>, delivery: Delivery) -> usize {
         let data = data.into();
         let mut reached = 0;
@@ -103,10 +108,12 @@ impl Host {
         reached
     }
 
-    /// Ends a connection in an orderly way: what was not sent yet is dropped, and [`Event::Disconnected`](crate::Event::Disconnected) follows when the
-    /// other side has confirmed or no longer answers. An attempt that was not answered yet ends without an event.
+    /// Ends a connection in an orderly way: what was not sent yet is dropped, and
+    /// [`Event::Disconnected`](crate::Event::Disconnected) follows when the other side has
+    /// confirmed or no longer answers. An attempt that was not answered yet ends without an event.
     ///
-    /// `data` is a number for the other side's application. Does nothing when the connection is over or ending.
+    /// `data` is a number for the other side's application. Does nothing when the connection is
+    /// over or ending.
     pub fn disconnect(&mut self, peer: PeerId, data: u32) {
         let Some(found) = find(&mut self.slots, peer) else { return };
         match found.disconnect(&mut self.ctx, data) {
@@ -126,8 +133,8 @@ impl Host {
         }
     }
 
-    /// Ends a connection at once: one message tells the other side, which may get lost, and there is no event. Events that
-    /// were not taken yet are dropped.
+    /// Ends a connection at once: one message tells the other side, which may get lost, and there
+    /// is no event. Events that were not taken yet are dropped.
     pub fn disconnect_now(&mut self, peer: PeerId, data: u32) {
         let Some(found) = find(&mut self.slots, peer) else { return };
         if !matches!(found.state, State::Over | State::Disconnecting) {
@@ -137,14 +144,16 @@ impl Host {
         self.remove(peer.index);
     }
 
-    /// Forgets a connection without a word. The other side finds out when nothing is acknowledged any more.
+    /// Forgets a connection without a word. The other side finds out when nothing is acknowledged
+    /// any more.
     pub fn reset(&mut self, peer: PeerId) {
         if find(&mut self.slots, peer).is_some() {
             self.remove(peer.index);
         }
     }
 
-    /// Limits the host's bandwidth in bytes per second, 0 for no limit. Peers are told within a second.
+    /// Limits the host's bandwidth in bytes per second, 0 for no limit. Peers are told within a
+    /// second.
     pub fn set_bandwidth(&mut self, now: Instant, incoming: u32, outgoing: u32) {
         self.advance(now);
         (self.ctx.config.incoming_bandwidth, self.ctx.config.outgoing_bandwidth) = (incoming, outgoing);
@@ -153,8 +162,9 @@ impl Host {
         self.arm_bandwidth();
     }
 
-    /// Sets how the other side adapts its throttle, and this one: the interval between looks, and by how many 32nds it
-    /// opens or closes at each acknowledgement. An acceleration of 32 and a deceleration of 0 switch it off.
+    /// Sets how the other side adapts its throttle, and this one: the interval between looks, and
+    /// by how many 32nds it opens or closes at each acknowledgement. An acceleration of 32 and a
+    /// deceleration of 0 switch it off.
     pub fn configure_throttle(
         &mut self,
         peer: PeerId,
@@ -169,7 +179,8 @@ impl Host {
         }
     }
 
-    /// Sends a ping now. One that measures the round trip leaves by itself whenever the connection is quiet.
+    /// Sends a ping now. One that measures the round trip leaves by itself whenever the connection
+    /// is quiet.
     pub fn ping(&mut self, peer: PeerId) {
         if let Some(found) = find(&mut self.slots, peer).filter(|peer| peer.state == State::Connected) {
             found.ping();
@@ -215,8 +226,9 @@ impl Host {
         }
     }
 
-    /// Sets when a connection is given up: when nothing was acknowledged for `max`, or for `min` while some command was
-    /// sent so often that its timeout has doubled to `limit` times the first (a power of two). Default 32, 5 s, 30 s.
+    /// Sets when a connection is given up: when nothing was acknowledged for `max`, or for `min`
+    /// while some command was sent so often that its timeout has doubled to `limit` times the first
+    /// (a power of two). Default 32, 5 s, 30 s.
     pub fn set_timeout(&mut self, peer: PeerId, limit: u32, min: Duration, max: Duration) {
         let ms = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
         if let Some(found) = find(&mut self.slots, peer) {
@@ -224,19 +236,22 @@ impl Host {
         }
     }
 
-    /// Shows every datagram to `hook` before the host takes it, so that other protocols can share the port.
+    /// Shows every datagram to `hook` before the host takes it, so that other protocols can share
+    /// the port.
     pub fn set_intercept(&mut self, hook: Option<Hook>) {
         self.hook = hook;
     }
 
-    /// Sends a datagram that is not ENet's through the same socket. Dropped when 16,384 of them are waiting.
+    /// Sends a datagram that is not ENet's through the same socket. Dropped when 16,384 of them are
+    /// waiting.
     pub fn send_raw(&mut self, to: SocketAddr, datagram: Vec<u8>) {
         if self.loose.len() < LOOSE_MAX {
             self.loose.push_back((Transmit { to, via: Via::default() }, datagram));
         }
     }
 
-    /// Fixes the connect id of the next [`connect`](Self::connect), which is otherwise drawn. For comparing bytes.
+    /// Fixes the connect id of the next [`connect`](Self::connect), which is otherwise drawn. For
+    /// comparing bytes.
     #[doc(hidden)]
     pub fn set_next_connect_id(&mut self, connect_id: [u8; 4]) {
         self.next_connect_id = Some(connect_id);

@@ -15,7 +15,8 @@ impl Host {
         self.ctx.stats.bytes_out += len as u64;
     }
 
-    /// Sends an answer to the present datagram that belongs to no connection, if there is room for one more.
+    /// Sends an answer to the present datagram that belongs to no connection, if there is room for
+    /// one more.
     pub(super) fn answer(&mut self, to: SocketAddr, datagram: Vec<u8>) {
         if self.loose.len() < LOOSE_MAX {
             self.loose.push_back((Transmit { to, via: self.via }, datagram));

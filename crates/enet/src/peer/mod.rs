@@ -23,7 +23,7 @@ use crate::waiting::Waiting;
 use crate::wire::{Body, Command, Dialect, Handshake};
 use crate::work;
 
-/// What a peer needs of its host.
+/// Parts of the host that its peers use.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) config: Config,
@@ -34,11 +34,11 @@ pub(crate) struct Context {
     pub(crate) now_ms: u64,
     /// Highest throttle value that the host's bandwidth allows. Spec: enet §13.2
     pub(crate) share: u32,
-    /// Whether bytes sent are counted per peer, because some bandwidth is limited.
+    /// True if bytes sent are counted per peer, because some bandwidth is limited.
     pub(crate) meters: bool,
 }
 
-/// Where a connection stands. Spec: enet §7.2; a server's part of the handshake is in `half_open`.
+/// State of a connection. Spec: enet §7.2; a server's part of the handshake is in `half_open`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Connecting,
@@ -68,12 +68,14 @@ pub(crate) struct Peer {
     pub(crate) session_in: u8,
     pub(crate) session_out: u8,
     pub(crate) dialect: Dialect,
-    /// The reason was the other side's acknowledged DISCONNECT: its retransmissions are to be answered.
+    /// The reason was the other side's acknowledged DISCONNECT: its retransmissions are to be
+    /// answered.
     pub(crate) ended_by_remote: bool,
     lanes_max: u8,
     mtu: u16,
     window: u32,
-    /// What the other side can take, and sends at most, in bytes per second; 0 is no limit.
+    /// Bandwidth that the other side can take, and sends at most, in bytes per second; 0 is no
+    /// limit.
     pub(crate) incoming_bandwidth: u32,
     pub(crate) outgoing_bandwidth: u32,
     pub(crate) estimate: Estimate,
@@ -86,9 +88,10 @@ pub(crate) struct Peer {
     timeout_limit: u32,
     timeout_min_ms: u32,
     timeout_max_ms: u32,
-    /// When the other side last acknowledged something.
+    /// Time of the other side's last acknowledgement.
     last_ack_ms: Option<u64>,
-    /// When anything arrived last, in eighths of a second rounded up; 0 where that is no reason to spare a ping.
+    /// Time of the last arrival, in eighths of a second rounded up; 0 where that is no reason to
+    /// spare a ping.
     heard_eighths: u32,
     /// Oldest of the transmissions that have expired since the last acknowledgement.
     earliest_loss_ms: Option<u64>,
@@ -97,8 +100,9 @@ pub(crate) struct Peer {
     group_out: u16,
     /// Order in which commands were queued, over all three queues.
     stamp: u64,
-    /// Commands about the connection, reliable data, and the rest, in the order they were queued. Three queues: when the
-    /// window is closed, the others pass without a look at what is held back.
+    /// Commands about the connection, reliable data, and the rest, in the order they were queued.
+    /// Three queues: when the window is closed, the others pass without a look at what is held
+    /// back.
     control: VecDeque<Queued<Body<'static>>>,
     reliable: VecDeque<Queued<Outgoing>>,
     loose: VecDeque<Queued<Outgoing>>,
@@ -146,7 +150,8 @@ struct Queued<T> {
 struct Outgoing {
     lane: u8,
     kind: Kind,
-    /// The reliable number: of the packet (of its first fragment), or of the last reliable packet before it.
+    /// The reliable number: of the packet (of its first fragment), or of the last reliable packet
+    /// before it.
     number: u16,
     data: Bytes,
     /// Bytes of a fragment; 0 when the packet goes out whole.
@@ -174,7 +179,7 @@ struct Ack {
     is_last: bool,
 }
 
-/// Whether the rest of a datagram is worth reading.
+/// Verdict on the rest of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
     Continue,
@@ -184,7 +189,7 @@ pub(crate) enum Flow {
     Full,
 }
 
-/// How to address a datagram to this peer.
+/// Header values of datagrams to this peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Envelope {
     pub(crate) peer_id: u16,
@@ -206,7 +211,7 @@ pub(crate) struct Terms {
     pub(crate) throttle_deceleration: u32,
 }
 
-/// Who is at the other end.
+/// Identity of the other end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Names {
     pub(crate) address: SocketAddr,
@@ -566,8 +571,9 @@ impl Peer {
 
     // ---- time
 
-    /// When [`handle_timeout`](Self::handle_timeout) has work, in milliseconds. A ping that is due already is not such
-    /// work: it waits for the next [`write_commands`](Self::write_commands).
+    /// Time at which [`handle_timeout`](Self::handle_timeout) has work, in milliseconds. A ping
+    /// that is due already is not such work: it waits for the next
+    /// [`write_commands`](Self::write_commands).
     pub(crate) fn next_deadline(&mut self, now_ms: u64) -> Option<u64> {
         let resend = self.sent.next_deadline();
         let ping = self.ping_time().filter(|&at| at > now_ms);
@@ -577,7 +583,7 @@ impl Peer {
         }
     }
 
-    /// When the next ping is due, if nothing else keeps the link alive. Spec: enet §12.5
+    /// Time at which the next ping is due, if nothing else keeps the link alive. Spec: enet §12.5
     fn ping_time(&self) -> Option<u64> {
         let is_quiet = self.state == State::Connected
             && self.sent.is_empty()
@@ -612,11 +618,12 @@ impl Peer {
         while let Some(index) = self.sent.pop_expired(ctx.now_ms) {
             work::step();
             let sent = self.sent.get(index);
-            let (sent_ms, attempts) = (sent.sent_ms, sent.attempts);
+            let (sent_ms, expiries) = (sent.sent_ms, sent.expiries);
             let earliest = self.earliest_loss_ms.map_or(sent_ms, |earliest| earliest.min(sent_ms));
             self.earliest_loss_ms = Some(earliest);
             let waited = ctx.now_ms.saturating_sub(earliest);
-            let tries = 1_u64 << u32::from(attempts - 1).min(63);
+            // Early resends do not count: they come within the patience that a command has.
+            let tries = 1_u64 << u32::from(expiries).min(63);
             if waited >= self.timeout_max_ms.into()
                 || tries >= self.timeout_limit.into() && waited >= self.timeout_min_ms.into()
             {
@@ -684,7 +691,7 @@ fn lane_mut(lanes: &mut Vec<LaneState>, id: u8) -> &mut LaneState {
     &mut lanes[at]
 }
 
-/// How much reliable data may be on its way, given what either side announced in bytes per second. Spec: enet §8.2
+/// Window for reliable data, given what either side announced in bytes per second. Spec: enet §8.2
 pub(crate) fn window(a: u32, b: u32) -> u32 {
     let limit = match (a, b) {
         (0, 0) => return WINDOW_MAX,
@@ -700,10 +707,10 @@ fn floor_ms(config: &Config) -> u32 {
 
 // Spec: enet §6
 const WINDOW_SCALE: u32 = 65_536;
-/// How exactly it is known when something arrived: exactly enough for pings, in half the bytes.
+/// Resolution of the time of the last arrival: exactly enough for pings, in half the bytes.
 const HEARD_STEP_MS: u64 = 125;
-/// Ping intervals of silence after which a peer is pinged that would have pinged by itself: clients do so every interval,
-/// a little late.
+/// Ping intervals of silence after which a peer is pinged that would have pinged by itself: clients
+/// do so every interval, a little late.
 const SILENCE: u64 = 2;
 /// Ping intervals after which a peer is pinged although it was heard.
 const PING_REST: u64 = 10;
@@ -720,7 +727,8 @@ mod tests {
 
     #[test]
     fn an_idle_connection_is_small() {
-        // Beside this: two entries in hash tables, a timer, and room for a ping and its acknowledgement.
+        // Beside this: two entries in hash tables, a timer, and room for a ping and its
+        // acknowledgement.
         assert!(size_of::<Peer>() <= 896, "{} bytes", size_of::<Peer>());
         assert!(size_of::<LaneState>() <= 144, "{} bytes", size_of::<LaneState>());
     }

@@ -1,4 +1,4 @@
-//! What a peer does with the commands it receives. Spec: enet §9, §10, §12.2, §14
+//! A peer's handling of the commands it receives. Spec: enet §9, §10, §12.2, §14
 
 use alloc::boxed::Box;
 
@@ -152,7 +152,8 @@ impl Peer {
             Some(lane) => &lane.unacknowledged,
             None => return true,
         };
-        // A number that is not on its way: acknowledged before, or made up. Neither says anything about the link.
+        // A number that is not on its way: acknowledged before, or made up. Neither says anything
+        // about the link.
         let Some(index) = numbers.get(number) else { return true };
         let sent = self.sent.get(index);
         let Some(rtt_ms) = sent.round_trip_ms(ctx.now_ms, sent_time) else {
@@ -246,7 +247,8 @@ impl Peer {
             let is_first = connect.attempts == 1 && ctx.config.windows == Windows::Adaptive;
             self.forget_sent(ctx, index);
             if is_first {
-                // The C library begins with half a second, and resends all of its first window on a longer path.
+                // The C library begins with half a second, and resends all of its first window on a
+                // longer path.
                 self.measure(ctx, u32::try_from(rtt_ms).unwrap_or(u32::MAX));
                 self.last_ack_ms = Some(ctx.now_ms);
             }
@@ -315,8 +317,8 @@ fn group_bit<'a>(
 // Spec: enet §6
 pub(super) const GROUPS: usize = 1024;
 const GROUPS_AHEAD: u32 = 32 * 1024;
-/// Acknowledgements waiting for one peer; a batch of 128 full datagrams asks for this many. Beyond it datagrams are
-/// dropped and come again.
+/// Acknowledgements waiting for one peer; a batch of 128 full datagrams asks for this many. Beyond
+/// it datagrams are dropped and come again.
 const ACKS_MAX: usize = 4_096;
 
 #[cfg(test)]

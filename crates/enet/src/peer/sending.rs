@@ -1,4 +1,4 @@
-//! How a peer's datagrams are put together. Spec: enet §11.3, §12.5, §13.1
+//! Assembly of a peer's datagrams. Spec: enet §11.3, §12.5, §13.1
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -15,7 +15,8 @@ use crate::wire::{Body, Command, Fragment, PEER_ID_NONE};
 use crate::work;
 
 impl Peer {
-    /// Whether [`write_commands`](Self::write_commands) may have something. True for data that the window holds back.
+    /// True if [`write_commands`](Self::write_commands) may have something. True for data that the
+    /// window holds back.
     pub(crate) fn has_output(&self, now_ms: u64) -> bool {
         !(self.acks.is_empty()
             && self.control.is_empty()
@@ -26,7 +27,7 @@ impl Peer {
             || self.ping_is_due(now_ms)
     }
 
-    /// Where the peer's datagrams go, and from where.
+    /// Addresses of the peer's datagrams.
     pub(crate) fn transmit(&self) -> Transmit {
         Transmit { to: self.address, via: self.via }
     }
@@ -36,8 +37,8 @@ impl Peer {
         Envelope { peer_id: self.remote_id, session, connect_id: self.connect_id, dialect: self.dialect }
     }
 
-    /// Writes the commands of the next datagram to the empty `out`; whether it must carry its time, or `None` when there
-    /// is nothing to send. Spec: enet §11.3
+    /// Writes the commands of the next datagram to the empty `out`; whether it must carry its time,
+    /// or `None` when there is nothing to send. Spec: enet §11.3
     pub(crate) fn write_commands(&mut self, ctx: &mut Context, out: &mut Vec<u8>) -> Option<bool> {
         let mut writer = Writer { out, room: usize::from(self.mtu) - 4, commands: 0 };
         let mut needs_time = false;
@@ -112,7 +113,7 @@ impl Peer {
         }
     }
 
-    /// Whether the entry still is a command of the connection that waits to be sent again.
+    /// True if the entry still is a command of the connection that waits to be sent again.
     fn waits(&self, index: SentIndex, channel: u8) -> bool {
         self.sent.waits(index) && self.sent.get(index).channel == channel
     }
@@ -139,13 +140,15 @@ impl Peer {
         self.in_flight_bytes + len <= window.max(self.mtu.into()) as usize
     }
 
-    /// Writes queued commands in the order they were queued, reliable data aside while the window holds it back.
+    /// Writes queued commands in the order they were queued, reliable data aside while the window
+    /// holds it back.
     fn write_queued(&mut self, ctx: &mut Context, writer: &mut Writer<'_>, needs_time: &mut bool) {
         let is_patient = ctx.config.windows == Windows::Adaptive;
         let timeout_ms = self.estimate.resend_after_ms(floor_ms(&ctx.config), is_patient);
         loop {
             work::step();
-            // Lost data goes first: new data must not take the room in the window that it waits for.
+            // Lost data goes first: new data must not take the room in the window that it waits
+            // for.
             let reliable = self.reliable.front().filter(|_| self.resend_data.is_empty());
             let reliable = reliable.filter(|queued| self.may_send(&queued.item)).map(|queued| queued.stamp);
             let control = self.control.front().map(|queued| queued.stamp);
@@ -175,14 +178,15 @@ impl Peer {
         }
     }
 
-    /// Whether the windows let the next part of a reliable packet go.
+    /// True if the windows let the next part of a reliable packet go.
     fn may_send(&self, packet: &Outgoing) -> bool {
         let number = packet.number.wrapping_add(packet.next as u16);
         let lane = find_lane(&self.lanes, packet.lane).ok().map(|at| &self.lanes[at]);
         self.window_has_room(packet.next_len()) && lane.is_none_or(|lane| lane.window_is_open(number))
     }
 
-    /// These three write one command: `None` when it does not fit, else whether it has to be acknowledged.
+    /// These three write one command: `None` when it does not fit, else whether it has to be
+    /// acknowledged.
     fn write_control(&mut self, ctx: &mut Context, writer: &mut Writer<'_>, timeout_ms: u32) -> Option<bool> {
         let body = self.control.front()?.item;
         if !self.write_body(ctx, writer, timeout_ms, body) {

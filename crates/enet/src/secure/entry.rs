@@ -12,14 +12,15 @@ use crate::secret::Secret;
 
 /// Shows a token to a [`Gate`](super::Gate), and seals and opens the client's datagrams.
 ///
-/// The client calls [`poll_transmit`](Self::poll_transmit) until false after everything it does, sends what it gets, and
-/// hands everything that arrives to [`open`](Self::open). As soon as [`is_ready`](Self::is_ready), ENet may connect.
+/// The client calls [`poll_transmit`](Self::poll_transmit) until false after everything it does,
+/// sends what it gets, and hands everything that arrives to [`open`](Self::open). As soon as
+/// [`is_ready`](Self::is_ready), ENet may connect.
 pub struct Entry {
     token: ConnectToken,
     secret: Secret,
     salt: [u8; SALT],
     state: State,
-    /// When the next datagram of the handshake is due, and how many of this kind have left.
+    /// Time of the handshake's next datagram, and how many of this kind have left.
     due: Instant,
     tries: u32,
     give_up: Instant,
@@ -58,7 +59,8 @@ impl Entry {
         entry
     }
 
-    /// Writes the next datagram of the handshake to `out`, which is cleared first; false when none is due.
+    /// Writes the next datagram of the handshake to `out`, which is cleared first; false when none
+    /// is due.
     pub fn poll_transmit(&mut self, now: Instant, out: &mut Vec<u8>) -> bool {
         out.clear();
         if now < self.due || now >= self.give_up || matches!(self.state, State::Inside(_)) {
@@ -77,7 +79,8 @@ impl Entry {
         true
     }
 
-    /// Takes in a datagram that came from the server. `scratch` is cleared and holds what is returned.
+    /// Takes in a datagram that came from the server. `scratch` is cleared and holds what is
+    /// returned.
     pub fn open<'a>(&mut self, now: Instant, datagram: &[u8], scratch: &'a mut Vec<u8>) -> Opened<'a> {
         scratch.clear();
         let [m0, m1, kind, body @ ..] = datagram else { return Opened::Nothing };
@@ -95,8 +98,8 @@ impl Entry {
         }
     }
 
-    /// Writes the sealed form of an ENet datagram to `out`, which is cleared first. False before the challenge has come:
-    /// the datagram is to be dropped, and ENet sends it again.
+    /// Writes the sealed form of an ENet datagram to `out`, which is cleared first. False before
+    /// the challenge has come: the datagram is to be dropped, and ENet sends it again.
     pub fn seal(&mut self, datagram: &[u8], out: &mut Vec<u8>) -> bool {
         out.clear();
         let (State::Answering { session, .. } | State::Inside(session)) = &mut self.state else {
@@ -107,20 +110,20 @@ impl Entry {
         true
     }
 
-    /// Whether the challenge has been answered, so that ENet's datagrams can be sealed.
+    /// True if the challenge has been answered, so that ENet's datagrams can be sealed.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         !matches!(self.state, State::Asking)
     }
 
-    /// Whether the gate has not let us in within ten seconds. It never says why: the token is expired, used or not for
-    /// that server, or nobody is there.
+    /// True if the gate has not let us in within ten seconds. It never says why: the token is
+    /// expired, used or not for that server, or nobody is there.
     #[must_use]
     pub fn is_refused(&self, now: Instant) -> bool {
         now >= self.give_up && !matches!(self.state, State::Inside(_))
     }
 
-    /// When [`poll_transmit`](Self::poll_transmit) has something.
+    /// Time at which [`poll_transmit`](Self::poll_transmit) has something.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Instant> {
         (!matches!(self.state, State::Inside(_)) && self.due < self.give_up).then_some(self.due)

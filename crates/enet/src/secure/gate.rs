@@ -17,7 +17,7 @@ use super::token::{Reader, TokenKey, USER_DATA_BYTES, write_address};
 use crate::address::Key;
 use crate::secret::{Keyed, Secret};
 
-/// How a [`Gate`] behaves.
+/// Configuration of a [`Gate`].
 #[derive(Clone, Debug)]
 pub struct GateConfig {
     /// Shared with the backend that issues tokens.
@@ -26,18 +26,20 @@ pub struct GateConfig {
     pub seed: u128,
     /// Tokens for another protocol are refused. Default 0.
     pub protocol: u64,
-    /// Addresses of this server as tokens name them; a token that names none of them is refused. Default: none are checked.
+    /// Addresses of this server as tokens name them; a token that names none of them is refused.
+    /// Default: none are checked.
     pub servers: Vec<SocketAddr>,
-    /// Whether clients without a token may speak plain ENet through the same port. Never from an address that has a
-    /// session. Default: no.
+    /// True if clients without a token may speak plain ENet through the same port. Never from an
+    /// address that has a session. Default: no.
     pub plain: bool,
-    /// Sessions at the same time, about 450 bytes each. Beyond it new ones are refused. Default 1,048,576.
+    /// Sessions at the same time, about 450 bytes each. Beyond it new ones are refused. Default
+    /// 1,048,576.
     pub sessions_max: usize,
-    /// Tokens that have been used and have not expired, about 100 bytes each. Beyond it new ones are refused, as they
-    /// could not be told from used ones later. Default 262,144.
+    /// Tokens that have been used and have not expired, about 100 bytes each. Beyond it new ones
+    /// are refused, as they could not be told from used ones later. Default 262,144.
     pub tokens_max: usize,
-    /// A session in which nothing genuine arrives for this long is forgotten. Longer than ENet takes to give up a
-    /// connection. Default 40 s.
+    /// A session in which nothing genuine arrives for this long is forgotten. Longer than ENet
+    /// takes to give up a connection. Default 40 s.
     pub idle_timeout: Duration,
 }
 
@@ -61,9 +63,9 @@ impl GateConfig {
 /// Admits clients with a token, and seals and opens their datagrams. Stands between a socket and a
 /// [`Host`](crate::Host); see [the module's page](super).
 ///
-/// Keeps nothing of strangers: a request is answered with a challenge that carries, encrypted, all that the gate will want
-/// to know when it comes back. Opening a datagram costs a look into a table and its decryption, a request two short
-/// decryptions and an encryption.
+/// Keeps nothing of strangers: a request is answered with a challenge that carries, encrypted, all
+/// that the gate will want to know when it comes back. Opening a datagram costs a look into a table
+/// and its decryption, a request two short decryptions and an encryption.
 pub struct Gate {
     config: GateConfig,
     secret: Secret,
@@ -86,7 +88,7 @@ pub struct Identity {
     pub user_data: [u8; USER_DATA_BYTES],
 }
 
-/// What a gate has done so far. All counters only grow.
+/// Counters of a gate. All counters only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GateStats {
@@ -94,9 +96,11 @@ pub struct GateStats {
     pub admitted: u64,
     /// Requests answered with a challenge.
     pub challenged: u64,
-    /// Requests and responses with a token or challenge that is not genuine, not for this server, or expired.
+    /// Requests and responses with a token or challenge that is not genuine, not for this server,
+    /// or expired.
     pub refused_tokens: u64,
-    /// Responses with a token that has been used from another address, or again with an old challenge.
+    /// Responses with a token that has been used from another address, or again with an old
+    /// challenge.
     pub refused_used: u64,
     /// Responses refused because a table is full.
     pub refused_full: u64,
@@ -144,7 +148,7 @@ struct Session {
     heard: Instant,
 }
 
-/// What a challenge carries to the client and back, encrypted.
+/// Content of a challenge, which goes to the client and back encrypted.
 struct Challenge {
     address: SocketAddr,
     serial: u64,
@@ -164,7 +168,8 @@ impl Gate {
         Self::with_ledger(now, config, ledger)
     }
 
-    /// The same, with a ledger that others use as well; [`GateConfig::tokens_max`] does not matter then.
+    /// The same, with a ledger that others use as well; [`GateConfig::tokens_max`] does not matter
+    /// then.
     #[must_use]
     pub fn with_ledger(now: Instant, config: GateConfig, ledger: Box<dyn Ledger>) -> Self {
         let mut secret = Secret::new(config.seed);
@@ -187,8 +192,8 @@ impl Gate {
         }
     }
 
-    /// Takes in a datagram as received from `from`. `unix_s` is the wall clock in seconds, for the expiry of tokens;
-    /// `scratch` is cleared and holds what is returned.
+    /// Takes in a datagram as received from `from`. `unix_s` is the wall clock in seconds, for the
+    /// expiry of tokens; `scratch` is cleared and holds what is returned.
     pub fn open<'a>(
         &mut self,
         now: Instant,
@@ -232,8 +237,9 @@ impl Gate {
         Opened::Nothing
     }
 
-    /// Writes what has to be sent for an ENet datagram to `out`, which is cleared first. False when there is no session
-    /// with that address and plain ENet is not allowed: the datagram is to be dropped.
+    /// Writes what has to be sent for an ENet datagram to `out`, which is cleared first. False when
+    /// there is no session with that address and plain ENet is not allowed: the datagram is to be
+    /// dropped.
     pub fn seal(&mut self, to: SocketAddr, datagram: &[u8], out: &mut Vec<u8>) -> bool {
         out.clear();
         match self.sessions.get_mut(&Key::new(to, 0)) {
@@ -273,7 +279,7 @@ impl Gate {
         }
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is to be called next.
+    /// Time at which [`handle_timeout`](Self::handle_timeout) is to be called next.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Instant> {
         self.timers.next()
@@ -285,7 +291,7 @@ impl Gate {
         self.sessions.len()
     }
 
-    /// What the gate has done so far.
+    /// Counters of the gate.
     #[must_use]
     pub fn stats(&self) -> &GateStats {
         &self.stats
@@ -398,7 +404,7 @@ impl Gate {
         inward.is_proven(text, proof).then_some((challenge, [client_salt, server_salt]))
     }
 
-    /// Whether the session that the challenge is for stands.
+    /// True if the session that the challenge is for stands.
     fn admit(
         &mut self,
         now: Instant,

@@ -9,10 +9,11 @@ use super::seal::TAG;
 use crate::address::Key;
 use crate::secret::{Keyed, Secret};
 
-/// Remembers which tokens have been used, so that each works once. A [`Gate`](super::Gate) has one of its own;
-/// gates behind one address, as the shards of a server are, need a common one.
+/// Remembers which tokens have been used, so that each works once. A [`Gate`](super::Gate) has one
+/// of its own; gates behind one address, as the shards of a server are, need a common one.
 pub trait Ledger: Send {
-    /// Decides on a response that is genuine in every other respect. `unix_s` is the wall clock in seconds.
+    /// Decides on a response that is genuine in every other respect. `unix_s` is the wall clock in
+    /// seconds.
     fn claim(&mut self, unix_s: u64, claim: &Claim) -> Verdict;
 }
 
@@ -20,7 +21,7 @@ pub trait Ledger: Send {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Claim {
-    /// What tells this token from all others: its seal.
+    /// Seal of the token, which differs from all others.
     pub token: [u8; TAG],
     /// The address it is shown from.
     pub by: SocketAddr,
@@ -36,7 +37,7 @@ impl Claim {
     }
 }
 
-/// What a [`Ledger`] says.
+/// Answer of a [`Ledger`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Used now for the first time, or by the same address after a newer challenge.
@@ -65,7 +66,8 @@ struct Used {
 }
 
 impl UsedTokens {
-    /// Room for `tokens_max` tokens that have not expired. `seed`: 128 bits that nobody else can guess.
+    /// Room for `tokens_max` tokens that have not expired. `seed`: 128 bits that nobody else can
+    /// guess.
     #[must_use]
     pub fn new(tokens_max: usize, seed: u128) -> Self {
         let used = HashMap::with_hasher(Secret::new(seed).table_key());
@@ -88,8 +90,8 @@ impl Ledger for UsedTokens {
         let by = Key::new(claim.by, 0);
         match self.used.get_mut(&claim.token) {
             Some(used) if used.by == by && used.serial == claim.serial => Verdict::Repeated,
-            // A challenge that is older than the last one taken must not bring an old session, and with it its keys and
-            // numbers, back to life.
+            // A challenge that is older than the last one taken must not bring an old session, and
+            // with it its keys and numbers, back to life.
             Some(used) if used.by != by || used.serial > claim.serial => Verdict::Used,
             Some(used) => {
                 used.serial = claim.serial;

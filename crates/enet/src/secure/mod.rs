@@ -1,9 +1,11 @@
-//! Encryption and admission for clients of our own, in a layer below ENet: who gets in, and nobody else reads or writes.
+//! Encryption and admission for clients of our own, in a layer below ENet: who gets in, and nobody
+//! else reads or writes.
 //!
-//! The C library and Godot know nothing of it and need not: ENet's datagrams travel unchanged inside sealed ones. A
-//! backend that knows its players issues a [`ConnectToken`] over a safe channel of its own, such as HTTPS; the client shows
-//! it to the server's [`Gate`], which shares only a key with the backend. Tokens expire, work once and only at the servers
-//! they name. What this protects from, and what not, is in `SECURITY.md` beside this crate.
+//! The C library and Godot know nothing of it and need not: ENet's datagrams travel unchanged
+//! inside sealed ones. A backend that knows its players issues a [`ConnectToken`] over a safe
+//! channel of its own, such as HTTPS; the client shows it to the server's [`Gate`], which shares
+//! only a key with the backend. Tokens expire, work once and only at the servers they name. What
+//! this protects from, and what not, is in `SECURITY.md` beside this crate.
 //!
 //! ```text
 //! backend                client                          gate
@@ -14,8 +16,9 @@
 //!    │                       │ ◀── sealed ENet datagrams ──▶ │
 //! ```
 //!
-//! Every datagram of this layer begins with the bytes FF FF, which no ENet datagram can begin with (no peer, but a
-//! session), so plain clients can share the port if the gate [lets them](GateConfig::plain).
+//! Every datagram of this layer begins with the bytes FF FF, which no ENet datagram can begin with
+//! (no peer, but a session), so plain clients can share the port if the gate [lets
+//! them](GateConfig::plain).
 //!
 //! ```
 //! use throng_enet::secure::{TokenClaims, Entry, Gate, GateConfig, Opened, TokenKey};
@@ -62,7 +65,7 @@ pub use ledger::{Claim, Ledger, UsedTokens, Verdict};
 pub use seal::SEAL_BYTES;
 pub use token::{ConnectToken, TokenClaims, TokenError, TokenKey, USER_DATA_BYTES};
 
-/// What a datagram turned out to be.
+/// Result of opening a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "an answer has to be sent, a datagram to be handed on"]
 pub enum Opened<'a> {

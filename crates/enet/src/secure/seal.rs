@@ -13,7 +13,8 @@ use alloc::vec::Vec;
 use chacha20poly1305::aead::{AeadInPlace, KeyInit};
 use chacha20poly1305::{ChaCha20Poly1305, XChaCha20Poly1305};
 
-/// Bytes by which sealing makes a datagram longer. The [`mtu`](crate::Config::mtu) of both hosts should leave them room.
+/// Bytes by which sealing makes a datagram longer. The [`mtu`](crate::Config::mtu) of both hosts
+/// should leave them room.
 pub const SEAL_BYTES: usize = HEAD + TAG;
 
 pub(super) const MAGIC: [u8; 2] = [0xFF, 0xFF];
@@ -31,13 +32,14 @@ const HEAD: usize = 11;
 pub(super) struct Cipher(ChaCha20Poly1305);
 
 impl Cipher {
-    /// The key of one session: `key` belongs to the token, the salts to this handshake. A client that uses its token again
-    /// after a restart begins to count at 0 again, under another key.
+    /// The key of one session: `key` belongs to the token, the salts to this handshake. A client
+    /// that uses its token again after a restart begins to count at 0 again, under another key.
     pub(super) fn derive(key: &[u8; KEY], client_salt: &[u8; SALT], server_salt: &[u8; SALT]) -> Self {
         let mut nonce = [0; 2 * SALT];
         nonce[..SALT].copy_from_slice(client_salt);
         nonce[SALT..].copy_from_slice(server_salt);
-        // The key stream is a pseudo-random function of the nonce; the token's keys are used for nothing else.
+        // The key stream is a pseudo-random function of the nonce; the token's keys are used for
+        // nothing else.
         let mut derived = [0; KEY];
         let kdf = XChaCha20Poly1305::new(key.into());
         let sealed = kdf.encrypt_in_place_detached(&nonce.into(), b"", &mut derived);
@@ -95,7 +97,7 @@ pub(super) struct Replay {
 }
 
 impl Replay {
-    /// Whether a number is new. Asked before the datagram is opened.
+    /// True if a number is new. Asked before the datagram is opened.
     pub(super) fn is_new(&self, number: u64) -> bool {
         if number >= self.next {
             return number < u64::MAX;
@@ -107,7 +109,7 @@ impl Replay {
     /// Notes a number whose datagram was genuine.
     pub(super) fn note(&mut self, number: u64) {
         if number >= self.next {
-            // What the window leaves behind makes room for what it comes to.
+            // Numbers that the window leaves behind make room for what it comes to.
             for passed in self.next..=number.min(self.next + WINDOW - 1) {
                 let (word, bit) = place(passed);
                 self.seen[word] &= !bit;

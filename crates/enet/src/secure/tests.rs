@@ -118,7 +118,7 @@ fn a_token_works_once() {
     let (is_in, _) = enter(&mut gate, now, UNIX_S, client(2), &mut Entry::new(now, &token, 2));
     assert!(!is_in, "from another address");
     assert_eq!(gate.stats().refused_used, 1);
-    // What was recorded does not help, neither from there nor from elsewhere.
+    // A recording does not help, neither from there nor from elsewhere.
     let mut scratch = Vec::new();
     for from in [client(1), client(3)] {
         let _ = gate.open(now, UNIX_S, from, &said[1], &mut scratch);
@@ -188,7 +188,7 @@ fn sealed_datagrams_arrive_once_and_unchanged_or_not_at_all() {
     assert_eq!(gate.open(now, UNIX_S, client(1), &sealed, &mut scratch), Opened::Enet(b"hello"));
     assert_eq!(gate.open(now, UNIX_S, client(1), &sealed, &mut scratch), Opened::Nothing, "again");
     assert_eq!(gate.stats().dropped_replayed, 1);
-    // What the client said does not work on the client.
+    // The client refuses its own datagrams.
     assert_eq!(entry.open(now, &sealed, &mut scratch), Opened::Nothing);
     assert!(gate.seal(client(1), b"welcome", &mut sealed));
     assert_eq!(entry.open(now, &sealed, &mut scratch), Opened::Enet(b"welcome"));

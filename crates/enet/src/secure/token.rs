@@ -13,19 +13,19 @@ use super::seal::{KEY, TAG};
 #[derive(Clone)]
 pub struct TokenKey([u8; KEY]);
 
-/// What a token says about its bearer.
+/// Claims of a token about its bearer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenClaims {
     /// Number of the game or its version: only gates with the same one accept the token.
     pub protocol: u64,
-    /// Who comes.
+    /// Identifier of the user.
     pub user_id: u64,
     /// Anything else the server shall know. It is encrypted: the client cannot read it.
     pub user_data: [u8; USER_DATA_BYTES],
-    /// From this second on the token lets nobody in any more; who is in stays. Half a minute is enough for a client that
-    /// is about to connect.
+    /// From this second on the token lets nobody in any more; who is in stays. Half a minute is
+    /// enough for a client that is about to connect.
     pub expires_unix_s: u64,
-    /// Where the token is valid, one to four addresses.
+    /// Servers for which the token is valid, one to four addresses.
     pub servers: Vec<SocketAddr>,
 }
 
@@ -42,8 +42,8 @@ impl Default for TokenClaims {
     }
 }
 
-/// What a client needs to get in. To be kept from others like a password: who has it before the client has used it can
-/// come in its place.
+/// Credentials with which a client is admitted. To be kept from others like a password: who has it
+/// before the client has used it can come in its place.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConnectToken {
     pub(super) protocol: u64,
@@ -83,8 +83,8 @@ impl TokenKey {
         Self(bytes)
     }
 
-    /// Issues a token. `entropy`: bytes drawn by the operating system for this token alone; two tokens with the same ones
-    /// give each other away.
+    /// Issues a token. `entropy`: bytes drawn by the operating system for this token alone; two
+    /// tokens with the same ones give each other away.
     ///
     /// # Errors
     /// When the claims name no server, or more than four.
@@ -146,7 +146,7 @@ impl TokenKey {
 }
 
 impl ConnectToken {
-    /// Where to go: try them in this order.
+    /// Servers to try, in this order.
     #[must_use]
     pub fn servers(&self) -> &[SocketAddr] {
         &self.servers
@@ -256,7 +256,7 @@ pub(super) fn write_address(out: &mut Vec<u8>, address: SocketAddr) {
     out.extend_from_slice(&address.port().to_be_bytes());
 }
 
-/// What a token's seal covers beside its private part.
+/// Additional data under a token's seal.
 fn associated(protocol: u64, expires_unix_s: u64) -> [u8; 33] {
     let mut out = [0; 33];
     out[..16].copy_from_slice(b"throng enet key ");

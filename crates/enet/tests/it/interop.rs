@@ -1,5 +1,6 @@
-//! Throng and the C library ENet over loopback, in both directions and with every combination of checksum and
-//! compression. The other side is `peer/peer.c`, compiled here; without the library's headers the tests say so and pass.
+//! Throng and the C library ENet over loopback, in both directions and with every combination of
+//! checksum and compression. The other side is `peer/peer.c`, compiled here; without the library's
+//! headers the tests say so and pass.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

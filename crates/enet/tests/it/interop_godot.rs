@@ -1,10 +1,10 @@
-//! Throng and Godot 3's high-level multiplayer over loopback: its client at our host, our clients at its server. Without
-//! `godot3-server` the tests say so and pass. Clients that talk to each other through us are in the tests of `throng-net`,
-//! with its relay.
+//! Throng and Godot 3's high-level multiplayer over loopback: its client at our host, our clients
+//! at its server. Without `godot3-server` the tests say so and pass. Clients that talk to each
+//! other through us are in the tests of `throng-net`, with its relay.
 //!
-//! What Godot 3 puts above ENet, and a host must play along with (crates/enet/GODOT.md):
-//! CONNECT carries the client's id, at least 2; lane 0 announces other clients; packets on the other lanes begin with
-//! source and target.
+//! What Godot 3 puts above ENet, and a host must play along with (crates/enet/GODOT.md): CONNECT
+//! carries the client's id, at least 2; lane 0 announces other clients; packets on the other lanes
+//! begin with source and target.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -133,7 +133,7 @@ fn next_packet(our: &mut Ours) -> (Lane, Vec<u8>) {
     found.expect("wait ends with a packet")
 }
 
-/// What the script has said; the engine says other things.
+/// Lines of the script; the engine prints others.
 fn words(their: &mut Peer) -> Vec<String> {
     their.lines().iter().filter_map(|line| line.strip_prefix("- ").map(str::to_owned)).collect()
 }

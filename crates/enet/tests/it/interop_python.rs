@@ -1,4 +1,5 @@
-//! Throng and python3-enet over loopback, as in `interop.rs`. Without the module the tests say so and pass.
+//! Throng and python3-enet over loopback, as in `interop.rs`. Without the module the tests say so
+//! and pass.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,4 +1,4 @@
-//! What a host allocates: per connection, and per packet once it is warm.
+//! Allocations of a host: per connection, and per packet once it is warm.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -157,7 +157,7 @@ fn command(command: Command<'_>) -> Vec<u8> {
     out
 }
 
-/// What four peers send: a packet number, a fragment, and whether it is reliable.
+/// Traffic of four peers: a packet number, a fragment, and whether it is reliable.
 type Flood = fn(u32) -> (u16, Fragment<'static>, bool);
 
 #[test]

@@ -1,8 +1,10 @@
-//! What clients on the C library were recorded to say, carried to a Throng server by thirty kinds of bad network.
+//! Recorded conversations of clients on the C library, carried to a Throng server by thirty kinds
+//! of bad network.
 //!
-//! The recorded client cannot react, so what gets lost stays lost unless the recording repeats it. What must hold all the
-//! same: reliable packets arrive exactly once and in the order of their lane, others at most once, unreliable ones never
-//! behind a later one of their lane; nothing is made up; and what waits is bounded.
+//! The recorded client cannot react, so what gets lost stays lost unless the recording repeats it.
+//! What must hold all the same: reliable packets arrive exactly once and in the order of their
+//! lane, others at most once, unreliable ones never behind a later one of their lane; nothing is
+//! made up; and what waits is bounded.
 
 use crate::fixture;
 use crate::network;
@@ -133,7 +135,7 @@ fn config(scenario: &Value) -> Config {
     config
 }
 
-/// What may still arrive, by lane and kind, in the order in which it was said.
+/// Packets that may still arrive, by lane and kind, in the order in which it was said.
 struct Seen {
     expected: BTreeMap<(u64, Kind), VecDeque<Packet>>,
     is_connected: bool,

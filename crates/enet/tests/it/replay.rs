@@ -1,8 +1,9 @@
-//! Conversations with the C library, played again with a Throng host in the place of either side: given the same clock,
-//! the same calls and what the other side sent, it must send the same datagrams at the same times, and its application
-//! must see the same events.
+//! Conversations with the C library, played again with a Throng host in the place of either side:
+//! given the same clock, the same calls and what the other side sent, it must send the same
+//! datagrams at the same times, and its application must see the same events.
 //!
-//! The calls are read off the recorded datagrams: a data command seen for the first time was a call of send, and so on.
+//! The calls are read off the recorded datagrams: a data command seen for the first time was a call
+//! of send, and so on.
 
 use crate::fixture;
 
@@ -18,7 +19,7 @@ use throng_enet::{
 };
 use throng_stdx::Instant;
 
-/// What differs on purpose, and what is compared nevertheless.
+/// Intended differences, and the comparison that remains.
 #[derive(Clone, Copy, PartialEq)]
 enum Check {
     /// Datagrams and events.
@@ -83,7 +84,7 @@ fn recorded_conversations_repeat() {
     assert_eq!((repeated, exact), (71, 64), "of 76 sides");
 }
 
-/// What was recorded at one side, and what a host in its place did, in the same words.
+/// The recording of one side, and the acts of a host in its place, in the same words.
 fn replay(scenario: &Value, side: &str) -> (Vec<String>, Vec<String>) {
     let settings = &scenario["settings"];
     let is_server = side == "server";
@@ -137,7 +138,8 @@ fn replay(scenario: &Value, side: &str) -> (Vec<String>, Vec<String>) {
             }
             host.check_invariants();
         };
-        // The client is served first: what it receives now was sent one step ago, and the server gets its datagrams now.
+        // The client is served first: what it receives now was sent one step ago, and the server
+        // gets its datagrams now.
         let arrives = if is_server { t } else { t.wrapping_sub(1) };
         let arriving: Vec<Vec<u8>> = steps(scenario)
             .iter()
@@ -159,7 +161,8 @@ fn replay(scenario: &Value, side: &str) -> (Vec<String>, Vec<String>) {
             }
         }
     }
-    // Within one step, an event and the datagrams around it have no order that both sides would share.
+    // Within one step, an event and the datagrams around it have no order that both sides would
+    // share.
     let key = |line: &String| {
         let mut words = line.split(' ');
         let time: u64 = words.next().and_then(|word| word.parse().ok()).expect("a time");
@@ -190,7 +193,8 @@ impl Player<'_> {
         }
         let mut fragments: BTreeMap<(u16, u8, u16), (bool, Vec<u8>)> = BTreeMap::new();
         let unpacked: Vec<_> = own.iter().map(|step| unpack(self.scenario, &bytes(&step["hex"]))).collect();
-        // The parts of a packet may stand in several datagrams; its call comes where the first part is.
+        // The parts of a packet may stand in several datagrams; its call comes where the first part
+        // is.
         for (header, body) in &unpacked {
             for command in commands(body) {
                 if let Body::SendFragment(part) | Body::SendUnreliableFragment(part) = command.body {
@@ -286,8 +290,9 @@ impl Player<'_> {
     }
 }
 
-/// The connection that the recorded datagrams address by this id. Both ends give ids from 0 upwards, in the order of the
-/// connections; no id yet means the connection that was asked for last.
+/// The connection that the recorded datagrams address by this id. Both ends give ids from 0
+/// upwards, in the order of the connections; no id yet means the connection that was asked for
+/// last.
 fn peer_of(host: &Host, remote_id: u16) -> PeerId {
     let mut peers: Vec<PeerId> = host.peers().collect();
     peers.sort();

@@ -186,7 +186,8 @@ fn answers_name_the_own_address_that_was_asked() {
 fn honest_clients_get_in_during_a_flood_of_spoofed_connects() {
     let mut now = Instant::from_millis(5_000);
     let mut server = Host::new(now, Config::new(2)).expect("sound");
-    // A thousand sources, each with many ports: half a million CONNECTs in five seconds, never an answer.
+    // A thousand sources, each with many ports: half a million CONNECTs in five seconds, never an
+    // answer.
     let spoofed = |n: u32| {
         SocketAddr::from(([203, 0, (n % 4) as u8, (n / 4 % 250) as u8], (1_000 + n / 1_000 % 60_000) as u16))
     };
@@ -426,7 +427,7 @@ fn a_long_packet_arrives_while_others_play() {
             }
         });
         if arrived {
-            // What was sent meanwhile did not wait for it.
+            // Packets sent meanwhile did not wait for it.
             assert!(others >= n, "{others} of {n}");
             return;
         }
@@ -458,7 +459,8 @@ fn an_application_that_does_not_listen_is_not_flooded() {
         pair.hosts[1].check_invariants();
     }
     assert!(pair.hosts[1].stats().dropped_full > 0);
-    // As soon as it listens, everything comes, in order; what was refused several times comes with growing pauses.
+    // As soon as it listens, everything comes, in order; what was refused several times comes with
+    // growing pauses.
     pair.run(20_000);
     let numbers: Vec<u32> = pair
         .take(1)
@@ -497,7 +499,7 @@ fn what_waits_for_all_peers_together_has_a_limit() {
     let wrong = host.send(two, Lane(0), vec![1; 8_000], Delivery::Reliable);
     assert_eq!(wrong, Err(SendError::HostQueueFull { queued: host.queued_bytes() }));
     assert_eq!(host.send(two, Lane(0), vec![1; 1_000], Delivery::Unreliable), Ok(()));
-    // What is acknowledged, sent for good or given up no longer counts.
+    // Packets that are acknowledged, sent for good or given up no longer count.
     pair.run(30);
     assert_eq!(pair.hosts[0].queued_bytes(), 0);
     assert_eq!(pair.hosts[0].send(two, Lane(0), vec![1; 8_000], Delivery::Reliable), Ok(()));
@@ -505,7 +507,7 @@ fn what_waits_for_all_peers_together_has_a_limit() {
     assert_eq!(pair.hosts[0].queued_bytes(), 0);
 }
 
-/// What a stock datagram looks like in the other dialect, and the way back: bit 15 and bit 14 of the first word.
+/// A stock datagram in the other dialect, and the way back: bit 15 and bit 14 of the first word.
 fn translate(datagram: &mut [u8], to_csharp: bool) {
     let (stock, csharp) = (0x80, 0x40);
     let (from, to) = if to_csharp { (stock, csharp) } else { (csharp, stock) };
@@ -591,7 +593,8 @@ fn idle_connections_only_ping() {
     let (mut pair, ..) = Pair::connected();
     let before = pair.sent;
     pair.run(10_000);
-    // The client pings every half second and is acknowledged; that spares the server nine of ten pings of its own.
+    // The client pings every half second and is acknowledged; that spares the server nine of ten
+    // pings of its own.
     let each = pair.sent.iter().zip(before).map(|(now, before)| now - before).max();
     assert!(each.is_some_and(|each| (20..=24).contains(&each)), "{each:?}");
     assert!(pair.take(0).is_empty() && pair.take(1).is_empty());

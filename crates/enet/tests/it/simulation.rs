@@ -1,12 +1,14 @@
 //! Two hosts, thirty kinds of bad network, and what must hold on each of them:
 //!
-//! - reliable packets arrive exactly once and in the order of their lane, or the connection ends with a reason;
-//! - unreliable packets arrive at most once and never behind a later packet of their lane, reliable or not;
+//! - reliable packets arrive exactly once and in the order of their lane, or the connection ends
+//!   with a reason;
+//! - unreliable packets arrive at most once and never behind a later packet of their lane, reliable
+//!   or not;
 //! - unsequenced packets arrive at most once;
 //! - no queue grows without bound, and when everything has been acknowledged nothing is left.
 //!
-//! A failure names its seed; `THRONG_SEED=<n> cargo test -p throng-enet --test it simulation::` plays that one again.
-//! `THRONG_SEEDS=<n>` plays more of them than usual.
+//! A failure names its seed; `THRONG_SEED=<n> cargo test -p throng-enet --test it simulation::`
+//! plays that one again. `THRONG_SEEDS=<n>` plays more of them than usual.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -230,7 +232,7 @@ impl World {
         self.report
     }
 
-    /// What an end takes for the time.
+    /// Clock of an end.
     fn clock(&self, index: usize) -> Instant {
         if index == 0 && self.weather == Weather::Skew {
             let passed = self.now.since(self.starts_at);
@@ -239,7 +241,7 @@ impl World {
         self.now
     }
 
-    /// When the world's clock will show what the end waits for.
+    /// Time of the end's next timer on the world's clock.
     fn timeout(&self, index: usize) -> Option<Instant> {
         let at = self.ends[index].host.next_timeout()?;
         let wait = at.since(self.clock(index));

@@ -15,30 +15,31 @@ use crate::event_loop::Waker;
 use crate::sys::{self, Epoll, Events};
 use crate::udp::{UdpOptions, UdpPort};
 
-/// Batches taken in per round: 256 datagrams, a millisecond or two of work. More would only delay the answers; a busier
-/// endpoint goes on with the next round at once.
+/// Batches taken in per round: 256 datagrams, a millisecond or two of work. More would only delay
+/// the answers; a busier endpoint goes on with the next round at once.
 const BATCHES_PER_ROUND: usize = 4;
 /// Datagrams collected before they are given to the kernel.
 const FLUSH_AT: usize = 64;
-/// Pause when the kernel's send buffer is full; at a gigabit per second it has emptied by 125 KB then.
+/// Pause when the kernel's send buffer is full; at a gigabit per second it has emptied by 125 KB
+/// then.
 const BLOCKED_PAUSE: Duration = Duration::from_millis(1);
 
 const SOCKET_TOKEN: u64 = 0;
 const WAKER_TOKEN: u64 = 1;
 
-/// How closely rounds may follow each other.
+/// Distance between rounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Pacing {
-    /// Shortest time between the beginnings of two rounds after one that received something. Longer makes batches larger
-    /// and the processor's load smaller, and adds up to this to each round trip. The first datagram after a pause is
-    /// answered at once.
+    /// Shortest time between the beginnings of two rounds after one that received something. Longer
+    /// makes batches larger and the processor's load smaller, and adds up to this to each round
+    /// trip. The first datagram after a pause is answered at once.
     pub interval: Duration,
 }
 
 impl Pacing {
-    /// 1,200 us. At 40,000 datagrams a second, 48 share a round: sleeping, waking and the calls themselves then cost less
-    /// than a twentieth of the datagrams. With 800 us they cost two hundredths more; twice as long shows in the slowest
-    /// answers, which take two rounds.
+    /// 1,200 us. At 40,000 datagrams a second, 48 share a round: sleeping, waking and the calls
+    /// themselves then cost less than a twentieth of the datagrams. With 800 us they cost two
+    /// hundredths more; twice as long shows in the slowest answers, which take two rounds.
     pub const DEFAULT: Self = Self { interval: Duration::from_micros(1_200) };
 }
 
@@ -95,7 +96,8 @@ pub enum OpenError {
 ///
 /// # Sealed
 /// [`open_gate`](Self::open_gate) admits only clients with a connect token and encrypts everything;
-/// [`open_entry`](Self::open_entry) is such a client. See [`secure`](super::secure) for what that protects from.
+/// [`open_entry`](Self::open_entry) is such a client. See [`secure`](super::secure) for what that
+/// protects from.
 pub struct Endpoint {
     port: UdpPort,
     guard: Guard,
@@ -105,7 +107,7 @@ pub struct Endpoint {
     epoll: Epoll,
     events: Events,
     waker: Waker,
-    /// When the present round began.
+    /// Beginning of the present round.
     now: Instant,
     /// The last round received something: more may be on its way.
     busy: bool,
@@ -131,8 +133,9 @@ impl Endpoint {
         Self::guarded(clock, addr, udp, pacing, config, Guard::None)
     }
 
-    /// A server's, behind a gate: who has no token gets no further, unless [`GateConfig::plain`] lets plain clients in
-    /// beside those that have. The longest datagram of `config` includes the seal.
+    /// A server's, behind a gate: who has no token gets no further, unless [`GateConfig::plain`]
+    /// lets plain clients in beside those that have. The longest datagram of `config` includes the
+    /// seal.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -148,8 +151,9 @@ impl Endpoint {
         Self::guarded(clock, addr, udp, pacing, config, Guard::of(gate))
     }
 
-    /// A client's, on its way through the gate of `server` with a token; any address and port of its own. The host may
-    /// connect to `server`, and to nobody else, right away: its datagrams wait until the gate has answered.
+    /// A client's, on its way through the gate of `server` with a token; any address and port of
+    /// its own. The host may connect to `server`, and to nobody else, right away: its datagrams
+    /// wait until the gate has answered.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -197,10 +201,12 @@ impl Endpoint {
         })
     }
 
-    /// One round: sends what the host was told since the last one; waits until something arrives, a timer of the host or `deadline` is due, or a [`Waker`] is used; takes in
-    /// what is there; gives `on_event` the events until it returns false or there are none; sends.
+    /// One round: sends what the host was told since the last one; waits until something arrives, a
+    /// timer of the host or `deadline` is due, or a [`Waker`] is used; takes in what is there;
+    /// gives `on_event` the events until it returns false or there are none; sends.
     ///
-    /// `on_event` may use the host as it likes. What it leaves stays with the host for the next round.
+    /// `on_event` may use the host as it likes. What it leaves stays with the host for the next
+    /// round.
     ///
     /// # Errors
     /// When the socket itself failed, which a working system does not do.
@@ -214,7 +220,7 @@ impl Endpoint {
         deadline: Option<Instant>,
         on_round: impl FnOnce(&mut Host, &Guard),
     ) -> io::Result<()> {
-        // What the application has done between rounds.
+        // Output of what the application did between rounds.
         self.send()?;
         self.wait(deadline)?;
         self.now = self.clock.now();
@@ -253,7 +259,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The host, to send and to look. What it is told outside a round leaves at the beginning of the next one.
+    /// The host, to send and to look. What it is told outside a round leaves at the beginning of
+    /// the next one.
     pub fn host(&mut self) -> &mut Host {
         &mut self.host
     }
@@ -264,19 +271,21 @@ impl Endpoint {
         &self.port
     }
 
-    /// What host and socket have done so far, and what they hold.
+    /// Counters of host and socket, and the memory that they hold.
     #[must_use]
     pub fn figures(&self) -> HostFigures {
         HostFigures::of(&self.host, &self.port, &self.guard)
     }
 
-    /// Whom a peer's token names; `None` for plain clients. Known from [`Event::Connected`](super::Event::Connected) on.
+    /// Whom a peer's token names; `None` for plain clients. Known from
+    /// [`Event::Connected`](super::Event::Connected) on.
     #[must_use]
     pub fn identity(&self, peer: PeerId) -> Option<Identity> {
         self.guard.identity(&self.host, peer)
     }
 
-    /// Whether the gate that this endpoint wants to enter has not let it in within ten seconds. It never says why.
+    /// True if the gate that this endpoint wants to enter has not let it in within ten seconds. It
+    /// never says why.
     #[must_use]
     pub fn is_refused(&self) -> bool {
         self.guard.is_refused(self.clock.now())
@@ -288,7 +297,7 @@ impl Endpoint {
         self.waker.clone()
     }
 
-    /// When the present round began.
+    /// Beginning of the present round.
     #[must_use]
     pub fn now(&self) -> Instant {
         self.now

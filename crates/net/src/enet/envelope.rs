@@ -1,14 +1,14 @@
-//! What stands in front of the bytes of the stream in each packet.
+//! Bytes in front of the stream's in each packet.
 
 use throng_enet::{Bytes, Delivery, Lane};
 
-/// How a peer wraps its packets.
+/// Wrapping of a peer's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Envelope {
     /// Nothing.
     None,
-    /// Eight bytes with source and target, as Godot 3's high-level multiplayer has them (crates/enet/GODOT.md); the
-    /// client's id.
+    /// Eight bytes with source and target, as Godot 3's high-level multiplayer has them
+    /// (crates/enet/GODOT.md); the client's id.
     Godot3(u32),
 }
 
@@ -16,7 +16,8 @@ pub(super) enum Envelope {
 const GODOT3_BYTES: usize = 8;
 
 impl Envelope {
-    /// A stream begins with the tag of a frame, "C" at least, so two numbers and then a tag are Godot's.
+    /// A stream begins with the tag of a frame, "C" at least, so two numbers and then a tag are
+    /// Godot's.
     pub(super) fn of(first_packet: &[u8]) -> Self {
         match first_packet {
             [a, b, c, d, 1, 0, 0, 0, b'C', b'H', ..] => {

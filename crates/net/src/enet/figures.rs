@@ -6,7 +6,7 @@ use throng_enet::{Host, Stats};
 use super::guard::Guard;
 use crate::udp::{UdpPort, UdpStats};
 
-/// What hosts and their sockets do and hold, for metrics; those of several hosts can be added.
+/// Counters of hosts and their sockets, for metrics; those of several hosts can be added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostFigures {
@@ -14,7 +14,8 @@ pub struct HostFigures {
     pub peers: usize,
     /// Handshakes that are not proven yet.
     pub half_open: usize,
-    /// Bytes received that wait for a gap to close, for fragments or for the application, with overhead.
+    /// Bytes received that wait for a gap to close, for fragments or for the application, with
+    /// overhead.
     pub held_bytes: usize,
     /// Bytes that wait to be sent or acknowledged, with overhead.
     pub queued_bytes: usize,

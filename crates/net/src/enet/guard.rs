@@ -1,4 +1,4 @@
-//! What stands between a socket and a host: nothing, or the sealed layer of [`throng_enet::secure`].
+//! The layer between a socket and a host: nothing, or the sealed layer of [`throng_enet::secure`].
 
 use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -135,7 +135,8 @@ impl Guard {
         }
     }
 
-    /// When something is due here; a client's own datagrams leave with the next [`push_own`](Self::push_own).
+    /// Time at which something is due here; a client's own datagrams leave with the next
+    /// [`push_own`](Self::push_own).
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         match self {
             Self::None => None,
@@ -150,12 +151,12 @@ impl Guard {
         gate.identity(host.peer(peer)?.address).copied()
     }
 
-    /// Whether the server has not let this client in, and will not.
+    /// True if the server has not let this client in, and will not.
     pub(super) fn is_refused(&self, now: Instant) -> bool {
         matches!(self, Self::Entry { entry, .. } if entry.is_refused(now))
     }
 
-    /// What the gate has done so far.
+    /// Counters of the gate.
     pub(super) fn stats(&self) -> GateStats {
         match self {
             Self::Gate { gate, .. } => *gate.stats(),

@@ -1,12 +1,12 @@
-//! ENet hosts on sockets: [`Server`] for a game that wants events at its own pace, [`Endpoint`] for one that wants to be
-//! called on the network thread.
+//! ENet hosts on sockets: [`Server`] for a game that wants events at its own pace, [`Endpoint`] for
+//! one that wants to be called on the network thread.
 //!
-//! The protocol is a state machine without I/O, [`throng_enet::Host`]; here are its sockets, clock and threads. Existing
-//! ENet clients connect unchanged.
+//! The protocol is a state machine without I/O, [`throng_enet::Host`]; here are its sockets, clock
+//! and threads. Existing ENet clients connect unchanged.
 //!
 //! # Embedding
-//! A [`Server`] has a thread per shard that takes datagrams in, acknowledges, resends and pings whether or not the game
-//! reads. A game that looks once per tick loses nobody:
+//! A [`Server`] has a thread per shard that takes datagrams in, acknowledges, resends and pings
+//! whether or not the game reads. A game that looks once per tick loses nobody:
 //! ```no_run
 //! use std::time::Duration;
 //! use throng_net::enet::{Config, Delivery, Event, Lane, Server, ServerOptions};
@@ -29,16 +29,18 @@
 //! ```
 //!
 //! # What is bounded
-//! Between a shard and the game lie at most [`ServerOptions::events_max`] events. Beyond that, packets stay with their
-//! peers, where [`Config::peer_bytes_max`] bounds them: then reliable packets are not acknowledged, so that their senders
-//! keep them, and others are dropped. Connects and disconnects are never dropped. Towards a peer at most
-//! [`Config::send_bytes_max`] bytes wait: an unreliable packet beyond that is dropped, and a peer that cannot be sent a
-//! reliable one is disconnected with [`TOO_SLOW`].
+//! Between a shard and the game lie at most [`ServerOptions::events_max`] events. Beyond that,
+//! packets stay with their peers, where [`Config::peer_bytes_max`] bounds them: then reliable
+//! packets are not acknowledged, so that their senders keep them, and others are dropped. Connects
+//! and disconnects are never dropped. Towards a peer at most [`Config::send_bytes_max`] bytes wait:
+//! an unreliable packet beyond that is dropped, and a peer that cannot be sent a reliable one is
+//! disconnected with [`TOO_SLOW`].
 //!
 //! # What costs what
-//! A round takes in everything that has arrived, lets the application answer, and sends; acknowledgements share datagrams
-//! with answers. Rounds of a busy endpoint begin [`Pacing::interval`] apart, so that their system calls serve many
-//! datagrams each. With nothing to do an endpoint sleeps until the next timer, and for ever when nobody is connected.
+//! A round takes in everything that has arrived, lets the application answer, and sends;
+//! acknowledgements share datagrams with answers. Rounds of a busy endpoint begin
+//! [`Pacing::interval`] apart, so that their system calls serve many datagrams each. With nothing
+//! to do an endpoint sleeps until the next timer, and for ever when nobody is connected.
 
 mod endpoint;
 mod envelope;

@@ -14,7 +14,7 @@ use crate::event_loop::ConnKey;
 use crate::listener::{Admission, Permit, Rules};
 use crate::udp::UdpPort;
 
-/// What became of the bytes written to a connection; shared between its loop and its owner.
+/// Progress of the bytes written to a connection; shared between its loop and its owner.
 #[derive(Default)]
 pub(super) struct Progress {
     /// Bytes that wait for nothing any more: acknowledged, or sent without that.
@@ -46,7 +46,7 @@ pub(super) struct Route {
     pub(super) finish_by: Option<Instant>,
     /// The handshake is complete.
     pub(super) connected: bool,
-    /// How the peer wraps its packets; unknown until the first.
+    /// Wrapping of the peer's packets; unknown until the first.
     pub(super) envelope: Option<Envelope>,
     /// Its place in the counts of the listener; `None` for outgoing connections.
     pub(super) _permit: Option<Permit>,
@@ -86,8 +86,8 @@ impl Port {
         }
     }
 
-    /// Updates what is known about peers that were sent something. Adds those with room again to `room`: for which inbox, or
-    /// here, and under which key.
+    /// Updates what is known about peers that were sent something. Adds those with room again to
+    /// `room`: for which inbox, or here, and under which key.
     pub(super) fn look_after_watched(&mut self, now: Instant, room: &mut Vec<(Option<Arc<Inbox>>, ConnKey)>) {
         let (host, routes) = (&mut self.host, &mut self.routes);
         let mut late = Vec::new();

@@ -20,15 +20,16 @@ use crate::udp::UdpOptions;
 
 /// Requests of the application that are handed over without waiting for [`Server::flush`].
 const ORDERS_PER_POST: usize = 1_024;
-/// How often a shard shows its counts.
+/// Interval at which a shard publishes its counters.
 const STATS_INTERVAL: Duration = Duration::from_millis(50);
 /// The number given to everybody when a server ends.
 const SHUTTING_DOWN: u32 = 0;
 
-/// How a [`Server`] works.
+/// Configuration of a [`Server`].
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Threads, each with a socket of its own on the same port; peers are spread over them by their address and stay.
+    /// Threads, each with a socket of its own on the same port; peers are spread over them by their
+    /// address and stay.
     pub shards: u16,
     /// The sockets.
     pub udp: UdpOptions,
@@ -36,8 +37,9 @@ pub struct ServerOptions {
     pub pacing: Pacing,
     /// Events that may wait for the application, per shard.
     pub events_max: usize,
-    /// Admits only clients with a connect token, and encrypts everything; see [`secure`](super::secure). A token works
-    /// once, whichever shard it comes to. The seed in it does not matter: each shard draws its own. Default: plain ENet.
+    /// Admits only clients with a connect token, and encrypts everything; see
+    /// [`secure`](super::secure). A token works once, whichever shard it comes to. The seed in it
+    /// does not matter: each shard draws its own. Default: plain ENet.
     pub gate: Option<GateConfig>,
 }
 
@@ -85,14 +87,14 @@ pub struct ServerStats {
     pub events_full: u64,
 }
 
-/// ENet for a game with a tick: shards serve the protocol on threads of their own, the game reads events and sends when
-/// it likes. See the [module documentation](super).
+/// ENet for a game with a tick: shards serve the protocol on threads of their own, the game reads
+/// events and sends when it likes. See the [module documentation](super).
 pub struct Server {
     addr: SocketAddr,
     shards: Vec<Shard>,
-    /// Whose turn it is to be asked for events.
+    /// Shard whose turn it is to give events.
     turn: usize,
-    /// Who came with the event that was taken last.
+    /// Identity that came with the event taken last.
     identity: Option<Box<Identity>>,
     arrivals: Arc<Arrivals>,
 }
@@ -170,7 +172,8 @@ enum When {
 }
 
 impl Server {
-    /// Opens `addr` once per shard and starts the threads. `config` makes each shard's host from a seed.
+    /// Opens `addr` once per shard and starts the threads. `config` makes each shard's host from a
+    /// seed.
     ///
     /// # Errors
     /// When the address cannot be had, the configuration contradicts itself, or threads ran out.
@@ -217,7 +220,8 @@ impl Server {
         self.addr
     }
 
-    /// Takes the next event; never waits. Events of one peer come in order, those of shards take turns.
+    /// Takes the next event; never waits. Events of one peer come in order, those of shards take
+    /// turns.
     ///
     /// The peer that the event itself names is only half the name; use the one given beside it.
     pub fn poll_event(&mut self) -> Option<(ServerPeer, Event)> {
@@ -257,15 +261,16 @@ impl Server {
         }
     }
 
-    /// Whom the peer's token names, if the event that was [taken](Self::poll_event) last is its `Connected`; `None` for
-    /// plain clients. It is for the game to keep.
+    /// Whom the peer's token names, if the event that was [taken](Self::poll_event) last is its
+    /// `Connected`; `None` for plain clients. It is for the game to keep.
     #[must_use]
     pub fn identity(&self) -> Option<&Identity> {
         self.identity.as_deref()
     }
 
-    /// Queues a packet for a peer. It is handed to the peer's shard by [`flush`](Self::flush), together with others. What
-    /// happens when the peer is gone or does not take what it is sent is said in the [module documentation](super).
+    /// Queues a packet for a peer. It is handed to the peer's shard by [`flush`](Self::flush),
+    /// together with others. What happens when the peer is gone or does not take what it is sent is
+    /// said in the [module documentation](super).
     pub fn send(&mut self, peer: ServerPeer, lane: Lane, data: impl Into<Bytes>, delivery: Delivery) {
         self.order(peer.shard, Order::Send { peer: peer.peer, lane, data: data.into(), delivery });
     }
@@ -278,7 +283,8 @@ impl Server {
         }
     }
 
-    /// Disconnects a peer; [`Event::Disconnected`] follows. `data` is a number for the peer's application.
+    /// Disconnects a peer; [`Event::Disconnected`] follows. `data` is a number for the peer's
+    /// application.
     pub fn disconnect(&mut self, peer: ServerPeer, data: u32) {
         self.order(peer.shard, Order::Disconnect { peer: peer.peer, data, when: When::Soon });
     }
@@ -409,7 +415,7 @@ impl Worker {
             self.counts.events_full += 1;
         }
         self.endpoint.turn_guarded(None, |host, guard| {
-            // What does not fit stays with the host, within its limits.
+            // Events that do not fit stay with the host, within its limits.
             while fresh.len() < room
                 && let Some(event) = host.poll_event()
             {
@@ -501,7 +507,7 @@ fn add(sum: &mut ServerStats, one: &ServerStats) {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is in there stays whole when a holder panics: everybody only moves values in and out.
+    // The content stays whole when a holder panics: everybody only moves values in and out.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -595,7 +601,8 @@ mod tests {
         clients.turn_until("the end", |clients| clients.gone.len() == 50);
     }
 
-    /// Four clients with a socket each, so that they meet different shards, on every address family.
+    /// Four clients with a socket each, so that they meet different shards, on every address
+    /// family.
     #[test]
     fn shards_share_a_port_in_both_families() {
         for addr in ["127.0.0.1:0", "[::1]:0"] {
@@ -608,7 +615,8 @@ mod tests {
                 Err(error) => panic!("{error}"),
             };
             let (mut clients, mut shards) = (Vec::new(), BTreeMap::new());
-            // A shard is chosen by a hash over ports that the system gives out: until both have somebody.
+            // A shard is chosen by a hash over ports that the system gives out: until both have
+            // somebody.
             while shards.len() < 2 {
                 assert!(clients.len() < 64, "64 clients are all on one shard");
                 let mut fresh = Clients::connect(&server, 1);

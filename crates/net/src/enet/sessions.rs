@@ -1,12 +1,13 @@
 //! ENet peers as connections of an event loop.
 //!
-//! A listener is one [`Host`] on one socket, both of which stay with the loop that opened them: the port's owner. A
-//! connection that was handed to another loop is served there through letters:
+//! A listener is one [`Host`] on one socket, both of which stay with the loop that opened them: the
+//! port's owner. A connection that was handed to another loop is served there through letters:
 //! ```text
 //!   owner loop:  socket ─▶ Host ─▶ connection here, or ─▶ Letter::Data, Ended, Room ─▶ inbox of the loop that has it
 //!   other loop:  Letter::Write, Finish, Close, Moved ─▶ owner's inbox ─▶ Host ─▶ socket
 //! ```
-//! Bytes on their way to the owner count as queued, so a connection takes no more from its driver there than here.
+//! Bytes on their way to the owner count as queued, so a connection takes no more from its driver
+//! there than here.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSlice};
@@ -34,10 +35,10 @@ use crate::udp::{UdpOptions, UdpPort, any_address};
 
 /// Batches of 64 datagrams read from a socket per poll.
 const BATCHES_PER_POLL: usize = 8;
-/// Bytes that may wait in the protocol to be sent or acknowledged before a connection counts as blocked: the most that
-/// can be on its way to one peer.
+/// Bytes that may wait in the protocol to be sent or acknowledged before a connection counts as
+/// blocked: the most that can be on its way to one peer.
 pub(super) const QUEUE_BYTES_MAX: u64 = 64 * 1024;
-/// What the host holds per peer at most: the queue, and one write on top of it.
+/// Bytes that the host holds per peer at most: the queue, and one write on top of it.
 const SEND_BYTES_MAX: usize = 8 << 20;
 /// Longest packet from a peer. A frame has 64 KiB; a packet may hold several.
 const PACKET_BYTES_MAX: usize = 1 << 20;
@@ -51,7 +52,7 @@ const TIMEOUT_LIMIT: u32 = 32;
 const TIMEOUT_MIN: Duration = Duration::from_secs(5);
 const TIMEOUT_MAX: Duration = Duration::from_secs(30);
 
-/// What loops tell each other about connections.
+/// Letters between loops about connections.
 pub(super) enum Letter {
     Data { key: ConnKey, bytes: Bytes },
     Ended { key: ConnKey, cause: CloseCause },
@@ -133,7 +134,8 @@ impl Enets {
         Self { conns: Slab::new(), ports: Slab::new(), inbox, news: Vec::new(), buf: Vec::new() }
     }
 
-    /// Connections, and peers of this loop's sockets that are served elsewhere or are saying goodbye.
+    /// Connections, and peers of this loop's sockets that are served elsewhere or are saying
+    /// goodbye.
     pub(crate) fn len(&self) -> usize {
         let away = self.conns.iter().filter(|(_, conn)| conn.owner.is_some()).count();
         away + self.ports.iter().map(|(_, port)| port.routes.len()).sum::<usize>()
@@ -211,7 +213,8 @@ impl Enets {
         }
     }
 
-    /// Begins an outgoing connection, on a socket of its own. Returns the place of that socket's port as well.
+    /// Begins an outgoing connection, on a socket of its own. Returns the place of that socket's
+    /// port as well.
     pub(crate) fn connect(
         &mut self,
         spec: &ConnectSpec,
@@ -591,12 +594,12 @@ impl Enets {
         match route.place {
             Place::Here(key) => self.end(key, cause, handler),
             Place::There(inbox, key) => drop(inbox.post(Letter::Ended { key, cause })),
-            // Whoever attaches it will be told: its route is gone.
+            // The loop that attaches it learns that its route is gone.
             Place::Moving(_) => {}
         }
     }
 
-    /// What a connection asks of its host.
+    /// Host configuration of an outgoing connection.
     fn handle_request(&mut self, letter: Letter) {
         match letter {
             Letter::Write { port, peer, bytes, delivery } => {

@@ -1,5 +1,5 @@
-//! The kernel's batched calls for datagrams, each behind a safe function: `recvmmsg` with coalesced receiving (GRO) and
-//! `sendmmsg` with segmentation (GSO).
+//! The kernel's batched calls for datagrams, each behind a safe function: `recvmmsg` with coalesced
+//! receiving (GRO) and `sendmmsg` with segmentation (GSO).
 //!
 //! Everything is allocated when a batch is made; receiving and sending allocate nothing.
 #![allow(unsafe_code)]
@@ -10,32 +10,35 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Datagrams taken or given per system call. Beyond 64 the share of the call itself is below 2% of a datagram's cost.
+/// Datagrams taken or given per system call. Beyond 64 the share of the call itself is below 2% of
+/// a datagram's cost.
 pub(super) const BATCH: usize = 64;
-/// Most datagrams that one buffer given to the kernel may be cut into. The kernel's own limit was 64 before 6.0.
+/// Most datagrams that one buffer given to the kernel may be cut into. The kernel's own limit was
+/// 64 before 6.0.
 const SEGMENTS_MAX: usize = 64;
 /// Most bytes of such a buffer: what fits an IP packet, with room for its headers.
 const SEGMENTED_BYTES_MAX: usize = 64_000;
-/// Room for one received message when the kernel coalesces: up to an IP packet of datagrams from one sender.
+/// Room for one received message when the kernel coalesces: up to an IP packet of datagrams from
+/// one sender.
 const COALESCED_BYTES: usize = 65_536;
 /// Room for one datagram otherwise. No protocol over it sends more than 4,096 bytes.
 const SINGLE_BYTES: usize = 4_352;
-/// Distance between neighbouring buffers beyond their size: a power of two would put the first bytes of all of them
-/// into the same few cache lines of the processor.
+/// Distance between neighbouring buffers beyond their size: a power of two would put the first
+/// bytes of all of them into the same few cache lines of the processor.
 const STAGGER: usize = 192;
 
 /// An address of either family, as the kernel writes it; IPv4 addresses use the front.
 type Name = libc::sockaddr_in6;
 
-/// Control data of one message, aligned as its header must be: 24 bytes for the length of segments, and 32 or 40 for an
-/// own address.
+/// Control data of one message, aligned as its header must be: 24 bytes for the length of segments,
+/// and 32 or 40 for an own address.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 
 const CONTROL_BYTES: usize = 96;
 
-/// Where and how long the datagrams of one message are.
+/// Sender, length and segments of one message.
 #[derive(Clone, Copy, Default)]
 struct Slot {
     from: Option<SocketAddr>,
@@ -60,15 +63,16 @@ pub(super) struct Receiving {
     len: usize,
 }
 
-// SAFETY: the raw pointers in `iovs` and `messages` point into this value's own boxes and are written anew before every
-// use; nothing else refers to them.
+// SAFETY: the raw pointers in `iovs` and `messages` point into this value's own boxes and are
+// written anew before every use; nothing else refers to them.
 unsafe impl Send for Receiving {}
 
 impl Receiving {
     pub(super) fn new(coalesced: bool) -> Self {
         let room = if coalesced { COALESCED_BYTES } else { SINGLE_BYTES };
         let stride = room + STAGGER;
-        // SAFETY: all-zero is a valid value of these plain C structs; null pointers in them mean "nothing".
+        // SAFETY: all-zero is a valid value of these plain C structs; null pointers in them mean
+        // "nothing".
         let (name, iov, message) = unsafe { (mem::zeroed(), mem::zeroed(), mem::zeroed()) };
         Self {
             names: vec![name; BATCH].into(),
@@ -99,8 +103,8 @@ impl Receiving {
             header.msg_control = (&raw mut self.controls[index]).cast();
             header.msg_controllen = mem::size_of::<Control>() as _;
         }
-        // SAFETY: every header points to its own name, control data and iovec, and that to its own part of `buf`; all are
-        // as long as stated and outlive the call. A null timeout means none.
+        // SAFETY: every header points to its own name, control data and iovec, and that to its own
+        // part of `buf`; all are as long as stated and outlive the call. A null timeout means none.
         let count = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
@@ -127,8 +131,9 @@ impl Receiving {
         Ok(count)
     }
 
-    /// Message `index` of the last batch: its sender, the own address that it came to, its bytes and the length of the
-    /// datagrams in them. `None` when it is longer than any datagram ought to be.
+    /// Message `index` of the last batch: its sender, the own address that it came to, its bytes
+    /// and the length of the datagrams in them. `None` when it is longer than any datagram ought to
+    /// be.
     pub(super) fn message(&self, index: usize) -> Option<(SocketAddr, Option<IpAddr>, &[u8], usize)> {
         let slot = self.slots[..self.len].get(index).filter(|slot| !slot.truncated)?;
         let start = index * self.stride;
@@ -136,7 +141,7 @@ impl Receiving {
     }
 }
 
-/// What the kernel says about a message beside its sender.
+/// Control data of a received message.
 #[derive(Default)]
 struct Told {
     /// The length of coalesced datagrams, if the kernel coalesced any.
@@ -150,8 +155,9 @@ fn told(header: &libc::msghdr) -> Told {
     if (header.msg_controllen as usize) < mem::size_of::<libc::cmsghdr>() {
         return told;
     }
-    // SAFETY: `header` was filled by the kernel and its control data is still where it points to; the macros stay inside
-    // the length that the kernel left there, and the values have the types of their levels.
+    // SAFETY: `header` was filled by the kernel and its control data is still where it points to;
+    // the macros stay inside the length that the kernel left there, and the values have the types
+    // of their levels.
     unsafe {
         let mut control = libc::CMSG_FIRSTHDR(header);
         while let Some(found) = control.as_ref() {
@@ -177,7 +183,7 @@ fn told(header: &libc::msghdr) -> Told {
     told
 }
 
-/// What to send to one address: `bytes` of the buffer, cut into datagrams of `segment` bytes.
+/// A message to one address: `bytes` of the buffer, cut into datagrams of `segment` bytes.
 #[derive(Clone, Debug)]
 struct Run {
     to: SocketAddr,
@@ -207,7 +213,8 @@ unsafe impl Send for Sending {}
 
 impl Sending {
     pub(super) fn new() -> Self {
-        // SAFETY: all-zero is a valid value of these plain C structs; null pointers in them mean "nothing".
+        // SAFETY: all-zero is a valid value of these plain C structs; null pointers in them mean
+        // "nothing".
         let (name, iov, message) = unsafe { (mem::zeroed(), mem::zeroed(), mem::zeroed()) };
         Self {
             names: vec![name; BATCH].into(),
@@ -221,7 +228,8 @@ impl Sending {
         }
     }
 
-    /// Adds a datagram; with `segmented`, to the one before it if that goes to the same address and has the same length.
+    /// Adds a datagram; with `segmented`, to the one before it if that goes to the same address and
+    /// has the same length.
     pub(super) fn push(&mut self, to: SocketAddr, local: Option<IpAddr>, bytes: &[u8], segmented: bool) {
         let start = self.buf.len();
         self.buf.extend_from_slice(bytes);
@@ -251,7 +259,8 @@ impl Sending {
         self.datagrams
     }
 
-    /// Gives the kernel up to a batch of messages. Returns how many messages, datagrams and bytes it took.
+    /// Gives the kernel up to a batch of messages. Returns how many messages, datagrams and bytes
+    /// it took.
     pub(super) fn send(&mut self, socket: BorrowedFd<'_>, is_v6: bool) -> io::Result<(usize, usize, usize)> {
         let runs = &self.runs[self.sent..];
         let offered = runs.len().min(BATCH);
@@ -271,8 +280,9 @@ impl Sending {
                 if len == 0 { std::ptr::null_mut() } else { (&raw mut self.controls[index]).cast() };
             header.msg_controllen = len as _;
         }
-        // SAFETY: every header points to its own name, control data (or none) and iovec, and that to bytes of `buf`; all are
-        // as long as stated and outlive the call, which only reads them although the C types are not const.
+        // SAFETY: every header points to its own name, control data (or none) and iovec, and that
+        // to bytes of `buf`; all are as long as stated and outlive the call, which only reads them
+        // although the C types are not const.
         let count = unsafe {
             libc::sendmmsg(
                 socket.as_raw_fd(),
@@ -307,7 +317,7 @@ impl Sending {
         self.runs.splice(self.sent..=self.sent, parts.collect::<Vec<_>>());
     }
 
-    /// Whether the first message that waits is more than one datagram.
+    /// True if the first message that waits is more than one datagram.
     pub(super) fn first_is_segmented(&self) -> bool {
         self.runs.get(self.sent).is_some_and(|run| run.bytes.len() > run.segment)
     }
@@ -327,8 +337,8 @@ impl Sending {
     }
 }
 
-/// Writes the control data that has the kernel cut a message into segments and send it from `local`; its length, 0 for
-/// neither.
+/// Writes the control data that has the kernel cut a message into segments and send it from
+/// `local`; its length, 0 for neither.
 fn write_control(control: &mut Control, segment: Option<u16>, local: Option<IpAddr>) -> usize {
     let mut len = 0;
     if let Some(bytes) = segment {
@@ -351,7 +361,8 @@ fn write_control(control: &mut Control, segment: Option<u16>, local: Option<IpAd
     len
 }
 
-/// Writes one value of control data to the front of `out`, which is aligned for its header; the bytes that it takes.
+/// Writes one value of control data to the front of `out`, which is aligned for its header; the
+/// bytes that it takes.
 fn write_value<T>(out: &mut [u8], level: libc::c_int, kind: libc::c_int, value: T) -> usize {
     // SAFETY: these compute with lengths only.
     let (len, space) = unsafe {
@@ -359,8 +370,8 @@ fn write_value<T>(out: &mut [u8], level: libc::c_int, kind: libc::c_int, value: 
         (libc::CMSG_LEN(bytes), libc::CMSG_SPACE(bytes) as usize)
     };
     assert!(space <= out.len(), "a segment and an address fit");
-    // SAFETY: `out` has room for header and value, and begins at a multiple of eight in control data, as `space` is one; the
-    // value lies right behind the header, as the macros compute.
+    // SAFETY: `out` has room for header and value, and begins at a multiple of eight in control
+    // data, as `space` is one; the value lies right behind the header, as the macros compute.
     unsafe {
         let header: *mut libc::cmsghdr = out.as_mut_ptr().cast();
         (*header).cmsg_level = level;
@@ -375,8 +386,8 @@ fn write_value<T>(out: &mut [u8], level: libc::c_int, kind: libc::c_int, value: 
 fn address(name: &Name) -> Option<SocketAddr> {
     match i32::from(name.sin6_family) {
         libc::AF_INET => {
-            // SAFETY: the kernel wrote an IPv4 address, as the family says; the storage is larger than the type and
-            // aligned more strictly.
+            // SAFETY: the kernel wrote an IPv4 address, as the family says; the storage is larger
+            // than the type and aligned more strictly.
             let v4 = unsafe { &*std::ptr::from_ref(name).cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
             Some(SocketAddr::from((ip, u16::from_be(v4.sin_port))))
@@ -397,7 +408,8 @@ fn address(name: &Name) -> Option<SocketAddr> {
 fn write_address(name: &mut Name, to: SocketAddr, is_v6: bool) -> libc::socklen_t {
     match to {
         SocketAddr::V4(v4) if !is_v6 => {
-            // SAFETY: the storage is larger than the type and aligned more strictly; every field is written.
+            // SAFETY: the storage is larger than the type and aligned more strictly; every field is
+            // written.
             let out = unsafe { &mut *std::ptr::from_mut(name).cast::<libc::sockaddr_in>() };
             out.sin_family = libc::AF_INET as libc::sa_family_t;
             out.sin_port = v4.port().to_be();

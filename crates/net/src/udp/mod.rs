@@ -1,15 +1,18 @@
-//! UDP in batches: many datagrams per system call, and several per kernel buffer where the kernel can do that.
+//! UDP in batches: many datagrams per system call, and several per kernel buffer where the kernel
+//! can do that.
 //!
-//! Sending or receiving a datagram costs a system call of its own with the standard library. A [`UdpPort`] takes and
-//! gives up to 64 messages per call (`recvmmsg`, `sendmmsg`); equal datagrams to one address travel through the kernel as
-//! one buffer that it cuts up at the end (UDP GSO), and a run of them from one sender arrives as one (GRO). What the
-//! kernel offers is found out when the port is opened and while it is used: a network card that cannot segment is noticed
-//! at the first failed send, whose datagrams then go out one by one.
+//! Sending or receiving a datagram costs a system call of its own with the standard library. A
+//! [`UdpPort`] takes and gives up to 64 messages per call (`recvmmsg`, `sendmmsg`); equal datagrams
+//! to one address travel through the kernel as one buffer that it cuts up at the end (UDP GSO), and
+//! a run of them from one sender arrives as one (GRO). What the kernel offers is found out when the
+//! port is opened and while it is used: a network card that cannot segment is noticed at the first
+//! failed send, whose datagrams then go out one by one.
 //!
 //! # Several threads on one port
-//! Open the same address once per thread with [`UdpOptions::shared`] (`SO_REUSEPORT`). The kernel picks the socket by a hash
-//! of both addresses and ports, so a peer always meets the same thread, as long as the number of sockets stays the same:
-//! open all of them before the first peer comes, and close none while peers are there.
+//! Open the same address once per thread with [`UdpOptions::shared`] (`SO_REUSEPORT`). The kernel
+//! picks the socket by a hash of both addresses and ports, so a peer always meets the same thread,
+//! as long as the number of sockets stays the same: open all of them before the first peer comes,
+//! and close none while peers are there.
 
 mod batch;
 
@@ -22,17 +25,18 @@ use socket2::{Domain, Protocol, Socket, Type};
 use batch::{Receiving, Sending};
 use throng_enet::Via;
 
-/// How a [`UdpPort`] is opened.
+/// Options of a [`UdpPort`].
 #[derive(Clone, Debug)]
 pub struct UdpOptions {
-    /// Whether other sockets, of this user, may open the same address to share its peers.
+    /// True if other sockets, of this user, may open the same address to share its peers.
     pub shared: bool,
-    /// Bytes asked for the receive buffer. The kernel grants what its limit (`net.core.rmem_max`) allows, more to a
-    /// privileged process; [`UdpPort::receive_buffer_bytes`] tells. A small datagram takes 832 bytes of it.
+    /// Bytes asked for the receive buffer. The kernel grants what its limit (`net.core.rmem_max`)
+    /// allows, more to a privileged process; [`UdpPort::receive_buffer_bytes`] tells. A small
+    /// datagram takes 832 bytes of it.
     pub receive_buffer_bytes: usize,
     /// Bytes asked for the send buffer.
     pub send_buffer_bytes: usize,
-    /// Whether the kernel may be asked to cut up and to coalesce. Off to measure what it is worth.
+    /// True if the kernel may be asked to cut up and to coalesce. Off to measure what it is worth.
     pub segmentation: bool,
 }
 
@@ -126,7 +130,8 @@ pub struct UdpPort {
 }
 
 impl UdpPort {
-    /// Opens a socket at `addr`; port 0 lets the system choose, an unspecified IPv6 address serves both families.
+    /// Opens a socket at `addr`; port 0 lets the system choose, an unspecified IPv6 address serves
+    /// both families.
     ///
     /// # Errors
     /// The address is in use or not ours, or descriptors ran out.
@@ -178,16 +183,18 @@ impl UdpPort {
         })
     }
 
-    /// Takes one batch of what has arrived and shows it to `on_datagram`, in order, empty datagrams included. Returns whether
-    /// there may be more. Never waits.
+    /// Takes one batch of what has arrived and shows it to `on_datagram`, in order, empty datagrams
+    /// included. Returns whether there may be more. Never waits.
     ///
     /// # Errors
-    /// When the socket itself failed. Reports about single datagrams that were sent earlier are not errors.
+    /// When the socket itself failed. Reports about single datagrams that were sent earlier are not
+    /// errors.
     pub fn receive(&mut self, mut on_datagram: impl FnMut(SocketAddr, &[u8])) -> io::Result<bool> {
         self.receive_via(|from, _, datagram| on_datagram(from, datagram))
     }
 
-    /// As [`receive`](Self::receive), with the own address that a datagram came to, if the socket serves all of them.
+    /// As [`receive`](Self::receive), with the own address that a datagram came to, if the socket
+    /// serves all of them.
     ///
     /// # Errors
     /// As for [`receive`](Self::receive).
@@ -217,14 +224,15 @@ impl UdpPort {
         Ok(count == batch::BATCH)
     }
 
-    /// Adds a datagram to those that the next [`flush`](Self::flush) sends. Nothing is sent before, so a caller bounds what
-    /// waits by flushing when [`pending`](Self::pending) has grown to what it wants to hold.
+    /// Adds a datagram to those that the next [`flush`](Self::flush) sends. Nothing is sent before,
+    /// so a caller bounds what waits by flushing when [`pending`](Self::pending) has grown to what
+    /// it wants to hold.
     pub fn push(&mut self, to: SocketAddr, bytes: &[u8]) {
         self.push_via(to, Via::default(), bytes);
     }
 
-    /// As [`push`](Self::push), from an own address that [`receive_via`](Self::receive_via) named. A datagram whose address
-    /// the machine no longer has is dropped and counted.
+    /// As [`push`](Self::push), from an own address that [`receive_via`](Self::receive_via) named.
+    /// A datagram whose address the machine no longer has is dropped and counted.
     pub fn push_via(&mut self, to: SocketAddr, via: Via, bytes: &[u8]) {
         let local = usize::from(via.0).checked_sub(1).and_then(|at| self.locals.get(at)).copied();
         self.sending.push(to, local, bytes, self.cuts);
@@ -236,7 +244,8 @@ impl UdpPort {
         self.sending.datagrams()
     }
 
-    /// Sends what waits. False when the send buffer is full: the rest still waits then, for a later flush.
+    /// Sends what waits. False when the send buffer is full: the rest still waits then, for a later
+    /// flush.
     ///
     /// A datagram that the kernel refuses is dropped and counted; the ones after it go out.
     ///
@@ -294,13 +303,13 @@ impl UdpPort {
         self.send_buffer_bytes
     }
 
-    /// Whether the kernel cuts up runs of datagrams to one address (GSO), as far as is known.
+    /// True if the kernel cuts up runs of datagrams to one address (GSO), as far as is known.
     #[must_use]
     pub fn cuts(&self) -> bool {
         self.cuts
     }
 
-    /// Whether the kernel coalesces runs of datagrams from one sender (GRO).
+    /// True if the kernel coalesces runs of datagrams from one sender (GRO).
     #[must_use]
     pub fn coalesces(&self) -> bool {
         self.coalesces
@@ -335,7 +344,8 @@ fn number(locals: &mut Vec<IpAddr>, local: IpAddr) -> Via {
 /// Own addresses that are told apart. Each is looked for from the front at every datagram.
 const LOCALS_MAX: usize = 64;
 
-/// Nothing to receive now, or a report about a datagram sent earlier, which says nothing about the socket.
+/// Nothing to receive now, or a report about a datagram sent earlier, which says nothing about the
+/// socket.
 fn is_passing(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, HostUnreachable, Interrupted, NetworkUnreachable, WouldBlock};
     matches!(
@@ -374,7 +384,8 @@ mod tests {
     }
 
     fn mixed() -> Vec<Vec<u8>> {
-        // Runs of equal length, shorter ends, single ones, empty ones, and a run beyond what one buffer holds.
+        // Runs of equal length, shorter ends, single ones, empty ones, and a run beyond what one
+        // buffer holds.
         let lengths = [40, 40, 40, 7, 40, 100, 0, 100, 100, 0, 0, 1392, 1392, 1392, 4, 4];
         let long = std::iter::repeat_n(1200, 90);
         lengths.into_iter().chain(long).enumerate().map(|(i, len)| vec![i as u8; len]).collect()

@@ -11,15 +11,16 @@ pub(crate) struct Condition {
     pub(crate) name: &'static str,
     /// Both directions.
     pub(crate) link: Link,
-    /// What is different about the way back; the rest is as the way there.
+    /// Differences of the way back; the rest is as the way there.
     pub(crate) back: Option<Link>,
     pub(crate) weather: Weather,
 }
 
-/// How bad a link is, in one direction.
+/// Properties of a link in one direction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
-    /// Bytes per second, 0 for no limit, and bytes that wait for their turn before the link drops some.
+    /// Bytes per second, 0 for no limit, and bytes that wait for their turn before the link drops
+    /// some.
     pub(crate) rate: u64,
     pub(crate) queue_bytes: u64,
     pub(crate) delay_ms: u64,
@@ -32,7 +33,7 @@ pub(crate) struct Link {
     pub(crate) bytes_max: usize,
 }
 
-/// What changes while time passes.
+/// Changes while time passes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Weather {
     Steady,
@@ -120,7 +121,7 @@ pub(crate) struct Line {
     free: Instant,
 }
 
-/// Where in the course of the weather a moment lies.
+/// A moment in the course of the weather.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Season {
     pub(crate) passed: Duration,
@@ -133,7 +134,7 @@ impl Line {
         Self { link, free: now }
     }
 
-    /// When a datagram sent now arrives; `None` when it is lost.
+    /// Arrival of a datagram sent now; `None` when it is lost.
     pub(crate) fn carry(
         &mut self,
         rng: &mut Rng,

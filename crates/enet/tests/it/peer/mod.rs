@@ -91,7 +91,8 @@ impl Ours {
     /// Sends every kind of packet to an echo server until each has come back.
     pub(crate) fn exchange(&mut self, peer: PeerId, coder: bool) {
         use Delivery::{Reliable, Unreliable, UnreliableFragmented, Unsequenced, UnsequencedFragmented};
-        // Lane, length, how it is sent, how it comes back. The C library's coder cannot take empty packets.
+        // Lane, length, how it is sent, how it comes back. The C library's coder cannot take empty
+        // packets.
         let mut kinds = vec![
             (0, 23, Reliable, Reliable),
             (1, 40, Unreliable, Unreliable),
@@ -110,7 +111,7 @@ impl Ours {
         let mut sent = None;
         while !missing.is_empty() {
             assert!(start.elapsed() < PATIENCE, "these did not come back: {missing:?}");
-            // What may get lost is sent until it has come back once.
+            // Unreliable packets are sent until they have come back once.
             let is_first = sent.is_none();
             if sent.is_none_or(|at: Clock| at.elapsed() > Duration::from_millis(200)) {
                 sent = Some(Clock::now());
@@ -199,7 +200,7 @@ impl Peer {
         SocketAddr::from(([127, 0, 0, 1], port))
     }
 
-    /// What it has printed since, up to its end.
+    /// Lines printed since, up to its end.
     pub(crate) fn lines(&mut self) -> Vec<String> {
         let lines = self.out.by_ref().map(|line| line.expect("it prints text")).collect();
         assert!(self.child.wait().expect("it ends").success(), "{lines:?}");
