@@ -303,14 +303,16 @@ where
     let (outgoing, mut frames) = mpsc::channel::<Vec<u8>>(PIPE_DEPTH);
     let reader = tokio::spawn(async move {
         while let Some(Ok(message)) = messages.next().await {
-            match message {
-                Message::Binary(chunk) => {
-                    if chunks.send(chunk).await.is_err() {
-                        break;
-                    }
+            let sent = match message {
+                Message::Binary(chunk) => chunks.send(chunk).await,
+                Message::Close(Some(frame)) => {
+                    said.store(frame.code.into(), Ordering::Release);
+                    Ok(())
                 }
-                Message::Close(Some(frame)) => said.store(frame.code.into(), Ordering::Release),
-                _ => {}
+                _ => Ok(()),
+            };
+            if sent.is_err() {
+                break;
             }
         }
     });

@@ -121,7 +121,7 @@ const TABLE: [u32; 256] = {
         let mut remainder = byte as u32;
         let mut bit = 0;
         while bit < 8 {
-            remainder = remainder >> 1 ^ 0xEDB8_8320 * (remainder & 1);
+            remainder = (remainder >> 1) ^ (0xEDB8_8320 * (remainder & 1));
             bit += 1;
         }
         table[byte] = remainder;

@@ -224,7 +224,7 @@ impl Shard {
     pub fn excuse_pause(&mut self, gap: Duration) {
         for (_, conn) in &mut self.board.conns {
             for since in [&mut conn.accepted, &mut conn.received, &mut conn.progressed] {
-                *since = *since + gap;
+                *since += gap;
             }
         }
     }

@@ -1,6 +1,8 @@
 //! A whole small game: a server, two players who walk at once and are corrected at a wall, over a link that loses a third of
 //! its packets. `cargo run --example game` plays ten seconds of it in virtual time.
 
+#![allow(clippy::print_stdout, reason = "an example shows what happens")]
+
 use std::time::Duration;
 
 use throng_replication::{

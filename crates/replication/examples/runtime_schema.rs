@@ -1,6 +1,8 @@
 //! Classes that are known only when the program runs, as an engine's editor or a scripting language has them: the schema is
 //! text here. `cargo run --example runtime_schema` prints what a client sees.
 
+#![allow(clippy::print_stdout, reason = "an example shows what happens")]
+
 use throng_replication::{
     Axis, Class, ClassId, Classes, Client, ClientConfig, ClientEvent, Filter, Instant, Property, Quantiser,
     Server, ServerConfig, Value,

@@ -302,8 +302,8 @@ impl GridIndex {
             }
         });
         let square: f32 = (0..3).map(|i| (query.view[i] - nearby.origin[i]).powi(2)).sum();
-        // A view that is not a number is near nothing.
-        if versions != nearby.versions || !(square <= REACH * REACH) {
+        // A view that is not a number is near nothing: its square is NaN, which is in no range.
+        if versions != nearby.versions || !(0.0..=REACH * REACH).contains(&square) {
             nearby.origin = query.view;
             nearby.versions = versions;
             nearby.inside.clear();

@@ -167,10 +167,11 @@ impl Peer {
                 Some(is_reliable) => *needs_time |= is_reliable,
             }
         }
-        if self.reliable.is_empty() && self.resend_data.is_empty() {
-            if let Some(path) = &mut self.path {
-                path.note_idle(self.in_flight_bytes);
-            }
+        if self.reliable.is_empty()
+            && self.resend_data.is_empty()
+            && let Some(path) = &mut self.path
+        {
+            path.note_idle(self.in_flight_bytes);
         }
         // Spec: enet §12.5
         if self.ping_is_due(ctx.now_ms) && self.write_body(ctx, writer, timeout_ms, Body::Ping) {
