@@ -134,7 +134,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         while let Some(event) = server.poll_event() {
             match event {
                 Event::Input(id, bytes) => {
-                    let own = walkers.iter_mut().find(|(handle, _)| server.owner(handle.untyped()) == Some(id));
+                    let own =
+                        walkers.iter_mut().find(|(handle, _)| server.owner(handle.untyped()) == Some(id));
                     let Some((handle, walker)) = own else { continue };
                     for [a, b, c, d, way] in bytes.as_chunks::<5>().0 {
                         let number = u32::from_le_bytes([*a, *b, *c, *d]);

@@ -2,8 +2,8 @@
 //! text here. `cargo run --example runtime_schema` prints what a client sees.
 
 use throng_replication::{
-    Axis, Class, ClassId, Classes, Client, ClientConfig, ClientEvent, Filter, Instant, Property, Quantiser, Server,
-    ServerConfig, Value,
+    Axis, Class, ClassId, Classes, Client, ClientConfig, ClientEvent, Filter, Instant, Property, Quantiser,
+    Server, ServerConfig, Value,
 };
 
 const SCHEMA: &str = "\
@@ -24,7 +24,8 @@ fn classes(schema: &str) -> Result<Classes, Box<dyn std::error::Error>> {
     let mut classes = Classes::new();
     for block in schema.split("\n\n") {
         let mut lines = block.lines();
-        let name = lines.next().and_then(|line| line.strip_prefix("class ")).ok_or("a block begins with a class")?;
+        let name =
+            lines.next().and_then(|line| line.strip_prefix("class ")).ok_or("a block begins with a class")?;
         let mut class = Class::builder(name);
         for line in lines {
             let mut words = line.split(' ');
@@ -38,7 +39,11 @@ fn classes(schema: &str) -> Result<Classes, Box<dyn std::error::Error>> {
                 _ => return Err(format!("unknown quantiser {kind}").into()),
             };
             let property = Property::new(name, quantiser);
-            class = class.property(if words.next() == Some("world") { property.world_position() } else { property });
+            class = class.property(if words.next() == Some("world") {
+                property.world_position()
+            } else {
+                property
+            });
         }
         classes.register(class.build()?)?;
     }
