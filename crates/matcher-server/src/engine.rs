@@ -66,6 +66,7 @@ impl Engine {
     }
 
     /// Begins anew with an empty state. The log says so, so that a replay does too.
+    #[cfg(feature = "nats")]
     pub(crate) fn begin_empty(&mut self, now: u64) {
         let (secret, config) = (self.matcher.next_secret(), self.matcher.config().clone());
         self.append(now, Input::Begin { secret });

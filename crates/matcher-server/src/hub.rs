@@ -333,6 +333,7 @@ impl Hub {
                     }
                 }
                 Post::Verdict { id, verdict } => self.engine.verdict(self.now, id, verdict.as_ref()),
+                #[cfg(feature = "nats")]
                 Post::BeginEmpty => self.engine.begin_empty(self.now),
                 Post::Tried(answered) => self.engine.trials.take_done(answered),
                 Post::Stop => self.stop = true,

@@ -140,6 +140,7 @@ pub(crate) enum Post {
         verdict: Option<Verdict>,
     },
     /// The state of the area is given up: it begins anew.
+    #[cfg(feature = "nats")]
     BeginEmpty,
     /// A trial is done.
     Tried(Answered),

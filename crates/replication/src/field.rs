@@ -6,7 +6,6 @@ use std::sync::Arc;
 use crate::bits::BitReader;
 use crate::handle::Handle;
 use crate::quantise::{Codec, Quantiser, Value, WORDS_MAX};
-use crate::typed::Ref;
 
 /// A type that a field of a replicated struct, of an enum or of a call may have. `#[derive(Field)]` implements it for enums.
 pub trait Field: Default {
@@ -188,22 +187,6 @@ macro_rules! floats {
 floats! {
     f32 => Quantiser::F32, F32;
     f64 => Quantiser::F64, F64;
-}
-
-impl<T: 'static> Field for Ref<T> {
-    fn quantiser(_: u32) -> Quantiser {
-        Quantiser::Handle { hide: false }
-    }
-
-    fn to_value(&self) -> Value {
-        Value::Handle(self.handle().untyped())
-    }
-
-    fn read_from(&mut self, reader: &mut FieldReader<'_, '_>) -> Option<()> {
-        let Value::Handle(handle) = reader.value()? else { return None };
-        *self = Self::new(Handle::assume(handle));
-        Some(())
-    }
 }
 
 impl Field for String {

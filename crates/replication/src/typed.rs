@@ -10,7 +10,7 @@ use crate::client::{Client, Replica};
 use crate::field::{Field, FieldReader};
 use crate::handle::Handle;
 use crate::keyed::Keyed;
-use crate::quantise::Value;
+use crate::quantise::{Quantiser, Value};
 use crate::server::{ConnId, ObjectError, Server};
 
 /// A struct whose fields are the properties of a class; `#[derive(Replicate)]` implements it.
@@ -197,6 +197,22 @@ impl<T> PartialEq for Ref<T> {
 }
 
 impl<T> Eq for Ref<T> {}
+
+impl<T: 'static> Field for Ref<T> {
+    fn quantiser(_: u32) -> Quantiser {
+        Quantiser::Handle { hide: false }
+    }
+
+    fn to_value(&self) -> Value {
+        Value::Handle(self.handle().untyped())
+    }
+
+    fn read_from(&mut self, reader: &mut FieldReader<'_, '_>) -> Option<()> {
+        let Value::Handle(handle) = reader.value()? else { return None };
+        *self = Self::new(Handle::assume(handle));
+        Some(())
+    }
+}
 
 /// Something that [`Server::create`] makes an object of: a class, or a value of a replicated struct.
 pub trait Creation {

@@ -62,6 +62,7 @@ impl Fetcher {
     ///
     /// # Errors
     /// The reason as a phrase; every status but 200 is an error.
+    #[cfg(feature = "jwt")]
     pub(crate) async fn get(&self) -> Result<Bytes, String> {
         self.exchange(Method::GET, Bytes::new(), None).await
     }
@@ -69,7 +70,7 @@ impl Fetcher {
     /// Sends a POST of JSON and returns the body.
     ///
     /// # Errors
-    /// As [`Fetcher::get`].
+    /// The reason as a phrase; every status but 200 is an error.
     pub(crate) async fn post(
         &self,
         body: Bytes,
