@@ -117,7 +117,7 @@ impl LaneState {
     // ---- receiving
 
     /// Position of `number` relative to what was delivered.
-    fn place(&self, number: u16) -> Place {
+    fn position(&self, number: u16) -> Position {
         let last = self.delivered as u16;
         let mut window = number / WINDOW_NUMBERS;
         if number < last {
@@ -125,11 +125,11 @@ impl LaneState {
         }
         let ahead = window.wrapping_sub(last / WINDOW_NUMBERS);
         if ahead < WINDOWS_ACCEPTED {
-            Place::Acceptable(self.delivered + u64::from(number.wrapping_sub(last)))
+            Position::Acceptable(self.delivered + u64::from(number.wrapping_sub(last)))
         } else if ahead <= WINDOWS_ACCEPTED + 1 {
-            Place::Ahead
+            Position::Ahead
         } else {
-            Place::Behind
+            Position::Behind
         }
     }
 
@@ -139,10 +139,10 @@ impl LaneState {
         payload: &[u8],
         inward: &mut Inward<'_>,
     ) -> Receipt {
-        let at = match self.place(number) {
-            Place::Acceptable(at) => at,
-            Place::Ahead => return Receipt::Ahead,
-            Place::Behind => return Receipt::Taken,
+        let at = match self.position(number) {
+            Position::Acceptable(at) => at,
+            Position::Ahead => return Receipt::Ahead,
+            Position::Behind => return Receipt::Taken,
         };
         let key = self.reliable_key(at);
         if at == self.delivered || inward.waiting.contains(key) {
@@ -172,10 +172,10 @@ impl LaneState {
         if number != fragment.start.wrapping_add(fragment.index as u16) {
             return Receipt::Malformed;
         }
-        let at = match self.place(fragment.start) {
-            Place::Acceptable(at) if at != self.delivered => at,
+        let at = match self.position(fragment.start) {
+            Position::Acceptable(at) if at != self.delivered => at,
             // Not kept; acknowledged by its own number.
-            _ if matches!(self.place(number), Place::Ahead) => return Receipt::Ahead,
+            _ if matches!(self.position(number), Position::Ahead) => return Receipt::Ahead,
             _ => return Receipt::Taken,
         };
         let is_next = at == self.delivered + 1;
@@ -218,7 +218,7 @@ impl LaneState {
         payload: &[u8],
         inward: &mut Inward<'_>,
     ) -> Receipt {
-        let Place::Acceptable(at) = self.place(number) else { return Receipt::Taken };
+        let Position::Acceptable(at) = self.position(number) else { return Receipt::Taken };
         let key = self.loose_key(at, unreliable_number);
         if at == self.delivered && unreliable_number <= self.unreliable_in || inward.waiting.contains(key) {
             return Receipt::Taken;
@@ -243,7 +243,7 @@ impl LaneState {
         fragment: &Fragment<'_>,
         inward: &mut Inward<'_>,
     ) -> Receipt {
-        let Place::Acceptable(at) = self.place(number) else { return Receipt::Taken };
+        let Position::Acceptable(at) = self.position(number) else { return Receipt::Taken };
         if at == self.delivered && fragment.start <= self.unreliable_in {
             return Receipt::Taken;
         }
@@ -319,7 +319,7 @@ impl From<Added> for Receipt {
     }
 }
 
-enum Place {
+enum Position {
     /// New, or equal to the last delivered number; with the number continued beyond sixteen bits.
     Acceptable(u64),
     /// Too far ahead to be kept.
