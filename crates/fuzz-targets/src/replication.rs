@@ -51,6 +51,14 @@ fn classes() -> Classes {
         Quantiser::Handle { hide: false },
         Quantiser::Blob(40),
         Quantiser::Array(Box::new(Quantiser::Quat(6)), 20),
+        Quantiser::Text(12),
+        Quantiser::Option(Box::new(Quantiser::Handle { hide: false })),
+        Quantiser::Enum(vec![
+            ("idle".into(), Vec::new()),
+            ("named".into(), vec![Quantiser::Text(9), Quantiser::Option(Box::new(Quantiser::UInt(3)))]),
+            ("list".into(), vec![Quantiser::Array(Box::new(Quantiser::Text(5)), 4)]),
+        ]),
+        Quantiser::Floats(3),
     ];
     let mut classes = Classes::new();
     for (name, delta) in [("everything", false), ("everything, by differences", true)] {
@@ -111,6 +119,10 @@ fn session() -> (Classes, Vec<Vec<u8>>) {
         for handle in &handles[..if frame < 8 { 6 } else { 5 }] {
             server.set(*handle, 2, frame * 3).unwrap_or(());
             server.set(*handle, 16, vec![frame as u8; 5]).unwrap_or(());
+            server.set(*handle, 18, "ä".repeat(frame as usize % 6)).unwrap_or(());
+            server.set(*handle, 19, Value::Option(Some(Box::new(Value::Handle(handles[0]))))).unwrap_or(());
+            let text = Value::Text("x".repeat(frame as usize % 5));
+            server.set(*handle, 20, Value::Enum(2, vec![Value::List(vec![text; 3])])).unwrap_or(());
         }
         let element = [Value::UInt(frame), Value::UInt(frame << 9)];
         for key in 0..4 {
@@ -124,6 +136,9 @@ fn session() -> (Classes, Vec<Vec<u8>>) {
         if frame == 8 {
             let reason = throng_replication::DestroyReason::Destroyed;
             server.destroy(handles[5], reason, true).expect("it exists");
+        }
+        if frame == 10 {
+            server.set_owner(handles[1], Some(id)).expect("both exist");
         }
         if frame == 6 {
             server.attach(id, handles[0], 3, &[7; 20], true).expect("little");
@@ -143,7 +158,7 @@ fn session() -> (Classes, Vec<Vec<u8>>) {
 
 static SESSION: LazyLock<(Classes, Vec<Vec<u8>>)> = LazyLock::new(session);
 
-/// What a client holds, so that one that must not have changed can be compared.
+/// Image of a client, so that one that must not have changed can be compared.
 fn image(client: &Client) -> u64 {
     let mut hash = u64::from(client.server_frame()) ^ client.len() as u64;
     let mut add = |word: u64| hash = (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
@@ -198,6 +213,8 @@ fn read(client: &Client, index: u32) {
         match replica.value(property).expect("every property has a value") {
             Value::Bytes(bytes) => assert!(bytes.len() <= LARGE),
             Value::List(items) => assert!(items.len() <= 20),
+            Value::Text(text) => assert!(text.len() <= 12),
+            Value::Enum(variant, fields) => assert!(variant < 3 && fields.len() <= 2),
             _ => {}
         }
     }

@@ -20,7 +20,7 @@ const LIVE: usize = 29;
 /// Properties of the workload's classes.
 const COUNT: usize = 13;
 
-/// What a connection knows of an object.
+/// State of one pair of connection and object.
 #[derive(Clone, Debug)]
 struct Pair {
     state: State,

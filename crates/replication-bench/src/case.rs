@@ -18,7 +18,7 @@ const ACK_FRAMES: usize = 3;
 /// Half the side of the worlds of the published groups, with room to walk.
 const HALF_SIDE: f32 = 4600.0;
 
-/// How objects are replicated.
+/// Method of replication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Compare and serialise for each pair.
@@ -47,14 +47,14 @@ impl Mode {
     }
 }
 
-/// What to run.
+/// One case to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// Which world.
     pub group: Group,
     /// Which method.
     pub mode: Mode,
-    /// How often chests change.
+    /// Rate at which chests change.
     pub chests: Chests,
     /// Seed of the world; with [`SEED_BASE`] and 300 frames the checksum is known.
     pub seed_base: u64,
@@ -133,7 +133,7 @@ pub struct Verified {
     pub differing: u64,
 }
 
-/// What was measured. Times are microseconds of thread CPU time a frame.
+/// Measured figures. Times are microseconds of thread CPU time a frame.
 #[derive(Clone, Debug, Serialize)]
 pub struct CaseReport {
     /// 1 to 5.
@@ -160,7 +160,7 @@ pub struct CaseReport {
     pub frame_us: Spread,
     /// Acknowledgements, shared stage, connection stages.
     pub net_us: Spread,
-    /// What is done once a frame.
+    /// Work done once a frame.
     pub shared_us: Spread,
     /// One connection's part.
     pub per_conn_us: Spread,
@@ -376,7 +376,7 @@ struct Samples {
     bare: Vec<u64>,
 }
 
-/// What one lane did: nanoseconds, and its packets.
+/// Result of one lane: nanoseconds, and its packets.
 type Written = (u64, Vec<(ConnId, Vec<u8>)>);
 
 fn shared_frame(

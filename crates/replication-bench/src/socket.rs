@@ -90,7 +90,7 @@ impl Sockets {
         }
     }
 
-    /// What went wrong, if anything did.
+    /// The first failure, if there was one.
     pub fn take_failure(&mut self) -> Option<io::Error> {
         self.failure.take()
     }

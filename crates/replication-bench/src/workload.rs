@@ -42,7 +42,7 @@ impl SplitMix {
     }
 }
 
-/// How often chests change.
+/// Rate at which chests change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chests {
     /// 3 % of the chests (10 % in group 5) change three properties a frame.

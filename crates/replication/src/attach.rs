@@ -38,7 +38,7 @@ pub enum AttachError {
     /// Longer than its kind allows.
     #[error("an attachment of {bytes} bytes exceeds the limit of {max}")]
     TooLong {
-        /// What was asked for.
+        /// The requested value.
         bytes: usize,
         /// The most possible.
         max: usize,
@@ -348,7 +348,7 @@ fn queue_of(queues: &mut BTreeMap<u32, Queue>, object: Handle) -> &mut Queue {
     queues.entry(object.index()).or_insert_with(|| Queue { generation, ..Queue::default() })
 }
 
-/// Whether an object's attachments may be written now.
+/// Readiness of an object's attachments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ready {
     Yes,

@@ -12,7 +12,7 @@ use crate::wire::PROTOCOL_VERSION;
 /// Most properties of one class: the bits of a change mask.
 pub const PROPERTIES_MAX: usize = 64;
 
-/// Who gets a property (spec §16).
+/// Audience of a property (spec §16).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Condition {
@@ -41,13 +41,13 @@ pub enum Condition {
     Custom,
     /// Members of a condition group, 0 to 63.
     Group(u8),
-    /// What `Server::set_condition` chose for the object; everybody until then.
+    /// The audience that `Server::set_condition` chose for the object; everybody until then.
     Dynamic,
     /// Nobody; keeps the schema stable.
     Never,
 }
 
-/// What a connection is to an object; decides, with [`Condition`], which properties it gets.
+/// Relation of a connection to an object; decides, with [`Condition`], which properties it gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Role {
@@ -64,7 +64,7 @@ pub enum Role {
 pub(crate) const ROLES: usize = 3;
 
 impl Condition {
-    /// Whether `role` gets the property in updates, and in create items. Groups and custom switches come on top.
+    /// True when `role` gets the property in updates, and in create items. Groups and custom switches come on top.
     pub(crate) fn admits(self, role: Role) -> (bool, bool) {
         let (owner, replay) = (role == Role::Owner, role == Role::Replay);
         let both = |yes| (yes, yes);
@@ -149,7 +149,7 @@ pub enum ClassError {
     TooManyProperties {
         /// Name of the class.
         class: String,
-        /// What was asked for.
+        /// The requested value.
         count: usize,
     },
     /// More keyed arrays than the format names.
@@ -157,7 +157,7 @@ pub enum ClassError {
     TooManyArrays {
         /// Name of the class.
         class: String,
-        /// What was asked for.
+        /// The requested value.
         count: usize,
     },
     /// A quantiser's parameters are wrong.
@@ -167,7 +167,7 @@ pub enum ClassError {
         class: String,
         /// Name of the property.
         property: String,
-        /// What is wrong.
+        /// The problem.
         error: QuantiserError,
     },
     /// The default does not fit the quantiser.
@@ -419,7 +419,7 @@ pub struct Class {
     pub(crate) heap_count: usize,
     pub(crate) position: Option<usize>,
     velocity: Option<usize>,
-    /// How the position follows the velocity.
+    /// Motion of the position by the velocity.
     motion: Option<Motion>,
     pub(crate) cull_distance: f32,
     pub(crate) flags: Flags,
@@ -427,7 +427,7 @@ pub struct Class {
     pub(crate) live_defaults: Vec<u32>,
     /// Wire bytes and bits of the heap properties' defaults.
     pub(crate) heap_defaults: Vec<(Arc<[u8]>, u32)>,
-    /// What changes can be sent at all.
+    /// Properties whose changes can be sent at all.
     pub(crate) update_mask: u64,
     pub(crate) update_masks: [u64; ROLES],
     pub(crate) create_masks: [u64; ROLES],
@@ -648,7 +648,7 @@ impl Class {
         moved
     }
 
-    /// Whether a call that arrived is one of the class': a class that describes none takes any. The bytes must be the
+    /// True when a call that arrived is one of the class': a class that describes none takes any. The bytes must be the
     /// arguments and nothing else.
     pub(crate) fn takes(&self, direction: Direction, method: u64, reliable: bool, bytes: &[u8]) -> bool {
         if self.calls.is_empty() {

@@ -1,4 +1,4 @@
-//! What changed in a frame: the common records, and lists that tell later what a packet contained.
+//! Changes of a frame: the common records, and lists that tell later what a packet contained.
 
 use crate::wire::bits_of;
 
@@ -29,7 +29,7 @@ pub(crate) struct FrameList {
 }
 
 impl FrameList {
-    /// What changed of the objects `bits` of `word`: calls `each` with bit and mask.
+    /// Changes of the objects `bits` of `word`: calls `each` with bit and mask.
     pub(crate) fn masks_of(&self, word: u32, bits: u64, mut each: impl FnMut(usize, u64)) {
         let Ok(at) = self.words.binary_search_by_key(&word, |entry| entry.word) else { return };
         let entry = &self.words[at];
@@ -46,7 +46,7 @@ impl FrameList {
 pub(crate) struct Stream {
     ring: Vec<FrameList>,
     present: usize,
-    /// Where the record of each listed object begins in `bytes`, and where the last ends.
+    /// Offset of the record of each listed object begins in `bytes`, and where the last ends.
     pub(crate) offsets: Vec<u32>,
     /// Records one after the other, then [`SLACK`] zeros.
     pub(crate) bytes: Vec<u8>,
@@ -132,7 +132,7 @@ impl Stream {
         crate::bitmap::members(words).map(|word| &self.present().words[self.at[word] as usize])
     }
 
-    /// What changed of an object, if the present list has it.
+    /// Changes of an object, if the present list has it.
     pub(crate) fn mask_of(&self, object: u32) -> u64 {
         let word = object as usize / 64;
         if self.top.get(word / 64).is_none_or(|top| top >> (word % 64) & 1 == 0) {

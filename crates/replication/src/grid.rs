@@ -70,7 +70,7 @@ struct Cell {
     version: u64,
 }
 
-/// What a view knows of the objects around it that stand still.
+/// Memory of a view of the objects around it that stand still.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Nearby {
     /// Position at which they were tested, and the versions of the cells around it, mixed.
@@ -88,7 +88,7 @@ impl Nearby {
     }
 }
 
-/// Where an object is kept.
+/// Location of an object in the grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GridSlot {
     level: u8,
@@ -119,7 +119,7 @@ pub(crate) struct Query<'a> {
     pub(crate) bands: &'a [(f32, f32)],
 }
 
-/// What a query finds.
+/// Results of a query.
 pub(crate) struct Found<'a> {
     /// Objects in range, and the words that have any.
     pub(crate) scope: &'a mut [u64],
@@ -284,7 +284,7 @@ impl GridIndex {
     /// a few moving objects of the three by three cells, and for a few at the border of the range; `nearby` remembers the
     /// others between frames.
     pub(crate) fn query(&self, query: &Query<'_>, nearby: &mut Nearby, found: &mut Found<'_>) {
-        // What depends on the frame before, or on bands, is tested anew.
+        // Results that depend on the frame before, or on bands, are tested anew.
         if query.exit > 1.0 || !query.bands.is_empty() {
             self.around(query.view, |cell| {
                 *found.tested += (cell.settled.count + cell.moving.count) as u64;

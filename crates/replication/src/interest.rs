@@ -1,4 +1,4 @@
-//! What decides beside the grid who sees an object: a game's own filters, and areas that a connection watches.
+//! Filters beside the grid: a game's own filters, and areas that a connection watches.
 
 use crate::priority::View;
 use crate::server::ConnId;
@@ -64,7 +64,7 @@ pub enum Shape {
 /// nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Area {
-    /// What is watched.
+    /// The watched part of the world.
     pub shape: Shape,
     /// Band of detail.
     pub band: u8,

@@ -125,7 +125,7 @@ impl KeyedClass {
     }
 }
 
-/// What an operation does to an element.
+/// Effect of an operation on an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Op {
@@ -147,7 +147,7 @@ struct Element {
     fields: Box<[u64]>,
 }
 
-/// How far a receiver is in an array. Earlier places are less.
+/// Progress of a receiver in an array. Earlier places are less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Cursor {
     /// The newest change when the receiver began with nothing.

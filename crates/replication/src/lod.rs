@@ -51,7 +51,7 @@ impl LodProfile {
     }
 }
 
-/// What objects have gathered in one band since they were due last.
+/// Changes that objects have gathered in one band since they were due last.
 #[derive(Debug)]
 pub(crate) struct Gathering {
     /// Updates a frame, at most 1.
@@ -111,12 +111,12 @@ impl Gathering {
         }
     }
 
-    /// What changed since the object was due last.
+    /// Changes since the object was due last.
     pub(crate) fn gathered(&self, object: u32) -> u64 {
         self.masks.get(object as usize).copied().unwrap_or(0)
     }
 
-    /// What a pair lacks that leaves the band: gathered, and withheld.
+    /// Changes that a pair lacks when it leaves the band: gathered, and withheld.
     pub(crate) fn missing(&self, object: u32) -> u64 {
         let at = object as usize;
         self.masks.get(at).copied().unwrap_or(0) | self.withheld.get(at).copied().unwrap_or(0)

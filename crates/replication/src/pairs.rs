@@ -1,4 +1,4 @@
-//! What a connection remembers of an object, only where there is something to remember.
+//! State of pairs of connection and object, only where there is something to remember.
 //!
 //! A pair that is up to date costs its bits in the scope bitmaps. Masks, priorities and baselines live in pages of 64
 //! objects that exist while one of them is used.

@@ -77,7 +77,7 @@ impl<S, I> Prediction<S, I> {
     }
 }
 
-/// Where an object is and how it is turned.
+/// Position and rotation of an object.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pose {
     /// Metres.

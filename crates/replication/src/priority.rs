@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// Where a connection looks from.
+/// Position and direction of a connection's view.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct View {
     /// Metres.
@@ -107,7 +107,7 @@ impl FieldOfView {
     }
 }
 
-/// How a [`CountLimiter`] chooses.
+/// Choice of a [`CountLimiter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitMode {
     /// The next objects in scope, in turn, whether they have changed or not.
@@ -144,7 +144,7 @@ pub trait CustomPrioritiser: Send + Sync + core::fmt::Debug {
     fn prioritise(&self, views: &[View], objects: &[u32], positions: &[[f32; 3]], out: &mut [f32]);
 }
 
-/// What gives an object its priority. A value p also is a rate: 0.25 sends at most every fourth frame.
+/// Source of an object's priority. A value p also is a rate: 0.25 sends at most every fourth frame.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Prioritiser {

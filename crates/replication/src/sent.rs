@@ -54,7 +54,7 @@ pub(crate) enum Item {
         token: u32,
         reason: u8,
     },
-    /// Whether the receiver owns the object.
+    /// True when the receiver owns the object.
     Role {
         object: u32,
     },
@@ -251,7 +251,7 @@ pub(crate) struct PacketOut {
     pub(crate) buf: Vec<u8>,
     pub(crate) at: usize,
     start: usize,
-    /// Where the open packet must end.
+    /// End of the open packet at the latest.
     end: usize,
     open: bool,
     kind: u8,
@@ -457,7 +457,7 @@ pub struct Adaptive {
     pub rate_min: f64,
     /// Bytes a second at most; the rate begins here.
     pub rate_max: f64,
-    /// What the rate is multiplied by on congestion, below 1.
+    /// Factor of the rate on congestion, below 1.
     pub lower: f64,
     /// Bytes a second by which the rate rises in each second without.
     pub raise: f64,

@@ -139,7 +139,7 @@ impl AckState {
         (self.newest.unwrap_or(u16::MAX), self.bits)
     }
 
-    /// Whether a packet of this number may still be applied: it is newer than all before.
+    /// True when a packet of this number may still be applied: it is newer than all before.
     #[must_use]
     pub fn is_new(&self, seq: u16) -> bool {
         self.newest.is_none_or(|newest| seq_newer(seq, newest))

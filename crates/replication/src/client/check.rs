@@ -213,7 +213,7 @@ impl Client {
         self.referenced.push(index);
         let Some(class) = self.class_of(index) else { return Ok(()) };
         let class = class.keyed.get(array).ok_or(DecodeError::Value)?;
-        // What the packet creates begins empty.
+        // An array that the packet creates begins empty.
         let created = self.created.iter().any(|(created, _)| *created == index);
         let replica = self.replicas.get(index as usize).and_then(Option::as_deref).filter(|_| !created);
         let elements = match replica {

@@ -110,9 +110,9 @@ pub enum ClientEvent {
         handle: Handle,
         /// Number of the property in its class.
         property: usize,
-        /// What the replica held when the difference was seen.
+        /// Value of the replica when the difference was seen.
         held: Value,
-        /// What the server sent instead.
+        /// Value that the server sent instead.
         sent: Value,
     },
 }
@@ -133,7 +133,7 @@ pub enum InputError {
     },
 }
 
-/// What became of a packet.
+/// Result of taking a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
     /// It was applied.
@@ -173,7 +173,7 @@ pub struct Client {
     parts: Vec<PartView>,
     assembly: Assembly,
     joined: Vec<u8>,
-    /// What the packet being checked does to keyed arrays: (object, array).
+    /// Effects of the packet being checked on keyed arrays: (object, array).
     tallies: Vec<((u32, usize), Tally)>,
     /// Texts that the server told, and those that are new in the packet being checked.
     texts: TokenTexts,
@@ -183,7 +183,7 @@ pub struct Client {
     /// Objects that it says something else of.
     referenced: Vec<u32>,
     decode_errors: u64,
-    /// What replicas held that differ from the server's, until their whole state comes.
+    /// Words of replicas that differ from the server's, until their whole state comes.
     suspects: BTreeMap<u32, (u64, Vec<u64>)>,
     /// Newest clock sample: the server's frame and milliseconds.
     clock: Option<(u32, u32)>,
@@ -752,7 +752,7 @@ impl Client {
         self.count == 0
     }
 
-    /// What a reference names here: `None` while the target is not (or no longer) on this receiver.
+    /// The object that a reference names here: `None` while the target is not (or no longer) on this receiver.
     #[must_use]
     pub fn resolve(&self, reference: Handle) -> Option<Handle> {
         self.get(reference).map(Replica::handle)

@@ -24,7 +24,7 @@ pub struct Replica {
     pub(super) frame: u32,
     pub(super) parent: u32,
     pub(super) owner: bool,
-    /// What it is made from, or its name in the map.
+    /// Archetype, or name in the map.
     pub(super) archetype: Option<Arc<str>>,
     pub(super) startup: bool,
     /// Number of the event that further changes join, if it was not taken yet.
@@ -70,7 +70,7 @@ impl Replica {
         (self.parent != 0).then_some(self.parent)
     }
 
-    /// What it is made from, if the server said so: see [`Server::set_archetype`](crate::Server::set_archetype).
+    /// Archetype, if the server set one: see [`Server::set_archetype`](crate::Server::set_archetype).
     #[must_use]
     pub fn archetype(&self) -> Option<&str> {
         self.archetype.as_deref().filter(|_| !self.startup)

@@ -12,7 +12,7 @@ use crate::wire::{bits_of, write_delta_record};
 /// Memory that stages reuse; one for each thread.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    /// What the filters let through, and the words that have any; empty between connections.
+    /// Objects that the filters let through, and the words that have any; empty between connections.
     pub(super) scope: Vec<u64>,
     pub(super) top: Vec<u64>,
     /// Objects near enough for each band of detail; empty between connections.
@@ -57,7 +57,7 @@ impl Scratch {
         }
     }
 
-    /// Where a query of the grid leaves what it finds, and adds to `tested` what it looked at.
+    /// Memory for the results of a grid query; `tested` counts the objects it looked at.
     pub(super) fn found<'a>(&'a mut self, tested: &'a mut u64) -> Found<'a> {
         Found { scope: &mut self.scope, top: &mut self.top, near: &mut self.near, tested }
     }
@@ -141,7 +141,7 @@ struct Variant {
     frame: u32,
     /// First offset of each listed word, or `ABSENT`.
     words: Vec<u32>,
-    /// Where the record of each listed object of a word begins, and where the word's last ends.
+    /// Offset of the record of each listed object of a word begins, and where the word's last ends.
     offsets: Vec<u32>,
     /// Records, then [`SLACK`] zeros.
     bytes: Vec<u8>,

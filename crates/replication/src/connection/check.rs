@@ -1,4 +1,4 @@
-//! Whether receivers hold what they should: a hash of an object's state now and then (spec §18).
+//! Checks of what receivers hold: a hash of an object's state now and then (spec §18).
 
 use super::Stage;
 use super::retain::state_hash;

@@ -11,7 +11,7 @@ use crate::sent::Item;
 use crate::tokens::NAMES;
 use crate::wire::{HEADER_BYTES, bits_of, kind, write_record};
 
-/// What became of a creation.
+/// Result of writing a creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CreateResult {
     Yes,

@@ -4,7 +4,7 @@ use super::{Map, Stage};
 use crate::priority::{CountLimiter, LimitMode, Prioritiser};
 use crate::wire::bits_of;
 
-/// What a connection remembers of count limiters.
+/// State of count limiters for one connection.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// By prioritiser: the object that had its turn last.

@@ -129,7 +129,7 @@ pub(crate) struct Connection {
     fate: Fate,
     /// Objects whose creation the receiver has confirmed.
     live: Bitmap,
-    /// What static filters decided: in whatever the dynamic filter says, or out.
+    /// Decisions of static filters: in whatever the dynamic filter says, or out.
     pub(crate) forced_in: Sparse,
     pub(crate) forced_out: Bitmap,
     pub(crate) owned: Bitmap,
@@ -157,9 +157,9 @@ pub(crate) struct Connection {
     pub(crate) congested: bool,
     /// Losses that the budget knows of.
     losses_seen: u64,
-    /// When it got the time last.
+    /// Time of the last clock sample.
     clock_at: Option<Instant>,
-    /// How far the receiver is in each keyed array of the objects that it has, and which objects have more for it.
+    /// Progress of the receiver in each keyed array of the objects that it has, and which objects have more for it.
     cursors: Map<Vec<Option<Cursor>>>,
     behind: Bitmap,
     /// Turns of count limiters, by prioritiser, and when objects had theirs.
@@ -167,7 +167,7 @@ pub(crate) struct Connection {
     pub(crate) attachments: Attachments,
     /// Objects whose owner changed since the receiver was sent its role.
     roles: BTreeSet<u32>,
-    /// When the oldest packet was sent that nothing has answered.
+    /// Time of the oldest packet that nothing has answered.
     unheard: Option<Instant>,
     /// Nothing was acknowledged for too long; the server ends the connection after the frame.
     pub(crate) unresponsive: bool,
@@ -176,7 +176,7 @@ pub(crate) struct Connection {
     held: Bitmap,
     /// Common records of some objects must not be copied: `held` says which.
     holds: bool,
-    /// What goes in parts, and the number of the last transfer.
+    /// The transfer in parts, and the number of the last one.
     transfer: Option<Transfer>,
     transfer_id: u16,
     /// Tokens whose text the receiver has.
@@ -324,7 +324,7 @@ impl Connection {
         }
     }
 
-    /// Whether a call of the client on the object counts: it owns the object, or sees a callable one.
+    /// True when a call of the client on the object counts: it owns the object, or sees a callable one.
     pub(crate) fn may_call(&self, sh: &Shared, object: u32, method: u64) -> bool {
         let owned = sh.objects.owner[object as usize] == self.id.index();
         let callable = sh.store(object).class.is_callable(method) && self.live.get(object);
@@ -572,7 +572,7 @@ impl Connection {
     }
 }
 
-/// What a packet contained whose fate is being decided.
+/// Contents of a packet whose fate is being decided.
 #[derive(Debug, Default)]
 struct Fate {
     words: Vec<SentWord>,

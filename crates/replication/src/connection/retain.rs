@@ -5,7 +5,7 @@ use crate::sent::Item;
 use crate::server::Shared;
 use crate::wire::bits_of;
 
-/// What a receiver lacks of an object that it kept.
+/// Changes that a receiver lacks of an object that it kept.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Retained {
     /// Changes from this frame on are missing.
@@ -30,7 +30,7 @@ impl Connection {
             }
         }
         if !sh.bands.is_empty() && sh.objects.lod.get(object) {
-            // What a band had gathered is older than any packet.
+            // Changes gathered in a band are older than any packet.
             mask = u64::MAX;
         }
         let since = self.log.front().map_or(sh.frame, |packet| packet.frame);

@@ -35,7 +35,7 @@ impl Stage<'_> {
             self.run_filters();
         }
         let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
-        // What is in scope without the grid, then what is out in spite of everything.
+        // Objects in scope without the grid, then those that are out in spite of everything.
         let others = objects.always.top().iter().zip(conn.forced_in.top());
         for (at, (always, forced)) in others.enumerate() {
             scratch.top[at] |= always | forced;

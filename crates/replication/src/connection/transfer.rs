@@ -12,7 +12,7 @@ const AROUND: usize = 2 + 5 + 8;
 /// Bytes of a part on connections with a budget, whose frames may have room for no more.
 const SMALL: usize = 256;
 
-/// What becomes of the pair when the transfer has arrived.
+/// Effect on the pair when the transfer has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Create,

@@ -359,7 +359,7 @@ impl Stage<'_> {
             return false;
         }
         let mut mask = conn.pending.mask(object);
-        // What a band of detail had gathered goes along, so that nothing stays behind.
+        // Changes gathered in a band of detail go along, so that nothing stays behind.
         let (band, missing) = conn.gathered(sh, object);
         mask |= missing;
         let creating = !conn.live.get(object);
@@ -474,7 +474,7 @@ impl Stage<'_> {
         let sh = self.sh;
         let mut candidates = core::mem::take(&mut self.scratch.candidates);
         candidates.clear();
-        // Whatever is not written now is pending; so everything becomes pending first, with its priority.
+        // Everything that is not written now is pending; so everything becomes pending first, with its priority.
         for (index, stream) in sh.streams.iter().enumerate() {
             for word in stream.among(&stream.top) {
                 let bits = Self::fast_bits(self.conn, sh, index, word);

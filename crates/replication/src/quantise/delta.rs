@@ -94,7 +94,7 @@ impl Codec {
     }
 }
 
-/// Where the fields of a property lie: (word, shift, width).
+/// Location of the fields of a property: (word, shift, width).
 struct DeltaFields {
     count: usize,
     fields: [(u8, u8, u8); WORDS_MAX],

@@ -25,7 +25,7 @@ pub(crate) use motion::Motion;
 
 /// Most 64-bit words of one quantised property.
 pub const WORDS_MAX: usize = 3;
-/// How one property is quantised and written (spec §3). Widths are in bits.
+/// Quantisation of one property and written (spec §3). Widths are in bits.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Quantiser {
@@ -103,7 +103,7 @@ pub enum QuantiserError {
     /// Width out of range.
     #[error("{bits} bits, where 1 to {max} are possible")]
     Bits {
-        /// What was asked for.
+        /// The requested value.
         bits: u8,
         /// The most possible.
         max: u8,

@@ -1,4 +1,4 @@
-//! Where a position will be, by its velocity: whole numbers only, so that both sides agree to the bit (spec §9.4).
+//! Prediction of a position by its velocity: whole numbers only, so that both sides agree to the bit (spec §9.4).
 
 use super::codec::{Codec, Op, pack, unpack};
 use super::mask;

@@ -1,4 +1,4 @@
-//! Who sees an object (spec §12): the dynamic filter, owners, lists, groups; and its prioritiser.
+//! Filters of objects (spec §12): the dynamic filter, owners, lists, groups; and its prioritiser.
 
 use super::{ConnId, Filter, FilterId, FilterSlot, Group, GroupKind, ObjectError, PrioritiserId, Server};
 use crate::bitmap::{Bitmap, Sparse};

@@ -139,7 +139,7 @@ impl Server {
 /// Create items that every connection is sent in a frame if it lacks some.
 const CREATES_MIN: usize = 32;
 
-/// What the shared stage counts.
+/// Counts of the shared stage.
 struct Counts<'a> {
     stats: &'a mut ServerStats,
     /// Empty unless it is wanted.
@@ -310,7 +310,7 @@ pub struct Packets<'a> {
     pub connection: ConnId,
     /// All packets.
     pub bytes: &'a [u8],
-    /// Where each packet ends.
+    /// End of each packet.
     pub ends: &'a [usize],
 }
 

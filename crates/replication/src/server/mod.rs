@@ -40,7 +40,7 @@ pub use types::{
     ProtocolMismatch, ServerConfig, ServerStats,
 };
 
-/// What connection stages read. Nothing of it changes while they run.
+/// State that connection stages read. Nothing of it changes while they run.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: ServerConfig,
@@ -53,12 +53,12 @@ pub(crate) struct Shared {
     pub(crate) now: Instant,
     /// Limits of the bands of detail but the last, squared: where they end, and where objects leave them.
     pub(crate) bands: Vec<(f32, f32)>,
-    /// What objects have gathered in each band; the band's records are in the stream after it.
+    /// Changes that objects have gathered in each band; the band's records are in the stream after it.
     pub(crate) gatherings: Vec<Gathering>,
     /// Sub-objects, dependents and creation parents of objects.
     pub(crate) followers: BTreeMap<u32, Vec<Follower>>,
     pub(crate) any_follower: bool,
-    /// What objects chose for properties with the condition `Dynamic`.
+    /// Conditions that objects chose for properties with the condition `Dynamic`.
     pub(crate) conditions: BTreeMap<u32, Vec<(u64, Condition)>>,
     /// Some object needs the slow way for everybody.
     pub(crate) any_special: bool,
@@ -83,7 +83,7 @@ pub(crate) struct Shared {
     pub(crate) named: BTreeMap<u32, Named>,
 }
 
-/// What an object is made from, or its name in the clients' map.
+/// Archetype of an object, or its name in the clients' map.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Named {
     pub(crate) token: u32,
@@ -117,7 +117,7 @@ pub(crate) enum FollowerKind {
     Dependent(Hint),
 }
 
-/// When a dependent is written relative to its parent (spec §17.2). It is loose: they need not share a packet.
+/// Order of a dependent relative to its parent (spec §17.2). It is loose: they need not share a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hint {
     /// After it.
@@ -206,7 +206,7 @@ pub struct Server {
     dying: Vec<u32>,
     /// Startup objects that have ended, by the token of their name, and why.
     ended: BTreeMap<u32, u8>,
-    /// What changed while an object was dormant.
+    /// Changes of dormant objects.
     slept: BTreeMap<u32, u64>,
     /// Connections on which creations wait.
     joining: u32,
@@ -490,14 +490,14 @@ impl Server {
         Some(self.connection(id)?.heap_bytes())
     }
 
-    /// Whether the object should be on the connection's receiver.
+    /// True when the object should be on the connection's receiver.
     #[must_use]
     pub fn in_scope(&self, id: ConnId, handle: Handle) -> bool {
         self.connection(id)
             .is_some_and(|conn| self.index(handle).is_some_and(|object| conn.scope.get(object)))
     }
 
-    /// Whether the receiver has confirmed the object's creation.
+    /// True when the receiver has confirmed the object's creation.
     #[must_use]
     pub fn is_live(&self, id: ConnId, handle: Handle) -> bool {
         self.connection(id).is_some_and(|conn| self.index(handle).is_some_and(|object| conn.is_live(object)))

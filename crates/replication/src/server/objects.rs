@@ -164,7 +164,7 @@ impl Server {
         Ok(())
     }
 
-    /// Whether the handle names an object.
+    /// True when the handle names an object.
     #[must_use]
     pub fn exists(&self, handle: Handle) -> bool {
         self.index(handle).is_some()
@@ -313,7 +313,7 @@ impl Server {
             }
         }
         self.decide_all(index);
-        // What belongs to it goes with it.
+        // Its parts get the same owner.
         let parts = self.shared.followers.get(&index).map_or(&[][..], Vec::as_slice);
         let parts = parts.iter().filter(|follower| follower.kind == FollowerKind::Sub);
         let parts: Vec<u32> = parts.map(|follower| follower.object).collect();

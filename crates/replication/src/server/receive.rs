@@ -1,4 +1,4 @@
-//! What clients send: acknowledgements, calls, inputs; and calls to them.
+//! Packets of clients: acknowledgements, calls, inputs; and calls to clients.
 
 use std::sync::Arc;
 

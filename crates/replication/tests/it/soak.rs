@@ -24,7 +24,7 @@ const ID: usize = 1;
 const COUNT: usize = 2;
 const HEALTH: usize = 3;
 const TARGET: usize = 4;
-/// What the kinds have beside.
+/// Properties of the kinds beside.
 const EXTRA: usize = 5;
 const SECRET: usize = 5;
 const GHOST: usize = 6;
@@ -889,6 +889,7 @@ fn everything_at_once_converges() {
     }
     let seeds = number("THRONG_SEEDS_FROM").unwrap_or(0)..number("THRONG_SEEDS").unwrap_or(1000);
     let fails = |seed: &u64| std::panic::catch_unwind(|| play(*seed)).is_err();
-    let failed: Vec<u64> = seeds.filter(fails).take(20).collect();
+    let failed: Vec<u64> =
+        seeds.filter(fails).take(number("THRONG_FAILURES").unwrap_or(20) as usize).collect();
     assert!(failed.is_empty(), "seeds {failed:?} fail; see above, and replay one with THRONG_SEED");
 }

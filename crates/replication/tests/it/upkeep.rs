@@ -1,4 +1,4 @@
-//! What keeps replicas right and cheap over time: predicted differences (spec §9.4), replicas that stay when they leave
+//! Upkeep of replicas over time: predicted differences (spec §9.4), replicas that stay when they leave
 //! scope (§10.1), hashes of states (§18), and how long changes wait (§20).
 
 use crate::harness;

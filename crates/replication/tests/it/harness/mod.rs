@@ -12,7 +12,7 @@ use throng_stdx::{Instant, Rng};
 
 pub const FRAME: Duration = Duration::from_millis(33);
 
-/// What a link does to packets in both directions.
+/// Faults of a link in both directions.
 #[derive(Clone, Copy, Debug)]
 pub struct Link {
     pub loss: f64,
@@ -28,7 +28,7 @@ impl Default for Link {
     }
 }
 
-/// Whether a packet from the server to a peer gets through.
+/// True when a packet from the server to a peer gets through.
 pub type Fate = Box<dyn FnMut(usize, &[u8]) -> bool>;
 
 pub struct Peer {
