@@ -1,4 +1,5 @@
-//! Targets for state replication: packets from a server, records for every quantiser, packets from a client.
+//! Targets for state replication: packets from a server, records for every quantiser, packets from
+//! a client.
 
 use std::cell::RefCell;
 use std::sync::LazyLock;
@@ -29,7 +30,8 @@ fn client_config() -> ClientConfig {
     }
 }
 
-/// A class with every quantiser, the same with differences, and one with more properties than fit one mask word.
+/// A class with every quantiser, the same with differences, and one with more properties than fit
+/// one mask word.
 fn classes() -> Classes {
     let axis = Axis::new(-512.0, 0.01, 17);
     let quantisers = [
@@ -85,8 +87,9 @@ fn classes() -> Classes {
     classes
 }
 
-/// Packets of a server that creates six objects, changes them with differences, and ends one; of a large one that goes in
-/// parts; of texts and of objects that the map has already. The packets are small, so that a length byte names each.
+/// Packets of a server that creates six objects, changes them with differences, and ends one; of a
+/// large one that goes in parts; of texts and of objects that the map has already. The packets are
+/// small, so that a length byte names each.
 fn session() -> (Classes, Vec<Vec<u8>>) {
     let classes = classes();
     let config = ServerConfig { packet_bytes_max: 256, ..ServerConfig::default() };
@@ -179,8 +182,8 @@ fn image(client: &Client) -> u64 {
     hash
 }
 
-/// Looks at a client after a packet: at all that it holds if the packet was refused, at what the packet touched if not. Returns
-/// what it holds now.
+/// Looks at a client after a packet: at all that it holds if the packet was refused, at what the
+/// packet touched if not. Returns what it holds now.
 fn look(client: &mut Client, before: u64, applied: bool) -> u64 {
     let now = image(client);
     if !applied {
@@ -240,7 +243,8 @@ fn alone(packet: &[u8]) -> Vec<u8> {
 }
 
 thread_local! {
-    /// A clone of [`PREPARED`] that has applied nothing since: a refused packet leaves it good for the next input.
+    /// A clone of [`PREPARED`] that has applied nothing since: a refused packet leaves it good for
+    /// the next input.
     static CLIENT: RefCell<Client> = RefCell::new(PREPARED.0.clone());
 }
 
@@ -253,9 +257,11 @@ fn with_prepared(session: impl FnOnce(&mut Client, u64) -> bool) {
     });
 }
 
-/// Sections of packets for a client that knows six objects: a length byte and a packet's sections, again and again.
+/// Sections of packets for a client that knows six objects: a length byte and a packet's sections,
+/// again and again.
 ///
-/// Asserts that a refused packet changes nothing, that replicas stay readable and that nothing exceeds its limit.
+/// Asserts that a refused packet changes nothing, that replicas stay readable and that nothing
+/// exceeds its limit.
 pub fn replication_client(input: &[u8]) {
     with_prepared(|client, image| {
         let (mut rest, mut image, mut changed) = (input, image, false);
@@ -292,7 +298,8 @@ pub fn replication_packet(input: &[u8]) {
     });
 }
 
-/// Packets of a client, after an honest beginning: a length byte and what follows the sequence number.
+/// Packets of a client, after an honest beginning: a length byte and what follows the sequence
+/// number.
 ///
 /// Asserts that the server goes on, whatever was acknowledged, called or asked for.
 pub fn replication_server(input: &[u8]) {

@@ -1,7 +1,7 @@
-//! Figures in half a minute: what sending group 1 over UDP adds, a frame of 2,000 connections that see 2,000 characters in a
-//! square kilometre at the reference levels of detail, one change in a keyed array of 10,000 elements, 50,000 sleeping
-//! objects in view, 100 connections that join at once, 10,000 objects of eight components: `cargo run --release --example
-//! limits`.
+//! Figures in half a minute: what sending group 1 over UDP adds, a frame of 2,000 connections that
+//! see 2,000 characters in a square kilometre at the reference levels of detail, one change in a
+//! keyed array of 10,000 elements, 50,000 sleeping objects in view, 100 connections that join at
+//! once, 10,000 objects of eight components: `cargo run --release --example limits`.
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use throng_replication::wire::{AckState, Header};
@@ -53,8 +53,9 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-/// CPU time of frames for some connections that see everything: objects with `parts` components each, asleep unless they have
-/// some, of whose parts one changes in every frame. Connections acknowledge at once.
+/// CPU time of frames for some connections that see everything: objects with `parts` components
+/// each, asleep unless they have some, of whose parts one changes in every frame. Connections
+/// acknowledge at once.
 fn in_view(objects: u32, parts: u32, connections: usize, measured: std::ops::Range<u32>) -> Spread {
     let axis = Axis::new(-1024.0, 0.01, 18);
     let place = Property::new("position", Quantiser::Vec3([axis; 3])).world_position();
@@ -109,7 +110,8 @@ fn in_view(objects: u32, parts: u32, connections: usize, measured: std::ops::Ran
     Spread::of(samples)
 }
 
-/// A frame with one changed element among ten thousand, and a frame without: to one connection that acknowledges at once.
+/// A frame with one changed element among ten thousand, and a frame without: to one connection that
+/// acknowledges at once.
 fn keyed() {
     let mut classes = Classes::new();
     let bag =

@@ -168,8 +168,8 @@ pub struct CaseReport {
     pub sim_us: Spread,
     /// System calls of sending, when packets leave the process.
     pub socket_us: Option<Spread>,
-    /// The limit of that on this machine: the system calls alone (`sendmmsg` with segmentation), for the same datagrams to
-    /// the same sockets, once more in each frame.
+    /// The limit of that on this machine: the system calls alone (`sendmmsg` with segmentation),
+    /// for the same datagrams to the same sockets, once more in each frame.
     pub socket_bare_us: Option<Spread>,
     /// Payload bytes.
     pub bytes_per_client_frame: f64,
@@ -249,8 +249,8 @@ pub fn run_over(case: &Case, mut sockets: Option<&mut Sockets>) -> CaseReport {
     let mut samples = Samples::default();
     let (mut bytes, mut packets) = (0_u64, 0_u64);
     let (mut counts, mut dirty) = (ConnectionStats::default(), 0);
-    // With `verify`, quiet frames follow in which the world stands still and nothing is lost: 20, and with levels of
-    // detail a period of the farthest band more.
+    // With `verify`, quiet frames follow in which the world stands still and nothing is lost: 20,
+    // and with levels of detail a period of the farthest band more.
     let quiet = if case.verify { 20 + if case.lod { 30 } else { 0 } } else { 0 };
     let measured = case.warmup + case.frames;
     for frame in 1..=measured + quiet {
@@ -283,7 +283,8 @@ pub fn run_over(case: &Case, mut sockets: Option<&mut Sockets>) -> CaseReport {
             }
             acks[connection].applied(u16::from_le_bytes([packet[0], packet[1]]));
             if let Some(client) = clients.get_mut(connection) {
-                // The acknowledgements that the method gets are made up here; the receiver has sent nothing.
+                // The acknowledgements that the method gets are made up here; the receiver has sent
+                // nothing.
                 let mut packet = packet.to_vec();
                 packet[2..4].fill(0xff);
                 packet[4..12].fill(0);
@@ -422,7 +423,8 @@ fn shared_frame(
     (begun - start, conn_ns)
 }
 
-/// Every receiver holds exactly the objects within its connection's reach, with the values that the world has.
+/// Every receiver holds exactly the objects within its connection's reach, with the values that the
+/// world has.
 fn compare(things: &[Thing], clients: &[Client], classes: &throng_replication::Classes) -> Verified {
     let mut verified = Verified::default();
     for (at, client) in clients.iter().enumerate() {

@@ -55,8 +55,8 @@ fn point(group: Group, lod: bool) -> Point {
     }
 }
 
-/// Runs every point: 10 to 2,000 connections at one density, the same with levels of detail in one square kilometre, and
-/// 100 to 100,000 objects for 100 connections. Takes a minute or two.
+/// Runs every point: 10 to 2,000 connections at one density, the same with levels of detail in one
+/// square kilometre, and 100 to 100,000 objects for 100 connections. Takes a minute or two.
 #[must_use]
 pub fn curves(mut begin: impl FnMut(&str)) -> Vec<Curve> {
     let mut curve =

@@ -40,8 +40,8 @@ impl FrameList {
     }
 }
 
-/// Records of the present frame and lists of the last [`RING`] ones. Objects that are sent every frame share one
-/// stream; each band of a level-of-detail profile has its own.
+/// Records of the present frame and lists of the last [`RING`] ones. Objects that are sent every
+/// frame share one stream; each band of a level-of-detail profile has its own.
 #[derive(Debug)]
 pub(crate) struct Stream {
     ring: Vec<FrameList>,
@@ -56,7 +56,8 @@ pub(crate) struct Stream {
     pub(crate) top: Vec<u64>,
     /// Place in the present list by word; meaningful for listed words only.
     at: Vec<u32>,
-    /// Records leave properties out that a nearer band carries, so they never complete a receiver's state.
+    /// Records leave properties out that a nearer band carries, so they never complete a receiver's
+    /// state.
     pub(crate) partial: bool,
 }
 
@@ -93,7 +94,8 @@ impl Stream {
         }
     }
 
-    /// Lists an object, in ascending order. `fast`: its record is what was appended to `bytes` since the last one.
+    /// Lists an object, in ascending order. `fast`: its record is what was appended to `bytes`
+    /// since the last one.
     #[inline]
     pub(crate) fn push(&mut self, object: u32, mask: u64, fast: bool) {
         let list = &mut self.ring[self.present];

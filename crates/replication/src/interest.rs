@@ -3,8 +3,8 @@
 use crate::priority::View;
 use crate::server::ConnId;
 
-/// A game's own filter (spec §12, step 7), for [`Server::add_filter`](crate::Server::add_filter). Called for up to 64
-/// objects at once, never for single ones, and from several threads.
+/// A game's own filter (spec §12, step 7), for [`Server::add_filter`](crate::Server::add_filter).
+/// Called for up to 64 objects at once, never for single ones, and from several threads.
 pub trait CustomFilter: Send + Sync + core::fmt::Debug {
     /// Once a frame, before any connection: for what does not depend on connections.
     fn begin_frame(&mut self, frame: u32) {
@@ -60,8 +60,8 @@ pub enum Shape {
     },
 }
 
-/// A shape, and the band of detail in which its objects are seen at least: 0 is the nearest. Without bands it means
-/// nothing.
+/// A shape, and the band of detail in which its objects are seen at least: 0 is the nearest.
+/// Without bands it means nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Area {
     /// The watched part of the world.

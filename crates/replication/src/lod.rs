@@ -1,5 +1,5 @@
-//! Levels of detail by distance (spec §14): far objects are sent less often, and all connections that see an object from
-//! one band share its records.
+//! Levels of detail by distance (spec §14): far objects are sent less often, and all connections
+//! that see an object from one band share its records.
 
 use crate::bitmap::Bitmap;
 use crate::wire::bits_of;
@@ -10,11 +10,13 @@ pub const BANDS_MAX: usize = 8;
 /// One band of a profile.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Band {
-    /// Metres from the nearest view up to which, inclusive, the band reaches; the last band has no end.
+    /// Metres from the nearest view up to which, inclusive, the band reaches; the last band has no
+    /// end.
     pub distance: f32,
     /// Updates a second; the frame rate and above mean every frame.
     pub rate: f32,
-    /// Properties that are sent at this distance; the others wait until the object is in a nearer band.
+    /// Properties that are sent at this distance; the others wait until the object is in a nearer
+    /// band.
     pub properties: u64,
 }
 

@@ -1,10 +1,11 @@
-//! Spec §26.15, 18 and 19: what nobody changes or sees costs nothing. Counted work, which is the same on every machine; times
-//! are in `throng bench replication --scaling`.
+//! Spec §26.15, 18 and 19: what nobody changes or sees costs nothing. Counted work, which is the
+//! same on every machine; times are in `throng bench replication --scaling`.
 
 use throng_replication::{Axis, Class, ClassId, Classes, Property, Quantiser, Server, ServerConfig, View};
 use throng_stdx::Instant;
 
-/// A hundred connections, each beside a few objects of its own, and any number of objects far from all.
+/// A hundred connections, each beside a few objects of its own, and any number of objects far from
+/// all.
 fn server(seen: usize, unseen: usize) -> (Server, Vec<throng_replication::Handle>) {
     let axis = Axis::new(-20_000.0, 0.1, 19);
     let mut classes = Classes::new();

@@ -52,8 +52,8 @@ impl Connection {
 }
 
 impl Stage<'_> {
-    /// Writes what receivers lack of arrays, as long as less than a share of `allowance` is spent. What finds no room
-    /// stays behind until the next frame.
+    /// Writes what receivers lack of arrays, as long as less than a share of `allowance` is spent.
+    /// What finds no room stays behind until the next frame.
     pub(super) fn write_arrays(&mut self, allowance: usize) {
         let (conn, sh) = (&mut *self.conn, self.sh);
         if conn.cursors.is_empty() {

@@ -15,7 +15,8 @@ pub(super) struct Retained {
 }
 
 impl Connection {
-    /// The pair leaves scope. True when the receiver keeps its replica: then nothing is sent and nothing forgotten.
+    /// The pair leaves scope. True when the receiver keeps its replica: then nothing is sent and
+    /// nothing forgotten.
     pub(super) fn retain(&mut self, sh: &Shared, object: u32) -> bool {
         let keeps = sh.store(object).class.flags.retain && sh.objects.alive.get(object);
         if !keeps || !self.live.get(object) {
@@ -40,7 +41,8 @@ impl Connection {
         true
     }
 
-    /// The pair is in scope again: what changed meanwhile is sent. False when the receiver does not have it.
+    /// The pair is in scope again: what changed meanwhile is sent. False when the receiver does not
+    /// have it.
     pub(super) fn resume(&mut self, sh: &Shared, object: u32) -> bool {
         let Some(kept) = self.retained.remove(&object) else { return false };
         let slot = sh.objects.slot[object as usize];

@@ -77,7 +77,8 @@ impl Server {
         self.spent.connections += connections;
     }
 
-    /// Appends all counts in Prometheus' text form. Costs a look at each connection; call it when someone asks.
+    /// Appends all counts in Prometheus' text form. Costs a look at each connection; call it when
+    /// someone asks.
     pub fn write_metrics(&self, out: &mut String) {
         let (stats, total) = (&self.stats, self.total_stats());
         let connections = || self.connections.iter().flatten();

@@ -1,4 +1,5 @@
-//! A server and its clients over links with loss, delay, duplicates and reordering, in virtual time.
+//! A server and its clients over links with loss, delay, duplicates and reordering, in virtual
+//! time.
 #![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
 
 use std::collections::VecDeque;
@@ -50,7 +51,8 @@ pub struct Net {
     pub now: Instant,
     pub frame: u32,
     pub classes: Classes,
-    /// Lets the test decide the fate of each packet from the server instead: (peer, packet) gets through.
+    /// Lets the test decide the fate of each packet from the server instead: (peer, packet) gets
+    /// through.
     pub fate: Option<Fate>,
     /// Does the same for packets to the server.
     pub up_lost: bool,
