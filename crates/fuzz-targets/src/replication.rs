@@ -1,4 +1,5 @@
-//! Targets for state replication: packets from a server, records for every quantiser, packets from a client.
+//! Targets for state replication: packets from a server, records for every quantiser, packets from
+//! a client.
 
 use std::cell::RefCell;
 use std::sync::LazyLock;
@@ -29,7 +30,8 @@ fn client_config() -> ClientConfig {
     }
 }
 
-/// A class with every quantiser, the same with differences, and one with more properties than fit one mask word.
+/// A class with every quantiser, the same with differences, and one with more properties than fit
+/// one mask word.
 fn classes() -> Classes {
     let axis = Axis::new(-512.0, 0.01, 17);
     let quantisers = [
@@ -51,6 +53,14 @@ fn classes() -> Classes {
         Quantiser::Handle { hide: false },
         Quantiser::Blob(40),
         Quantiser::Array(Box::new(Quantiser::Quat(6)), 20),
+        Quantiser::Text(12),
+        Quantiser::Option(Box::new(Quantiser::Handle { hide: false })),
+        Quantiser::Enum(vec![
+            ("idle".into(), Vec::new()),
+            ("named".into(), vec![Quantiser::Text(9), Quantiser::Option(Box::new(Quantiser::UInt(3)))]),
+            ("list".into(), vec![Quantiser::Array(Box::new(Quantiser::Text(5)), 4)]),
+        ]),
+        Quantiser::Floats(3),
     ];
     let mut classes = Classes::new();
     for (name, delta) in [("everything", false), ("everything, by differences", true)] {
@@ -77,8 +87,9 @@ fn classes() -> Classes {
     classes
 }
 
-/// Packets of a server that creates six objects, changes them with differences, and ends one; of a large one that goes in
-/// parts; of texts and of objects that the map has already. The packets are small, so that a length byte names each.
+/// Packets of a server that creates six objects, changes them with differences, and ends one; of a
+/// large one that goes in parts; of texts and of objects that the map has already. The packets are
+/// small, so that a length byte names each.
 fn session() -> (Classes, Vec<Vec<u8>>) {
     let classes = classes();
     let config = ServerConfig { packet_bytes_max: 256, ..ServerConfig::default() };
@@ -111,6 +122,10 @@ fn session() -> (Classes, Vec<Vec<u8>>) {
         for handle in &handles[..if frame < 8 { 6 } else { 5 }] {
             server.set(*handle, 2, frame * 3).unwrap_or(());
             server.set(*handle, 16, vec![frame as u8; 5]).unwrap_or(());
+            server.set(*handle, 18, "ä".repeat(frame as usize % 6)).unwrap_or(());
+            server.set(*handle, 19, Value::Option(Some(Box::new(Value::Handle(handles[0]))))).unwrap_or(());
+            let text = Value::Text("x".repeat(frame as usize % 5));
+            server.set(*handle, 20, Value::Enum(2, vec![Value::List(vec![text; 3])])).unwrap_or(());
         }
         let element = [Value::UInt(frame), Value::UInt(frame << 9)];
         for key in 0..4 {
@@ -124,6 +139,9 @@ fn session() -> (Classes, Vec<Vec<u8>>) {
         if frame == 8 {
             let reason = throng_replication::DestroyReason::Destroyed;
             server.destroy(handles[5], reason, true).expect("it exists");
+        }
+        if frame == 10 {
+            server.set_owner(handles[1], Some(id)).expect("both exist");
         }
         if frame == 6 {
             server.attach(id, handles[0], 3, &[7; 20], true).expect("little");
@@ -143,7 +161,7 @@ fn session() -> (Classes, Vec<Vec<u8>>) {
 
 static SESSION: LazyLock<(Classes, Vec<Vec<u8>>)> = LazyLock::new(session);
 
-/// What a client holds, so that one that must not have changed can be compared.
+/// Image of a client, so that one that must not have changed can be compared.
 fn image(client: &Client) -> u64 {
     let mut hash = u64::from(client.server_frame()) ^ client.len() as u64;
     let mut add = |word: u64| hash = (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
@@ -164,8 +182,8 @@ fn image(client: &Client) -> u64 {
     hash
 }
 
-/// Looks at a client after a packet: at all that it holds if the packet was refused, at what the packet touched if not. Returns
-/// what it holds now.
+/// Looks at a client after a packet: at all that it holds if the packet was refused, at what the
+/// packet touched if not. Returns what it holds now.
 fn look(client: &mut Client, before: u64, applied: bool) -> u64 {
     let now = image(client);
     if !applied {
@@ -198,6 +216,8 @@ fn read(client: &Client, index: u32) {
         match replica.value(property).expect("every property has a value") {
             Value::Bytes(bytes) => assert!(bytes.len() <= LARGE),
             Value::List(items) => assert!(items.len() <= 20),
+            Value::Text(text) => assert!(text.len() <= 12),
+            Value::Enum(variant, fields) => assert!(variant < 3 && fields.len() <= 2),
             _ => {}
         }
     }
@@ -223,7 +243,8 @@ fn alone(packet: &[u8]) -> Vec<u8> {
 }
 
 thread_local! {
-    /// A clone of [`PREPARED`] that has applied nothing since: a refused packet leaves it good for the next input.
+    /// A clone of [`PREPARED`] that has applied nothing since: a refused packet leaves it good for
+    /// the next input.
     static CLIENT: RefCell<Client> = RefCell::new(PREPARED.0.clone());
 }
 
@@ -236,9 +257,11 @@ fn with_prepared(session: impl FnOnce(&mut Client, u64) -> bool) {
     });
 }
 
-/// Sections of packets for a client that knows six objects: a length byte and a packet's sections, again and again.
+/// Sections of packets for a client that knows six objects: a length byte and a packet's sections,
+/// again and again.
 ///
-/// Asserts that a refused packet changes nothing, that replicas stay readable and that nothing exceeds its limit.
+/// Asserts that a refused packet changes nothing, that replicas stay readable and that nothing
+/// exceeds its limit.
 pub fn replication_client(input: &[u8]) {
     with_prepared(|client, image| {
         let (mut rest, mut image, mut changed) = (input, image, false);
@@ -275,7 +298,8 @@ pub fn replication_packet(input: &[u8]) {
     });
 }
 
-/// Packets of a client, after an honest beginning: a length byte and what follows the sequence number.
+/// Packets of a client, after an honest beginning: a length byte and what follows the sequence
+/// number.
 ///
 /// Asserts that the server goes on, whatever was acknowledged, called or asked for.
 pub fn replication_server(input: &[u8]) {

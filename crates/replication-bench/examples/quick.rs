@@ -1,5 +1,6 @@
-//! Cost of the library's stages in each group, in a few seconds: `cargo run --release --example quick`. With the number
-//! of a group and a count of frames, only that one: long enough for a profiler.
+//! Cost of the library's stages in each group, in a few seconds: `cargo run --release --example
+//! quick`. With the number of a group and a count of frames, only that one: long enough for a
+//! profiler.
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::collections::VecDeque;

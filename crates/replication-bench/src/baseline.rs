@@ -1,8 +1,10 @@
-//! The methods that the library is compared with (spec §21.1 and §21.2): `legacy` decides, compares and serialises for
-//! each pair of connection and object; `graph` does the same for objects from a grid.
+//! The methods that the library is compared with (spec §21.1 and §21.2): `legacy` decides, compares
+//! and serialises for each pair of connection and object; `graph` does the same for objects from a
+//! grid.
 //!
-//! Both use the library's quantisers, records, packets and receiver, and the push model: an object that nobody marked is
-//! not compared. What they do not share between connections is what the comparison is about.
+//! Both use the library's quantisers, records, packets and receiver, and the push model: an object
+//! that nobody marked is not compared. What they do not share between connections is what the
+//! comparison is about.
 
 use std::collections::VecDeque;
 
@@ -20,7 +22,7 @@ const LIVE: usize = 29;
 /// Properties of the workload's classes.
 const COUNT: usize = 13;
 
-/// What a connection knows of an object.
+/// State of one pair of connection and object.
 #[derive(Clone, Debug)]
 struct Pair {
     state: State,
@@ -183,8 +185,8 @@ impl Baseline {
         }
     }
 
-    /// A frame: packets go to `sink`. Returns nanoseconds of thread CPU time spent on what is not per connection, and on
-    /// connections.
+    /// A frame: packets go to `sink`. Returns nanoseconds of thread CPU time spent on what is not
+    /// per connection, and on connections.
     pub fn frame(&mut self, frame: u32, sink: &mut dyn FnMut(usize, &[u8])) -> (u64, u64) {
         let start = thread_cpu_ns();
         if self.graph {

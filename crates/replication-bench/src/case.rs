@@ -18,7 +18,7 @@ const ACK_FRAMES: usize = 3;
 /// Half the side of the worlds of the published groups, with room to walk.
 const HALF_SIDE: f32 = 4600.0;
 
-/// How objects are replicated.
+/// Method of replication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Compare and serialise for each pair.
@@ -47,14 +47,14 @@ impl Mode {
     }
 }
 
-/// What to run.
+/// One case to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// Which world.
     pub group: Group,
     /// Which method.
     pub mode: Mode,
-    /// How often chests change.
+    /// Rate at which chests change.
     pub chests: Chests,
     /// Seed of the world; with [`SEED_BASE`] and 300 frames the checksum is known.
     pub seed_base: u64,
@@ -133,7 +133,7 @@ pub struct Verified {
     pub differing: u64,
 }
 
-/// What was measured. Times are microseconds of thread CPU time a frame.
+/// Measured figures. Times are microseconds of thread CPU time a frame.
 #[derive(Clone, Debug, Serialize)]
 pub struct CaseReport {
     /// 1 to 5.
@@ -160,7 +160,7 @@ pub struct CaseReport {
     pub frame_us: Spread,
     /// Acknowledgements, shared stage, connection stages.
     pub net_us: Spread,
-    /// What is done once a frame.
+    /// Work done once a frame.
     pub shared_us: Spread,
     /// One connection's part.
     pub per_conn_us: Spread,
@@ -168,8 +168,8 @@ pub struct CaseReport {
     pub sim_us: Spread,
     /// System calls of sending, when packets leave the process.
     pub socket_us: Option<Spread>,
-    /// The limit of that on this machine: the system calls alone (`sendmmsg` with segmentation), for the same datagrams to
-    /// the same sockets, once more in each frame.
+    /// The limit of that on this machine: the system calls alone (`sendmmsg` with segmentation),
+    /// for the same datagrams to the same sockets, once more in each frame.
     pub socket_bare_us: Option<Spread>,
     /// Payload bytes.
     pub bytes_per_client_frame: f64,
@@ -249,8 +249,8 @@ pub fn run_over(case: &Case, mut sockets: Option<&mut Sockets>) -> CaseReport {
     let mut samples = Samples::default();
     let (mut bytes, mut packets) = (0_u64, 0_u64);
     let (mut counts, mut dirty) = (ConnectionStats::default(), 0);
-    // With `verify`, quiet frames follow in which the world stands still and nothing is lost: 20, and with levels of
-    // detail a period of the farthest band more.
+    // With `verify`, quiet frames follow in which the world stands still and nothing is lost: 20,
+    // and with levels of detail a period of the farthest band more.
     let quiet = if case.verify { 20 + if case.lod { 30 } else { 0 } } else { 0 };
     let measured = case.warmup + case.frames;
     for frame in 1..=measured + quiet {
@@ -283,7 +283,8 @@ pub fn run_over(case: &Case, mut sockets: Option<&mut Sockets>) -> CaseReport {
             }
             acks[connection].applied(u16::from_le_bytes([packet[0], packet[1]]));
             if let Some(client) = clients.get_mut(connection) {
-                // The acknowledgements that the method gets are made up here; the receiver has sent nothing.
+                // The acknowledgements that the method gets are made up here; the receiver has sent
+                // nothing.
                 let mut packet = packet.to_vec();
                 packet[2..4].fill(0xff);
                 packet[4..12].fill(0);
@@ -376,7 +377,7 @@ struct Samples {
     bare: Vec<u64>,
 }
 
-/// What one lane did: nanoseconds, and its packets.
+/// Result of one lane: nanoseconds, and its packets.
 type Written = (u64, Vec<(ConnId, Vec<u8>)>);
 
 fn shared_frame(
@@ -422,7 +423,8 @@ fn shared_frame(
     (begun - start, conn_ns)
 }
 
-/// Every receiver holds exactly the objects within its connection's reach, with the values that the world has.
+/// Every receiver holds exactly the objects within its connection's reach, with the values that the
+/// world has.
 fn compare(things: &[Thing], clients: &[Client], classes: &throng_replication::Classes) -> Verified {
     let mut verified = Verified::default();
     for (at, client) in clients.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! The replication benchmark: deterministic workloads with checksums (groups 1 to 5), the methods that are compared on
-//! them, and their measurement by thread CPU time.
+//! The replication benchmark: deterministic workloads with checksums (groups 1 to 5), the methods
+//! that are compared on them, and their measurement by thread CPU time.
 
 pub mod baseline;
 pub mod case;

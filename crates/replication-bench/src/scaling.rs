@@ -1,4 +1,4 @@
-//! How the cost of a frame grows with connections and with objects, as numbers and as a picture.
+//! Growth of the cost of a frame with connections and with objects, as numbers and as a picture.
 
 use std::fmt::Write as _;
 
@@ -27,7 +27,7 @@ pub struct Point {
 /// A curve: what grows, and its points.
 #[derive(Clone, Debug, Serialize)]
 pub struct Curve {
-    /// What the x axis counts, and what stays as it is.
+    /// Quantity of the x axis, and the constants.
     pub title: &'static str,
     /// The x axis.
     pub axis: &'static str,
@@ -55,8 +55,8 @@ fn point(group: Group, lod: bool) -> Point {
     }
 }
 
-/// Runs every point: 10 to 2,000 connections at one density, the same with levels of detail in one square kilometre, and
-/// 100 to 100,000 objects for 100 connections. Takes a minute or two.
+/// Runs every point: 10 to 2,000 connections at one density, the same with levels of detail in one
+/// square kilometre, and 100 to 100,000 objects for 100 connections. Takes a minute or two.
 #[must_use]
 pub fn curves(mut begin: impl FnMut(&str)) -> Vec<Curve> {
     let mut curve =

@@ -114,8 +114,8 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// A server with `connections` connections and no objects, for a world around the origin; `lod`: with the reference
-    /// profile of detail.
+    /// A server with `connections` connections and no objects, for a world around the origin;
+    /// `lod`: with the reference profile of detail.
     #[must_use]
     pub fn new(connections: usize, delta: bool, budget: Option<usize>, half_side: f32, lod: bool) -> Self {
         let classes = classes(delta);
@@ -154,7 +154,8 @@ impl Shared {
         &self.handles
     }
 
-    /// Creates the objects that the world has and the server lacks, and hands over what the last step set.
+    /// Creates the objects that the world has and the server lacks, and hands over what the last
+    /// step set.
     pub fn apply(&mut self, things: &[Thing]) {
         for (at, thing) in things.iter().enumerate().skip(self.handles.len()) {
             let class = ClassId(u16::from(!thing.is_character));

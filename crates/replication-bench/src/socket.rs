@@ -1,4 +1,5 @@
-//! The kernel's part: packets over UDP on the loopback interface, one receiving socket for each connection.
+//! The kernel's part: packets over UDP on the loopback interface, one receiving socket for each
+//! connection.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,8 +8,9 @@ use throng_net::udp::{UdpOptions, UdpPort};
 
 use crate::clock::thread_cpu_ns;
 
-/// A sending port as the ENet host uses it (batches, segmentation offload), and the ports that it sends to, which take
-/// runs of datagrams in one piece (GRO), so that the kernel need not cut them up on the sender's time.
+/// A sending port as the ENet host uses it (batches, segmentation offload), and the ports that it
+/// sends to, which take runs of datagrams in one piece (GRO), so that the kernel need not cut them
+/// up on the sender's time.
 pub struct Sockets {
     port: UdpPort,
     /// Sends the same once more, to measure what the system calls alone cost.
@@ -20,8 +22,8 @@ pub struct Sockets {
     failure: Option<io::Error>,
 }
 
-/// Nanoseconds of CPU time of one frame's sending: everything, and the system calls alone when the same datagrams are sent
-/// to the same sockets once more.
+/// Nanoseconds of CPU time of one frame's sending: everything, and the system calls alone when the
+/// same datagrams are sent to the same sockets once more.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sent {
     pub(crate) all: u64,
@@ -52,7 +54,8 @@ impl Sockets {
         self.packets.push((connection, self.bytes.len()));
     }
 
-    /// Sends what a frame held, and empties the receivers, which are other threads or machines in earnest.
+    /// Sends what a frame held, and empties the receivers, which are other threads or machines in
+    /// earnest.
     pub(crate) fn send(&mut self) -> Sent {
         let start = thread_cpu_ns();
         gather(&mut self.port, &self.packets, &self.bytes, &self.receivers);
@@ -90,7 +93,7 @@ impl Sockets {
         }
     }
 
-    /// What went wrong, if anything did.
+    /// The first failure, if there was one.
     pub fn take_failure(&mut self) -> Option<io::Error> {
         self.failure.take()
     }

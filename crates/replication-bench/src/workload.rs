@@ -1,7 +1,8 @@
-//! The workloads: a world of characters and chests whose every step follows from one seed (spec §22).
+//! The workloads: a world of characters and chests whose every step follows from one seed (spec
+//! §22).
 //!
-//! The world knows nothing of replication. A step says which properties of which objects were set; the checksum over
-//! what was set proves that two implementations ran the same workload.
+//! The world knows nothing of replication. A step says which properties of which objects were set;
+//! the checksum over what was set proves that two implementations ran the same workload.
 
 #![allow(clippy::approx_constant, reason = "the workload is defined with these digits")]
 
@@ -42,7 +43,7 @@ impl SplitMix {
     }
 }
 
-/// How often chests change.
+/// Rate at which chests change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chests {
     /// 3 % of the chests (10 % in group 5) change three properties a frame.
@@ -87,7 +88,8 @@ impl Group {
         Self { number: 5, connections, chests, half_side: Some(side / 2.0), change: 0.1 }
     }
 
-    /// A world like group 3 with any number of connections and chests: islands that do not see each other.
+    /// A world like group 3 with any number of connections and chests: islands that do not see each
+    /// other.
     #[must_use]
     pub fn islands(connections: usize, chests: usize) -> Self {
         Self { number: 3, connections, chests, half_side: None, change: 0.03 }

@@ -1,5 +1,5 @@
-//! Derive macros for `throng-replication`, which exports them: structs become classes, calls and elements, enums become
-//! fields. The traits' documentation has examples.
+//! Derive macros for `throng-replication`, which exports them: structs become classes, calls and
+//! elements, enums become fields. The traits' documentation has examples.
 
 #![forbid(unsafe_code)]
 
@@ -11,13 +11,15 @@ use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::{Data, DeriveInput, Error, Expr, Fields, Ident, LitStr, Path, Token, Type};
 
-/// Implements `throng_replication::Replicate`: fields become the properties of a class, in their order.
+/// Implements `throng_replication::Replicate`: fields become the properties of a class, in their
+/// order.
 ///
-/// On the struct: `#[replicate(name = "...", cull_distance = METRES, delta, atomic, required, temporary, retain, callable,
-/// predict = FRAME_RATE, calls(CALL, ...))]`, all optional; the name is the struct's unless given. On a field:
-/// `#[replicate(QUANTISER, position, velocity, hide, max = COUNT, condition = CONDITION, default = VALUE)]`, all optional,
-/// with an expression of type `Quantiser` first; `keyed` makes a `BTreeMap<u32, ELEMENT>` a keyed array; `skip` leaves
-/// the field out.
+/// On the struct: `#[replicate(name = "...", cull_distance = METRES, delta, atomic, required,
+/// temporary, retain, callable, predict = FRAME_RATE, calls(CALL, ...))]`, all optional; the name
+/// is the struct's unless given. On a field: `#[replicate(QUANTISER, position, velocity, hide, max
+/// = COUNT, condition = CONDITION, default = VALUE)]`, all optional, with an expression of type
+/// `Quantiser` first; `keyed` makes a `BTreeMap<u32, ELEMENT>` a keyed array; `skip` leaves the
+/// field out.
 ///
 /// Each property `health` gets a constant `HEALTH` with its number and a setter `set_health`.
 #[proc_macro_derive(Replicate, attributes(replicate))]
@@ -26,23 +28,25 @@ pub fn derive_replicate(input: TokenStream) -> TokenStream {
     replicate(&input).unwrap_or_else(Error::into_compile_error).into()
 }
 
-/// Implements `throng_replication::Field` for an enum, with or without data. The first variant is its default there.
-/// On a field of a variant: `#[replicate(QUANTISER, max = COUNT)]`.
+/// Implements `throng_replication::Field` for an enum, with or without data. The first variant is
+/// its default there. On a field of a variant: `#[replicate(QUANTISER, max = COUNT)]`.
 #[proc_macro_derive(Field, attributes(replicate))]
 pub fn derive_field(input: TokenStream) -> TokenStream {
     let input = syn::parse_macro_input!(input as DeriveInput);
     field(&input).unwrap_or_else(Error::into_compile_error).into()
 }
 
-/// Implements `throng_replication::TypedCall` for a struct: `#[call(to = server)]` or `#[call(to = clients)]`, with
-/// `unreliable` and `callable` beside. On a field: `#[replicate(QUANTISER, max = COUNT)]`.
+/// Implements `throng_replication::TypedCall` for a struct: `#[call(to = server)]` or `#[call(to =
+/// clients)]`, with `unreliable` and `callable` beside. On a field: `#[replicate(QUANTISER, max =
+/// COUNT)]`.
 #[proc_macro_derive(Call, attributes(call, replicate))]
 pub fn derive_call(input: TokenStream) -> TokenStream {
     let input = syn::parse_macro_input!(input as DeriveInput);
     call(&input).unwrap_or_else(Error::into_compile_error).into()
 }
 
-/// Implements `throng_replication::Element` for a struct of plain fields. On a field: `#[replicate(QUANTISER)]`.
+/// Implements `throng_replication::Element` for a struct of plain fields. On a field:
+/// `#[replicate(QUANTISER)]`.
 #[proc_macro_derive(Element, attributes(replicate))]
 pub fn derive_element(input: TokenStream) -> TokenStream {
     let input = syn::parse_macro_input!(input as DeriveInput);

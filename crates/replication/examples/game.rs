@@ -1,5 +1,6 @@
-//! A whole small game: a server, two players who walk at once and are corrected at a wall, over a link that loses a third of
-//! its packets. `cargo run --example game` plays ten seconds of it in virtual time.
+//! A whole small game: a server, two players who walk at once and are corrected at a wall, over a
+//! link that loses a third of its packets. `cargo run --example game` plays ten seconds of it in
+//! virtual time.
 
 #![allow(clippy::print_stdout, reason = "an example shows what happens")]
 
@@ -81,7 +82,8 @@ impl Player {
         }
     }
 
-    /// Moves at once, and sends every input that the server has not confirmed: a loss costs nothing.
+    /// Moves at once, and sends every input that the server has not confirmed: a loss costs
+    /// nothing.
     fn act(&mut self, way: i8) {
         if self.own.is_none() {
             return;

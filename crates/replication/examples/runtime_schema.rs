@@ -1,5 +1,6 @@
-//! Classes that are known only when the program runs, as an engine's editor or a scripting language has them: the schema is
-//! text here. `cargo run --example runtime_schema` prints what a client sees.
+//! Classes that are known only when the program runs, as an engine's editor or a scripting language
+//! has them: the schema is text here. `cargo run --example runtime_schema` prints what a client
+//! sees.
 
 #![allow(clippy::print_stdout, reason = "an example shows what happens")]
 

@@ -15,7 +15,8 @@ const WINDOW: usize = 128;
 const RELIABLE_BYTES_MAX: usize = 256 * 1024;
 /// Bytes of one reliable attachment.
 const ATTACHMENT_BYTES_MAX: usize = 64 * 1024;
-/// Bytes of one part of a reliable attachment at most: it finds room in packets that others have begun.
+/// Bytes of one part of a reliable attachment at most: it finds room in packets that others have
+/// begun.
 const PART_BYTES: usize = 512;
 /// Bytes of an unreliable attachment at most.
 const UNRELIABLE_BYTES_MAX: usize = 1024;
@@ -25,10 +26,12 @@ const ITEM_BYTES: usize = 24;
 const RELIABLE: u8 = 1;
 const FIRST: u8 = 2;
 const LAST: u8 = 4;
-/// The sender has nothing in flight before this one: a receiver that waits for an earlier one waits in vain.
+/// The sender has nothing in flight before this one: a receiver that waits for an earlier one waits
+/// in vain.
 const OLDEST: u8 = 8;
 
-/// Bytes that a reliable attachment counts beside its arguments, so that calls without arguments are bounded too.
+/// Bytes that a reliable attachment counts beside its arguments, so that calls without arguments
+/// are bounded too.
 const CALL_BYTES: usize = 64;
 
 /// Why an attachment was not accepted.
@@ -38,7 +41,7 @@ pub enum AttachError {
     /// Longer than its kind allows.
     #[error("an attachment of {bytes} bytes exceeds the limit of {max}")]
     TooLong {
-        /// What was asked for.
+        /// The requested value.
         bytes: usize,
         /// The most possible.
         max: usize,
@@ -49,7 +52,8 @@ pub enum AttachError {
     /// No such object.
     #[error("the object does not exist")]
     UnknownObject,
-    /// The client neither owns the object nor is its class [callable](crate::ClassBuilder::callable).
+    /// The client neither owns the object nor is its class
+    /// [callable](crate::ClassBuilder::callable).
     #[error(
         "the client does not own the object and its class is not callable; own it or declare the class callable"
     )]
@@ -126,8 +130,8 @@ enum State {
     Delivered,
 }
 
-/// Both directions of one object. It outlives the object's absence from the receiver: numbers go on where they were when
-/// the object of this generation comes back.
+/// Both directions of one object. It outlives the object's absence from the receiver: numbers go on
+/// where they were when the object of this generation comes back.
 #[derive(Clone, Debug, Default)]
 struct Queue {
     generation: u32,
@@ -226,8 +230,8 @@ impl Attachments {
         }
     }
 
-    /// Offers what waits for `object` to `send`, which returns false when there is no room. Out of scope it keeps its
-    /// reliable attachments and loses the others.
+    /// Offers what waits for `object` to `send`, which returns false when there is no room. Out of
+    /// scope it keeps its reliable attachments and loses the others.
     pub(crate) fn write(&mut self, object: u32, ready: Ready, mut send: impl FnMut(Outgoing<'_>) -> bool) {
         let Some(queue) = self.queues.get_mut(&object) else { return };
         match ready {
@@ -308,8 +312,8 @@ impl Attachments {
         queue.reliable.iter().filter(whole).count()
     }
 
-    /// Takes an item for the object of this generation; complete attachments go to `deliver`. One that grows beyond the
-    /// limit is dropped.
+    /// Takes an item for the object of this generation; complete attachments go to `deliver`. One
+    /// that grows beyond the limit is dropped.
     pub(crate) fn receive(
         &mut self,
         generation: u32,
@@ -325,8 +329,8 @@ impl Attachments {
         queue_of(&mut self.queues, object).inbox.receive(object, item, true, deliver);
     }
 
-    /// Passes over an item that its sender had no right to send: later ones do not wait for it. Nothing is kept for an
-    /// object of which nothing was taken before.
+    /// Passes over an item that its sender had no right to send: later ones do not wait for it.
+    /// Nothing is kept for an object of which nothing was taken before.
     pub(crate) fn refuse(&mut self, item: &ItemView<'_>) {
         if let Some(queue) = self.queues.get_mut(&item.object) {
             let object = Handle::from_parts(item.object, queue.generation);
@@ -334,7 +338,8 @@ impl Attachments {
         }
     }
 
-    /// The receiver has an object of this generation from now on: what belongs to another one is dropped.
+    /// The receiver has an object of this generation from now on: what belongs to another one is
+    /// dropped.
     pub(crate) fn target_begins(&mut self, object: Handle) {
         if self.queues.get(&object.index()).is_some_and(|queue| queue.generation != object.generation()) {
             self.target_gone(object.index());
@@ -348,7 +353,7 @@ fn queue_of(queues: &mut BTreeMap<u32, Queue>, object: Handle) -> &mut Queue {
     queues.entry(object.index()).or_insert_with(|| Queue { generation, ..Queue::default() })
 }
 
-/// Whether an object's attachments may be written now.
+/// Readiness of an object's attachments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ready {
     Yes,
@@ -396,7 +401,8 @@ struct Inbox {
     /// Parts that came before their turn, by sequence; none for those that are passed over.
     parked: BTreeMap<u8, Option<ParkedPart>>,
     partial: Vec<u8>,
-    /// The attachment being put together lacks its beginning or is beyond the limit; the rest of it is dropped.
+    /// The attachment being put together lacks its beginning or is beyond the limit; the rest of it
+    /// is dropped.
     broken: bool,
 }
 

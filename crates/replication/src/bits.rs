@@ -1,4 +1,5 @@
-//! Bit streams: bytes are filled from bit 0 up, a field of n bits is written low bit first (wire format §7).
+//! Bit streams: bytes are filled from bit 0 up, a field of n bits is written low bit first (wire
+//! format §7).
 
 use crate::wire::DecodeError;
 
@@ -47,7 +48,8 @@ impl<'a> BitWriter<'a> {
         self.put(u64::from(value), 1);
     }
 
-    /// Appends a variable-length integer: 7 value bits a byte, low group first, high bit set on all but the last.
+    /// Appends a variable-length integer: 7 value bits a byte, low group first, high bit set on all
+    /// but the last.
     #[inline]
     pub fn put_varint(&mut self, mut value: u64) {
         while value >= 0x80 {
@@ -84,7 +86,8 @@ impl<'a> BitWriter<'a> {
         ((self.out.len() - self.start) * 8) as u32 + self.used
     }
 
-    /// Pads with zero bits to the next byte and writes what is left; returns the bits before padding.
+    /// Pads with zero bits to the next byte and writes what is left; returns the bits before
+    /// padding.
     pub fn finish(self) -> u32 {
         let bits = self.bit_len();
         let bytes = self.used.div_ceil(8) as usize;
@@ -93,7 +96,8 @@ impl<'a> BitWriter<'a> {
     }
 }
 
-/// Reads fields of 0 to 64 bits from bytes. Total: past the end it returns an error, never a made-up value.
+/// Reads fields of 0 to 64 bits from bytes. Total: past the end it returns an error, never a
+/// made-up value.
 #[derive(Clone, Debug)]
 pub struct BitReader<'a> {
     bytes: &'a [u8],

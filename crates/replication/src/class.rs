@@ -12,7 +12,7 @@ use crate::wire::PROTOCOL_VERSION;
 /// Most properties of one class: the bits of a change mask.
 pub const PROPERTIES_MAX: usize = 64;
 
-/// Who gets a property (spec §16).
+/// Audience of a property (spec §16).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Condition {
@@ -41,13 +41,13 @@ pub enum Condition {
     Custom,
     /// Members of a condition group, 0 to 63.
     Group(u8),
-    /// What `Server::set_condition` chose for the object; everybody until then.
+    /// The audience that `Server::set_condition` chose for the object; everybody until then.
     Dynamic,
     /// Nobody; keeps the schema stable.
     Never,
 }
 
-/// What a connection is to an object; decides, with [`Condition`], which properties it gets.
+/// Relation of a connection to an object; decides, with [`Condition`], which properties it gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Role {
@@ -64,7 +64,8 @@ pub enum Role {
 pub(crate) const ROLES: usize = 3;
 
 impl Condition {
-    /// Whether `role` gets the property in updates, and in create items. Groups and custom switches come on top.
+    /// True when `role` gets the property in updates, and in create items. Groups and custom
+    /// switches come on top.
     pub(crate) fn admits(self, role: Role) -> (bool, bool) {
         let (owner, replay) = (role == Role::Owner, role == Role::Replay);
         let both = |yes| (yes, yes);
@@ -121,16 +122,16 @@ impl Property {
         self
     }
 
-    /// Marks the property, which must hold three numbers, as the object's place in the world: filters and
-    /// prioritisers measure from it.
+    /// Marks the property, which must hold three numbers, as the object's place in the world:
+    /// filters and prioritisers measure from it.
     #[must_use]
     pub fn world_position(mut self) -> Self {
         self.position = true;
         self
     }
 
-    /// Marks the property, which must hold three numbers, as the velocity of the world position in its units a second:
-    /// see [`ClassBuilder::predict`].
+    /// Marks the property, which must hold three numbers, as the velocity of the world position in
+    /// its units a second: see [`ClassBuilder::predict`].
     #[must_use]
     pub fn velocity(mut self) -> Self {
         self.velocity = true;
@@ -149,7 +150,7 @@ pub enum ClassError {
     TooManyProperties {
         /// Name of the class.
         class: String,
-        /// What was asked for.
+        /// The requested value.
         count: usize,
     },
     /// More keyed arrays than the format names.
@@ -157,7 +158,7 @@ pub enum ClassError {
     TooManyArrays {
         /// Name of the class.
         class: String,
-        /// What was asked for.
+        /// The requested value.
         count: usize,
     },
     /// A quantiser's parameters are wrong.
@@ -167,7 +168,7 @@ pub enum ClassError {
         class: String,
         /// Name of the property.
         property: String,
-        /// What is wrong.
+        /// The problem.
         error: QuantiserError,
     },
     /// The default does not fit the quantiser.
@@ -184,7 +185,8 @@ pub enum ClassError {
         /// Name of the class.
         class: String,
     },
-    /// A prediction needs a world position, a velocity of three numbers, and a frame rate above zero.
+    /// A prediction needs a world position, a velocity of three numbers, and a frame rate above
+    /// zero.
     #[error("class {class}: a prediction needs a world position, a velocity and a frame rate")]
     Predict {
         /// Name of the class.
@@ -314,38 +316,43 @@ impl ClassBuilder {
         self
     }
 
-    /// Adds a call; its method number is the count of those before it. A class with described calls takes no others.
+    /// Adds a call; its method number is the count of those before it. A class with described calls
+    /// takes no others.
     #[must_use]
     pub fn call(mut self, call: Call) -> Self {
         self.calls.push(call);
         self
     }
 
-    /// Distance in metres up to which, inclusive, the grid filter lets objects through. Default 250.
+    /// Distance in metres up to which, inclusive, the grid filter lets objects through. Default
+    /// 250.
     #[must_use]
     pub fn cull_distance(mut self, metres: f32) -> Self {
         self.cull_distance = metres;
         self
     }
 
-    /// Sends differences to states that the receiver has acknowledged (spec §9): fewer bytes for more time.
+    /// Sends differences to states that the receiver has acknowledged (spec §9): fewer bytes for
+    /// more time.
     #[must_use]
     pub fn delta(mut self, on: bool) -> Self {
         self.flags.delta = on;
         self
     }
 
-    /// With [`delta`](Self::delta): differences of the world position are taken to where the receiver's state says that
-    /// the object would be by now, at `frame_rate` frames a second: steady motion costs two bits for each axis. Whole
-    /// numbers only, so that both sides agree to the bit.
+    /// With [`delta`](Self::delta): differences of the world position are taken to where the
+    /// receiver's state says that the object would be by now, at `frame_rate` frames a second:
+    /// steady motion costs two bits for each axis. Whole numbers only, so that both sides agree to
+    /// the bit.
     #[must_use]
     pub fn predict(mut self, frame_rate: f64) -> Self {
         self.flags.predict = Some(frame_rate);
         self
     }
 
-    /// Receivers keep objects that leave their scope, as they were: coming back costs only what changed meanwhile. The
-    /// server remembers some bytes for each; an object's end is told to those who keep it.
+    /// Receivers keep objects that leave their scope, as they were: coming back costs only what
+    /// changed meanwhile. The server remembers some bytes for each; an object's end is told to
+    /// those who keep it.
     #[must_use]
     pub fn retain(mut self, on: bool) -> Self {
         self.flags.retain = on;
@@ -419,7 +426,7 @@ pub struct Class {
     pub(crate) heap_count: usize,
     pub(crate) position: Option<usize>,
     velocity: Option<usize>,
-    /// How the position follows the velocity.
+    /// Motion of the position by the velocity.
     motion: Option<Motion>,
     pub(crate) cull_distance: f32,
     pub(crate) flags: Flags,
@@ -427,7 +434,7 @@ pub struct Class {
     pub(crate) live_defaults: Vec<u32>,
     /// Wire bytes and bits of the heap properties' defaults.
     pub(crate) heap_defaults: Vec<(Arc<[u8]>, u32)>,
-    /// What changes can be sent at all.
+    /// Properties whose changes can be sent at all.
     pub(crate) update_mask: u64,
     pub(crate) update_masks: [u64; ROLES],
     pub(crate) create_masks: [u64; ROLES],
@@ -626,8 +633,8 @@ impl Class {
         (frame_rate > 0.0).then(|| Motion::new(&position.codec, &velocity.codec, frame_rate))?
     }
 
-    /// The words that a difference of a property is taken to: those of the state of `age` frames ago, or where the
-    /// position of then would be by now.
+    /// The words that a difference of a property is taken to: those of the state of `age` frames
+    /// ago, or where the position of then would be by now.
     #[inline]
     pub(crate) fn ahead<'a>(
         &self,
@@ -648,8 +655,8 @@ impl Class {
         moved
     }
 
-    /// Whether a call that arrived is one of the class': a class that describes none takes any. The bytes must be the
-    /// arguments and nothing else.
+    /// True when a call that arrived is one of the class': a class that describes none takes any.
+    /// The bytes must be the arguments and nothing else.
     pub(crate) fn takes(&self, direction: Direction, method: u64, reliable: bool, bytes: &[u8]) -> bool {
         if self.calls.is_empty() {
             return true;
@@ -674,7 +681,8 @@ impl Class {
         &self.name
     }
 
-    /// Two peers whose hashes agree read each other's records (spec §3): over names, quantisers, conditions and order.
+    /// Two peers whose hashes agree read each other's records (spec §3): over names, quantisers,
+    /// conditions and order.
     #[must_use]
     pub fn protocol_hash(&self) -> u64 {
         self.hash
@@ -822,7 +830,8 @@ fn describe(quantiser: &Quantiser) -> String {
     }
 }
 
-/// All classes that two peers share. Both register the same ones in the same order: the place is the class id.
+/// All classes that two peers share. Both register the same ones in the same order: the place is
+/// the class id.
 #[derive(Clone, Debug, Default)]
 pub struct Classes {
     list: Vec<Arc<Class>>,
@@ -844,7 +853,8 @@ pub struct Protocol {
 }
 
 impl Protocol {
-    /// The description as bytes for a handshake: u16 version, then u64 for each class, little endian.
+    /// The description as bytes for a handshake: u16 version, then u64 for each class, little
+    /// endian.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let classes = self.classes.iter().flat_map(|hash| hash.to_le_bytes());
@@ -899,7 +909,8 @@ impl Classes {
         self.list.is_empty()
     }
 
-    /// Description that peers exchange when they connect, for [`Server::check_protocol`](crate::Server::check_protocol).
+    /// Description that peers exchange when they connect, for
+    /// [`Server::check_protocol`](crate::Server::check_protocol).
     #[must_use]
     pub fn protocol(&self) -> Protocol {
         Protocol { version: PROTOCOL_VERSION, classes: self.list.iter().map(|class| class.hash).collect() }

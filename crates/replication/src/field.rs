@@ -1,5 +1,5 @@
-//! Types that replicated structs are made of: how they are quantised unless a field says otherwise, and how they are read
-//! into a value that exists, without allocation.
+//! Types that replicated structs are made of: how they are quantised unless a field says otherwise,
+//! and how they are read into a value that exists, without allocation.
 
 use std::sync::Arc;
 
@@ -7,16 +7,18 @@ use crate::bits::BitReader;
 use crate::handle::Handle;
 use crate::quantise::{Codec, Quantiser, Value, WORDS_MAX};
 
-/// A type that a field of a replicated struct, of an enum or of a call may have. `#[derive(Field)]` implements it for enums.
+/// A type that a field of a replicated struct, of an enum or of a call may have. `#[derive(Field)]`
+/// implements it for enums.
 pub trait Field: Default {
-    /// Quantiser of fields that name none. `max` is the most elements or bytes, for types that need a limit.
+    /// Quantiser of fields that name none. `max` is the most elements or bytes, for types that need
+    /// a limit.
     fn quantiser(max: u32) -> Quantiser;
 
     /// The value, to be set.
     fn to_value(&self) -> Value;
 
-    /// Takes the value that was received; `None` when it has another type or does not fit, and `self` may be changed in
-    /// part then. Keeps the memory that `self` has.
+    /// Takes the value that was received; `None` when it has another type or does not fit, and
+    /// `self` may be changed in part then. Keeps the memory that `self` has.
     fn read_from(&mut self, reader: &mut FieldReader<'_, '_>) -> Option<()>;
 }
 

@@ -1,4 +1,4 @@
-//! What changed in a frame: the common records, and lists that tell later what a packet contained.
+//! Changes of a frame: the common records, and lists that tell later what a packet contained.
 
 use crate::wire::bits_of;
 
@@ -29,7 +29,7 @@ pub(crate) struct FrameList {
 }
 
 impl FrameList {
-    /// What changed of the objects `bits` of `word`: calls `each` with bit and mask.
+    /// Changes of the objects `bits` of `word`: calls `each` with bit and mask.
     pub(crate) fn masks_of(&self, word: u32, bits: u64, mut each: impl FnMut(usize, u64)) {
         let Ok(at) = self.words.binary_search_by_key(&word, |entry| entry.word) else { return };
         let entry = &self.words[at];
@@ -40,13 +40,13 @@ impl FrameList {
     }
 }
 
-/// Records of the present frame and lists of the last [`RING`] ones. Objects that are sent every frame share one
-/// stream; each band of a level-of-detail profile has its own.
+/// Records of the present frame and lists of the last [`RING`] ones. Objects that are sent every
+/// frame share one stream; each band of a level-of-detail profile has its own.
 #[derive(Debug)]
 pub(crate) struct Stream {
     ring: Vec<FrameList>,
     present: usize,
-    /// Where the record of each listed object begins in `bytes`, and where the last ends.
+    /// Offset of the record of each listed object begins in `bytes`, and where the last ends.
     pub(crate) offsets: Vec<u32>,
     /// Records one after the other, then [`SLACK`] zeros.
     pub(crate) bytes: Vec<u8>,
@@ -56,7 +56,8 @@ pub(crate) struct Stream {
     pub(crate) top: Vec<u64>,
     /// Place in the present list by word; meaningful for listed words only.
     at: Vec<u32>,
-    /// Records leave properties out that a nearer band carries, so they never complete a receiver's state.
+    /// Records leave properties out that a nearer band carries, so they never complete a receiver's
+    /// state.
     pub(crate) partial: bool,
 }
 
@@ -93,7 +94,8 @@ impl Stream {
         }
     }
 
-    /// Lists an object, in ascending order. `fast`: its record is what was appended to `bytes` since the last one.
+    /// Lists an object, in ascending order. `fast`: its record is what was appended to `bytes`
+    /// since the last one.
     #[inline]
     pub(crate) fn push(&mut self, object: u32, mask: u64, fast: bool) {
         let list = &mut self.ring[self.present];
@@ -132,7 +134,7 @@ impl Stream {
         crate::bitmap::members(words).map(|word| &self.present().words[self.at[word] as usize])
     }
 
-    /// What changed of an object, if the present list has it.
+    /// Changes of an object, if the present list has it.
     pub(crate) fn mask_of(&self, object: u32) -> u64 {
         let word = object as usize / 64;
         if self.top.get(word / 64).is_none_or(|top| top >> (word % 64) & 1 == 0) {

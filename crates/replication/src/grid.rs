@@ -1,15 +1,18 @@
 //! The grid filter: which objects lie within their cull distance of a view (spec §12.1).
 //!
-//! Cells hold their objects' positions as arrays, so that a query is arithmetic over contiguous memory. An object lives
-//! in one cell of the level whose cell edge is at least its cull distance: three by three cells then hold everything.
+//! Cells hold their objects' positions as arrays, so that a query is arithmetic over contiguous
+//! memory. An object lives in one cell of the level whose cell edge is at least its cull distance:
+//! three by three cells then hold everything.
 //!
-//! Objects that stand still are kept apart. A view remembers which of them are certainly in range as long as it stays
-//! within some metres ([`Nearby`]), so a frame tests the few at the border of its range, and those that move.
+//! Objects that stand still are kept apart. A view remembers which of them are certainly in range
+//! as long as it stays within some metres ([`Nearby`]), so a frame tests the few at the border of
+//! its range, and those that move.
 
 use crate::bitmap::Sparse;
 use crate::interest::Area;
 
-/// Bounds and cell size of the world. Positions outside are put into the cell at the border, and counted.
+/// Bounds and cell size of the world. Positions outside are put into the cell at the border, and
+/// counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GridConfig {
     /// Smallest x and y in metres.
@@ -32,7 +35,8 @@ const LEVELS_MAX: usize = 16;
 /// Objects that one step of a query tests.
 const LANES: usize = 8;
 
-/// Some objects side by side. Lanes beyond the cell's last object have a negative limit, below which no square lies.
+/// Some objects side by side. Lanes beyond the cell's last object have a negative limit, below
+/// which no square lies.
 #[derive(Clone, Copy, Debug)]
 struct Lanes {
     x: [f32; LANES],
@@ -46,12 +50,14 @@ struct Lanes {
 const NO_LANES: Lanes =
     Lanes { x: [0.0; LANES], y: [0.0; LANES], z: [0.0; LANES], cull: [-1.0; LANES], objects: [0; LANES] };
 
-/// Metres that a view may move before the objects that stand still are tested again. Longer makes that rarer and the
-/// border wider: 8 m are a second of running, and an eighth of the objects within 250 m.
+/// Metres that a view may move before the objects that stand still are tested again. Longer makes
+/// that rarer and the border wider: 8 m are a second of running, and an eighth of the objects
+/// within 250 m.
 const REACH: f32 = 8.0;
 /// Beyond what rounding of distances within the largest world amounts to.
 const ROUNDING: f32 = 0.5;
-/// Frames between two looks for objects that have come to rest, and frames for which they must not have moved.
+/// Frames between two looks for objects that have come to rest, and frames for which they must not
+/// have moved.
 const SETTLE_FRAMES: u32 = 16;
 
 /// Some objects, in no order.
@@ -70,7 +76,7 @@ struct Cell {
     version: u64,
 }
 
-/// What a view knows of the objects around it that stand still.
+/// Memory of a view of the objects around it that stand still.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Nearby {
     /// Position at which they were tested, and the versions of the cells around it, mixed.
@@ -88,7 +94,7 @@ impl Nearby {
     }
 }
 
-/// Where an object is kept.
+/// Location of an object in the grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GridSlot {
     level: u8,
@@ -114,17 +120,18 @@ pub(crate) struct Query<'a> {
     /// Square of the exit factor; 1 turns the second test off.
     pub(crate) exit: f32,
     pub(crate) before: &'a Sparse,
-    /// Squared limits of bands of detail, nearest first: objects within each, and within the distance at which they
-    /// leave it, are wanted too.
+    /// Squared limits of bands of detail, nearest first: objects within each, and within the
+    /// distance at which they leave it, are wanted too.
     pub(crate) bands: &'a [(f32, f32)],
 }
 
-/// What a query finds.
+/// Results of a query.
 pub(crate) struct Found<'a> {
     /// Objects in range, and the words that have any.
     pub(crate) scope: &'a mut [u64],
     pub(crate) top: &'a mut [u64],
-    /// For each band: objects within its limit, and those not yet beyond the distance at which they leave it.
+    /// For each band: objects within its limit, and those not yet beyond the distance at which they
+    /// leave it.
     pub(crate) near: &'a mut [(Vec<u64>, Vec<u64>)],
     /// Objects whose place was looked at.
     pub(crate) tested: &'a mut u64,
@@ -172,7 +179,8 @@ impl GridIndex {
         level
     }
 
-    /// Adds the object or moves it; `cull` is its distance, not the square. Positions must be numbers.
+    /// Adds the object or moves it; `cull` is its distance, not the square. Positions must be
+    /// numbers.
     pub(crate) fn place(&mut self, object: u32, position: [f32; 3], cull: f32) {
         let level = self.level_for(cull * self.exit_factor);
         while self.levels.len() <= usize::from(level) {
@@ -205,8 +213,8 @@ impl GridIndex {
         self.movers.push(object);
     }
 
-    /// Begins a frame: now and then objects that have not moved for some frames are settled. Costs a look at each moving
-    /// object in every 16th frame.
+    /// Begins a frame: now and then objects that have not moved for some frames are settled. Costs
+    /// a look at each moving object in every 16th frame.
     pub(crate) fn settle(&mut self, frame: u32) {
         self.frame = frame;
         if !frame.is_multiple_of(SETTLE_FRAMES) {
@@ -262,8 +270,8 @@ impl GridIndex {
         }
     }
 
-    /// Sets the bits of all objects inside an area, whatever their cull distance. Costs a look at each object of the cells
-    /// that the area touches.
+    /// Sets the bits of all objects inside an area, whatever their cull distance. Costs a look at
+    /// each object of the cells that the area touches.
     pub(crate) fn query_area(&self, area: &Area, found: &mut Found<'_>) {
         let ([x0, y0], [x1, y1]) = area.shape.bounds();
         for level in self.levels.iter().filter(|level| level.objects > 0) {
@@ -280,11 +288,11 @@ impl GridIndex {
         }
     }
 
-    /// Sets the bits of all objects in range in `found`, which must have room for each object. Costs a nanosecond for
-    /// a few moving objects of the three by three cells, and for a few at the border of the range; `nearby` remembers the
-    /// others between frames.
+    /// Sets the bits of all objects in range in `found`, which must have room for each object.
+    /// Costs a nanosecond for a few moving objects of the three by three cells, and for a few at
+    /// the border of the range; `nearby` remembers the others between frames.
     pub(crate) fn query(&self, query: &Query<'_>, nearby: &mut Nearby, found: &mut Found<'_>) {
-        // What depends on the frame before, or on bands, is tested anew.
+        // Results that depend on the frame before, or on bands, are tested anew.
         if query.exit > 1.0 || !query.bands.is_empty() {
             self.around(query.view, |cell| {
                 *found.tested += (cell.settled.count + cell.moving.count) as u64;
@@ -396,7 +404,8 @@ impl List {
         held.map(f32::to_bits) == position.map(f32::to_bits) && limit.to_bits() == cull.to_bits()
     }
 
-    /// Sorts the objects into those in range from everywhere near the view, and those that have to be tested.
+    /// Sorts the objects into those in range from everywhere near the view, and those that have to
+    /// be tested.
     fn remember(&self, view: [f32; 3], nearby: &mut Nearby) {
         for slot in 0..self.count {
             let (position, cull) = self.get(slot);
@@ -483,7 +492,8 @@ impl List {
     }
 
     fn query_bands(&self, query: &Query<'_>, found: &mut Found<'_>) {
-        // Results are gathered 64 at a time: a loop over the bits of a word ends unpredictably, but once.
+        // Results are gathered 64 at a time: a loop over the bits of a word ends unpredictably, but
+        // once.
         for chunk in self.lanes.chunks(64 / LANES) {
             let mut word = 0_u64;
             let mut squares = [0.0; 64];
@@ -557,7 +567,8 @@ fn least(squares: &[f32]) -> f32 {
     all.into_iter().fold(f32::MAX, f32::min)
 }
 
-/// Bit i: `a[i] <= b[i]`. Said with weights of one width, so that it becomes whole vectors and one sum.
+/// Bit i: `a[i] <= b[i]`. Said with weights of one width, so that it becomes whole vectors and one
+/// sum.
 #[inline(always)]
 fn at_most(a: &[f32; LANES], b: &[f32; LANES]) -> u32 {
     let mut bits = [0_u32; LANES];

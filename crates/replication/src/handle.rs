@@ -9,8 +9,9 @@ use core::marker::PhantomData;
 #[derive(Clone, Copy, Debug)]
 pub enum Any {}
 
-/// Names one object: a network index, the same number for every connection, and a generation that tells apart the
-/// objects that used the index one after the other. `T` is the replicated struct of its class, or [`Any`].
+/// Names one object: a network index, the same number for every connection, and a generation that
+/// tells apart the objects that used the index one after the other. `T` is the replicated struct of
+/// its class, or [`Any`].
 pub struct Handle<T = Any> {
     index: u32,
     generation: u32,
@@ -21,7 +22,8 @@ impl Handle {
     /// Names no object; the value of a reference to nothing.
     pub const NONE: Self = Self::from_parts(0, 0);
 
-    /// A handle from its parts, for instance from a game's own save file. Whether it names an object shows on use.
+    /// A handle from its parts, for instance from a game's own save file. Whether it names an
+    /// object shows on use.
     #[must_use]
     pub const fn from_parts(index: u32, generation: u32) -> Self {
         Self { index, generation, class: PhantomData }

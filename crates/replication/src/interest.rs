@@ -1,10 +1,10 @@
-//! What decides beside the grid who sees an object: a game's own filters, and areas that a connection watches.
+//! Filters beside the grid: a game's own filters, and areas that a connection watches.
 
 use crate::priority::View;
 use crate::server::ConnId;
 
-/// A game's own filter (spec §12, step 7), for [`Server::add_filter`](crate::Server::add_filter). Called for up to 64
-/// objects at once, never for single ones, and from several threads.
+/// A game's own filter (spec §12, step 7), for [`Server::add_filter`](crate::Server::add_filter).
+/// Called for up to 64 objects at once, never for single ones, and from several threads.
 pub trait CustomFilter: Send + Sync + core::fmt::Debug {
     /// Once a frame, before any connection: for what does not depend on connections.
     fn begin_frame(&mut self, frame: u32) {
@@ -60,11 +60,11 @@ pub enum Shape {
     },
 }
 
-/// A shape, and the band of detail in which its objects are seen at least: 0 is the nearest. Without bands it means
-/// nothing.
+/// A shape, and the band of detail in which its objects are seen at least: 0 is the nearest.
+/// Without bands it means nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Area {
-    /// What is watched.
+    /// The watched part of the world.
     pub shape: Shape,
     /// Band of detail.
     pub band: u8,

@@ -1,8 +1,9 @@
 //! Keyed arrays (spec §17.4): elements with stable keys, of which only what changed is sent.
 //!
-//! Every change of an array has a number. Each element knows the number of its last change, and the array keeps keys in
-//! the order of these numbers, removed ones included. A receiver's place is one number: what comes after it is what the
-//! receiver lacks, each key once and with its present value. A loss sets the place back.
+//! Every change of an array has a number. Each element knows the number of its last change, and the
+//! array keeps keys in the order of these numbers, removed ones included. A receiver's place is one
+//! number: what comes after it is what the receiver lacks, each key once and with its present
+//! value. A loss sets the place back.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +46,8 @@ impl Keyed {
         Self { name: name.into(), fields: Vec::new(), max, condition: Condition::Always }
     }
 
-    /// Adds a field to the elements. Blobs, arrays and a game's own quantisers are refused when the class is built.
+    /// Adds a field to the elements. Blobs, arrays and a game's own quantisers are refused when the
+    /// class is built.
     #[must_use]
     pub fn field(mut self, name: impl Into<String>, quantiser: Quantiser) -> Self {
         self.fields.push((name.into(), quantiser));
@@ -125,7 +127,7 @@ impl KeyedClass {
     }
 }
 
-/// What an operation does to an element.
+/// Effect of an operation on an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Op {
@@ -147,13 +149,14 @@ struct Element {
     fields: Box<[u64]>,
 }
 
-/// How far a receiver is in an array. Earlier places are less.
+/// Progress of a receiver in an array. Earlier places are less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Cursor {
     /// The newest change when the receiver began with nothing.
     since: u64,
-    /// The newest change when the receiver lacked nothing last: it has every element of then that is still there. Of later
-    /// ones it may have none, even if their numbers are passed: a change moves an element to a new number.
+    /// The newest change when the receiver lacked nothing last: it has every element of then that
+    /// is still there. Of later ones it may have none, even if their numbers are passed: a change
+    /// moves an element to a new number.
     complete: u64,
     /// Changes up to this number have been sent.
     at: u64,
@@ -249,8 +252,9 @@ impl KeyedArray {
         self.newest == place.map_or(0, |place| place.at)
     }
 
-    /// Writes what comes after `place` (`None`: everything, onto nothing) into at most `bytes_max` bytes, and at most 255
-    /// operations; returns the place after it. The count of operations is the first byte.
+    /// Writes what comes after `place` (`None`: everything, onto nothing) into at most `bytes_max`
+    /// bytes, and at most 255 operations; returns the place after it. The count of operations is
+    /// the first byte.
     pub(crate) fn write(
         &self,
         class: &KeyedClass,
@@ -341,7 +345,8 @@ fn put_fields(writer: &mut BitWriter<'_>, class: &KeyedClass, mask: u64, words: 
 /// The elements of one array of one replica.
 pub(crate) type Elements = BTreeMap<u32, Box<[u64]>>;
 
-/// What the operations of one packet on one array leave behind, as far as the number of elements goes.
+/// What the operations of one packet on one array leave behind, as far as the number of elements
+/// goes.
 #[derive(Clone, Debug)]
 pub(crate) struct Tally {
     /// Keys that operations spoke of, and whether they are there afterwards.
@@ -361,8 +366,8 @@ impl Tally {
     }
 }
 
-/// Looks at the operations of one item. The number of elements must never exceed the array's limit: `elements` are those
-/// that there are now, `tally` what earlier items of the packet did to them.
+/// Looks at the operations of one item. The number of elements must never exceed the array's limit:
+/// `elements` are those that there are now, `tally` what earlier items of the packet did to them.
 pub(crate) fn check_ops(
     class: &KeyedClass,
     reader: &mut BitReader<'_>,
@@ -411,7 +416,8 @@ pub(crate) fn apply_ops(
         match op {
             ReadOp::Remove(key) => drop(elements.remove(&key)),
             ReadOp::Set { key, whole: true, words, .. } => drop(elements.insert(key, words.into())),
-            // A change of an element whose beginning was lost is dropped: it will come again, whole.
+            // A change of an element whose beginning was lost is dropped: it will come again,
+            // whole.
             ReadOp::Set { key, mask, words, .. } => {
                 if let Some(known) = elements.get_mut(&key) {
                     for at in bits_of(mask) {

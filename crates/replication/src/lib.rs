@@ -1,16 +1,17 @@
-//! State replication: an authoritative server brings the replicas of its clients up to date over an unreliable transport,
-//! within a byte budget each.
+//! State replication: an authoritative server brings the replicas of its clients up to date over an
+//! unreliable transport, within a byte budget each.
 //!
-//! Everything that does not depend on the connection is done once a frame (the *shared stage*): values that were set are
-//! quantised, compared, and written as records. Then each connection (the *connection stage*) finds what it may see and
-//! copies records. An object that did not change costs neither stage more than a bit; one that changed and that nobody
-//! sees is not even written.
+//! Everything that does not depend on the connection is done once a frame (the *shared stage*):
+//! values that were set are quantised, compared, and written as records. Then each connection (the
+//! *connection stage*) finds what it may see and copies records. An object that did not change
+//! costs neither stage more than a bit; one that changed and that nobody sees is not even written.
 //!
 //! - [`Class`] describes a type: its properties, how many bits each takes, who gets it.
 //! - [`Server`] holds objects and connections and writes packets.
 //! - [`Client`] takes packets and holds replicas.
 //!
-//! None of them touches a socket or a clock: packets go in and out as bytes, time comes in as a value.
+//! None of them touches a socket or a clock: packets go in and out as bytes, time comes in as a
+//! value.
 //!
 //! # Replicate your first object
 //!
@@ -59,16 +60,17 @@
 //!
 //! # What is promised
 //!
-//! An object that stops changing ends up bit for bit the same on every receiver that has it in scope, whatever is lost,
-//! doubled or reordered, as long as something arrives at all. Nothing is sent twice unless it was lost, and then the value
-//! of that moment goes out, not the old one. Intermediate values may be skipped, and two properties that changed together
-//! may arrive apart when a packet between them is lost, unless the class is [atomic](ClassBuilder::atomic).
+//! An object that stops changing ends up bit for bit the same on every receiver that has it in
+//! scope, whatever is lost, doubled or reordered, as long as something arrives at all. Nothing is
+//! sent twice unless it was lost, and then the value of that moment goes out, not the old one.
+//! Intermediate values may be skipped, and two properties that changed together may arrive apart
+//! when a packet between them is lost, unless the class is [atomic](ClassBuilder::atomic).
 //!
 //! # Who sees what
 //!
-//! Objects are in scope of views within their cull distance ([`Filter::Grid`]), of everybody, or of nobody. Owners, lists
-//! of connections and groups decide before that, and [`Condition`]s decide property by property. What belongs to an object
-//! comes and goes with it:
+//! Objects are in scope of views within their cull distance ([`Filter::Grid`]), of everybody, or of
+//! nobody. Owners, lists of connections and groups decide before that, and [`Condition`]s decide
+//! property by property. What belongs to an object comes and goes with it:
 //!
 //! ```
 //! # use throng_replication::*;
@@ -94,9 +96,9 @@
 //!
 //! # Budget and level of detail
 //!
-//! With a budget the highest accumulated priority goes first, and what has to wait is sent later with the value of then.
-//! With bands of detail far objects are sent less often, which saves the server's time as well: all connections that see
-//! an object from one band share its records.
+//! With a budget the highest accumulated priority goes first, and what has to wait is sent later
+//! with the value of then. With bands of detail far objects are sent less often, which saves the
+//! server's time as well: all connections that see an object from one band share its records.
 //!
 //! ```
 //! # use throng_replication::*;
@@ -135,10 +137,10 @@
 //!
 //! # What it costs
 //!
-//! The shared stage costs some nanoseconds for each property that was set and 100 to 200 for each object that changed; the
-//! connection stage around 200 nanoseconds for each connection and 10 for each record. Clean objects cost neither. A frame
-//! in steady state allocates nothing. `docs/replication.md` has the wire format, figures, and what of the design is not
-//! built.
+//! The shared stage costs some nanoseconds for each property that was set and 100 to 200 for each
+//! object that changed; the connection stage around 200 nanoseconds for each connection and 10 for
+//! each record. Clean objects cost neither. A frame in steady state allocates nothing.
+//! `docs/replication.md` has the wire format, figures, and what of the design is not built.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Levels of detail by distance (spec §14): far objects are sent less often, and all connections that see an object from
-//! one band share its records.
+//! Levels of detail by distance (spec §14): far objects are sent less often, and all connections
+//! that see an object from one band share its records.
 
 use crate::bitmap::Bitmap;
 use crate::wire::bits_of;
@@ -10,11 +10,13 @@ pub const BANDS_MAX: usize = 8;
 /// One band of a profile.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Band {
-    /// Metres from the nearest view up to which, inclusive, the band reaches; the last band has no end.
+    /// Metres from the nearest view up to which, inclusive, the band reaches; the last band has no
+    /// end.
     pub distance: f32,
     /// Updates a second; the frame rate and above mean every frame.
     pub rate: f32,
-    /// Properties that are sent at this distance; the others wait until the object is in a nearer band.
+    /// Properties that are sent at this distance; the others wait until the object is in a nearer
+    /// band.
     pub properties: u64,
 }
 
@@ -51,7 +53,7 @@ impl LodProfile {
     }
 }
 
-/// What objects have gathered in one band since they were due last.
+/// Changes that objects have gathered in one band since they were due last.
 #[derive(Debug)]
 pub(crate) struct Gathering {
     /// Updates a frame, at most 1.
@@ -111,12 +113,12 @@ impl Gathering {
         }
     }
 
-    /// What changed since the object was due last.
+    /// Changes since the object was due last.
     pub(crate) fn gathered(&self, object: u32) -> u64 {
         self.masks.get(object as usize).copied().unwrap_or(0)
     }
 
-    /// What a pair lacks that leaves the band: gathered, and withheld.
+    /// Changes that a pair lacks when it leaves the band: gathered, and withheld.
     pub(crate) fn missing(&self, object: u32) -> u64 {
         let at = object as usize;
         self.masks.get(at).copied().unwrap_or(0) | self.withheld.get(at).copied().unwrap_or(0)

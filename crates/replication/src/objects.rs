@@ -29,7 +29,8 @@ pub(crate) struct ClassStore {
     history: Vec<u64>,
     history_frames: Vec<u32>,
     history_slots: usize,
-    /// Frame in which each property changed last, `[slot][property]`; only for classes whose receivers keep objects.
+    /// Frame in which each property changed last, `[slot][property]`; only for classes whose
+    /// receivers keep objects.
     changed: Vec<u32>,
 }
 
@@ -174,7 +175,8 @@ impl ClassStore {
         (changed, nans)
     }
 
-    /// Properties of `mask` whose live value has other bits than the quantised copy; values on the heap are not looked at.
+    /// Properties of `mask` whose live value has other bits than the quantised copy; values on the
+    /// heap are not looked at.
     pub(crate) fn differing(&self, slot: u32, mask: u64) -> u64 {
         let (live, quant) = (self.live(slot), self.quant(slot));
         let differs = |at: &usize| {
@@ -215,7 +217,8 @@ impl ClassStore {
         self.history_frames[place] = frame;
     }
 
-    /// The state that was sent in `frame`, if it is kept: the newest one of that frame or before. Usually one look.
+    /// The state that was sent in `frame`, if it is kept: the newest one of that frame or before.
+    /// Usually one look.
     pub(crate) fn state_at(&self, slot: u32, frame: u32, now: u32) -> Option<&[u64]> {
         let words = self.class.words;
         let mut at = frame;
@@ -273,7 +276,8 @@ pub(crate) struct Objects {
     /// Its class gives some connections other properties than the rest.
     pub(crate) conditional: Bitmap,
     pub(crate) dormant: Bitmap,
-    /// Properties of dormant objects that the next frame sends: marked before they fell asleep, or flushed.
+    /// Properties of dormant objects that the next frame sends: marked before they fell asleep, or
+    /// flushed.
     pub(crate) flushing: BTreeMap<u32, u64>,
     /// Destroyed with its last changes still to be sent.
     pub(crate) flush: Bitmap,

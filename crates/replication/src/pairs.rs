@@ -1,13 +1,14 @@
-//! What a connection remembers of an object, only where there is something to remember.
+//! State of pairs of connection and object, only where there is something to remember.
 //!
-//! A pair that is up to date costs its bits in the scope bitmaps. Masks, priorities and baselines live in pages of 64
-//! objects that exist while one of them is used.
+//! A pair that is up to date costs its bits in the scope bitmaps. Masks, priorities and baselines
+//! live in pages of 64 objects that exist while one of them is used.
 
 use crate::wire::bits_of;
 
 const NONE: u32 = u32::MAX;
 
-/// Properties that a receiver needs and that are not in flight, with the priority that has built up meanwhile.
+/// Properties that a receiver needs and that are not in flight, with the priority that has built up
+/// meanwhile.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
     /// Page of each bitmap word.
@@ -147,8 +148,9 @@ impl Pending {
     }
 }
 
-/// Which states a receiver is known to hold (spec §9.1), for the 64 objects of a word together: objects that travel
-/// together were acknowledged together, so a few groups name the baselines of all.
+/// Which states a receiver is known to hold (spec §9.1), for the 64 objects of a word together:
+/// objects that travel together were acknowledged together, so a few groups name the baselines of
+/// all.
 #[derive(Debug, Default)]
 pub(crate) struct Bases {
     words: Vec<BaseWord>,
@@ -158,9 +160,11 @@ pub(crate) struct Bases {
 struct BaseWord {
     /// (frame, objects): the receiver holds these objects' states of that frame in full.
     held: Vec<(u32, u64)>,
-    /// Something of these objects was lost and not sent again yet: no acknowledgement proves anything.
+    /// Something of these objects was lost and not sent again yet: no acknowledgement proves
+    /// anything.
     broken: u64,
-    /// (frame, objects): what was lost was sent again in that frame; acknowledgements of earlier ones prove nothing.
+    /// (frame, objects): what was lost was sent again in that frame; acknowledgements of earlier
+    /// ones prove nothing.
     resent: Vec<(u32, u64)>,
 }
 

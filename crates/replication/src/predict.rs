@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 /// A player's own state, moved at once by inputs that the server has not applied yet.
 ///
-/// Inputs are numbered from 1. The game sends them, the server applies them by its own rules and replicates, to the owner,
-/// the number of the last one together with the state. [`reconcile`](Self::reconcile) goes back to what the server says
-/// and repeats what came after.
+/// Inputs are numbered from 1. The game sends them, the server applies them by its own rules and
+/// replicates, to the owner, the number of the last one together with the state.
+/// [`reconcile`](Self::reconcile) goes back to what the server says and repeats what came after.
 ///
 /// ```
 /// use throng_replication::Prediction;
@@ -47,7 +47,8 @@ impl<S, I> Prediction<S, I> {
         self.number
     }
 
-    /// Inputs that the server has not confirmed, oldest first: what a packet repeats so that a loss costs nothing.
+    /// Inputs that the server has not confirmed, oldest first: what a packet repeats so that a loss
+    /// costs nothing.
     pub fn open(&self) -> impl DoubleEndedIterator<Item = (u32, &I)> + ExactSizeIterator {
         self.open.iter().map(|(number, input)| (*number, input))
     }
@@ -63,8 +64,8 @@ impl<S, I> Prediction<S, I> {
         self.number
     }
 
-    /// Takes the server's state, which has the inputs up to `confirmed`, and repeats the later ones. Returns what had been
-    /// predicted. Costs a step for each unconfirmed input.
+    /// Takes the server's state, which has the inputs up to `confirmed`, and repeats the later
+    /// ones. Returns what had been predicted. Costs a step for each unconfirmed input.
     pub fn reconcile(&mut self, confirmed: u32, state: S, mut step: impl FnMut(&mut S, &I)) -> S {
         while self.open.front().is_some_and(|(number, _)| number.wrapping_sub(confirmed) as i32 <= 0) {
             self.open.pop_front();
@@ -77,7 +78,7 @@ impl<S, I> Prediction<S, I> {
     }
 }
 
-/// Where an object is and how it is turned.
+/// Position and rotation of an object.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pose {
     /// Metres.
@@ -121,8 +122,8 @@ impl Snapshots {
         Self { poses: VecDeque::with_capacity(depth), depth }
     }
 
-    /// Adds the pose of a server frame (see [`Replica::frame`](crate::Replica::frame)). One that is not newer than the
-    /// last replaces it when the frame is the same, and is ignored otherwise.
+    /// Adds the pose of a server frame (see [`Replica::frame`](crate::Replica::frame)). One that is
+    /// not newer than the last replaces it when the frame is the same, and is ignored otherwise.
     pub fn push(&mut self, frame: u32, pose: Pose) {
         if let Some((newest, last)) = self.poses.back_mut() {
             if *newest == frame {
@@ -144,8 +145,9 @@ impl Snapshots {
         self.poses.clear();
     }
 
-    /// The pose at `frame`, which may lie between two: positions linear, rotations along the shorter way. Before the first
-    /// and after the last pose these are held. `None` while nothing is known.
+    /// The pose at `frame`, which may lie between two: positions linear, rotations along the
+    /// shorter way. Before the first and after the last pose these are held. `None` while nothing
+    /// is known.
     #[must_use]
     pub fn sample(&self, frame: f64) -> Option<Pose> {
         // Frame numbers wrap; distances to the newest do not.
@@ -196,7 +198,8 @@ mod tests {
         assert_eq!(own.open().map(|(number, _)| number).collect::<Vec<_>>(), [2, 3, 4]);
         assert_eq!(own.reconcile(3, 500, step), 1111);
         assert_eq!(*own.state(), 1500);
-        // An old confirmation, which packets do not bring but a game might, changes nothing that is open.
+        // An old confirmation, which packets do not bring but a game might, changes nothing that is
+        // open.
         own.reconcile(1, 0, step);
         assert_eq!((*own.state(), own.open().len()), (1000, 1));
     }

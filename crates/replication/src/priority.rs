@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// Where a connection looks from.
+/// Position and direction of a connection's view.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct View {
     /// Metres.
@@ -63,7 +63,8 @@ pub struct FieldOfView {
     pub cone_length: (f32, f32),
     /// Priority at full and at the cone's end.
     pub cone_priority: (f32, f32),
-    /// Half width and priority of the capsule along the line of sight, which is as long as the cone.
+    /// Half width and priority of the capsule along the line of sight, which is as long as the
+    /// cone.
     pub sight: (f32, f32),
 }
 
@@ -107,7 +108,7 @@ impl FieldOfView {
     }
 }
 
-/// How a [`CountLimiter`] chooses.
+/// Choice of a [`CountLimiter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitMode {
     /// The next objects in scope, in turn, whether they have changed or not.
@@ -116,7 +117,8 @@ pub enum LimitMode {
     Fill,
 }
 
-/// So many objects a frame and connection, others wait (spec §13.2): for crowds of equals such as props.
+/// So many objects a frame and connection, others wait (spec §13.2): for crowds of equals such as
+/// props.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CountLimiter {
     /// Objects a frame.
@@ -140,11 +142,12 @@ impl Default for CountLimiter {
 
 /// A game's own priorities. Called with a batch, never for single objects.
 pub trait CustomPrioritiser: Send + Sync + core::fmt::Debug {
-    /// Writes the priority of each object (index and position) into `out`, which has the same length.
+    /// Writes the priority of each object (index and position) into `out`, which has the same
+    /// length.
     fn prioritise(&self, views: &[View], objects: &[u32], positions: &[[f32; 3]], out: &mut [f32]);
 }
 
-/// What gives an object its priority. A value p also is a rate: 0.25 sends at most every fourth frame.
+/// Source of an object's priority. A value p also is a rate: 0.25 sends at most every fourth frame.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Prioritiser {

@@ -1,7 +1,8 @@
 //! Packets on their way: written here, remembered until their fate is known.
 //!
-//! Fates are decided in the order of sending: an acknowledgement of packet n settles everything before n, because a
-//! receiver never applies an older packet after a newer one. So memory of what was sent is a queue.
+//! Fates are decided in the order of sending: an acknowledgement of packet n settles everything
+//! before n, because a receiver never applies an older packet after a newer one. So memory of what
+//! was sent is a queue.
 
 use std::time::Duration;
 
@@ -54,7 +55,7 @@ pub(crate) enum Item {
         token: u32,
         reason: u8,
     },
-    /// Whether the receiver owns the object.
+    /// True when the receiver owns the object.
     Role {
         object: u32,
     },
@@ -106,7 +107,8 @@ impl<T> Default for Queue<T> {
 impl<T: Copy> Queue<T> {
     #[inline]
     fn push(&mut self, value: T) {
-        // The room of what was taken is used again, at the cost of one move for each value in its life.
+        // The room of what was taken is used again, at the cost of one move for each value in its
+        // life.
         if self.values.len() == self.values.capacity() && self.head * 2 >= self.values.len() {
             self.values.copy_within(self.head.., 0);
             self.values.truncate(self.values.len() - self.head);
@@ -206,7 +208,8 @@ impl SentLog {
         Some(packet)
     }
 
-    /// Takes the oldest packet if it contained nothing but common records, which need no second look.
+    /// Takes the oldest packet if it contained nothing but common records, which need no second
+    /// look.
     #[inline]
     pub(crate) fn pop_plain(&mut self) -> bool {
         let Some(packet) = self.packets.waiting().first().filter(|packet| packet.items == 0) else {
@@ -251,7 +254,7 @@ pub(crate) struct PacketOut {
     pub(crate) buf: Vec<u8>,
     pub(crate) at: usize,
     start: usize,
-    /// Where the open packet must end.
+    /// End of the open packet at the latest.
     end: usize,
     open: bool,
     kind: u8,
@@ -268,7 +271,8 @@ pub(crate) struct PacketOut {
 }
 
 impl PacketOut {
-    /// Begins a connection's frame. `allowance` is in bytes, overhead of `overhead` bytes a packet included.
+    /// Begins a connection's frame. `allowance` is in bytes, overhead of `overhead` bytes a packet
+    /// included.
     pub(crate) fn begin(
         &mut self,
         (allowance, packet_max, overhead): (usize, usize, usize),
@@ -291,8 +295,9 @@ impl PacketOut {
         self.ends.clear();
     }
 
-    /// Makes room for an item of `len` bytes in a section of `kind`, in this packet or a new one; false when the budget
-    /// is spent or no packet could ever hold it. The caller writes `len` bytes at `at` then, and calls `wrote`.
+    /// Makes room for an item of `len` bytes in a section of `kind`, in this packet or a new one;
+    /// false when the budget is spent or no packet could ever hold it. The caller writes `len`
+    /// bytes at `at` then, and calls `wrote`.
     #[inline]
     pub(crate) fn reserve(&mut self, log: &mut SentLog, kind: u8, len: usize) -> bool {
         if self.open && self.kind == kind && self.count < COUNT_MAX && self.at + len <= self.end {
@@ -319,7 +324,8 @@ impl PacketOut {
         true
     }
 
-    /// Ends the open packet if it has no room for `bytes` more, so that what follows stands in one packet.
+    /// Ends the open packet if it has no room for `bytes` more, so that what follows stands in one
+    /// packet.
     pub(crate) fn keep_together(&mut self, log: &mut SentLog, bytes: usize) {
         if self.open && self.at + bytes > self.end {
             self.close(log);
@@ -457,7 +463,7 @@ pub struct Adaptive {
     pub rate_min: f64,
     /// Bytes a second at most; the rate begins here.
     pub rate_max: f64,
-    /// What the rate is multiplied by on congestion, below 1.
+    /// Factor of the rate on congestion, below 1.
     pub lower: f64,
     /// Bytes a second by which the rate rises in each second without.
     pub raise: f64,

@@ -1,4 +1,5 @@
-//! Tokens (spec §7.5): strings that a receiver is told once and that are named by a number from then on.
+//! Tokens (spec §7.5): strings that a receiver is told once and that are named by a number from
+//! then on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -102,7 +103,7 @@ pub(crate) fn read_export<'a>(reader: &mut BitReader<'a>) -> Result<(u32, &'a st
     Ok((key, text.map_err(|_| DecodeError::Value)?))
 }
 
-/// What a receiver has been texts.
+/// Texts of tokens on the receiving side.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TokenTexts {
     texts: BTreeMap<u32, Arc<str>>,
@@ -117,7 +118,7 @@ impl TokenTexts {
         self.texts.len()
     }
 
-    /// Whether an export is new; one that gives a known number another text is an error.
+    /// True when an export is new; one that gives a known number another text is an error.
     pub(crate) fn check(&self, key: u32, text: &str) -> Result<bool, DecodeError> {
         match self.texts.get(&key) {
             None => Ok(true),

@@ -1,4 +1,5 @@
-//! The typed layer: structs instead of property numbers. It writes the same bytes as the untyped one.
+//! The typed layer: structs instead of property numbers. It writes the same bytes as the untyped
+//! one.
 
 use core::any::TypeId;
 use std::collections::BTreeMap;
@@ -108,14 +109,16 @@ pub trait Replicate: Sized + 'static {
     /// When a quantiser, a default or the position is wrong.
     fn class() -> Result<crate::Class, ClassError>;
 
-    /// Sets all properties of an object of the class. Those that have the same quantised value cost no byte.
+    /// Sets all properties of an object of the class. Those that have the same quantised value cost
+    /// no byte.
     ///
     /// # Errors
     /// When the object does not exist, has another class, or a value does not fit its quantiser.
     fn write(&self, server: &mut Server, handle: Handle) -> Result<(), ObjectError>;
 
-    /// Takes the values of a replica of the class, without allocation where the memory of `self` suffices; fields that are
-    /// not replicated stay. `None` for a replica of another class, or when a number does not fit its field.
+    /// Takes the values of a replica of the class, without allocation where the memory of `self`
+    /// suffices; fields that are not replicated stay. `None` for a replica of another class, or
+    /// when a number does not fit its field.
     fn read_into(&mut self, replica: &Replica) -> Option<()>;
 
     /// A new value from a replica; fields that are not replicated have their default.
@@ -130,7 +133,8 @@ pub trait Replicate: Sized + 'static {
     }
 }
 
-/// A struct that is a call on objects of one class: `#[derive(Call)]`, named in the class' `#[replicate(calls(...))]`.
+/// A struct that is a call on objects of one class: `#[derive(Call)]`, named in the class'
+/// `#[replicate(calls(...))]`.
 pub trait TypedCall: Default {
     /// Direction, reliability, `callable` and arguments.
     fn description() -> Call;
@@ -142,7 +146,8 @@ pub trait TypedCall: Default {
     fn read_from(&mut self, reader: &mut FieldReader<'_, '_>) -> Option<()>;
 }
 
-/// The class that a call belongs to, and its number there. `#[derive(Replicate)]` implements it for the calls it names.
+/// The class that a call belongs to, and its number there. `#[derive(Replicate)]` implements it for
+/// the calls it names.
 pub trait CallOn: TypedCall {
     /// Class of the objects.
     type Object: Replicate;
@@ -214,7 +219,8 @@ impl<T: 'static> Field for Ref<T> {
     }
 }
 
-/// Something that [`Server::create`] makes an object of: a class, or a value of a replicated struct.
+/// Something that [`Server::create`] makes an object of: a class, or a value of a replicated
+/// struct.
 pub trait Creation {
     /// Name of the new object.
     type Handle;
@@ -293,10 +299,12 @@ impl Server {
         self.attach(id, handle.untyped(), C::NUMBER, &bytes, reliable)
     }
 
-    /// Queues a call on an object for every connection that has it in scope; returns the connections whose queue is full.
+    /// Queues a call on an object for every connection that has it in scope; returns the
+    /// connections whose queue is full.
     ///
     /// # Errors
-    /// As [`attach_all`](Self::attach_all), and [`AttachError::Direction`] for a call to the server.
+    /// As [`attach_all`](Self::attach_all), and [`AttachError::Direction`] for a call to the
+    /// server.
     pub fn call_all<C: CallOn>(
         &mut self,
         handle: Handle<C::Object>,
@@ -383,7 +391,8 @@ pub fn read_field(replica: &Replica, property: usize, field: &mut impl Field) ->
     replica.read_field(property, field)
 }
 
-/// The fields of a keyed array's elements: `#[derive(Element)]` implements it for a struct of plain fields.
+/// The fields of a keyed array's elements: `#[derive(Element)]` implements it for a struct of plain
+/// fields.
 pub trait Element: Default {
     /// Describes an array of such elements.
     fn keyed(name: &str, max: u32) -> Keyed;

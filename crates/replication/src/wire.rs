@@ -1,12 +1,14 @@
 //! Packets, version 2 (spec §7). Little endian.
 //!
-//! A packet is a header of [`HEADER_BYTES`] and sections until its end. A section is `u8 kind`, `varint count` and
-//! `count` items, each byte aligned. `docs/replication.md` has the tables with a worked example.
+//! A packet is a header of [`HEADER_BYTES`] and sections until its end. A section is `u8 kind`,
+//! `varint count` and `count` items, each byte aligned. `docs/replication.md` has the tables with a
+//! worked example.
 
 use crate::bits::{BitReader, BitWriter};
 use crate::class::Class;
 
-/// Version of the format. Peers of another version are refused by [`Server::check_protocol`](crate::Server::check_protocol).
+/// Version of the format. Peers of another version are refused by
+/// [`Server::check_protocol`](crate::Server::check_protocol).
 pub const PROTOCOL_VERSION: u16 = 2;
 /// Bytes before the first section.
 pub const HEADER_BYTES: usize = 16;
@@ -29,7 +31,8 @@ pub mod kind {
     pub const TOKENS: u8 = 0x05;
     /// Update records that a receiver without the object can skip: u16 length, then a record.
     pub const SIZED_UPDATE: u8 = 0x06;
-    /// Slices of sections too large for one packet: varint index, u16 transfer, u16 part, u16 parts, u16 length, bytes.
+    /// Slices of sections too large for one packet: varint index, u16 transfer, u16 part, u16
+    /// parts, u16 length, bytes.
     pub const PART: u8 = 0x07;
     /// Clock samples: u32 frame, u32 milliseconds.
     pub const TIME: u8 = 0x08;
@@ -43,7 +46,8 @@ pub mod kind {
     pub const BASELINE_RESET: u8 = 0x81;
     /// From receiver to sender: bytes for the game, at most once.
     pub const INPUT: u8 = 0x82;
-    /// Hashes of states: u16 oldest packet under way, then items of varint index, varint mask, u32 hash.
+    /// Hashes of states: u16 oldest packet under way, then items of varint index, varint mask, u32
+    /// hash.
     pub const CHECK: u8 = 0x83;
 }
 
@@ -133,13 +137,14 @@ pub struct AckState {
 }
 
 impl AckState {
-    /// Newest and window for a header. Before the first packet it names 65535, which nobody has sent then.
+    /// Newest and window for a header. Before the first packet it names 65535, which nobody has
+    /// sent then.
     #[must_use]
     pub fn fields(&self) -> (u16, u64) {
         (self.newest.unwrap_or(u16::MAX), self.bits)
     }
 
-    /// Whether a packet of this number may still be applied: it is newer than all before.
+    /// True when a packet of this number may still be applied: it is newer than all before.
     #[must_use]
     pub fn is_new(&self, seq: u16) -> bool {
         self.newest.is_none_or(|newest| seq_newer(seq, newest))
@@ -227,8 +232,8 @@ pub fn write_record(
 /// Records up to this length are put together in registers.
 const PLAIN_BYTES_MAX: usize = 64;
 
-/// A record whose properties are one word of fixed width each: the usual case, and the hottest loop of the
-/// shared stage. The same bits as the general way.
+/// A record whose properties are one word of fixed width each: the usual case, and the hottest loop
+/// of the shared stage. The same bits as the general way.
 #[inline]
 fn write_plain(out: &mut Vec<u8>, index: u32, class: &Class, mask: u64, q: &[u64]) {
     let mut bytes = [0_u8; PLAIN_BYTES_MAX + 8];
@@ -282,7 +287,8 @@ fn write_plain(out: &mut Vec<u8>, index: u32, class: &Class, mask: u64, q: &[u64
     out.extend_from_slice(&bytes[..at + used.div_ceil(8) as usize]);
 }
 
-/// Writes an update record whose properties are differences to `base`, the state of `age` frames ago (1 to 32).
+/// Writes an update record whose properties are differences to `base`, the state of `age` frames
+/// ago (1 to 32).
 pub fn write_delta_record(
     out: &mut Vec<u8>,
     index: u32,
@@ -305,7 +311,8 @@ pub fn write_delta_record(
     for at in bits_of(mask) {
         let prop = &class.props[at];
         if prop.codec.is_heap() {
-            // Never "same": whether the receiver's copy is the baseline's is not known for values off the block.
+            // Never "same": whether the receiver's copy is the baseline's is not known for values
+            // off the block.
             writer.put_bool(false);
             let (bytes, bits) = &heap[prop.heap];
             writer.put_bits(bytes, *bits);

@@ -1,4 +1,5 @@
-//! Reading a packet for the first time: every bit of it is looked at, and nothing of what is replicated changes.
+//! Reading a packet for the first time: every bit of it is looked at, and nothing of what is
+//! replicated changes.
 
 use std::sync::Arc;
 
@@ -33,7 +34,8 @@ pub(super) struct Create {
 }
 
 impl Client {
-    /// Reads a packet's sections without changing a replica; what it needs to know for that is forgotten with the next.
+    /// Reads a packet's sections without changing a replica; what it needs to know for that is
+    /// forgotten with the next.
     pub(super) fn check(&mut self, body: &[u8]) -> Result<(), DecodeError> {
         self.created.clear();
         self.referenced.clear();
@@ -125,7 +127,8 @@ impl Client {
                 if create.startup {
                     self.check_name(create.name.unwrap_or(0))?;
                 }
-                // Creations are applied first, so what the packet says of the object elsewhere must be of the same class.
+                // Creations are applied first, so what the packet says of the object elsewhere must
+                // be of the same class.
                 let of_other_class =
                     |class: Option<Arc<Class>>| class.is_none_or(|class| !Arc::ptr_eq(&class, &create.class));
                 let again = self.created.iter().any(|(index, _)| *index == create.index)
@@ -213,7 +216,7 @@ impl Client {
         self.referenced.push(index);
         let Some(class) = self.class_of(index) else { return Ok(()) };
         let class = class.keyed.get(array).ok_or(DecodeError::Value)?;
-        // What the packet creates begins empty.
+        // An array that the packet creates begins empty.
         let created = self.created.iter().any(|(created, _)| *created == index);
         let replica = self.replicas.get(index as usize).and_then(Option::as_deref).filter(|_| !created);
         let elements = match replica {
@@ -277,7 +280,8 @@ impl Client {
         Ok(Create { index, generation, id, class, parent, owner, name, startup, mask })
     }
 
-    /// Reads the hashes of a section: calls `each` with the oldest packet under way, index, mask and hash.
+    /// Reads the hashes of a section: calls `each` with the oldest packet under way, index, mask
+    /// and hash.
     fn each_check(
         &self,
         count: u64,
@@ -294,7 +298,8 @@ impl Client {
         Ok(())
     }
 
-    /// Compares replicas with what the server says of them, if every packet that could make a difference has come.
+    /// Compares replicas with what the server says of them, if every packet that could make a
+    /// difference has come.
     pub(super) fn compare(&mut self, seq: u16, count: u64, bytes: &[u8]) {
         let (_, applied) = self.acks.fields();
         let mut wrong = Vec::new();

@@ -1,8 +1,8 @@
 //! The receiving side: replicas, acknowledgements, calls to the server (spec §18).
 //!
-//! A packet is read twice: the first time to see that every bit of it is right, the second time to apply it. A packet
-//! that is wrong anywhere changes nothing and is not acknowledged, and reading needs no memory that a peer could make
-//! grow.
+//! A packet is read twice: the first time to see that every bit of it is right, the second time to
+//! apply it. A packet that is wrong anywhere changes nothing and is not acknowledged, and reading
+//! needs no memory that a peer could make grow.
 
 mod check;
 mod replica;
@@ -60,8 +60,8 @@ impl Default for ClientConfig {
 pub enum ClientEvent {
     /// An object appeared, with all of its state.
     Created(Handle),
-    /// Properties of an object changed, or the target of a reference appeared. Changes that were not taken yet join, up to
-    /// the next call on the object.
+    /// Properties of an object changed, or the target of a reference appeared. Changes that were
+    /// not taken yet join, up to the next call on the object.
     Updated {
         /// The object.
         handle: Handle,
@@ -86,8 +86,8 @@ pub enum ClientEvent {
         /// Its last state.
         last: Box<Replica>,
     },
-    /// An object of the client's map has ended, in this session or before this client joined: it is not to be there. If it
-    /// was replicated here, [`Destroyed`](Self::Destroyed) says so apart.
+    /// An object of the client's map has ended, in this session or before this client joined: it is
+    /// not to be there. If it was replicated here, [`Destroyed`](Self::Destroyed) says so apart.
     StartupDestroyed {
         /// Its name.
         name: Arc<str>,
@@ -103,16 +103,17 @@ pub enum ClientEvent {
     },
     /// The server called something on an object.
     Attachment(Attachment),
-    /// A property was not what the server has, without any packet missing, and is now: an error in memory or in one of
-    /// the two programs. See [`ServerConfig::check_frames`](crate::ServerConfig::check_frames).
+    /// A property was not what the server has, without any packet missing, and is now: an error in
+    /// memory or in one of the two programs. See
+    /// [`ServerConfig::check_frames`](crate::ServerConfig::check_frames).
     Diverged {
         /// The object.
         handle: Handle,
         /// Number of the property in its class.
         property: usize,
-        /// What the replica held when the difference was seen.
+        /// Value of the replica when the difference was seen.
         held: Value,
-        /// What the server sent instead.
+        /// Value that the server sent instead.
         sent: Value,
     },
 }
@@ -133,7 +134,7 @@ pub enum InputError {
     },
 }
 
-/// What became of a packet.
+/// Result of taking a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
     /// It was applied.
@@ -166,14 +167,16 @@ pub struct Client {
     attachments: Attachments,
     log: SentLog,
     out: PacketOut,
-    /// Sections of the packet being applied: kind, count, offset; and those of the transfer that it completes.
+    /// Sections of the packet being applied: kind, count, offset; and those of the transfer that it
+    /// completes.
     sections: Vec<Section>,
     inner: Vec<Section>,
-    /// Parts in the packet, what has arrived of the transfer, and all of it if the packet completes it.
+    /// Parts in the packet, what has arrived of the transfer, and all of it if the packet completes
+    /// it.
     parts: Vec<PartView>,
     assembly: Assembly,
     joined: Vec<u8>,
-    /// What the packet being checked does to keyed arrays: (object, array).
+    /// Effects of the packet being checked on keyed arrays: (object, array).
     tallies: Vec<((u32, usize), Tally)>,
     /// Texts that the server told, and those that are new in the packet being checked.
     texts: TokenTexts,
@@ -183,7 +186,7 @@ pub struct Client {
     /// Objects that it says something else of.
     referenced: Vec<u32>,
     decode_errors: u64,
-    /// What replicas held that differ from the server's, until their whole state comes.
+    /// Words of replicas that differ from the server's, until their whole state comes.
     suspects: BTreeMap<u32, (u64, Vec<u64>)>,
     /// Newest clock sample: the server's frame and milliseconds.
     clock: Option<(u32, u32)>,
@@ -256,9 +259,11 @@ impl Client {
         Ok(Received::Applied)
     }
 
-    // ------------------------------------------------------------------------------------------------ applying
+    // ------------------------------------------------------------------------------------------------
+    // applying
 
-    /// Applies what `check` has seen to be right, in the order of spec §11; what a transfer brought counts among the updates.
+    /// Applies what `check` has seen to be right, in the order of spec §11; what a transfer brought
+    /// counts among the updates.
     fn apply(&mut self, (seq, frame): (u16, u32), body: &[u8]) {
         let sections = core::mem::take(&mut self.sections);
         self.apply_kinds(frame, body, &sections, &[kind::TOKENS]);
@@ -399,7 +404,8 @@ impl Client {
         self.events.push_back(ClientEvent::Destroyed { handle: last.handle(), reason, last });
     }
 
-    /// Reports a change, in the event of an earlier one that was not taken yet if nothing stands between.
+    /// Reports a change, in the event of an earlier one that was not taken yet if nothing stands
+    /// between.
     fn changed(&mut self, index: u32, mask: u64, frame: u32) {
         let Some(Some(replica)) = self.replicas.get_mut(index as usize) else { return };
         let open = replica.update_at.and_then(|at| at.checked_sub(self.events_taken));
@@ -609,10 +615,11 @@ impl Client {
         }
     }
 
-    // ------------------------------------------------------------------------------------------------ sending
+    // ------------------------------------------------------------------------------------------------
+    // sending
 
-    /// The packet that this client sends now, if it has anything to say: acknowledgements, calls, inputs. Call it once
-    /// in each of the client's own frames.
+    /// The packet that this client sends now, if it has anything to say: acknowledgements, calls,
+    /// inputs. Call it once in each of the client's own frames.
     pub fn poll_packet(&mut self, now: Instant) -> Option<&[u8]> {
         // Calls on objects that are out of scope wait until they are back.
         let waits = |object: u32| self.replica(object).is_some();
@@ -675,7 +682,8 @@ impl Client {
         Some(&self.out.bytes()[..first])
     }
 
-    /// Queues bytes for the game on the server: at most once, in order. The oldest of 16 that wait is dropped for the next.
+    /// Queues bytes for the game on the server: at most once, in order. The oldest of 16 that wait
+    /// is dropped for the next.
     ///
     /// # Errors
     /// [`InputError::TooLong`] when no packet holds the bytes.
@@ -692,11 +700,13 @@ impl Client {
         Ok(())
     }
 
-    /// Queues a call on an object that this client owns, or whose class is [callable](crate::ClassBuilder::callable). The
-    /// server drops a call that arrives after the object ended or changed its owner.
+    /// Queues a call on an object that this client owns, or whose class is
+    /// [callable](crate::ClassBuilder::callable). The server drops a call that arrives after the
+    /// object ended or changed its owner.
     ///
     /// # Errors
-    /// When there is no such object or no right to call on it, the bytes are too many, or the queue is full.
+    /// When there is no such object or no right to call on it, the bytes are too many, or the queue
+    /// is full.
     pub fn attach(
         &mut self,
         object: Handle,
@@ -711,7 +721,8 @@ impl Client {
         self.attachments.push(object, method, &Arc::from(bytes), reliable)
     }
 
-    // ------------------------------------------------------------------------------------------------ reading
+    // ------------------------------------------------------------------------------------------------
+    // reading
 
     /// The replica of an index.
     #[must_use]
@@ -752,20 +763,23 @@ impl Client {
         self.count == 0
     }
 
-    /// What a reference names here: `None` while the target is not (or no longer) on this receiver.
+    /// The object that a reference names here: `None` while the target is not (or no longer) on
+    /// this receiver.
     #[must_use]
     pub fn resolve(&self, reference: Handle) -> Option<Handle> {
         self.get(reference).map(Replica::handle)
     }
 
-    /// The oldest event not taken yet, in the order of packets; within a packet creations, changes, ends, owners, calls.
+    /// The oldest event not taken yet, in the order of packets; within a packet creations, changes,
+    /// ends, owners, calls.
     pub fn poll_event(&mut self) -> Option<ClientEvent> {
         let event = self.events.pop_front()?;
         self.events_taken += 1;
         Some(event)
     }
 
-    /// The text of a [`Value::Token`] of a table, if the server told it. It does in the packet that first uses the number.
+    /// The text of a [`Value::Token`] of a table, if the server told it. It does in the packet that
+    /// first uses the number.
     #[must_use]
     pub fn token(&self, table: u8, id: u32) -> Option<&str> {
         self.texts.get(table, id).map(|text| &**text)
@@ -777,7 +791,8 @@ impl Client {
         self.server_frame
     }
 
-    /// The newest sample of the server's clock, if it sends some: a frame, and milliseconds of that frame, wrapping.
+    /// The newest sample of the server's clock, if it sends some: a frame, and milliseconds of that
+    /// frame, wrapping.
     #[must_use]
     pub fn clock(&self) -> Option<(u32, u32)> {
         self.clock
@@ -789,8 +804,8 @@ impl Client {
         self.decode_errors
     }
 
-    /// Forgets all states that differences build on, as a receiver short of memory may; the server is asked for whole
-    /// states when it uses one.
+    /// Forgets all states that differences build on, as a receiver short of memory may; the server
+    /// is asked for whole states when it uses one.
     pub fn forget_history(&mut self) {
         for replica in self.replicas.iter_mut().flatten() {
             replica.history.clear();

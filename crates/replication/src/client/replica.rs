@@ -24,7 +24,7 @@ pub struct Replica {
     pub(super) frame: u32,
     pub(super) parent: u32,
     pub(super) owner: bool,
-    /// What it is made from, or its name in the map.
+    /// Archetype, or name in the map.
     pub(super) archetype: Option<Arc<str>>,
     pub(super) startup: bool,
     /// Number of the event that further changes join, if it was not taken yet.
@@ -33,7 +33,8 @@ pub struct Replica {
     pub(super) links: Vec<(usize, u32)>,
     /// Elements of the class' keyed arrays.
     pub(super) keyed: Vec<Elements>,
-    /// Frames of the states that differences build on, by frame modulo `HISTORY`; empty for classes without differences.
+    /// Frames of the states that differences build on, by frame modulo `HISTORY`; empty for classes
+    /// without differences.
     pub(super) history: Vec<Option<u32>>,
     /// The words of these states, one after the other.
     pub(super) states: Vec<u64>,
@@ -70,7 +71,8 @@ impl Replica {
         (self.parent != 0).then_some(self.parent)
     }
 
-    /// What it is made from, if the server said so: see [`Server::set_archetype`](crate::Server::set_archetype).
+    /// Archetype, if the server set one: see
+    /// [`Server::set_archetype`](crate::Server::set_archetype).
     #[must_use]
     pub fn archetype(&self) -> Option<&str> {
         self.archetype.as_deref().filter(|_| !self.startup)

@@ -1,4 +1,5 @@
-//! What arrives in parts because no packet could hold it (spec §7.1, 0x07): put together here, read when it is complete.
+//! Creations and updates that arrive in parts because no packet could hold it (spec §7.1, 0x07):
+//! put together here, read when it is complete.
 
 use std::collections::BTreeMap;
 
@@ -50,8 +51,8 @@ pub(super) struct Assembly {
 }
 
 impl Assembly {
-    /// Whether the parts of a packet make the transfer complete. They must be of one transfer, which must not exceed
-    /// `bytes_max`.
+    /// True when the parts of a packet make the transfer complete. They must be of one transfer,
+    /// which must not exceed `bytes_max`.
     pub(super) fn check(&self, items: &[PartView], bytes_max: usize) -> Result<bool, DecodeError> {
         let Some(head) = items.first().map(|item| item.head) else { return Ok(false) };
         if items.len() > PARTS_MAX {

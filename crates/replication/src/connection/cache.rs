@@ -1,4 +1,5 @@
-//! Memory of a stage: the packets being written, and record variants that connections share (spec §6).
+//! Memory of a stage: the packets being written, and record variants that connections share (spec
+//! §6).
 
 use super::tokens::Exports;
 use crate::bitmap::{Bitmap, Sparse};
@@ -12,7 +13,8 @@ use crate::wire::{bits_of, write_delta_record};
 /// Memory that stages reuse; one for each thread.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    /// What the filters let through, and the words that have any; empty between connections.
+    /// Objects that the filters let through, and the words that have any; empty between
+    /// connections.
     pub(super) scope: Vec<u64>,
     pub(super) top: Vec<u64>,
     /// Objects near enough for each band of detail; empty between connections.
@@ -57,7 +59,7 @@ impl Scratch {
         }
     }
 
-    /// Where a query of the grid leaves what it finds, and adds to `tested` what it looked at.
+    /// Memory for the results of a grid query; `tested` counts the objects it looked at.
     pub(super) fn found<'a>(&'a mut self, tested: &'a mut u64) -> Found<'a> {
         Found { scope: &mut self.scope, top: &mut self.top, near: &mut self.near, tested }
     }
@@ -72,8 +74,8 @@ impl Default for Lanes {
     }
 }
 
-/// Record variants of the present frame (spec §6): direct-mapped, so that a collision costs a rebuilt record and nothing
-/// else.
+/// Record variants of the present frame (spec §6): direct-mapped, so that a collision costs a
+/// rebuilt record and nothing else.
 #[derive(Debug, Default)]
 pub(super) struct RecordCache {
     entries: Vec<Entry>,
@@ -91,7 +93,8 @@ struct Entry {
     len: u32,
 }
 
-/// Entries of the cache: twice what a busy frame asks for, and small enough for the second-level cache.
+/// Entries of the cache: twice what a busy frame asks for, and small enough for the second-level
+/// cache.
 const CACHE_ENTRIES: usize = 4096;
 
 impl RecordCache {
@@ -128,8 +131,9 @@ impl RecordCache {
     }
 }
 
-/// Records of the present frame's lists as differences to a state of some frames ago, made word by word when the first
-/// connection asks for them: most connections share one of a few ages (spec §9.4).
+/// Records of the present frame's lists as differences to a state of some frames ago, made word by
+/// word when the first connection asks for them: most connections share one of a few ages (spec
+/// §9.4).
 #[derive(Debug, Default)]
 pub(super) struct Variants {
     /// By stream and age.
@@ -141,7 +145,7 @@ struct Variant {
     frame: u32,
     /// First offset of each listed word, or `ABSENT`.
     words: Vec<u32>,
-    /// Where the record of each listed object of a word begins, and where the word's last ends.
+    /// Offset of the record of each listed object of a word begins, and where the word's last ends.
     offsets: Vec<u32>,
     /// Records, then [`SLACK`] zeros.
     bytes: Vec<u8>,
@@ -152,8 +156,9 @@ const ABSENT: u32 = u32::MAX;
 const AGES: usize = crate::wire::BASELINE_AGE_MAX as usize;
 
 impl Variants {
-    /// Offsets and bytes of the records of a listed word, as differences to the state of `age` frames ago (1 to 32).
-    /// An object whose difference is not shorter, or whose state is not kept, has its plain record.
+    /// Offsets and bytes of the records of a listed word, as differences to the state of `age`
+    /// frames ago (1 to 32). An object whose difference is not shorter, or whose state is not kept,
+    /// has its plain record.
     pub(super) fn records(
         &mut self,
         sh: &Shared,

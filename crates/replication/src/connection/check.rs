@@ -1,4 +1,4 @@
-//! Whether receivers hold what they should: a hash of an object's state now and then (spec §18).
+//! Checks of what receivers hold: a hash of an object's state now and then (spec §18).
 
 use super::Stage;
 use super::retain::state_hash;
@@ -10,8 +10,9 @@ use crate::wire::{ACK_WINDOW, bits_of, kind};
 const ITEM_BYTES: usize = 5 + 10 + 4;
 
 impl Stage<'_> {
-    /// Appends hashes of the objects whose turn it is to the packet that is being written. Only what is settled is
-    /// hashed: nothing of it waits, and `since` lets the receiver tell whether it got everything that was under way.
+    /// Appends hashes of the objects whose turn it is to the packet that is being written. Only
+    /// what is settled is hashed: nothing of it waits, and `since` lets the receiver tell whether
+    /// it got everything that was under way.
     pub(super) fn write_checks(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         let period = u32::from(sh.config.check_frames);

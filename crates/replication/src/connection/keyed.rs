@@ -1,4 +1,4 @@
-//! What of keyed arrays a connection has been sent, and the rest of it.
+//! Progress of a connection in keyed arrays, and writing the rest.
 
 use super::{BURST_PACKETS, Connection, Pair, Stage};
 use crate::bits::write_varint;
@@ -12,7 +12,7 @@ use crate::wire::{bits_of, kind};
 const ITEM_BYTES: usize = 400;
 
 impl Connection {
-    /// Whether the connection gets the array of the object.
+    /// True when the connection gets the array of the object.
     fn gets_array(&self, sh: &Shared, object: u32, condition: Condition) -> bool {
         let outside = matches!(condition, Condition::Group(group) if self.groups >> group & 1 == 0);
         !outside && condition.admits(self.role(sh, object)).0
@@ -37,7 +37,7 @@ impl Connection {
         }
     }
 
-    /// Who may get other arrays now, because owner, groups or role changed.
+    /// The audience of the object's arrays may have changed, with owner, groups or role.
     pub(crate) fn recheck_arrays(&mut self, object: u32) {
         if self.cursors.contains_key(&object) {
             self.behind.set(object);
@@ -52,8 +52,8 @@ impl Connection {
 }
 
 impl Stage<'_> {
-    /// Writes what receivers lack of arrays, as long as less than a share of `allowance` is spent. What finds no room
-    /// stays behind until the next frame.
+    /// Writes what receivers lack of arrays, as long as less than a share of `allowance` is spent.
+    /// What finds no room stays behind until the next frame.
     pub(super) fn write_arrays(&mut self, allowance: usize) {
         let (conn, sh) = (&mut *self.conn, self.sh);
         if conn.cursors.is_empty() {

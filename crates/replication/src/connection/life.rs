@@ -11,7 +11,7 @@ use crate::sent::Item;
 use crate::tokens::NAMES;
 use crate::wire::{HEADER_BYTES, bits_of, kind, write_record};
 
-/// What became of a creation.
+/// Result of writing a creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CreateResult {
     Yes,
@@ -38,7 +38,8 @@ impl Stage<'_> {
             let scratch = &mut *self.scratch;
             scratch.delta.clear();
             if sh.objects.flush.get(object) {
-                // The whole last state travels in the same packet, so that it arrives if the end does.
+                // The whole last state travels in the same packet, so that it arrives if the end
+                // does.
                 let store = sh.store(object);
                 let (class, slot) = (&store.class, sh.objects.slot[object as usize]);
                 let mask = conn.mask_for(sh, object, false);
@@ -105,7 +106,8 @@ impl Stage<'_> {
         true
     }
 
-    /// Notifies the receiver of changes of owners. Kept replicas out of scope wait until they are back.
+    /// Notifies the receiver of changes of owners. Kept replicas out of scope wait until they are
+    /// back.
     pub(super) fn write_roles(&mut self) {
         let mut from = 0;
         while let Some(object) = self.conn.roles.range(from..).next().copied() {
@@ -146,7 +148,8 @@ impl Stage<'_> {
         }
     }
 
-    /// Finds the objects whose state waits for their attachments, or for the rest of them to arrive.
+    /// Finds the objects whose state waits for their attachments, or for the rest of them to
+    /// arrive.
     pub(super) fn hold(&mut self) {
         let conn = &mut *self.conn;
         conn.give_up_transfer();
@@ -164,8 +167,8 @@ impl Stage<'_> {
         }
     }
 
-    /// State and attachments of an object stand in one packet: so an attachment never overtakes the state of its frame,
-    /// even when a packet is lost or comes too late.
+    /// State and attachments of an object stand in one packet: so an attachment never overtakes the
+    /// state of its frame, even when a packet is lost or comes too late.
     pub(super) fn write_attachments(&mut self, allowance: usize) {
         let share = (allowance as f64 * self.sh.config.attach_share) as usize;
         let calling = core::mem::take(&mut self.conn.calling);

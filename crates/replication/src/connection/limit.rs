@@ -4,7 +4,7 @@ use super::{Map, Stage};
 use crate::priority::{CountLimiter, LimitMode, Prioritiser};
 use crate::wire::bits_of;
 
-/// What a connection remembers of count limiters.
+/// State of count limiters for one connection.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// By prioritiser: the object that had its turn last.
@@ -14,7 +14,8 @@ pub(super) struct Turns {
 }
 
 impl Stage<'_> {
-    /// Chooses the objects whose turn it is. Costs a look at each object in scope that has such a prioritiser.
+    /// Chooses the objects whose turn it is. Costs a look at each object in scope that has such a
+    /// prioritiser.
     pub(super) fn take_turns(&mut self) {
         let sh = self.sh;
         let words = sh.objects.bitmap_words();

@@ -1,8 +1,9 @@
 //! The connection stage: what one receiver gets in a frame (spec §5.2).
 //!
-//! A pair (connection, object) that is in scope, known to the receiver and up to date is two set bits and nothing else.
-//! Changed objects of such pairs take the fast way: runs of common records are copied as they lie. Everything out of
-//! the ordinary (creation, loss, differences, conditions, a spent budget) takes the slow way through `pending`.
+//! A pair (connection, object) that is in scope, known to the receiver and up to date is two set
+//! bits and nothing else. Changed objects of such pairs take the fast way: runs of common records
+//! are copied as they lie. Everything out of the ordinary (creation, loss, differences, conditions,
+//! a spent budget) takes the slow way through `pending`.
 
 mod cache;
 mod check;
@@ -41,14 +42,15 @@ use retain::Retained;
 pub(crate) use retain::state_hash;
 use transfer::Transfer;
 
-/// Packets that creations and arrays fill in one frame. What goes beyond the window of one acknowledgement would count as
-/// lost, though it arrived, and go out again.
+/// Packets that creations and arrays fill in one frame. What goes beyond the window of one
+/// acknowledgement would count as lost, though it arrived, and go out again.
 const BURST_PACKETS: usize = crate::wire::ACK_WINDOW as usize - 9;
 
 /// Life of a pair that is not simply absent or live (spec §10.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pair {
-    /// In scope; the create item waits to be written. `known`: the receiver may know the object already.
+    /// In scope; the create item waits to be written. `known`: the receiver may know the object
+    /// already.
     CreateQueued { known: bool },
     /// The create item is on its way.
     Creating,
@@ -58,7 +60,8 @@ enum Pair {
     Destroying(u8),
 }
 
-/// Changes to counts that all connections share; applied after the stage, in the order of connections.
+/// Changes to counts that all connections share; applied after the stage, in the order of
+/// connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Count {
     Ref(u32),
@@ -129,7 +132,7 @@ pub(crate) struct Connection {
     fate: Fate,
     /// Objects whose creation the receiver has confirmed.
     live: Bitmap,
-    /// What static filters decided: in whatever the dynamic filter says, or out.
+    /// Decisions of static filters: in whatever the dynamic filter says, or out.
     pub(crate) forced_in: Sparse,
     pub(crate) forced_out: Bitmap,
     pub(crate) owned: Bitmap,
@@ -143,7 +146,8 @@ pub(crate) struct Connection {
     /// Objects that the dynamic filter refused, and the frame in which they leave.
     lingering: Vec<(u32, u32)>,
     pending: Pending,
-    /// References sent as none because the receiver may not know the target: (object, property) by target.
+    /// References sent as none because the receiver may not know the target: (object, property) by
+    /// target.
     hidden: Map<Vec<(u32, u64)>>,
     /// Objects out of scope that the receiver keeps.
     retained: Map<Retained>,
@@ -157,9 +161,10 @@ pub(crate) struct Connection {
     pub(crate) congested: bool,
     /// Losses that the budget knows of.
     losses_seen: u64,
-    /// When it got the time last.
+    /// Time of the last clock sample.
     clock_at: Option<Instant>,
-    /// How far the receiver is in each keyed array of the objects that it has, and which objects have more for it.
+    /// Progress of the receiver in each keyed array of the objects that it has, and which objects
+    /// have more for it.
     cursors: Map<Vec<Option<Cursor>>>,
     behind: Bitmap,
     /// Turns of count limiters, by prioritiser, and when objects had theirs.
@@ -167,7 +172,7 @@ pub(crate) struct Connection {
     pub(crate) attachments: Attachments,
     /// Objects whose owner changed since the receiver was sent its role.
     roles: BTreeSet<u32>,
-    /// When the oldest packet was sent that nothing has answered.
+    /// Time of the oldest packet that nothing has answered.
     unheard: Option<Instant>,
     /// Nothing was acknowledged for too long; the server ends the connection after the frame.
     pub(crate) unresponsive: bool,
@@ -176,7 +181,7 @@ pub(crate) struct Connection {
     held: Bitmap,
     /// Common records of some objects must not be copied: `held` says which.
     holds: bool,
-    /// What goes in parts, and the number of the last transfer.
+    /// The transfer in parts, and the number of the last one.
     transfer: Option<Transfer>,
     transfer_id: u16,
     /// Tokens whose text the receiver has.
@@ -266,7 +271,8 @@ impl Connection {
         self.pending.bits(word) & !self.held.word(word as usize) & self.scope.word(word as usize)
     }
 
-    /// The stream that an object is sent through, and what it has gathered there since it was sent last.
+    /// The stream that an object is sent through, and what it has gathered there since it was sent
+    /// last.
     fn gathered(&self, sh: &Shared, object: u32) -> (usize, u64) {
         let Some(band) = self.bands.iter().skip(1).position(|band| band.get(object)) else { return (0, 0) };
         (band + 1, sh.gatherings[band].gathered(object) & self.mask_for(sh, object, false))
@@ -324,7 +330,8 @@ impl Connection {
         }
     }
 
-    /// Whether a call of the client on the object counts: it owns the object, or sees a callable one.
+    /// True when a call of the client on the object counts: it owns the object, or sees a callable
+    /// one.
     pub(crate) fn may_call(&self, sh: &Shared, object: u32, method: u64) -> bool {
         let owned = sh.objects.owner[object as usize] == self.id.index();
         let callable = sh.store(object).class.is_callable(method) && self.live.get(object);
@@ -342,7 +349,8 @@ impl Connection {
         self.bases.invalidate(object);
     }
 
-    // ------------------------------------------------------------------------------------------------ delivery
+    // ------------------------------------------------------------------------------------------------
+    // delivery
 
     /// Applies the acknowledgement in a packet's header.
     pub(crate) fn acknowledge(&mut self, sh: &Shared, ack: u16, bits: u64) -> Result<(), DecodeError> {
@@ -491,7 +499,8 @@ impl Connection {
         self.fate = fate;
     }
 
-    /// Common records were lost: what no later packet carries has to be sent again, with the value of then.
+    /// Common records were lost: what no later packet carries has to be sent again, with the value
+    /// of then.
     fn lost_records(&mut self, sh: &Shared, frame: u32, lost: SentWord) {
         let word = lost.word();
         let wanted = lost.bits & self.scope.word(word as usize) & self.live.word(word as usize);
@@ -572,7 +581,7 @@ impl Connection {
     }
 }
 
-/// What a packet contained whose fate is being decided.
+/// Contents of a packet whose fate is being decided.
 #[derive(Debug, Default)]
 struct Fate {
     words: Vec<SentWord>,

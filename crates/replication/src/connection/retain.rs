@@ -5,7 +5,7 @@ use crate::sent::Item;
 use crate::server::Shared;
 use crate::wire::bits_of;
 
-/// What a receiver lacks of an object that it kept.
+/// Changes that a receiver lacks of an object that it kept.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Retained {
     /// Changes from this frame on are missing.
@@ -15,7 +15,8 @@ pub(super) struct Retained {
 }
 
 impl Connection {
-    /// The pair leaves scope. True when the receiver keeps its replica: then nothing is sent and nothing forgotten.
+    /// The pair leaves scope. True when the receiver keeps its replica: then nothing is sent and
+    /// nothing forgotten.
     pub(super) fn retain(&mut self, sh: &Shared, object: u32) -> bool {
         let keeps = sh.store(object).class.flags.retain && sh.objects.alive.get(object);
         if !keeps || !self.live.get(object) {
@@ -30,7 +31,7 @@ impl Connection {
             }
         }
         if !sh.bands.is_empty() && sh.objects.lod.get(object) {
-            // What a band had gathered is older than any packet.
+            // Changes gathered in a band are older than any packet.
             mask = u64::MAX;
         }
         let since = self.log.front().map_or(sh.frame, |packet| packet.frame);
@@ -40,7 +41,8 @@ impl Connection {
         true
     }
 
-    /// The pair is in scope again: what changed meanwhile is sent. False when the receiver does not have it.
+    /// The pair is in scope again: what changed meanwhile is sent. False when the receiver does not
+    /// have it.
     pub(super) fn resume(&mut self, sh: &Shared, object: u32) -> bool {
         let Some(kept) = self.retained.remove(&object) else { return false };
         let slot = sh.objects.slot[object as usize];

@@ -1,4 +1,5 @@
-//! Which objects a connection has in scope (spec §12), at which level of detail (§14), and what enters and leaves.
+//! Which objects a connection has in scope (spec §12), at which level of detail (§14), and what
+//! enters and leaves.
 
 use super::{Connection, Count, Pair, Stage};
 use crate::bitmap::{Sparse, members};
@@ -35,7 +36,7 @@ impl Stage<'_> {
             self.run_filters();
         }
         let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
-        // What is in scope without the grid, then what is out in spite of everything.
+        // Objects in scope without the grid, then those that are out in spite of everything.
         let others = objects.always.top().iter().zip(conn.forced_in.top());
         for (at, (always, forced)) in others.enumerate() {
             scratch.top[at] |= always | forced;
@@ -133,7 +134,8 @@ impl Stage<'_> {
         scratch.expired = expired;
     }
 
-    /// Sub-objects are where their root is; dependents and creation parents of what is in scope come with it (step 9).
+    /// Sub-objects are where their root is; dependents and creation parents of what is in scope
+    /// come with it (step 9).
     fn promote(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         let mut queue = core::mem::take(&mut scratch.words);
@@ -167,8 +169,9 @@ impl Stage<'_> {
         scratch.words = queue;
     }
 
-    /// Puts each object in scope into its band: inward at the limit, outward beyond 1.1 times the limit. What had
-    /// accumulated in a band that an object leaves becomes pending, so that nothing is lost in between.
+    /// Puts each object in scope into its band: inward at the limit, outward beyond 1.1 times the
+    /// limit. What had accumulated in a band that an object leaves becomes pending, so that nothing
+    /// is lost in between.
     fn detail(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         let last = sh.bands.len();
@@ -199,7 +202,8 @@ impl Stage<'_> {
                         continue;
                     }
                     conn.bands[band + 1].put_word(word, inside);
-                    // A creation on its way has the values of when it was written: it lacks what gathered since.
+                    // A creation on its way has the values of when it was written: it lacks what
+                    // gathered since.
                     let stays = scratch.scope[word] & conn.scope.word(word);
                     for bit in bits_of(before & !inside & stays) {
                         let object = (word * 64 + bit) as u32;
@@ -227,7 +231,8 @@ impl Stage<'_> {
                 if sh.objects.alive.get(object) { 1 } else { sh.objects.destroy_reason[object as usize] };
             match conn.pairs.get(&object) {
                 Some(Pair::CreateQueued { known }) => {
-                    // Entries of queues that no longer say so are passed over when they are written.
+                    // Entries of queues that no longer say so are passed over when they are
+                    // written.
                     if *known {
                         conn.pairs.insert(object, Pair::DestroyQueued(reason));
                         conn.destroys.push(object);
@@ -263,7 +268,8 @@ impl Stage<'_> {
                 continue;
             }
             match conn.pairs.get(&object) {
-                // A destroy that was not written yet is taken back; the receiver's copy is brought up to date.
+                // A destroy that was not written yet is taken back; the receiver's copy is brought
+                // up to date.
                 Some(Pair::DestroyQueued(_)) => {
                     conn.pairs.insert(object, Pair::CreateQueued { known: true });
                     conn.creates.push(object);

@@ -1,5 +1,5 @@
-//! Which tokens a receiver has been told, and telling it the others: in the packet that uses them, until one such packet is
-//! acknowledged (spec §7.5).
+//! Which tokens a receiver has been told, and telling it the others: in the packet that uses them,
+//! until one such packet is acknowledged (spec §7.5).
 
 use super::{Map, Stage};
 use crate::Class;
@@ -85,8 +85,8 @@ impl Exports {
 }
 
 impl Stage<'_> {
-    /// Writes the exports into the packet that has room for them and for `bytes` more, so that what uses them stands beside
-    /// them; false when there is no such packet in this frame.
+    /// Writes the exports into the packet that has room for them and for `bytes` more, so that what
+    /// uses them stands beside them; false when there is no such packet in this frame.
     pub(super) fn write_exports(&mut self, bytes: usize) -> bool {
         let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
         let (log, out, exports) = (&mut conn.log, &mut scratch.out, &scratch.exports);

@@ -1,6 +1,7 @@
-//! Objects and updates that fit no packet go in parts (spec §10.4): one transfer at a time on a connection, each part sent
-//! until it is acknowledged, the whole applied when the last part has arrived. Other objects go on meanwhile; what changes
-//! of this one waits, so that nothing newer is overtaken.
+//! Objects and updates that fit no packet go in parts (spec §10.4): one transfer at a time on a
+//! connection, each part sent until it is acknowledged, the whole applied when the last part has
+//! arrived. Other objects go on meanwhile; what changes of this one waits, so that nothing newer is
+//! overtaken.
 
 use super::{BURST_PACKETS, Connection, Pair, Stage};
 use crate::bits::write_varint;
@@ -12,7 +13,7 @@ const AROUND: usize = 2 + 5 + 8;
 /// Bytes of a part on connections with a budget, whose frames may have room for no more.
 const SMALL: usize = 256;
 
-/// What becomes of the pair when the transfer has arrived.
+/// Effect on the pair when the transfer has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Create,
@@ -50,7 +51,8 @@ impl Connection {
         self.transfer.as_ref().is_some_and(|transfer| transfer.object == object)
     }
 
-    /// A transfer whose pair has changed its life meanwhile is given up. What an update carried is still missing then.
+    /// A transfer whose pair has changed its life meanwhile is given up. What an update carried is
+    /// still missing then.
     pub(super) fn give_up_transfer(&mut self) {
         let Some(transfer) = &self.transfer else { return };
         let (object, purpose) = (transfer.object, transfer.purpose);
@@ -105,8 +107,8 @@ impl Connection {
 }
 
 impl Stage<'_> {
-    /// Begins to send `body`, which is sections, in parts. False when another transfer is under way or the body is longer
-    /// than transfers may be.
+    /// Begins to send `body`, which is sections, in parts. False when another transfer is under way
+    /// or the body is longer than transfers may be.
     pub(super) fn begin_transfer(&mut self, object: u32, purpose: Purpose, body: Vec<u8>) -> bool {
         let (conn, sh) = (&mut *self.conn, self.sh);
         if conn.transfer.is_some() {

@@ -1,5 +1,5 @@
-//! Updates: copies of common records where that will do, records of their own where something is out of the ordinary,
-//! the best first where the budget does not suffice.
+//! Updates: copies of common records where that will do, records of their own where something is
+//! out of the ordinary, the best first where the budget does not suffice.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ use crate::wire::{BASELINE_AGE_MAX, HEADER_BYTES, bits_of, kind, write_delta_rec
 const FEW: u32 = 4;
 
 impl Stage<'_> {
-    // ------------------------------------------------------------------------------------------------ writing
+    // ------------------------------------------------------------------------------------------------
+    // writing
 
     pub(super) fn write(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
@@ -70,7 +71,8 @@ impl Stage<'_> {
         if let Some(transfer) = &conn.transfer {
             conn.held.clear(transfer.object);
         }
-        // With nothing to send, an empty packet after a round trip asks what became of the last ones.
+        // With nothing to send, an empty packet after a round trip asks what became of the last
+        // ones.
         let asks = conn.unheard.is_some()
             && conn.log.is_quiet(sh.now - Duration::from_nanos(conn.rtt_ns + conn.rtt_ns / 4));
         if scratch.out.is_empty() && (conn.ack_owed || asks) {
@@ -325,7 +327,8 @@ impl Stage<'_> {
         }
     }
 
-    /// Copies differences to what the receiver is known to hold; returns the objects that are sent plain.
+    /// Copies differences to what the receiver is known to hold; returns the objects that are sent
+    /// plain.
     fn copy_differences(&mut self, index: usize, stream: &Stream, word: &Word, mut bits: u64) -> u64 {
         let sh = self.sh;
         let mut rest = bits & sh.objects.delta.word(word.word as usize);
@@ -359,7 +362,7 @@ impl Stage<'_> {
             return false;
         }
         let mut mask = conn.pending.mask(object);
-        // What a band of detail had gathered goes along, so that nothing stays behind.
+        // Changes gathered in a band of detail go along, so that nothing stays behind.
         let (band, missing) = conn.gathered(sh, object);
         mask |= missing;
         let creating = !conn.live.get(object);
@@ -433,8 +436,8 @@ impl Stage<'_> {
         true
     }
 
-    /// Begins to send what is pending of an object in parts, because no packet holds it. Always false: nothing of it went
-    /// out, and its attachments have to wait.
+    /// Begins to send what is pending of an object in parts, because no packet holds it. Always
+    /// false: nothing of it went out, and its attachments have to wait.
     fn write_in_parts(&mut self, object: u32, mask: u64) -> bool {
         let (conn, sh) = (&mut *self.conn, self.sh);
         // An update of parts has no length, so the receiver must have the object.
@@ -474,7 +477,8 @@ impl Stage<'_> {
         let sh = self.sh;
         let mut candidates = core::mem::take(&mut self.scratch.candidates);
         candidates.clear();
-        // Whatever is not written now is pending; so everything becomes pending first, with its priority.
+        // Everything that is not written now is pending; so everything becomes pending first, with
+        // its priority.
         for (index, stream) in sh.streams.iter().enumerate() {
             for word in stream.among(&stream.top) {
                 let bits = Self::fast_bits(self.conn, sh, index, word);
@@ -499,7 +503,8 @@ impl Stage<'_> {
                 let object = word * 64 + bit as u32;
                 let priority = self.conn.pending.grow(object, self.scratch.priorities.0[bit]);
                 if priority >= sh.config.send_threshold {
-                    // Positive floats order like their bits; the lower index wins a tie; the owner's own come first.
+                    // Positive floats order like their bits; the lower index wins a tie; the
+                    // owner's own come first.
                     let rank = if owned >> bit & 1 != 0 { u32::MAX } else { priority.to_bits() };
                     candidates.push(u64::from(rank) << 32 | u64::from(u32::MAX - object));
                     bytes += sh.record_bytes_max(object);
@@ -561,8 +566,8 @@ fn clock_sample(sh: &Shared) -> [u8; 8] {
     bytes
 }
 
-/// The object's words as this receiver may see them: hidden references to what it does not have in scope become none,
-/// and are noted, to be sent when the target comes into scope.
+/// The object's words as this receiver may see them: hidden references to what it does not have in
+/// scope become none, and are noted, to be sent when the target comes into scope.
 pub(super) fn hide<'a>(
     conn: &mut Connection,
     sh: &'a Shared,
@@ -592,8 +597,9 @@ pub(super) fn hide<'a>(
     block
 }
 
-/// Copies the records of the objects `bits` of a word: runs that nothing interrupts in one piece, as far as a packet has
-/// room. `offsets` begin with the word's first listed object. Returns what found no room.
+/// Copies the records of the objects `bits` of a word: runs that nothing interrupts in one piece,
+/// as far as a packet has room. `offsets` begin with the word's first listed object. Returns what
+/// found no room.
 #[inline]
 fn copy_records(
     stage: &mut Stage<'_>,

@@ -35,7 +35,8 @@ impl Axis {
     #[inline]
     pub(super) fn quantise(&self, value: f64) -> u64 {
         let scaled = (value - self.min) / self.step + 0.5;
-        // NaN compares false and becomes the minimum. Above zero, the cast rounds down as `floor` does.
+        // NaN compares false and becomes the minimum. Above zero, the cast rounds down as `floor`
+        // does.
         if scaled > 0.0 { (scaled as i64 as u64).min(mask(u32::from(self.bits))) } else { 0 }
     }
 
@@ -69,15 +70,17 @@ pub(super) struct Scale {
     pub(super) axis: Axis,
     /// One over the step.
     inverse: f64,
-    /// Largest value, where multiplying by the inverse is off by less than [`DOUBT`]; below zero elsewhere.
+    /// Largest value, where multiplying by the inverse is off by less than [`DOUBT`]; below zero
+    /// elsewhere.
     quick_max: f64,
     pub(super) bits: u8,
 }
 
-/// Products closer than this to the middle between two whole numbers are computed again by division: twice the error of
-/// a product of 28 bits.
+/// Products closer than this to the middle between two whole numbers are computed again by
+/// division: twice the error of a product of 28 bits.
 const DOUBT: f64 = 1e-7;
-/// Adding it leaves no room for a fraction: the sum is rounded to the nearest whole number, which its low bits are.
+/// Adding it leaves no room for a fraction: the sum is rounded to the nearest whole number, which
+/// its low bits are.
 const ROUNDER: f64 = (1_u64 << 52) as f64;
 
 impl Scale {

@@ -305,7 +305,8 @@ impl Codec {
         Ok(())
     }
 
-    /// Quantises a value of one word: the word, and how many of the numbers were NaN. The usual kinds without a call.
+    /// Quantises a value of one word: the word, and how many of the numbers were NaN. The usual
+    /// kinds without a call.
     #[inline(always)]
     pub(crate) fn quantise_word(&self, live: &[u32]) -> (u64, u32) {
         match (&self.op, live) {

@@ -4,12 +4,15 @@ use super::{Value, ValueMismatch};
 use crate::bits::{BitReader, BitWriter};
 use crate::wire::DecodeError;
 
-/// A game's own way from a value to bits (spec §3). Everything must be pure: the same words give the same bits, on both
-/// sides, and `quantise(dequantise(q)) == q` for every `q` that `quantise` gives, or values that did not change flicker.
+/// A game's own way from a value to bits (spec §3). Everything must be pure: the same words give
+/// the same bits, on both sides, and `quantise(dequantise(q)) == q` for every `q` that `quantise`
+/// gives, or values that did not change flicker.
 ///
-/// A value has *live* words, as the game set it, and *quantised* words, which are compared and sent.
+/// A value has *live* words, as the game set it, and *quantised* words, which are compared and
+/// sent.
 pub trait CustomQuantiser: Send + Sync + core::fmt::Debug {
-    /// Kind and parameters. Part of the protocol hash: peers with the same name must read each other's bits.
+    /// Kind and parameters. Part of the protocol hash: peers with the same name must read each
+    /// other's bits.
     fn name(&self) -> String;
 
     /// Live and quantised words: 1 to 4 of 32 bits, and 1 to 3 of 64 bits.
@@ -39,7 +42,8 @@ pub trait CustomQuantiser: Send + Sync + core::fmt::Debug {
     /// When the bits end or are no value.
     fn read(&self, reader: &mut BitReader<'_>, q: &mut [u64]) -> Result<(), DecodeError>;
 
-    /// Writes `now` as a difference to `base`: one bit when they are the same, else that bit and all of it.
+    /// Writes `now` as a difference to `base`: one bit when they are the same, else that bit and
+    /// all of it.
     fn write_delta(&self, base: &[u64], now: &[u64], writer: &mut BitWriter<'_>) {
         writer.put_bool(base == now);
         if base != now {
@@ -47,7 +51,8 @@ pub trait CustomQuantiser: Send + Sync + core::fmt::Debug {
         }
     }
 
-    /// Reads what [`write_delta`](Self::write_delta) wrote; `q` holds the base before and the value after.
+    /// Reads what [`write_delta`](Self::write_delta) wrote; `q` holds the base before and the value
+    /// after.
     ///
     /// # Errors
     /// As [`read`](Self::read).

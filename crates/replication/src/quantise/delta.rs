@@ -7,8 +7,9 @@ use crate::bits::{BitReader, BitWriter};
 use crate::wire::DecodeError;
 
 impl Codec {
-    /// Calls `each` with the place (word, shift, width) of every integer or fixed field above 8 bits, in order, if this
-    /// property's fields are differenced one by one; otherwise returns false: the property is the same or sent plain.
+    /// Calls `each` with the place (word, shift, width) of every integer or fixed field above 8
+    /// bits, in order, if this property's fields are differenced one by one; otherwise returns
+    /// false: the property is the same or sent plain.
     #[inline]
     fn delta_fields(&self) -> Option<DeltaFields> {
         let one = |bits: u8| {
@@ -64,7 +65,8 @@ impl Codec {
         }
     }
 
-    /// Reads what [`write_delta`](Self::write_delta) wrote: `q` holds the baseline on entry, the new value on return.
+    /// Reads what [`write_delta`](Self::write_delta) wrote: `q` holds the baseline on entry, the
+    /// new value on return.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -94,7 +96,7 @@ impl Codec {
     }
 }
 
-/// Where the fields of a property lie: (word, shift, width).
+/// Location of the fields of a property: (word, shift, width).
 struct DeltaFields {
     count: usize,
     fields: [(u8, u8, u8); WORDS_MAX],

@@ -1,4 +1,5 @@
-//! Values of any length or shape: blobs, strings, lists, options, enums. They are kept as the bits that go over the wire.
+//! Values of any length or shape: blobs, strings, lists, options, enums. They are kept as the bits
+//! that go over the wire.
 
 use super::codec::{Codec, Op};
 use super::{Value, ValueMismatch, WORDS_MAX};
@@ -60,10 +61,12 @@ impl Codec {
         Ok(())
     }
 
-    /// Moves the wire bits of a value off the words from `reader` to `out`, checking everything; returns the bits.
+    /// Moves the wire bits of a value off the words from `reader` to `out`, checking everything;
+    /// returns the bits.
     ///
     /// # Errors
-    /// When the bytes end, a length is over the limit, a string is not UTF-8 or a variant does not exist.
+    /// When the bytes end, a length is over the limit, a string is not UTF-8 or a variant does not
+    /// exist.
     pub fn copy_heap(&self, reader: &mut BitReader<'_>, out: &mut Vec<u8>) -> Result<u32, DecodeError> {
         let mut writer = BitWriter::new(out);
         self.copy(reader, &mut writer)?;
@@ -228,7 +231,8 @@ impl Codec {
         Some((number as u32, variants.get(number as usize)?))
     }
 
-    /// Wire bytes and bits of the default: empty, none, or the first variant with the defaults of its fields.
+    /// Wire bytes and bits of the default: empty, none, or the first variant with the defaults of
+    /// its fields.
     pub(crate) fn default_value(&self) -> Value {
         match &self.op {
             Op::Enum(variants) => {
@@ -270,7 +274,8 @@ impl Utf8 {
             (self.left, self.range) = (self.left - 1, (0x80, 0xbf));
             return;
         }
-        // The first continuation byte excludes overlong forms, surrogates and what lies beyond Unicode.
+        // The first continuation byte excludes overlong forms, surrogates and what lies beyond
+        // Unicode.
         (self.left, self.range) = match byte {
             0..=0x7f => (0, (0, 0)),
             0xc2..=0xdf => (1, (0x80, 0xbf)),

@@ -1,9 +1,11 @@
 //! Quantisers: how a game value becomes a few bits, and back.
 //!
-//! A quantised value of fixed width is kept exactly as it goes over the wire, packed into one to three 64-bit words. A
-//! comparison is then a comparison of words and writing a property is one `put` a word.
+//! A quantised value of fixed width is kept exactly as it goes over the wire, packed into one to
+//! three 64-bit words. A comparison is then a comparison of words and writing a property is one
+//! `put` a word.
 //!
-//! The invariant that everything else rests on: `quantise(dequantise(q)) == q` for every `q` that `quantise` can produce.
+//! The invariant that everything else rests on: `quantise(dequantise(q)) == q` for every `q` that
+//! `quantise` can produce.
 
 mod axis;
 mod codec;
@@ -25,7 +27,7 @@ pub(crate) use motion::Motion;
 
 /// Most 64-bit words of one quantised property.
 pub const WORDS_MAX: usize = 3;
-/// How one property is quantised and written (spec §3). Widths are in bits.
+/// Quantisation of one property and written (spec §3). Widths are in bits.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Quantiser {
@@ -47,7 +49,8 @@ pub enum Quantiser {
     Vec3([Axis; 3]),
     /// A direction: octahedral mapping, two coordinates of this many bits (2 to 24).
     Unit3(u8),
-    /// A rotation: smallest three, 2 bits and three of this many bits (2 to 18). Order of components: x, y, z, w.
+    /// A rotation: smallest three, 2 bits and three of this many bits (2 to 18). Order of
+    /// components: x, y, z, w.
     Quat(u8),
     /// An angle in radians that wraps, 1 to 22 bits.
     Angle(u8),
@@ -57,10 +60,12 @@ pub enum Quantiser {
     F32,
     /// IEEE double precision; negative zero becomes zero, every NaN the same NaN.
     F64,
-    /// Interned string of a table; written as the number that the table gave it, or any number of the game's. Texts of
+    /// Interned string of a table; written as the number that the table gave it, or any number of
+    /// the game's. Texts of
     /// [`Server::intern`](crate::Server::intern) are told to receivers by themselves.
     Token(u8),
-    /// Reference to another object; `hide` replaces it by none for receivers that do not know the target.
+    /// Reference to another object; `hide` replaces it by none for receivers that do not know the
+    /// target.
     Handle {
         /// Never tell a receiver that an object exists which it may not see.
         hide: bool,
@@ -73,8 +78,8 @@ pub enum Quantiser {
     Array(Box<Quantiser>, u32),
     /// A value or none: one bit, and the value's.
     Option(Box<Quantiser>),
-    /// One of 1 to 256 variants, by name, each with the quantisers of its fields; a variant that does not exist refuses
-    /// the packet.
+    /// One of 1 to 256 variants, by name, each with the quantisers of its fields; a variant that
+    /// does not exist refuses the packet.
     Enum(Vec<(String, Vec<Quantiser>)>),
     /// Two, three or four numbers of single precision, side by side, each as [`F32`](Self::F32).
     Floats(u8),
@@ -103,7 +108,7 @@ pub enum QuantiserError {
     /// Width out of range.
     #[error("{bits} bits, where 1 to {max} are possible")]
     Bits {
-        /// What was asked for.
+        /// The requested value.
         bits: u8,
         /// The most possible.
         max: u8,
@@ -114,7 +119,8 @@ pub enum QuantiserError {
     /// Values that floating point cannot tell apart.
     #[error("the step is finer than floating point at the axis' end; use fewer bits or smaller bounds")]
     Precision,
-    /// Tokens in options or enums, hidden references or a game's own values within others, or nesting deeper than 8.
+    /// Tokens in options or enums, hidden references or a game's own values within others, or
+    /// nesting deeper than 8.
     #[error("a value within another must have a plain quantiser, and lie at most 8 deep")]
     Nested,
     /// No variant, or too many.

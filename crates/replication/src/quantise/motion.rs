@@ -1,4 +1,5 @@
-//! Where a position will be, by its velocity: whole numbers only, so that both sides agree to the bit (spec §9.4).
+//! Prediction of a position by its velocity: whole numbers only, so that both sides agree to the
+//! bit (spec §9.4).
 
 use super::codec::{Codec, Op, pack, unpack};
 use super::mask;
@@ -10,8 +11,8 @@ const STILL_BITS: u32 = 16;
 /// A position and its velocity, prepared for a frame rate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Motion {
-    /// For each axis: steps of the position that one step of the velocity goes in a frame, and the velocity that stands
-    /// still, in steps.
+    /// For each axis: steps of the position that one step of the velocity goes in a frame, and the
+    /// velocity that stands still, in steps.
     axes: [(i128, i128); 3],
 }
 

@@ -6,8 +6,9 @@ use super::mask;
 /// Longest way to a value that maps to itself, and longest circle of values that map to each other.
 const SETTLE_STEPS: usize = 8;
 
-/// Follows `q` to where `again` leaves it: near a tie a value may come back under another name. With very few bits such
-/// names may form a circle; its smallest member stands for all, so the result is stable either way.
+/// Follows `q` to where `again` leaves it: near a tie a value may come back under another name.
+/// With very few bits such names may form a circle; its smallest member stands for all, so the
+/// result is stable either way.
 fn settle(mut q: u64, again: impl Fn(u64) -> u64) -> u64 {
     for _ in 0..SETTLE_STEPS {
         let next = again(q);
@@ -94,7 +95,8 @@ pub(super) fn quantise_unit([x, y, z]: [f32; 3], axis: &Scale, out: &mut [u64]) 
     let mut q = octahedron(value, sum, axis);
     let top = mask(u32::from(axis.bits));
     let (u, v) = (q & top, q >> axis.bits);
-    // The map's outer edge is folded: a point on it has two names. Elsewhere rounding cannot leave the cell.
+    // The map's outer edge is folded: a point on it has two names. Elsewhere rounding cannot leave
+    // the cell.
     if u <= 1 || v <= 1 || u >= top - 1 || v >= top - 1 {
         q = settle(q, |q| {
             let back = dequantise_unit(q, axis).map(f64::from);

@@ -8,11 +8,13 @@ use crate::keyed::KeyedArray;
 use crate::quantise::Value;
 
 impl Server {
-    /// Sets an element of the object's keyed array number `array`, all fields in order; a new key adds it. Fields that keep
-    /// their quantised value cost nothing. Costs about a microsecond, whatever the array's length.
+    /// Sets an element of the object's keyed array number `array`, all fields in order; a new key
+    /// adds it. Fields that keep their quantised value cost nothing. Costs about a microsecond,
+    /// whatever the array's length.
     ///
     /// # Errors
-    /// When the object or array does not exist, the values do not fit the fields, or the array is full.
+    /// When the object or array does not exist, the values do not fit the fields, or the array is
+    /// full.
     pub fn set_element(
         &mut self,
         handle: Handle,

@@ -1,4 +1,4 @@
-//! Who sees an object (spec §12): the dynamic filter, owners, lists, groups; and its prioritiser.
+//! Filters of objects (spec §12): the dynamic filter, owners, lists, groups; and its prioritiser.
 
 use super::{ConnId, Filter, FilterId, FilterSlot, Group, GroupKind, ObjectError, PrioritiserId, Server};
 use crate::bitmap::{Bitmap, Sparse};
@@ -44,8 +44,9 @@ impl Server {
         Ok(())
     }
 
-    /// Adds a filter of the game's own for [`Filter::Custom`]; 256 at most, `None` beyond. It is asked every `period`
-    /// frames for each connection, different ones in different frames; in between its last answer counts.
+    /// Adds a filter of the game's own for [`Filter::Custom`]; 256 at most, `None` beyond. It is
+    /// asked every `period` frames for each connection, different ones in different frames; in
+    /// between its last answer counts.
     pub fn add_filter(&mut self, filter: Box<dyn CustomFilter>, period: u8) -> Option<FilterId> {
         let id = u8::try_from(self.shared.custom.len()).ok()?;
         let period = u32::from(period.max(1));
@@ -71,8 +72,8 @@ impl Server {
         }
     }
 
-    /// Takes the object out of the bands of detail, or puts it back: out of them every change is sent in its frame.
-    /// Only objects with a world position and the grid filter have bands.
+    /// Takes the object out of the bands of detail, or puts it back: out of them every change is
+    /// sent in its frame. Only objects with a world position and the grid filter have bands.
     ///
     /// # Errors
     /// When the object does not exist.
@@ -99,7 +100,8 @@ impl Server {
         Ok(())
     }
 
-    /// Adds a prioritiser for [`set_prioritiser`](Self::set_prioritiser); 256 at most, `None` beyond.
+    /// Adds a prioritiser for [`set_prioritiser`](Self::set_prioritiser); 256 at most, `None`
+    /// beyond.
     pub fn add_prioritiser(&mut self, prioritiser: Prioritiser) -> Option<PrioritiserId> {
         let id = u8::try_from(self.shared.prioritisers.len()).ok()?;
         self.shared.any_limiter |= matches!(prioritiser, Prioritiser::CountLimiter(_));
@@ -132,8 +134,8 @@ impl Server {
         Ok(())
     }
 
-    /// Shows the object to the listed connections only (`allow`), or to all but them. Takes it out of its dynamic
-    /// filter. An empty list of refused connections shows it to everybody.
+    /// Shows the object to the listed connections only (`allow`), or to all but them. Takes it out
+    /// of its dynamic filter. An empty list of refused connections shows it to everybody.
     ///
     /// # Errors
     /// When the object does not exist.
@@ -159,7 +161,8 @@ impl Server {
         });
     }
 
-    /// Puts the object into groups, 16 at most; others are ignored, as are groups that do not exist.
+    /// Puts the object into groups, 16 at most; others are ignored, as are groups that do not
+    /// exist.
     ///
     /// # Errors
     /// When the object does not exist.

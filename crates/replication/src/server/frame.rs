@@ -1,4 +1,5 @@
-//! A frame: the shared stage (spec §5.1), the connection stages in lanes, and what they leave behind.
+//! A frame: the shared stage (spec §5.1), the connection stages in lanes, and what they leave
+//! behind.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,8 +21,8 @@ impl Server {
         self.end_frame();
     }
 
-    /// The shared stage: quantises what was marked, compares, moves objects in the grid, and writes one record for each
-    /// changed object that somebody sees. `now` never goes back.
+    /// The shared stage: quantises what was marked, compares, moves objects in the grid, and writes
+    /// one record for each changed object that somebody sees. `now` never goes back.
     pub fn begin_frame(&mut self, now: Instant) {
         self.shared.now = now;
         self.shared.frame = self.shared.frame.wrapping_add(1);
@@ -76,8 +77,8 @@ impl Server {
         }
     }
 
-    /// The connection stages, in `count` parts of neighbouring connections. Parts may run on different threads; what a
-    /// connection gets does not depend on how many there are.
+    /// The connection stages, in `count` parts of neighbouring connections. Parts may run on
+    /// different threads; what a connection gets does not depend on how many there are.
     pub fn lanes(&mut self, count: usize) -> impl Iterator<Item = Lane<'_>> {
         let count = count.max(1);
         if self.scratch.len() < count {
@@ -89,7 +90,8 @@ impl Server {
         chunks.zip(&mut self.scratch).map(move |(connections, scratch)| Lane { shared, connections, scratch })
     }
 
-    /// Brings counts and events together that the connection stages left behind. Costs what happened.
+    /// Brings counts and events together that the connection stages left behind. Costs what
+    /// happened.
     pub fn end_frame(&mut self) {
         if self.shared.keyed_changed.top().iter().any(|top| *top != 0) {
             self.shared.keyed_changed.clear_all();
@@ -139,7 +141,7 @@ impl Server {
 /// Create items that every connection is sent in a frame if it lacks some.
 const CREATES_MIN: usize = 32;
 
-/// What the shared stage counts.
+/// Counts of the shared stage.
 struct Counts<'a> {
     stats: &'a mut ServerStats,
     /// Empty unless it is wanted.
@@ -286,8 +288,8 @@ pub struct Lane<'a> {
 }
 
 impl Lane<'_> {
-    /// Runs the connection stage of each connection, in the order of their numbers, and hands its packets to `sink`.
-    /// The bytes are valid during the call only.
+    /// Runs the connection stage of each connection, in the order of their numbers, and hands its
+    /// packets to `sink`. The bytes are valid during the call only.
     pub fn run(&mut self, sink: &mut impl FnMut(Packets<'_>)) {
         for conn in self.connections.iter_mut().flatten() {
             let id = conn.id;
@@ -303,14 +305,15 @@ impl Lane<'_> {
     }
 }
 
-/// The packets of one connection and frame, one after the other, as a driver may hand them to the kernel in one piece.
+/// The packets of one connection and frame, one after the other, as a driver may hand them to the
+/// kernel in one piece.
 #[derive(Clone, Copy, Debug)]
 pub struct Packets<'a> {
     /// For whom they are.
     pub connection: ConnId,
     /// All packets.
     pub bytes: &'a [u8],
-    /// Where each packet ends.
+    /// End of each packet.
     pub ends: &'a [usize],
 }
 

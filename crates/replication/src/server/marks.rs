@@ -1,5 +1,5 @@
-//! Ways to say that something may have changed, beside [`Server::set`]: polling, force, marks from other threads, and the
-//! check that nothing was forgotten (spec §4).
+//! Ways to say that something may have changed, beside [`Server::set`]: polling, force, marks from
+//! other threads, and the check that nothing was forgotten (spec §4).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,8 @@ use crate::handle::Handle;
 use crate::server::ObjectError;
 use crate::wire::bits_of;
 
-/// Marks objects from any thread, while the game owns the server; see [`Server::marker`]. Clones mark the same server.
+/// Marks objects from any thread, while the game owns the server; see [`Server::marker`]. Clones
+/// mark the same server.
 #[derive(Clone, Debug)]
 pub struct Marker {
     marks: Arc<Marks>,
@@ -24,8 +25,8 @@ pub(super) struct Marks {
 }
 
 impl Marker {
-    /// Marks properties of an object. Costs two atomic operations; does not wait. A handle beyond the server's limit is
-    /// ignored.
+    /// Marks properties of an object. Costs two atomic operations; does not wait. A handle beyond
+    /// the server's limit is ignored.
     pub fn mark(&self, handle: Handle, mask: u64) {
         let at = handle.index() as usize;
         if let Some(place) = self.marks.masks.get(at) {
@@ -73,8 +74,8 @@ impl Polled {
 }
 
 impl Server {
-    /// The object's live block, to be changed without a mark: for objects that are polled, or marked apart. Its layout is
-    /// that of [`Class::layout`](crate::Class::layout).
+    /// The object's live block, to be changed without a mark: for objects that are polled, or
+    /// marked apart. Its layout is that of [`Class::layout`](crate::Class::layout).
     ///
     /// # Errors
     /// When the object does not exist.
@@ -84,7 +85,8 @@ impl Server {
         Ok(store.live_mut(self.shared.objects.slot[index as usize]))
     }
 
-    /// Compares all properties of the object every `period` frames (1 to 255), once for all connections; `None` ends that.
+    /// Compares all properties of the object every `period` frames (1 to 255), once for all
+    /// connections; `None` ends that.
     ///
     /// # Errors
     /// When the object does not exist.
@@ -97,7 +99,8 @@ impl Server {
         Ok(())
     }
 
-    /// Compares all properties of the object in the next frame, with those of its root, its parts and its dependents.
+    /// Compares all properties of the object in the next frame, with those of its root, its parts
+    /// and its dependents.
     ///
     /// # Errors
     /// When the object does not exist.
@@ -113,7 +116,8 @@ impl Server {
         Ok(())
     }
 
-    /// A way to mark objects from other threads. Marks made while a frame begins belong to the next one.
+    /// A way to mark objects from other threads. Marks made while a frame begins belong to the next
+    /// one.
     pub fn marker(&mut self) -> Marker {
         let objects = self.shared.config.objects_max as usize;
         let zeros = |count: usize| (0..count).map(|_| AtomicU64::new(0)).collect();
@@ -123,8 +127,9 @@ impl Server {
         Marker { marks: Arc::clone(marks) }
     }
 
-    /// Takes the marks of all [markers](Self::marker): `fetch` writes the present values of the marked properties into the
-    /// object's live block. Call it before the frame begins. Marks of objects that do not exist are counted.
+    /// Takes the marks of all [markers](Self::marker): `fetch` writes the present values of the
+    /// marked properties into the object's live block. Call it before the frame begins. Marks of
+    /// objects that do not exist are counted.
     pub fn fetch_marked(&mut self, mut fetch: impl FnMut(Handle, u64, &mut [u32])) {
         let Some(marks) = self.marks.clone() else { return };
         for (word, dirty) in marks.dirty.iter().enumerate() {
@@ -158,7 +163,8 @@ impl Server {
         }
     }
 
-    /// Finds changes that were never marked, reports and marks them. Costs a comparison of everything.
+    /// Finds changes that were never marked, reports and marks them. Costs a comparison of
+    /// everything.
     pub(super) fn verify_push(&mut self) {
         let alive: Vec<u32> = self.shared.objects.alive.iter().collect();
         for index in alive {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{ConnectionStats, Server};
 use crate::class::ClassId;
 
-/// What one class has cost, with [`ServerConfig::class_stats`](crate::ServerConfig::class_stats).
+/// Cost of one class, with [`ServerConfig::class_stats`](crate::ServerConfig::class_stats).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClassStats {
     /// Objects with a changed property, summed over frames.
@@ -64,7 +64,7 @@ impl Server {
         total
     }
 
-    /// What a class has cost; `None` for an unknown class or when that is not counted.
+    /// Cost of a class; `None` for an unknown class or when that is not counted.
     #[must_use]
     pub fn class_stats(&self, class: ClassId) -> Option<&ClassStats> {
         self.class_stats.get(usize::from(class.0))
@@ -77,7 +77,8 @@ impl Server {
         self.spent.connections += connections;
     }
 
-    /// Appends all counts in Prometheus' text form. Costs a look at each connection; call it when someone asks.
+    /// Appends all counts in Prometheus' text form. Costs a look at each connection; call it when
+    /// someone asks.
     pub fn write_metrics(&self, out: &mut String) {
         let (stats, total) = (&self.stats, self.total_stats());
         let connections = || self.connections.iter().flatten();

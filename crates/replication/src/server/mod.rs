@@ -40,7 +40,7 @@ pub use types::{
     ProtocolMismatch, ServerConfig, ServerStats,
 };
 
-/// What connection stages read. Nothing of it changes while they run.
+/// State that connection stages read. Nothing of it changes while they run.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: ServerConfig,
@@ -51,14 +51,16 @@ pub(crate) struct Shared {
     pub(crate) streams: Vec<Stream>,
     pub(crate) frame: u32,
     pub(crate) now: Instant,
-    /// Limits of the bands of detail but the last, squared: where they end, and where objects leave them.
+    /// Limits of the bands of detail but the last, squared: where they end, and where objects leave
+    /// them.
     pub(crate) bands: Vec<(f32, f32)>,
-    /// What objects have gathered in each band; the band's records are in the stream after it.
+    /// Changes that objects have gathered in each band; the band's records are in the stream after
+    /// it.
     pub(crate) gatherings: Vec<Gathering>,
     /// Sub-objects, dependents and creation parents of objects.
     pub(crate) followers: BTreeMap<u32, Vec<Follower>>,
     pub(crate) any_follower: bool,
-    /// What objects chose for properties with the condition `Dynamic`.
+    /// Conditions that objects chose for properties with the condition `Dynamic`.
     pub(crate) conditions: BTreeMap<u32, Vec<(u64, Condition)>>,
     /// Some object needs the slow way for everybody.
     pub(crate) any_special: bool,
@@ -73,17 +75,18 @@ pub(crate) struct Shared {
     pub(crate) any_limiter: bool,
     /// Some object has a team.
     pub(crate) any_team: bool,
-    /// Some object of this frame is not sent through its common record though others of its kind are.
+    /// Some object of this frame is not sent through its common record though others of its kind
+    /// are.
     pub(crate) any_slow: bool,
-    /// Create items that one connection may be sent in a frame: one that had none waiting before the frame, and one
-    /// that had.
+    /// Create items that one connection may be sent in a frame: one that had none waiting before
+    /// the frame, and one that had.
     pub(crate) create_quota: (usize, usize),
     pub(crate) tokens: Tokens,
     /// Archetypes and startup objects.
     pub(crate) named: BTreeMap<u32, Named>,
 }
 
-/// What an object is made from, or its name in the clients' map.
+/// Archetype of an object, or its name in the clients' map.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Named {
     pub(crate) token: u32,
@@ -117,7 +120,8 @@ pub(crate) enum FollowerKind {
     Dependent(Hint),
 }
 
-/// When a dependent is written relative to its parent (spec §17.2). It is loose: they need not share a packet.
+/// Order of a dependent relative to its parent (spec §17.2). It is loose: they need not share a
+/// packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hint {
     /// After it.
@@ -180,10 +184,11 @@ struct Group {
 
 /// The authoritative side: holds objects and connections and writes packets.
 ///
-/// One frame is [`begin_frame`](Self::begin_frame) (the shared stage), then [`lanes`](Self::lanes) (the connection
-/// stages, on as many threads as there are lanes), then [`end_frame`](Self::end_frame). [`tick`](Self::tick) does all
-/// three on the calling thread. Between frames the game creates, changes and destroys objects, and hands packets from
-/// clients to [`receive`](Self::receive).
+/// One frame is [`begin_frame`](Self::begin_frame) (the shared stage), then [`lanes`](Self::lanes)
+/// (the connection stages, on as many threads as there are lanes), then
+/// [`end_frame`](Self::end_frame). [`tick`](Self::tick) does all three on the calling thread.
+/// Between frames the game creates, changes and destroys objects, and hands packets from clients to
+/// [`receive`](Self::receive).
 #[derive(Debug)]
 pub struct Server {
     shared: Shared,
@@ -206,7 +211,7 @@ pub struct Server {
     dying: Vec<u32>,
     /// Startup objects that have ended, by the token of their name, and why.
     ended: BTreeMap<u32, u8>,
-    /// What changed while an object was dormant.
+    /// Changes of dormant objects.
     slept: BTreeMap<u32, u64>,
     /// Connections on which creations wait.
     joining: u32,
@@ -294,10 +299,11 @@ impl Server {
         }
     }
 
-    // ------------------------------------------------------------------------------------------------ connections
+    // ------------------------------------------------------------------------------------------------
+    // connections
 
-    /// Adds a connection; `None` at the limit. It sees nothing before it has a view, apart from objects that every
-    /// connection sees.
+    /// Adds a connection; `None` at the limit. It sees nothing before it has a view, apart from
+    /// objects that every connection sees.
     pub fn connect(&mut self) -> Option<ConnId> {
         let place = self.connections.iter().position(Option::is_none).unwrap_or(self.connections.len());
         if place >= self.shared.config.connections_max as usize {
@@ -318,7 +324,8 @@ impl Server {
         Some(id)
     }
 
-    /// Removes a connection. Objects that it owned belong to nobody then. Costs a look at each object it knows.
+    /// Removes a connection. Objects that it owned belong to nobody then. Costs a look at each
+    /// object it knows.
     pub fn disconnect(&mut self, id: ConnId) {
         if self.conn(id).is_none() {
             return;
@@ -345,13 +352,13 @@ impl Server {
         self.refusing.retain(|refusing| *refusing != id);
     }
 
-    /// Compares a peer's description of its classes (see [`Classes::protocol`]) with our own, class by class in the order
-    /// of registration. Objects of classes that differ, or that the peer lacks, never come into its scope; returns these
-    /// classes.
+    /// Compares a peer's description of its classes (see [`Classes::protocol`]) with our own, class
+    /// by class in the order of registration. Objects of classes that differ, or that the peer
+    /// lacks, never come into its scope; returns these classes.
     ///
     /// # Errors
-    /// Another version of the wire format, or a class that differs and is [required](crate::ClassBuilder::required): the
-    /// connection should be closed.
+    /// Another version of the wire format, or a class that differs and is
+    /// [required](crate::ClassBuilder::required): the connection should be closed.
     pub fn check_protocol(&mut self, id: ConnId, peer: &Protocol) -> Result<Vec<ClassId>, ProtocolMismatch> {
         if peer.version != PROTOCOL_VERSION {
             self.stats.protocol_mismatches += 1;
@@ -388,7 +395,8 @@ impl Server {
         self.connections.get(id.at())?.as_deref().filter(|conn| conn.id == id)
     }
 
-    /// Places from which the connection looks: one, or up to four for split screens. More are ignored.
+    /// Places from which the connection looks: one, or up to four for split screens. More are
+    /// ignored.
     pub fn set_views(&mut self, id: ConnId, views: &[View]) {
         if let Some(conn) = self.conn(id) {
             conn.views.clear();
@@ -396,8 +404,9 @@ impl Server {
         }
     }
 
-    /// Areas that the connection watches beside its views: everything with the grid filter inside them is in scope. At
-    /// most 16; more are ignored. Each costs a look at the objects of the cells that it touches, in every frame.
+    /// Areas that the connection watches beside its views: everything with the grid filter inside
+    /// them is in scope. At most 16; more are ignored. Each costs a look at the objects of the
+    /// cells that it touches, in every frame.
     pub fn set_areas(&mut self, id: ConnId, areas: &[Area]) {
         if let Some(conn) = self.conn(id) {
             conn.areas.clear();
@@ -415,7 +424,8 @@ impl Server {
         }
     }
 
-    /// Limits the connection to `bytes_per_second`, with `burst` bytes saved up at most; `None` lifts the limit.
+    /// Limits the connection to `bytes_per_second`, with `burst` bytes saved up at most; `None`
+    /// lifts the limit.
     pub fn set_budget(&mut self, id: ConnId, limit: Option<(f64, f64)>) {
         let now = self.shared.now;
         if let Some(conn) = self.conn(id) {
@@ -423,7 +433,8 @@ impl Server {
         }
     }
 
-    /// Limits the connection to a rate that follows what its link carries: down when packets are lost or
+    /// Limits the connection to a rate that follows what its link carries: down when packets are
+    /// lost or
     /// [`report_congestion`](Self::report_congestion) says so, up slowly while nothing is.
     pub fn set_adaptive_budget(&mut self, id: ConnId, limits: Adaptive) {
         let now = self.shared.now;
@@ -432,8 +443,8 @@ impl Server {
         }
     }
 
-    /// The transport sees congestion that losses do not show, such as a rising round-trip time. At most once a round trip
-    /// counts.
+    /// The transport sees congestion that losses do not show, such as a rising round-trip time. At
+    /// most once a round trip counts.
     pub fn report_congestion(&mut self, id: ConnId) {
         if let Some(conn) = self.conn(id) {
             conn.congested = true;
@@ -455,8 +466,8 @@ impl Server {
         }
     }
 
-    /// Adds the connection to condition groups and removes it from others: bit g is group g. Properties of groups that
-    /// are new to it are sent with their present value.
+    /// Adds the connection to condition groups and removes it from others: bit g is group g.
+    /// Properties of groups that are new to it are sent with their present value.
     pub fn set_condition_groups(&mut self, id: ConnId, groups: u64) {
         let shared = &self.shared;
         let Some(conn) = named(&mut self.connections, id) else { return };
@@ -490,14 +501,14 @@ impl Server {
         Some(self.connection(id)?.heap_bytes())
     }
 
-    /// Whether the object should be on the connection's receiver.
+    /// True when the object should be on the connection's receiver.
     #[must_use]
     pub fn in_scope(&self, id: ConnId, handle: Handle) -> bool {
         self.connection(id)
             .is_some_and(|conn| self.index(handle).is_some_and(|object| conn.scope.get(object)))
     }
 
-    /// Whether the receiver has confirmed the object's creation.
+    /// True when the receiver has confirmed the object's creation.
     #[must_use]
     pub fn is_live(&self, id: ConnId, handle: Handle) -> bool {
         self.connection(id).is_some_and(|conn| self.index(handle).is_some_and(|object| conn.is_live(object)))

@@ -25,8 +25,9 @@ impl Server {
         self.index(handle).ok_or(ObjectError::Unknown)
     }
 
-    /// Creates an object: of a [`ClassId`] with the defaults of the class, or of a reference to a replicated struct with
-    /// its values, which then names its handle. Receivers get it with the values it has at the next frame.
+    /// Creates an object: of a [`ClassId`] with the defaults of the class, or of a reference to a
+    /// replicated struct with its values, which then names its handle. Receivers get it with the
+    /// values it has at the next frame.
     ///
     /// # Errors
     /// For an unknown class, a value that does not fit, or at the limit of objects.
@@ -34,12 +35,13 @@ impl Server {
         what.create(self, None)
     }
 
-    /// Creates a part of `root`, as [`create`](Self::create) does: a component that comes and goes. It is in scope where
-    /// the root is, created after it and destroyed with it, and belongs to its owner. Where the root moves, the part moves,
-    /// for prioritisers.
+    /// Creates a part of `root`, as [`create`](Self::create) does: a component that comes and goes.
+    /// It is in scope where the root is, created after it and destroyed with it, and belongs to its
+    /// owner. Where the root moves, the part moves, for prioritisers.
     ///
     /// # Errors
-    /// As [`create`](Self::create), and when the root does not exist, is itself a part or has 255 parts.
+    /// As [`create`](Self::create), and when the root does not exist, is itself a part or has 255
+    /// parts.
     pub fn create_part<T, C: Creation>(
         &mut self,
         root: Handle<T>,
@@ -164,13 +166,14 @@ impl Server {
         Ok(())
     }
 
-    /// Whether the handle names an object.
+    /// True when the handle names an object.
     #[must_use]
     pub fn exists(&self, handle: Handle) -> bool {
         self.index(handle).is_some()
     }
 
-    /// Sets a property and marks it. Costs some nanoseconds; setting the value it has sends nothing.
+    /// Sets a property and marks it. Costs some nanoseconds; setting the value it has sends
+    /// nothing.
     ///
     /// # Errors
     /// When the object or property does not exist or the value does not fit.
@@ -201,8 +204,8 @@ impl Server {
         Ok(())
     }
 
-    /// Lets `write` change the object's live block (see [`Class::layout`](crate::Class::layout)) and marks the properties
-    /// of `mask`: the fast way to set many.
+    /// Lets `write` change the object's live block (see [`Class::layout`](crate::Class::layout))
+    /// and marks the properties of `mask`: the fast way to set many.
     ///
     /// # Errors
     /// When the object does not exist.
@@ -234,8 +237,8 @@ impl Server {
         self.shared.objects.dirty.set(index);
     }
 
-    /// The value that receivers see, or will see: what the quantised copy holds. With it a simulation can go on from
-    /// exactly what its clients have.
+    /// The value that receivers see, or will see: what the quantised copy holds. With it a
+    /// simulation can go on from exactly what its clients have.
     ///
     /// # Errors
     /// When the object or property does not exist.
@@ -265,8 +268,9 @@ impl Server {
         self.connections.get(owner as usize)?.as_ref().map(|conn| conn.id)
     }
 
-    /// Gives the object to a connection, or to nobody. Its scope and conditions follow in the next frame; the former and
-    /// the new owner are notified ([`ClientEvent::OwnerChanged`](crate::ClientEvent::OwnerChanged)).
+    /// Gives the object to a connection, or to nobody. Its scope and conditions follow in the next
+    /// frame; the former and the new owner are notified
+    /// ([`ClientEvent::OwnerChanged`](crate::ClientEvent::OwnerChanged)).
     ///
     /// # Errors
     /// When the object or the connection does not exist.
@@ -313,7 +317,7 @@ impl Server {
             }
         }
         self.decide_all(index);
-        // What belongs to it goes with it.
+        // Its parts get the same owner.
         let parts = self.shared.followers.get(&index).map_or(&[][..], Vec::as_slice);
         let parts = parts.iter().filter(|follower| follower.kind == FollowerKind::Sub);
         let parts: Vec<u32> = parts.map(|follower| follower.object).collect();
@@ -324,8 +328,9 @@ impl Server {
         Ok(())
     }
 
-    /// Chooses who gets a property with the condition [`Dynamic`](Condition::Dynamic) of this object. Connections to which
-    /// it becomes visible get its present value. Costs a look at each connection.
+    /// Chooses who gets a property with the condition [`Dynamic`](Condition::Dynamic) of this
+    /// object. Connections to which it becomes visible get its present value. Costs a look at each
+    /// connection.
     ///
     /// # Errors
     /// When the object does not exist, or the property's condition is not dynamic.
@@ -360,8 +365,8 @@ impl Server {
         Ok(())
     }
 
-    /// Switches properties with the condition `Custom` on or off, for all connections. Those switched on are sent with
-    /// their present value.
+    /// Switches properties with the condition `Custom` on or off, for all connections. Those
+    /// switched on are sent with their present value.
     ///
     /// # Errors
     /// When the object does not exist.
@@ -386,8 +391,8 @@ impl Server {
         Ok(())
     }
 
-    /// Puts the object to sleep or wakes it (spec §15). Changes from before are still sent; changes while asleep are kept,
-    /// and sent on waking.
+    /// Puts the object to sleep or wakes it (spec §15). Changes from before are still sent; changes
+    /// while asleep are kept, and sent on waking.
     ///
     /// # Errors
     /// When the object does not exist.
@@ -414,7 +419,8 @@ impl Server {
         let index = self.known(handle)?;
         if self.shared.objects.dormant.get(index) {
             self.wake(index);
-            // Marks up to the next frame belong to the flush: that frame takes the object for awake.
+            // Marks up to the next frame belong to the flush: that frame takes the object for
+            // awake.
             self.shared.objects.flushing.insert(index, u64::MAX);
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What clients send: acknowledgements, calls, inputs; and calls to them.
+//! Packets of clients: acknowledgements, calls, inputs; and calls to clients.
 
 use std::sync::Arc;
 
@@ -11,11 +11,13 @@ use crate::handle::Handle;
 use crate::wire::{DecodeError, Header, kind};
 
 impl Server {
-    /// Takes a packet from a client: acknowledgements, attachments, inputs. Old packets are discarded. What it says is
-    /// among the [events](Self::poll_event) at once, so that an input counts in the frame in which it arrived.
+    /// Takes a packet from a client: acknowledgements, attachments, inputs. Old packets are
+    /// discarded. What it says is among the [events](Self::poll_event) at once, so that an input
+    /// counts in the frame in which it arrived.
     ///
     /// # Errors
-    /// When the client sent what it must not; nothing was changed, and the connection should be closed.
+    /// When the client sent what it must not; nothing was changed, and the connection should be
+    /// closed.
     pub fn receive(&mut self, id: ConnId, packet: &[u8]) -> Result<(), DecodeError> {
         let shared = &self.shared;
         let Some(conn) = super::named(&mut self.connections, id) else { return Ok(()) };
@@ -37,7 +39,8 @@ impl Server {
     /// Queues a call on an object for one connection.
     ///
     /// # Errors
-    /// When object or connection do not exist, the bytes are too many, or the queue of reliable attachments is full.
+    /// When object or connection do not exist, the bytes are too many, or the queue of reliable
+    /// attachments is full.
     pub fn attach(
         &mut self,
         id: ConnId,
@@ -51,8 +54,8 @@ impl Server {
         conn.attachments.push(handle, method, &Arc::from(bytes), reliable)
     }
 
-    /// Queues a call on an object for every connection that has it in scope; the bytes are shared. Connections whose
-    /// queue is full do not get it; they are returned and should be closed.
+    /// Queues a call on an object for every connection that has it in scope; the bytes are shared.
+    /// Connections whose queue is full do not get it; they are returned and should be closed.
     ///
     /// # Errors
     /// When the object does not exist or the bytes are too many.

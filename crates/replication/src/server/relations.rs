@@ -35,11 +35,12 @@ impl Server {
         Ok(handle)
     }
 
-    /// Names the object that must be on a receiver before this one is created there: what it is attached to. It comes
-    /// into scope with the object. `None` ends that.
+    /// Names the object that must be on a receiver before this one is created there: what it is
+    /// attached to. It comes into scope with the object. `None` ends that.
     ///
     /// # Errors
-    /// When an object does not exist, is a sub-object, or the relation would form a circle or be deeper than 8.
+    /// When an object does not exist, is a sub-object, or the relation would form a circle or be
+    /// deeper than 8.
     pub fn set_parent(&mut self, handle: Handle, parent: Option<Handle>) -> Result<(), ObjectError> {
         let index = self.known(handle)?;
         let above = parent.map(|parent| self.known(parent)).transpose()?;
@@ -68,8 +69,8 @@ impl Server {
         Ok(())
     }
 
-    /// Makes `child` dependent on `parent`: no dynamic filter refuses it while the parent is in scope, and it is
-    /// considered whenever the parent is sent.
+    /// Makes `child` dependent on `parent`: no dynamic filter refuses it while the parent is in
+    /// scope, and it is considered whenever the parent is sent.
     ///
     /// # Errors
     /// When an object does not exist or the relation would form a circle or be deeper than 8.
@@ -164,8 +165,8 @@ impl Server {
         }
     }
 
-    /// The object ends: its parts end with it, and nothing follows it or is followed by it any more. Costs a look at each
-    /// of its relations.
+    /// The object ends: its parts end with it, and nothing follows it or is followed by it any
+    /// more. Costs a look at each of its relations.
     pub(super) fn end_relations(&mut self, index: u32, reason: DestroyReason, flush: bool) {
         if !self.shared.objects.leads.get(index) && !self.shared.objects.follows.get(index) {
             return;

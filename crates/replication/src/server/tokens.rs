@@ -6,9 +6,9 @@ use crate::handle::Handle;
 use crate::tokens::{NAMES, TokenError};
 
 impl Server {
-    /// The number of a text in a table of the game's (0 to 254), for [`Value::Token`](crate::Value::Token): the same text
-    /// has the same number for ever. A receiver is told the text in the first packet that uses the number, once. Costs a
-    /// look-up.
+    /// The number of a text in a table of the game's (0 to 254), for
+    /// [`Value::Token`](crate::Value::Token): the same text has the same number for ever. A
+    /// receiver is told the text in the first packet that uses the number, once. Costs a look-up.
     ///
     /// # Errors
     /// When the text is too long, there are too many, or the table is 255.
@@ -19,8 +19,9 @@ impl Server {
         self.shared.tokens.intern(table, text, self.shared.config.tokens_max)
     }
 
-    /// Says what the object is made from: receivers read it from [`Replica::archetype`](crate::Replica::archetype) when the
-    /// object is created there. Call it before the object's first frame.
+    /// Says what the object is made from: receivers read it from
+    /// [`Replica::archetype`](crate::Replica::archetype) when the object is created there. Call it
+    /// before the object's first frame.
     ///
     /// # Errors
     /// When the object does not exist or is a startup object, or the text gets no number.
@@ -35,9 +36,10 @@ impl Server {
         Ok(())
     }
 
-    /// Creates the server's side of an object that every client has in its map under the name `name`. Receivers do not spawn
-    /// it: they bind their own object by [`Replica::startup_name`](crate::Replica::startup_name). Its end is remembered, and
-    /// told to everybody, those who join later included
+    /// Creates the server's side of an object that every client has in its map under the name
+    /// `name`. Receivers do not spawn it: they bind their own object by
+    /// [`Replica::startup_name`](crate::Replica::startup_name). Its end is remembered, and told to
+    /// everybody, those who join later included
     /// ([`ClientEvent::StartupDestroyed`](crate::ClientEvent::StartupDestroyed)).
     ///
     /// # Errors

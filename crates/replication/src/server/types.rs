@@ -19,11 +19,14 @@ pub struct ServerConfig {
     pub connections_max: u32,
     /// Largest packet in bytes, 64 to 65,535. Default 1,200.
     pub packet_bytes_max: usize,
-    /// Packets of one connection whose fate is open; at the limit nothing more is sent. Default 512.
+    /// Packets of one connection whose fate is open; at the limit nothing more is sent. Default
+    /// 512.
     pub packets_in_flight_max: usize,
-    /// Bytes that the layers below add to each packet; counted against budgets. Default 28: IP and UDP.
+    /// Bytes that the layers below add to each packet; counted against budgets. Default 28: IP and
+    /// UDP.
     pub overhead_bytes: usize,
-    /// Frames that an object stays in scope after the dynamic filter refused it, 0 to 255. Default 2.
+    /// Frames that an object stays in scope after the dynamic filter refused it, 0 to 255. Default
+    /// 2.
     pub hysteresis_frames: u8,
     /// Objects leave at the cull distance times this; at least 1. Default 1.
     pub exit_factor: f32,
@@ -35,33 +38,38 @@ pub struct ServerConfig {
     pub attach_share: f64,
     /// Bytes of record variants kept in a frame, for each thread. Default 16 MiB.
     pub record_cache_bytes: usize,
-    /// Every frame compares every property of every object, and reports each change that was never marked
-    /// ([`Event::UnmarkedChange`]). For development: it costs as much as everything else. Default off.
+    /// Every frame compares every property of every object, and reports each change that was never
+    /// marked ([`Event::UnmarkedChange`]). For development: it costs as much as everything else.
+    /// Default off.
     pub verify_push: bool,
-    /// Counts by class and property: [`Server::class_stats`](crate::Server::class_stats). Default off.
+    /// Counts by class and property: [`Server::class_stats`](crate::Server::class_stats). Default
+    /// off.
     pub class_stats: bool,
-    /// Sends the server's frame and time so often, in a packet that goes anyway; at most once a second makes sense.
-    /// Default none.
+    /// Sends the server's frame and time so often, in a packet that goes anyway; at most once a
+    /// second makes sense. Default none.
     pub clock_interval: Option<Duration>,
-    /// Frames between two looks at whether a receiver holds what it should: each object is looked at by a hash of its
-    /// state, and repaired when it differs (see [`ClientEvent::Diverged`](crate::ClientEvent::Diverged)). Costs bytes
-    /// and time for each pair in scope, spread over the frames. Default 0: never.
+    /// Frames between two looks at whether a receiver holds what it should: each object is looked
+    /// at by a hash of its state, and repaired when it differs (see
+    /// [`ClientEvent::Diverged`](crate::ClientEvent::Diverged)). Costs bytes and time for each pair
+    /// in scope, spread over the frames. Default 0: never.
     pub check_frames: u16,
-    /// Time without an acknowledgement, while packets are in flight, after which the server ends a connection
-    /// ([`Event::Unresponsive`]): a silent receiver holds the indices of ended objects. Default 10 s.
+    /// Time without an acknowledgement, while packets are in flight, after which the server ends a
+    /// connection ([`Event::Unresponsive`]): a silent receiver holds the indices of ended objects.
+    /// Default 10 s.
     pub unresponsive_after: Duration,
-    /// Create items that all connections together are sent in one frame, at least 32 for each connection: a crowd that
-    /// joins at once is spread over frames. Default 8,192.
+    /// Create items that all connections together are sent in one frame, at least 32 for each
+    /// connection: a crowd that joins at once is spread over frames. Default 8,192.
     pub creates_per_frame: u32,
     /// Most texts of tokens, archetypes and startup objects' names together. Default 16,384.
     pub tokens_max: u32,
-    /// Bytes of the longest creation or update that goes in parts because no packet holds it; a longer one is never sent,
-    /// and counted ([`ConnectionStats::oversized`]). The receiver's limit should be the same. Default 1 MiB.
+    /// Bytes of the longest creation or update that goes in parts because no packet holds it; a
+    /// longer one is never sent, and counted ([`ConnectionStats::oversized`]). The receiver's limit
+    /// should be the same. Default 1 MiB.
     pub transfer_bytes_max: usize,
     /// The grid filter's world.
     pub grid: GridConfig,
-    /// Levels of detail for objects in the grid, unless they opt out; `None` sends every change in its frame. An
-    /// owner's own objects, creations, ends and calls know no bands. Default none.
+    /// Levels of detail for objects in the grid, unless they opt out; `None` sends every change in
+    /// its frame. An owner's own objects, creations, ends and calls know no bands. Default none.
     pub lod: Option<LodProfile>,
 }
 
@@ -93,8 +101,9 @@ impl Default for ServerConfig {
     }
 }
 
-/// Names a connection of a [`Server`](crate::Server): a place, and a generation that tells apart the connections that
-/// had the place one after the other. The id of an ended connection names nothing for ever.
+/// Names a connection of a [`Server`](crate::Server): a place, and a generation that tells apart
+/// the connections that had the place one after the other. The id of an ended connection names
+/// nothing for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnId {
     index: u32,
@@ -108,7 +117,8 @@ impl ConnId {
         Self { index, generation }
     }
 
-    /// Place among the connections, below [`ServerConfig::connections_max`]; used again when the connection ends.
+    /// Place among the connections, below [`ServerConfig::connections_max`]; used again when the
+    /// connection ends.
     #[must_use]
     pub const fn index(self) -> u32 {
         self.index
@@ -144,7 +154,8 @@ pub enum Filter {
     Always,
     /// In scope of nobody but those whom other filters let in.
     Never,
-    /// In scope of connections with one of these teams, bit by bit; see [`Server::set_teams`](crate::Server::set_teams).
+    /// In scope of connections with one of these teams, bit by bit; see
+    /// [`Server::set_teams`](crate::Server::set_teams).
     Teams(u64),
     /// The game's; see [`Server::add_filter`](crate::Server::add_filter).
     Custom(FilterId),
@@ -185,7 +196,8 @@ impl DestroyReason {
 pub enum Event {
     /// A client called something on an object.
     Attachment(ConnId, Attachment),
-    /// A property changed that was never marked; see [`ServerConfig::verify_push`]. It is sent nevertheless.
+    /// A property changed that was never marked; see [`ServerConfig::verify_push`]. It is sent
+    /// nevertheless.
     UnmarkedChange {
         /// Which object.
         handle: Handle,
@@ -205,8 +217,8 @@ pub enum Event {
         /// Count of the calls.
         count: usize,
     },
-    /// The connection acknowledged nothing for [`ServerConfig::unresponsive_after`] though packets were in flight. The
-    /// server has ended it.
+    /// The connection acknowledged nothing for [`ServerConfig::unresponsive_after`] though packets
+    /// were in flight. The server has ended it.
     Unresponsive(ConnId),
 }
 
@@ -238,7 +250,8 @@ pub enum ObjectError {
     /// Its condition is fixed by the class.
     #[error("the condition of property {0} is not dynamic, or not one of those that can be chosen")]
     Condition(usize),
-    /// The name of a startup object is in use, or its object has ended; or a startup object cannot have an archetype.
+    /// The name of a startup object is in use, or its object has ended; or a startup object cannot
+    /// have an archetype.
     #[error("the name is in use, or was, or the object has one already")]
     Name,
     /// The text gets no number.
@@ -265,9 +278,11 @@ pub struct ConnectionStats {
     pub packets_lost: u64,
     /// Properties that losses made pending again.
     pub properties_resent: u64,
-    /// Groups of 64 objects that were looked at because something of them changed and something is in scope.
+    /// Groups of 64 objects that were looked at because something of them changed and something is
+    /// in scope.
     pub words_seen: u64,
-    /// Objects of the grid whose distance to a view was tested, summed over frames: those in the cells around it.
+    /// Objects of the grid whose distance to a view was tested, summed over frames: those in the
+    /// cells around it.
     pub objects_tested: u64,
     /// Common records copied.
     pub records_copied: u64,
@@ -295,10 +310,11 @@ pub struct ConnectionStats {
     pub starvation_frames_max: u64,
     /// Packets discarded because a newer one had been applied.
     pub packets_stale: u64,
-    /// Calls of the client that were dropped because it neither owns the object nor sees a callable one.
+    /// Calls of the client that were dropped because it neither owns the object nor sees a callable
+    /// one.
     pub calls_refused: u64,
-    /// Round-trip time, smoothed over eight samples; zero before the first acknowledgement. In a sum over connections
-    /// the largest.
+    /// Round-trip time, smoothed over eight samples; zero before the first acknowledgement. In a
+    /// sum over connections the largest.
     pub rtt: Duration,
 }
 

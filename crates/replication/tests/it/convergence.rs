@@ -1,4 +1,5 @@
-//! Spec §26.3 and §26.4: whatever the link did, replicas equal the server's copy after quiet frames.
+//! Spec §26.3 and §26.4: whatever the link did, replicas equal the server's copy after quiet
+//! frames.
 
 use crate::harness;
 use harness::*;

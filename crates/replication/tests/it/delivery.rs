@@ -1,4 +1,5 @@
-//! Spec §26.5 to §26.10: what is sent, what is sent again, and lives of objects under every small pattern of loss.
+//! Spec §26.5 to §26.10: what is sent, what is sent again, and lives of objects under every small
+//! pattern of loss.
 
 use crate::harness;
 use harness::*;
@@ -58,7 +59,8 @@ fn an_update_is_what_the_specification_says() {
     net.server.set(thing, AMMO, 0xa5_u32).unwrap();
     net.step();
     let packet = &net.peers[0].sent[0];
-    // One section, one record: index, not full, mask of five with bit 2, no difference, eight bits; 15 bits in all.
+    // One section, one record: index, not full, mask of five with bit 2, no difference, eight bits;
+    // 15 bits in all.
     let bits = 0b00100_u16 << 1 | 0xa5 << 7;
     let expected = [kind::UPDATE, 1, thing.index() as u8, bits as u8, (bits >> 8) as u8];
     assert_eq!(packet[HEADER_BYTES..], expected);
@@ -108,8 +110,9 @@ fn what_a_later_packet_carries_is_not_sent_again() {
     assert_eq!((stats.packets_lost, stats.properties_resent), (1, 0));
 }
 
-/// Runs a script under small patterns of loss, and checks the end: all of six frames, each with up to two losses in the
-/// other direction; and of sixteen frames, in which the script comes more than twice, those that lose up to three packets.
+/// Runs a script under small patterns of loss, and checks the end: all of six frames, each with up
+/// to two losses in the other direction; and of sixteen frames, in which the script comes more than
+/// twice, those that lose up to three packets.
 fn every_small_loss(script: impl Fn(&mut Net, &mut Vec<Handle>, u32)) {
     let ups: Vec<u32> = (0_u32..64).filter(|pattern| pattern.count_ones() <= 2).collect();
     small_losses(&script, 6, 0..64, &ups);
@@ -298,7 +301,8 @@ fn too_many_reliable_calls_overflow() {
 
 #[test]
 fn a_call_never_overtakes_the_state_of_its_object() {
-    // A crowd and small packets, so that state and call stand in different packets; and a budget that postpones state.
+    // A crowd and small packets, so that state and call stand in different packets; and a budget
+    // that postpones state.
     for budget in [None, Some((9000.0, 300.0))] {
         let mut net = Net::with(ServerConfig { packet_bytes_max: 200, ..ServerConfig::default() }, 1);
         let things: Vec<Handle> = (0..60).map(|_| net.server.create(THING).unwrap()).collect();

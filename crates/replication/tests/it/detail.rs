@@ -1,10 +1,12 @@
-//! Spec §26.14: levels of detail. Rates are kept, records are shared within a band, nothing is lost between bands.
+//! Spec §26.14: levels of detail. Rates are kept, records are shared within a band, nothing is lost
+//! between bands.
 
 use crate::harness;
 use harness::*;
 use throng_replication::{Band, Handle, LodProfile, ServerConfig, View};
 
-/// An object in each band of the reference profile, and one peer at the origin that owns none of them.
+/// An object in each band of the reference profile, and one peer at the origin that owns none of
+/// them.
 fn net(profile: LodProfile, peers: usize) -> (Net, [Handle; 3]) {
     let config = ServerConfig { lod: Some(profile), ..ServerConfig::default() };
     let mut net = Net::with(config, peers);

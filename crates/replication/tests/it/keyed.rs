@@ -88,7 +88,8 @@ fn one_change_among_ten_thousand_is_a_few_bytes() {
     assert!(net.bytes_sent(0) > 16 && net.bytes_sent(0) < 32 + 16, "{} bytes", net.bytes_sent(0));
     net.settle(3);
     assert_eq!(on_client(&net, 0, chest, 0)[&5000], values(5000, 77));
-    // Time is the business of the example `limits` of replication-bench; counted here is work: one operation for one change.
+    // Time is the business of the example `limits` of replication-bench; counted here is work: one
+    // operation for one change.
     let before = net.server.total_stats().elements_sent;
     net.server.set_element(chest, 0, 1, &values(1, 2)).unwrap();
     net.settle(3);

@@ -44,7 +44,8 @@ impl World {
         Self { server, things, acks, rng: Rng::new(3), now: Instant::ZERO, frame: 0, loss: 0.0 }
     }
 
-    /// A frame in which everything moves and every connection acknowledges; returns allocations of the server.
+    /// A frame in which everything moves and every connection acknowledges; returns allocations of
+    /// the server.
     fn frame(&mut self) -> u64 {
         self.frame += 1;
         self.now += Duration::from_millis(33);
@@ -105,7 +106,8 @@ fn a_steady_frame_allocates_nothing() {
 
 #[test]
 fn pairs_are_small() {
-    // Everything in scope, everything lost, so that every pair has something pending and a state that was broken.
+    // Everything in scope, everything lost, so that every pair has something pending and a state
+    // that was broken.
     for (delta, limit) in [(false, 24), (true, 40)] {
         let mut world = World::new(ServerConfig::default(), delta, 4, 6400);
         for _ in 0..12 {

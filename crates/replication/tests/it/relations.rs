@@ -1,4 +1,5 @@
-//! Spec §17 and parts of §3 and §8: sub-objects, dependents, creation parents; peers with other classes; atomic classes.
+//! Spec §17 and parts of §3 and §8: sub-objects, dependents, creation parents; peers with other
+//! classes; atomic classes.
 
 use crate::harness;
 use harness::*;
@@ -198,7 +199,8 @@ fn an_atomic_class_resends_everything_of_the_frame() {
                 server.receive(conn, packet).unwrap();
             }
         }
-        // The packet of frame 11 carried the first property; an atomic class repeats it beside the second.
+        // The packet of frame 11 carried the first property; an atomic class repeats it beside the
+        // second.
         assert_eq!(masks, [1, if atomic { 3 } else { 2 }]);
     }
 }

@@ -200,7 +200,8 @@ fn conditions_switch_and_groups_join() {
     assert_eq!([values(&net, CUSTOM), values(&net, TEAM)], [[6, 6], [6, 6]]);
 }
 
-/// §13.3: with demand D, budget B and priorities within a factor k, nobody waits longer than the bound.
+/// §13.3: with demand D, budget B and priorities within a factor k, nobody waits longer than the
+/// bound.
 #[test]
 fn nobody_starves_and_no_frame_overspends() {
     for scarcity in [1.5_f64, 3.0, 6.0] {

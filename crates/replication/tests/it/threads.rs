@@ -1,4 +1,5 @@
-//! Spec §19: the bytes of every connection are the same for any number of threads, and for every run.
+//! Spec §19: the bytes of every connection are the same for any number of threads, and for every
+//! run.
 
 use crate::harness;
 use harness::*;
@@ -6,7 +7,8 @@ use throng_replication::wire::{AckState, Header};
 use throng_replication::{ClassId, Handle, Server, ServerConfig, View};
 use throng_stdx::{Instant, Rng};
 
-/// Forty connections, two hundred objects, loss, creation and destruction; returns a hash of all bytes, by connection.
+/// Forty connections, two hundred objects, loss, creation and destruction; returns a hash of all
+/// bytes, by connection.
 fn bytes(threads: usize) -> Vec<u64> {
     let classes = classes();
     let mut server = Server::new(ServerConfig::default(), &classes);

@@ -141,7 +141,8 @@ fn a_call_that_crosses_an_end_or_a_new_owner_is_dropped_and_counted() {
     let [me, other] = [0, 1].map(|peer| net.peers[peer].id);
     net.server.set_owner(thing, Some(me)).unwrap();
     net.steps(12);
-    // The new owner's call overtakes nothing; the call of the former one is dropped, and later ones count again.
+    // The new owner's call overtakes nothing; the call of the former one is dropped, and later ones
+    // count again.
     net.peers[0].client.attach(thing, 1, b"", true).unwrap();
     net.server.set_owner(thing, Some(other)).unwrap();
     net.steps(12);

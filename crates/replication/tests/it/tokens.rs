@@ -1,4 +1,5 @@
-//! Spec §7.5 and §10.4: texts are told once, in the packet that first uses their number; startup objects have names.
+//! Spec §7.5 and §10.4: texts are told once, in the packet that first uses their number; startup
+//! objects have names.
 
 use crate::harness;
 use harness::*;

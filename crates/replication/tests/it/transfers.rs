@@ -98,7 +98,8 @@ fn every_loss_of_a_part_is_mended() {
     }
 }
 
-/// Objects of all sizes come, change, leave, end with and without their last state; links lose a third.
+/// Objects of all sizes come, change, leave, end with and without their last state; links lose a
+/// third.
 #[test]
 fn any_life_of_large_objects_converges() {
     for seed in 0..24 {
@@ -207,7 +208,8 @@ fn a_budget_is_kept_and_others_move_on() {
     net.check(&[thing, big]);
 }
 
-// ------------------------------------------------------------------------------------------- bytes from elsewhere
+// ------------------------------------------------------------------------------------------- bytes
+// from elsewhere
 
 fn classes_of_keyed() -> Classes {
     let mut classes = Classes::new();
@@ -266,7 +268,8 @@ fn parts_that_are_wrong_change_nothing() {
         part(1, 2, 2, first),
         part(1, 0, 2, &[]),
         part(1, 0, 2, &[0; 41]),
-        // Complete, and not what parts may make: another part, a call, an unknown class, the end inside an item.
+        // Complete, and not what parts may make: another part, a call, an unknown class, the end
+        // inside an item.
         part(1, 0, 1, &part(2, 0, 1, CREATE)),
         part(1, 0, 1, &[4, 1, 1, 6, 0, 0]),
         part(1, 0, 1, &[2, 1, 1, 7, 0, 0, 0, 9, 0]),

@@ -1,4 +1,5 @@
-//! The typed layer: structs, enums, calls and elements by derivation, and what of theirs is refused.
+//! The typed layer: structs, enums, calls and elements by derivation, and what of theirs is
+//! refused.
 
 use std::collections::BTreeMap;
 
@@ -223,7 +224,8 @@ fn calls_that_no_class_describes_are_dropped_and_counted() {
     let hero = pair.server.create(&Player::default()).unwrap();
     pair.server.set_owner(hero.untyped(), Some(pair.id)).unwrap();
     pair.steps(4);
-    // An unknown method, arguments that end early, too many of them, the wrong direction, the wrong reliability.
+    // An unknown method, arguments that end early, too many of them, the wrong direction, the wrong
+    // reliability.
     for (method, bytes, reliable) in
         [(9, &[][..], true), (0, &[0], true), (2, &[0, 0], true), (1, &[0; 3], false), (2, &[0], false)]
     {
@@ -254,7 +256,8 @@ fn descriptions_of_calls_are_part_of_the_protocol() {
     assert_eq!(different.len(), hashes.len());
 }
 
-/// A packet that creates an object of class 0 with property 0 in these bits, for a receiver of its own.
+/// A packet that creates an object of class 0 with property 0 in these bits, for a receiver of its
+/// own.
 fn refuses(quantiser: Quantiser, bits: &[u8]) -> Option<DecodeError> {
     let mut classes = Classes::new();
     let class = Class::builder("x").property(Property::new("p", quantiser));

@@ -1,5 +1,5 @@
-//! What keeps replicas right and cheap over time: predicted differences (spec §9.4), replicas that stay when they leave
-//! scope (§10.1), hashes of states (§18), and how long changes wait (§20).
+//! Upkeep of replicas over time: predicted differences (spec §9.4), replicas that stay when they
+//! leave scope (§10.1), hashes of states (§18), and how long changes wait (§20).
 
 use crate::harness;
 use harness::*;
@@ -52,7 +52,8 @@ fn walk(predict: Option<f64>, loss: f64) -> u64 {
 #[test]
 fn a_steady_walk_costs_next_to_nothing_where_it_is_predicted() {
     let (plain, predicted) = (walk(None, 0.0), walk(Some(30.0), 0.0));
-    // Header, section, index, mask and age take 21 bytes; the rest are the differences: 2 bits an axis, not 12.
+    // Header, section, index, mask and age take 21 bytes; the rest are the differences: 2 bits an
+    // axis, not 12.
     assert!(predicted + 200 <= plain, "{predicted} of {plain}");
     for loss in [0.05, 0.3] {
         walk(Some(30.0), loss);
@@ -160,7 +161,8 @@ fn a_connection_that_kept_something_leaves_nothing_behind() {
     assert!(again);
 }
 
-/// An update whose value is altered on the way, so that the replica is wrong and nobody has lost anything.
+/// An update whose value is altered on the way, so that the replica is wrong and nobody has lost
+/// anything.
 fn corrupted(check_frames: u16) -> (Net, Handle) {
     let mut net = Net::with(ServerConfig { check_frames, ..ServerConfig::default() }, 1);
     let thing = net.server.create(THING).unwrap();

@@ -1,4 +1,5 @@
-//! A server and its clients over links with loss, delay, duplicates and reordering, in virtual time.
+//! A server and its clients over links with loss, delay, duplicates and reordering, in virtual
+//! time.
 #![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
 
 use std::collections::VecDeque;
@@ -12,7 +13,7 @@ use throng_stdx::{Instant, Rng};
 
 pub const FRAME: Duration = Duration::from_millis(33);
 
-/// What a link does to packets in both directions.
+/// Faults of a link in both directions.
 #[derive(Clone, Copy, Debug)]
 pub struct Link {
     pub loss: f64,
@@ -28,7 +29,7 @@ impl Default for Link {
     }
 }
 
-/// Whether a packet from the server to a peer gets through.
+/// True when a packet from the server to a peer gets through.
 pub type Fate = Box<dyn FnMut(usize, &[u8]) -> bool>;
 
 pub struct Peer {
@@ -50,7 +51,8 @@ pub struct Net {
     pub now: Instant,
     pub frame: u32,
     pub classes: Classes,
-    /// Lets the test decide the fate of each packet from the server instead: (peer, packet) gets through.
+    /// Lets the test decide the fate of each packet from the server instead: (peer, packet) gets
+    /// through.
     pub fate: Option<Fate>,
     /// Does the same for packets to the server.
     pub up_lost: bool,
