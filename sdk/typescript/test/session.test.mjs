@@ -108,7 +108,7 @@ test("players talk to their server, and the server to them", async () => {
   const ended = answers.next();
   const closed = next(player, "closed");
   player.close();
-  assert.deepEqual(await closed, { reason: "closed by the application" });
+  assert.deepEqual(await closed, { reason: "closed by the application", code: 0 });
   assert.equal((await ended).done, true);
   assert.throws(() => player.send(world, 100, text.encode("late")), { code: "not_connected" });
   server.close();

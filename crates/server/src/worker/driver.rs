@@ -249,6 +249,10 @@ impl Driver {
     /// Gives the core one input and takes its outputs. A panic is counted and contained; `false`
     /// tells of one.
     pub(super) fn guard(&mut self, input: impl FnOnce(&mut Driver)) -> bool {
+        if self.broken {
+            // What comes now belongs to a world that is about to end.
+            return false;
+        }
         let calm = catch_unwind(AssertUnwindSafe(|| input(self))).is_ok();
         if !calm {
             self.heal();
@@ -320,7 +324,7 @@ impl Driver {
     /// As [`Driver::guard`], for an input that comes from one connection: a panic ends that
     /// connection.
     pub(super) fn guard_conn(&mut self, conn: ConnId, input: impl FnOnce(&mut Driver)) {
-        if self.guard(input) {
+        if self.guard(input) || self.broken {
             return;
         }
         tracing::error!(conn = conn.0, "panic on a connection's input; closing the connection");
