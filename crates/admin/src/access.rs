@@ -83,7 +83,7 @@ pub(crate) struct Credentials<'a> {
     pub(crate) origin: Option<&'a str>,
     pub(crate) authorization: Option<&'a str>,
     pub(crate) cookie: Option<&'a str>,
-    /// Where a browser says that a request comes from. Absent outside of browsers, and on plain HTTP beyond loopback.
+    /// Site that a browser names as the request's origin. Absent outside of browsers, and on plain HTTP beyond loopback.
     pub(crate) fetch_site: Option<&'a str>,
     /// It costs more than an answer: a profile, or a stream that stays open.
     pub(crate) costly: bool,

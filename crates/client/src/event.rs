@@ -117,13 +117,13 @@ impl CloseCode {
     /// This connection sent too much.
     pub const RATE: CloseCode = CloseCode(4004);
 
-    /// Whether the gateway does not want the connection back.
+    /// True if the gateway does not accept the connection again.
     #[must_use]
     pub fn is_final(self) -> bool {
         matches!(self, Self::KICKED | Self::BANNED | Self::SUPERSEDED)
     }
 
-    /// Whether the gateway wants the connection back later only.
+    /// True if the gateway accepts the connection again only later.
     #[must_use]
     pub fn is_overload(self) -> bool {
         matches!(self, Self::FULL | Self::RATE)

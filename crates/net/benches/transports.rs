@@ -40,7 +40,7 @@ fn decode_message(bencher: Bencher<'_, '_>, size: usize) {
     });
 }
 
-/// What following the outgoing stream adds to each write.
+/// Cost that following the outgoing stream adds to each write.
 #[divan::bench]
 fn follow_borders(bencher: Bencher<'_, '_>) {
     let mut wire = Vec::new();

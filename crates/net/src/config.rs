@@ -1,4 +1,4 @@
-//! What a listener or an outgoing connection is asked to be.
+//! Settings of a listener or an outgoing connection.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -127,7 +127,7 @@ impl Default for WsPolicy {
 /// An outgoing connection.
 #[derive(Clone, Debug)]
 pub struct ConnectSpec {
-    /// Where to connect to.
+    /// Address to connect to.
     pub addr: SocketAddr,
     /// Protocol to speak.
     pub transport: Transport,

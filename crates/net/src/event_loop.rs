@@ -500,7 +500,7 @@ impl EventLoop {
         }
     }
 
-    /// Whether [`EventLoop::write_shared`] can do anything for a connection.
+    /// True if [`EventLoop::write_shared`] has an effect for a connection.
     #[must_use]
     pub fn takes_shared(&self, key: ConnKey) -> bool {
         !self.refuses_files
@@ -644,7 +644,7 @@ impl EventLoop {
         &self.stats
     }
 
-    /// What the ENet hosts of this loop's listeners and outgoing connections do and hold.
+    /// Counters of the ENet hosts of this loop's listeners and outgoing connections.
     pub fn enet_figures(&self) -> HostFigures {
         self.enets.figures()
     }

@@ -1,4 +1,4 @@
-//! What a loop tells its driver, and what the driver may ask of it.
+//! Interface between a loop and its driver.
 
 use std::io;
 use std::net::SocketAddr;
@@ -65,7 +65,7 @@ pub trait Handler {
     fn woken(&mut self);
 }
 
-/// What to do with a connection that is ready.
+/// Decision of the driver about a ready connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accept {
     /// Serve it on this loop.
@@ -81,7 +81,7 @@ pub enum Accept {
     },
 }
 
-/// Whether a connection's input goes on.
+/// Decision to continue or pause a connection's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
     /// More is welcome.
@@ -91,7 +91,7 @@ pub enum Flow {
     Pause,
 }
 
-/// How to close.
+/// Way to close a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseMode {
     /// Deliver what was written, say goodbye as the transport does, and give the peer until the listener's
@@ -101,7 +101,7 @@ pub enum CloseMode {
     Now,
 }
 
-/// What became of a write.
+/// Result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct WriteOutcome {
@@ -179,7 +179,7 @@ impl CloseCause {
     }
 }
 
-/// What a connection waited for in vain.
+/// Event that a connection waited for in vain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TimedOut {

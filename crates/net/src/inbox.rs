@@ -1,4 +1,4 @@
-//! What loops tell each other about connections whose socket another loop reads.
+//! Mail between loops about connections whose socket another loop reads.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,7 +9,7 @@ pub(crate) trait Letter {
     /// Letters in an inbox beyond which those that [may be refused](Self::may_be_refused) are.
     const MAX: usize;
 
-    /// Whether it is about data; everything else is few and must arrive.
+    /// True if it carries data; everything else is rare and must arrive.
     fn may_be_refused(&self) -> bool;
 }
 

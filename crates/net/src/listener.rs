@@ -118,7 +118,7 @@ impl Drop for Listener {
     }
 }
 
-/// What a connection has to know of the listener it came from.
+/// Settings that a connection takes from its listener.
 pub(crate) struct Rules {
     pub(crate) limits: Limits,
     ws: Arc<WsPolicy>,
@@ -239,7 +239,7 @@ pub(crate) struct Permit {
 }
 
 impl Permit {
-    /// Whether a newcomer of the same listener has found no place.
+    /// True if a new connection of the same listener found no room.
     pub(crate) fn is_wanted(&self) -> bool {
         self.admission.wanted.swap(false, Ordering::Relaxed)
     }

@@ -33,13 +33,13 @@ impl SharedFile {
         Ok(Self { file, len })
     }
 
-    /// How many bytes there are.
+    /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// True if it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0

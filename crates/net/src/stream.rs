@@ -24,7 +24,7 @@ const SLICES_PER_WRITE: usize = 1024;
 /// Bytes that TLS may hold encrypted but unsent. One write of the largest gateway frame fits.
 const TLS_BUFFER_BYTES: usize = 128 * 1024;
 
-/// Where a stream is in its life.
+/// State of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// `connect` is under way.
@@ -47,9 +47,9 @@ pub(crate) trait Sink {
 
 /// Buffers and counters that all streams of a loop share.
 pub(crate) struct Shared<'a> {
-    /// What a read fills.
+    /// Buffer of a read.
     pub(crate) scratch: &'a mut [u8],
-    /// What decryption fills.
+    /// Buffer of decryption.
     pub(crate) plain: &'a mut [u8],
     pub(crate) stats: &'a mut LoopStats,
     pub(crate) now: Instant,
@@ -57,7 +57,7 @@ pub(crate) struct Shared<'a> {
 
 /// A stream's end.
 pub(crate) struct End {
-    /// What to tell; `None` when the driver itself refused the connection.
+    /// Reason to report; `None` when the driver itself refused the connection.
     pub(crate) cause: Option<CloseCause>,
     /// A farewell is to reach the peer: let it linger.
     pub(crate) lingers: bool,
@@ -376,7 +376,7 @@ impl Stream {
         taken
     }
 
-    /// Whether bytes go to the socket as they are, so that [`Self::write_shared`] can send them.
+    /// True if bytes go to the socket unchanged, so that [`Self::write_shared`] can send them.
     pub(crate) fn is_plain(&self) -> bool {
         self.tls.is_none() && self.ws.is_none()
     }
@@ -515,7 +515,7 @@ impl Stream {
             if offered > 0 {
                 let count = self.send_chunk(chunk, stats);
                 taken += count;
-                // What the kernel did not take waits for an event; a write that it took in part arms one as well.
+                // Bytes that the kernel did not take wait for an event; a partial write arms one as well.
                 self.blocked |= count < offered;
             }
             slices = rest;
@@ -547,7 +547,7 @@ impl Stream {
     }
 }
 
-/// What is left of `slices` after their first `taken` bytes.
+/// Remainder of `slices` after their first `taken` bytes.
 fn skip<'a>(slices: &'a [IoSlice<'_>], taken: usize) -> impl Iterator<Item = &'a [u8]> + Clone {
     let mut left = taken;
     slices.iter().map(move |slice| {

@@ -41,7 +41,7 @@ impl fmt::Debug for TlsAcceptor {
 /// The TLS side of an outgoing connection.
 #[derive(Clone, Debug)]
 pub struct TlsConnector {
-    /// What to trust and to offer, for example from [`tls_client_config`].
+    /// Trusted certificates and offered protocols, for example from [`tls_client_config`].
     pub config: Arc<ClientConfig>,
     /// The name the certificate must be valid for.
     pub server_name: ServerName<'static>,

@@ -1,4 +1,4 @@
-//! Who changed what over the admin listener: JSON lines in the data folder.
+//! Audit log of changes over the admin listener: JSON lines in the data folder.
 //!
 //! `audit.jsonl` is appended to; at its bound it becomes `audit.1.jsonl` and the one before that is forgotten, so there
 //! is always at least one file's worth to look back on. A record that cannot be written is an error in the log, and what

@@ -36,7 +36,7 @@ pub(crate) struct Captured {
     pub(crate) body: Vec<u8>,
 }
 
-/// What the shard writes and the monitor reads.
+/// State that the shard writes and the monitor reads.
 #[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) conn: ConnId,
@@ -106,7 +106,7 @@ impl Tap {
         Tap { handle, record, inward: Side::default(), outward: Side::default(), web_socket }
     }
 
-    /// Whether it is time to stop.
+    /// True once it is time to stop.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         if now >= self.record.until {
             self.record.end("the capture time is over");

@@ -130,12 +130,12 @@ pub(crate) fn start(settings: &Settings, side: &tokio::runtime::Handle) -> Resul
 }
 
 impl Cache {
-    /// What answers its requests.
+    /// Service that answers its requests.
     pub(crate) fn service(&self) -> Arc<throng_ddc_server::Service> {
         Arc::clone(self.node.service())
     }
 
-    /// Where it listens.
+    /// Addresses on which it listens.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = Address> + '_ {
         self.addresses.iter().cloned()
     }
@@ -177,7 +177,7 @@ fn options(settings: &Settings) -> Options {
     Options { durability: Durability::Cache, segment_bytes_max, ..options }
 }
 
-/// Where the cache gets what it does not have.
+/// Origin of blobs that the cache does not hold.
 fn origin(settings: &Settings) -> Result<Origin, String> {
     let (tier, upstream) = (&settings.ddc_tier, &settings.ddc_upstream);
     if !tier.url.is_empty() {
@@ -240,7 +240,7 @@ fn read_settings(path: &str) -> Result<BTreeMap<String, String>, String> {
         .collect()
 }
 
-/// What decodes Oodle: the program of the settings, or this one if it can.
+/// Decoder of Oodle: the configured program, or this one if it can.
 fn oodle(ddc: &Ddc) -> Result<Option<Arc<dyn OodleDecoder>>, String> {
     let command = match &ddc.oodle_decoder[..] {
         [] if !cfg!(feature = "oodle") => return Ok(None),

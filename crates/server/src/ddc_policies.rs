@@ -1,4 +1,4 @@
-//! Who may do what in the cache, as the configuration and a file in the form of Cloud DDC say it.
+//! Access policies of the cache, from the configuration and a file in the form of Cloud DDC.
 
 use serde::Deserialize;
 use throng_ddc::Namespace;

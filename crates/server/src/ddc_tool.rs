@@ -12,7 +12,7 @@ use throng_ddc_store::Options;
 
 use crate::ddc::FOLDER;
 
-/// What to do with the folder.
+/// Operation on the folder.
 #[derive(Clone, Debug)]
 pub enum Work {
     /// Count what each namespace holds.

@@ -19,7 +19,7 @@ const BACKLOG: u64 = 1_024;
 /// Before this (2024), a clock has never been set.
 const UNIX_SECONDS_MIN: u64 = 1_704_067_200;
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// As it should be.
@@ -33,13 +33,13 @@ pub enum Severity {
 /// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What, in a word or two.
+    /// Subject, in a word or two.
     pub subject: &'static str,
-    /// How it is.
+    /// Severity.
     pub severity: Severity,
-    /// What was found.
+    /// Description of the finding.
     pub found: String,
-    /// What to do about it; empty when nothing needs to be done.
+    /// Advice; empty when nothing needs to be done.
     pub remedy: String,
 }
 
@@ -212,7 +212,7 @@ fn clock() -> Finding {
     }
 }
 
-/// Whether the data folder, or where it would be made, can be written to.
+/// Checks that the data folder, or its future parent, can be written to.
 fn folder(data: &Path) -> Finding {
     let shown = data.display();
     match write_probe(data) {

@@ -9,7 +9,7 @@ use crate::config::Listener;
 
 const KEY_BYTES: usize = 32;
 
-/// What stands before the ENet peers of a section: `None` when no key is configured.
+/// Gate in front of the ENet peers of a section: `None` when no key is configured.
 ///
 /// # Errors
 /// The key at fault and a phrase with the reason.

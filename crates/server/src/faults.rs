@@ -4,7 +4,7 @@
 
 use std::sync::mpsc::Receiver;
 
-/// What goes wrong.
+/// Injected fault.
 pub(crate) enum Fault {
     /// The core panics on this post, as it would on mail.
     Panic,

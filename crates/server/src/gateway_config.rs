@@ -30,7 +30,7 @@ pub(crate) fn channel_settings(name: &str) -> Result<ChannelSettings, String> {
         .map_err(|error| format!("{}: {}", preset.name, error.problems.join("; ")))
 }
 
-/// What the spatial keys say, checked against the ids that the gateway has for cells.
+/// Spatial settings, checked against the ids that the gateway has for cells.
 ///
 /// # Errors
 /// The key within `gateway.spatial` and a phrase that says what is wrong.

@@ -22,11 +22,11 @@ pub(crate) enum Transport {
 pub(crate) struct ListenerPlan {
     /// The key that asked for it: `addr` or `extra`.
     pub(crate) key: &'static str,
-    /// Where to bind.
+    /// Address to bind.
     pub(crate) addr: SocketAddr,
-    /// What is spoken there.
+    /// Protocol of the listener.
     pub(crate) transport: Transport,
-    /// Whether the stream is encrypted.
+    /// True if the stream is encrypted.
     pub(crate) tls: bool,
 }
 

@@ -59,7 +59,7 @@ impl Post {
     }
 }
 
-/// What an owner took out of its mailbox at once.
+/// Batch that an owner took out of its mailbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Taken {
     /// Posts.
@@ -126,7 +126,7 @@ impl Mailbox {
         Taken { len: into.len(), bytes, awaited: self.congested.swap(false, Ordering::AcqRel) }
     }
 
-    /// Whether the queue is over its bound. The caller is then woken when the owner has emptied it.
+    /// True if the queue is over its bound. The caller is then woken when the owner has emptied it.
     pub(crate) fn is_congested(&self) -> bool {
         if self.bytes() <= self.bytes_max {
             return false;
@@ -136,7 +136,7 @@ impl Mailbox {
         self.bytes() > self.bytes_max
     }
 
-    /// Whether the queue would be over its bound with so many bytes more.
+    /// True if the queue would be over its bound with so many bytes more.
     pub(crate) fn has_no_room_for(&self, bytes: usize) -> bool {
         self.bytes().saturating_add(bytes) > self.bytes_max
     }

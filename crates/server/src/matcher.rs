@@ -37,7 +37,7 @@ impl Matcher {
         self.service.handle()
     }
 
-    /// Where it listens, Unix sockets apart.
+    /// Addresses on which it listens, without Unix sockets.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = Address> + '_ {
         self.addresses.iter().cloned()
     }

@@ -19,7 +19,7 @@ use throng_gateway::{ChannelType, ConnKind, Stats, WorldView};
 use crate::process::ProcessFigures;
 use crate::report::ShardReport;
 
-/// What the metrics are made of at one moment.
+/// Sources of the metrics at one moment.
 pub(crate) struct Figures<'a> {
     pub(crate) reports: &'a [ShardReport],
     pub(crate) process: ProcessFigures,
@@ -179,7 +179,7 @@ mod tests {
         }]
     }
 
-    /// What a matcher says of a queue that nobody has used.
+    /// Report of a matcher about an unused queue.
     fn queues() -> Vec<throng_matcher::QueueReport> {
         let sides = r#"[{"name": "one", "min": 1, "max": 1}, {"name": "two", "min": 1, "max": 1}]"#;
         let rules = format!(r#"{{"name": "duel", "sides": {sides}}}"#);

@@ -5,7 +5,7 @@
 use serde_json::{Map, Value};
 use throng_gateway::{ChannelSettings, StateMachine, parse_controller};
 
-/// How much it matters.
+/// Severity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Weight {
     /// Means the same in both.
@@ -19,15 +19,15 @@ pub enum Weight {
 /// One thing that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// How much it matters.
+    /// Severity.
     pub weight: Weight,
-    /// Where in the file; empty for all of it.
+    /// Position in the file; empty for the whole file.
     pub path: String,
-    /// What stands there, and what becomes of it.
+    /// Value, and its effect here.
     pub what: String,
 }
 
-/// What kind of file it is.
+/// Kind of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     /// `-sfsm`, `-cfsm`.
@@ -49,7 +49,7 @@ impl FileKind {
         }
     }
 
-    /// What a file is by its content; `None` when it is none of them.
+    /// Kind of a file by its content; `None` if it is none of them.
     #[must_use]
     pub fn of(text: &str) -> Option<FileKind> {
         let root: Value = serde_json::from_str(text).ok()?;
@@ -80,7 +80,7 @@ impl Finding {
     }
 }
 
-/// What is found in a file of a kind, in the file's order; never empty.
+/// Findings in a file of a kind, in the file's order; never empty.
 #[must_use]
 pub fn inspect(kind: FileKind, text: &str) -> Vec<Finding> {
     match kind {

@@ -1,4 +1,4 @@
-//! What the admin listener shows: health, metrics and monitoring reports, gathered from the shards
+//! Data of the admin listener: health, metrics and monitoring reports, gathered from the shards
 //! on demand.
 
 use std::path::Path;
@@ -26,7 +26,7 @@ use crate::runs::Runs;
 use crate::start::Address;
 use crate::worker::Heartbeat;
 
-/// What random searches for faults have found, as the release knew it.
+/// Totals of the random searches for faults, as of the release.
 const RELIABILITY: &str = include_str!("../../../docs/reliability.json");
 /// Longest wait for a shard's report. A healthy shard answers within a round.
 pub(crate) const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -41,13 +41,13 @@ pub(crate) struct Watch {
     /// Load runs that the console starts.
     pub(crate) runs: Runs,
     matcher: Option<throng_matcher_server::Handle>,
-    /// Who changed what over the admin listener.
+    /// Audit log of the admin listener.
     audit: AuditLog,
     ready: AtomicBool,
     settings: RwLock<Settings>,
     /// The configuration as the console shows it.
     config: RwLock<Value>,
-    /// What opens only after this was made.
+    /// Parts that open only after this was made.
     cache: OnceLock<Arc<throng_ddc_server::Service>>,
     /// A collection or a scrub that somebody asked for goes on.
     caring: Arc<AtomicBool>,

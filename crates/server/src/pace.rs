@@ -28,7 +28,7 @@ impl Pace {
         Self { interval, due: Instant::ZERO }
     }
 
-    /// What it was made with.
+    /// Settings that it was made with.
     pub(crate) fn interval(&self) -> Duration {
         self.interval
     }
@@ -40,7 +40,7 @@ impl Pace {
         self.due = self.due.max(now).min(now + self.interval * BURST) + self.interval;
     }
 
-    /// How long the next round should be put off; `None` when it may begin. `deadline` is when it must begin.
+    /// Delay of the next round; `None` when it may begin. At `deadline` it must begin.
     pub(crate) fn wait(&self, now: Instant, deadline: Option<Instant>) -> Option<Duration> {
         let wait = self.due.since(now + self.interval * BURST);
         let wait = deadline.map_or(wait, |deadline| wait.min(deadline.since(now)));

@@ -1,6 +1,6 @@
 //! The stock state machines and channel settings, built in, so that a start needs no files.
 
-/// Where a preset's text came from, and the text.
+/// Source of a preset's text, and the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Preset {
     /// A file, or the name of the built-in preset.

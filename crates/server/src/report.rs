@@ -1,4 +1,4 @@
-//! What a shard tells about itself, for metrics and monitoring.
+//! Report of a shard for metrics and monitoring.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub(crate) const ROUND_BOUNDS: [f64; 16] = [
     0.102_4, 0.204_8, 0.409_6, 0.819_2, 1.638_4,
 ];
 
-/// How long the rounds of a shard's loop took: from the end of the wait to the last write.
+/// Durations of the rounds of a shard's loop: from the end of the wait to the last write.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RoundTimes {
     pub(crate) counts: [u64; ROUND_BOUNDS.len() + 1],
@@ -39,7 +39,7 @@ pub(crate) const TICK_BOUNDS: [f64; 12] = [
     0.025_6,
 ];
 
-/// How long the fan-outs of channels of one type took.
+/// Durations of the fan-outs of channels of one type.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TickTimes {
     pub(crate) counts: [u64; TICK_BOUNDS.len() + 1],
@@ -108,7 +108,7 @@ pub(crate) struct ShardReport {
     pub(crate) world: Option<WorldView>,
     pub(crate) panics: u64,
     pub(crate) congestions: u64,
-    /// What the latest round found in the mailbox.
+    /// Posts that the latest round found in the mailbox.
     pub(crate) mailbox: Taken,
     /// Most bytes that a round ever found there.
     pub(crate) mailbox_peak_bytes: usize,

@@ -29,7 +29,7 @@ struct State {
     last_id: u32,
 }
 
-/// What a run is started with.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Offer {
     pub(crate) program: PathBuf,

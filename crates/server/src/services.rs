@@ -1,4 +1,4 @@
-//! What a process can serve, and which of it one does.
+//! Services of a process, and the selection that runs.
 //!
 //! A new service is a row in [`SERVICES`] and, in `start.rs`, what it opens when it is selected.
 
@@ -18,7 +18,7 @@ pub const SERVICES: &[(&str, &str)] = &[
     (MATCHER, "matcher: teams, rooms and tickets; with a configuration file it needs matcher.addr"),
 ];
 
-/// Whether the service `name` runs where `only` (`server.only`) is configured.
+/// True if the service `name` runs under the configured `only` (`server.only`).
 pub(crate) fn is_selected(only: &[String], name: &str) -> bool {
     only.is_empty() || only.iter().any(|selected| selected == name)
 }

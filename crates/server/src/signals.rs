@@ -11,7 +11,7 @@ use crate::start::Running;
 /// Why a process stops whose matcher ended on its own.
 const MATCHER_FAILED: &str = "the matcher failed";
 
-/// How a process came to its end.
+/// Way in which a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Everyone was told and everything flushed.

@@ -40,10 +40,10 @@ const LINGER: Duration = Duration::from_secs(2);
 /// Stack of a shard thread. Merging recursive messages goes 64 levels deep at most.
 const STACK_BYTES: usize = 4 << 20;
 
-/// Where a running process listens.
+/// Address on which a running process listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// What for.
+    /// Service of the address.
     pub service: Service,
     /// The scheme people write in front: `tcp`, `tls`, `ws`, `wss`, `kcp`, `enet`, `http`.
     pub scheme: &'static str,
@@ -57,7 +57,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// What a listener serves.
+/// Service of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Service {
     /// Game servers.
@@ -87,7 +87,7 @@ pub enum StartError {
         key: String,
         /// The address.
         addr: SocketAddr,
-        /// What the system says.
+        /// Error of the operating system.
         source: std::io::Error,
         /// A way out, empty when none is known.
         hint: String,
@@ -98,9 +98,9 @@ pub enum StartError {
     /// The system refuses threads, descriptors or randomness.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// Attempted operation.
         what: &'static str,
-        /// What the system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }
@@ -472,7 +472,7 @@ fn check_data_folder(folder: &Path) -> Result<(), String> {
     })
 }
 
-/// How programs on this machine reach a listener: one on every address they reach over loopback.
+/// Address by which programs on this machine reach a listener: loopback for one on every address.
 #[must_use]
 pub fn from_here(addr: SocketAddr) -> SocketAddr {
     if addr.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], addr.port())) } else { addr }

@@ -25,7 +25,7 @@ impl Step {
     }
 }
 
-/// What the shards said.
+/// Answers of the shards.
 struct Found {
     conn: ConnId,
     channel: ChannelId,

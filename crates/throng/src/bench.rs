@@ -390,7 +390,7 @@ impl BenchArgs {
         Duration::from_secs(60 * minutes) + window.saturating_mul(50)
     }
 
-    /// How much to run.
+    /// Extent of the run.
     pub(crate) fn effort(&self) -> Effort {
         Effort::new(self.quick, self.smoke)
     }

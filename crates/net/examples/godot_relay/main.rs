@@ -14,7 +14,7 @@ use std::time::Duration;
 use relay::Relay;
 use throng_net::enet::{Server, ServerOptions};
 
-/// How long a packet may wait here; shorter is quicker, longer is cheaper.
+/// Longest wait of a packet here; shorter is quicker, longer is cheaper.
 const TICK: Duration = Duration::from_millis(2);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,4 @@
-//! What a relay for Godot 3's `NetworkedMultiplayerENet` does with its events; crates/enet/GODOT.md has the rules.
+//! Relay for Godot 3's `NetworkedMultiplayerENet`: handling of its events; crates/enet/GODOT.md has the rules.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// How the hosts of a relay are set up.
+    /// Setup of a relay's hosts.
     pub(crate) fn config(seed: u128) -> Config {
         Config { lanes_max: LANES, ..Config::new(seed) }
     }

@@ -19,7 +19,7 @@ pub(super) struct Conn {
     pub(super) rules: Arc<Rules>,
     /// The handler has been told of it, and so is to be told of its end. Until then the listener to report to.
     pub(super) unknown: Option<ListenerKey>,
-    /// When bytes arrived last.
+    /// Instant of the last received bytes.
     pub(super) heard: Instant,
     pub(super) timer: Option<(Instant, TimerKey)>,
     /// A ping was sent and nothing has come since.
@@ -31,7 +31,7 @@ pub(super) struct Conn {
     pub(super) stream: Stream,
 }
 
-/// What to do about a silent connection.
+/// Action for a silent connection.
 pub(super) enum Silence {
     Fine,
     Ping,

@@ -3,7 +3,7 @@
 pub(super) const WAKER_TOKEN: u64 = u64::MAX;
 pub(super) const LISTENER_BIT: u64 = 1 << 63;
 
-/// What the last two bits of a key's number say: a stream or TCP listener, a KCP session or port, or one of ENet.
+/// Kind in the last two bits of a key's number: a stream or TCP listener, a KCP session or port, or one of ENet.
 pub(super) const KIND: u32 = 3;
 pub(super) const SESSION: u32 = 1;
 pub(super) const ENET: u32 = 2;

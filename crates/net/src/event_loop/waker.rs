@@ -1,4 +1,4 @@
-//! What interrupts a wait.
+//! Handle that interrupts a wait.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};

@@ -89,15 +89,15 @@ pub struct Kcp {
     congestion: Congestion,
     /// Earliest retransmission, or earlier.
     resend_at: Option<Instant>,
-    /// When to ask a peer without window for it, and the wait that led there.
+    /// Time of the next window probe, and the wait that led there.
     ask_at: Option<(Instant, Duration)>,
 
     // Receiving.
     /// First sequence number that has not arrived.
     receive_next: u32,
-    /// What arrived beyond a gap: slot `i` is for `receive_next + i`.
+    /// Segments that arrived beyond a gap: slot `i` is for `receive_next + i`.
     receive_buf: VecDeque<Option<Received>>,
-    /// What the application has not taken.
+    /// Messages that the application has not taken.
     receive_queue: VecDeque<Received>,
     /// Acknowledgements to send: sequence number and timestamp.
     acks: VecDeque<(u32, u32)>,
@@ -105,7 +105,7 @@ pub struct Kcp {
     // Transmitting.
     ask_window: bool,
     tell_window: bool,
-    /// When acknowledgements and probes are due.
+    /// Time at which acknowledgements and probes are due.
     flush_at: Option<Instant>,
     last_flush: Instant,
     /// A flush is to begin with the next `poll_transmit`.
@@ -147,7 +147,7 @@ struct Congestion {
     threshold: u32,
 }
 
-/// How far a flush has come.
+/// Progress of a flush.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flush {
     /// Next entry of `send_buf` to look at.
@@ -740,7 +740,7 @@ impl Congestion {
     }
 }
 
-/// Whether sequence number (or timestamp) `a` comes before `b`, however often they have wrapped.
+/// True if sequence number (or timestamp) `a` comes before `b`, however often they have wrapped.
 fn is_before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }

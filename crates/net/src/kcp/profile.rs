@@ -19,7 +19,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// What the reference gateway runs with (Spec: gateway-protocol §2.7): slow, and gentle on the network.
+    /// Profile of the reference gateway (Spec: gateway-protocol §2.7): slow, and gentle on the network.
     pub const REFERENCE: Self = Self {
         no_delay: false,
         interval: Duration::from_millis(100),

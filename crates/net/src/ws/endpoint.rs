@@ -26,7 +26,7 @@ const STUCK_BYTES_MAX: usize = 128 << 10;
 pub(crate) struct Endpoint {
     stage: Stage,
     decoder: Decoder,
-    /// Where the driver's outgoing stream stands.
+    /// Position of the driver's outgoing stream.
     borders: Borders,
     /// Bytes of our own on their way: handshakes, control frames and the rest of a message that got stuck. They go before
     /// anything else.
@@ -52,7 +52,7 @@ enum Stage {
     Open,
 }
 
-/// What feeding bytes to an [`Endpoint`] led to.
+/// Result of feeding bytes to an [`Endpoint`].
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// All is well; this many bytes were used (fewer than given only if the sink paused).
@@ -255,7 +255,7 @@ impl Endpoint {
         self.sending.len()
     }
 
-    /// How many of the bytes in `slices` have to be sent before something of our own can be.
+    /// Number of bytes in `slices` to send before a frame of our own may follow.
     pub(crate) fn open_bytes<'a>(&self, slices: impl Iterator<Item = &'a [u8]>) -> usize {
         self.borders.open_bytes(slices)
     }

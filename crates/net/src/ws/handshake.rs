@@ -27,7 +27,7 @@ pub struct Request {
 pub struct Rejection {
     /// HTTP status.
     pub status: u16,
-    /// What is wrong, and what would be right.
+    /// Error and the expected value.
     pub text: &'static str,
 }
 
@@ -176,7 +176,7 @@ pub fn accept_response(request: &Request) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Whether the request line names a path or a URL. Asked of its bytes: what parses it drops a fragment.
+/// True if the request line names a path or a URL. Decided on its bytes, because the parser drops a fragment.
 fn is_target(head: &[u8]) -> bool {
     let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
     let target = line.split(|byte| *byte == b' ').nth(1).unwrap_or_default();
@@ -188,7 +188,7 @@ fn is_target(head: &[u8]) -> bool {
     (target.starts_with(b"/") || is_url) && !target.contains(&b'#')
 }
 
-/// Whether a value is a host with or without a port, or empty.
+/// True if a value is a host with or without a port, or empty.
 fn is_host(value: &HeaderValue) -> bool {
     let value = value.as_bytes().trim_ascii();
     let (name, port) = match value.strip_prefix(b"[") {
@@ -217,7 +217,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim)
 }
 
-/// Whether a header that holds a comma-separated list, perhaps in several lines, has an element.
+/// True if a header that holds a comma-separated list, perhaps in several lines, has an element.
 fn has_token(headers: &HeaderMap, name: &str, token: &str) -> bool {
     headers
         .get_all(name)

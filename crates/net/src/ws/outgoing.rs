@@ -73,7 +73,7 @@ impl Borders {
         }
     }
 
-    /// How many of the bytes in `slices` belong to the frame that is open.
+    /// Number of bytes in `slices` that belong to the open frame.
     pub fn open_bytes<'a>(&self, slices: impl Iterator<Item = &'a [u8]>) -> usize {
         let mut ahead = self.clone();
         let mut count = 0;

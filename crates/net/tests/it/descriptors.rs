@@ -31,7 +31,7 @@ fn echo_server() {
     }
 }
 
-/// Whether the server echoes on a connection; false if it ended the connection.
+/// True if the server echoes on a connection; false if it ended the connection.
 fn is_served(client: &mut TcpStream) -> bool {
     client.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut got = [0; 1];

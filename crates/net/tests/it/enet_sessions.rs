@@ -99,7 +99,7 @@ fn a_connection_moves_to_another_loop() {
     });
     let accepted = owner.accepted_one();
     let detached = owner.net.detach(accepted).unwrap();
-    // What arrives on the way must not be lost.
+    // Packets that arrive meanwhile must not be lost.
     client.write_all(key, b"early");
     for _ in 0..5 {
         client.step(1);

@@ -136,7 +136,7 @@ impl End for Theirs {
 
 const CONV: u32 = 0x1234_5678;
 
-/// What a link does to datagrams.
+/// Conditions of a link.
 #[derive(Clone, Copy, Debug)]
 struct Link {
     loss: f64,

@@ -21,7 +21,7 @@ struct End {
     key: ConnKey,
     websocket: bool,
     client: bool,
-    /// What it wrote, without WebSocket headers.
+    /// Written bytes, without WebSocket headers.
     wrote: Vec<u8>,
     /// Written, but not taken by the loop yet.
     outbox: Vec<u8>,

@@ -536,7 +536,7 @@ fn our_client_reports_a_server_that_does_not_upgrade() {
     assert!(matches!(cause, CloseCause::WsRefused(ws::ResponseError::Status(403))), "{cause:?}");
 }
 
-/// What a client may send after the handshake, and what the server makes of it: the classes of RFC 6455.
+/// Frames of a client after the handshake and the server's reactions: the classes of RFC 6455.
 #[test]
 fn frames_by_the_letter_of_the_rfc() {
     enum Expect {

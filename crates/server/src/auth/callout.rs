@@ -20,7 +20,7 @@ pub struct Callout {
     authorization: RwLock<Option<HeaderValue>>,
 }
 
-/// What the service is sent.
+/// Request to the service.
 #[derive(Serialize)]
 struct Question<'a> {
     connection: u32,
@@ -30,7 +30,7 @@ struct Question<'a> {
     token: &'a str,
 }
 
-/// What the service answers.
+/// Response of the service.
 #[derive(Deserialize)]
 struct Answer {
     result: Outcome,

@@ -14,7 +14,7 @@ use throng_platform::HttpClient;
 /// Longest body read: a JWKS with hundreds of keys.
 const RESPONSE_BYTES_MAX: usize = 1 << 20;
 
-/// Where Linux distributions and BSDs keep the certificates to trust.
+/// Files in which Linux distributions and BSDs keep the trusted certificates.
 const SYSTEM_CA_FILES: &[&str] = &[
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -22,7 +22,7 @@ const SYSTEM_CA_FILES: &[&str] = &[
     "/etc/ssl/cert.pem",
 ];
 
-/// Whether `url` can be used for a callout; empty is fine (not used).
+/// Checks that `url` can be used for a callout; empty is allowed (not used).
 ///
 /// # Errors
 /// A phrase that says what is expected.

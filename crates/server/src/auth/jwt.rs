@@ -54,7 +54,7 @@ struct Jwks {
     problem: RwLock<Option<String>>,
 }
 
-/// When a JWKS was last asked for, and when it last came.
+/// Times of the last request for a JWKS and of its last arrival.
 #[derive(Default)]
 struct Fetches {
     tried: Option<Instant>,
@@ -69,7 +69,7 @@ struct Keys {
 
 struct Key {
     decoding: DecodingKey,
-    /// What the key set says the key is for.
+    /// Purpose of the key in its key set.
     algorithm: Option<Algorithm>,
 }
 
@@ -134,7 +134,7 @@ impl Jwt {
         }
     }
 
-    /// What a token claims, if it is valid.
+    /// Claims of a token, if it is valid.
     ///
     /// # Errors
     /// [`Verdict::InvalidLt`] if it is not, [`Verdict::Error`] if that cannot be found out.

@@ -1,4 +1,4 @@
-//! Who may log in: providers behind one trait, asked from the side runtime so that no shard ever
+//! Authentication of logins: providers behind one trait, called from the side runtime so that no shard ever
 //! waits for one.
 //!
 //! | `gateway.auth.kind` | provider |
@@ -46,7 +46,7 @@ pub struct Login {
     pub conn: u32,
     /// Game server or player.
     pub kind: ConnKind,
-    /// Where it comes from.
+    /// Address of the peer.
     pub addr: IpAddr,
     /// Player identifier token (PIT).
     pub player: Redacted,
@@ -71,7 +71,7 @@ pub trait Authenticator: Send + Sync + fmt::Debug + 'static {
         Ok(())
     }
 
-    /// Whether verdicts can be given, and a remark; for the readiness report.
+    /// True if verdicts can be given, with a remark; for the readiness report.
     fn health(&self) -> (bool, String) {
         (true, "ready".to_owned())
     }

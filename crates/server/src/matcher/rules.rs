@@ -21,14 +21,14 @@ const FOUND_CHARS_MAX: usize = 80;
 struct File {
     modes: BTreeMap<String, ModeRules>,
     queues: Vec<Spanned<Value>>,
-    /// How long a policy that a mode names may take for a verdict; 200 ms if it does not say.
+    /// Longest time for the verdict of a mode's policy; 200 ms by default.
     policy_timeout_ms: Option<Spanned<u64>>,
     /// Certificates to trust at policies behind `https`, as PEM; whom the system trusts, if it does
     /// not say.
     policy_ca_file: String,
 }
 
-/// What a file says, checked.
+/// Checked contents of a file.
 #[derive(Debug)]
 pub(crate) struct Rules {
     pub(super) config: Config,
@@ -82,7 +82,7 @@ fn parse(file: &str, text: &str) -> Result<Rules, Box<Problem>> {
     Ok(Rules { config, policy_ca_file: read.policy_ca_file })
 }
 
-/// What is wrong with a queue: where in it, what stands there, and why that cannot be.
+/// Error in a queue: path, value and reason.
 fn tell(at: usize, queue: &Value, why: &RuleProblem) -> String {
     let name = queue.get("name").and_then(Value::as_str).unwrap_or_default();
     let whose = if name.is_empty() { format!("queues[{at}]") } else { format!("queue `{name}`") };

@@ -1,4 +1,4 @@
-//! What shards, their loops and their hosts of ENet do.
+//! Metrics of shards, their loops and their ENet hosts.
 
 use std::borrow::Cow;
 

@@ -68,14 +68,14 @@ pub(super) struct Driver {
     pub(super) rounds: RoundTimes,
     pub(super) ticks: Ticks,
     pub(super) panics: u64,
-    /// When the latest panics were, the newest last.
+    /// Times of the latest panics, the newest last.
     recent_panics: VecDeque<Instant>,
     /// Lives of the world before this one.
     pub(super) life: Life,
     /// Something is broken that only a restart of the world makes whole.
     pub(super) broken: bool,
     pub(super) congestions: u64,
-    /// What the latest round found in the mailbox.
+    /// Posts that the latest round found in the mailbox.
     pub(super) mailbox: Taken,
     pub(super) mailbox_peak_bytes: usize,
     /// No timers before this, after a panic in them.
@@ -160,7 +160,7 @@ impl Driver {
         (parts.event_loop, driver)
     }
 
-    /// When the next round must begin if nothing happens.
+    /// Instant at which the next round must begin if nothing happens.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let timers = self.shard.next_timeout().map(|at| at.max(self.timers_from));
         let writes = (!self.dirty.is_empty()).then_some(Instant::ZERO);
@@ -250,7 +250,7 @@ impl Driver {
     /// tells of one.
     pub(super) fn guard(&mut self, input: impl FnOnce(&mut Driver)) -> bool {
         if self.broken {
-            // What comes now belongs to a world that is about to end.
+            // Input from here on belongs to a world that is about to end.
             return false;
         }
         let calm = catch_unwind(AssertUnwindSafe(|| input(self))).is_ok();

@@ -1,4 +1,4 @@
-//! What the event loop calls back with.
+//! Callbacks of the event loop.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -76,7 +76,7 @@ impl Handler for Driver {
             driver.faults.on_data();
             driver.shard.handle_bytes(driver.now, conn, bytes);
         });
-        // What this round has for others counts as if it were all for one of them.
+        // Mail of this round counts as if it were all for one receiver.
         if self.others().any(|mailbox| mailbox.has_no_room_for(self.outgoing_bytes)) {
             self.congestions += 1;
             self.paused.push(key);

@@ -33,7 +33,7 @@ const WRITE_PASSES: usize = 2;
 /// Shortest time between rounds that game servers ask for, within what [`Pace`] puts off.
 const URGENT_INTERVAL: Duration = Duration::from_micros(500);
 
-/// What a listener's connections are.
+/// Kind of a listener's connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ListenerRole {
     pub(crate) kind: ConnKind,
@@ -42,7 +42,7 @@ pub(crate) struct ListenerRole {
     pub(crate) unproven: bool,
 }
 
-/// What a worker needs besides its loop.
+/// Parts of a worker besides its loop.
 pub(crate) struct WorkerParts {
     pub(crate) index: u16,
     pub(crate) clock: Clock,
@@ -62,17 +62,17 @@ pub(crate) struct WorkerParts {
     pub(crate) round_interval: Duration,
 }
 
-/// Whether a worker is in a round, and since when; read by the health check.
+/// Heartbeat of a worker: true while it is in a round, with its begin; read by the health check.
 #[derive(Debug, Default)]
 pub(crate) struct Heartbeat {
     /// Nanoseconds since the start of the clock plus one; 0 while waiting.
     round_began_ns: AtomicU64,
-    /// When the core panicked last, in nanoseconds plus one, if there were several panics in a short time.
+    /// Time of the core's last panic, in nanoseconds plus one, if there were several panics in a short time.
     unwell_ns: AtomicU64,
 }
 
 impl Heartbeat {
-    /// How long the present round has taken; `None` while the worker waits for events.
+    /// Duration of the present round; `None` while the worker waits for events.
     pub(crate) fn busy_for(&self, now: Instant) -> Option<Duration> {
         let began = self.round_began_ns.load(Ordering::Relaxed).checked_sub(1)?;
         Some(now.since(Instant::from_nanos(began)))

@@ -1,4 +1,4 @@
-//! What leaves: frames, large ones once for all their readers, and the last words to connections that are closed.
+//! Output: frames, large ones once for all their readers, and goodbyes to connections that are closed.
 
 use std::io::IoSlice;
 use std::time::Duration;
@@ -34,7 +34,7 @@ impl Worker {
         let Some(key) = driver.conns.get(&conn).map(|entry| entry.key) else { return false };
         let Some(outbox) = driver.shard.outbox(conn) else { return false };
         let small = outbox.queued_bytes() < SHARED_FRAME_BYTES_MIN;
-        // What somebody looks at goes the plain way, where it can be seen.
+        // Captured connections take the plain path, which the capture sees.
         let watched = driver.tap.as_ref().is_some_and(|tap| tap.handle == conn);
         if small || watched || !self.event_loop.takes_shared(key) {
             return !outbox.is_empty();
@@ -132,7 +132,7 @@ impl Worker {
             return;
         }
         let late = self.driver.farewells.extract_if(|_, each| each.until <= now);
-        // What has begun to be sent ends whole; the rest of the bytes had their time.
+        // A frame that has begun is sent whole; the other bytes are dropped.
         for (key, farewell) in late.collect::<Vec<_>>() {
             self.say_goodbye(key, farewell.reason);
         }

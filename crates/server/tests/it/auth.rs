@@ -786,7 +786,7 @@ fn the_cache_applies_new_tokens_grants_and_quotas_at_a_reload() {
     write("fedcba9876543210 group=a\n", "ReadObject,WriteObject", "20");
     running.reload().unwrap();
     assert_eq!(put(b"six six", "fedcba9876543210"), 200);
-    // What cannot be read changes nothing.
+    // An unreadable file changes nothing.
     std::fs::write(path("tokens"), "short group=a\n").unwrap();
     running.reload().unwrap();
     assert_eq!(put(b"five5", "fedcba9876543210"), 200);

@@ -1,4 +1,4 @@
-//! What peers hear when the gateway ends their connection, and what the gateway makes of their own goodbyes.
+//! Goodbyes: close codes that peers receive, and the effect of their own goodbyes.
 
 use throng_net::CloseCause;
 use throng_server::{Running, Service};

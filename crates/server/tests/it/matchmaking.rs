@@ -18,7 +18,7 @@ use crate::example;
 
 /// On a busy machine everything takes longer; nothing here takes seconds by itself.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What players say to each other in a match.
+/// Messages between the players of a match.
 const HELLO: u32 = 120;
 const RULES: &str = "[modes.ranked]\ncapacity = 10\non_full = \"seal\"\n";
 
@@ -131,7 +131,7 @@ const QUEUE: &str = r#"{
     "rating": {"pool": "main"}, "rules": []
 }"#;
 
-/// What a player has seen of its match.
+/// Events that a player received about its match.
 struct Played {
     name: String,
     room: String,

@@ -1,4 +1,4 @@
-//! Whatever is secret stays out of logs (at the most talkative level), metrics and monitoring: passwords, tokens, keys,
+//! Secrets stay out of logs (at the most talkative level), metrics and monitoring: passwords, tokens, keys,
 //! resume tokens, in their own form and in the usual encodings.
 
 use crate::common;

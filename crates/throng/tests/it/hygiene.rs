@@ -146,7 +146,7 @@ const CORE_TABLE: &[(&str, &[&str])] = &[
     ("throng-enet", &["bytes", "chacha20poly1305", "hashbrown", "thiserror"]),
     // A derive macro reads and writes Rust.
     ("throng-replication-derive", &["proc-macro2", "quote", "syn"]),
-    // What a connection keeps of few objects (hashbrown).
+    // Small per-connection tables (hashbrown).
     ("throng-replication", &["glam", "hashbrown", "thiserror"]),
     // Ids are BLAKE3 of a counter; tables of names that callers choose need a keyed hasher (hashbrown); snapshots are
     // postcard (serde); free-form values are JSON; small lists of members (smallvec); what is wrong in a rule set is named
@@ -764,7 +764,7 @@ fn read(path: &Path) -> String {
 
 /// Every text file that is part of the repository, lock files aside.
 fn texts() -> Vec<(PathBuf, String)> {
-    // What git ignores or others wrote, and the fuzz corpora, which are bytes.
+    // Ignored files, files of others, and the fuzz corpora, which are bytes.
     let skipped = [".git", "artifacts", "corpus", "dist", "node_modules", "replays", "throng-data"];
     let mut found = Vec::new();
     let mut folders = vec![root().to_path_buf()];
@@ -810,7 +810,7 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What stands between backticks on one line.
+/// Text between backticks on one line.
 fn code_spans(text: &str) -> impl Iterator<Item = &str> {
     prose(text).flat_map(|line| line.split('`').skip(1).step_by(2))
 }

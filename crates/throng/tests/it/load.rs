@@ -284,7 +284,7 @@ fn a_bench_that_is_killed_takes_its_server_along() {
         let server = eventually("its server", || child_with(bench.id(), mark));
         bench.kill().expect("it runs");
         bench.wait().expect("it has ended");
-        // Whoever inherits it may leave it unwaited for.
+        // The process that inherits it may not wait for it.
         eventually("the end of its server", || {
             status_of(server).is_none_or(|(state, _)| state == "Z").then_some(())
         });

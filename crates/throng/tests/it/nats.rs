@@ -31,7 +31,7 @@ fn signal(process: &Process, name: &str) {
     assert!(sent.expect("kill is there").success());
 }
 
-/// What was acknowledged: rooms and where each role is.
+/// Acknowledged state: rooms and the room of each role.
 #[derive(Default)]
 struct History {
     rooms: Vec<String>,

@@ -44,7 +44,7 @@ const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 const UNPROVEN_MAX: usize = 8192;
 const UNPROVEN_PER_IP_MAX: usize = 512;
 
-/// What loops tell each other about sessions.
+/// Mail between loops about sessions.
 pub(crate) enum Letter {
     /// A datagram for one of the receiver's sessions.
     Datagram { key: ConnKey, bytes: Vec<u8> },
@@ -69,7 +69,7 @@ impl inbox::Letter for Letter {
 
 type Inbox = inbox::Inbox<Letter>;
 
-/// What sessions need of the loop that they live in.
+/// Parts of the loop that its sessions use.
 pub(crate) struct Cx<'a> {
     pub(crate) now: Instant,
     pub(crate) timers: &'a mut TimerWheel<Timer>,

@@ -275,7 +275,7 @@ impl Port {
         self.graves.push_back((now, peer, conv));
     }
 
-    /// Whether a session ended not long ago. Asked only for datagrams that would begin one.
+    /// True if a session ended recently. Checked only for datagrams that would begin one.
     fn is_buried(&self, peer: SocketAddr, conv: u32, now: Instant) -> bool {
         let recent = self.graves.iter().rev().take_while(|(at, ..)| *at + GRAVE_TIME > now);
         recent.into_iter().any(|(_, p, c)| (*p, *c) == (peer, conv))

@@ -13,7 +13,7 @@ use crate::event_loop::ListenerKey;
 use crate::kcp::{Kcp, Profile};
 use crate::listener::{Permit, Rules, canonical};
 
-/// Where a session's datagrams come from.
+/// Source of a session's datagrams.
 pub(super) enum Home {
     /// A socket of its own.
     Own,
@@ -50,7 +50,7 @@ pub(crate) struct Session {
     pub(super) unproven: Option<Permit>,
     pub(super) rules: Arc<Rules>,
     pub(super) born: Instant,
-    /// When a datagram of the session arrived last.
+    /// Arrival of the session's latest datagram.
     pub(super) heard: Instant,
     pub(super) probed: Instant,
     pub(super) timer: Option<(Instant, TimerKey)>,
@@ -70,7 +70,7 @@ impl Session {
         self.rules.limits.idle_timeout.unwrap_or(Limits::KCP_IDLE_TIMEOUT)
     }
 
-    /// When to ask a silent peer for a sign of life: often enough that two questions may be lost.
+    /// Time of the next probe of a silent peer: early enough that two probes may be lost.
     pub(super) fn probe_at(&self) -> Instant {
         self.heard.max(self.probed) + self.idle_timeout() / 3
     }

@@ -26,7 +26,7 @@ pub struct Recorder {
     pub banned: bool,
     /// Pause after each delivery.
     pub pause: bool,
-    /// What arrives is written back by [`Node::until`].
+    /// [`Node::until`] writes received bytes back.
     pub echo: bool,
     pub to_echo: Vec<(ConnKey, Vec<u8>)>,
 }

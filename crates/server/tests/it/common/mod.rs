@@ -31,7 +31,7 @@ pub fn gateway(keys: &[(&str, &str)]) -> Running {
     start(loader.load().unwrap()).unwrap()
 }
 
-/// How a peer connects.
+/// Transport of a peer.
 #[derive(Clone, Debug)]
 pub enum Dial {
     Tcp,

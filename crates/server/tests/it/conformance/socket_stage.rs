@@ -21,13 +21,13 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// the channel's home, from there to shard 0, back, and to the receivers' shards. A shard may answer just before it
 /// hands over mail of the same round, so each leg takes two.
 const MAIL_ROUNDS: usize = 2 * 4;
-/// How long lost servers are kept, where the conversation keeps them. The reference was watched with 8 s; less only
+/// Time for which lost servers are kept, where the conversation keeps them. The reference was watched with 8 s; less only
 /// saves time.
 const RECOVER_TIMEOUT_MS: u64 = 4_000;
 /// Stub ids from here belong to the barrier's requests; those of the conversations are small.
 const BARRIER_STUB_FIRST: u32 = 1 << 30;
 
-/// What is below the frames.
+/// Transport below the frames.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Carrier {
     Tcp,
