@@ -441,7 +441,7 @@ fn help_lists_every_command_and_answers_for_each() {
         );
         assert!(short.contains(name), "{name}: {short}");
     }
-    for words in [&["up"][..], &["why"], &["config", "check"], &["channeld"], &["bench", "matcher"]] {
+    for words in [&["up"][..], &["why"], &["config", "check"], &["channeld"], &["bench", "ddc"]] {
         let output = run(&[&["help"], words].concat());
         assert!(output.status.success() && text(&output.stdout).contains("Usage"), "{words:?}");
     }
