@@ -53,6 +53,7 @@ pub static DOCS: &[(&str, &str, &str)] = docs! {
     "reference/config.md" "Configuration",
     "reference/http.md" "HTTP interface",
     "reference/matcher.md" "Matcher",
+    "reference/match-modes.md" "Match modes",
     "reference/rule-sets.md" "Rule sets of queues",
     "reference/metrics.md" "Metrics",
     "reference/replication-metrics.md" "Metrics of replication",

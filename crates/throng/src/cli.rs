@@ -68,10 +68,9 @@ Examples:
   throng up                                every service on loopback, nothing to configure
   throng up --only gateway --schema game.proto
   throng up -c throng.toml --server.shards 4
-  THRONG_LOG_FORMAT=json throng up --for 60s
 
-Without --config, throng.toml and --only, every service listens on loopback: gateway (TCP and ENet), cache, matcher
-and console. Every key of the configuration is a flag; `throng help up` lists them.";
+Without --config, throng.toml and --only, every service listens on loopback.
+Every key of the configuration is a flag; `throng help up` lists them.";
 
 const CONFIG_EXAMPLES: &str = "\
 Examples:

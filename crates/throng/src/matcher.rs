@@ -29,7 +29,7 @@ const START_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Measure a matcher: the 19 tests of the reference's own tool
 #[derive(Debug, Parser)]
-#[command(name = "throng bench matcher", disable_version_flag = true, after_help = EXAMPLES)]
+#[command(name = "throng bench matcher", bin_name = "throng bench matcher", disable_version_flag = true, after_help = EXAMPLES)]
 struct BenchArgs {
     /// Closed-loop workers; with --all the published number of each test unless given
     #[arg(short = 'g', long = "goroutines", visible_alias = "workers", value_name = "N")]
@@ -421,7 +421,6 @@ fn wait_for(child: &mut Owned, addr: SocketAddr) -> Result<(), Failure> {
 /// `throng matcher`.
 pub(crate) fn command() -> clap::Command {
     clap::Command::new("matcher")
-        .hide(true)
         .about("Replay the matcher's journal, simulate its matching quality")
         .subcommand_required(true)
         .subcommand(

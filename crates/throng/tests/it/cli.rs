@@ -70,7 +70,7 @@ fn help_fits_a_small_terminal_and_stays_as_it_is() {
         let output = run(&arguments);
         assert!(output.status.success(), "{command}");
         let help = text(&output.stdout);
-        let name = if command.is_empty() { "top".to_owned() } else { command.replace(' ', "_") };
+        let name = if command.is_empty() { "throng".to_owned() } else { command.replace(' ', "_") };
         insta::assert_snapshot!(format!("help_{name}"), help);
         assert!(help.lines().count() <= 24, "`throng {command} -h` has {} lines", help.lines().count());
     }
@@ -441,7 +441,7 @@ fn help_lists_every_command_and_answers_for_each() {
         );
         assert!(short.contains(name), "{name}: {short}");
     }
-    for words in [&["up"][..], &["why"], &["config", "check"], &["channeld"], &["bench", "matcher"]] {
+    for words in [&["up"][..], &["why"], &["config", "check"], &["channeld"], &["bench", "ddc"]] {
         let output = run(&[&["help"], words].concat());
         assert!(output.status.success() && text(&output.stdout).contains("Usage"), "{words:?}");
     }

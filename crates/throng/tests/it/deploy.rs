@@ -100,7 +100,10 @@ fn the_deployed_configuration_is_closed_until_tokens_are_there() {
     let said = String::from_utf8_lossy(&output.stderr);
     // No repository holds tokens. They are all that is missing.
     assert!(!output.status.success(), "{said}");
-    assert!(said.contains("/etc/throng/tokens") && said.contains("gateway.auth.tokens_file"), "{said}");
+    assert!(
+        said.contains("/etc/throng/player-tokens") && said.contains("gateway.auth.tokens_file"),
+        "{said}"
+    );
     assert_eq!(said.matches("error").count(), 1, "{said}");
 }
 

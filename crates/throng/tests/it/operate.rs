@@ -32,8 +32,11 @@ struct Gateway {
 impl Gateway {
     fn start() -> Gateway {
         let folder = tempfile::tempdir().expect("a folder");
-        std::fs::write(folder.path().join("tokens"), format!("# one a line\nother\n{TOKEN}\n"))
-            .expect("written");
+        std::fs::write(
+            folder.path().join("tokens"),
+            format!("# one a line\nanother-token-of-the-operator\n{TOKEN}\n"),
+        )
+        .expect("written");
         std::fs::write(folder.path().join("token"), format!("{TOKEN}\n")).expect("written");
         let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/proto/chat.proto");
         let mut command = up(folder.path(), "gateway", "data");
