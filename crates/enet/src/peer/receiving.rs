@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::{Ack, Context, Flow, Peer, State, find_lane, lane_mut, window};
 use crate::budget::{Budget, Held, OVERHEAD};
-use crate::config::{FRAGMENTS_MAX, LANES_MAX, MTU_MAX, MTU_MIN, WINDOW_MAX, WINDOW_MIN, Windows};
+use crate::config::{FRAGMENTS_MAX, LANES_MAX, MTU_MAX, MTU_MIN, WINDOW_MAX, WINDOW_MIN};
 use crate::lane::{Inward, Receipt};
 use crate::sent::{CONTROL, Content, SentIndex};
 use crate::types::{Delivery, Event, Lane, Reason};
@@ -242,16 +242,7 @@ impl Peer {
             return;
         }
         if let Some(index) = self.control_unacknowledged.get(1) {
-            let connect = self.sent.get(index);
-            let rtt_ms = ctx.now_ms.saturating_sub(connect.sent_ms);
-            let is_first = connect.attempts == 1 && ctx.config.windows == Windows::Adaptive;
             self.forget_sent(ctx, index);
-            if is_first {
-                // The C library begins with half a second, and resends all of its first window on a
-                // longer path.
-                self.measure(ctx, u32::try_from(rtt_ms).unwrap_or(u32::MAX));
-                self.last_ack_ms = Some(ctx.now_ms);
-            }
         }
         self.resend_control.clear();
         self.lanes_max = self.lanes_max.min(verify.channels as u8);
