@@ -307,7 +307,7 @@ impl File for Handle {
     fn reserve(&self, offset: u64, len: u64) {
         if self.content(|content| content.now.len() as u64) < offset + len {
             // Reserving is a hint: its result is not checked.
-                        let _ = self.check_space(offset + len).and_then(|()| self.set_len(offset + len));
+            let _ = self.check_space(offset + len).and_then(|()| self.set_len(offset + len));
         }
     }
 
